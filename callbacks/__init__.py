@@ -1,0 +1,1 @@
+"""Lightning callbacks that run in `L.Trainer` and in `FederatedTrainer`."""

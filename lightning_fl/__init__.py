@@ -1,0 +1,37 @@
+"""Federated-learning experiments for PyTorch Lightning.
+
+Names are loaded on first use, so that `import lightning_fl` costs milliseconds while torch and lightning cost seconds.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "FederatedTrainer": "lightning_fl.trainer",
+    "FederatedCLI": "lightning_fl.cli",
+    "Algorithm": "lightning_fl.algorithms",
+    "FederatedDataModule": "lightning_fl.data",
+    "UserError": "lightning_fl.errors",
+}
+__all__ = ["Algorithm", "FederatedCLI", "FederatedDataModule", "FederatedTrainer", "UserError", "__version__"]
+
+if TYPE_CHECKING:
+    from lightning_fl.algorithms import Algorithm as Algorithm
+    from lightning_fl.cli import FederatedCLI as FederatedCLI
+    from lightning_fl.data import FederatedDataModule as FederatedDataModule
+    from lightning_fl.errors import UserError as UserError
+    from lightning_fl.trainer import FederatedTrainer as FederatedTrainer
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,8 @@
+"""The methods by their papers' names, each a recipe of slots."""
+
+from lightning_fl.algorithms.base import Algorithm
+from lightning_fl.algorithms.fedavg import FedAvg
+from lightning_fl.algorithms.fedprox import FedProx
+from lightning_fl.algorithms.momentum import DeviceM, ServerM
+
+__all__ = ["Algorithm", "DeviceM", "FedAvg", "FedProx", "ServerM"]

@@ -1,0 +1,90 @@
+"""An algorithm is five filled slots."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lightning.pytorch import Callback
+
+from lightning_fl.aggregators import WeightedMean
+from lightning_fl.codecs import Dense
+from lightning_fl.errors import UserError
+from lightning_fl.exchanges import OneShot
+from lightning_fl.rules import LocalOptimizer
+from lightning_fl.slots import Aggregator, Codec, Exchange, Message, Rule, State, Step
+from lightning_fl.steps import Apply
+
+
+class Algorithm:
+    """Rule × codecs × exchange × aggregator × steps, checked to fit; the defaults are FedAvg.
+
+    A paper's method is a final subclass whose `__init__` names the paper's hyper-parameters and fills the slots. Anything
+    that fits can also be put together here, from Python or YAML.
+    """
+
+    def __init__(
+        self,
+        rule: Rule = LocalOptimizer(),  # noqa: B008 -- parts are frozen
+        uplink: Codec = Dense(),  # noqa: B008
+        downlink: Codec = Dense(),  # noqa: B008
+        exchange: Exchange = OneShot(),  # noqa: B008
+        aggregator: Aggregator = WeightedMean(),  # noqa: B008
+        steps: Sequence[Step] = (Apply(),),
+    ) -> None:
+        """Fill the slots.
+
+        Args:
+            rule: What a client does with its gradients and what it reports.
+            uplink: How a client's upload becomes bits.
+            downlink: How the server's broadcast becomes bits.
+            exchange: Who uploads what, in how many turns.
+            aggregator: How uploads merge.
+            steps: What the server does next, one step after the other.
+
+        Raises:
+            UserError: neighbouring slots do not fit; all misfits are named.
+        """
+        self.rule = rule
+        self.uplink = uplink
+        self.downlink = downlink
+        self.exchange = exchange
+        self.aggregator = aggregator
+        self.steps = tuple(steps)
+        self._check()
+
+    def _check(self) -> None:
+        shared = frozenset().union(*(step.shares for step in self.steps))
+        consumed = frozenset().union(*(step.consumes for step in self.steps))
+        problems = []
+        if not self.steps:
+            problems.append("it has no server step, so the model would never change (Apply() is FedAvg's)")
+        if missing := self.rule.receives - shared:
+            problems.append(f"{type(self.rule).__name__} needs {_listed(missing)}, which no step shares")
+        if missing := consumed - self.rule.sends:
+            problems.append(f"the steps need {_listed(missing)}, which {type(self.rule).__name__} does not send")
+        if problems:
+            raise UserError(f"the slots of {self.name} do not fit: {'; '.join(problems)}.")
+
+    @property
+    def name(self) -> str:
+        """The class's name."""
+        return type(self).__name__
+
+    def step_names(self) -> list[str]:
+        """The key of each step's state in the run: its place in the chain and its class."""
+        return [f"{place}:{type(step).__name__}" for place, step in enumerate(self.steps)]
+
+    def share(self, states: dict[str, State]) -> Message:
+        """What the steps send down with the model."""
+        message: Message = {}
+        for key, step in zip(self.step_names(), self.steps, strict=True):
+            message.update(step.share(states[key]))
+        return message
+
+    def configure_callbacks(self) -> list[Callback]:
+        """Callbacks that are part of the method, for instance its pruning."""
+        return []
+
+
+def _listed(names: frozenset[str]) -> str:
+    return ", ".join(repr(name) for name in sorted(names))

@@ -1,0 +1,18 @@
+"""FedAvg: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017.
+
+client k:  y ← w;  y ← y − η ∇F_k(y; minibatch), E passes          rule: LocalOptimizer
+           upload Δ_k = y − w                                      codec: Dense, exchange: OneShot
+server:    w ← w + Σ_k n_k Δ_k / Σ_k n_k                           aggregator: WeightedMean, step: Apply
+"""
+
+from __future__ import annotations
+
+from lightning_fl.algorithms.base import Algorithm
+
+
+class FedAvg(Algorithm):
+    """Federated averaging: clients train locally, the server averages by samples."""
+
+    def __init__(self) -> None:
+        """All slots have FedAvg's parts by default."""
+        super().__init__()

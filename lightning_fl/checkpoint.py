@@ -1,0 +1,95 @@
+"""Checkpoints: written aside and renamed, so that a kill at any moment leaves a whole one; refused when they do not fit.
+
+A checkpoint is an ordinary Lightning checkpoint (`state_dict`, `hyper_parameters`, callback states …) with one key more,
+`federation`, that holds the run. `load_from_checkpoint` of the module's class reads either kind.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import torch
+
+from lightning_fl.errors import UserError
+
+FORMAT = 1
+
+
+def save_atomically(checkpoint: dict[str, Any], path: str | os.PathLike[str], keep_previous: bool = False) -> None:
+    """Write `checkpoint` to `path` so that `path` is at every moment either the old file or the new one, whole.
+
+    Args:
+        checkpoint: what `torch.save` takes.
+        path: where; missing folders are made.
+        keep_previous: keep the file that `path` was before as `previous.ckpt` beside it.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.writing")
+    with open(aside, "wb") as file:
+        torch.save(checkpoint, file)
+        file.flush()
+        os.fsync(file.fileno())
+    if keep_previous and path.exists():
+        # A second name for the old file, so that `path` itself is never missing.
+        linked = path.with_name(".previous.linking")
+        linked.unlink(missing_ok=True)
+        os.link(path, linked)
+        os.replace(linked, path.with_name("previous.ckpt"))
+    os.replace(aside, path)
+
+
+def load(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read a checkpoint with `weights_only=True`.
+
+    Raises:
+        UserError: there is none, or it is truncated or no checkpoint at all.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"there is no checkpoint at {path}{_alternatives(path)}.")
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, EOFError, OSError, pickle.UnpicklingError, BadZipFile, KeyError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+        raise UserError(
+            f"the checkpoint {path} cannot be read, it is truncated or no checkpoint ({reason}){_alternatives(path)}."
+        ) from error
+    if not isinstance(checkpoint, dict) or "state_dict" not in checkpoint:
+        raise UserError(f"the file {path} is no Lightning checkpoint: it has no state_dict.")
+    return checkpoint
+
+
+def federation_of(checkpoint: dict[str, Any], path: str | os.PathLike[str], algorithm: str) -> dict[str, Any]:
+    """The run in a checkpoint.
+
+    Raises:
+        UserError: the checkpoint is of an ordinary Trainer, of a later format, or of another algorithm.
+    """
+    if "federation" not in checkpoint:
+        raise UserError(
+            f"the checkpoint {path} holds a model but no federation to resume: give it to validate, test or predict, "
+            "or resume from checkpoints/last.ckpt of a run."
+        )
+    federation: dict[str, Any] = checkpoint["federation"]
+    if federation["format"] > FORMAT:
+        raise UserError(
+            f"the checkpoint {path} has format {federation['format']}, this version of lightning-fl reads up to {FORMAT}: "
+            "update lightning-fl."
+        )
+    if federation["algorithm"] != algorithm:
+        raise UserError(
+            f"the checkpoint {path} was written by {federation['algorithm']}, this run's algorithm is {algorithm}: "
+            f"resume with --algorithm {federation['algorithm']} or start a new run in another folder."
+        )
+    return federation
+
+
+def _alternatives(path: Path) -> str:
+    folder = path.parent if path.parent.is_dir() else None
+    others = sorted(p.name for p in folder.glob("*.ckpt") if p != path) if folder else []
+    return f"; beside it: {', '.join(others)}" if others else ""

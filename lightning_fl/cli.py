@@ -1,0 +1,167 @@
+"""`lightning-fl`: LightningCLI with a FederatedTrainer and an algorithm.
+
+`fit`, `validate`, `test` and `predict` take configurations as every LightningCLI does; `list` names what there is. A user's
+mistake ends with one sentence on standard error and exit code 2.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from lightning.pytorch import LightningModule
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+from lightning_fl import algorithms, callbacks, checkpoint, data, modules
+from lightning_fl.algorithms import Algorithm
+from lightning_fl.cli_errors import explain, root_sentence
+from lightning_fl.data import FederatedDataModule
+from lightning_fl.errors import UserError, nearest
+from lightning_fl.report import final_table
+from lightning_fl.trainer import FederatedTrainer
+
+USER_MISTAKE = 2
+INTERRUPTED = 130
+COMMANDS = ("fit", "validate", "test", "predict", "list")
+
+
+class FederatedArgumentParser(LightningArgumentParser):
+    """Accepts a trainer that is not Lightning's, and says what is wrong in one sentence."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(
+            *arguments, **{"description": "Federated-learning experiments for PyTorch Lightning", **options}
+        )
+        # A misspelt flag is a mistake, not an abbreviation.
+        self.allow_abbrev = False
+
+    def add_lightning_class_args(
+        self, lightning_class: Any, nested_key: str, *arguments: Any, **options: Any
+    ) -> list[str]:
+        """As LightningCLI's, which refuses any trainer but its own here."""
+        if isinstance(lightning_class, type) and issubclass(lightning_class, FederatedTrainer):
+            return self.add_class_arguments(
+                lightning_class, nested_key, fail_untyped=False, instantiate=False, sub_configs=True
+            )
+        return super().add_lightning_class_args(lightning_class, nested_key, *arguments, **options)
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """End with one sentence and exit code 2."""
+        fail(explain(message, self))
+
+
+class FederatedCLI(LightningCLI):
+    """LightningCLI whose trainer is a FederatedTrainer, with the key `algorithm` besides `trainer`, `model` and `data`."""
+
+    def __init__(
+        self,
+        model_class: type[LightningModule] = LightningModule,
+        datamodule_class: type[FederatedDataModule] = FederatedDataModule,
+        args: Sequence[str] | None = None,
+        **options: Any,
+    ) -> None:
+        """Parse, build and run.
+
+        Args:
+            model_class: Base class of the models that `--model` may name.
+            datamodule_class: Base class of the data that `--data` may name.
+            args: Command line; that of the process if not given.
+            **options: Further arguments of LightningCLI.
+        """
+        defaults: dict[str, Any] = {
+            "trainer_class": FederatedTrainer,
+            "parser_class": FederatedArgumentParser,
+            "subclass_mode_model": True,
+            "subclass_mode_data": True,
+            "auto_configure_optimizers": False,
+            "save_config_kwargs": {"overwrite": True},
+            "seed_everything_default": 0,
+            "parser_kwargs": {"prog": "lightning-fl", "default_env": True},
+        }
+        super().__init__(model_class, datamodule_class, args=args, **{**defaults, **options})  # type: ignore[arg-type]
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """The trainer's methods, and which of their arguments come from elsewhere."""
+        given = {"model", "datamodule", "algorithm", "verbose", "return_predictions"}
+        return dict.fromkeys(("fit", "validate", "test", "predict"), given)
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add `algorithm`, and tell the model what the data know."""
+        parser.add_subclass_arguments(Algorithm, "algorithm", required=False, default={"class_path": "FedAvg"})
+        for name in ("num_classes", "in_channels"):
+            parser.link_arguments(f"data.{name}", f"model.init_args.{name}", apply_on="instantiate")
+
+    def _parse_ckpt_path(self) -> None:
+        path = self.config[self.config.subcommand].get("ckpt_path") if self.config.get("subcommand") else None
+        if path and path not in ("last", "best"):
+            checkpoint.load(path)  # a sentence instead of a traceback where it cannot be read
+        super()._parse_ckpt_path()
+
+    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
+        return {
+            **super()._prepare_subcommand_kwargs(subcommand),
+            "algorithm": self._get(self.config_init, "algorithm"),
+        }
+
+    def after_fit(self) -> None:
+        """Say what was reached and where it is."""
+        if self.trainer.is_global_zero:
+            print(final_table(self.trainer))  # type: ignore[arg-type]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The console script."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        if given and not given[0].startswith("-") and given[0] not in COMMANDS:
+            raise UserError(f"there is no command {given[0]!r}; {nearest(given[0], COMMANDS)}.")
+        if given[:1] == ["list"]:
+            print(listing())
+        else:
+            FederatedCLI(args=arguments)
+    except KeyboardInterrupt:
+        print("\nlightning-fl: interrupted; --ckpt_path last goes on after the last whole round.", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+    except Exception as error:
+        sentence = root_sentence(error, (UserError, MisconfigurationException))
+        if sentence is None:
+            raise
+        fail(sentence)
+
+
+def fail(sentence: str) -> NoReturn:
+    """One sentence on standard error, exit code 2."""
+    print(f"lightning-fl: error: {sentence}", file=sys.stderr)
+    sys.exit(USER_MISTAKE)
+
+
+def listing() -> str:
+    """Every algorithm, network, data set and callback with one line each."""
+    groups: dict[str, dict[str, Any]] = {
+        "algorithms": _classes(algorithms),
+        "networks": dict(modules.NETWORKS),
+        "data": {name: c for name, c in _classes(data).items() if issubclass(c, FederatedDataModule)},
+        "partitions": {name: c for name, c in _classes(data).items() if issubclass(c, data.Partition)},
+        "callbacks": _classes(callbacks),
+    }
+    lines: list[str] = []
+    for title, members in groups.items():
+        shown = {name: member for name, member in sorted(members.items()) if not inspect.isabstract(member)}
+        if shown:
+            lines += ["", title] if lines else [title]
+            width = max(map(len, shown))
+            lines += [f"  {name:<{width}}  {_first_line(member)}" for name, member in shown.items()]
+    return "\n".join(lines)
+
+
+def _classes(package: Any) -> dict[str, type]:
+    names = getattr(package, "__all__", [])
+    return {name: getattr(package, name) for name in names if isinstance(getattr(package, name), type)}
+
+
+def _first_line(member: Any) -> str:
+    return (inspect.getdoc(member) or "").partition("\n")[0]

@@ -1,0 +1,78 @@
+"""Turns the parser's messages, which run over many lines, into one sentence with the nearest match."""
+
+from __future__ import annotations
+
+import re
+from argparse import ArgumentParser
+from difflib import get_close_matches
+from typing import Any
+
+from lightning.pytorch import callbacks as lightning_callbacks
+from lightning.pytorch import loggers as lightning_loggers
+
+from lightning_fl import algorithms, callbacks, data, modules
+from lightning_fl.errors import nearest
+
+
+def root_sentence(error: BaseException, kinds: tuple[type[BaseException], ...]) -> str | None:
+    """The message of the first exception of `kinds` behind `error`, on one line; None if there is none."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, kinds):
+            return " ".join(str(seen).split())
+        seen = seen.__cause__ or seen.__context__
+    return None
+
+
+def explain(message: str, parser: ArgumentParser) -> str:
+    """One sentence for a message of jsonargparse, as `parser` was about to print it."""
+    if match := re.search(r"[Uu]nrecognized arguments: (\S+)", message):
+        return f"there is no flag {match[1].split('=')[0]}; {_nearest_key(match[1].split('=')[0].lstrip('-'), parser)}."
+    if match := re.search(r"(?:Subcommand '(\w+)' does not accept option|Option) '([^']+)'", message):
+        parser = _subparser(parser, match[1]) if match[1] else parser
+        return f"there is no parameter {match[2]!r}; {_nearest_key(match[2], parser)}."
+    if match := re.search(r'key "([^"]+)"[\s\S]*Expected a dot import path string: (\S+)', message):
+        return f"{match[1]} {match[2]!r} is unknown; {nearest(match[2], _class_names(match[1]))}."
+    if match := re.search(r'key "([^"]+)":\s+Expected an? (.+?)\. Got value: (.*)', message):
+        expected = re.sub(r"<class '([\w.]+)'>", r"\1", match[2]).replace("typing.Literal", "one of ")
+        return f"{match[1]} must be {expected}, got {match[3]}."
+    return " ".join(line.strip(" -") for line in message.splitlines() if line.strip())
+
+
+def _nearest_key(given: str, parser: ArgumentParser) -> str:
+    """The nearest of a parser's keys; all of them only where they are few."""
+    keys = sorted({a.dest for a in parser._actions} - {"help", "config", "print_config"})
+    group, _, leaf = given.rpartition(".")
+    siblings = [key for key in keys if key.rpartition(".")[0] == group] if leaf else keys
+    few = siblings or [key for key in keys if "." not in key]
+    if len(few) <= 15:
+        return nearest(given, few)
+    match = get_close_matches(given, few, n=1)
+    return (f"did you mean {match[0]!r}? " if match else "") + "lightning-fl fit --help lists all"
+
+
+def _subparser(parser: ArgumentParser, command: str) -> ArgumentParser:
+    choices: list[Any] = [action.choices for action in parser._actions if isinstance(action.choices, dict)]
+    return next((c[command] for c in choices if command in c), parser)
+
+
+def _class_names(key: str) -> list[str]:
+    """What may stand under a key that names a class."""
+    leaf = key.rpartition(".")[2]
+    rooms: dict[str, tuple[list[Any], type | tuple[type, ...]]] = {
+        "algorithm": ([algorithms], algorithms.Algorithm),
+        "data": ([data], data.FederatedDataModule),
+        "partition": ([data], data.Partition),
+        "model": ([modules], modules.ImageClassifier),
+        "callbacks": ([callbacks, lightning_callbacks], lightning_callbacks.Callback),
+        "logger": ([lightning_loggers], lightning_loggers.Logger),
+    }
+    if leaf not in rooms:
+        return []
+    folders, base = rooms[leaf]
+    found = [getattr(folder, name) for folder in folders for name in getattr(folder, "__all__", [])]
+    return sorted(c.__name__ for c in found if isinstance(c, type) and issubclass(c, base) and not _is_base(c))
+
+
+def _is_base(found: type) -> bool:
+    return bool(getattr(found, "__abstractmethods__", None)) or found is lightning_callbacks.Callback

@@ -1,0 +1,20 @@
+"""Every number as it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lightning_fl.slots import Codec, Message, Packed, Payload, State
+
+
+@dataclass(frozen=True)
+class Dense(Codec):
+    """Sends each vector whole: 32 bits a number in float32. Nothing is copied."""
+
+    def encode(self, message: Message, memory: State) -> tuple[Payload, State]:
+        """Bits of a vector = its numbers × the width of its dtype."""
+        return {name: Packed(x, x.numel() * x.element_size() * 8) for name, x in message.items()}, {}
+
+    def decode(self, payload: Payload) -> Message:
+        """The vectors that were sent."""
+        return {name: packed.content for name, packed in payload.items()}

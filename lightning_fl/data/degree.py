@@ -1,0 +1,80 @@
+"""Label histograms and the non-IID degree (Liu et al., Efficient Federated Learning Using Dynamic Update and Adaptive
+Pruning with Momentum on Shared Server Data, ACM TIST 2024).
+
+    D(P) = ½ KL(P‖M) + ½ KL(P̄‖M),   M = ½ (P + P̄),   KL(a‖b) = Σ_y a(y) log2(a(y) / b(y)),   0·log 0 = 0
+
+P is a client's (or the server's) label distribution and P̄ that of all clients together. This is the Jensen-Shannon
+divergence. The paper writes "log"; only base 2, where D lies in [0, 1], gives its own numbers: a balanced subset of
+2 of 10 classes has D = 0.61.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from lightning_fl.errors import require
+
+
+def label_histograms(labels: np.ndarray, parts: Sequence[np.ndarray], num_classes: int) -> np.ndarray:
+    """Count the labels of each part.
+
+    Args:
+        labels: (n,) integers in 0..num_classes-1.
+        parts: N index arrays into `labels`.
+        num_classes: C.
+
+    Returns:
+        (N, C) int64 counts.
+    """
+    sizes = [len(part) for part in parts]
+    cells = np.repeat(np.arange(len(parts)) * num_classes, sizes)
+    cells += labels[np.concatenate(parts)] if sizes else 0
+    counts = np.bincount(cells, minlength=len(parts) * num_classes)
+    return counts.reshape(len(parts), num_classes).astype(np.int64, copy=False)
+
+
+def divergence(p: np.ndarray, q: np.ndarray) -> np.ndarray:
+    """Jensen-Shannon divergence in base 2 of distributions: symmetric, in [0, 1], 0 only where equal.
+
+    Args:
+        p: (..., C) probabilities.
+        q: (..., C) probabilities; the leading axes broadcast against those of `p`.
+
+    Returns:
+        (...) float64.
+    """
+    p, q = np.broadcast_arrays(np.asarray(p, dtype=np.float64), np.asarray(q, dtype=np.float64))
+    middle = (p + q) / 2
+    return np.clip((_kl(p, middle) + _kl(q, middle)) / 2, 0.0, 1.0)
+
+
+def non_iid_degree(histogram: np.ndarray, reference_histogram: np.ndarray) -> np.ndarray:
+    """D(P) of label counts against the counts of all clients together.
+
+    Args:
+        histogram: (..., C) counts, none of them all zero.
+        reference_histogram: (C,) or (..., C) counts, none of them all zero.
+
+    Returns:
+        (...) float64 in [0, 1].
+
+    Raises:
+        UserError: a histogram is empty, and so has no distribution.
+    """
+    return divergence(_normalised(histogram), _normalised(reference_histogram))
+
+
+def _kl(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    ratio = np.divide(a, b, out=np.ones_like(a), where=a > 0)
+    return (a * np.log2(ratio)).sum(-1)
+
+
+def _normalised(histogram: np.ndarray) -> np.ndarray:
+    counts = np.asarray(histogram, dtype=np.float64)
+    totals = counts.sum(-1, keepdims=True)
+    require(
+        bool((totals > 0).all()), "A label histogram without samples has no non-IID degree: leave empty clients out."
+    )
+    return counts / totals

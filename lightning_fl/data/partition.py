@@ -1,0 +1,172 @@
+"""How the training samples are divided over the clients.
+
+- `IID`: shuffled and dealt out evenly.
+- `Shards`: sorted by label, cut into shards, a few shards per client. McMahan et al., Communication-Efficient Learning
+of
+  Deep Networks from Decentralized Data, AISTATS 2017; used by Liu et al., Efficient Federated Learning Using Dynamic
+  Update and Adaptive Pruning with Momentum on Shared Server Data, ACM TIST 2024.
+- `Dirichlet`: each class split by proportions drawn from a Dirichlet distribution. Balanced as in Li et al., Federated
+  Learning on Non-IID Data Silos, ICDE 2022 ("NIID-Bench"), or plain, with unequal sizes.
+
+To add one, subclass `Partition` as a frozen dataclass: its class path is then accepted wherever a partition is.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from lightning_fl.data.checks import check_whole, is_real
+from lightning_fl.errors import UserError, require
+
+
+@dataclass(frozen=True)
+class Partition(ABC):
+    """A way to divide samples over clients, given their labels."""
+
+    needs_labels: ClassVar[bool] = True
+
+    @abstractmethod
+    def __call__(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+        """Divide `labels` over the clients.
+
+        Args:
+            labels: (n,) int64, the class of each sample.
+            num_clients: how many parts to make, at least 1.
+            rng: the only source of randomness.
+
+        Returns:
+            `num_clients` int64 index arrays into `labels`; together they hold each of 0..n-1 exactly once.
+
+        Raises:
+            UserError: the samples cannot be divided so.
+        """
+
+
+@dataclass(frozen=True)
+class IID(Partition):
+    """Shuffled and dealt out evenly: sizes differ by at most one."""
+
+    needs_labels: ClassVar[bool] = False
+
+    def __call__(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+        """Divide `labels` over the clients: see `Partition`."""
+        require_enough(len(labels), num_clients)
+        return np.array_split(rng.permutation(len(labels)), num_clients)
+
+
+@dataclass(frozen=True)
+class Shards(Partition):
+    """Sorted by label (stably), cut into `num_clients · shards_per_client` equal shards, dealt out without replacement.
+
+    Shards may straddle a class border and a client may get two shards of one class, so that clients hold about, not
+    exactly, `shards_per_client` classes. If the samples do not divide evenly, shard sizes differ by at most one.
+
+    Args:
+        shards_per_client: shards each client gets, at least 1; 2 for CIFAR-10 and 20 for CIFAR-100 in FedDUMAP (Liu et
+            al. 2024).
+    """
+
+    shards_per_client: int = 2
+
+    def __post_init__(self) -> None:
+        check_whole("shards_per_client", self.shards_per_client, 1)
+
+    def __call__(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+        """Divide `labels` over the clients: see `Partition`."""
+        require_enough(len(labels), num_clients)
+        num_shards = num_clients * self.shards_per_client
+        require(
+            num_shards <= len(labels),
+            f"{num_clients:,} clients with {self.shards_per_client} shards each need at least {num_shards:,} samples, "
+            f"but there are {len(labels):,}: use fewer clients or a smaller shards_per_client.",
+        )
+        by_label = np.argsort(labels, kind="stable")
+        shards = np.array_split(by_label, num_shards)
+        dealt = rng.permutation(num_shards)
+        order = np.concatenate([shards[shard] for shard in dealt])
+        sizes = np.array([len(shard) for shard in shards])[dealt].reshape(num_clients, -1).sum(1)
+        return np.split(order, np.cumsum(sizes)[:-1])
+
+
+@dataclass(frozen=True)
+class Dirichlet(Partition):
+    """Each class split over the clients by proportions `π ~ Dir(alpha)`; drawn again until all have `min_samples`.
+
+    Args:
+        alpha: concentration, > 0: the smaller, the fewer classes per client. NIID-Bench (Li et al. 2022) uses 0.5 and
+            0.1.
+        balanced: True as in NIID-Bench: a client that already holds its even share gets nothing of the next classes,
+            which keeps sizes alike; False: the plain split, whose sizes differ widely.
+        min_samples: the fewest samples a client may have, at least 1; 10 in NIID-Bench.
+        max_tries: draws before giving up with an error, at least 1.
+    """
+
+    alpha: float = 0.5
+    balanced: bool = True
+    min_samples: int = 10
+    max_tries: int = 1000
+
+    def __post_init__(self) -> None:
+        require(
+            is_real(self.alpha) and self.alpha > 0,
+            f"alpha={self.alpha!r} is not allowed: give a finite number above 0.",
+        )
+        check_whole("min_samples", self.min_samples, 1)
+        check_whole("max_tries", self.max_tries, 1)
+
+    def __call__(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+        """Divide `labels` over the clients: see `Partition`."""
+        require_enough(len(labels), num_clients)
+        require(
+            num_clients * self.min_samples <= len(labels),
+            f"{num_clients:,} clients with min_samples={self.min_samples} need at least "
+            f"{num_clients * self.min_samples:,} samples, but there are {len(labels):,}: use fewer clients or a "
+            "smaller min_samples.",
+        )
+        classes = [np.flatnonzero(labels == label) for label in np.unique(labels)]
+        sizes = self._draw_sizes([len(members) for members in classes], num_clients, rng)
+        shuffled = np.concatenate([rng.permutation(members) for members in classes])
+        owners = np.concatenate([np.repeat(np.arange(num_clients), row) for row in sizes])
+        return np.split(shuffled[np.argsort(owners, kind="stable")], np.cumsum(sum(sizes))[:-1])
+
+    def _draw_sizes(self, class_sizes: list[int], num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+        """Per class, how many of its samples each client gets; a failed draw is cheap, as no sample is touched yet."""
+        even_share = sum(class_sizes) / num_clients
+        best = 0
+        for _ in range(self.max_tries):
+            held = np.zeros(num_clients, dtype=np.int64)
+            sizes = []
+            for size in class_sizes:
+                proportions = rng.dirichlet(np.full(num_clients, self.alpha))
+                if self.balanced:
+                    proportions = proportions * (held < even_share)
+                total = proportions.sum()
+                if not (np.isfinite(total) and total > 0):
+                    # A tiny alpha can put the whole class on a client that is full: this draw has failed.
+                    break
+                cuts = (np.cumsum(proportions / total)[:-1] * size).astype(np.int64)
+                sizes.append(np.diff(cuts, prepend=0, append=size))
+                held += sizes[-1]
+            else:
+                if held.min() >= self.min_samples:
+                    return sizes
+                best = max(best, int(held.min()))
+        raise UserError(
+            f"In {self.max_tries:,} draws {self} never gave each of {num_clients:,} clients {self.min_samples} of the "
+            f"{sum(class_sizes):,} samples (the best draw's smallest client had {best}): raise alpha, lower "
+            "min_samples or use fewer clients."
+        )
+
+
+def require_enough(num_samples: int, num_clients: int) -> None:
+    """Raise `UserError` if there are fewer samples than clients, or no client."""
+    check_whole("num_clients", num_clients, 1)
+    require(
+        num_clients <= num_samples,
+        f"num_clients={num_clients:,} is more than the {num_samples:,} training samples there are to divide: use "
+        "fewer clients.",
+    )

@@ -1,0 +1,31 @@
+"""Errors that are the user's to mend: one sentence with what was given, what is allowed and, for names, the nearest match."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class UserError(ValueError):
+    """A mistake in what the user gave: the command line prints its sentence and exits with 2, Python sees a ValueError."""
+
+
+def nearest(given: str, allowed: Iterable[str]) -> str:
+    """The end of an error sentence about an unknown name.
+
+    >>> nearest("FedAgv", ["FedAvg", "FedProx"])
+    "did you mean 'FedAvg'? Allowed: FedAvg, FedProx"
+    >>> nearest("zzz", ["FedAvg", "FedProx"])
+    'allowed: FedAvg, FedProx'
+    """
+    names = sorted(allowed)
+    lower = {name.lower(): name for name in reversed(names)}
+    match = get_close_matches(given.lower(), lower, n=1)
+    listed = ", ".join(names)
+    return f"did you mean '{lower[match[0]]}'? Allowed: {listed}" if match else f"allowed: {listed}"
+
+
+def require(condition: bool, sentence: str) -> None:
+    """Raise `UserError(sentence)` unless `condition` holds."""
+    if not condition:
+        raise UserError(sentence)

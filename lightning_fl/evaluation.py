@@ -1,0 +1,89 @@
+"""Validation, test and prediction of the model that the worker holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence, Sized
+from contextlib import AbstractContextManager
+from math import inf
+from typing import Any
+
+import torch
+from lightning.pytorch.utilities.data import extract_batch_size
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+
+from lightning_fl.worker import Worker
+
+
+def as_loaders(loaders: Any) -> list[Iterable[Any]]:
+    """A loader, a list of loaders or nothing, as a list."""
+    if loaders is None:
+        return []
+    return list(loaders) if isinstance(loaders, (list, tuple)) else [loaders]
+
+
+def num_batches(loaders: Sequence[Iterable[Any]], limit: int | float | None) -> list[int | float]:
+    """Batches to run of each loader under Lightning's `limit_*_batches` (a count, a fraction or None for all)."""
+    counts: list[int | float] = []
+    for loader in loaders:
+        length = len(loader) if isinstance(loader, Sized) else inf
+        if isinstance(limit, int):
+            counts.append(min(length, limit))
+        else:
+            counts.append(length if limit is None or limit == 1.0 else int(length * limit))
+    return counts
+
+
+def evaluate(
+    worker: Worker,
+    stage: str,
+    loaders: Sequence[Iterable[Any]],
+    limits: Sequence[int | float],
+    inference_mode: bool,
+) -> tuple[dict[str, float], list[list[Any]]]:
+    """Run `<stage>_step` over all loaders in evaluation mode.
+
+    Args:
+        worker: holds the model.
+        stage: `validation`, `test` or `predict`; also the prefix of the hooks.
+        loaders: what to run on.
+        limits: batches to run of each.
+        inference_mode: `torch.inference_mode` or `torch.no_grad`.
+
+    Returns:
+        The averages by samples of what the module logged, and the outputs of each loader (kept for `predict` alone).
+    """
+    module, hooks, logs = worker.module, worker.hooks, worker.logs
+    step = getattr(module, f"{stage}_step")
+    takes_index = is_param_in_hook_signature(step, "batch_idx", min_args=2)
+    takes_loader = is_param_in_hook_signature(step, "dataloader_idx")
+    precision = worker.fabric.strategy.precision
+    training = {name: part.training for name, part in module.named_modules()}
+    no_grad: AbstractContextManager[Any] = torch.inference_mode() if inference_mode else torch.no_grad()
+    outputs: list[list[Any]] = [[] for _ in loaders]
+    logs.take()
+    hooks.call(f"on_{stage}_model_eval")
+    module.eval()
+    with no_grad:
+        hooks.call(f"on_{stage}_start")
+        hooks.call(f"on_{stage}_epoch_start")
+        for loader_index, (loader, limit) in enumerate(zip(loaders, limits, strict=True)):
+            logs.dataloader_suffix = f"/dataloader_idx_{loader_index}" if len(loaders) > 1 else ""
+            resident = getattr(getattr(loader, "samples", None), "resident", False)
+            for index, batch in enumerate(loader):
+                if index >= limit:
+                    break
+                batch = precision.convert_input(worker.transfer(batch, resident))
+                logs.batch_size = extract_batch_size(batch)
+                hooks.call(f"on_{stage}_batch_start", batch, index, loader_index)
+                arguments = [batch] + [index] * takes_index + [loader_index] * takes_loader
+                with precision.forward_context():
+                    output = step(*arguments)
+                hooks.call(f"on_{stage}_batch_end", output, batch, index, loader_index)
+                if stage == "predict":
+                    outputs[loader_index].append(output)
+        logs.dataloader_suffix = ""
+        hooks.call(f"on_{stage}_epoch_end")
+        averages = logs.averages([logs.take()])
+    for name, part in module.named_modules():
+        part.training = training.get(name, True)
+    return averages, outputs

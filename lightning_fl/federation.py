@@ -1,0 +1,142 @@
+"""The round, as the field draws it: cohort, download, local training, upload, aggregation, server steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+import numpy as np
+import torch
+
+from lightning_fl.algorithms import Algorithm
+from lightning_fl.clock import SimulatedClock
+from lightning_fl.data import FederatedDataModule
+from lightning_fl.link import Link
+from lightning_fl.logs import Sums
+from lightning_fl.run import COHORT, DROPOUT, Run
+from lightning_fl.runners import LocalPlan, serial
+from lightning_fl.slots import Message, ServerTurn
+from lightning_fl.worker import Worker
+
+
+@dataclass
+class Federation:
+    """Clients and server of one run.
+
+    Attributes:
+        algorithm: the method.
+        worker: the module that the clients train.
+        data: the clients' samples.
+        run: all that changes.
+        plan: how long a client trains.
+        clock: the simulated time.
+        eligible: clients that have samples.
+        cohort_size: clients selected in a round, K.
+        dropout_rate: probability that a selected client never answers.
+        macs: multiply-accumulates of one sample's forward pass.
+        on_upload: called after each upload with the client, its place and the number of uploads of the round.
+    """
+
+    algorithm: Algorithm
+    worker: Worker
+    data: FederatedDataModule
+    run: Run
+    plan: LocalPlan
+    clock: SimulatedClock
+    eligible: np.ndarray
+    cohort_size: int
+    dropout_rate: float
+    macs: int
+    on_upload: Callable[[int, int, int], None]
+
+    def train_round(self) -> dict[str, float]:
+        """One round; returns its numbers under the names of `metrics.csv`."""
+        run, algorithm = self.run, self.algorithm
+        run.ledger.open_round()
+        cohort = self._select_cohort()
+        arriving = self._arriving(cohort)
+
+        link = Link(algorithm.uplink, algorithm.downlink, run.ledger, run.client_memory, run.server_memory)
+        received = {"buffers": run.buffers, **link.broadcast(cohort, self._broadcast_message())}
+
+        results = serial(self.worker, algorithm.rule, received, arriving, self.data, self.plan, run)
+
+        accumulator: dict[str, Any] = {}
+        accepted_logs: list[Sums] = []
+        counters = run.counters
+        for place, upload in enumerate(algorithm.exchange.collect(results, link), start=1):
+            result = upload.result
+            run.num_steps += result.num_steps
+            if _is_finite(upload.message):
+                algorithm.aggregator.add(accumulator, upload)
+                link.commit(result.client)
+                if result.state:
+                    run.clients[result.client] = {name: x.cpu() for name, x in result.state.items()}
+                counters = {name: torch.maximum(counters[name], x) for name, x in result.counters.items()}
+                accepted_logs.append(result.logs)
+            self.on_upload(result.client, place, len(arriving))
+        link.close_round()
+
+        metrics: dict[str, float] = {}
+        if accepted_logs:
+            merged = algorithm.aggregator.finish(accumulator)
+            turn = ServerTurn(run.round, run.params, run.buffers, merged, run.params, run.buffers)
+            for key, step in zip(algorithm.step_names(), algorithm.steps, strict=True):
+                run.server[key] = step(turn, run.server[key])
+            run.params, run.buffers, run.counters, metrics = (
+                turn.proposal,
+                turn.proposed_buffers,
+                counters,
+                turn.metrics,
+            )
+        return self._record(cohort, arriving, accepted_logs) | metrics
+
+    def num_batches(self) -> int:
+        """Batches of the round that comes next, over all clients that will answer."""
+        arriving = self._arriving(self._select_cohort())
+        return sum(
+            self.plan.num_batches(int(n), self.worker.skips_single_samples) for n in self.data.client_sizes[arriving]
+        )
+
+    def _select_cohort(self) -> list[int]:
+        """K clients with samples, uniformly without replacement, by seed and round alone."""
+        chosen = self.run.random(COHORT).choice(self.eligible, self.cohort_size, replace=False)
+        return [int(client) for client in chosen]
+
+    def _arriving(self, cohort: list[int]) -> list[int]:
+        """The clients of the cohort that will answer; the others receive the model and drop out."""
+        if not self.dropout_rate:
+            return cohort
+        return [client for client in cohort if self.run.random(DROPOUT, client).random() >= self.dropout_rate]
+
+    def _broadcast_message(self) -> Message:
+        message = {"model": self.run.params, **self.algorithm.share(self.run.server)}
+        if self.worker.buffer_layout.names:
+            message["buffers"] = self.run.buffers
+        return message
+
+    def _record(self, cohort: list[int], arriving: list[int], accepted_logs: list[Sums]) -> dict[str, float]:
+        run, ledger = self.run, self.run.ledger
+        most_samples = int(self.data.client_sizes[arriving].max(initial=0)) * self.plan.passes
+        run.simulated_seconds += self.clock.seconds(ledger.bits("up"), ledger.bits("down"), self.macs * most_samples)
+        return {
+            "round": run.round,
+            **self.worker.logs.averages(accepted_logs),
+            "comm/uplink_bits": ledger.bits("up"),
+            "comm/downlink_bits": ledger.bits("down"),
+            "comm/total_uplink_bytes": ledger.total_bytes("up"),
+            "comm/total_downlink_bytes": ledger.total_bytes("down"),
+            "clients/selected": len(cohort),
+            "clients/accepted": len(accepted_logs),
+            "clients/rejected": len(arriving) - len(accepted_logs),
+            "clients/dropped": len(cohort) - len(arriving),
+            "model/parameters": sum(parameter.numel() for parameter in self.worker.module.parameters()),
+            "model/macs": self.macs,
+        }
+
+
+def _is_finite(message: Message) -> bool:
+    """Whether no number of an upload is NaN or infinite; a finite sum says so at once."""
+    return all(isfinite(float(x.sum())) or bool(torch.isfinite(x).all()) for x in message.values())

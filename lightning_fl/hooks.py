@@ -1,0 +1,105 @@
+"""Who listens to which Lightning hook.
+
+A hook that nobody overrides costs nothing in the training loop: its list is empty. Order is Lightning's: callbacks, then
+the module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningDataModule, LightningModule
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
+from lightning_fl.errors import UserError
+
+# Hooks of a LightningModule that would change how a step is made. A federation's rule makes the step, so it cannot honour them.
+REFUSED = (
+    "backward",
+    "configure_gradient_clipping",
+    "lr_scheduler_step",
+    "optimizer_step",
+    "optimizer_zero_grad",
+)
+BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+
+
+class Hooks:
+    """Calls the hooks of callbacks and module.
+
+    Attributes:
+        changes_batches: whether module or datamodule change batches on their way to the accelerator.
+    """
+
+    def __init__(
+        self, trainer: Any, module: LightningModule, datamodule: LightningDataModule, callbacks: Sequence[Callback]
+    ) -> None:
+        self._trainer = trainer
+        self._module = module
+        self._callbacks = callbacks
+        self._listeners: dict[str, list[Callable[..., Any]]] = {}
+        # Lightning lets the datamodule's batch hooks go before the module's.
+        self._batch_hooks = [
+            getattr(datamodule if is_overridden(name, datamodule) else module, name) for name in BATCH_HOOKS
+        ]
+        self.changes_batches = any(
+            is_overridden(name, datamodule) or is_overridden(name, module) for name in BATCH_HOOKS
+        )
+
+    def listeners(self, name: str) -> list[Callable[..., Any]]:
+        """The functions to call with a hook's arguments after (trainer, module); computed once for each hook."""
+        if name not in self._listeners:
+            found = [
+                _bound(getattr(callback, name), self._trainer, self._module)
+                for callback in self._callbacks
+                if name in vars(callback) or getattr(type(callback), name, None) is not getattr(Callback, name, None)
+            ]
+            own = getattr(self._module, name, None)
+            if own is not None and (not hasattr(LightningModule, name) or is_overridden(name, self._module)):
+                found.append(own)
+            self._listeners[name] = found
+        return self._listeners[name]
+
+    def transfer_batch(self, batch: Any, device: torch.device, loader_index: int = 0) -> Any:
+        """Bring a batch to the accelerator by the hooks of module or datamodule."""
+        before, transfer, after = self._batch_hooks
+        return after(transfer(before(batch, loader_index), device, loader_index), loader_index)
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Call a hook of all callbacks and of the module."""
+        for listener in self.listeners(name):
+            listener(*arguments)
+
+    def call_callbacks(self, name: str, *arguments: Any) -> None:
+        """Call a hook of the callbacks alone, with exactly these arguments after (trainer, module)."""
+        for callback in self._callbacks:
+            getattr(callback, name)(self._trainer, self._module, *arguments)
+
+
+def _bound(function: Callable[..., Any], trainer: Any, module: LightningModule) -> Callable[..., Any]:
+    def call(*arguments: Any) -> Any:
+        return function(trainer, module, *arguments)
+
+    return call
+
+
+def check_module(module: LightningModule) -> None:
+    """List everything in a module that a federation cannot honour, all at once.
+
+    Raises:
+        UserError: there is something.
+    """
+    problems = [f"it overrides {name}" for name in REFUSED if is_overridden(name, module)]
+    if not is_overridden("training_step", module):
+        problems.append("it has no training_step")
+    if not is_overridden("configure_optimizers", module):
+        problems.append("it has no configure_optimizers")
+    if not module.automatic_optimization:
+        problems.append("it sets automatic_optimization = False")
+    if problems:
+        raise UserError(
+            f"{type(module).__name__} cannot be trained in a federation, whose rule makes the optimiser steps: "
+            f"{'; '.join(problems)}."
+        )

@@ -1,0 +1,105 @@
+"""The only door between the server and the clients: everything that crosses is encoded, counted and decoded here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from lightning_fl.slots import KINDS, Codec, Message, Payload, State, kind_of
+
+Direction = Literal["up", "down"]
+
+
+def _zero_bits() -> dict[str, dict[str, int]]:
+    return {direction: dict.fromkeys(KINDS, 0) for direction in ("up", "down")}
+
+
+@dataclass
+class Ledger:
+    """Bits that crossed, as exact integers, by direction and kind (`lightning_fl.slots.KINDS`).
+
+    Attributes:
+        round_bits: of the round under way, all clients together.
+        total_bits: of all rounds and of the set-up before them.
+    """
+
+    round_bits: dict[str, dict[str, int]] = field(default_factory=_zero_bits)
+    total_bits: dict[str, dict[str, int]] = field(default_factory=_zero_bits)
+
+    def book(self, direction: Direction, payload: Payload, recipients: int = 1) -> None:
+        """Add a payload's bits, once for each recipient."""
+        for name, packed in payload.items():
+            bits = packed.bits * recipients
+            self.round_bits[direction][kind_of(name)] += bits
+            self.total_bits[direction][kind_of(name)] += bits
+
+    def open_round(self) -> None:
+        """Start counting a new round."""
+        self.round_bits = _zero_bits()
+
+    def bits(self, direction: Direction) -> int:
+        """Bits of the round under way in one direction."""
+        return sum(self.round_bits[direction].values())
+
+    def total_bytes(self, direction: Direction) -> float:
+        """Bytes of the whole run in one direction; a fraction where packed bits do not fill the last byte."""
+        bits = sum(self.total_bits[direction].values())
+        return bits // 8 if bits % 8 == 0 else bits / 8
+
+    def state_dict(self) -> dict[str, Any]:
+        """For the checkpoint."""
+        return {"round_bits": self.round_bits, "total_bits": self.total_bits}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """From the checkpoint."""
+        self.round_bits, self.total_bits = state["round_bits"], state["total_bits"]
+
+
+class Link:
+    """Sends messages through the codecs and books them.
+
+    A client's codec memory (what error feedback keeps) becomes the new one only with `commit`, once the server has accepted
+    the upload: a client whose upload is dropped has sent nothing.
+    """
+
+    def __init__(
+        self, uplink: Codec, downlink: Codec, ledger: Ledger, client_memory: dict[int, State], server_memory: State
+    ) -> None:
+        self.uplink = uplink
+        self.downlink = downlink
+        self.ledger = ledger
+        self.client_memory = client_memory
+        self.server_memory = server_memory
+        self._pending: dict[int, State] = {}
+
+    def broadcast(self, cohort: Sequence[int], message: Message) -> Message:
+        """Send one message to every client of the cohort; returns what each of them receives."""
+        payload, memory = self.downlink.encode(message, self.server_memory)
+        self.server_memory.clear()
+        self.server_memory.update(memory)
+        self.ledger.book("down", payload, recipients=len(cohort))
+        return self.downlink.decode(payload)
+
+    def down(self, client: int, message: Message) -> Message:
+        """Send one client a message of its own, whole."""
+        payload, _ = self.downlink.encode(message, {})
+        self.ledger.book("down", payload)
+        return self.downlink.decode(payload)
+
+    def up(self, client: int, message: Message) -> Message:
+        """Send a client's message to the server; returns what the server sees."""
+        payload, memory = self.uplink.encode(message, self.client_memory.get(client, {}))
+        if memory:
+            self._pending[client] = memory
+        self.ledger.book("up", payload)
+        return self.uplink.decode(payload)
+
+    def commit(self, client: int) -> None:
+        """The server accepted this client's upload."""
+        if client in self._pending:
+            self.client_memory[client] = self._pending.pop(client)
+
+    def close_round(self) -> None:
+        """Forget the codec memory of uploads that were not accepted."""
+        self._pending.clear()

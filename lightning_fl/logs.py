@@ -1,0 +1,111 @@
+"""Averages of what modules log: `self.log` of a LightningModule, over batches, clients and data loaders, by samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+Sums = dict[str, tuple[Tensor, float]]
+
+
+class LogCollector:
+    """Takes the place of `LightningModule.log` while a trainer runs the module.
+
+    In a federation a value logged in a step is averaged over the client's steps and over the clients, weighted by samples; it
+    is reported once a round. `reduce_fx` other than the mean ("sum", "min", "max" or a function of the stacked values) is
+    applied to all values of the round. torchmetrics objects are computed at the end of the round and reset.
+    """
+
+    def __init__(self) -> None:
+        self.batch_size = 1
+        self.dataloader_suffix = ""
+        self._module_logs_loss: bool | None = None
+        self.progress_bar_names: set[str] = set()
+        self.unlogged_names: set[str] = set()
+        self._metrics: dict[str, Metric] = {}
+        self._reductions: dict[str, str | Callable[..., Any]] = {}
+        self._values: dict[str, list[Any]] = {}
+        self._weights: dict[str, list[float]] = {}
+
+    def log(
+        self,
+        name: str,
+        value: Any,
+        prog_bar: bool = False,
+        logger: bool | None = None,
+        on_step: bool | None = None,
+        on_epoch: bool | None = None,
+        reduce_fx: str | Callable[..., Any] = "mean",
+        enable_graph: bool = False,
+        sync_dist: bool = False,
+        sync_dist_group: Any = None,
+        add_dataloader_idx: bool = True,
+        batch_size: int | None = None,
+        metric_attribute: str | None = None,
+        rank_zero_only: bool = False,
+    ) -> None:
+        """Same signature as `LightningModule.log`; steps are not reported one by one, whatever `on_step` says."""
+        if add_dataloader_idx:
+            name += self.dataloader_suffix
+        if name not in self._values:
+            self._values[name], self._weights[name] = [], []
+            self._reductions[name] = reduce_fx
+            if prog_bar:
+                self.progress_bar_names.add(name)
+            if logger is False:
+                self.unlogged_names.add(name)
+        if isinstance(value, Metric):
+            self._metrics[name] = value
+            return
+        self._values[name].append(value.detach() if isinstance(value, Tensor) else value)
+        self._weights[name].append(self.batch_size if batch_size is None else batch_size)
+
+    def add_loss(self, loss: Tensor) -> None:
+        """Log the loss of a training step as `train/loss`, unless the module does so itself."""
+        if self._module_logs_loss is None:
+            self._module_logs_loss = "train/loss" in self._values
+        if not self._module_logs_loss:
+            self.log("train/loss", loss)
+
+    def take(self) -> Sums:
+        """The sums since the last call, name to (sum of value × samples, samples); for other reductions (value, 0)."""
+        sums: Sums = {}
+        for name, values in self._values.items():
+            if not values:
+                continue
+            stacked = torch.stack([torch.as_tensor(value).squeeze() for value in values]).double()
+            reduction = self._reductions[name]
+            if reduction in ("mean", "avg") or reduction is torch.mean:
+                weights = self._weights[name]
+                sums[name] = (stacked @ torch.tensor(weights, dtype=torch.float64, device=stacked.device), sum(weights))
+            else:
+                sums[name] = (_reduce(reduction, stacked), 0.0)
+        for name in self._values:
+            self._values[name], self._weights[name] = [], []
+        return sums
+
+    def averages(self, parts: list[Sums]) -> dict[str, float]:
+        """Put the sums of several clients (or of one evaluation) together, and compute and reset the torchmetrics objects."""
+        averages: dict[str, float] = {}
+        for name in {name: None for part in parts for name in part}:
+            entries = [part[name] for part in parts if name in part]
+            weight = sum(weight for _, weight in entries)
+            if weight:
+                averages[name] = float(sum(float(total) for total, _ in entries) / weight)
+            else:
+                values = torch.stack([value for value, _ in entries])
+                averages[name] = float(_reduce(self._reductions[name], values))
+        for name, metric in self._metrics.items():
+            averages[name] = float(metric.compute())
+            metric.reset()
+        self._metrics.clear()
+        return averages
+
+
+def _reduce(reduction: str | Callable[..., Any], values: Tensor) -> Tensor:
+    named: Mapping[str, Callable[..., Any]] = {"sum": torch.sum, "min": torch.min, "max": torch.max}
+    return torch.as_tensor((named[reduction] if isinstance(reduction, str) else reduction)(values))

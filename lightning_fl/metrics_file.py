@@ -1,0 +1,86 @@
+"""`metrics.csv`: Lightning's CSVLogger, one row a round, kept whole through kills and resumed runs."""
+
+from __future__ import annotations
+
+import csv
+import os
+from pathlib import Path
+from typing import Any
+
+from lightning.fabric.loggers.logger import rank_zero_experiment
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.loggers.csv_logs import ExperimentWriter
+
+
+class _RoundWriter(ExperimentWriter):
+    """Appends rows; when a row brings a new column the whole file is written aside and renamed."""
+
+    def _check_log_dir_exists(self) -> None:
+        """An earlier run's files are moved aside by the trainer, a resumed run's rows are kept: nothing to warn of or delete."""
+
+    def save(self) -> None:
+        """Put the recorded rows on the disk."""
+        if not self.metrics:
+            return
+        rows: list[dict[str, Any]] = list(self.metrics)
+        path = Path(self.metrics_file_path)
+        new_columns = [key for key in dict.fromkeys(key for row in rows for key in row) if key not in self.metrics_keys]
+        if path.is_file() and not new_columns:
+            with path.open("a", newline="") as file:
+                csv.DictWriter(file, self.metrics_keys).writerows(rows)
+        else:
+            self.metrics_keys += new_columns
+            write_rows(path, self.metrics_keys, [*read_rows(path)[1], *rows])
+        self.metrics = []
+
+
+class RoundCSVLogger(CSVLogger):
+    """Writes `metrics.csv` into the run's folder itself, columns in the order in which they first appear."""
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        super().__init__(save_dir=os.fspath(root), name="", version="", flush_logs_every_n_steps=1)
+
+    @property
+    def log_dir(self) -> str:
+        """The run's folder."""
+        return self.save_dir
+
+    @property
+    @rank_zero_experiment
+    def experiment(self) -> Any:
+        """The writer, made on first use."""
+        if self._experiment is None:
+            self._experiment = _RoundWriter(log_dir=self.log_dir)
+        return self._experiment
+
+    def keep_rounds_before(self, round_index: int) -> None:
+        """On resuming: drop the rows of rounds that will be done again, and a last row that a kill cut short."""
+        path = Path(self.log_dir) / ExperimentWriter.NAME_METRICS_FILE
+        columns, rows = read_rows(path)
+        kept = [row for row in rows if (row.get("round") or "").isdigit() and int(row["round"]) < round_index]
+        if rows:
+            write_rows(path, columns, kept)
+            self.experiment.metrics_keys = columns
+
+
+def read_rows(path: Path) -> tuple[list[str], list[dict[str, str]]]:
+    """Columns and whole rows of a CSV file (none if it does not exist); a row that was cut short is left out."""
+    if not path.is_file():
+        return [], []
+    with path.open(newline="") as file:
+        reader = csv.DictReader(file)
+        rows = [row for row in reader if None not in row.values() and None not in row]
+        return list(reader.fieldnames or []), rows
+
+
+def write_rows(path: Path, columns: list[str], rows: list[dict[str, Any]]) -> None:
+    """Write a CSV file aside and rename it into place."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.writing")
+    with aside.open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns)
+        writer.writeheader()
+        writer.writerows(rows)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(aside, path)

@@ -1,0 +1,229 @@
+"""The module's own optimiser and learning-rate schedulers, as a federation drives them.
+
+One optimiser serves all clients: its state is emptied when a client starts. Schedulers with `interval: epoch` step once a round;
+those with `interval: step` step with the optimiser and start anew with every client, from the learning rate of the round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.core.optimizer import _configure_optimizers, _configure_schedulers_automatic_opt
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.sgd import sgd
+
+from lightning_fl.errors import UserError
+from lightning_fl.tree import Layout
+
+# Their update of a coordinate looks at that coordinate alone, so they may step one flat vector instead of many tensors.
+ELEMENTWISE = (
+    torch.optim.SGD,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.Adamax,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.Adagrad,
+    torch.optim.Adadelta,
+    torch.optim.RMSprop,
+    torch.optim.Rprop,
+    torch.optim.ASGD,
+)
+
+
+class ModuleOptimizer:
+    """Drives the one optimiser that `configure_optimizers` returns.
+
+    Attributes:
+        optimizer: the module's optimiser.
+        scheduler_configs: its schedulers, as Lightning's `LRSchedulerConfig`.
+    """
+
+    def __init__(
+        self, module: LightningModule, layout: Layout, params: Tensor, gradient: Tensor, flat_gradient: bool
+    ) -> None:
+        """Call `configure_optimizers` and take over.
+
+        Args:
+            module: its parameters are views of `params`, as `layout` says.
+            layout: where each parameter lies.
+            params: parameters (d,).
+            gradient: gradient (d,), of which each `Parameter.grad` is a view if `flat_gradient`.
+            flat_gradient: whether gradients are gathered in `gradient`; if not, they stay where autograd leaves them.
+
+        Raises:
+            UserError: the module has no optimiser, or several.
+        """
+        configured: Any = module.configure_optimizers()
+        optimizers, schedulers, monitor = (
+            _configure_optimizers(configured) if configured is not None else ([], [], None)
+        )
+        if len(optimizers) != 1:
+            raise UserError(
+                f"{type(module).__name__}.configure_optimizers must return one optimizer for federated training, "
+                f"got {len(optimizers)}."
+            )
+        self.optimizer: torch.optim.Optimizer = optimizers[0]
+        self.scheduler_configs = _configure_schedulers_automatic_opt(schedulers, monitor)
+        self._plain_sgd = _is_plain_sgd(self.optimizer)
+        self._step_schedulers = [c.scheduler for c in self.scheduler_configs if c.interval == "step"]
+        self._fresh_states = [deepcopy(scheduler.state_dict()) for scheduler in self._step_schedulers]
+        groups = self.optimizer.param_groups
+        self._fresh_rates = [group["lr"] for group in groups]
+        self._base_rates = [group.get("initial_lr", group["lr"]) for group in groups]
+        self.round_rates = list(self._base_rates)
+        self._group_slices = _slices(self.optimizer, layout, dict(module.named_parameters()))
+        self._groups = [list(group["params"]) for group in groups]
+        self._params = params
+        if self._plain_sgd and not flat_gradient:
+            self.step: Callable[[], Any] = self._plain_step
+            # Schedulers warn if they step before the optimiser does, and this one never does.
+            self.optimizer._opt_called = True
+        else:
+            self.step = self.optimizer.step
+            if flat_gradient and type(self.optimizer) in ELEMENTWISE:
+                self._step_flat(params, gradient)
+
+    @property
+    def is_plain_sgd(self) -> bool:
+        """Whether the optimiser is SGD without momentum, so that a rule may put its own step in its place."""
+        return self._plain_sgd
+
+    @property
+    def description(self) -> str:
+        """The optimiser in a few words, for error sentences."""
+        momentum = self.optimizer.param_groups[0].get("momentum")
+        return type(self.optimizer).__name__ + (f" with momentum {momentum}" if momentum else "")
+
+    def _step_flat(self, params: Tensor, gradient: Tensor) -> None:
+        """Let the optimiser step contiguous stretches of the flat vector instead of single parameters."""
+        for group, slices in zip(self.optimizer.param_groups, self._group_slices, strict=True):
+            group["params"] = []
+            for part in slices:
+                stretch = nn.Parameter(params[part], requires_grad=True)
+                stretch.grad = gradient[part]
+                group["params"].append(stretch)
+
+    def _plain_step(self) -> None:
+        """SGD without the wrapping of `Optimizer.step`, on the parameters themselves: same numbers, less time."""
+        with torch.no_grad():
+            for group, params in zip(self.optimizer.param_groups, self._groups, strict=True):
+                used = [p for p in params if p.grad is not None]
+                sgd(
+                    used,
+                    [p.grad for p in used],
+                    [None] * len(used),
+                    foreach=True,
+                    weight_decay=group["weight_decay"],
+                    momentum=0.0,
+                    lr=group["lr"],
+                    dampening=0.0,
+                    nesterov=False,
+                    maximize=group["maximize"],
+                )
+
+    def start_client(self) -> None:
+        """Empty the optimiser's state and start the step-wise schedulers anew from the learning rate of the round."""
+        self.optimizer.state.clear()
+        if not self._step_schedulers:
+            return
+        factors = [now / base if base else 1.0 for now, base in zip(self.round_rates, self._base_rates, strict=True)]
+        for group, rate, factor in zip(self.optimizer.param_groups, self._fresh_rates, factors, strict=True):
+            group["lr"] = rate * factor
+        for scheduler, fresh in zip(self._step_schedulers, self._fresh_states, strict=True):
+            scheduler.load_state_dict(deepcopy(fresh))
+            if hasattr(scheduler, "base_lrs"):
+                scheduler.base_lrs = list(self.round_rates)
+
+    def after_step(self) -> None:
+        """Move the step-wise schedulers."""
+        for scheduler in self._step_schedulers:
+            scheduler.step()
+
+    @property
+    def moves_within_round(self) -> bool:
+        """Whether the learning rate changes from step to step."""
+        return bool(self._step_schedulers)
+
+    def end_round(self, metrics: Mapping[str, Any]) -> None:
+        """Move the epoch-wise schedulers: a round is an epoch."""
+        configs = [c for c in self.scheduler_configs if c.interval == "epoch"]
+        if not configs:
+            return
+        for group, rate in zip(self.optimizer.param_groups, self.round_rates, strict=True):
+            group["lr"] = rate
+        for config in configs:
+            if isinstance(config.scheduler, ReduceLROnPlateau):
+                if config.monitor is not None and config.monitor in metrics:
+                    config.scheduler.step(metrics[config.monitor])
+                elif config.strict:
+                    raise UserError(
+                        f"ReduceLROnPlateau monitors {config.monitor!r}, which was not logged; "
+                        f"logged: {', '.join(sorted(metrics))}."
+                    )
+            else:
+                config.scheduler.step()
+        self.round_rates = [group["lr"] for group in self.optimizer.param_groups]
+
+    @property
+    def learning_rate(self) -> float | Tensor:
+        """The learning rate now: a number, or (d,) where parameter groups differ (0 where no group holds the parameter)."""
+        return self._per_coordinate("lr")
+
+    @property
+    def weight_decay(self) -> float | Tensor:
+        """The weight decay: a number, or (d,) where parameter groups differ."""
+        return self._per_coordinate("weight_decay")
+
+    def _per_coordinate(self, key: str) -> float | Tensor:
+        groups = self.optimizer.param_groups
+        covered = sum(part.stop - part.start for slices in self._group_slices for part in slices)
+        if len(groups) == 1 and covered == self._params.numel():
+            return float(groups[0][key])
+        values = torch.zeros_like(self._params)
+        for group, slices in zip(groups, self._group_slices, strict=True):
+            for part in slices:
+                values[part] = float(group[key])
+        return values
+
+    def state_dict(self) -> dict[str, Any]:
+        """Learning rates of the round and states of the epoch-wise schedulers."""
+        states = [c.scheduler.state_dict() for c in self.scheduler_configs if c.interval == "epoch"]
+        return {"round_rates": list(self.round_rates), "schedulers": states}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """From the checkpoint."""
+        self.round_rates = list(state["round_rates"])
+        for group, rate in zip(self.optimizer.param_groups, self.round_rates, strict=True):
+            group["lr"] = rate
+        configs = [c for c in self.scheduler_configs if c.interval == "epoch"]
+        for config, saved in zip(configs, state["schedulers"], strict=True):
+            config.scheduler.load_state_dict(saved)
+
+
+def _is_plain_sgd(optimizer: torch.optim.Optimizer) -> bool:
+    return type(optimizer) is torch.optim.SGD and all(group["momentum"] == 0 for group in optimizer.param_groups)
+
+
+def _slices(optimizer: torch.optim.Optimizer, layout: Layout, named: dict[str, nn.Parameter]) -> list[list[slice]]:
+    """For each parameter group the stretches of the flat vector that it covers, neighbours joined."""
+    place = {
+        id(named[name]): slice(offset, offset + size)
+        for name, offset, size in zip(layout.names, layout.offsets, layout.sizes, strict=True)
+    }
+    groups = []
+    for group in optimizer.param_groups:
+        parts = sorted((place[id(p)] for p in group["params"] if id(p) in place), key=lambda part: part.start)
+        joined: list[slice] = []
+        for part in parts:
+            if joined and joined[-1].stop == part.start:
+                joined[-1] = slice(joined[-1].start, part.stop)
+            else:
+                joined.append(part)
+        groups.append(joined)
+    return groups

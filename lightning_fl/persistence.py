@@ -1,0 +1,158 @@
+"""What a run leaves behind, and how it is taken up again."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import lightning
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+
+from lightning_fl import checkpoint as checkpoints
+from lightning_fl.errors import UserError
+from lightning_fl.metrics_file import RoundCSVLogger
+
+LAST = Path("checkpoints") / "last.ckpt"
+EXPORT = "model.ckpt"
+METRICS = "metrics.csv"
+CONFIG = "config.yaml"
+
+
+def set_earlier_run_aside(root: str) -> None:
+    """Move the files of an earlier run in `root` into `root/earlier-1` (2, 3 …), so that a new run loses nothing."""
+    folder = Path(root)
+    present = [folder / name for name in (METRICS, CONFIG, EXPORT, LAST.parent) if (folder / name).exists()]
+    if not any(path.name != CONFIG for path in present):
+        return
+    number = 1
+    while (folder / f"earlier-{number}").exists():
+        number += 1
+    aside = folder / f"earlier-{number}"
+    aside.mkdir()
+    for path in present:
+        os.replace(path, aside / path.name)
+    rank_zero_info(f"The earlier run in {root} was moved to {aside}.")
+
+
+def build_checkpoint(trainer: Any, weights_only: bool = False) -> dict[str, Any]:
+    """An ordinary Lightning checkpoint of the server's model; unless `weights_only`, with the run under `federation`."""
+    module: LightningModule = trainer.lightning_module
+    checkpoint: dict[str, Any] = {
+        "epoch": trainer.current_epoch,
+        "global_step": trainer.global_step,
+        "pytorch-lightning_version": lightning.__version__,
+        "state_dict": {
+            name: value.detach().clone(memory_format=torch.contiguous_format)
+            for name, value in module.state_dict().items()
+        },
+        "loops": {},
+    }
+    for part in (module, trainer.datamodule):
+        if part is not None and part.hparams:
+            if hasattr(part, "_hparams_name"):
+                checkpoint[part.CHECKPOINT_HYPER_PARAMS_NAME] = part._hparams_name
+            checkpoint[part.CHECKPOINT_HYPER_PARAMS_KEY] = dict(part.hparams)
+    if not weights_only:
+        run = trainer.run
+        checkpoint["epoch"] = run.round
+        checkpoint["callbacks"] = {c.state_key: state for c in trainer.callbacks if (state := c.state_dict())}
+        checkpoint["optimizer_states"] = []
+        checkpoint["lr_schedulers"] = []
+        checkpoint["federation"] = {
+            "format": checkpoints.FORMAT,
+            "algorithm": trainer.algorithm.name,
+            "num_clients": trainer.datamodule.num_clients,
+            "learning_rates": trainer.worker.optimizer.state_dict(),
+            "run": run.state_dict(),
+        }
+        trainer.hooks.call_callbacks("on_save_checkpoint", checkpoint)
+        if trainer.datamodule is not None:
+            datamodule_state = trainer.datamodule.state_dict()
+            if datamodule_state:
+                checkpoint[type(trainer.datamodule).__qualname__] = datamodule_state
+    module.on_save_checkpoint(checkpoint)
+    return checkpoint
+
+
+def resolve(trainer: Any, ckpt_path: str | os.PathLike[str] | None) -> str | None:
+    """The file that `ckpt_path` means: `last`, `best`, a path, or None.
+
+    Raises:
+        UserError: `best` of a run without a ModelCheckpoint that monitors something.
+    """
+    if ckpt_path is None:
+        return None
+    last = Path(trainer.default_root_dir) / LAST
+    if ckpt_path == "last":
+        if last.is_file():
+            return str(last)
+        if trainer.fitting:
+            rank_zero_warn(f"ckpt_path='last': there is no {last} yet, so the run starts from the beginning.")
+            return None
+        raise UserError(
+            f"ckpt_path='last': there is no checkpoint at {last}; give the run's folder as default_root_dir."
+        )
+    if ckpt_path == "best":
+        best = trainer._best_path()
+        if not best and last.is_file():
+            states = checkpoints.load(last).get("callbacks", {})
+            best = next((s["best_model_path"] for s in states.values() if s.get("best_model_path")), "")
+        if not best:
+            raise UserError(
+                "ckpt_path='best' needs a run with a ModelCheckpoint callback that monitors a metric "
+                f"(--trainer.callbacks+={ModelCheckpoint.__name__} --trainer.callbacks.monitor val/accuracy); "
+                "'last' or a path work without."
+            )
+        return str(best)
+    return str(ckpt_path)
+
+
+def load_model(module: LightningModule, checkpoint: dict[str, Any], path: str) -> None:
+    """Put a checkpoint's weights into the module.
+
+    Raises:
+        UserError: they belong to another model.
+    """
+    module.on_load_checkpoint(checkpoint)
+    try:
+        module.load_state_dict(checkpoint["state_dict"], strict=module.strict_loading)
+    except RuntimeError as error:
+        reason = " ".join(line.strip() for line in str(error).splitlines()[1:3])
+        raise UserError(
+            f"the checkpoint {path} belongs to another model than {type(module).__name__}: {reason}"
+        ) from None
+
+
+def resume(trainer: Any, path: str) -> None:
+    """Take up the run in the checkpoint at `path` where it stopped.
+
+    Raises:
+        UserError: the checkpoint is unreadable or belongs to another model, algorithm or federation.
+    """
+    checkpoint = checkpoints.load(path)
+    federation = checkpoints.federation_of(checkpoint, path, trainer.algorithm.name)
+    if federation["num_clients"] != trainer.datamodule.num_clients:
+        raise UserError(
+            f"the checkpoint {path} is of a federation of {federation['num_clients']} clients, "
+            f"this one has {trainer.datamodule.num_clients}: give the same data."
+        )
+    trainer.run.load_state_dict(federation["run"])
+    load_model(trainer.lightning_module, checkpoint, path)
+    trainer.worker.optimizer.load_state_dict(federation["learning_rates"])
+    trainer.hooks.call_callbacks("on_load_checkpoint", checkpoint)
+    states = checkpoint.get("callbacks", {})
+    for callback in trainer.callbacks:
+        if callback.state_key in states:
+            callback.load_state_dict(states[callback.state_key])
+    if trainer.datamodule is not None and type(trainer.datamodule).__qualname__ in checkpoint:
+        trainer.datamodule.load_state_dict(checkpoint[type(trainer.datamodule).__qualname__])
+    trainer.current_epoch = trainer.run.round
+    trainer.global_step = trainer.run.num_steps
+    for logger in trainer.loggers:
+        if isinstance(logger, RoundCSVLogger):
+            logger.keep_rounds_before(trainer.run.round)
+    rank_zero_info(f"Resumed {path} after round {trainer.run.round} of {trainer.max_rounds}.")

@@ -1,0 +1,96 @@
+"""The progress bar of a federation: one step a round, with accuracy and megabytes."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from lightning.pytorch import LightningModule
+from lightning.pytorch.callbacks import ProgressBar
+from tqdm.auto import tqdm
+
+MEGABYTE = 1e6
+
+
+def megabytes(count: float) -> str:
+    """A number of bytes for people.
+
+    >>> megabytes(24_512_000)
+    '24.5 MB'
+    """
+    return f"{count / MEGABYTE:,.1f} MB"
+
+
+class RoundProgressBar(ProgressBar):
+    """Shows the round, clients done, accuracy, megabytes up and down, and the time that is left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._enabled = True
+        self._bar: Any = None
+        self._shown: dict[str, str] = {}
+
+    def disable(self) -> None:
+        """Show nothing."""
+        self._enabled = False
+
+    def enable(self) -> None:
+        """Show again."""
+        self._enabled = True
+
+    @property
+    def is_enabled(self) -> bool:
+        """Whether anything is shown."""
+        return self._enabled
+
+    def print(self, *arguments: Any, **options: Any) -> None:
+        """Print above the bar."""
+        tqdm.write(" ".join(map(str, arguments)), file=options.get("file", sys.stdout))
+
+    def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Open the bar."""
+        self._bar = tqdm(
+            total=trainer.max_rounds,
+            initial=trainer.current_epoch,
+            desc="Round",
+            unit="round",
+            dynamic_ncols=True,
+            disable=not self._enabled,
+            smoothing=0.1,
+        )
+
+    def on_client_upload(
+        self, trainer: Any, pl_module: LightningModule, client: int, position: int, total: int
+    ) -> None:
+        """Show how far the round is; called by federations alone."""
+        if self._bar is not None:
+            self._bar.set_postfix({"clients": f"{position}/{total}", **self._shown}, refresh=False)
+            self._bar.update(0)
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Move on by a round."""
+        if self._bar is None:
+            return
+        metrics, ledger = trainer.callback_metrics, trainer.run.ledger
+        self._shown = {}
+        named = [name for name in ("val/accuracy", "val/loss") if name in metrics][:1] or ["train/loss"]
+        for name in dict.fromkeys([*named, *trainer.progress_bar_metrics]):
+            if name in metrics:
+                self._shown[name.removeprefix("val/")] = f"{float(metrics[name]):.4g}"
+        self._shown["up"] = megabytes(ledger.total_bytes("up"))
+        self._shown["down"] = megabytes(ledger.total_bytes("down"))
+        self._bar.set_postfix(self._shown, refresh=False)
+        self._bar.update(1)
+
+    def on_train_end(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Close the bar."""
+        self._close()
+
+    def on_exception(self, trainer: Any, pl_module: LightningModule, exception: BaseException) -> None:
+        """Close the bar, so that the message stands on a line of its own."""
+        self._close()
+
+    def _close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None

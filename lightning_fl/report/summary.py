@@ -1,0 +1,47 @@
+"""The short table at the end of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lightning_fl.metrics_file import read_rows
+from lightning_fl.persistence import EXPORT, METRICS
+from lightning_fl.progress import megabytes
+from lightning_fl.trainer import FederatedTrainer
+
+TARGETS = ("val/accuracy", "val/loss", "train/loss")
+
+
+def final_table(trainer: FederatedTrainer) -> str:
+    """What a finished `fit` has reached and where it is: a line each for accuracy, rounds, megabytes, curve and model."""
+    ledger = trainer.run.ledger
+    lines = [
+        ("rounds", f"{trainer.run.round:,}"),
+        ("uplink", megabytes(ledger.total_bytes("up"))),
+        ("downlink", megabytes(ledger.total_bytes("down"))),
+    ]
+    target = next((name for name in TARGETS if name in trainer.callback_metrics), None)
+    root = Path(trainer.default_root_dir)
+    if target is not None:
+        value = f"{float(trainer.callback_metrics[target]):.4f}"
+        lines.insert(0, (target.replace("val/", ""), value + _best(root / METRICS, target)))
+    if trainer.loggers:
+        lines.append(("curve", _short(root / METRICS)))
+    if trainer.enable_checkpointing:
+        lines.append(("model", _short(root / EXPORT)))
+    width = max(len(name) for name, _ in lines)
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in lines)
+
+
+def _best(path: Path, target: str) -> str:
+    """The best value of the curve and its round, if there is a curve."""
+    points = [(float(row[target]), int(row["round"])) for row in read_rows(path)[1] if row.get(target)]
+    if not points:
+        return ""
+    value, round_index = (max if target == "val/accuracy" else min)(points, key=lambda point: point[0])
+    return f" (best {value:.4f} after round {round_index + 1})"
+
+
+def _short(path: Path) -> str:
+    """Relative to the working directory where that is shorter to read."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

@@ -1,0 +1,15 @@
+"""Local training with the module's own optimiser (FedAvg; McMahan et al., AISTATS 2017)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from lightning_fl.slots import Rule
+
+
+@dataclass(frozen=True)
+class LocalOptimizer(Rule):
+    """y ← y − η g by whatever `configure_optimizers` returns, its state (momentum, moments) fresh in every round."""
+
+    reads_gradient: ClassVar[bool] = False

@@ -1,0 +1,26 @@
+"""FedProx's local rule (Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lightning_fl.errors import require
+from lightning_fl.slots import LocalTraining, Rule
+
+
+@dataclass(frozen=True)
+class Proximal(Rule):
+    """Adds μ(y − w) to the gradient, that is (μ/2)‖y − w‖² to the loss; then the module's own optimiser steps.
+
+    Attributes:
+        mu: μ ≥ 0, weight of the pull towards the received model w; 0 is FedAvg. Default of the authors' code: 0.001.
+    """
+
+    mu: float = 0.001
+
+    def __post_init__(self) -> None:
+        require(self.mu >= 0, f"mu is the weight of FedProx's proximal term and must be at least 0, got {self.mu}.")
+
+    def correct(self, local: LocalTraining) -> None:
+        """g ← g + μ(y − w)."""
+        local.gradient.add_(local.params - local.received["model"], alpha=self.mu)

@@ -1,0 +1,37 @@
+"""Momentum on the client, restarted in every round (DeviceM; FedDUMAP: Liu et al., ACM TIST 2024, eq. 9-10)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from lightning_fl.errors import require
+from lightning_fl.slots import LocalTraining, Rule
+
+
+@dataclass(frozen=True)
+class RestartedMomentum(Rule):
+    """v ← βv + (1 − β)g;  y ← y − ηv;  v = 0 at the start of every round.
+
+    Unlike `torch.optim.SGD(momentum=β, dampening=1 − β)`, whose first step sets v = g.
+
+    Attributes:
+        beta: β in [0, 1); 0 is plain SGD. Default of the paper's code: 0.9.
+    """
+
+    own_step: ClassVar[bool] = True
+    beta: float = 0.9
+
+    def __post_init__(self) -> None:
+        require(0 <= self.beta < 1, f"the client momentum must lie in [0, 1), got {self.beta}.")
+
+    def start(self, local: LocalTraining) -> None:
+        """v = 0."""
+        local.memory["velocity"] = torch.zeros_like(local.params)
+
+    def step(self, local: LocalTraining) -> None:
+        """v ← βv + (1 − β)g;  y ← y − ηv."""
+        velocity = local.memory["velocity"].mul_(self.beta).add_(local.gradient, alpha=1 - self.beta)
+        local.params.sub_(velocity * local.learning_rate)

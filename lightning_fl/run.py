@@ -1,0 +1,120 @@
+"""All that changes in a federation: the model, the server's and the clients' states, codec memory, the ledger, the clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_fl.errors import UserError
+from lightning_fl.link import Ledger
+from lightning_fl.slots import State
+from lightning_fl.tree import Layout
+
+# What a stream of random numbers is for: part of its seed, so that no two streams coincide.
+COHORT, DROPOUT, CLIENT, SERVER = range(4)
+
+
+@dataclass
+class Run:
+    """The state of a run between two rounds; all tensors are flat, on the device of `params`, client states on the host.
+
+    Attributes:
+        seed: every random draw is a function of it, the round and the client.
+        layout: where each parameter lies in `params`.
+        buffer_layout: where each float buffer lies in `buffers`.
+        params: trainable parameters (d,).
+        buffers: float buffers (d_b,), averaged like parameters.
+        counters: integer buffers by name, never sent: the server takes the maximum over clients.
+        round: rounds completed, hence the index of the next one.
+        num_steps: optimiser steps of all clients so far.
+        server: state of each server step, by its place and name in the chain.
+        clients: state of each client that has taken part and keeps one.
+        client_memory: codec memory of each client's uplink.
+        server_memory: codec memory of the downlink.
+        ledger: bits that crossed.
+        simulated_seconds: what the run would have taken on the simulated network.
+    """
+
+    seed: int
+    layout: Layout
+    buffer_layout: Layout
+    params: Tensor
+    buffers: Tensor
+    counters: dict[str, Tensor]
+    round: int = 0
+    num_steps: int = 0
+    server: dict[str, State] = field(default_factory=dict)
+    clients: dict[int, State] = field(default_factory=dict)
+    client_memory: dict[int, State] = field(default_factory=dict)
+    server_memory: State = field(default_factory=dict)
+    ledger: Ledger = field(default_factory=Ledger)
+    simulated_seconds: float = 0.0
+
+    def random(self, purpose: int, client: int = 0) -> np.random.Generator:
+        """The random stream of this round for `purpose` (and client)."""
+        return np.random.default_rng([self.seed, self.round, purpose, client])
+
+    def torch_seeds(self, purpose: int, client: int = 0, count: int = 2) -> list[int]:
+        """Seeds for torch generators, from the same stream as `random` would use."""
+        sequence = np.random.SeedSequence([self.seed, self.round, purpose, client])
+        return [int(word) for word in sequence.generate_state(count, np.uint64) >> np.uint64(1)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain containers and tensors only, so that `torch.load(weights_only=True)` reads it."""
+        return {
+            "seed": self.seed,
+            "names": list(self.layout.names),
+            "shapes": [list(shape) for shape in self.layout.shapes],
+            "channels_last": list(self.layout.channels_last),
+            "params": self.params,
+            "buffers": self.buffers,
+            "counters": self.counters,
+            "round": self.round,
+            "num_steps": self.num_steps,
+            "server": self.server,
+            "clients": self.clients,
+            "client_memory": self.client_memory,
+            "server_memory": self.server_memory,
+            "ledger": self.ledger.state_dict(),
+            "simulated_seconds": self.simulated_seconds,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a saved state.
+
+        Raises:
+            UserError: it belongs to another model; the first parameter that differs is named.
+        """
+        saved = dict(zip(state["names"], map(tuple, state["shapes"]), strict=True))
+        here = dict(zip(self.layout.names, self.layout.shapes, strict=True))
+        if saved != here:
+            name = next(name for name in {**here, **saved} if saved.get(name) != here.get(name))
+            raise UserError(
+                f"the checkpoint belongs to another model: its parameter {name!r} has shape {saved.get(name, 'none')}, "
+                f"this model's has {here.get(name, 'none')}; give the model that the checkpoint was written with."
+            )
+        source = Layout(self.layout.names, self.layout.shapes, tuple(state["channels_last"]))
+        device = self.params.device
+
+        def relaid(tensors: State, to: torch.device | None) -> State:
+            return {
+                name: (self.layout.relay(x, source) if x.shape[-1:] == (source.numel,) else x).to(to)
+                for name, x in tensors.items()
+            }
+
+        self.seed = state["seed"]
+        self.params = self.layout.relay(state["params"], source).to(device)
+        self.buffers = state["buffers"].to(device)
+        self.counters = {name: x.to(device) for name, x in state["counters"].items()}
+        self.round = state["round"]
+        self.num_steps = state["num_steps"]
+        self.server = {name: relaid(x, device) for name, x in state["server"].items()}
+        self.clients = {client: relaid(x, None) for client, x in state["clients"].items()}
+        self.client_memory = {client: relaid(x, None) for client, x in state["client_memory"].items()}
+        self.server_memory = relaid(state["server_memory"], device)
+        self.ledger.load_state_dict(state["ledger"])
+        self.simulated_seconds = state["simulated_seconds"]

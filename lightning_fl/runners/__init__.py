@@ -1,0 +1,6 @@
+"""Who loops over the clients: all runners have one signature and give one answer."""
+
+from lightning_fl.runners.local import LocalPlan, train_locally
+from lightning_fl.runners.serial import serial
+
+__all__ = ["LocalPlan", "serial", "train_locally"]

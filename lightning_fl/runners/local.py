@@ -1,0 +1,167 @@
+"""One local training: the minibatch loop that all runners and the server share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import ceil
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from lightning_fl.slots import LocalTraining, Message, Rule, State
+from lightning_fl.worker import Worker
+
+
+class Selection(Protocol):
+    """The samples of one client."""
+
+    def __len__(self) -> int: ...
+
+    def batches(self, batch_size: int, generator: torch.Generator | None = None) -> Iterator[Any]:
+        """One pass in batches, in an order drawn from `generator`."""
+
+
+@dataclass(frozen=True)
+class LocalPlan:
+    """How long a client trains and in what batches.
+
+    Attributes:
+        batch_size: samples in a minibatch, B.
+        epochs: passes over the client's samples, E; or
+        steps: optimiser steps over a stream of reshuffled passes, L. One of the two is None.
+        limit_batches: of each pass only this many batches, or this fraction of them.
+        accumulate: batches whose gradients add up to one optimiser step.
+        clip_value, clip_algorithm: Lightning's `gradient_clip_val` and `gradient_clip_algorithm`.
+    """
+
+    batch_size: int
+    epochs: int | None
+    steps: int | None
+    limit_batches: int | float = 1.0
+    accumulate: int = 1
+    clip_value: float | None = None
+    clip_algorithm: str = "norm"
+
+    def pass_batches(self, num_samples: int, skip_single: bool) -> int:
+        """Batches of one pass over `num_samples` samples."""
+        batches = ceil(num_samples / self.batch_size)
+        last = num_samples - (batches - 1) * self.batch_size
+        if skip_single and self.batch_size > 1 and last == 1:
+            batches -= 1
+        limit = self.limit_batches
+        return min(batches, limit if isinstance(limit, int) else max(int(batches * limit), 1 if limit else 0))
+
+    def num_steps(self, in_pass: int) -> int:
+        """Optimiser steps of the whole local training, given the batches of one pass."""
+        if not in_pass:
+            return 0
+        return self.steps if self.steps is not None else (self.epochs or 0) * ceil(in_pass / self.accumulate)
+
+    @property
+    def passes(self) -> float:
+        """Passes over the samples, for estimates; a plan by steps counts as one pass per client."""
+        return self.epochs or 1
+
+    def num_batches(self, num_samples: int, skip_single: bool) -> int:
+        """Batches of the whole local training."""
+        in_pass = self.pass_batches(num_samples, skip_single)
+        return self.epochs * in_pass if self.epochs is not None else self.num_steps(in_pass) * self.accumulate
+
+
+def train_locally(
+    worker: Worker,
+    rule: Rule,
+    received: Message,
+    counters: dict[str, Tensor],
+    state: State,
+    selection: Selection,
+    plan: LocalPlan,
+    seeds: tuple[int, int],
+    resident: bool,
+) -> LocalTraining:
+    """Train the worker's module from the received model on one client's samples.
+
+    Args:
+        worker: holds the module; its parameters are overwritten.
+        rule: makes the steps.
+        received: `model` (d,) and `buffers` (d_b,), and what else came down.
+        counters: integer buffers of the server's module.
+        state: what the client kept from earlier rounds.
+        selection: its samples.
+        plan: how long and in what batches.
+        seeds: of the order of the samples, and of everything the module draws itself.
+        resident: whether the samples already lie on the accelerator.
+
+    Returns:
+        The local training after its last step.
+    """
+    module, hooks, optimizer, logs = worker.module, worker.hooks, worker.optimizer, worker.logs
+    worker.load(received["model"], received["buffers"], counters)
+    optimizer.start_client()
+    worker.zero_gradient()
+    local = LocalTraining(received, worker.params, worker.gradient, optimizer.step, state, learning_rate=0.0)
+    local.learning_rate = optimizer.learning_rate
+    weight_decay = optimizer.weight_decay if rule.own_step else 0.0
+    decays = bool(torch.as_tensor(weight_decay).any())
+    rule.start(local)
+
+    order = torch.Generator().manual_seed(seeds[0])
+    worker.seed(seeds[1])
+    num_samples, batch_size, accumulate = len(selection), plan.batch_size, plan.accumulate
+    in_pass = worker.batches_in_pass = plan.pass_batches(num_samples, worker.skips_single_samples)
+    num_steps = worker.steps_in_training = plan.num_steps(in_pass)
+    batch_start, batch_end = hooks.listeners("on_train_batch_start"), hooks.listeners("on_train_batch_end")
+    before_zero, before_backward = hooks.listeners("on_before_zero_grad"), hooks.listeners("on_before_backward")
+    after_backward, before_step = hooks.listeners("on_after_backward"), hooks.listeners("on_before_optimizer_step")
+    precision, fabric = worker.fabric.strategy.precision, worker.fabric
+    converts, transfers = precision.precision != "32-true", not resident or hooks.changes_batches
+
+    step = batch_index = 0
+    while step < num_steps:
+        for index, batch in enumerate(selection.batches(batch_size, order)):
+            logs.batch_size = min(batch_size, num_samples - index * batch_size)
+            if transfers:
+                batch = worker.transfer(batch, resident)
+            if converts:
+                batch = precision.convert_input(batch)
+            for listener in batch_start:
+                listener(batch, batch_index)
+            with precision.forward_context():
+                output = module.training_step(batch, batch_index) if worker.takes_index else module.training_step(batch)
+            loss: Tensor | None = output["loss"] if isinstance(output, Mapping) else output
+            if loss is not None:
+                logs.add_loss(loss)
+                for listener in before_backward:
+                    listener(loss)
+                fabric.backward(loss if accumulate == 1 else loss / accumulate)
+                for listener in after_backward:
+                    listener()
+            if (index + 1) % accumulate == 0 or index + 1 == in_pass:
+                step += 1
+                if loss is not None:
+                    for listener in before_step:
+                        listener(optimizer.optimizer)
+                    if plan.clip_value:
+                        worker.clip_gradient(plan.clip_value, plan.clip_algorithm)
+                    if decays:
+                        local.gradient.add_(local.params * weight_decay)
+                    rule.correct(local)
+                    rule.step(local)
+                    local.num_steps += 1
+                    local.sum_learning_rate = local.sum_learning_rate + local.learning_rate
+                    if optimizer.moves_within_round:
+                        optimizer.after_step()
+                        local.learning_rate = optimizer.learning_rate
+                for listener in before_zero:
+                    listener(optimizer.optimizer)
+                worker.zero_gradient()
+            if batch_end:
+                outputs = {"loss": output.detach()} if isinstance(output, Tensor) else output
+                for listener in batch_end:
+                    listener(outputs, batch, batch_index)
+            batch_index += 1
+            if step == num_steps or index + 1 == in_pass:
+                break
+    return local

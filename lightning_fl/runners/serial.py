@@ -1,0 +1,56 @@
+"""One client after the other on the worker's module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from lightning_fl.data import FederatedDataModule
+from lightning_fl.run import CLIENT, Run
+from lightning_fl.runners.local import LocalPlan, train_locally
+from lightning_fl.slots import Message, Result, Rule
+from lightning_fl.worker import Worker
+
+
+def serial(
+    worker: Worker,
+    rule: Rule,
+    received: Message,
+    cohort: Sequence[int],
+    data: FederatedDataModule,
+    plan: LocalPlan,
+    run: Run,
+) -> Iterator[Result]:
+    """Train each client of the cohort and yield its result; one result is alive at a time.
+
+    Args:
+        worker: the module on its flat storage.
+        rule: what a client does with its gradients.
+        received: what came down to every client.
+        cohort: indices of the clients.
+        data: gives each client's samples.
+        plan: how long a client trains.
+        run: gives client states and random seeds; not changed.
+    """
+    worker.module.train()
+    for client in cohort:
+        worker.hooks.call("on_client_download", client)
+        state = run.clients.get(client)
+        if state is None:
+            state = rule.init(received["model"])
+        order, own = run.torch_seeds(CLIENT, client)
+        local = train_locally(
+            worker, rule, received, run.counters, state, data.client(client), plan, (order, own), data.train.resident
+        )
+        message = rule.finish(local)
+        if worker.buffer_layout.names:
+            message["buffers"] = worker.read_buffers() - received["buffers"]
+        yield Result(
+            client=client,
+            message=message,
+            weight=float(data.client_sizes[client]),
+            state=local.state,
+            counters={name: buffer.clone() for name, buffer in worker.counters.items()},
+            logs=worker.logs.take(),
+            num_steps=local.num_steps,
+        )
+    worker.steps_in_training = 0

@@ -1,0 +1,138 @@
+"""Checks of the trainer's arguments, and the Lightning objects they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from lightning.fabric import Fabric
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.profilers import AdvancedProfiler, PassThroughProfiler, Profiler, PyTorchProfiler, SimpleProfiler
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+from lightning_fl.errors import UserError, nearest, require
+from lightning_fl.metrics_file import RoundCSVLogger
+
+PRECISIONS = ("32-true", "bf16-mixed", "bf16-true", "64-true")
+PRECISION_ALIASES = {"32": "32-true", "64": "64-true", "bf16": "bf16-mixed"}
+SHARDED_STRATEGIES = ("fsdp", "deepspeed", "xla", "model_parallel", "tensor_parallel")
+PROFILERS = {"simple": SimpleProfiler, "advanced": AdvancedProfiler, "pytorch": PyTorchProfiler}
+
+
+def check_rounds(
+    max_rounds: int,
+    clients_per_round: int | float,
+    local_epochs: int | None,
+    local_steps: int | None,
+    dropout_rate: float,
+    every: dict[str, int],
+) -> None:
+    """Check what decides a round.
+
+    Raises:
+        UserError: a value is not allowed.
+    """
+    require(max_rounds >= 0, f"max_rounds must be at least 0, got {max_rounds}.")
+    if isinstance(clients_per_round, int):
+        require(clients_per_round >= 1, f"clients_per_round must be at least 1, got {clients_per_round}.")
+    else:
+        require(
+            0 < clients_per_round <= 1,
+            f"clients_per_round as a fraction must lie in (0, 1], got {clients_per_round}; a count is a whole number.",
+        )
+    require(
+        local_epochs is None or local_steps is None,
+        f"local_epochs={local_epochs} and local_steps={local_steps} exclude each other: give one of them.",
+    )
+    require(local_epochs is None or local_epochs >= 1, f"local_epochs must be at least 1, got {local_epochs}.")
+    require(local_steps is None or local_steps >= 1, f"local_steps must be at least 1, got {local_steps}.")
+    require(0 <= dropout_rate < 1, f"dropout_rate must lie in [0, 1), got {dropout_rate}.")
+    for name, value in every.items():
+        require(value >= 1, f"{name} must be at least 1, got {value}.")
+
+
+def check_limits(limits: dict[str, int | float | None]) -> None:
+    """Check the `limit_*_batches`.
+
+    Raises:
+        UserError: a value is neither a count nor a fraction.
+    """
+    for name, value in limits.items():
+        if isinstance(value, int) or value is None:
+            require(value is None or value >= 0, f"{name} as a count must be at least 0, got {value}.")
+        else:
+            require(0 <= value <= 1, f"{name} as a fraction must lie in [0, 1], got {value}.")
+
+
+def cohort_size(clients_per_round: int | float, num_clients: int, num_eligible: int) -> int:
+    """Clients of a round, K.
+
+    Raises:
+        UserError: more are asked for than there are.
+    """
+    if isinstance(clients_per_round, float):
+        return min(max(1, round(clients_per_round * num_clients)), num_eligible)
+    require(
+        clients_per_round <= num_eligible,
+        f"clients_per_round is {clients_per_round}, but the federation has {num_eligible} clients with samples: "
+        f"give at most {num_eligible}, or a fraction in (0, 1].",
+    )
+    return clients_per_round
+
+
+def build_fabric(accelerator: Any, strategy: Any, devices: Any, num_nodes: int, precision: Any, plugins: Any) -> Fabric:
+    """The Fabric that drives a run.
+
+    Raises:
+        UserError: a federation cannot honour the strategy, the precision or the number of devices.
+    """
+    precision = PRECISION_ALIASES.get(str(precision), str(precision or "32-true"))
+    require(
+        precision in PRECISIONS,
+        f"precision {precision!r} is not available in a federation; {nearest(precision, PRECISIONS)}.",
+    )
+    name = strategy if isinstance(strategy, str) else type(strategy).__name__.lower()
+    require(
+        not any(sharded in name for sharded in SHARDED_STRATEGIES),
+        f"strategy {name!r} shards one model over accelerators, which a federation of whole client models cannot use; "
+        "allowed: auto.",
+    )
+    try:
+        fabric = Fabric(
+            accelerator=accelerator,
+            strategy=strategy,
+            devices=devices,
+            num_nodes=num_nodes,
+            precision=None if plugins is not None and precision == "32-true" else precision,
+            plugins=plugins,
+        )
+    except (RuntimeError, ValueError, TypeError, MisconfigurationException) as error:
+        raise UserError(
+            f"Fabric cannot be set up with accelerator={accelerator!r}, strategy={strategy!r}, devices={devices!r}: {error}"
+        ) from error
+    require(
+        fabric.world_size == 1,
+        f"a run uses one process in this version, got devices={devices} and num_nodes={num_nodes}: give devices=1.",
+    )
+    return fabric
+
+
+def build_loggers(logger: Logger | Iterable[Logger] | bool | None, root: str) -> list[Logger]:
+    """`metrics.csv` first, then the loggers that were given; `logger=False` is none at all."""
+    if logger is False:
+        return []
+    given = [] if logger is None or logger is True else [logger] if isinstance(logger, Logger) else list(logger)
+    return [RoundCSVLogger(root), *given]
+
+
+def build_profiler(profiler: Profiler | str | None) -> Profiler:
+    """The profiler that was named.
+
+    Raises:
+        UserError: there is none of that name.
+    """
+    if isinstance(profiler, str):
+        if profiler not in PROFILERS:
+            raise UserError(f"profiler {profiler!r} is unknown; {nearest(profiler, PROFILERS)}.")
+        return PROFILERS[profiler]()
+    return profiler or PassThroughProfiler()

@@ -1,0 +1,111 @@
+"""Trees (named tensors) and the flat vectors that store them.
+
+All trainable parameters of a module lie one after the other in one vector of d numbers, and the module's own parameters
+are views of it. Loading a client is then one copy, a server formula reads as it does on paper (`w + alpha * (w_s - w)`),
+and an elementwise rule needs a few kernels however many layers there are. A `Layout` says which part of the vector is which
+parameter; with a leading axis of clients the same layout reads a stack (K, d).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from math import prod
+
+import torch
+from torch import Tensor
+
+from lightning_fl.errors import UserError
+
+Tree = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each tensor of a tree lies in its flat vector.
+
+    Attributes:
+        names: keys of the tree, in the order of storage (`named_parameters()` order).
+        shapes: shape of each tensor.
+        channels_last: whether each tensor is stored (O, H, W, I) and read as (O, I, H, W); only 4-D tensors can be.
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    channels_last: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, tree: Mapping[str, Tensor], channels_last: bool = False) -> Layout:
+        """The layout of `tree`, its 4-D tensors stored channels_last if asked."""
+        return cls(
+            tuple(tree),
+            tuple(tuple(tensor.shape) for tensor in tree.values()),
+            tuple(channels_last and tensor.dim() == 4 for tensor in tree.values()),
+        )
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Number of entries of each tensor."""
+        return tuple(prod(shape) for shape in self.shapes)
+
+    @cached_property
+    def offsets(self) -> tuple[int, ...]:
+        """Where each tensor starts in the vector."""
+        return tuple(accumulate(self.sizes, initial=0))[:-1]
+
+    @cached_property
+    def numel(self) -> int:
+        """d, the length of the vector."""
+        return sum(self.sizes)
+
+    def views(self, vector: Tensor) -> Tree:
+        """Read `vector` (..., d) as a tree of views (..., *shape); writing to a view writes to the vector."""
+        if vector.shape[-1] != self.numel:
+            raise ValueError(f"a vector of {self.numel} entries is laid out here; got {vector.shape[-1]}")
+        return dict(self._iterate(vector))
+
+    def _iterate(self, vector: Tensor) -> Iterator[tuple[str, Tensor]]:
+        for name, shape, last, offset, size in zip(
+            self.names, self.shapes, self.channels_last, self.offsets, self.sizes, strict=True
+        ):
+            part = vector.narrow(-1, offset, size)
+            leading = vector.shape[:-1]
+            if last:
+                outputs, inputs, height, width = shape
+                yield name, part.view(*leading, outputs, height, width, inputs).movedim(-1, -3)
+            else:
+                yield name, part.view(*leading, *shape)
+
+    def flatten(self, tree: Mapping[str, Tensor], out: Tensor | None = None) -> Tensor:
+        """Copy `tree` (tensors (*shape)) into one vector (d,), `out` if given.
+
+        Raises:
+            KeyError: a name of the layout is missing in `tree`.
+        """
+        if out is None:
+            example = next(iter(tree.values())) if tree else torch.empty(0)
+            out = torch.empty(self.numel, dtype=example.dtype, device=example.device)
+        for name, view in self._iterate(out):
+            view.copy_(tree[name])
+        return out
+
+    def relay(self, vector: Tensor, source: Layout) -> Tensor:
+        """Bring a vector stored under `source` (same names and shapes) into this layout's order; no copy if it is the same."""
+        return vector if source == self else self.flatten(source.views(vector))
+
+
+def common_dtype(tree: Mapping[str, Tensor]) -> torch.dtype:
+    """The one floating dtype of all tensors of `tree` (float32 if it is empty).
+
+    Raises:
+        UserError: they differ, and one flat vector cannot hold them without changing what the module computes.
+    """
+    dtypes = {tensor.dtype for tensor in tree.values()}
+    if len(dtypes) > 1:
+        raise UserError(
+            f"a federated module needs parameters of one dtype, got {', '.join(sorted(map(str, dtypes)))}; "
+            "cast the module, for instance with module.float()."
+        )
+    return dtypes.pop() if dtypes else torch.float32

@@ -1,0 +1,179 @@
+"""An image classifier for any Lightning trainer: cross-entropy, SGD, and two learning-rate schedules that multiply.
+
+With η the learning rate, d the decay and t the epoch of the trainer, `lr_decay` gives η·dᵗ. The cosine of Loshchilov
+and Hutter (2017), constant within an epoch, gives η·½(1 + cos(πe/E)) in epoch e of E. Both together give the product.
+The decay is a scheduler of interval "epoch"; the cosine is one of interval "step" and counts epochs itself. A trainer
+whose every epoch holds whole trainings of its own therefore decays from one of its epochs to the next, and runs through
+the cosine inside each.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import ExponentialLR, MultiplicativeLR
+
+from lightning_fl.errors import UserError, nearest, require
+from lightning_fl.modules.networks import network as build_network
+from lightning_fl.modules.networks import usual_input
+
+LR_SCHEDULES = ("constant", "cosine")
+
+
+class ImageClassifier(LightningModule):
+    """Train a network on (images, labels) batches by mean cross-entropy and SGD.
+
+    Images are (B, in_channels, image_size, image_size) floats, labels are (B,) class indices. Logs `train/loss` for
+    every step, and `val/loss`, `val/accuracy` (`test/…`) as means over all samples.
+
+    Args:
+        network: a key of `lightning_fl.modules.NETWORKS`, or any module from images to (B, num_classes) logits. A
+            module given from Python is no hyper-parameter: hand it to `load_from_checkpoint(path, network=…)` again.
+        num_classes: number of classes, at least 2.
+        in_channels: channels of the images; None means the usual number of a network given by name.
+        image_size: height and width of the images in pixels; None means the usual size of a network given by name.
+        learning_rate: step size of SGD, above 0.
+        momentum: of SGD as PyTorch defines it, in [0, 1).
+        weight_decay: L2 penalty of SGD, at least 0.
+        lr_decay: factor of the learning rate after every epoch, in (0, 1].
+        lr_schedule: "constant", or "cosine": down from `learning_rate` over the epochs of a training.
+        network_options: options of a network given by name, for example `{"dropout": 0.5}` of `vgg11`.
+
+    Raises:
+        UserError: an argument outside its range, or an unknown name.
+
+    >>> model = ImageClassifier("linear", num_classes=10, in_channels=1, image_size=8)
+    >>> model(torch.zeros(2, 1, 8, 8)).shape
+    torch.Size([2, 10])
+    """
+
+    def __init__(
+        self,
+        network: str | nn.Module = "cnn",
+        num_classes: int = 10,
+        in_channels: int | None = None,
+        image_size: int | None = None,
+        learning_rate: float = 0.1,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        lr_decay: float = 1.0,
+        lr_schedule: Literal["constant", "cosine"] = "constant",
+        network_options: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        require(num_classes >= 2, f"num_classes must be at least 2, got {num_classes}")
+        require(0 < learning_rate < math.inf, f"learning_rate must be above 0 and finite, got {learning_rate}")
+        require(0 <= momentum < 1, f"momentum must be in [0, 1), got {momentum}")
+        require(0 <= weight_decay < math.inf, f"weight_decay must be at least 0 and finite, got {weight_decay}")
+        require(0 < lr_decay <= 1, f"lr_decay must be in (0, 1], got {lr_decay}")
+        require(
+            lr_schedule in LR_SCHEDULES, f"unknown lr_schedule {lr_schedule!r}: {nearest(lr_schedule, LR_SCHEDULES)}"
+        )
+        with (
+            warnings.catch_warnings()
+        ):  # at a command line the hyper-parameter `network` is a configuration, to be kept
+            warnings.filterwarnings("ignore", "Attribute 'network' is an instance of")
+            self.save_hyperparameters()
+        if isinstance(self.hparams.get("network"), nn.Module):
+            self.save_hyperparameters(ignore=["network"])
+            self.hparams["network"] = None
+        self.learning_rate = learning_rate
+        self.momentum = momentum
+        self.weight_decay = weight_decay
+        self.lr_decay = lr_decay
+        self.lr_schedule = lr_schedule
+        if isinstance(network, str):
+            self.network = build_network(network, num_classes, in_channels, image_size, **(network_options or {}))
+            usual_channels, usual_size = usual_input(network)
+            in_channels, image_size = in_channels or usual_channels, image_size or usual_size
+        else:
+            require(
+                isinstance(network, nn.Module),
+                f"network must be a name or an nn.Module, got {network!r}; a checkpoint whose network was a module "
+                "needs it again: load_from_checkpoint(path, network=…)",
+            )
+            require(not network_options, "network_options is for networks given by name, not for an nn.Module")
+            self.network = network
+        if in_channels and image_size:
+            self.example_input_array = torch.zeros(1, in_channels, image_size, image_size)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, C, H, W) images → (B, num_classes) logits."""
+        return self.network(images)
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        """The mean cross-entropy of the batch, a scalar."""
+        images, labels = batch
+        loss = F.cross_entropy(self.network(images), labels)
+        self.log("train/loss", loss)
+        return loss
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        """Log `val/loss` and `val/accuracy`."""
+        self._evaluate("val", batch)
+
+    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        """Log `test/loss` and `test/accuracy`."""
+        self._evaluate("test", batch)
+
+    def predict_step(self, batch: Tensor | tuple[Tensor, ...] | list[Tensor], batch_idx: int) -> Tensor:
+        """The class probabilities, (B, num_classes), of images or of an (images, …) batch."""
+        images = batch if isinstance(batch, Tensor) else batch[0]
+        return self.network(images).softmax(dim=-1)
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        """SGD, with a scheduler of interval "epoch" for `lr_decay` and one of interval "step" for the cosine."""
+        optimizer = torch.optim.SGD(
+            self.network.parameters(), lr=self.learning_rate, momentum=self.momentum, weight_decay=self.weight_decay
+        )
+        schedulers: list[Any] = []
+        # Both multiply the current learning rate, so that they commute: a LambdaLR would overwrite the decay.
+        if self.lr_decay < 1:
+            decay = ExponentialLR(optimizer, gamma=self.lr_decay)
+            schedulers.append({"scheduler": decay, "interval": "epoch", "name": "lr_decay"})
+        if self.lr_schedule == "cosine":
+            cosine = MultiplicativeLR(optimizer, lambda step: self._cosine_ratio(step))
+            schedulers.append({"scheduler": cosine, "interval": "step", "name": "cosine"})
+        return [optimizer], schedulers
+
+    def _evaluate(self, stage: str, batch: tuple[Tensor, Tensor]) -> None:
+        images, labels = batch
+        logits = self.network(images)
+        loss = F.cross_entropy(logits, labels)
+        accuracy = (logits.argmax(dim=1) == labels).float().mean()
+        metrics = {f"{stage}/loss": loss, f"{stage}/accuracy": accuracy}
+        self.log_dict(metrics, on_step=False, on_epoch=True, batch_size=len(labels), sync_dist=True)
+
+    def _cosine_ratio(self, step: int) -> float:
+        """The factor from the learning rate of optimiser step `step - 1` to that of `step`; 1 within an epoch.
+
+        Asks the trainer each time, because the length of a training may differ from one to the next.
+        """
+        if step == 0:
+            return 1.0
+        total_steps = self.trainer.estimated_stepping_batches
+        num_batches = self.trainer.num_training_batches
+        if not (math.isfinite(total_steps) and math.isfinite(num_batches)):
+            raise UserError(
+                "lr_schedule='cosine' needs the length of the training: give max_epochs, and a dataset with a length"
+            )
+        steps_per_epoch = math.ceil(num_batches / self.trainer.accumulate_grad_batches)
+        num_epochs = math.ceil(total_steps / steps_per_epoch)
+        epoch, previous = (min(s // steps_per_epoch, num_epochs - 1) for s in (step, step - 1))
+        return cosine_factor(epoch, num_epochs) / cosine_factor(previous, num_epochs)
+
+
+def cosine_factor(epoch: int, num_epochs: int) -> float:
+    """½(1 + cos(πe/E)): 1 in epoch 0, and above 0 in every epoch e < E.
+
+    >>> [round(cosine_factor(epoch, 4), 3) for epoch in range(4)]
+    [1.0, 0.854, 0.5, 0.146]
+    """
+    return (1 + math.cos(math.pi * epoch / num_epochs)) / 2

@@ -1,0 +1,361 @@
+"""The small image networks of the federated-learning papers, by name.
+
+Sources: LeNet-5 (LeCun et al. 1998), VGG (Simonyan and Zisserman 2015), ResNet for CIFAR (He et al. 2016), and the
+convolutional networks that FedDUMAP (TIST 2024), FedLDF (2024), FedDP (CCGrid 2023) and FedAdam-SSM (2024) train.
+
+A network is a plain chain of named layers, `conv1 → bn1 → relu1 → pool1 → … → flatten → fc1 → …`, or such a chain with
+residual blocks in the middle. Every ReLU is a module of its own, so that a hook can read the feature map behind it, and
+none works in place. Inputs are (B, in_channels, image_size, image_size) floats, outputs are (B, num_classes) logits.
+
+Initialisation, for all of them: convolution weights N(0, 2/(k²·C_out)) (He et al. 2015, fan-out) with bias 0, as in the
+code of FedDUMAP and as usual for ResNets; BatchNorm γ=1, β=0; linear layers as PyTorch does it.
+
+Parameters and multiply-accumulates below are for 10 classes and the usual image size; the latter count convolutions and
+linear layers without their biases.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import OrderedDict
+from collections.abc import Callable
+from itertools import count
+from typing import Any, Literal
+
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from lightning_fl.errors import nearest, require
+
+
+def network(
+    name: str, num_classes: int, in_channels: int | None = None, image_size: int | None = None, **options: Any
+) -> nn.Module:
+    """Build the network `name` of `NETWORKS`.
+
+    Args:
+        name: a key of `NETWORKS`.
+        num_classes: number of logits, at least 1.
+        in_channels: channels of the images; None means the network's usual number.
+        image_size: height and width of the images in pixels; None means the network's usual size.
+        options: the network's own options, such as `dropout` of `vgg11`.
+
+    Raises:
+        UserError: unknown name or option, or an image size too small for the network.
+
+    >>> network("linear", num_classes=10, in_channels=1, image_size=8)
+    Sequential(
+      (flatten): Flatten(start_dim=1, end_dim=-1)
+      (fc): Linear(in_features=64, out_features=10, bias=True)
+    )
+    """
+    usual_channels, usual_size = usual_input(name)
+    in_channels = usual_channels if in_channels is None else in_channels
+    image_size = usual_size if image_size is None else image_size
+    for label, value in (("num_classes", num_classes), ("in_channels", in_channels), ("image_size", image_size)):
+        require(value >= 1, f"network {name!r}: {label} must be at least 1, got {value}")
+    allowed = list(inspect.signature(NETWORKS[name]).parameters)[3:]
+    for option in options:
+        known = nearest(option, allowed) if allowed else "it has none"
+        require(option in allowed, f"network {name!r} has no option {option!r}: {known}")
+    return NETWORKS[name](num_classes, in_channels, image_size, **options)
+
+
+def usual_input(name: str) -> tuple[int, int]:
+    """The usual (in_channels, image_size) of the network `name`: the defaults of its builder.
+
+    >>> usual_input("cnn_mnist")
+    (1, 28)
+    """
+    require(name in NETWORKS, f"unknown network {name!r}: {nearest(name, NETWORKS)}")
+    parameters = inspect.signature(NETWORKS[name]).parameters
+    return parameters["in_channels"].default, parameters["image_size"].default
+
+
+# ------------------------------------------------------------------------------------------------ chains
+
+
+def linear(num_classes: int = 10, in_channels: int = 3, image_size: int = 32) -> nn.Module:
+    """Softmax regression on the pixels, for images of any size. 30,730 parameters."""
+    return nn.Sequential(
+        OrderedDict(flatten=nn.Flatten(), fc=nn.Linear(in_channels * image_size * image_size, num_classes))
+    )
+
+
+def cnn(num_classes: int = 10, in_channels: int = 3, image_size: int = 32) -> nn.Module:
+    """Three unpadded 3×3 convolutions and two linear layers (FedDUMAP). 122,570 parameters, 4.5 M MACs."""
+    side = _side("cnn", image_size, lambda size: ((size - 2) // 2 - 2) // 2 - 2)
+    return _he_initialised(
+        nn.Sequential(
+            OrderedDict(
+                conv1=nn.Conv2d(in_channels, 32, 3),
+                relu1=nn.ReLU(),
+                pool1=nn.MaxPool2d(2),
+                conv2=nn.Conv2d(32, 64, 3),
+                relu2=nn.ReLU(),
+                pool2=nn.MaxPool2d(2),
+                conv3=nn.Conv2d(64, 64, 3),
+                relu3=nn.ReLU(),
+                flatten=nn.Flatten(),
+                fc1=nn.Linear(64 * side * side, 64),
+                relu4=nn.ReLU(),
+                fc2=nn.Linear(64, num_classes),
+            )
+        )
+    )
+
+
+def lenet5(num_classes: int = 10, in_channels: int = 3, image_size: int = 32) -> nn.Module:
+    """LeNet-5 with ReLU and max-pooling (FedDUMAP). 62,006 parameters, 0.65 M MACs."""
+    side = _side("lenet5", image_size, lambda size: ((size - 4) // 2 - 4) // 2)
+    return _he_initialised(
+        nn.Sequential(
+            OrderedDict(
+                conv1=nn.Conv2d(in_channels, 6, 5),
+                relu1=nn.ReLU(),
+                pool1=nn.MaxPool2d(2),
+                conv2=nn.Conv2d(6, 16, 5),
+                relu2=nn.ReLU(),
+                pool2=nn.MaxPool2d(2),
+                flatten=nn.Flatten(),
+                fc1=nn.Linear(16 * side * side, 120),
+                relu3=nn.ReLU(),
+                fc2=nn.Linear(120, 84),
+                relu4=nn.ReLU(),
+                fc3=nn.Linear(84, num_classes),
+            )
+        )
+    )
+
+
+def cnn_mnist(num_classes: int = 10, in_channels: int = 1, image_size: int = 28) -> nn.Module:
+    """Two unpadded 5×5 convolutions and two linear layers for 28×28 grey images (FedAdam-SSM). 21,840 parameters."""
+    side = _side("cnn_mnist", image_size, lambda size: ((size - 4) // 2 - 4) // 2)
+    return _he_initialised(
+        nn.Sequential(
+            OrderedDict(
+                conv1=nn.Conv2d(in_channels, 10, 5),
+                relu1=nn.ReLU(),
+                pool1=nn.MaxPool2d(2),
+                conv2=nn.Conv2d(10, 20, 5),
+                relu2=nn.ReLU(),
+                pool2=nn.MaxPool2d(2),
+                flatten=nn.Flatten(),
+                fc1=nn.Linear(20 * side * side, 50),
+                relu3=nn.ReLU(),
+                fc2=nn.Linear(50, num_classes),
+            )
+        )
+    )
+
+
+# --------------------------------------------------------------------------------------------------- VGG
+
+VGG11_STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))  # a max-pooling ends every stage
+
+
+def vgg9(num_classes: int = 10, in_channels: int = 3, image_size: int = 32) -> nn.Module:
+    """The eight convolutions of VGG-11 with BatchNorm, one linear layer (FedLDF). 9,231,114 parameters, 153 M MACs."""
+    side = _side("vgg9", image_size, lambda size: size // 32)
+    layers = _vgg_features(in_channels, batch_norm=True)
+    layers["flatten"] = nn.Flatten()
+    layers["fc"] = nn.Linear(512 * side * side, num_classes)
+    return _he_initialised(nn.Sequential(layers))
+
+
+def vgg11(num_classes: int = 10, in_channels: int = 3, image_size: int = 32, dropout: float = 0.0) -> nn.Module:
+    """VGG-11 with linear layers of 512, no BatchNorm (FedDUMAP, FedDP). 9,750,922 parameters, 153 M MACs.
+
+    Option: `dropout`, the probability before the first two linear layers (NIID-Bench: 0.5), in [0, 1).
+    """
+    return _vgg11("vgg11", num_classes, in_channels, image_size, dropout, batch_norm=False)
+
+
+def vgg11_bn(num_classes: int = 10, in_channels: int = 3, image_size: int = 32, dropout: float = 0.0) -> nn.Module:
+    """VGG-11 with a BatchNorm behind every convolution (FedDP). 9,756,426 parameters, 153 M MACs.
+
+    Option: `dropout`, the probability before the first two linear layers, in [0, 1).
+    """
+    return _vgg11("vgg11_bn", num_classes, in_channels, image_size, dropout, batch_norm=True)
+
+
+def _vgg11(
+    name: str, num_classes: int, in_channels: int, image_size: int, dropout: float, batch_norm: bool
+) -> nn.Module:
+    require(0 <= dropout < 1, f"network {name!r}: dropout must be in [0, 1), got {dropout}")
+    side = _side(name, image_size, lambda size: size // 32)
+    layers = _vgg_features(in_channels, batch_norm)
+    layers["flatten"] = nn.Flatten()
+    width = 512 * side * side
+    for index in (1, 2):
+        if dropout:
+            layers[f"dropout{index}"] = nn.Dropout(dropout)
+        layers[f"fc{index}"] = nn.Linear(width, 512)
+        layers[f"relu{8 + index}"] = nn.ReLU()
+        width = 512
+    layers["fc3"] = nn.Linear(width, num_classes)
+    return _he_initialised(nn.Sequential(layers))
+
+
+def _vgg_features(in_channels: int, batch_norm: bool) -> OrderedDict[str, nn.Module]:
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    index = count(1)
+    for stage, widths in enumerate(VGG11_STAGES, start=1):
+        for width in widths:
+            number = next(index)
+            layers[f"conv{number}"] = nn.Conv2d(in_channels, width, 3, padding=1)
+            if batch_norm:
+                layers[f"bn{number}"] = nn.BatchNorm2d(width)
+            layers[f"relu{number}"] = nn.ReLU()
+            in_channels = width
+        layers[f"pool{stage}"] = nn.MaxPool2d(2)
+    return layers
+
+
+# ------------------------------------------------------------------------------------------------ ResNet
+
+
+def resnet18(
+    num_classes: int = 10,
+    in_channels: int = 3,
+    image_size: int = 32,
+    conv_bias: bool = True,
+    stem_kernel: int = 3,
+) -> nn.Module:
+    """ResNet-18 with the CIFAR stem, no first pooling (FedDUMAP). 11,178,762 parameters, 556 M MACs.
+
+    Images may have any size: the last feature map is averaged whole.
+
+    Options:
+        conv_bias: whether convolutions have a bias (FedDUMAP: yes; FedAdam-SSM: no, 11,173,962 parameters).
+        stem_kernel: side of the first convolution's kernel in pixels; FedAdam-SSM prints 2, most likely for 3. The
+            feature map keeps the size of the image.
+    """
+    require(stem_kernel >= 1, f"network 'resnet18': stem_kernel must be at least 1, got {stem_kernel}")
+    stem = nn.Conv2d(
+        in_channels,
+        64,
+        stem_kernel,
+        padding=stem_kernel // 2 if stem_kernel % 2 else "same",
+        bias=conv_bias,
+    )
+    return _resnet(stem, widths=(64, 128, 256, 512), depth=2, num_classes=num_classes, conv_bias=conv_bias)
+
+
+def resnet32(
+    num_classes: int = 10, in_channels: int = 3, image_size: int = 32, shortcut: Literal["A", "B"] = "A"
+) -> nn.Module:
+    """ResNet-32 for CIFAR (FedDP): three stages of five blocks. 464,154 parameters, 69 M MACs.
+
+    Images may have any size: the last feature map is averaged whole.
+
+    Option: `shortcut` of the blocks that halve the image, named as by He et al.: "A" pads with zero channels, "B" is a
+    1×1 convolution with BatchNorm (466,906 parameters).
+    """
+    require(shortcut in ("A", "B"), f"network 'resnet32': shortcut must be 'A' or 'B', got {shortcut!r}")
+    stem = nn.Conv2d(in_channels, 16, 3, padding=1, bias=False)
+    return _resnet(stem, widths=(16, 32, 64), depth=5, num_classes=num_classes, conv_bias=False, shortcut=shortcut)
+
+
+def _resnet(
+    stem: nn.Conv2d, widths: tuple[int, ...], depth: int, num_classes: int, conv_bias: bool, shortcut: str = "B"
+) -> nn.Module:
+    width = stem.out_channels
+    layers: OrderedDict[str, nn.Module] = OrderedDict(conv1=stem, bn1=nn.BatchNorm2d(width), relu1=nn.ReLU())
+    for stage, stage_width in enumerate(widths, start=1):
+        blocks = []
+        for block in range(depth):
+            stride = 2 if block == 0 and stage > 1 else 1
+            blocks.append(BasicBlock(width, stage_width, stride, conv_bias, shortcut))
+            width = stage_width
+        layers[f"stage{stage}"] = nn.Sequential(*blocks)
+    layers["pool"] = nn.AdaptiveAvgPool2d(1)
+    layers["flatten"] = nn.Flatten()
+    layers["fc"] = nn.Linear(width, num_classes)
+    return _he_initialised(nn.Sequential(layers))
+
+
+class BasicBlock(nn.Module):
+    """Two 3×3 convolutions around which the input is added (He et al. 2016, figure 2).
+
+    `y = relu2(bn2(conv2(relu1(bn1(conv1(x))))) + shortcut(x))`; (B, C_in, H, W) → (B, C_out, ⌈H/stride⌉, ⌈W/stride⌉).
+    """
+
+    def __init__(
+        self, in_channels: int, out_channels: int, stride: int = 1, conv_bias: bool = False, shortcut: str = "B"
+    ) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_channels, out_channels, 3, stride, padding=1, bias=conv_bias)
+        self.bn1 = nn.BatchNorm2d(out_channels)
+        self.relu1 = nn.ReLU()
+        self.conv2 = nn.Conv2d(out_channels, out_channels, 3, padding=1, bias=conv_bias)
+        self.bn2 = nn.BatchNorm2d(out_channels)
+        self.shortcut: nn.Module
+        if stride == 1 and in_channels == out_channels:
+            self.shortcut = nn.Identity()
+        elif shortcut == "A":
+            self.shortcut = PaddingShortcut(out_channels - in_channels, stride)
+        else:
+            self.shortcut = nn.Sequential(
+                OrderedDict(
+                    conv=nn.Conv2d(in_channels, out_channels, 1, stride, bias=conv_bias),
+                    bn=nn.BatchNorm2d(out_channels),
+                )
+            )
+        self.relu2 = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C_in, H, W) → (B, C_out, ⌈H/stride⌉, ⌈W/stride⌉)."""
+        y = self.relu1(self.bn1(self.conv1(x)))
+        y = self.bn2(self.conv2(y))
+        return self.relu2(y + self.shortcut(x))
+
+
+class PaddingShortcut(nn.Module):
+    """The shortcut without parameters: every `stride`-th pixel between `extra` zero channels, half on either side."""
+
+    def __init__(self, extra: int, stride: int) -> None:
+        super().__init__()
+        self.padding = (0, 0, 0, 0, extra // 2, extra - extra // 2)
+        self.stride = stride
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) → (B, C + extra, ⌈H/stride⌉, ⌈W/stride⌉)."""
+        return F.pad(x[:, :, :: self.stride, :: self.stride], self.padding)
+
+
+# ----------------------------------------------------------------------------------------------- helpers
+
+
+def _he_initialised(layers: nn.Module) -> nn.Module:
+    for module in layers.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+    return layers
+
+
+def _side(name: str, image_size: int, shrink: Callable[[int], int]) -> int:
+    """The side of the feature map that reaches the flatten layer, `shrink(image_size)`; at least 1."""
+    side = shrink(image_size)
+    if side < 1:
+        smallest = next(size for size in count(image_size) if shrink(size) >= 1)
+        require(
+            False, f"network {name!r} needs images of at least {smallest}×{smallest}, got {image_size}×{image_size}"
+        )
+    return side
+
+
+NETWORKS: dict[str, Callable[..., nn.Module]] = {
+    "cnn": cnn,
+    "lenet5": lenet5,
+    "vgg9": vgg9,
+    "vgg11": vgg11,
+    "vgg11_bn": vgg11_bn,
+    "resnet18": resnet18,
+    "resnet32": resnet32,
+    "cnn_mnist": cnn_mnist,
+    "linear": linear,
+}
+"""The builders by name: `(num_classes, in_channels, image_size, **options)`; a docstring's first line describes it."""

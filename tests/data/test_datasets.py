@@ -1,0 +1,301 @@
+"""Each data set, from a few fabricated files in the real formats."""
+
+import pickle
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from scipy.io import savemat
+
+from lightning_fl.data import CIFAR10, CIFAR100, SVHN, Arrays, Digits, FashionMNIST, FederatedDataModule, ImageFolder
+from lightning_fl.errors import UserError
+
+RNG = np.random.default_rng(0)
+
+
+def read_all(module: FederatedDataModule) -> tuple[torch.Tensor, torch.Tensor]:
+    """All training images and labels, in file order."""
+    module.setup()
+    batches = list(module.train.batches(7))
+    return torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches])
+
+
+def random_images(*shape: int) -> np.ndarray:
+    return RNG.integers(0, 256, shape, dtype=np.uint8)
+
+
+def expected(nhwc: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(nhwc).permute(0, 3, 1, 2).float() / 255
+
+
+# Digits
+
+
+def test_digits() -> None:
+    module = Digits(num_clients=5)
+    images, labels = read_all(module)
+    assert images.shape == (1437, 1, 8, 8)
+    assert (images.min(), images.max()) == (0, 1)
+    assert module.test is not None
+    assert len(module.test) == 360
+    counts = np.bincount(module.test.labels)
+    assert counts.min() >= 34
+    assert counts.max() <= 38
+    assert np.bincount(labels).sum() == 1437
+
+
+def test_enlarged_digits_and_another_seed() -> None:
+    images, labels = read_all(Digits(num_clients=5, image_size=32))
+    assert images.shape == (1437, 1, 32, 32)
+    small, same_labels = read_all(Digits(num_clients=5))
+    assert torch.equal(labels, same_labels)
+    enlarged = torch.nn.functional.interpolate(small, size=32, mode="bilinear")
+    assert torch.allclose(images, enlarged, atol=1.01 / 255)
+    _, other_labels = read_all(Digits(num_clients=5, seed=1))
+    assert not torch.equal(labels, other_labels)
+    with pytest.raises(UserError, match="image_size=7 is not allowed"):
+        Digits(image_size=7)
+
+
+# torchvision's files
+
+
+@pytest.fixture
+def trusting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accept fabricated files, whose checksums are not the real ones."""
+    for module in ("cifar", "svhn"):
+        monkeypatch.setattr(f"torchvision.datasets.{module}.check_integrity", lambda path, *_: Path(path).is_file())
+
+
+def write_cifar(folder: Path, files: dict[str, tuple[np.ndarray, list[int]]], key: str) -> None:
+    folder.mkdir()
+    for name, (images, labels) in files.items():
+        rows = images.transpose(0, 3, 1, 2).reshape(len(images), -1)
+        (folder / name).write_bytes(pickle.dumps({"data": rows, key: labels}))
+
+
+@pytest.mark.usefixtures("trusting")
+def test_cifar10(tmp_path: Path) -> None:
+    parts = {f"data_batch_{i}": (random_images(4, 32, 32, 3), [i, 0, 9, 3]) for i in range(1, 6)}
+    parts["test_batch"] = (random_images(3, 32, 32, 3), [1, 2, 3])
+    write_cifar(tmp_path / "cifar-10-batches-py", parts, "labels")
+    (tmp_path / "cifar-10-batches-py" / "batches.meta").write_bytes(pickle.dumps({"label_names": list("abcdefghij")}))
+    module = CIFAR10(root=str(tmp_path), num_clients=4, client_fraction=0.8)
+    images, labels = read_all(module)
+    assert torch.equal(images, expected(np.concatenate([parts[f"data_batch_{i}"][0] for i in range(1, 6)])))
+    assert labels.tolist() == [label for i in range(1, 6) for label in (i, 0, 9, 3)]
+    assert (module.num_classes, module.in_channels) == (10, 3)
+    # The files come in random order, so the clients get the first 80 % of them as they are.
+    assert set(np.concatenate(module.client_indices)) == set(range(16))
+    assert module.test is not None
+    assert torch.equal(next(module.test.batches(3))[0], expected(parts["test_batch"][0]))
+
+
+@pytest.mark.usefixtures("trusting")
+def test_cifar100(tmp_path: Path) -> None:
+    parts = {"train": (random_images(6, 32, 32, 3), [99, 0, 1, 2, 3, 4]), "test": (random_images(2, 32, 32, 3), [5, 6])}
+    write_cifar(tmp_path / "cifar-100-python", parts, "fine_labels")
+    (tmp_path / "cifar-100-python" / "meta").write_bytes(
+        pickle.dumps({"fine_label_names": [str(i) for i in range(100)]})
+    )
+    module = CIFAR100(root=str(tmp_path), num_clients=2)
+    images, labels = read_all(module)
+    assert torch.equal(images, expected(parts["train"][0]))
+    assert labels.tolist() == [99, 0, 1, 2, 3, 4]
+    assert module.label_histograms is not None
+    assert module.label_histograms.shape == (2, 100)
+
+
+def test_fashion_mnist(tmp_path: Path) -> None:
+    folder = tmp_path / "FashionMNIST" / "raw"
+    folder.mkdir(parents=True)
+    train = random_images(6, 28, 28)
+    for name, images in (("train", train), ("t10k", random_images(2, 28, 28))):
+        header = struct.pack(">IIII", 0x803, len(images), 28, 28)
+        (folder / f"{name}-images-idx3-ubyte").write_bytes(header + images.tobytes())
+        labels = bytes(range(len(images)))
+        (folder / f"{name}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 0x801, len(images)) + labels)
+    module = FashionMNIST(root=str(tmp_path), num_clients=2)
+    images, labels = read_all(module)
+    assert torch.equal(images, expected(train[..., None]))
+    assert labels.tolist() == list(range(6))
+    assert (module.num_classes, module.in_channels) == (10, 1)
+
+
+@pytest.mark.usefixtures("trusting")
+def test_svhn(tmp_path: Path) -> None:
+    train = random_images(5, 32, 32, 3)
+    for name, images in (("train", train), ("test", random_images(2, 32, 32, 3))):
+        labels = np.arange(1, len(images) + 1)
+        labels[-1] = 10
+        savemat(tmp_path / f"{name}_32x32.mat", {"X": images.transpose(1, 2, 3, 0), "y": labels[:, None]})
+    images, labels = read_all(SVHN(root=str(tmp_path), num_clients=2))
+    assert torch.equal(images, expected(train))
+    # SVHN's files call the digit zero '10'.
+    assert labels.tolist() == [1, 2, 3, 4, 0]
+
+
+@pytest.mark.parametrize("data", [CIFAR10, CIFAR100, FashionMNIST, SVHN])
+def test_absent_files(data: type[CIFAR10], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"{data.__name__} has no complete files in {tmp_path}.*download=True"):
+        data(root=str(tmp_path)).setup()
+
+
+def test_a_failed_download_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(*_: object, **__: object) -> None:
+        raise OSError("no network")
+
+    monkeypatch.setattr("torchvision.datasets.cifar.download_and_extract_archive", unreachable)
+    with pytest.raises(UserError, match=r"CIFAR10 could not be downloaded to .* \(OSError: no network\)"):
+        CIFAR10(root=str(tmp_path), download=True).prepare_data()
+
+
+# Image folders
+
+
+def write_folder(root: Path, classes: str = "ab", size: tuple[int, int] = (6, 5)) -> dict[str, np.ndarray]:
+    written = {}
+    for part in ("train", "test"):
+        for name in classes:
+            (root / part / name).mkdir(parents=True)
+            for i in range(3):
+                written[f"{part}/{name}/{i}"] = random_images(size[1], size[0], 3)
+                Image.fromarray(written[f"{part}/{name}/{i}"]).save(root / part / name / f"{i}.png")
+    return written
+
+
+def test_image_folder(tmp_path: Path) -> None:
+    written = write_folder(tmp_path)
+    module = ImageFolder(str(tmp_path), num_clients=2)
+    assert (module.num_classes, module.in_channels) == (2, 3)
+    images, labels = read_all(module)
+    assert torch.equal(images, expected(np.stack([written[f"train/{name}/{i}"] for name in "ab" for i in range(3)])))
+    assert labels.tolist() == [0, 0, 0, 1, 1, 1]
+
+
+def test_image_folder_resizes_and_turns_grey_into_colour(tmp_path: Path) -> None:
+    write_folder(tmp_path)
+    Image.fromarray(random_images(9, 9)).save(tmp_path / "train" / "a" / "grey.jpg")
+    images, _ = read_all(ImageFolder(str(tmp_path), image_size=4, num_clients=2))
+    assert images.shape == (7, 3, 4, 4)
+
+
+def test_image_folder_mistakes(tmp_path: Path) -> None:
+    layout = r"expected are images in ROOT/train/CLASS/ and ROOT/test/CLASS/"
+    with pytest.raises(UserError, match=f"train is missing or has no class folders: {layout}"):
+        ImageFolder(str(tmp_path)).setup()
+    write_folder(tmp_path)
+    Image.fromarray(random_images(9, 9, 3)).save(tmp_path / "train" / "b" / "large.png")
+    with pytest.raises(UserError, match=r"large\.png is 9×9 pixels but .*0\.png is 6×5 pixels: give image_size"):
+        ImageFolder(str(tmp_path), num_clients=2).setup()
+    (tmp_path / "train" / "b" / "large.png").write_bytes(b"not an image")
+    with pytest.raises(UserError, match=r"large\.png is not a readable image"):
+        ImageFolder(str(tmp_path), num_clients=2).setup()
+    (tmp_path / "test" / "c").mkdir()
+    with pytest.raises(UserError, match=r"has the classes \['a', 'b'\] but .* has \['a', 'b', 'c'\]"):
+        ImageFolder(str(tmp_path), num_clients=2).setup()
+    (tmp_path / "train" / "c").mkdir()
+    with pytest.raises(UserError, match=f"has no images .*{layout}"):
+        ImageFolder(str(tmp_path), num_clients=2).setup()
+
+
+# Arrays
+
+
+def write_arrays(path: Path, **changes: np.ndarray | None) -> Path:
+    arrays = {
+        "train_images": random_images(8, 6, 5, 3),
+        "train_labels": np.arange(8) % 4,
+        "test_images": random_images(4, 6, 5, 3),
+        "test_labels": np.arange(4),
+    }
+    np.savez(path, **{name: array for name, array in {**arrays, **changes}.items() if array is not None})
+    return path
+
+
+def test_arrays_from_a_file(tmp_path: Path) -> None:
+    images = random_images(8, 6, 5, 3)
+    module = Arrays(str(write_arrays(tmp_path / "a.npz", train_images=images)), num_clients=2)
+    assert (module.num_classes, module.in_channels) == (4, 3)
+    read, labels = read_all(module)
+    assert torch.equal(read, expected(images))
+    assert labels.tolist() == [0, 1, 2, 3, 0, 1, 2, 3]
+    assert (module.num_classes, module.in_channels) == (4, 3)
+
+
+def test_arrays_of_grey_images_with_labels_in_a_column(tmp_path: Path) -> None:
+    grey, few = random_images(8, 6, 5), random_images(4, 6, 5)
+    path = write_arrays(
+        tmp_path / "a.npz", train_images=grey, test_images=few, train_labels=np.arange(8, dtype=np.uint8)[:, None]
+    )
+    module = Arrays(str(path), num_clients=2)
+    images, labels = read_all(module)
+    assert torch.equal(images, expected(grey[..., None]))
+    assert labels.tolist() == list(range(8))
+    assert (module.num_classes, module.in_channels) == (8, 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"train_labels": None, "train_label": np.arange(8)}, "lacks train_labels .did you mean 'train_label'"),
+        (
+            {"train_images": np.zeros((8, 6, 5, 3))},
+            "train_images of .* is float64 .8, 6, 5, 3.: expected are uint8 images",
+        ),
+        ({"train_images": random_images(8, 5)}, "train_images of .* is uint8 .8, 5."),
+        ({"train_images": random_images(8, 3, 6, 5)}, "with channels first: give uint8 images as n×H×W×C"),
+        ({"test_labels": np.arange(4.0)}, "test_labels of .* is float64 .4,.: expected are integer labels"),
+        ({"test_labels": np.arange(3)}, "test has 4 samples but 3 labels"),
+        ({"test_images": random_images(4, 6, 6, 3)}, "make them equal"),
+        ({"train_labels": np.array([{}] * 8)}, "is not a readable .npz file"),
+    ],
+)
+def test_odd_files(tmp_path: Path, changes: dict, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        Arrays(str(write_arrays(tmp_path / "a.npz", **changes)), num_clients=2).setup()
+
+
+def test_unreadable_files(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    with pytest.raises(UserError, match="There is no file"):
+        Arrays(str(path)).setup()
+    path.write_bytes(write_arrays(tmp_path / "b.npz").read_bytes()[:300])
+    with pytest.raises(UserError, match=r"is not a readable \.npz file"):
+        Arrays(str(path)).setup()
+    np.save(tmp_path / "c.npy", np.zeros(3))
+    with pytest.raises(UserError, match="is a single array"):
+        Arrays(str(tmp_path / "c.npy")).setup()
+
+
+def test_arrays_from_python() -> None:
+    x, y = torch.randn(20, 7), torch.randn(20, 2)
+    regression = Arrays(train=(x, y), test=(x, y), num_clients=4)
+    regression.setup()
+    assert (regression.num_classes, regression.in_channels, regression.label_histograms) == (None, None, None)
+    ((x_read, y_read),) = regression.train.batches(20)
+    assert torch.equal(x_read, x)
+    assert torch.equal(y_read, y)
+    lone = Arrays(train=x, test=x, num_clients=4)
+    lone.setup()
+    assert torch.equal(next(lone.train.batches(20)), x)
+    images = Arrays(
+        train=(torch.randn(20, 3, 4, 4), np.arange(20) % 3), test=(torch.randn(2, 3, 4, 4), np.array([0, 1]))
+    )
+    assert (images.num_classes, images.in_channels) == (3, 3)
+
+
+def test_mistakes_from_python() -> None:
+    x, y = torch.randn(20, 7), torch.arange(20)
+    for arguments in ({}, {"train": x}, {"path": "a.npz", "train": x, "test": x}):
+        with pytest.raises(UserError, match="either path, or train and test together"):
+            Arrays(**arguments)
+    with pytest.raises(UserError, match=r"train must be \(x, y\) or a lone x"):
+        Arrays(train=(x, y, y), test=x).setup()
+    with pytest.raises(UserError, match="as tensors or arrays, not str"):
+        Arrays(train="x", test=x).setup()
+    with pytest.raises(UserError, match="augment=True needs images"):
+        Arrays(train=(x, y), test=(x, y), augment=True).setup()
