@@ -55,7 +55,7 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except (RuntimeError, EOFError, OSError, pickle.UnpicklingError, BadZipFile, KeyError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+        reason = str(error).strip().partition(". ")[0].splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(
             f"the checkpoint {path} cannot be read, it is truncated or no checkpoint ({reason}){_alternatives(path)}."
         ) from error

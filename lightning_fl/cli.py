@@ -9,10 +9,12 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
 from lightning.pytorch import LightningModule
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightning_fl import algorithms, callbacks, checkpoint, data, modules
@@ -53,6 +55,15 @@ class FederatedArgumentParser(LightningArgumentParser):
         fail(explain(message, self))
 
 
+class SaveFitConfig(SaveConfigCallback):
+    """Saves the configuration of a `fit` as config.yaml; an evaluation leaves the one of its run alone."""
+
+    def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
+        """As Lightning's, for `fit` alone."""
+        if stage == "fit":
+            super().setup(trainer, pl_module, stage)
+
+
 class FederatedCLI(LightningCLI):
     """LightningCLI whose trainer is a FederatedTrainer, with the key `algorithm` besides `trainer`, `model` and `data`."""
 
@@ -77,6 +88,7 @@ class FederatedCLI(LightningCLI):
             "subclass_mode_model": True,
             "subclass_mode_data": True,
             "auto_configure_optimizers": False,
+            "save_config_callback": SaveFitConfig,
             "save_config_kwargs": {"overwrite": True},
             "seed_everything_default": 0,
             "parser_kwargs": {"prog": "lightning-fl", "default_env": True},
@@ -92,7 +104,7 @@ class FederatedCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add `algorithm`, and tell the model what the data know."""
         parser.add_subclass_arguments(Algorithm, "algorithm", required=False, default={"class_path": "FedAvg"})
-        for name in ("num_classes", "in_channels"):
+        for name in ("num_classes", "in_channels", "image_size"):
             parser.link_arguments(f"data.{name}", f"model.init_args.{name}", apply_on="instantiate")
 
     def _parse_ckpt_path(self) -> None:
@@ -111,6 +123,15 @@ class FederatedCLI(LightningCLI):
         """Say what was reached and where it is."""
         if self.trainer.is_global_zero:
             print(final_table(self.trainer))  # type: ignore[arg-type]
+
+    def predict(self, **arguments: Any) -> None:
+        """Predict, and leave the predictions in a file: a list of what `predict_step` returned, batch by batch."""
+        path = Path(self.trainer.default_root_dir) / "predictions.pt"
+        predictions = self.trainer.predict(**arguments)
+        if self.trainer.is_global_zero:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            torch.save(predictions, path)
+            print(f"predictions  {path}")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

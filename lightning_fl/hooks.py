@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
+from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lightning_fl.errors import UserError
@@ -39,7 +40,7 @@ class Hooks:
         self._trainer = trainer
         self._module = module
         self._callbacks = callbacks
-        self._listeners: dict[str, list[Callable[..., Any]]] = {}
+        self._listeners: dict[tuple[str, bool | None], list[Callable[..., Any]]] = {}
         # Lightning lets the datamodule's batch hooks go before the module's.
         self._batch_hooks = [
             getattr(datamodule if is_overridden(name, datamodule) else module, name) for name in BATCH_HOOKS
@@ -48,28 +49,36 @@ class Hooks:
             is_overridden(name, datamodule) or is_overridden(name, module) for name in BATCH_HOOKS
         )
 
-    def listeners(self, name: str) -> list[Callable[..., Any]]:
-        """The functions to call with a hook's arguments after (trainer, module); computed once for each hook."""
-        if name not in self._listeners:
+    def listeners(self, name: str, monitoring: bool | None = None) -> list[Callable[..., Any]]:
+        """The functions to call with a hook's arguments after (trainer, module); computed once for each hook.
+
+        Args:
+            name: of the hook.
+            monitoring: only callbacks that watch metrics (EarlyStopping, ModelCheckpoint), only the others and the module,
+                or all.
+        """
+        if (name, monitoring) not in self._listeners:
             found = [
                 _bound(getattr(callback, name), self._trainer, self._module)
                 for callback in self._callbacks
-                if name in vars(callback) or getattr(type(callback), name, None) is not getattr(Callback, name, None)
+                if monitoring in (None, isinstance(callback, (Checkpoint, EarlyStopping)))
+                and (name in vars(callback) or getattr(type(callback), name, None) is not getattr(Callback, name, None))
             ]
             own = getattr(self._module, name, None)
-            if own is not None and (not hasattr(LightningModule, name) or is_overridden(name, self._module)):
+            overrides = not hasattr(LightningModule, name) or is_overridden(name, self._module)
+            if own is not None and overrides and not monitoring:
                 found.append(own)
-            self._listeners[name] = found
-        return self._listeners[name]
+            self._listeners[name, monitoring] = found
+        return self._listeners[name, monitoring]
 
     def transfer_batch(self, batch: Any, device: torch.device, loader_index: int = 0) -> Any:
         """Bring a batch to the accelerator by the hooks of module or datamodule."""
         before, transfer, after = self._batch_hooks
         return after(transfer(before(batch, loader_index), device, loader_index), loader_index)
 
-    def call(self, name: str, *arguments: Any) -> None:
-        """Call a hook of all callbacks and of the module."""
-        for listener in self.listeners(name):
+    def call(self, name: str, *arguments: Any, monitoring: bool | None = None) -> None:
+        """Call a hook of callbacks and module, of all or of those that `monitoring` asks for: see `listeners`."""
+        for listener in self.listeners(name, monitoring):
             listener(*arguments)
 
     def call_callbacks(self, name: str, *arguments: Any) -> None:

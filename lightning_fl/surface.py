@@ -65,6 +65,7 @@ class TrainerSurface:
             batch_progress=SimpleNamespace(is_last_batch=False),
             _batches_that_stepped=0,
         )
+        self.predict_loop = SimpleNamespace(current_batch_indices=[], epoch_batch_indices=[], predictions=[])
         self.fit_loop = SimpleNamespace(epoch_loop=epoch_loop, max_epochs=None)
 
     # -- where we are ------------------------------------------------------------------------------------------------

@@ -331,9 +331,10 @@ class FederatedTrainer(TrainerSurface):
         if self.validates_this_round and self.enable_validation:
             with self.profiler.profile("validate"):
                 record |= self._validate()
-        self.hooks.call("on_train_epoch_end")
+        self.hooks.call("on_train_epoch_end", monitoring=False)
         record |= worker.logs.averages([worker.logs.take()])
         self._publish(record)
+        self.hooks.call("on_train_epoch_end", monitoring=True)
         worker.optimizer.end_round(self.callback_metrics)
         run.round += 1
         record["time/simulated_seconds"] = run.simulated_seconds

@@ -76,9 +76,8 @@ class ImageClassifier(LightningModule):
         require(
             lr_schedule in LR_SCHEDULES, f"unknown lr_schedule {lr_schedule!r}: {nearest(lr_schedule, LR_SCHEDULES)}"
         )
-        with (
-            warnings.catch_warnings()
-        ):  # at a command line the hyper-parameter `network` is a configuration, to be kept
+        with warnings.catch_warnings():
+            # At a command line the hyper-parameter `network` is a configuration, to be kept.
             warnings.filterwarnings("ignore", "Attribute 'network' is an instance of")
             self.save_hyperparameters()
         if isinstance(self.hparams.get("network"), nn.Module):

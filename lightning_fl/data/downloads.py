@@ -27,9 +27,12 @@ class DownloadableImages(ImageDataModule):
     """
 
     shuffled_files: ClassVar[bool] = True
+    pixels: ClassVar[int] = 32
+    """Height and width of an image."""
 
     def __init__(self, root: str = "data", download: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        self.image_size = self.pixels
         self.root = root
         self.download = download
 
@@ -108,6 +111,8 @@ class CIFAR100(DownloadableImages):
 
 class FashionMNIST(DownloadableImages):
     """Fashion-MNIST: 60,000 training and 10,000 test images, 1×28×28, 10 classes (Xiao et al., 2017)."""
+
+    pixels: ClassVar[int] = 28
 
     @property
     def num_classes(self) -> int:

@@ -103,6 +103,8 @@ class FederatedDataModule(L.LightningDataModule, ABC):
         self.seed = seed
 
         self._is_set_up = False
+        self.image_size: int | None = None
+        """Height and width of the images in pixels, or None if it is not known before they are read."""
         self.train: Samples
         """All training samples: the clients', their validation parts, and the server's pool."""
         self.test: Samples | None = None

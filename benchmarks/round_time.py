@@ -1,0 +1,153 @@
+"""Time of a federated round against a bare PyTorch loop that does the same work.
+
+    python benchmarks/round_time.py --network cnn --samples 400
+    python benchmarks/round_time.py                       # the table of docs/benchmarks.md
+
+Our round and two hand-written loops (NCHW and channels_last) take turns in one process, each on the same clients, batches and
+epochs. The bare loop loads the global weights into one module, runs plain SGD with `torch.optim.SGD`, and adds the result to a
+weighted average: what nobody can leave out. Nothing is evaluated or saved. The ratio is our time ÷ the bare loop's in the same
+turn, so that a busy machine disturbs both alike; `best` is the faster of the two loops.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import platform
+import statistics
+import time
+from datetime import date
+
+import lightning
+import torch
+from torch import Tensor, nn
+
+from lightning_fl import FederatedTrainer, algorithms
+from lightning_fl.data import Arrays
+from lightning_fl.modules import ImageClassifier, network
+
+LEARNING_RATE = 0.01
+
+
+class BareLoop:
+    """FedAvg by hand: one module, one optimiser, a weighted average."""
+
+    def __init__(self, net: nn.Module, clients: list[tuple[Tensor, Tensor]], batch: int, epochs: int, nhwc: bool) -> None:
+        memory_format = torch.channels_last if nhwc else torch.contiguous_format
+        self.net = net.to(memory_format=memory_format)
+        self.clients = [(x.to(memory_format=memory_format), y) for x, y in clients]
+        self.batch, self.epochs = batch, epochs
+        self.weights = [p.detach().clone() for p in self.net.parameters()]
+
+    def round(self) -> None:
+        """One round over all clients."""
+        optimizer = torch.optim.SGD(self.net.parameters(), lr=LEARNING_RATE)
+        total = [torch.zeros_like(w) for w in self.weights]
+        samples = sum(len(y) for _, y in self.clients)
+        self.net.train()
+        for x, y in self.clients:
+            with torch.no_grad():
+                for parameter, weight in zip(self.net.parameters(), self.weights, strict=True):
+                    parameter.copy_(weight)
+            for _ in range(self.epochs):
+                order = torch.randperm(len(y))
+                for start in range(0, len(y), self.batch):
+                    chosen = order[start : start + self.batch]
+                    optimizer.zero_grad()
+                    nn.functional.cross_entropy(self.net(x[chosen]), y[chosen]).backward()
+                    optimizer.step()
+            with torch.no_grad():
+                for part, parameter in zip(total, self.net.parameters(), strict=True):
+                    part.add_(parameter, alpha=len(y) / samples)
+        self.weights = total
+
+
+class Alternate(lightning.pytorch.Callback):
+    """Times each round of a federation, and runs the bare loops after it."""
+
+    def __init__(self, loops: dict[str, BareLoop]) -> None:
+        self.loops = loops
+        self.seconds: dict[str, list[float]] = {name: [] for name in ("ours", *loops)}
+        self._started = 0.0
+
+    def on_train_epoch_start(self, trainer: FederatedTrainer, pl_module: lightning.LightningModule) -> None:
+        """The round begins."""
+        self._started = time.perf_counter()
+
+    def on_train_epoch_end(self, trainer: FederatedTrainer, pl_module: lightning.LightningModule) -> None:
+        """The round is over; there is no validation in it."""
+        self.seconds["ours"].append(time.perf_counter() - self._started)
+        for name, loop in self.loops.items():
+            started = time.perf_counter()
+            loop.round()
+            self.seconds[name].append(time.perf_counter() - started)
+
+
+def measure(name: str, samples: int, options: argparse.Namespace) -> None:
+    """Print one row: times of a round and their ratios."""
+    torch.manual_seed(0)
+    num_images = options.clients * samples
+    images, labels = torch.rand(num_images, 3, 32, 32), torch.randint(0, 10, (num_images,))
+    clients = list(zip(images.split(samples), labels.split(samples), strict=True))
+    loops = {
+        "nchw": BareLoop(network(name, 10), clients, options.batch_size, options.epochs, nhwc=False),
+        "nhwc": BareLoop(network(name, 10), clients, options.batch_size, options.epochs, nhwc=True),
+    }
+    alternate = Alternate(loops)
+    trainer = FederatedTrainer(
+        max_rounds=options.turns + 1,
+        clients_per_round=options.clients,
+        local_epochs=options.epochs,
+        limit_val_batches=0,
+        num_sanity_val_steps=0,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        accelerator="cpu",
+        callbacks=[alternate],
+    )
+    data = Arrays(
+        train=(images, labels),
+        test=(images[:10], labels[:10]),
+        num_classes=10,
+        num_clients=options.clients,
+        batch_size=options.batch_size,
+    )
+    trainer.fit(ImageClassifier(name, learning_rate=LEARNING_RATE), data, getattr(algorithms, options.algorithm)())
+    seconds = {key: values[1:] for key, values in alternate.seconds.items()}  # the first turn warms up
+    best = [min(pair) for pair in zip(seconds["nchw"], seconds["nhwc"], strict=True)]
+    row = [f"{name:<10}{samples:>8}", *(f"{1e3 * statistics.median(v):>10.1f}" for v in seconds.values())]
+    for loop in (seconds["nchw"], best):
+        ratios = sorted(ours / bare for ours, bare in zip(seconds["ours"], loop, strict=True))
+        row.append(f"   {ratios[0]:.2f} {statistics.median(ratios):.2f} {ratios[-1]:.2f}")
+    print(" ".join(row), flush=True)
+
+
+def main() -> None:
+    """Parse the command line and print the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--network", action="append", help="lenet5 and cnn if not given")
+    parser.add_argument("--samples", type=int, action="append", help="per client; 2 and 400 if not given")
+    parser.add_argument("--clients", type=int, default=10, help="clients of a round")
+    parser.add_argument("--batch-size", type=int, default=10)
+    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--turns", type=int, default=9, help="rounds that count, after one to warm up")
+    parser.add_argument("--algorithm", default="FedAvg")
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    print(
+        f"{date.today()}, {platform.processor() or platform.machine()}, {options.threads} thread(s), torch {torch.__version__}; "
+        f"{options.algorithm}, {options.clients} clients, batch {options.batch_size}, {options.epochs} epochs, "
+        f"median of {options.turns} turns in ms"
+    )
+    print("network    samples       ours       nchw       nhwc   ours/nchw        ours/best of both (min median max)")
+    for name in options.network or ["lenet5", "cnn"]:
+        for samples in options.samples or [2, 400]:
+            measure(name, samples, options)
+
+
+if __name__ == "__main__":
+    main()
