@@ -13,6 +13,7 @@ from typing import Any
 from zipfile import BadZipFile
 
 import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lightning_fl.errors import UserError
 
@@ -41,6 +42,24 @@ def save_atomically(checkpoint: dict[str, Any], path: str | os.PathLike[str], ke
         os.link(path, linked)
         os.replace(linked, path.with_name("previous.ckpt"))
     os.replace(aside, path)
+
+
+def plain(values: dict[str, Any]) -> dict[str, Any]:
+    """Hyper-parameters without those that `torch.load(weights_only=True)` could not read, which are named in a warning."""
+    kept = {name: value for name, value in values.items() if _is_plain(value)}
+    if left_out := sorted(values.keys() - kept.keys()):
+        rank_zero_warn(
+            f"hyper-parameters that are no plain values are not saved in checkpoints: {', '.join(left_out)}."
+        )
+    return kept
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(_is_plain(part) for pair in value.items() for part in pair)
+    if isinstance(value, (list, tuple, set)):
+        return all(map(_is_plain, value))
+    return value is None or type(value) in (bool, int, float, str, bytes, torch.Tensor, torch.dtype, torch.device)
 
 
 def load(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Sized
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from contextlib import AbstractContextManager, contextmanager
 from math import inf
 from typing import Any
 
 import torch
 from lightning.pytorch.utilities.data import extract_batch_size
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from torch import nn
 
 from lightning_fl.worker import Worker
 
@@ -39,6 +40,7 @@ def evaluate(
     loaders: Sequence[Iterable[Any]],
     limits: Sequence[int | float],
     inference_mode: bool,
+    publish: Callable[[dict[str, float]], None],
 ) -> tuple[dict[str, float], list[list[Any]]]:
     """Run `<stage>_step` over all loaders in evaluation mode.
 
@@ -48,6 +50,7 @@ def evaluate(
         loaders: what to run on.
         limits: batches to run of each.
         inference_mode: `torch.inference_mode` or `torch.no_grad`.
+        publish: takes the averages before the last hook, in which callbacks look at them.
 
     Returns:
         The averages by samples of what the module logged, and the outputs of each loader (kept for `predict` alone).
@@ -57,13 +60,11 @@ def evaluate(
     takes_index = is_param_in_hook_signature(step, "batch_idx", min_args=2)
     takes_loader = is_param_in_hook_signature(step, "dataloader_idx")
     precision = worker.fabric.strategy.precision
-    training = {name: part.training for name, part in module.named_modules()}
     no_grad: AbstractContextManager[Any] = torch.inference_mode() if inference_mode else torch.no_grad()
     outputs: list[list[Any]] = [[] for _ in loaders]
     logs.take()
     hooks.call(f"on_{stage}_model_eval")
-    module.eval()
-    with no_grad:
+    with evaluating(module), no_grad:
         hooks.call(f"on_{stage}_start")
         hooks.call(f"on_{stage}_epoch_start")
         for loader_index, (loader, limit) in enumerate(zip(loaders, limits, strict=True)):
@@ -84,6 +85,19 @@ def evaluate(
         logs.dataloader_suffix = ""
         hooks.call(f"on_{stage}_epoch_end")
         averages = logs.averages([logs.take()])
-    for name, part in module.named_modules():
-        part.training = training.get(name, True)
+        publish(averages)
+        hooks.call(f"on_{stage}_end")
+    hooks.call(f"on_{stage}_model_train")
     return averages, outputs
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode inside, and every part's own mode again afterwards."""
+    modes = {part: part.training for part in module.modules()}
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes.items():
+            part.training = mode

@@ -35,7 +35,7 @@ class Federation:
         eligible: clients that have samples.
         cohort_size: clients selected in a round, K.
         dropout_rate: probability that a selected client never answers.
-        macs: multiply-accumulates of one sample's forward pass.
+        macs: multiply-accumulates of one sample's forward pass, if they can be counted.
         on_upload: called after each upload with the client, its place and the number of uploads of the round.
     """
 
@@ -48,7 +48,7 @@ class Federation:
     eligible: np.ndarray
     cohort_size: int
     dropout_rate: float
-    macs: int
+    macs: int | None
     on_upload: Callable[[int, int, int], None]
 
     def train_round(self) -> dict[str, float]:
@@ -91,7 +91,9 @@ class Federation:
                 counters,
                 turn.metrics,
             )
-        return self._record(cohort, arriving, accepted_logs) | metrics
+        record = self._record(cohort, arriving, accepted_logs) | metrics
+        run.round += 1
+        return record
 
     def num_batches(self) -> int:
         """Batches of the round that comes next, over all clients that will answer."""
@@ -119,8 +121,10 @@ class Federation:
 
     def _record(self, cohort: list[int], arriving: list[int], accepted_logs: list[Sums]) -> dict[str, float]:
         run, ledger = self.run, self.run.ledger
-        most_samples = int(self.data.client_sizes[arriving].max(initial=0)) * self.plan.passes
-        run.simulated_seconds += self.clock.seconds(ledger.bits("up"), ledger.bits("down"), self.macs * most_samples)
+        most = int(self.data.client_sizes[arriving].max(initial=0))
+        num_samples = self.plan.num_samples(most, self.worker.skips_single_samples) if most else 0
+        macs = (self.macs or 0) * num_samples
+        run.simulated_seconds += self.clock.seconds(ledger.bits("up"), ledger.bits("down"), macs)
         return {
             "round": run.round,
             **self.worker.logs.averages(accepted_logs),
@@ -133,7 +137,7 @@ class Federation:
             "clients/rejected": len(arriving) - len(accepted_logs),
             "clients/dropped": len(cohort) - len(arriving),
             "model/parameters": sum(parameter.numel() for parameter in self.worker.module.parameters()),
-            "model/macs": self.macs,
+            **({"model/macs": self.macs} if self.macs is not None else {}),
         }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -49,7 +50,7 @@ class Ledger:
 
     def state_dict(self) -> dict[str, Any]:
         """For the checkpoint."""
-        return {"round_bits": self.round_bits, "total_bits": self.total_bits}
+        return {"round_bits": deepcopy(self.round_bits), "total_bits": deepcopy(self.total_bits)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """From the checkpoint."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 Sums = dict[str, tuple[Tensor, float]]
+"""By name (sum of value × samples, samples); where another reduction than the mean is asked for, (all values, 0)."""
 
 
 class LogCollector:
@@ -72,7 +73,7 @@ class LogCollector:
             self.log("train/loss", loss)
 
     def take(self) -> Sums:
-        """The sums since the last call, name to (sum of value × samples, samples); for other reductions (value, 0)."""
+        """What was logged since the last call."""
         sums: Sums = {}
         for name, values in self._values.items():
             if not values:
@@ -83,7 +84,7 @@ class LogCollector:
                 weights = self._weights[name]
                 sums[name] = (stacked @ torch.tensor(weights, dtype=torch.float64, device=stacked.device), sum(weights))
             else:
-                sums[name] = (_reduce(reduction, stacked), 0.0)
+                sums[name] = (stacked, 0.0)
         for name in self._values:
             self._values[name], self._weights[name] = [], []
         return sums
@@ -97,7 +98,7 @@ class LogCollector:
             if weight:
                 averages[name] = float(sum(float(total) for total, _ in entries) / weight)
             else:
-                values = torch.stack([value for value, _ in entries])
+                values = torch.cat([values for values, _ in entries])
                 averages[name] = float(_reduce(self._reductions[name], values))
         for name, metric in self._metrics.items():
             averages[name] = float(metric.compute())

@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from lightning_fl.evaluation import evaluating
 from lightning_fl.runners.local import Selection
 from lightning_fl.worker import Worker
 
 
-def count_macs(worker: Worker, samples: Selection, resident: bool) -> int:
-    """Multiply-accumulates of one sample's forward pass: convolutions and matrix products, without biases.
+def count_macs(worker: Worker, samples: Selection, resident: bool) -> int | None:
+    """Multiply-accumulates of one sample's `forward`: convolutions and matrix products, without biases.
+
+    Buffers may change (batch normalisation counts batches); whoever calls this loads the model afterwards.
 
     Args:
-        worker: holds the module; its state and random generators are as before.
-        samples: samples for `training_step`, of which the first is used.
+        worker: holds the module.
+        samples: samples for `forward`, of which the first two are used: normalisation over a batch needs two.
         resident: whether they lie on the accelerator.
+
+    Returns:
+        None where `forward` does not take a batch, or its first tensor, alone.
     """
-    module = worker.module
-    batch = worker.transfer(next(iter(samples.batches(1))), resident)
-    batch = worker.fabric.strategy.precision.convert_input(batch)
-    was_training = module.training
-    module.eval()
-    arguments = (batch, 0) if worker.takes_index else (batch,)
-    forward_context = worker.fabric.strategy.precision.forward_context()
-    with torch.random.fork_rng(), torch.no_grad(), forward_context, FlopCounterMode(display=False) as counter:
-        module.training_step(*arguments)
-    worker.logs.take()
-    module.train(was_training)
-    return int(counter.get_total_flops()) // 2
+    precision = worker.fabric.strategy.precision
+    batch = precision.convert_input(worker.transfer(next(iter(samples.batches(2))), resident))
+    inputs = batch if isinstance(batch, Tensor) else batch[0] if isinstance(batch, (tuple, list)) else None
+    if inputs is None:
+        return None
+    counter = FlopCounterMode(display=False)
+    with torch.random.fork_rng(), torch.no_grad(), evaluating(worker.module), precision.forward_context(), counter:
+        try:
+            worker.module(inputs)
+        except Exception:  # a forward that wants something else is none of our business
+            return None
+    return int(counter.get_total_flops()) // 2 // min(len(samples), 2)

@@ -39,6 +39,7 @@ class RoundCSVLogger(CSVLogger):
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         super().__init__(save_dir=os.fspath(root), name="", version="", flush_logs_every_n_steps=1)
+        self._beside: dict[str, float] = {}
 
     @property
     def log_dir(self) -> str:
@@ -52,6 +53,13 @@ class RoundCSVLogger(CSVLogger):
         if self._experiment is None:
             self._experiment = _RoundWriter(log_dir=self.log_dir)
         return self._experiment
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        """Record a round; what callbacks log on their own during a round becomes part of its row."""
+        self._beside |= metrics
+        if "round" in metrics:
+            super().log_metrics({**metrics, **self._beside}, step)
+            self._beside = {}
 
     def keep_rounds_before(self, round_index: int) -> None:
         """On resuming: drop the rows of rounds that will be done again, and a last row that a kill cut short."""

@@ -6,13 +6,14 @@ those with `interval: step` step with the optimiser and start anew with every cl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.core.optimizer import _configure_optimizers, _configure_schedulers_automatic_opt
+from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.optim.sgd import sgd
@@ -70,24 +71,36 @@ class ModuleOptimizer:
             )
         self.optimizer: torch.optim.Optimizer = optimizers[0]
         self.scheduler_configs = _configure_schedulers_automatic_opt(schedulers, monitor)
+        for config in self.scheduler_configs:
+            if config.interval == "step" and isinstance(config.scheduler, ReduceLROnPlateau):
+                raise UserError(
+                    "ReduceLROnPlateau watches a metric of the round, so its interval must be 'epoch', got 'step'."
+                )
         self._plain_sgd = _is_plain_sgd(self.optimizer)
-        self._step_schedulers = [c.scheduler for c in self.scheduler_configs if c.interval == "step"]
-        self._fresh_states = [deepcopy(scheduler.state_dict()) for scheduler in self._step_schedulers]
+        self._step_configs = [c for c in self.scheduler_configs if c.interval == "step"]
+        self._fresh_states = [deepcopy(c.scheduler.state_dict()) for c in self._step_configs]
+        self._steps = 0
+        self._weight_decay: float | Tensor | None = None
         groups = self.optimizer.param_groups
         self._fresh_rates = [group["lr"] for group in groups]
         self._base_rates = [group.get("initial_lr", group["lr"]) for group in groups]
         self.round_rates = list(self._base_rates)
-        self._group_slices = _slices(self.optimizer, layout, dict(module.named_parameters()))
+        self._layout = layout
+        self._named = dict(module.named_parameters())
         self._groups = [list(group["params"]) for group in groups]
+        self._elementwise = type(self.optimizer) in ELEMENTWISE
         self._params = params
-        if self._plain_sgd and not flat_gradient:
-            self.step: Callable[[], Any] = self._plain_step
-            # Schedulers warn if they step before the optimiser does, and this one never does.
-            self.optimizer._opt_called = True
-        else:
-            self.step = self.optimizer.step
-            if flat_gradient and type(self.optimizer) in ELEMENTWISE:
-                self._step_flat(params, gradient)
+        # Schedulers warn if they step before the optimiser does, which a rule's own step or the plain one never calls.
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]
+        self.step: Callable[[], Any] = self.optimizer.step
+        self._group_slices: list[list[slice]] = [[] for _ in groups]
+        if not flat_gradient:
+            self._group_slices = [_slices(group, layout, self._named) for group in self._groups]
+            if self._plain_sgd:
+                self.step = self._plain_step
+        elif self._elementwise:
+            for group in groups:
+                group["params"] = []
 
     @property
     def is_plain_sgd(self) -> bool:
@@ -100,14 +113,22 @@ class ModuleOptimizer:
         momentum = self.optimizer.param_groups[0].get("momentum")
         return type(self.optimizer).__name__ + (f" with momentum {momentum}" if momentum else "")
 
-    def _step_flat(self, params: Tensor, gradient: Tensor) -> None:
-        """Let the optimiser step contiguous stretches of the flat vector instead of single parameters."""
-        for group, slices in zip(self.optimizer.param_groups, self._group_slices, strict=True):
-            group["params"] = []
-            for part in slices:
-                stretch = nn.Parameter(params[part], requires_grad=True)
-                stretch.grad = gradient[part]
-                group["params"].append(stretch)
+    def take_in(self, names: Sequence[str], gradient: Tensor) -> None:
+        """From now on step these parameters too, whose gradients lie in `gradient` (d,).
+
+        Until a parameter has had a gradient nothing of it may change, neither by weight decay nor by momentum. An elementwise
+        optimiser steps contiguous stretches of the flat vector instead of single parameters.
+        """
+        wanted = {id(self._named[name]) for name in names}
+        self._weight_decay = None
+        for group, members, slices in zip(self.optimizer.param_groups, self._groups, self._group_slices, strict=True):
+            taken = _slices([p for p in members if id(p) in wanted], self._layout, self._named)
+            slices += taken
+            if self._elementwise:
+                for part in taken:
+                    stretch = nn.Parameter(self._params[part])
+                    stretch.grad = gradient[part]
+                    group["params"].append(stretch)
 
     def _plain_step(self) -> None:
         """SGD without the wrapping of `Optimizer.step`, on the parameters themselves: same numbers, less time."""
@@ -130,44 +151,64 @@ class ModuleOptimizer:
     def start_client(self) -> None:
         """Empty the optimiser's state and start the step-wise schedulers anew from the learning rate of the round."""
         self.optimizer.state.clear()
-        if not self._step_schedulers:
+        self._steps = 0
+        self._weight_decay = None
+        if not self._step_configs:
             return
         factors = [now / base if base else 1.0 for now, base in zip(self.round_rates, self._base_rates, strict=True)]
         for group, rate, factor in zip(self.optimizer.param_groups, self._fresh_rates, factors, strict=True):
             group["lr"] = rate * factor
-        for scheduler, fresh in zip(self._step_schedulers, self._fresh_states, strict=True):
-            scheduler.load_state_dict(deepcopy(fresh))
-            if hasattr(scheduler, "base_lrs"):
-                scheduler.base_lrs = list(self.round_rates)
+        for config, fresh in zip(self._step_configs, self._fresh_states, strict=True):
+            config.scheduler.load_state_dict(deepcopy(fresh))
+            if hasattr(config.scheduler, "base_lrs"):
+                config.scheduler.base_lrs = list(self.round_rates)
 
     def after_step(self) -> None:
         """Move the step-wise schedulers."""
-        for scheduler in self._step_schedulers:
-            scheduler.step()
+        self._steps += 1
+        for config in self._step_configs:
+            if self._steps % config.frequency == 0:
+                config.scheduler.step()
 
     @property
     def moves_within_round(self) -> bool:
         """Whether the learning rate changes from step to step."""
-        return bool(self._step_schedulers)
+        return bool(self._step_configs)
 
-    def end_round(self, metrics: Mapping[str, Any]) -> None:
-        """Move the epoch-wise schedulers: a round is an epoch."""
-        configs = [c for c in self.scheduler_configs if c.interval == "epoch"]
+    def end_round(self, num_rounds: int) -> None:
+        """Move the epoch-wise schedulers, a round being an epoch; those that wait for a metric are moved by `end_plateau`.
+
+        Args:
+            num_rounds: rounds completed.
+        """
+        self._move([c for c in self._epoch_configs(num_rounds) if not isinstance(c.scheduler, ReduceLROnPlateau)], {})
+
+    def end_plateau(self, num_rounds: int, metrics: Mapping[str, Any]) -> None:
+        """Move the schedulers that watch a metric.
+
+        Raises:
+            UserError: the metric was not logged.
+        """
+        self._move([c for c in self._epoch_configs(num_rounds) if isinstance(c.scheduler, ReduceLROnPlateau)], metrics)
+
+    def _epoch_configs(self, num_rounds: int) -> list[LRSchedulerConfig]:
+        return [c for c in self.scheduler_configs if c.interval == "epoch" and num_rounds % c.frequency == 0]
+
+    def _move(self, configs: list[LRSchedulerConfig], metrics: Mapping[str, Any]) -> None:
         if not configs:
             return
         for group, rate in zip(self.optimizer.param_groups, self.round_rates, strict=True):
             group["lr"] = rate
         for config in configs:
-            if isinstance(config.scheduler, ReduceLROnPlateau):
-                if config.monitor is not None and config.monitor in metrics:
-                    config.scheduler.step(metrics[config.monitor])
-                elif config.strict:
-                    raise UserError(
-                        f"ReduceLROnPlateau monitors {config.monitor!r}, which was not logged; "
-                        f"logged: {', '.join(sorted(metrics))}."
-                    )
-            else:
+            if not isinstance(config.scheduler, ReduceLROnPlateau):
                 config.scheduler.step()
+            elif config.monitor is not None and config.monitor in metrics:
+                config.scheduler.step(metrics[config.monitor])
+            elif config.strict:
+                raise UserError(
+                    f"ReduceLROnPlateau monitors {config.monitor!r}, which was not logged; "
+                    f"logged: {', '.join(sorted(metrics))}."
+                )
         self.round_rates = [group["lr"] for group in self.optimizer.param_groups]
 
     @property
@@ -176,9 +217,16 @@ class ModuleOptimizer:
         return self._per_coordinate("lr")
 
     @property
+    def decays(self) -> bool:
+        """Whether any parameter group has weight decay."""
+        return any(group["weight_decay"] for group in self.optimizer.param_groups)
+
+    @property
     def weight_decay(self) -> float | Tensor:
-        """The weight decay: a number, or (d,) where parameter groups differ."""
-        return self._per_coordinate("weight_decay")
+        """The weight decay: a number, or (d,) where parameter groups differ; the same through a local training."""
+        if self._weight_decay is None:
+            self._weight_decay = self._per_coordinate("weight_decay")
+        return self._weight_decay
 
     def _per_coordinate(self, key: str) -> float | Tensor:
         groups = self.optimizer.param_groups
@@ -210,20 +258,16 @@ def _is_plain_sgd(optimizer: torch.optim.Optimizer) -> bool:
     return type(optimizer) is torch.optim.SGD and all(group["momentum"] == 0 for group in optimizer.param_groups)
 
 
-def _slices(optimizer: torch.optim.Optimizer, layout: Layout, named: dict[str, nn.Parameter]) -> list[list[slice]]:
-    """For each parameter group the stretches of the flat vector that it covers, neighbours joined."""
+def _slices(parameters: list[nn.Parameter], layout: Layout, named: dict[str, nn.Parameter]) -> list[slice]:
+    """The stretches of the flat vector that these parameters cover, neighbours joined."""
     place = {
         id(named[name]): slice(offset, offset + size)
         for name, offset, size in zip(layout.names, layout.offsets, layout.sizes, strict=True)
     }
-    groups = []
-    for group in optimizer.param_groups:
-        parts = sorted((place[id(p)] for p in group["params"] if id(p) in place), key=lambda part: part.start)
-        joined: list[slice] = []
-        for part in parts:
-            if joined and joined[-1].stop == part.start:
-                joined[-1] = slice(joined[-1].start, part.stop)
-            else:
-                joined.append(part)
-        groups.append(joined)
-    return groups
+    joined: list[slice] = []
+    for part in sorted((place[id(p)] for p in parameters if id(p) in place), key=lambda part: part.start):
+        if joined and joined[-1].stop == part.start:
+            joined[-1] = slice(joined[-1].start, part.stop)
+        else:
+            joined.append(part)
+    return joined

@@ -19,13 +19,14 @@ from lightning_fl.metrics_file import RoundCSVLogger
 LAST = Path("checkpoints") / "last.ckpt"
 EXPORT = "model.ckpt"
 METRICS = "metrics.csv"
+HPARAMS = "hparams.yaml"
 CONFIG = "config.yaml"
 
 
 def set_earlier_run_aside(root: str) -> None:
     """Move the files of an earlier run in `root` into `root/earlier-1` (2, 3 …), so that a new run loses nothing."""
     folder = Path(root)
-    present = [folder / name for name in (METRICS, CONFIG, EXPORT, LAST.parent) if (folder / name).exists()]
+    present = [folder / name for name in (METRICS, HPARAMS, CONFIG, EXPORT, LAST.parent) if (folder / name).exists()]
     if not any(path.name != CONFIG for path in present):
         return
     number = 1
@@ -41,24 +42,19 @@ def set_earlier_run_aside(root: str) -> None:
 def build_checkpoint(trainer: Any, weights_only: bool = False) -> dict[str, Any]:
     """An ordinary Lightning checkpoint of the server's model; unless `weights_only`, with the run under `federation`."""
     module: LightningModule = trainer.lightning_module
+    run_state = trainer.fit_loop.before_round or trainer.run.state_dict()
     checkpoint: dict[str, Any] = {
-        "epoch": trainer.current_epoch,
-        "global_step": trainer.global_step,
+        "epoch": run_state["round"],
+        "global_step": run_state["num_steps"],
         "pytorch-lightning_version": lightning.__version__,
-        "state_dict": {
-            name: value.detach().clone(memory_format=torch.contiguous_format)
-            for name, value in module.state_dict().items()
-        },
-        "loops": {},
+        "state_dict": trainer.bound_worker.state_dict(run_state) if trainer.fit_loop.before_round else _copied(module),
     }
     for part in (module, trainer.datamodule):
         if part is not None and part.hparams:
             if hasattr(part, "_hparams_name"):
                 checkpoint[part.CHECKPOINT_HYPER_PARAMS_NAME] = part._hparams_name
-            checkpoint[part.CHECKPOINT_HYPER_PARAMS_KEY] = dict(part.hparams)
+            checkpoint[part.CHECKPOINT_HYPER_PARAMS_KEY] = checkpoints.plain(dict(part.hparams))
     if not weights_only:
-        run = trainer.run
-        checkpoint["epoch"] = run.round
         checkpoint["callbacks"] = {c.state_key: state for c in trainer.callbacks if (state := c.state_dict())}
         checkpoint["optimizer_states"] = []
         checkpoint["lr_schedulers"] = []
@@ -67,7 +63,7 @@ def build_checkpoint(trainer: Any, weights_only: bool = False) -> dict[str, Any]
             "algorithm": trainer.algorithm.name,
             "num_clients": trainer.datamodule.num_clients,
             "learning_rates": trainer.worker.optimizer.state_dict(),
-            "run": run.state_dict(),
+            "run": run_state,
         }
         trainer.hooks.call_callbacks("on_save_checkpoint", checkpoint)
         if trainer.datamodule is not None:
@@ -76,6 +72,12 @@ def build_checkpoint(trainer: Any, weights_only: bool = False) -> dict[str, Any]
                 checkpoint[type(trainer.datamodule).__qualname__] = datamodule_state
     module.on_save_checkpoint(checkpoint)
     return checkpoint
+
+
+def _copied(module: LightningModule) -> dict[str, Any]:
+    return {
+        name: value.detach().clone(memory_format=torch.contiguous_format) for name, value in module.state_dict().items()
+    }
 
 
 def resolve(trainer: Any, ckpt_path: str | os.PathLike[str] | None) -> str | None:
@@ -117,10 +119,12 @@ def load_model(module: LightningModule, checkpoint: dict[str, Any], path: str) -
     Raises:
         UserError: they belong to another model.
     """
+    before = _copied(module)
     module.on_load_checkpoint(checkpoint)
     try:
         module.load_state_dict(checkpoint["state_dict"], strict=module.strict_loading)
     except RuntimeError as error:
+        module.load_state_dict(before)  # torch has loaded what fitted
         reason = " ".join(line.strip() for line in str(error).splitlines()[1:3])
         raise UserError(
             f"the checkpoint {path} belongs to another model than {type(module).__name__}: {reason}"
@@ -150,7 +154,6 @@ def resume(trainer: Any, path: str) -> None:
             callback.load_state_dict(states[callback.state_key])
     if trainer.datamodule is not None and type(trainer.datamodule).__qualname__ in checkpoint:
         trainer.datamodule.load_state_dict(checkpoint[type(trainer.datamodule).__qualname__])
-    trainer.current_epoch = trainer.run.round
     trainer.global_step = trainer.run.num_steps
     for logger in trainer.loggers:
         if isinstance(logger, RoundCSVLogger):

@@ -64,21 +64,23 @@ class Run:
         return [int(word) for word in sequence.generate_state(count, np.uint64) >> np.uint64(1)]
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain containers and tensors only, so that `torch.load(weights_only=True)` reads it."""
+        """Plain containers and tensors only, so that `torch.load(weights_only=True)` reads it; it stays as it is now."""
         return {
             "seed": self.seed,
             "names": list(self.layout.names),
             "shapes": [list(shape) for shape in self.layout.shapes],
             "channels_last": list(self.layout.channels_last),
+            "buffer_names": list(self.buffer_layout.names),
+            "buffer_shapes": [list(shape) for shape in self.buffer_layout.shapes],
             "params": self.params,
             "buffers": self.buffers,
-            "counters": self.counters,
+            "counters": dict(self.counters),
             "round": self.round,
             "num_steps": self.num_steps,
-            "server": self.server,
-            "clients": self.clients,
-            "client_memory": self.client_memory,
-            "server_memory": self.server_memory,
+            "server": dict(self.server),
+            "clients": dict(self.clients),
+            "client_memory": dict(self.client_memory),
+            "server_memory": dict(self.server_memory),
             "ledger": self.ledger.state_dict(),
             "simulated_seconds": self.simulated_seconds,
         }
@@ -89,14 +91,7 @@ class Run:
         Raises:
             UserError: it belongs to another model; the first parameter that differs is named.
         """
-        saved = dict(zip(state["names"], map(tuple, state["shapes"]), strict=True))
-        here = dict(zip(self.layout.names, self.layout.shapes, strict=True))
-        if saved != here:
-            name = next(name for name in {**here, **saved} if saved.get(name) != here.get(name))
-            raise UserError(
-                f"the checkpoint belongs to another model: its parameter {name!r} has shape {saved.get(name, 'none')}, "
-                f"this model's has {here.get(name, 'none')}; give the model that the checkpoint was written with."
-            )
+        self._check_fits(state)
         source = Layout(self.layout.names, self.layout.shapes, tuple(state["channels_last"]))
         device = self.params.device
 
@@ -118,3 +113,14 @@ class Run:
         self.server_memory = relaid(state["server_memory"], device)
         self.ledger.load_state_dict(state["ledger"])
         self.simulated_seconds = state["simulated_seconds"]
+
+    def _check_fits(self, state: dict[str, Any]) -> None:
+        for kind, layout, prefix in (("parameter", self.layout, ""), ("buffer", self.buffer_layout, "buffer_")):
+            saved = dict(zip(state[f"{prefix}names"], map(tuple, state[f"{prefix}shapes"]), strict=True))
+            here = dict(zip(layout.names, layout.shapes, strict=True))
+            if saved != here:
+                name = next(name for name in {**here, **saved} if saved.get(name) != here.get(name))
+                raise UserError(
+                    f"the checkpoint belongs to another model: its {kind} {name!r} has shape {saved.get(name, 'none')}, "
+                    f"this model's has {here.get(name, 'none')}; give the model that the checkpoint was written with."
+                )

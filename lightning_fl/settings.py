@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import timedelta
 from typing import Any
 
 from lightning.fabric import Fabric
+from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.profilers import AdvancedProfiler, PassThroughProfiler, Profiler, PyTorchProfiler, SimpleProfiler
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -32,7 +34,7 @@ def check_rounds(
     Raises:
         UserError: a value is not allowed.
     """
-    require(max_rounds >= 0, f"max_rounds must be at least 0, got {max_rounds}.")
+    require(_whole(max_rounds, 0), f"max_rounds must be a whole number of at least 0, got {max_rounds}.")
     if isinstance(clients_per_round, int):
         require(clients_per_round >= 1, f"clients_per_round must be at least 1, got {clients_per_round}.")
     else:
@@ -44,11 +46,32 @@ def check_rounds(
         local_epochs is None or local_steps is None,
         f"local_epochs={local_epochs} and local_steps={local_steps} exclude each other: give one of them.",
     )
-    require(local_epochs is None or local_epochs >= 1, f"local_epochs must be at least 1, got {local_epochs}.")
-    require(local_steps is None or local_steps >= 1, f"local_steps must be at least 1, got {local_steps}.")
+    for name, count in {"local_epochs": local_epochs, "local_steps": local_steps}.items():
+        require(count is None or _whole(count, 1), f"{name} must be a whole number of at least 1, got {count}.")
     require(0 <= dropout_rate < 1, f"dropout_rate must lie in [0, 1), got {dropout_rate}.")
     for name, value in every.items():
-        require(value >= 1, f"{name} must be at least 1, got {value}.")
+        require(_whole(value, 1), f"{name} must be a whole number of at least 1, got {value}.")
+
+
+def check_flags(num_sanity_val_steps: int, gradient_clip_val: float | None, fast_dev_run: bool | int) -> None:
+    """Check the flags that are numbers of their own kind.
+
+    Raises:
+        UserError: a value is not allowed.
+    """
+    require(_whole(num_sanity_val_steps, -1), f"num_sanity_val_steps must be at least -1, got {num_sanity_val_steps}.")
+    require(_whole(int(fast_dev_run), 0), f"fast_dev_run is a number of rounds of at least 0, got {fast_dev_run}.")
+    good = gradient_clip_val is None or gradient_clip_val >= 0
+    require(good, f"gradient_clip_val must be at least 0, got {gradient_clip_val}.")
+
+
+def check_choice(name: str, given: Any, allowed: tuple[Any, ...]) -> None:
+    """Check a flag with few values.
+
+    Raises:
+        UserError: the value is none of them; the nearest is named.
+    """
+    require(given in allowed, f"{name} {given!r} is unknown; {nearest(str(given), map(str, allowed))}.")
 
 
 def check_limits(limits: dict[str, int | float | None]) -> None:
@@ -62,6 +85,10 @@ def check_limits(limits: dict[str, int | float | None]) -> None:
             require(value is None or value >= 0, f"{name} as a count must be at least 0, got {value}.")
         else:
             require(0 <= value <= 1, f"{name} as a fraction must lie in [0, 1], got {value}.")
+
+
+def _whole(value: Any, least: int) -> bool:
+    return isinstance(value, int) and value >= least
 
 
 def cohort_size(clients_per_round: int | float, num_clients: int, num_eligible: int) -> int:
@@ -136,3 +163,17 @@ def build_profiler(profiler: Profiler | str | None) -> Profiler:
             raise UserError(f"profiler {profiler!r} is unknown; {nearest(profiler, PROFILERS)}.")
         return PROFILERS[profiler]()
     return profiler or PassThroughProfiler()
+
+
+def build_timer(max_time: str | timedelta | dict[str, int] | None) -> Timer | None:
+    """Lightning's timer, which ends the run after `max_time`.
+
+    Raises:
+        UserError: that is no time.
+    """
+    if max_time is None:
+        return None
+    try:
+        return Timer(duration=max_time, interval="epoch")
+    except (MisconfigurationException, TypeError) as error:
+        raise UserError(f"max_time {max_time!r} is no time: give DD:HH:MM:SS, such as 00:02:30:00.") from error

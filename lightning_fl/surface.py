@@ -6,16 +6,15 @@ any work: `FederatedTrainer` adds the rounds.
 
 from __future__ import annotations
 
-from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from lightning.fabric import Fabric
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
-from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ModelCheckpoint, ProgressBar
+from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ModelCheckpoint, ProgressBar, Timer
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.trainer.states import RunningStage, TrainerState, TrainerStatus
+from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerState, TrainerStatus
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 
@@ -33,7 +32,7 @@ class TrainerSurface:
     default_root_dir: str
     fast_dev_run: bool | int
     max_rounds: int
-    max_time: timedelta | None
+    timer: Timer | None
     val_every_n_rounds: int
     accumulate_grad_batches: int
     worker: Worker | None
@@ -58,17 +57,15 @@ class TrainerSurface:
         self.current_epoch = 0
         self.global_step = 0
         self.round_batches = 0
-        self.has_validated = False
-        epoch_loop = SimpleNamespace(
-            _should_check_val_epoch=lambda: self.validates_this_round,
-            val_loop=_ValidationLoop(self),
-            batch_progress=SimpleNamespace(is_last_batch=False),
-            _batches_that_stepped=0,
-        )
+        self.most_local_steps = 0
         self.predict_loop = SimpleNamespace(current_batch_indices=[], epoch_batch_indices=[], predictions=[])
-        self.fit_loop = SimpleNamespace(epoch_loop=epoch_loop, max_epochs=None)
 
     # -- where we are ------------------------------------------------------------------------------------------------
+
+    @property
+    def fitting(self) -> bool:
+        """Whether `fit` is running."""
+        return self.state.fn == TrainerFn.FITTING
 
     @property
     def training(self) -> bool:
@@ -135,8 +132,9 @@ class TrainerSurface:
 
     @property
     def estimated_stepping_batches(self) -> int:
-        """Optimiser steps of the client that is training: a step-wise schedule spans one local training."""
-        return self.worker.steps_in_training if self.worker is not None else 0
+        """Optimiser steps of the client that is training, else of the largest: step-wise schedules span one training."""
+        training = self.worker.steps_in_training if self.worker is not None else 0
+        return training or self.most_local_steps
 
     # -- with what ---------------------------------------------------------------------------------------------------
 
@@ -148,7 +146,7 @@ class TrainerSurface:
     @property
     def strategy(self) -> Any:
         """Fabric's strategy, with the few names of Lightning's own that callbacks use."""
-        return _StrategyView(self.fabric)
+        return _StrategyView(self.fabric, self.optimizers)
 
     @property
     def accelerator(self) -> Any:
@@ -179,6 +177,11 @@ class TrainerSurface:
     def world_size(self) -> int:
         """Number of processes."""
         return self.fabric.world_size
+
+    @property
+    def num_devices(self) -> int:
+        """Accelerators on this machine that the run uses."""
+        return self.fabric.world_size // getattr(self.fabric.strategy, "num_nodes", 1)
 
     @property
     def is_global_zero(self) -> bool:
@@ -248,20 +251,12 @@ class TrainerSurface:
         return next((path for path in paths if path), "")
 
 
-class _ValidationLoop:
-    def __init__(self, trainer: TrainerSurface) -> None:
-        self._trainer = trainer
-
-    @property
-    def _has_run(self) -> bool:
-        return self._trainer.has_validated
-
-
 class _StrategyView:
     """Fabric's strategy under the names of `lightning.pytorch.strategies.Strategy`."""
 
-    def __init__(self, fabric: Fabric) -> None:
+    def __init__(self, fabric: Fabric, optimizers: list[torch.optim.Optimizer]) -> None:
         self._fabric = fabric
+        self._lightning_optimizers = optimizers
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._fabric.strategy, name)

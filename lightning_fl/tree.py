@@ -76,7 +76,7 @@ class Layout:
                 outputs, inputs, height, width = shape
                 yield name, part.view(*leading, outputs, height, width, inputs).movedim(-1, -3)
             else:
-                yield name, part.view(*leading, *shape)
+                yield name, part.view((*leading, *shape))
 
     def flatten(self, tree: Mapping[str, Tensor], out: Tensor | None = None) -> Tensor:
         """Copy `tree` (tensors (*shape)) into one vector (d,), `out` if given.

@@ -31,7 +31,7 @@ class Worker:
         params: parameters (d,); the module's own are views of it.
         gradient: gradient (d,) of the last backward pass, where the rule reads it.
         buffer_layout, buffers: likewise for float buffers (d_b,).
-        counters: the module's integer buffers, by name.
+        counter_names: names of the module's integer buffers.
         optimizer: drives the module's optimiser; set by `configure_optimizer`.
         takes_index: whether `training_step` asks for the batch's index.
         skips_single_samples: whether a last batch of one sample is left out.
@@ -57,8 +57,9 @@ class Worker:
         for parameter, view in zip(self._parameters, self.layout.views(self.params).values(), strict=True):
             parameter.data = view
 
+        self._homes = {name: _home(module, name) for name, _ in module.named_buffers()}
         buffers = {name: buffer for name, buffer in module.named_buffers() if buffer.is_floating_point()}
-        self.counters = {name: buffer for name, buffer in module.named_buffers() if not buffer.is_floating_point()}
+        self.counter_names = [name for name in self._homes if name not in buffers]
         self.buffer_layout = Layout.of(buffers)
         widest = dtype
         for buffer in buffers.values():
@@ -67,7 +68,6 @@ class Worker:
             buffers, torch.empty(self.buffer_layout.numel, dtype=widest, device=fabric.device)
         )
         self._buffer_views = self.buffer_layout.views(self.buffers)
-        self._buffer_homes = {name: _home(module, name) for name in buffers}
         for name, buffer in buffers.items():
             if buffer.dtype == widest:
                 buffer.data = self._buffer_views[name]
@@ -86,9 +86,12 @@ class Worker:
         if not self._parameters:
             raise UserError(f"{type(self.module).__name__} has no trainable parameter: there is nothing to federate.")
         self._gradient_views: list[Tensor] = []
+        self._in_flat_gradient: list[tuple[nn.Parameter, Tensor]] = []
+        self._outside: list[str] = []
         if flat_gradient:
             self.gradient = torch.zeros_like(self.params)
             self._gradient_views = list(self.layout.views(self.gradient).values())
+            self._outside = list(self.layout.names)
         self.zero_gradient()
         self.optimizer = ModuleOptimizer(self.module, self.layout, self.params, self.gradient, flat_gradient)
 
@@ -102,39 +105,87 @@ class Worker:
         for parameter in self._parameters:
             parameter.grad = None
             parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
-        for owner, leaf in self._buffer_homes.values():
-            getattr(owner, leaf).data = getattr(owner, leaf).data.clone()
+        for name in self._buffer_views:
+            self._buffer(name).data = self._buffer(name).data.clone()
 
     def load(self, params: Tensor, buffers: Tensor, counters: dict[str, Tensor]) -> None:
         """Put a model into the module: one copy of the parameters, one of the float buffers."""
         self.params.copy_(params)
-        if self.buffer_layout.names:
+        if self._buffer_views:
             self.buffers.copy_(buffers)
-            for name, (owner, leaf) in self._buffer_homes.items():
-                buffer = getattr(owner, leaf)
-                if buffer.data_ptr() != self._buffer_views[name].data_ptr():
-                    buffer.copy_(self._buffer_views[name])
-        for name, buffer in self.counters.items():
-            buffer.copy_(counters[name])
+            for name, view in self._buffer_views.items():
+                buffer = self._buffer(name)
+                if buffer.data_ptr() != view.data_ptr():
+                    buffer.copy_(view)
+        for name in self.counter_names:
+            self._buffer(name).copy_(counters[name])
 
     def read_buffers(self) -> Tensor:
         """The module's float buffers (d_b,), also those that it replaced instead of writing to."""
-        for name, (owner, leaf) in self._buffer_homes.items():
-            buffer = getattr(owner, leaf)
-            if buffer.data_ptr() != self._buffer_views[name].data_ptr():
-                self._buffer_views[name].copy_(buffer)
+        for name, view in self._buffer_views.items():
+            buffer = self._buffer(name)
+            if buffer.data_ptr() != view.data_ptr():
+                view.copy_(buffer)
         return self.buffers
+
+    def state_dict(self, run_state: dict[str, Any]) -> dict[str, Tensor]:
+        """The module's `state_dict` with the server's model in it, while a client's is loaded.
+
+        Args:
+            run_state: the server's `params`, `buffers` and `counters`.
+        """
+        trained = self.params.clone(), self.read_buffers().clone(), self.read_counters()
+        self.load(run_state["params"], run_state["buffers"], run_state["counters"])
+        copied = {
+            name: value.detach().clone(memory_format=torch.contiguous_format)
+            for name, value in self.module.state_dict().items()
+        }
+        self.load(*trained)
+        return copied
+
+    def read_counters(self) -> dict[str, Tensor]:
+        """Copies of the module's integer buffers, by name."""
+        return {name: self._buffer(name).clone() for name in self.counter_names}
+
+    def _buffer(self, name: str) -> Tensor:
+        owner, leaf = self._homes[name]
+        return getattr(owner, leaf)  # type: ignore[no-any-return]
 
     def zero_gradient(self) -> None:
         """Forget the gradient of the last step; views of the flat gradient are put back where something removed them."""
-        if not self._gradient_views:
+        if not self._in_flat_gradient:
             for parameter in self._parameters:
                 parameter.grad = None
             return
         self.gradient.zero_()
-        if self._parameters[0].grad is not self._gradient_views[0]:
-            for parameter, view in zip(self._parameters, self._gradient_views, strict=True):
+        parameter, view = self._in_flat_gradient[0]
+        if parameter.grad is not view:
+            for parameter, view in self._in_flat_gradient:
                 parameter.grad = view
+
+    def after_backward(self) -> bool:
+        """Find out which parameters the loss depends on; the others are left out of the optimiser's steps.
+
+        From the first backward pass on, gradients are views of the flat one, where "no gradient" and "gradient 0" look the
+        same; but weight decay and momentum must touch only the second. A parameter that gets a gradient later is taken in.
+
+        Returns:
+            Whether any was taken in.
+        """
+        if not self._outside:
+            return False
+        named = dict(zip(self.layout.names, zip(self._parameters, self._gradient_views, strict=True), strict=True))
+        found = [name for name in self._outside if named[name][0].grad is not None]
+        if not found:
+            return False
+        for name in found:
+            parameter, view = named[name]
+            view.copy_(parameter.grad)  # type: ignore[arg-type]
+            parameter.grad = view
+            self._in_flat_gradient.append((parameter, view))
+        self._outside = [name for name in self._outside if name not in found]
+        self.optimizer.take_in(found, self.gradient)
+        return True
 
     def clip_gradient(self, value: float, algorithm: str) -> None:
         """Clip in place, as Lightning's `gradient_clip_val` and `gradient_clip_algorithm` say."""

@@ -59,10 +59,14 @@ class LocalPlan:
             return 0
         return self.steps if self.steps is not None else (self.epochs or 0) * ceil(in_pass / self.accumulate)
 
-    @property
-    def passes(self) -> float:
-        """Passes over the samples, for estimates; a plan by steps counts as one pass per client."""
-        return self.epochs or 1
+    def num_samples(self, num_samples: int, skip_single: bool) -> int:
+        """Samples read in the whole local training of a client that has `num_samples`."""
+        in_pass = self.pass_batches(num_samples, skip_single)
+        in_one_pass = min(num_samples, in_pass * self.batch_size)
+        if not in_pass or self.epochs is not None:
+            return (self.epochs or 0) * in_one_pass
+        passes, rest = divmod(self.num_steps(in_pass), ceil(in_pass / self.accumulate))
+        return passes * in_one_pass + min(rest * self.accumulate * self.batch_size, in_one_pass)
 
     def num_batches(self, num_samples: int, skip_single: bool) -> int:
         """Batches of the whole local training."""
@@ -103,8 +107,6 @@ def train_locally(
     worker.zero_gradient()
     local = LocalTraining(received, worker.params, worker.gradient, optimizer.step, state, learning_rate=0.0)
     local.learning_rate = optimizer.learning_rate
-    weight_decay = optimizer.weight_decay if rule.own_step else 0.0
-    decays = bool(torch.as_tensor(weight_decay).any())
     rule.start(local)
 
     order = torch.Generator().manual_seed(seeds[0])
@@ -136,6 +138,8 @@ def train_locally(
                 for listener in before_backward:
                     listener(loss)
                 fabric.backward(loss if accumulate == 1 else loss / accumulate)
+                if worker.after_backward():
+                    local.learning_rate = optimizer.learning_rate
                 for listener in after_backward:
                     listener()
             if (index + 1) % accumulate == 0 or index + 1 == in_pass:
@@ -145,8 +149,8 @@ def train_locally(
                         listener(optimizer.optimizer)
                     if plan.clip_value:
                         worker.clip_gradient(plan.clip_value, plan.clip_algorithm)
-                    if decays:
-                        local.gradient.add_(local.params * weight_decay)
+                    if rule.own_step and optimizer.decays:
+                        local.gradient.add_(local.params * optimizer.weight_decay)
                     rule.correct(local)
                     rule.step(local)
                     local.num_steps += 1

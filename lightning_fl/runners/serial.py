@@ -31,7 +31,6 @@ def serial(
         plan: how long a client trains.
         run: gives client states and random seeds; not changed.
     """
-    worker.module.train()
     for client in cohort:
         worker.hooks.call("on_client_download", client)
         state = run.clients.get(client)
@@ -49,7 +48,7 @@ def serial(
             message=message,
             weight=float(data.client_sizes[client]),
             state=local.state,
-            counters={name: buffer.clone() for name, buffer in worker.counters.items()},
+            counters=worker.read_counters(),
             logs=worker.logs.take(),
             num_steps=local.num_steps,
         )

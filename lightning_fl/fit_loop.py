@@ -1,0 +1,233 @@
+"""The rounds of a `fit`: hooks, validation, schedules, the log row and the checkpoint around `Federation.train_round`."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.pytorch.trainer.states import RunningStage
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
+
+from lightning_fl import checkpoint as checkpoints
+from lightning_fl import persistence
+from lightning_fl.errors import UserError
+from lightning_fl.evaluation import as_loaders, evaluate, num_batches
+from lightning_fl.federation import Federation
+from lightning_fl.macs import count_macs
+from lightning_fl.run import SERVER, Run
+from lightning_fl.runners import LocalPlan
+from lightning_fl.settings import cohort_size
+
+if TYPE_CHECKING:
+    from lightning_fl.trainer import FederatedTrainer
+
+
+class FitLoop:
+    """Runs a federation round by round on behalf of a trainer.
+
+    Attributes:
+        federation: the round itself; there once `start` has run.
+        before_round: the state of the run before the round under way, None between rounds: what a checkpoint saved in
+            the middle of a round goes back to.
+        epoch_loop: what stock callbacks read of Lightning's own loop.
+    """
+
+    federation: Federation
+
+    def __init__(self, trainer: FederatedTrainer) -> None:
+        self.trainer = trainer
+        self.has_validated = False
+        self.before_round: dict[str, Any] | None = None
+        self._val_loaders: list[Iterable[Any]] = []
+        self.epoch_loop = SimpleNamespace(
+            _should_check_val_epoch=lambda: trainer.validates_this_round,
+            val_loop=_HasRun(self),
+            batch_progress=SimpleNamespace(is_last_batch=False),
+            _batches_that_stepped=0,
+        )
+
+    @property
+    def max_epochs(self) -> int:
+        """Rounds of the run."""
+        return self.trainer.max_rounds
+
+    def start(self) -> None:
+        """Set up the optimiser, the state of the run and the federation."""
+        trainer, worker, data, algorithm = (
+            self.trainer,
+            self.trainer.bound_worker,
+            self.trainer.data,
+            self.trainer.algorithm,
+        )
+        run = trainer.run = Run(
+            seed=int(os.environ.get("PL_GLOBAL_SEED", "0")),
+            layout=worker.layout,
+            buffer_layout=worker.buffer_layout,
+            params=worker.params.clone(),
+            buffers=worker.buffers.clone(),
+            counters=worker.read_counters(),
+        )
+        steps = zip(algorithm.step_names(), algorithm.steps, strict=True)
+        run.server = {key: step.init(run.params) for key, step in steps}
+        limit = trainer.limits["limit_train_batches"]
+        plan = LocalPlan(
+            batch_size=data.batch_size,
+            epochs=trainer.local_epochs,
+            steps=trainer.local_steps,
+            limit_batches=1.0 if limit is None else limit,
+            accumulate=trainer.accumulate_grad_batches,
+            clip_value=trainer.gradient_clip_val,
+            clip_algorithm=trainer.gradient_clip_algorithm,
+        )
+        in_pass = plan.pass_batches(int(data.client_sizes.max()), worker.skips_single_samples)
+        trainer.most_local_steps = plan.num_steps(in_pass)
+        worker.configure_optimizer(flat_gradient=algorithm.rule.reads_gradient)
+        if algorithm.rule.own_step and not worker.optimizer.is_plain_sgd:
+            raise UserError(
+                f"{algorithm.name} makes the clients' steps itself, in place of plain SGD; "
+                f"{type(worker.module).__name__} has {worker.optimizer.description}: "
+                "let configure_optimizers return torch.optim.SGD with momentum 0."
+            )
+        eligible = data.client_sizes.nonzero()[0]
+        self.federation = Federation(
+            algorithm=algorithm,
+            worker=worker,
+            data=data,
+            run=run,
+            plan=plan,
+            clock=trainer.clock,
+            eligible=eligible,
+            cohort_size=cohort_size(trainer.clients_per_round, data.num_clients, len(eligible)),
+            dropout_rate=trainer.dropout_rate,
+            macs=count_macs(worker, data.client(int(data.client_sizes.argmax())), data.train.resident),
+            on_upload=self._on_upload,
+        )
+        worker.load(run.params, run.buffers, run.counters)  # counting may have changed buffers
+        if is_overridden("validation_step", worker.module):
+            self._val_loaders = as_loaders(data.val_dataloader())
+        trainer.num_val_batches = num_batches(self._val_loaders, trainer.limits["limit_val_batches"])
+        rank_zero_info(data.description())
+
+    def run(self) -> None:
+        """All rounds, between Lightning's opening and closing hooks."""
+        trainer, run = self.trainer, self.trainer.run
+        trainer.hooks.call("on_fit_start")
+        for logger in trainer.loggers:
+            logger.log_hyperparams({**trainer.lightning_module.hparams_initial, "algorithm": trainer.algorithm.name})
+        self._sanity_check()
+        trainer.hooks.call("on_train_start")
+        while run.round < trainer.max_rounds and not trainer.should_stop:
+            trainer.current_epoch = run.round
+            self._round()
+        trainer.current_epoch = run.round
+        trainer.hooks.call("on_train_end")
+        self._take_over_changes()
+        trainer.hooks.call("on_fit_end")
+        if trainer.enable_checkpointing and trainer.is_global_zero:
+            exported = persistence.build_checkpoint(trainer, weights_only=True)
+            checkpoints.save_atomically(exported, Path(trainer.default_root_dir) / persistence.EXPORT)
+
+    def _round(self) -> None:
+        """One round with everything around it."""
+        trainer, run, worker, started = self.trainer, self.trainer.run, self.trainer.bound_worker, time.perf_counter()
+        worker.seed(run.torch_seeds(SERVER)[0])
+        trainer.state.stage = RunningStage.TRAINING
+        trainer.round_batches = self.federation.num_batches()
+        trainer.hooks.call("on_train_epoch_start")
+        self._take_over_changes()
+        self.before_round = run.state_dict()
+        with trainer.profiler.profile("train_round"):
+            record = self.federation.train_round()
+        worker.load(run.params, run.buffers, run.counters)
+        worker.optimizer.end_round(run.round)
+        self.before_round = None
+        trainer.global_step = run.num_steps
+        trainer.publish(record)
+        # The server's own step, after those of the clients: callbacks that follow steps see its model.
+        trainer.hooks.call("on_train_batch_end", None, None, trainer.round_batches)
+        if trainer.validates_this_round and trainer.enable_validation:
+            with trainer.profiler.profile("validate"):
+                record |= self._validate()
+        trainer.hooks.call("on_train_epoch_end", monitoring=False)
+        record |= worker.logs.averages([worker.logs.take()])
+        trainer.publish(record)
+        worker.optimizer.end_plateau(run.round, trainer.callback_metrics)
+        trainer.hooks.call("on_train_epoch_end", monitoring=True)
+        record["time/simulated_seconds"] = run.simulated_seconds
+        record["time/round_seconds"] = time.perf_counter() - started
+        self._log(record)
+        if trainer.enable_checkpointing and self._is_due(trainer.checkpoint_every_n_rounds):
+            trainer.save_checkpoint(Path(trainer.default_root_dir) / persistence.LAST)
+
+    def _take_over_changes(self) -> None:
+        """The server's model is what callbacks made of it; clones, because a step may have kept the old tensors."""
+        run, worker = self.trainer.run, self.trainer.bound_worker
+        run.params, run.buffers = worker.params.clone(), worker.read_buffers().clone()
+
+    def _validate(self) -> dict[str, float]:
+        """Validation at the end of a round."""
+        trainer = self.trainer
+        trainer.state.stage = RunningStage.VALIDATING
+        self.has_validated = True
+        averages, _ = evaluate(
+            trainer.bound_worker,
+            "validation",
+            self._val_loaders,
+            trainer.num_val_batches,
+            trainer.inference_mode,
+            trainer.publish,
+        )
+        trainer.state.stage = RunningStage.TRAINING
+        return averages
+
+    def _sanity_check(self) -> None:
+        """A few validation batches before anything is trained, so that an error in them does not cost a round."""
+        trainer, steps = self.trainer, self.trainer.num_sanity_val_steps
+        limits = [count if steps == -1 else min(count, steps) for count in trainer.num_val_batches]
+        trainer.num_sanity_val_batches = limits
+        if not sum(limits):
+            return
+        trainer.state.stage = RunningStage.SANITY_CHECKING
+        trainer.hooks.call("on_sanity_check_start")
+        evaluate(
+            trainer.bound_worker, "validation", self._val_loaders, limits, trainer.inference_mode, lambda averages: None
+        )
+        trainer.hooks.call("on_sanity_check_end")
+        trainer.state.stage = RunningStage.TRAINING
+
+    def _on_upload(self, client: int, place: int, total: int) -> None:
+        """Tell callbacks that a client's upload has arrived."""
+        self.trainer.hooks.call("on_client_upload", client, place, total)
+
+    def _log(self, record: dict[str, float]) -> None:
+        """One row to every logger."""
+        trainer, hidden = self.trainer, self.trainer.bound_worker.logs.unlogged_names
+        row = {name: value for name, value in record.items() if name not in hidden}
+        trainer.logged_metrics = {name: torch.tensor(float(value)) for name, value in row.items()}
+        if not self._is_due(trainer.log_every_n_rounds):
+            return
+        for logger in trainer.loggers:
+            logger.log_metrics(row, step=int(record["round"]))
+            logger.save()
+
+    def _is_due(self, every: int) -> bool:
+        """Whether something done every n-th round is due after the round just done, which the last always is."""
+        rounds, trainer = self.trainer.run.round, self.trainer
+        return rounds % every == 0 or rounds >= trainer.max_rounds or trainer.should_stop
+
+
+class _HasRun:
+    """ModelCheckpoint asks whether validation has run before it complains of a missing metric."""
+
+    def __init__(self, loop: FitLoop) -> None:
+        self._loop = loop
+
+    @property
+    def _has_run(self) -> bool:
+        return self._loop.has_validated

@@ -1,0 +1,34 @@
+"""Fixtures that every room may use."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_fl import FederatedTrainer
+
+
+@pytest.fixture
+def make_trainer(tmp_path: Path) -> Callable[..., FederatedTrainer]:
+    """Make a quiet trainer on the CPU that writes nothing; give `**keeps_files` or other flags to change that."""
+
+    def make(**flags: Any) -> FederatedTrainer:
+        quiet = {
+            "accelerator": "cpu",
+            "default_root_dir": tmp_path,
+            "enable_checkpointing": False,
+            "enable_model_summary": False,
+            "enable_progress_bar": False,
+            "logger": False,
+            "num_sanity_val_steps": 0,
+        }
+        return FederatedTrainer(**{**quiet, "max_rounds": 2, "clients_per_round": 3, **flags})
+
+    return make
+
+
+@pytest.fixture
+def keeps_files() -> dict[str, Any]:
+    """Flags of a trainer that writes metrics.csv and checkpoints."""
+    return {"logger": True, "enable_checkpointing": True}

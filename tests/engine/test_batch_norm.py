@@ -1,0 +1,80 @@
+"""Modules with batch normalisation: what is averaged, what is counted, what is left out."""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from roster import problem
+from test_link import Normalised
+from toys import Perceptron, federation
+
+from lightning_fl import FederatedTrainer
+from lightning_fl.algorithms import Algorithm, FedAvg, FedProx, ServerM
+
+MakeTrainer = Callable[..., FederatedTrainer]
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg(), FedProx(mu=0), ServerM(beta=0)], ids=lambda a: a.name)
+def test_buffers_are_averaged_by_samples_and_counters_take_the_maximum(
+    algorithm: Algorithm, make_trainer: MakeTrainer
+) -> None:
+    module = Normalised()
+    server = copy.deepcopy(module)
+    rounds, given = 2, problem(rounds=2, epochs=2)
+    for t in range(rounds):
+        states, sizes = [], []
+        for k in given.cohort(t):
+            client = copy.deepcopy(server)
+            optimizer = client.configure_optimizers()
+            for x, y in given.batches(t, k):
+                if len(x) == 1:
+                    continue
+                optimizer.zero_grad()
+                client.loss((torch.tensor(x).float(), torch.tensor(y).float())).backward()
+                optimizer.step()
+            states.append(client.state_dict())
+            sizes.append(len(given.x[k]))
+        merged = {}
+        for name, value in server.state_dict().items():
+            stacked = torch.stack([state[name] for state in states])
+            if value.is_floating_point():
+                weights = torch.tensor(sizes, dtype=torch.float64) / sum(sizes)
+                merged[name] = torch.einsum("k,k...->...", weights, stacked.double()).float()
+            else:
+                merged[name] = stacked.max(0).values
+        server.load_state_dict(merged)
+    trainer = make_trainer(max_rounds=rounds, local_epochs=2)
+    trainer.fit(module, federation(), algorithm)
+    for name, value in server.state_dict().items():
+        torch.testing.assert_close(module.state_dict()[name], value, rtol=0, atol=2e-6, msg=name)
+    assert module.norm.num_batches_tracked.dtype == torch.int64
+
+
+def test_a_last_batch_of_one_is_skipped_with_batch_norm_alone(make_trainer: MakeTrainer) -> None:
+    lone = federation(sizes=(5,))  # a batch of four and one of one
+    normalised = Normalised()
+    trainer = make_trainer(max_rounds=1, clients_per_round=1, local_epochs=3)
+    trainer.fit(normalised, lone)
+    assert normalised.norm.num_batches_tracked == 3
+    assert trainer.run.num_steps == 3
+    plain = make_trainer(max_rounds=1, clients_per_round=1, local_epochs=3)
+    plain.fit(Perceptron(), federation(sizes=(5,)))
+    assert plain.run.num_steps == 6
+
+
+def test_a_client_of_one_sample_trains_nothing_and_breaks_nothing(make_trainer: MakeTrainer) -> None:
+    module = Normalised()
+    before = copy.deepcopy(module.state_dict())
+    make_trainer(max_rounds=1, clients_per_round=1).fit(module, federation(sizes=(1,)))
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+
+
+def test_batch_norm_without_running_statistics(make_trainer: MakeTrainer) -> None:
+    """Common in federated work; it takes the batch's statistics in evaluation too, and so refuses a batch of one."""
+    module = Perceptron()
+    module.hidden = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4, track_running_stats=False))
+    trainer = make_trainer(max_rounds=1)
+    trainer.fit(module, federation())
+    assert trainer.callback_metrics["model/macs"] == 20
+    assert trainer.callback_metrics["comm/uplink_bits"] == 3 * 32 * (26 + 8)

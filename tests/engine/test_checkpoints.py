@@ -1,0 +1,286 @@
+"""Runs that are killed, resumed, mixed up, moved aside and exported."""
+
+import copy
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import killed_run
+import lightning as L  # noqa: N812
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import nn
+from toys import Perceptron, federation, read_rows, samples
+
+from lightning_fl import FederatedTrainer, UserError, checkpoint
+from lightning_fl.algorithms import FedProx
+
+MakeTrainer = Callable[..., FederatedTrainer]
+
+
+def equal(a: L.LightningModule, b: L.LightningModule) -> bool:
+    return all(torch.equal(value, b.state_dict()[name]) for name, value in a.state_dict().items())
+
+
+def test_a_run_killed_at_any_moment_resumes_to_the_same_result(tmp_path: Path) -> None:
+    kind = random.choice(["batch", "upload", "round"])
+    moments = {kind: random.randint(2, killed_run.ROUNDS), "write": random.randint(2, killed_run.ROUNDS)}
+    arguments = [f"{event}={count}" for event, count in moments.items()]
+    program = [sys.executable, killed_run.__file__, str(tmp_path), *arguments]
+    killed = subprocess.run(program, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, check=False)
+    assert killed.returncode == 0, killed.stderr.decode()
+
+    whole = killed_run.initial_module()
+    killed_run.trainer_in(tmp_path / "whole").fit(whole, federation(), killed_run.algorithm())
+    for event in moments:
+        resumed = killed_run.initial_module()  # if it was killed before the first checkpoint, it starts anew
+        trainer = killed_run.trainer_in(tmp_path / event)
+        trainer.fit(resumed, federation(), killed_run.algorithm(), ckpt_path="last")
+        assert equal(whole, resumed), moments
+        assert read_rows(tmp_path / "whole") == read_rows(tmp_path / event), moments
+
+
+def test_a_model_checkpoint_of_any_round_resumes_to_the_same_result(
+    make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    """Whether it was saved after the validation or at the end of the round."""
+    whole = Perceptron()
+    start = copy.deepcopy(whole)
+    saves = [
+        ModelCheckpoint(tmp_path / "validated", filename="{epoch}", save_top_k=-1, monitor="val/loss"),
+        ModelCheckpoint(tmp_path / "ended", filename="{epoch}", save_top_k=-1, save_on_train_epoch_end=True),
+    ]
+    make_trainer(max_rounds=3, callbacks=saves, **keeps_files).fit(whole, federation())
+    for path in (tmp_path / "ended" / "epoch=0.ckpt", tmp_path / "validated" / "epoch=1.ckpt"):
+        resumed = copy.deepcopy(start)
+        trainer = make_trainer(max_rounds=3)
+        trainer.fit(resumed, federation(), ckpt_path=path)
+        assert trainer.run.ledger.total_bytes("up") == 3 * 3 * 26 * 4, path
+        assert equal(whole, resumed), path
+
+
+def test_last_starts_from_the_beginning_where_nothing_is_saved(
+    make_trainer: MakeTrainer, keeps_files: dict[str, Any]
+) -> None:
+    first = Perceptron()
+    second = copy.deepcopy(first)
+    make_trainer().fit(first, federation())
+    with pytest.warns(UserWarning, match="starts from the beginning"):
+        make_trainer(**keeps_files).fit(second, federation(), ckpt_path="last")
+    assert equal(first, second)
+
+
+def test_a_finished_run_stays_as_it_is(make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]) -> None:
+    first, second = Perceptron(), Perceptron()
+    make_trainer(**keeps_files).fit(first, federation())
+    rows = read_rows(tmp_path)
+    make_trainer(**keeps_files).fit(second, federation(), ckpt_path="last")
+    assert equal(first, second)
+    assert read_rows(tmp_path) == rows
+
+
+def test_the_callbacks_states_are_taken_up_again(
+    make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    class Counts(L.Callback):
+        seen = 0
+
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            self.seen += 1
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"seen": self.seen}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.seen = state["seen"]
+
+    make_trainer(max_rounds=2, callbacks=Counts(), **keeps_files).fit(Perceptron(), federation())
+    counts = Counts()
+    make_trainer(max_rounds=5, callbacks=counts, **keeps_files).fit(Perceptron(), federation(), ckpt_path="last")
+    assert counts.seen == 5
+
+
+def test_the_checkpoint_before_is_kept(make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]) -> None:
+    make_trainer(max_rounds=3, **keeps_files).fit(Perceptron(), federation())
+    folder = tmp_path / "checkpoints"
+    assert sorted(path.name for path in folder.iterdir()) == ["last.ckpt", "previous.ckpt"]
+    rounds = [torch.load(folder / name, weights_only=True)["epoch"] for name in ("previous.ckpt", "last.ckpt")]
+    assert rounds == [2, 3]
+
+
+def test_checkpoints_every_few_rounds_and_after_the_last(
+    make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    make_trainer(max_rounds=5, checkpoint_every_n_rounds=2, **keeps_files).fit(Perceptron(), federation())
+    names = ("previous.ckpt", "last.ckpt")
+    assert [torch.load(tmp_path / "checkpoints" / x, weights_only=True)["epoch"] for x in names] == [4, 5]
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "last.ckpt"
+    checkpoint.save_atomically({"state_dict": {"a": torch.ones(1)}}, path)
+
+    def half(content: Any, file: Any) -> None:
+        file.write(b"half")
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(torch, "save", half)
+    with pytest.raises(OSError, match="no space"):
+        checkpoint.save_atomically({"state_dict": {}}, path, keep_previous=True)
+    assert checkpoint.load(path)["state_dict"]["a"] == 1
+
+
+class Wider(Perceptron):
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(3, 5)
+        self.output = nn.Linear(5, 2)
+
+
+class Shifted(Perceptron):
+    """The same parameters, and one buffer more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("shift", torch.zeros(3))
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+MISTAKES = {
+    "truncated": r"last\.ckpt cannot be read, it is truncated.*previous\.ckpt",
+    "empty": r"last\.ckpt cannot be read",
+    "text": r"last\.ckpt cannot be read",
+    "no checkpoint": r"last\.ckpt is no Lightning checkpoint.*state_dict",
+    "missing": r"no checkpoint at .*nowhere\.ckpt",
+    "other parameters": r"another model.*'hidden\.weight' has shape \(4, 3\).*\(5, 3\)",
+    "other buffers": r"another model.*shift",
+    "other algorithm": r"written by FedAvg.*algorithm is FedProx.*--algorithm FedAvg",
+    "other clients": r"6 clients.*has 3",
+    "model only": r"model\.ckpt holds a model but no federation.*last\.ckpt",
+    "newer format": r"format 99.*update lightning-fl",
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_checkpoint_that_does_not_fit_is_refused_and_nothing_is_lost(
+    mistake: str, make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    trained = Shifted() if mistake == "other buffers" else Perceptron()
+    make_trainer(**keeps_files).fit(trained, federation())
+    last = tmp_path / "checkpoints" / "last.ckpt"
+    content = torch.load(last, weights_only=True)
+    if mistake == "truncated":
+        last.write_bytes(last.read_bytes()[:-500])
+    elif mistake in ("empty", "text"):
+        last.write_bytes(b"" if mistake == "empty" else b"what is this?\n" * 99)
+    elif mistake == "no checkpoint":
+        torch.save({"weights": torch.ones(1)}, last)
+    elif mistake == "newer format":
+        content["federation"]["format"] = 99
+        torch.save(content, last)
+    module = Wider() if mistake == "other parameters" else Perceptron()
+    before, files = copy.deepcopy(module.state_dict()), files_in(tmp_path)
+    with pytest.raises(UserError, match=MISTAKES[mistake]):
+        make_trainer(max_rounds=4, **keeps_files).fit(
+            module,
+            federation(sizes=(10, 10, 20)) if mistake == "other clients" else federation(),
+            FedProx() if mistake == "other algorithm" else None,
+            ckpt_path={"missing": tmp_path / "nowhere.ckpt", "model only": tmp_path / "model.ckpt"}.get(
+                mistake, "last"
+            ),
+        )
+    assert files_in(tmp_path) == files
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items()), "module changed"
+
+
+def test_evaluating_with_a_foreign_checkpoint_is_refused(
+    make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    make_trainer(**keeps_files).fit(Perceptron(), federation())
+    with pytest.raises(UserError, match=r"another model than Wider.*hidden\.weight"):
+        make_trainer(**keeps_files).test(Wider(), federation(), ckpt_path="last")
+    with pytest.raises(UserError, match=r"no checkpoint at .*empty"):
+        make_trainer(default_root_dir=tmp_path / "empty").test(Perceptron(), federation(), ckpt_path="last")
+
+
+class WithPath(Perceptron):
+    """A hyper-parameter that is more than a number."""
+
+    def __init__(self, folder: Path = Path("somewhere")) -> None:
+        super().__init__()
+        self.save_hyperparameters("folder")
+
+
+def test_hyper_parameters_may_be_any_object(make_trainer: MakeTrainer, keeps_files: dict[str, Any]) -> None:
+    make_trainer(max_rounds=1, **keeps_files).fit(WithPath(), federation())
+    trainer = make_trainer(max_rounds=2, **keeps_files)
+    trainer.fit(WithPath(), federation(), ckpt_path="last")
+    assert trainer.run.round == 2
+
+
+def test_the_exported_model_loads_in_plain_lightning(
+    make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    module = Perceptron(lr=0.3)
+    make_trainer(**keeps_files).fit(module, federation())
+    x, _ = samples(5, seed=3)
+    for path in (tmp_path / "model.ckpt", tmp_path / "checkpoints" / "last.ckpt"):
+        loaded = Perceptron.load_from_checkpoint(path)
+        assert loaded.hparams["lr"] == 0.3
+        assert torch.equal(loaded(x), module(x))
+    assert "federation" not in torch.load(tmp_path / "model.ckpt", weights_only=True)
+
+
+def test_a_stock_trainer_tests_the_exported_model(
+    make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    make_trainer(**keeps_files).fit(Perceptron(), federation())
+    stock = L.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, default_root_dir=tmp_path)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*samples(6)), batch_size=3)
+    assert stock.test(Perceptron(), loader, ckpt_path=tmp_path / "model.ckpt", verbose=False)
+
+
+def test_a_new_run_moves_the_earlier_ones_aside(
+    make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    kept = []
+    for number in range(3):
+        make_trainer(max_rounds=number + 1, **keeps_files).fit(Perceptron(), federation())
+        kept.append(read_rows(tmp_path))
+    assert [len(rows) for rows in kept] == [1, 2, 3]
+    for number in (1, 2):
+        aside = tmp_path / f"earlier-{number}"
+        assert read_rows(aside) == kept[number - 1]
+        assert (aside / "checkpoints" / "last.ckpt").is_file()
+        assert (aside / "model.ckpt").is_file()
+    assert not (tmp_path / "earlier-3").exists()
+
+
+def test_one_trainer_may_fit_twice(make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]) -> None:
+    first = Perceptron()
+    second = copy.deepcopy(first)
+    trainer = make_trainer(**keeps_files)
+    trainer.fit(first, federation())
+    trainer.fit(second, federation())
+    assert equal(first, second)
+    assert read_rows(tmp_path) == read_rows(tmp_path / "earlier-1")
+
+
+def test_resuming_cuts_a_metrics_file_that_ran_ahead(
+    make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    make_trainer(max_rounds=2, **keeps_files).fit(Perceptron(), federation())
+    path = tmp_path / "metrics.csv"
+    last = path.read_text().splitlines()[-1]
+    path.write_text(path.read_text() + last.replace("1,", "2,", 1) + "\n" + last[: len(last) // 2])
+    make_trainer(max_rounds=3, **keeps_files).fit(Perceptron(), federation(), ckpt_path="last")
+    assert [row["round"] for row in read_rows(tmp_path)] == ["0", "1", "2"]
+    assert len({row["train/loss"] for row in read_rows(tmp_path)}) == 3

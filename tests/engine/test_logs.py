@@ -1,0 +1,209 @@
+"""`self.log` of a module in a federation: averages by samples over steps and clients."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from torchmetrics import MeanMetric, MeanSquaredError, MetricCollection, SumMetric
+from toys import Perceptron, federation, read_rows
+
+from lightning_fl import FederatedTrainer
+
+MakeTrainer = Callable[..., FederatedTrainer]
+
+
+class Diary(Perceptron):
+    """Notes what it logs, by client, so that the averages can be made by hand."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.options = options
+        self.notes: list[tuple[float, int]] = []
+        self.noting = False
+
+    def on_client_download(self, client: int) -> None:
+        self.noting = True
+
+    def on_train_epoch_start(self) -> None:
+        self.notes.clear()
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = self.loss(batch)
+        if self.noting:
+            self.notes.append((float(loss.detach()), len(batch[0])))
+        self.log("seen", loss, **self.options)
+        return loss
+
+    def average(self) -> float:
+        return sum(value * num for value, num in self.notes) / sum(num for _, num in self.notes)
+
+
+def fitted(module: Perceptron, make_trainer: MakeTrainer, **flags: Any) -> FederatedTrainer:
+    trainer = make_trainer(local_epochs=2, **flags)
+    trainer.fit(module, federation())
+    return trainer
+
+
+def test_means_are_by_samples_over_steps_and_clients(make_trainer: MakeTrainer) -> None:
+    module = Diary()
+    trainer = fitted(module, make_trainer)
+    assert len({num for _, num in module.notes}) > 1, "batches are unequal"
+    assert trainer.callback_metrics["seen"] == pytest.approx(module.average(), rel=1e-6)
+
+
+def test_the_loss_is_reported_even_if_the_module_logs_nothing(make_trainer: MakeTrainer) -> None:
+    module = Diary()
+    trainer = fitted(module, make_trainer)
+    assert trainer.callback_metrics["train/loss"] == pytest.approx(module.average(), rel=1e-6)
+
+
+def test_the_modules_own_train_loss_stands(make_trainer: MakeTrainer) -> None:
+    class Own(Perceptron):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            self.log("train/loss", 5.0)
+            return self.loss(batch)
+
+    assert fitted(Own(), make_trainer).callback_metrics["train/loss"] == 5.0
+
+
+@pytest.mark.parametrize(
+    ("reduce_fx", "by_hand"), [("sum", sum), ("min", min), ("max", max), (torch.median, None), (torch.std, None)]
+)
+def test_other_reductions_see_all_values_of_the_round(reduce_fx: Any, by_hand: Any, make_trainer: MakeTrainer) -> None:
+    module = Diary(reduce_fx=reduce_fx)
+    trainer = fitted(module, make_trainer)
+    values = [value for value, _ in module.notes]
+    expected = by_hand(values) if by_hand else float(reduce_fx(torch.tensor(values)))
+    assert trainer.callback_metrics["seen"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_batch_size_that_is_given_is_the_weight(make_trainer: MakeTrainer) -> None:
+    module = Diary(batch_size=1)
+    trainer = fitted(module, make_trainer)
+    expected = sum(value for value, _ in module.notes) / len(module.notes)
+    assert trainer.callback_metrics["seen"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_torchmetrics_objects_see_every_training_batch_once(make_trainer: MakeTrainer) -> None:
+    class Measured(Diary):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mean, self.samples = MeanMetric(), SumMetric()
+
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            loss = super().training_step(batch, batch_idx)
+            self.mean.update(loss.detach(), weight=len(batch[0]))
+            self.samples.update(len(batch[0]))
+            self.log("mean", self.mean)
+            self.log("samples", self.samples)
+            return loss
+
+    by_round: list[tuple[float, float, float, int]] = []
+
+    class Watch(Callback):
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            metrics = trainer.callback_metrics
+            num = sum(num for _, num in pl_module.notes)
+            by_round.append((float(metrics["mean"]), pl_module.average(), float(metrics["samples"]), num))
+
+    fitted(Measured(), make_trainer, max_rounds=3, callbacks=Watch())
+    assert len(by_round) == 3
+    for mean, expected_mean, samples, expected_samples in by_round:
+        assert samples == expected_samples
+        assert mean == pytest.approx(expected_mean, rel=1e-6)
+
+
+def test_torchmetrics_in_validation(make_trainer: MakeTrainer) -> None:
+    class Measured(Perceptron):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scores = MetricCollection({"squared": MeanSquaredError(), "root": MeanSquaredError(squared=False)})
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.scores.update(self(batch[0]), batch[1])
+            self.log_dict(self.scores)
+
+    module = Measured()
+    trainer = fitted(module, make_trainer, num_sanity_val_steps=1)
+    x, y = trainer.datamodule.test._stored
+    expected = float((module(x) - y).detach().square().mean())
+    assert trainer.callback_metrics["squared"] == pytest.approx(expected, rel=1e-5)
+    assert trainer.callback_metrics["root"] == pytest.approx(expected**0.5, rel=1e-5)
+
+
+def test_validation_is_averaged_by_samples(make_trainer: MakeTrainer) -> None:
+    module = Perceptron()
+    trainer = fitted(module, make_trainer)
+    x, y = trainer.datamodule.test._stored
+    assert len(x) % 4 != 0, "the last batch is smaller"
+    assert trainer.callback_metrics["val/loss"] == pytest.approx(float(module.loss((x, y)).detach()), rel=1e-5)
+
+
+def test_several_validation_loaders_have_their_own_names(make_trainer: MakeTrainer) -> None:
+    class Two(Perceptron):
+        def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+            self.log("value", float(dataloader_idx))
+            self.log("both", float(dataloader_idx), add_dataloader_idx=False)
+
+    data = federation()
+    single = data.val_dataloader
+    data.val_dataloader = lambda: [single(), single()]  # type: ignore[method-assign]
+    trainer = make_trainer()
+    trainer.fit(Two(), data)
+    assert trainer.callback_metrics["value/dataloader_idx_0"] == 0
+    assert trainer.callback_metrics["value/dataloader_idx_1"] == 1
+    assert trainer.callback_metrics["both"] == 0.5
+
+
+class Flags(Perceptron):
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.log_dict({"a": 1.0, "b": 3}, prog_bar=True)
+        self.log("hidden", 2.0, logger=False)
+        self.log("stepwise", torch.tensor([4.0]), on_step=True, on_epoch=False)
+        return self.loss(batch)
+
+    def on_train_epoch_start(self) -> None:
+        self.log("at start", float(self.current_epoch))
+
+    def on_train_epoch_end(self) -> None:
+        self.log("at end", 10.0 + self.current_epoch)
+
+
+class Logs(Callback):
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        pl_module.log("by callback", 20.0 + trainer.current_epoch, prog_bar=True)
+
+
+def test_flags_of_log(make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]) -> None:
+    trainer = fitted(Flags(), make_trainer, max_rounds=3, callbacks=Logs(), **keeps_files)
+    assert set(trainer.progress_bar_metrics) == {"a", "b", "by callback"}
+    assert trainer.callback_metrics["hidden"] == 2.0
+    rows = read_rows(tmp_path)
+    assert len(rows) == 3
+    assert "hidden" not in rows[0]
+    for t, row in enumerate(rows):
+        expected = {"a": 1, "b": 3, "stepwise": 4, "at start": t, "at end": 10 + t, "by callback": 20 + t}
+        assert {name: float(row[name]) for name in expected} == expected
+
+
+def test_a_rejected_client_does_not_spoil_the_averages(make_trainer: MakeTrainer) -> None:
+    class OneIsNan(Diary):
+        def on_client_download(self, client: int) -> None:
+            super().on_client_download(client)
+            self.client = client
+
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            loss = super().training_step(batch, batch_idx)
+            if self.noting and self.client == 2:
+                self.notes.pop()
+                return loss * torch.nan
+            return loss
+
+    module = OneIsNan()
+    trainer = fitted(module, make_trainer, clients_per_round=6)
+    assert trainer.callback_metrics["clients/rejected"] == 1
+    assert trainer.callback_metrics["seen"] == pytest.approx(module.average(), rel=1e-6)
+    assert trainer.callback_metrics["train/loss"] == pytest.approx(module.average(), rel=1e-6)

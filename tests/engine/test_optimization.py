@@ -1,0 +1,179 @@
+"""Learning-rate schedules and optimisers of stock modules, against plain loops."""
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import lightning as L  # noqa: N812
+import numpy as np
+import oracle
+import pytest
+import torch
+from roster import problem
+from torch.optim import lr_scheduler
+from toys import Perceptron, federation, vector
+
+from lightning_fl import FederatedTrainer, UserError
+from lightning_fl.algorithms import Algorithm, DeviceM, FedAvg, FedProx
+
+MakeTrainer = Callable[..., FederatedTrainer]
+Configure = Callable[[L.LightningModule], Any]
+
+
+def sgd(module: L.LightningModule) -> torch.optim.Optimizer:
+    groups = [
+        {"params": module.hidden.parameters(), "lr": 0.2},
+        {"params": module.output.parameters(), "weight_decay": 0.1},
+    ]
+    return torch.optim.SGD(groups, lr=0.05, momentum=0.9)
+
+
+def by_round(optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
+    return lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
+
+
+def by_step(optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
+    return lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+
+
+def one_cycle(optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
+    return lr_scheduler.OneCycleLR(optimizer, max_lr=[0.2, 0.05], total_steps=20)
+
+
+def step_of(scheduler: Callable[[Any], Any], **options: Any) -> Configure:
+    def configure(module: L.LightningModule) -> Any:
+        optimizer = sgd(module)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler(optimizer), **options}}
+
+    return configure
+
+
+def both(module: L.LightningModule) -> Any:
+    optimizer = sgd(module)
+    return [optimizer], [by_round(optimizer), {"scheduler": by_step(optimizer), "interval": "step"}]
+
+
+SCHEDULES = {
+    # name: configure_optimizers, factor of round t, scheduler inside the round, steps of the optimiser for one of it
+    "none": (sgd, lambda t: 1.0, None, 1),
+    "round": (step_of(by_round), lambda t: 0.5**t, None, 1),
+    "every second round": (step_of(by_round, frequency=2), lambda t: 0.5 ** (t // 2), None, 1),
+    "step": (step_of(by_step, interval="step"), lambda t: 1.0, by_step, 1),
+    "every third step": (step_of(by_step, interval="step", frequency=3), lambda t: 1.0, by_step, 3),
+    "step with momentum": (step_of(one_cycle, interval="step"), lambda t: 1.0, one_cycle, 1),
+    "round and step": (both, lambda t: 0.5**t, by_step, 1),
+}
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg(), FedProx(mu=0)], ids=lambda a: a.name)
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_schedules_match_a_loop_by_hand(name: str, algorithm: Algorithm, make_trainer: MakeTrainer) -> None:
+    configure, factor, inside, frequency = SCHEDULES[name]
+    rounds, given = 3, problem(rounds=3, epochs=2)
+    module = Perceptron(configure=configure)
+    server = copy.deepcopy(module)
+    for t in range(rounds):
+        total, samples = np.zeros(26), 0
+        for k in given.cohort(t):
+            client = copy.deepcopy(server)
+            optimizer = sgd(client)
+            for group in optimizer.param_groups:
+                group["lr"] *= factor(t)
+            scheduler = inside(optimizer) if inside else None
+            for done, (x, y) in enumerate(given.batches(t, k), start=1):
+                optimizer.zero_grad()
+                client.loss((torch.tensor(x).float(), torch.tensor(y).float())).backward()
+                optimizer.step()
+                if scheduler is not None and done % frequency == 0:
+                    scheduler.step()
+            total += len(given.x[k]) * vector(client)
+            samples += len(given.x[k])
+        torch.nn.utils.vector_to_parameters(torch.tensor(total / samples).float(), server.parameters())
+    make_trainer(max_rounds=rounds, local_epochs=2).fit(module, federation(), algorithm)
+    np.testing.assert_allclose(vector(module), vector(server), rtol=0, atol=2e-6)
+
+
+def test_a_plateau_is_found_in_the_rounds_metrics(make_trainer: MakeTrainer) -> None:
+    def configure(module: L.LightningModule) -> Any:
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        plateau = lr_scheduler.ReduceLROnPlateau(optimizer, mode="max", patience=0, factor=0.5)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "val/loss"}}
+
+    rates: list[float] = []
+
+    class Rates(L.Callback):
+        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+            rates.append(trainer.optimizers[0].param_groups[0]["lr"])
+
+    # The loss falls, so a plateau that waits for it to rise halves the rate in every round after the first.
+    make_trainer(max_rounds=4, callbacks=Rates()).fit(Perceptron(configure=configure), federation())
+    assert rates == pytest.approx([0.1, 0.1, 0.05, 0.025])
+
+
+def test_a_plateau_of_something_not_logged_is_refused(make_trainer: MakeTrainer) -> None:
+    def configure(module: L.LightningModule) -> Any:
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        plateau = lr_scheduler.ReduceLROnPlateau(optimizer)
+        return {"optimizer": optimizer, "lr_scheduler": plateau, "monitor": "val/loose"}
+
+    with pytest.raises(UserError, match=r"'val/loose'.*val/loss"):
+        make_trainer().fit(Perceptron(configure=configure), federation())
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg(), FedProx(), DeviceM()], ids=lambda a: a.name)
+@pytest.mark.parametrize("interval", ["step", "epoch"])
+def test_schedules_give_no_warnings(interval: str, algorithm: Algorithm, make_trainer: MakeTrainer) -> None:
+    def configure(module: L.LightningModule) -> Any:
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        return [optimizer], [{"scheduler": by_step(optimizer), "interval": interval}]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        make_trainer().fit(Perceptron(configure=configure), federation(), algorithm)
+
+
+def test_restarted_momentum_follows_a_schedule_and_weight_decay(make_trainer: MakeTrainer) -> None:
+    def configure(module: L.LightningModule) -> Any:
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1, weight_decay=0.3)
+        return [optimizer], [{"scheduler": by_step(optimizer), "interval": "step"}]
+
+    given = problem(rounds=2, epochs=2)
+    module = Perceptron(configure=configure)
+
+    def local(w: np.ndarray, batches: Any, eta: float) -> np.ndarray:
+        y, v = w.copy(), np.zeros_like(w)
+        for step, batch in enumerate(batches):
+            v = 0.8 * v + 0.2 * (oracle.gradient(y, *batch) + 0.3 * y)
+            y -= eta / (1 + step) * v
+        return y
+
+    expected = oracle.fedavg(given, vector(module), local)
+    make_trainer(local_epochs=2, precision="64-true").fit(module, federation(), DeviceM(local_beta=0.8))
+    np.testing.assert_allclose(vector(module), expected, rtol=0, atol=1e-10)
+
+
+def test_modules_may_ask_how_many_steps_there_will_be(make_trainer: MakeTrainer) -> None:
+    """`OneCycleLR(total_steps=self.trainer.estimated_stepping_batches)` is what Lightning's manual recommends."""
+    asked: list[int] = []
+
+    def configure(module: L.LightningModule) -> Any:
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        asked.append(module.trainer.estimated_stepping_batches)
+        cycle = lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=asked[0])
+        return [optimizer], [{"scheduler": cycle, "interval": "step"}]
+
+    make_trainer(local_epochs=3, clients_per_round=2).fit(Perceptron(configure=configure), federation(sizes=(10, 10)))
+    assert asked == [3 * 3]
+
+
+def test_modules_reach_their_optimiser_and_scheduler(make_trainer: MakeTrainer) -> None:
+    class Asks(Perceptron):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            self.log("rate", self.optimizers().param_groups[0]["lr"])
+            assert self.lr_schedulers() is not None
+            return self.loss(batch)
+
+    trainer = make_trainer(max_rounds=3)
+    trainer.fit(Asks(configure=step_of(by_round)), federation())
+    assert trainer.callback_metrics["rate"] == pytest.approx(0.2 * 0.25)

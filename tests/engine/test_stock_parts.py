@@ -1,0 +1,316 @@
+"""Lightning's own modules, data modules, callbacks and loggers run unchanged."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning as L  # noqa: N812
+import pytest
+import torch
+from lightning.pytorch.callbacks import (
+    Callback,
+    EarlyStopping,
+    EMAWeightAveraging,
+    LambdaCallback,
+    LearningRateMonitor,
+    ModelCheckpoint,
+    OnExceptionCheckpoint,
+    Timer,
+    TQDMProgressBar,
+)
+from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
+from lightning.pytorch.loggers import WandbLogger
+from toys import Perceptron, federation, read_rows, samples, vector
+
+from lightning_fl import FederatedTrainer, UserError
+from lightning_fl.algorithms import Algorithm
+from lightning_fl.data import Federated
+from lightning_fl.steps import Apply, Momentum
+
+MakeTrainer = Callable[..., FederatedTrainer]
+
+
+def boring_data(num_clients: int = 8) -> Federated:
+    return Federated(BoringDataModule(), num_clients=num_clients)
+
+
+def test_boring_model_on_boring_data(make_trainer: MakeTrainer) -> None:
+    module = BoringModel()
+    before = copy.deepcopy(module.state_dict())
+    rates: list[float] = []
+
+    class Rates(Callback):
+        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+            rates.append(trainer.optimizers[0].param_groups[0]["lr"])
+
+    trainer = make_trainer(max_rounds=4, clients_per_round=2, callbacks=Rates())
+    data = boring_data()
+    trainer.fit(module, data)
+    assert not torch.equal(module.layer.weight, before["layer.weight"])
+    assert rates == pytest.approx([0.1, 0.01, 0.001, 0.0001]), "its StepLR steps once a round"
+    assert trainer.run.num_steps == 4 * 2 * 8
+    trainer.validate(module, data, verbose=False)
+    trainer.test(module, data, verbose=False)
+
+
+def test_predicting_needs_no_predict_step(make_trainer: MakeTrainer) -> None:
+    """As in `L.Trainer`, whose default is `forward`."""
+    outputs = make_trainer().predict(BoringModel(), boring_data())
+    assert len(outputs) == 64
+    assert outputs[0].shape == (1, 2)
+
+
+def test_one_client_with_everything_is_a_stock_trainer(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    """One client, one batch a round: the federation does what `L.Trainer` does."""
+    ours = Perceptron(configure=lambda m: ([o := torch.optim.SGD(m.parameters(), lr=0.5)], [halving(o)]))
+    stock = copy.deepcopy(ours)
+    data = federation(sizes=(12,), batch_size=12)
+    make_trainer(max_rounds=4, clients_per_round=1).fit(ours, data)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*samples(12)), batch_size=12)
+    trainer = L.Trainer(
+        max_epochs=4,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=tmp_path,
+    )
+    trainer.fit(stock, loader)
+    torch.testing.assert_close(torch.tensor(vector(ours)), torch.tensor(vector(stock)), rtol=0, atol=1e-6)
+
+
+def halving(optimizer: torch.optim.Optimizer) -> Any:
+    return torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
+
+
+class Rises(Perceptron):
+    """Its validation loss falls until round 2 and rises from then on."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val/loss", abs(self.current_epoch - 2.0))
+
+    def on_train_epoch_end(self) -> None:
+        self.log("train/late", abs(self.current_epoch - 2.0))
+
+
+@pytest.mark.parametrize("monitor", ["val/loss", "train/late"])
+def test_early_stopping_stops(
+    monitor: str, make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    trainer = make_trainer(max_rounds=9, callbacks=EarlyStopping(monitor, patience=2), **keeps_files)
+    trainer.fit(Rises(), federation())
+    assert trainer.run.round == 5
+    assert [row["round"] for row in read_rows(tmp_path)] == list("01234")
+    assert (tmp_path / "model.ckpt").is_file()
+
+
+def test_the_best_checkpoint_is_kept_and_found(
+    make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    models: list[dict[str, torch.Tensor]] = []
+
+    class Keep(Callback):
+        def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+            models.append(copy.deepcopy(pl_module.state_dict()))
+
+    best = ModelCheckpoint(monitor="val/loss", filename="best")
+    module = Rises()
+    trainer = make_trainer(max_rounds=5, callbacks=[best, Keep()], **keeps_files)
+    trainer.fit(module, federation())
+    assert best.best_model_path == str(tmp_path / "checkpoints" / "best.ckpt")
+    assert best.best_model_score == 0
+    assert not torch.equal(models[2]["output.bias"], models[4]["output.bias"])
+    assert trainer.checkpoint_callback is best
+
+    for tester in (trainer, make_trainer(**keeps_files)):  # with the callback, and with the run's folder alone
+        for run in (tester.test, tester.validate):
+            module = Perceptron()
+            run(module, federation(), ckpt_path="best", verbose=False)
+            assert all(torch.equal(value, models[2][name]) for name, value in module.state_dict().items())
+    with pytest.raises(UserError, match="'best' needs a run with a ModelCheckpoint"):
+        make_trainer(default_root_dir=tmp_path / "empty").test(module, federation(), ckpt_path="best")
+
+
+def test_callbacks_that_need_nothing_special(
+    make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    called: list[str] = []
+    timer = Timer(duration="00:01:00:00")
+    callbacks = [
+        timer,
+        LearningRateMonitor(),
+        LambdaCallback(on_train_epoch_end=lambda trainer, pl_module: called.append("epoch end")),
+        OnExceptionCheckpoint(tmp_path),
+        TQDMProgressBar(),
+        ModelCheckpoint(save_last=True),
+    ]
+    trainer = make_trainer(max_rounds=3, callbacks=callbacks, enable_progress_bar=True, **keeps_files)
+    trainer.fit(Perceptron(), federation())
+    trainer.validate(verbose=False)
+    trainer.test(verbose=False)
+    trainer.predict()
+    assert called == ["epoch end"] * 3
+    assert 0 < timer.time_elapsed("train") < 60
+    assert not (tmp_path / "on_exception.ckpt").exists()
+
+
+def test_a_learning_rate_monitor_keeps_to_one_row_a_round(
+    make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    make_trainer(max_rounds=3, callbacks=LearningRateMonitor(), **keeps_files).fit(
+        Perceptron(configure=lambda m: ([o := torch.optim.SGD(m.parameters(), lr=0.5)], [halving(o)])), federation()
+    )
+    rows = read_rows(tmp_path)
+    assert [row["round"] for row in rows] == ["0", "1", "2"]
+    assert [float(row["lr-SGD"]) for row in rows] == [0.5, 0.25, 0.125]
+
+
+class EveryRound(EMAWeightAveraging):
+    def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
+        return epoch_idx is not None
+
+
+def test_weight_averaging_averages_the_servers_models(make_trainer: MakeTrainer) -> None:
+    models: list[torch.Tensor] = []
+
+    class Keep(Callback):
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            models.append(pl_module.output.bias.detach().clone())
+
+    average = EveryRound(decay=0.5)
+    module = Perceptron()
+    make_trainer(max_rounds=3, callbacks=[average, Keep()]).fit(module, federation())
+    expected = models[0]
+    for model in models[1:]:
+        expected = 0.5 * expected + 0.5 * model
+    torch.testing.assert_close(average._average_model.module.output.bias.detach(), expected, rtol=0, atol=1e-6)
+    # As in L.Trainer, the module has the average in the end.
+    torch.testing.assert_close(module.output.bias.detach(), expected, rtol=0, atol=1e-6)
+
+
+def test_weight_averaging_does_not_take_clients_for_the_model(make_trainer: MakeTrainer) -> None:
+    """A server's learning rate of (almost) 0 leaves its model as it is, and so must be every average of it."""
+    still = Algorithm(steps=(Apply(), Momentum(beta=0, learning_rate=1e-12)))
+    module = Perceptron()
+    before = vector(module)
+    average = EMAWeightAveraging(decay=0.5)
+    make_trainer(max_rounds=2, callbacks=average).fit(module, federation(), still)
+    torch.testing.assert_close(
+        torch.tensor(vector(average._average_model.module)), torch.tensor(before), rtol=0, atol=1e-6
+    )
+
+
+def test_an_exception_leaves_a_checkpoint_of_the_round_before(
+    make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    class Breaks(Callback):
+        def __init__(self, broken: bool) -> None:
+            self.batches_left = 4 if broken else 10**9
+
+        def on_train_batch_end(self, trainer: Any, *arguments: Any) -> None:
+            if trainer.current_epoch == 1:
+                self.batches_left -= 1
+                if not self.batches_left:
+                    raise RuntimeError("out of luck")
+
+    module = Perceptron()
+    whole, resumed = copy.deepcopy(module), Perceptron()
+    make_trainer(max_rounds=3).fit(whole, federation())
+    trainer = make_trainer(max_rounds=3, callbacks=[Breaks(True), OnExceptionCheckpoint(tmp_path)], **keeps_files)
+    with pytest.raises(RuntimeError, match="out of luck"):
+        trainer.fit(module, federation())
+    again = make_trainer(max_rounds=3, callbacks=[Breaks(False)], **keeps_files)
+    again.fit(resumed, federation(), ckpt_path=tmp_path / "on_exception.ckpt")
+    assert again.run.ledger.total_bytes("up") == 3 * 3 * 26 * 4
+    assert all(torch.equal(value, whole.state_dict()[name]) for name, value in resumed.state_dict().items())
+
+
+def test_after_an_exception_the_module_is_the_servers(make_trainer: MakeTrainer) -> None:
+    class Breaks(Perceptron):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            if self.current_epoch == 1 and batch_idx == 1:
+                raise RuntimeError("out of luck")
+            return self.loss(batch)
+
+    module = Breaks()
+    one_round = copy.deepcopy(module)
+    trainer = make_trainer(max_rounds=5)
+    with pytest.raises(RuntimeError, match="out of luck"):
+        trainer.fit(module, federation())
+    make_trainer(max_rounds=1).fit(one_round, federation())
+    assert (vector(module) == vector(one_round)).all()
+    assert "log" not in vars(module)
+
+
+def test_weights_and_biases_receives_the_rows(
+    make_trainer: MakeTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    logger = WandbLogger(offline=True, save_dir=tmp_path, project="tests")
+    received: list[tuple[int | None, dict[str, Any]]] = []
+    log_metrics = logger.log_metrics
+
+    def spy(metrics: dict[str, Any], step: int | None = None) -> None:
+        received.append((step, dict(metrics)))
+        log_metrics(metrics, step)
+
+    monkeypatch.setattr(logger, "log_metrics", spy)
+    make_trainer(max_rounds=2, logger=logger).fit(Perceptron(), federation())
+    assert [step for step, _ in received] == [0, 1]
+    rows = read_rows(tmp_path)
+    for (_, metrics), row in zip(received, rows, strict=True):
+        assert metrics.keys() >= row.keys() - {"step"}
+    logger.experiment.finish()
+    assert list((tmp_path / "wandb").glob("offline-run-*"))
+
+
+COLUMNS = {
+    "round",
+    "val/loss",
+    "train/loss",
+    "comm/uplink_bits",
+    "comm/downlink_bits",
+    "comm/total_uplink_bytes",
+    "comm/total_downlink_bytes",
+    "clients/selected",
+    "clients/accepted",
+    "clients/rejected",
+    "clients/dropped",
+    "model/parameters",
+    "model/macs",
+    "time/simulated_seconds",
+}
+
+
+def test_the_columns_of_metrics_csv(make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]) -> None:
+    class Accurate(Perceptron):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            super().validation_step(batch, batch_idx)
+            self.log("val/accuracy", 0.5)
+
+    make_trainer(max_rounds=3, **keeps_files).fit(Accurate(), federation())
+    assert "time/round_seconds" in (tmp_path / "metrics.csv").read_text().splitlines()[0].split(",")
+    rows = read_rows(tmp_path)
+    assert set(rows[0]) - {"step"} == COLUMNS | {"val/accuracy"}
+    assert [row["round"] for row in rows] == ["0", "1", "2"]
+    for row in rows:
+        assert all(row.values())
+        counts = {name: int(row[f"clients/{name}"]) for name in ("selected", "accepted", "rejected", "dropped")}
+        assert counts == {"selected": 3, "accepted": 3, "rejected": 0, "dropped": 0}
+        assert (row["model/parameters"], row["model/macs"], row["val/accuracy"]) == ("26", "20", "0.5")
+
+
+def test_evaluation_by_hand(make_trainer: MakeTrainer) -> None:
+    module, data = Perceptron(), federation()
+    data.setup("test")
+    x, y = data.test._stored
+    trainer = make_trainer()
+    expected = pytest.approx(float(module.loss((x, y)).detach()), rel=1e-5)
+    assert trainer.test(module, data, verbose=False) == [{"test/loss": expected}]
+    assert trainer.validate(module, data, verbose=False) == [{"val/loss": expected}]
+    torch.testing.assert_close(torch.cat(trainer.predict(module, data)), module(x).detach())
+    assert make_trainer().predict(module, data, return_predictions=False) is None
+    with pytest.raises(UserError, match="no model"):
+        make_trainer().test()

@@ -1,0 +1,129 @@
+"""What the methods are in the limits of their hyper-parameters, and how parts compose."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import oracle
+import pytest
+from roster import problem
+from toys import Perceptron, federation, vector
+
+from lightning_fl import FederatedTrainer, UserError
+from lightning_fl.algorithms import Algorithm, DeviceM, FedAvg, FedProx, ServerM
+from lightning_fl.rules import LocalOptimizer, Proximal, RestartedMomentum
+from lightning_fl.slots import Rule, ServerTurn, State, Step
+from lightning_fl.steps import Apply, Momentum
+
+MakeTrainer = Callable[..., FederatedTrainer]
+
+
+@pytest.mark.parametrize(
+    "limit", [FedProx(mu=0), ServerM(beta=0), DeviceM(local_beta=0)], ids=lambda algorithm: algorithm.name
+)
+def test_is_fedavg_in_the_limit(limit: Algorithm, make_trainer: MakeTrainer) -> None:
+    average = Perceptron()
+    other = copy.deepcopy(average)
+    make_trainer(max_rounds=4, local_epochs=2).fit(average, federation(), FedAvg())
+    make_trainer(max_rounds=4, local_epochs=2).fit(other, federation(), limit)
+    np.testing.assert_allclose(vector(other), vector(average), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "algorithm", [FedProx(mu=0.5), ServerM(beta=0.5), DeviceM(local_beta=0.5)], ids=lambda algorithm: algorithm.name
+)
+def test_is_not_fedavg_away_from_the_limit(algorithm: Algorithm, make_trainer: MakeTrainer) -> None:
+    average = Perceptron()
+    other = copy.deepcopy(average)
+    make_trainer(local_epochs=2).fit(average, federation(), FedAvg())
+    make_trainer(local_epochs=2).fit(other, federation(), algorithm)
+    assert np.abs(vector(other) - vector(average)).max() > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("rule", "local"),
+    [(Proximal(mu=0.5), oracle.proximal_sgd(0.5)), (RestartedMomentum(beta=0.7), oracle.momentum_sgd(0.7))],
+    ids=["proximal", "restarted momentum"],
+)
+def test_any_rule_composes_with_server_momentum(rule: Rule, local: oracle.Local, make_trainer: MakeTrainer) -> None:
+    module = Perceptron()
+    expected = oracle.server_momentum(problem(rounds=4, epochs=2), vector(module), beta=0.4, eta=1.3, local=local)
+    algorithm = Algorithm(rule=rule, steps=(Apply(), Momentum(beta=0.4, learning_rate=1.3)))
+    make_trainer(max_rounds=4, local_epochs=2, precision="64-true").fit(module, federation(), algorithm)
+    np.testing.assert_allclose(vector(module), expected, rtol=0, atol=1e-10)
+
+
+def test_a_chain_may_hold_one_step_twice(make_trainer: MakeTrainer) -> None:
+    module = Perceptron()
+    start = vector(module)
+    algorithm = Algorithm(steps=(Apply(), Momentum(beta=0.5), Momentum(beta=0.2)))
+    make_trainer(max_rounds=2, precision="64-true").fit(module, federation(), algorithm)
+    w, inner, outer = start, np.zeros(26), np.zeros(26)
+    for t in range(2):
+        delta = oracle.average(problem(rounds=2), t, w, oracle.sgd) - w
+        inner = 0.5 * inner + 0.5 * delta
+        outer = 0.2 * outer + 0.8 * inner
+        w = w + outer
+    np.testing.assert_allclose(vector(module), w, rtol=0, atol=1e-10)
+
+
+@dataclass(frozen=True)
+class NeedsControl(Rule):
+    """A rule that nobody serves."""
+
+    receives: ClassVar[frozenset[str]] = frozenset({"moments/control", "moments/second"})
+
+
+@dataclass(frozen=True)
+class NeedsDivergence(Step):
+    """A step that nobody feeds."""
+
+    consumes: ClassVar[frozenset[str]] = frozenset({"scalars/divergence"})
+
+    def __call__(self, turn: ServerTurn, state: State) -> State:
+        return state
+
+
+@dataclass(frozen=True)
+class SharesControl(NeedsDivergence):
+    """Serves half of what `NeedsControl` asks for."""
+
+    shares: ClassVar[frozenset[str]] = frozenset({"moments/control"})
+
+
+def test_all_misfits_are_reported_at_once() -> None:
+    with pytest.raises(UserError) as error:
+        Algorithm(rule=NeedsControl(), steps=(Apply(), SharesControl()))
+    sentence = str(error.value)
+    for named in ("'moments/second'", "NeedsControl", "'scalars/divergence'"):
+        assert named in sentence
+    assert "'moments/control'" not in sentence
+    with pytest.raises(UserError) as error:
+        Algorithm(rule=NeedsControl(), steps=())
+    assert "no server step" in str(error.value)
+    assert "'moments/control', 'moments/second'" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "given"),
+    [
+        (lambda: FedProx(mu=-0.1), "-0.1"),
+        (lambda: FedProx(mu=float("nan")), "nan"),
+        (lambda: ServerM(beta=1.0), "1.0"),
+        (lambda: ServerM(beta=-0.5), "-0.5"),
+        (lambda: ServerM(server_learning_rate=0.0), "0.0"),
+        (lambda: ServerM(momentum_init="second"), "'second'"),  # type: ignore[arg-type]
+        (lambda: DeviceM(local_beta=1.5), "1.5"),
+    ],
+)
+def test_hyper_parameters_outside_their_range_are_refused(make: Callable[[], Algorithm], given: str) -> None:
+    with pytest.raises(UserError, match=given):
+        make()
+
+
+def test_rules_say_whether_they_need_the_gradient() -> None:
+    assert not LocalOptimizer().reads_gradient
+    assert Proximal().reads_gradient
+    assert RestartedMomentum().own_step

@@ -1,0 +1,96 @@
+"""A module and data small enough to be checked by hand."""
+
+import csv
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import lightning as L  # noqa: N812
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lightning_fl.data import Arrays, Partition
+
+SIZES = (3, 5, 4, 9, 12, 7)
+"""Samples of the six clients: unequal, some with a last batch of one."""
+BATCH_SIZE = 4
+
+
+class Perceptron(L.LightningModule):
+    """x (B, 3) → W₂ tanh(W₁x + b₁) + b₂ (B, 2); the loss is the batch's mean of ½‖output − y‖²."""
+
+    def __init__(self, lr: float = 0.1, configure: Callable[[L.LightningModule], Any] | None = None) -> None:
+        super().__init__()
+        self.save_hyperparameters("lr")
+        self.configure = configure
+        self.hidden = nn.Linear(3, 4)
+        self.output = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.output(torch.tanh(self.hidden(x)))
+
+    def loss(self, batch: Any) -> Tensor:
+        x, y = batch
+        return 0.5 * (self(x) - y).square().sum(1).mean()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.loss(batch)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val/loss", self.loss(batch))
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("test/loss", self.loss(batch))
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self(batch[0])
+
+    def configure_optimizers(self) -> Any:
+        if self.configure is not None:
+            return self.configure(self)
+        return torch.optim.SGD(self.parameters(), lr=self.hparams["lr"])
+
+
+@dataclass(frozen=True)
+class Sizes(Partition):
+    """Client k gets exactly `sizes[k]` samples."""
+
+    needs_labels: ClassVar[bool] = False
+    sizes: tuple[int, ...] = SIZES
+
+    def __call__(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+        return np.split(rng.permutation(len(labels)), np.cumsum(self.sizes)[:-1])
+
+
+def samples(num: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Inputs (num, 3) and targets (num, 2)."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(num, 3, generator=generator), torch.randn(num, 2, generator=generator)
+
+
+def federation(sizes: tuple[int, ...] = SIZES, train: Any = None, batch_size: int = BATCH_SIZE) -> Arrays:
+    """Clients with `sizes` samples each, and ten test samples."""
+    return Arrays(
+        train=samples(sum(sizes)) if train is None else train,
+        test=samples(10, seed=1),
+        num_clients=len(sizes),
+        batch_size=batch_size,
+        partition=Sizes(sizes=sizes),
+        eval_batch_size=4,
+    )
+
+
+def vector(module: nn.Module) -> np.ndarray:
+    """All parameters one after the other, in float64."""
+    return torch.cat([p.detach().flatten() for p in module.parameters()]).double().numpy()
+
+
+def read_rows(root: Path) -> list[dict[str, str]]:
+    """The rows of a run's metrics.csv, without the wall clock."""
+    with (root / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        row.pop("time/round_seconds", None)
+    return rows
