@@ -32,7 +32,9 @@ LEARNING_RATE = 0.01
 class BareLoop:
     """FedAvg by hand: one module, one optimiser, a weighted average."""
 
-    def __init__(self, net: nn.Module, clients: list[tuple[Tensor, Tensor]], batch: int, epochs: int, nhwc: bool) -> None:
+    def __init__(
+        self, net: nn.Module, clients: list[tuple[Tensor, Tensor]], batch: int, epochs: int, nhwc: bool
+    ) -> None:
         memory_format = torch.channels_last if nhwc else torch.contiguous_format
         self.net = net.to(memory_format=memory_format)
         self.clients = [(x.to(memory_format=memory_format), y) for x, y in clients]

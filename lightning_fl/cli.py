@@ -17,7 +17,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from lightning_fl import algorithms, callbacks, checkpoint, data, modules
+from lightning_fl import __version__, algorithms, callbacks, checkpoint, data, modules
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.cli_errors import explain, root_sentence
 from lightning_fl.data import FederatedDataModule
@@ -25,6 +25,10 @@ from lightning_fl.errors import UserError, nearest
 from lightning_fl.report import final_table
 from lightning_fl.trainer import FederatedTrainer
 
+DESCRIPTION = (
+    "Federated-learning experiments for PyTorch Lightning. "
+    "`lightning-fl list` names every algorithm, network, data set and callback; `lightning-fl --version` the version."
+)
 USER_MISTAKE = 2
 INTERRUPTED = 130
 COMMANDS = ("fit", "validate", "test", "predict", "list")
@@ -34,9 +38,7 @@ class FederatedArgumentParser(LightningArgumentParser):
     """Accepts a trainer that is not Lightning's, and says what is wrong in one sentence."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(
-            *arguments, **{"description": "Federated-learning experiments for PyTorch Lightning", **options}
-        )
+        super().__init__(*arguments, **{"description": DESCRIPTION, **options})
         # A misspelt flag is a mistake, not an abbreviation.
         self.allow_abbrev = False
 
@@ -137,11 +139,19 @@ class FederatedCLI(LightningCLI):
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if "" not in sys.path:
+        sys.path.insert(
+            0, ""
+        )  # classes of the user's own, in the working directory, as `python script.py` would find them
     try:
         if given and not given[0].startswith("-") and given[0] not in COMMANDS:
             raise UserError(f"there is no command {given[0]!r}; {nearest(given[0], COMMANDS)}.")
         if given[:1] == ["list"]:
+            if given[1:]:
+                raise UserError(f"lightning-fl list takes no arguments, got {' '.join(given[1:])}.")
             print(listing())
+        elif given == ["--version"]:
+            print(f"lightning-fl {__version__}")
         else:
             FederatedCLI(args=arguments)
     except KeyboardInterrupt:
@@ -149,6 +159,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(INTERRUPTED)
     except Exception as error:
         sentence = root_sentence(error, (UserError, MisconfigurationException))
+        if sentence is None and "Early stopping conditioned on metric" in str(error):
+            sentence = str(error)
         if sentence is None:
             raise
         fail(sentence)

@@ -8,10 +8,12 @@ from math import inf
 from typing import Any
 
 import torch
+from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.utilities.data import extract_batch_size
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import nn
 
+from lightning_fl.runners.ranks import gather_objects
 from lightning_fl.worker import Worker
 
 
@@ -42,7 +44,7 @@ def evaluate(
     inference_mode: bool,
     publish: Callable[[dict[str, float]], None],
 ) -> tuple[dict[str, float], list[list[Any]]]:
-    """Run `<stage>_step` over all loaders in evaluation mode.
+    """Run `<stage>_step` over all loaders in evaluation mode; ranks take turns with the batches, except in `predict`.
 
     Args:
         worker: holds the model.
@@ -59,7 +61,8 @@ def evaluate(
     step = getattr(module, f"{stage}_step")
     takes_index = is_param_in_hook_signature(step, "batch_idx", min_args=2)
     takes_loader = is_param_in_hook_signature(step, "dataloader_idx")
-    precision = worker.fabric.strategy.precision
+    fabric = worker.fabric
+    precision, rank, num_ranks = fabric.strategy.precision, fabric.global_rank, fabric.world_size
     no_grad: AbstractContextManager[Any] = torch.inference_mode() if inference_mode else torch.no_grad()
     outputs: list[list[Any]] = [[] for _ in loaders]
     logs.take()
@@ -73,6 +76,8 @@ def evaluate(
             for index, batch in enumerate(loader):
                 if index >= limit:
                     break
+                if stage != "predict" and index % num_ranks != rank:
+                    continue
                 batch = precision.convert_input(worker.transfer(batch, resident))
                 logs.batch_size = extract_batch_size(batch)
                 hooks.call(f"on_{stage}_batch_start", batch, index, loader_index)
@@ -84,7 +89,7 @@ def evaluate(
                     outputs[loader_index].append(output)
         logs.dataloader_suffix = ""
         hooks.call(f"on_{stage}_epoch_end")
-        averages = logs.averages([logs.take()])
+        averages = logs.averages(gather_objects(fabric, move_data_to_device(logs.take(), torch.device("cpu"))))
         publish(averages)
         hooks.call(f"on_{stage}_end")
     hooks.call(f"on_{stage}_model_train")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
@@ -14,9 +15,8 @@ from lightning_fl.algorithms import Algorithm
 from lightning_fl.clock import SimulatedClock
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.link import Link
-from lightning_fl.logs import Sums
 from lightning_fl.run import COHORT, DROPOUT, Run
-from lightning_fl.runners import LocalPlan, serial
+from lightning_fl.runners import LocalPlan, Outcome, gather, merge, serial, share_of
 from lightning_fl.slots import Message, ServerTurn
 from lightning_fl.worker import Worker
 
@@ -53,7 +53,7 @@ class Federation:
 
     def train_round(self) -> dict[str, float]:
         """One round; returns its numbers under the names of `metrics.csv`."""
-        run, algorithm = self.run, self.algorithm
+        run, algorithm, fabric = self.run, self.algorithm, self.worker.fabric
         run.ledger.open_round()
         cohort = self._select_cohort()
         arriving = self._arriving(cohort)
@@ -61,46 +61,53 @@ class Federation:
         link = Link(algorithm.uplink, algorithm.downlink, run.ledger, run.client_memory, run.server_memory)
         received = {"buffers": run.buffers, **link.broadcast(cohort, self._broadcast_message())}
 
-        results = serial(self.worker, algorithm.rule, received, arriving, self.data, self.plan, run)
+        booked = deepcopy(run.ledger.round_bits)
+        mine = share_of(arriving, self.data.client_sizes, fabric.global_rank, fabric.world_size)
+        results = serial(self.worker, algorithm.rule, received, mine, self.data, self.plan, run)
 
         accumulator: dict[str, Any] = {}
-        accepted_logs: list[Sums] = []
-        counters = run.counters
+        outcome = Outcome()
         for place, upload in enumerate(algorithm.exchange.collect(results, link), start=1):
             result = upload.result
-            run.num_steps += result.num_steps
+            outcome.num_steps += result.num_steps
             if _is_finite(upload.message):
                 algorithm.aggregator.add(accumulator, upload)
-                link.commit(result.client)
-                if result.state:
-                    run.clients[result.client] = {name: x.cpu() for name, x in result.state.items()}
-                counters = {name: torch.maximum(counters[name], x) for name, x in result.counters.items()}
-                accepted_logs.append(result.logs)
-            self.on_upload(result.client, place, len(arriving))
+                outcome.accept(result, link.commit(result.client))
+            self.on_upload(result.client, place, len(mine))
         link.close_round()
 
+        outcome.bits = run.ledger.since(booked)
+        accumulator, everywhere = merge(fabric, algorithm.aggregator, accumulator), gather(fabric, outcome)
+        self._take_in(outcome, everywhere)
         metrics: dict[str, float] = {}
-        if accepted_logs:
-            merged = algorithm.aggregator.finish(accumulator)
+        if everywhere.logs:
+            merged = {name: x.to(run.params.dtype) for name, x in algorithm.aggregator.finish(accumulator).items()}
             turn = ServerTurn(run.round, run.params, run.buffers, merged, run.params, run.buffers)
             for key, step in zip(algorithm.step_names(), algorithm.steps, strict=True):
                 run.server[key] = step(turn, run.server[key])
-            run.params, run.buffers, run.counters, metrics = (
-                turn.proposal,
-                turn.proposed_buffers,
-                counters,
-                turn.metrics,
-            )
-        record = self._record(cohort, arriving, accepted_logs) | metrics
+            run.params, run.buffers, metrics = turn.proposal, turn.proposed_buffers, turn.metrics
+        record = self._record(cohort, arriving, everywhere) | metrics
         run.round += 1
         return record
 
+    def _take_in(self, mine: Outcome, everywhere: Outcome) -> None:
+        """Make the run know what the clients of all ranks did; the ledger knows of this rank's already."""
+        run = self.run
+        run.num_steps += everywhere.num_steps
+        run.clients |= everywhere.states
+        run.client_memory |= everywhere.memory
+        run.counters |= {
+            name: torch.maximum(run.counters[name], x.to(run.params.device)) for name, x in everywhere.counters.items()
+        }
+        run.ledger.add(everywhere.bits)
+        run.ledger.add({way: {kind: -bits for kind, bits in kinds.items()} for way, kinds in mine.bits.items()})
+
     def num_batches(self) -> int:
-        """Batches of the round that comes next, over all clients that will answer."""
+        """Batches of the round that comes next, over all clients that will answer and that this rank trains."""
         arriving = self._arriving(self._select_cohort())
-        return sum(
-            self.plan.num_batches(int(n), self.worker.skips_single_samples) for n in self.data.client_sizes[arriving]
-        )
+        fabric, sizes = self.worker.fabric, self.data.client_sizes
+        mine = share_of(arriving, sizes, fabric.global_rank, fabric.world_size)
+        return sum(self.plan.num_batches(int(sizes[client]), self.worker.skips_single_samples) for client in mine)
 
     def _select_cohort(self) -> list[int]:
         """K clients with samples, uniformly without replacement, by seed and round alone."""
@@ -119,22 +126,23 @@ class Federation:
             message["buffers"] = self.run.buffers
         return message
 
-    def _record(self, cohort: list[int], arriving: list[int], accepted_logs: list[Sums]) -> dict[str, float]:
+    def _record(self, cohort: list[int], arriving: list[int], outcome: Outcome) -> dict[str, float]:
         run, ledger = self.run, self.run.ledger
+        logs = [outcome.logs[client] for client in arriving if client in outcome.logs]
         most = int(self.data.client_sizes[arriving].max(initial=0))
         num_samples = self.plan.num_samples(most, self.worker.skips_single_samples) if most else 0
         macs = (self.macs or 0) * num_samples
         run.simulated_seconds += self.clock.seconds(ledger.bits("up"), ledger.bits("down"), macs)
         return {
             "round": run.round,
-            **self.worker.logs.averages(accepted_logs),
+            **self.worker.logs.averages(logs),
             "comm/uplink_bits": ledger.bits("up"),
             "comm/downlink_bits": ledger.bits("down"),
             "comm/total_uplink_bytes": ledger.total_bytes("up"),
             "comm/total_downlink_bytes": ledger.total_bytes("down"),
             "clients/selected": len(cohort),
-            "clients/accepted": len(accepted_logs),
-            "clients/rejected": len(arriving) - len(accepted_logs),
+            "clients/accepted": len(outcome.logs),
+            "clients/rejected": len(arriving) - len(outcome.logs),
             "clients/dropped": len(cohort) - len(arriving),
             "model/parameters": sum(parameter.numel() for parameter in self.worker.module.parameters()),
             **({"model/macs": self.macs} if self.macs is not None else {}),

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
@@ -22,7 +23,8 @@ from lightning_fl.federation import Federation
 from lightning_fl.macs import count_macs
 from lightning_fl.run import SERVER, Run
 from lightning_fl.runners import LocalPlan
-from lightning_fl.settings import cohort_size
+from lightning_fl.runners.ranks import gather_objects
+from lightning_fl.settings import check_monitors, cohort_size
 
 if TYPE_CHECKING:
     from lightning_fl.trainer import FederatedTrainer
@@ -65,6 +67,7 @@ class FitLoop:
             self.trainer.data,
             self.trainer.algorithm,
         )
+        worker.agree_on_model()
         run = trainer.run = Run(
             seed=int(os.environ.get("PL_GLOBAL_SEED", "0")),
             layout=worker.layout,
@@ -149,13 +152,15 @@ class FitLoop:
         self.before_round = None
         trainer.global_step = run.num_steps
         trainer.publish(record)
-        # The server's own step, after those of the clients: callbacks that follow steps see its model.
-        trainer.hooks.call("on_train_batch_end", None, None, trainer.round_batches)
+        for callback in trainer.callbacks:
+            # Averages of weights follow optimiser steps; `global_step` moves, and so they do, when the server makes its own.
+            if isinstance(callback, WeightAveraging):
+                callback.on_train_batch_end(trainer, worker.module, None, None, trainer.round_batches)  # type: ignore[arg-type]
         if trainer.validates_this_round and trainer.enable_validation:
             with trainer.profiler.profile("validate"):
                 record |= self._validate()
         trainer.hooks.call("on_train_epoch_end", monitoring=False)
-        record |= worker.logs.averages([worker.logs.take()])
+        record |= worker.logs.averages(gather_objects(trainer.fabric, worker.logs.take())[:1])
         trainer.publish(record)
         worker.optimizer.end_plateau(run.round, trainer.callback_metrics)
         trainer.hooks.call("on_train_epoch_end", monitoring=True)
@@ -196,7 +201,12 @@ class FitLoop:
         trainer.state.stage = RunningStage.SANITY_CHECKING
         trainer.hooks.call("on_sanity_check_start")
         evaluate(
-            trainer.bound_worker, "validation", self._val_loaders, limits, trainer.inference_mode, lambda averages: None
+            trainer.bound_worker,
+            "validation",
+            self._val_loaders,
+            limits,
+            trainer.inference_mode,
+            lambda averages: check_monitors(trainer.callbacks, averages),
         )
         trainer.hooks.call("on_sanity_check_end")
         trainer.state.stage = RunningStage.TRAINING

@@ -31,9 +31,21 @@ class Ledger:
     def book(self, direction: Direction, payload: Payload, recipients: int = 1) -> None:
         """Add a payload's bits, once for each recipient."""
         for name, packed in payload.items():
-            bits = packed.bits * recipients
-            self.round_bits[direction][kind_of(name)] += bits
-            self.total_bits[direction][kind_of(name)] += bits
+            self.add({direction: {kind_of(name): packed.bits * recipients}})
+
+    def since(self, earlier: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+        """Bits booked in this round since `round_bits` was `earlier`."""
+        return {
+            direction: {kind: bits - earlier[direction][kind] for kind, bits in kinds.items()}
+            for direction, kinds in self.round_bits.items()
+        }
+
+    def add(self, bits: dict[str, dict[str, int]]) -> None:
+        """Add bits that were booked elsewhere, by direction and kind."""
+        for direction, kinds in bits.items():
+            for kind, count in kinds.items():
+                self.round_bits[direction][kind] += count
+                self.total_bits[direction][kind] += count
 
     def open_round(self) -> None:
         """Start counting a new round."""
@@ -96,10 +108,11 @@ class Link:
         self.ledger.book("up", payload)
         return self.uplink.decode(payload)
 
-    def commit(self, client: int) -> None:
-        """The server accepted this client's upload."""
+    def commit(self, client: int) -> State:
+        """The server accepted this client's upload; returns the codec memory that it now keeps."""
         if client in self._pending:
             self.client_memory[client] = self._pending.pop(client)
+        return self.client_memory.get(client, {})
 
     def close_round(self) -> None:
         """Forget the codec memory of uploads that were not accepted."""

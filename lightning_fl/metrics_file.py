@@ -10,6 +10,7 @@ from typing import Any
 from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 
 class _RoundWriter(ExperimentWriter):
@@ -54,13 +55,15 @@ class RoundCSVLogger(CSVLogger):
             self._experiment = _RoundWriter(log_dir=self.log_dir)
         return self._experiment
 
-    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+    @rank_zero_only
+    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
         """Record a round; what callbacks log on their own during a round becomes part of its row."""
         self._beside |= metrics
         if "round" in metrics:
             super().log_metrics({**metrics, **self._beside}, step)
             self._beside = {}
 
+    @rank_zero_only
     def keep_rounds_before(self, round_index: int) -> None:
         """On resuming: drop the rows of rounds that will be done again, and a last row that a kill cut short."""
         path = Path(self.log_dir) / ExperimentWriter.NAME_METRICS_FILE

@@ -91,7 +91,7 @@ class ModuleOptimizer:
         self._elementwise = type(self.optimizer) in ELEMENTWISE
         self._params = params
         # Schedulers warn if they step before the optimiser does, which a rule's own step or the plain one never calls.
-        self.optimizer._opt_called = True  # type: ignore[attr-defined]
+        self.optimizer._opt_called = True
         self.step: Callable[[], Any] = self.optimizer.step
         self._group_slices: list[list[slice]] = [[] for _ in groups]
         if not flat_gradient:
@@ -168,7 +168,8 @@ class ModuleOptimizer:
         self._steps += 1
         for config in self._step_configs:
             if self._steps % config.frequency == 0:
-                config.scheduler.step()
+                scheduler: Any = config.scheduler
+                scheduler.step()
 
     @property
     def moves_within_round(self) -> bool:
@@ -200,10 +201,11 @@ class ModuleOptimizer:
         for group, rate in zip(self.optimizer.param_groups, self.round_rates, strict=True):
             group["lr"] = rate
         for config in configs:
-            if not isinstance(config.scheduler, ReduceLROnPlateau):
-                config.scheduler.step()
+            scheduler: Any = config.scheduler
+            if not isinstance(scheduler, ReduceLROnPlateau):
+                scheduler.step()
             elif config.monitor is not None and config.monitor in metrics:
-                config.scheduler.step(metrics[config.monitor])
+                scheduler.step(metrics[config.monitor])
             elif config.strict:
                 raise UserError(
                     f"ReduceLROnPlateau monitors {config.monitor!r}, which was not logged; "

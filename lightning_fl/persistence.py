@@ -23,6 +23,21 @@ HPARAMS = "hparams.yaml"
 CONFIG = "config.yaml"
 
 
+def require_writable(root: str) -> None:
+    """Make the run's folder.
+
+    Raises:
+        UserError: nothing can be written there.
+    """
+    try:
+        os.makedirs(root, exist_ok=True)
+        good = os.access(root, os.W_OK)
+    except OSError:
+        good = False
+    if not good:
+        raise UserError(f"nothing can be written to {root}: give another folder as default_root_dir.")
+
+
 def set_earlier_run_aside(root: str) -> None:
     """Move the files of an earlier run in `root` into `root/earlier-1` (2, 3 …), so that a new run loses nothing."""
     folder = Path(root)

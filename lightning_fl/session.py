@@ -56,15 +56,21 @@ def session(
             trainer.deterministic == "warn" if trainer.deterministic else switches[2],
             trainer.benchmark or switches[3],
         )
-        datamodule.prepare_data()
+        if trainer.local_rank == 0:
+            datamodule.prepare_data()
+        trainer.fabric.barrier()
         datamodule.setup(fn.value)
         if trainer.fitting:
             check_module(model)
             num_eligible = int((datamodule.client_sizes > 0).sum())
             cohort_size(trainer.clients_per_round, datamodule.num_clients, num_eligible)
+            if trainer.loggers or trainer.enable_checkpointing:
+                persistence.require_writable(trainer.default_root_dir)
         trainer.ckpt_path = persistence.resolve(trainer, ckpt_path)
         if trainer.fitting and trainer.ckpt_path is None and (trainer.loggers or trainer.enable_checkpointing):
-            persistence.set_earlier_run_aside(trainer.default_root_dir)
+            if trainer.is_global_zero:
+                persistence.set_earlier_run_aside(trainer.default_root_dir)
+            trainer.fabric.barrier()
         trainer.profiler.setup(stage=fn.value, local_rank=trainer.local_rank, log_dir=trainer.default_root_dir)
         trainer.hooks.call("setup", fn.value)
         model.configure_model()

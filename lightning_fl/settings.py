@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import timedelta
+from difflib import get_close_matches
 from typing import Any
 
 from lightning.fabric import Fabric
-from lightning.pytorch.callbacks import Timer
+from lightning.fabric.strategies.launchers.multiprocessing import _MultiProcessingLauncher
+from lightning.pytorch.callbacks import Callback, Timer
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.profilers import AdvancedProfiler, PassThroughProfiler, Profiler, PyTorchProfiler, SimpleProfiler
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -87,6 +89,23 @@ def check_limits(limits: dict[str, int | float | None]) -> None:
             require(0 <= value <= 1, f"{name} as a fraction must lie in [0, 1], got {value}.")
 
 
+def check_monitors(callbacks: Iterable[Callback], logged: Iterable[str]) -> None:
+    """Find a misspelt `monitor` before anything is trained.
+
+    A name that the validation did not log may still come from the training, so only near misses are refused.
+
+    Raises:
+        UserError: a callback watches a name that differs in a letter or two from one that was logged.
+    """
+    names = list(logged)
+    for callback in callbacks:
+        monitor = getattr(callback, "monitor", None)
+        if isinstance(monitor, str) and monitor not in names and get_close_matches(monitor, names, cutoff=0.9):
+            raise UserError(
+                f"{type(callback).__name__} monitors {monitor!r}, which is not logged; {nearest(monitor, names)}."
+            )
+
+
 def _whole(value: Any, least: int) -> bool:
     return isinstance(value, int) and value >= least
 
@@ -122,7 +141,7 @@ def build_fabric(accelerator: Any, strategy: Any, devices: Any, num_nodes: int, 
     require(
         not any(sharded in name for sharded in SHARDED_STRATEGIES),
         f"strategy {name!r} shards one model over accelerators, which a federation of whole client models cannot use; "
-        "allowed: auto.",
+        "allowed: auto, ddp.",
     )
     try:
         fabric = Fabric(
@@ -137,9 +156,11 @@ def build_fabric(accelerator: Any, strategy: Any, devices: Any, num_nodes: int, 
         raise UserError(
             f"Fabric cannot be set up with accelerator={accelerator!r}, strategy={strategy!r}, devices={devices!r}: {error}"
         ) from error
+    launcher = fabric.strategy.launcher
     require(
-        fabric.world_size == 1,
-        f"a run uses one process in this version, got devices={devices} and num_nodes={num_nodes}: give devices=1.",
+        not isinstance(launcher, _MultiProcessingLauncher),
+        f"strategy {name!r} forks or spawns its processes, from which a trained model does not come back; "
+        "allowed: auto and ddp, in a script or at the command line.",
     )
     return fabric
 

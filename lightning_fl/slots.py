@@ -177,7 +177,8 @@ class Aggregator(ABC):
     """How uploads merge."""
 
     reduction: ClassVar[Literal["sum", "members"]]
-    """`sum`: the accumulator is a dict of sums, whatever the number of clients; `members`: it keeps every upload."""
+    """`sum`: the accumulator is a dict of tensors to be summed over ranks, whatever the number of clients; `members`: it keeps
+    every upload."""
 
     @abstractmethod
     def add(self, accumulator: dict[str, Any], upload: Upload) -> None:
@@ -185,7 +186,7 @@ class Aggregator(ABC):
 
     @abstractmethod
     def finish(self, accumulator: dict[str, Any]) -> Message:
-        """The merged message."""
+        """The merged message, in any floating dtype."""
 
 
 @dataclass

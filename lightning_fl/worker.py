@@ -120,6 +120,12 @@ class Worker:
         for name in self.counter_names:
             self._buffer(name).copy_(counters[name])
 
+    def agree_on_model(self) -> None:
+        """Give every rank the model of rank 0: an unseeded script initialises it differently in each process."""
+        if self.fabric.world_size > 1:
+            for tensor in self.module.state_dict().values():
+                tensor.copy_(self.fabric.broadcast(tensor))
+
     def read_buffers(self) -> Tensor:
         """The module's float buffers (d_b,), also those that it replaced instead of writing to."""
         for name, view in self._buffer_views.items():
@@ -149,7 +155,7 @@ class Worker:
 
     def _buffer(self, name: str) -> Tensor:
         owner, leaf = self._homes[name]
-        return getattr(owner, leaf)  # type: ignore[no-any-return]
+        return getattr(owner, leaf)
 
     def zero_gradient(self) -> None:
         """Forget the gradient of the last step; views of the flat gradient are put back where something removed them."""

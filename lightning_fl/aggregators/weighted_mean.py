@@ -12,7 +12,7 @@ from lightning_fl.slots import Aggregator, Message, Upload
 
 @dataclass(frozen=True)
 class WeightedMean(Aggregator):
-    """Σ_k n_k Δ_k / Σ_k n_k for every vector of the uploads, accumulated in float64 and returned in the vector's dtype.
+    """Σ_k n_k Δ_k / Σ_k n_k for every vector of the uploads, accumulated in float64.
 
     Attributes:
         uniform: names averaged with equal weights (1/K) instead, for instance control variates.
@@ -26,11 +26,16 @@ class WeightedMean(Aggregator):
         for name, vector in upload.message.items():
             weight = 1.0 if name in self.uniform else upload.result.weight
             if name not in accumulator:
-                accumulator[name] = [torch.zeros_like(vector, dtype=torch.float64), 0.0, vector.dtype]
-            entry = accumulator[name]
-            entry[0].add_(vector, alpha=weight)
-            entry[1] += weight
+                accumulator[name] = torch.zeros_like(vector, dtype=torch.float64)
+                accumulator[_weight(name)] = torch.zeros(1, dtype=torch.float64, device=vector.device)
+            accumulator[name].add_(vector, alpha=weight)
+            accumulator[_weight(name)] += weight
 
     def finish(self, accumulator: dict[str, Any]) -> Message:
         """Sum / weight."""
-        return {name: (total / weight).to(dtype) for name, (total, weight, dtype) in accumulator.items()}
+        names = [name for name in accumulator if _weight(name) in accumulator]
+        return {name: accumulator[name] / accumulator[_weight(name)] for name in names}
+
+
+def _weight(name: str) -> str:
+    return f"weight of {name}"

@@ -29,7 +29,7 @@ class Algorithm:
         downlink: Codec = Dense(),  # noqa: B008
         exchange: Exchange = OneShot(),  # noqa: B008
         aggregator: Aggregator = WeightedMean(),  # noqa: B008
-        steps: Sequence[Step] = (Apply(),),
+        steps: Sequence[Step] | None = None,
     ) -> None:
         """Fill the slots.
 
@@ -39,7 +39,7 @@ class Algorithm:
             downlink: How the server's broadcast becomes bits.
             exchange: Who uploads what, in how many turns.
             aggregator: How uploads merge.
-            steps: What the server does next, one step after the other.
+            steps: What the server does next, one step after the other; Apply() alone if not given.
 
         Raises:
             UserError: neighbouring slots do not fit; all misfits are named.
@@ -49,7 +49,7 @@ class Algorithm:
         self.downlink = downlink
         self.exchange = exchange
         self.aggregator = aggregator
-        self.steps = tuple(steps)
+        self.steps = (Apply(),) if steps is None else tuple(steps)
         self._check()
 
     def _check(self) -> None:

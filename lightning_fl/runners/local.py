@@ -121,6 +121,7 @@ def train_locally(
     converts, transfers = precision.precision != "32-true", not resident or hooks.changes_batches
 
     step = batch_index = 0
+    has_gradient = False
     while step < num_steps:
         for index, batch in enumerate(selection.batches(batch_size, order)):
             logs.batch_size = min(batch_size, num_samples - index * batch_size)
@@ -134,6 +135,7 @@ def train_locally(
                 output = module.training_step(batch, batch_index) if worker.takes_index else module.training_step(batch)
             loss: Tensor | None = output["loss"] if isinstance(output, Mapping) else output
             if loss is not None:
+                has_gradient = True
                 logs.add_loss(loss)
                 for listener in before_backward:
                     listener(loss)
@@ -144,7 +146,8 @@ def train_locally(
                     listener()
             if (index + 1) % accumulate == 0 or index + 1 == in_pass:
                 step += 1
-                if loss is not None:
+                if has_gradient:
+                    has_gradient = False
                     for listener in before_step:
                         listener(optimizer.optimizer)
                     if plan.clip_value:

@@ -342,8 +342,6 @@ BAD_FLAGS: list[tuple[str, Any]] = [
     ("strategy", "ddb"),
     ("accelerator", "gqu"),
     ("devices", 0),
-    ("devices", 2),
-    ("num_nodes", 2),
 ]
 
 

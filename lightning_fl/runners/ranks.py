@@ -1,0 +1,139 @@
+"""Clients sharded over the processes of Fabric: GPUs, CPU cores or machines.
+
+Every rank draws the same cohort, trains its share of it on its own copy of the model, and holds the same model again when the
+uploads have been summed. What a client sends is counted by the rank that simulates it. Modules are never wrapped in DDP, which
+would average the gradients of different clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.fabric import Fabric
+from lightning.fabric.utilities import move_data_to_device
+from torch import Tensor
+
+from lightning_fl.errors import UserError
+from lightning_fl.logs import Sums
+from lightning_fl.slots import Aggregator, Result, State
+
+
+def share_of(clients: Sequence[int], sizes: np.ndarray, rank: int, num_ranks: int) -> list[int]:
+    """The clients that `rank` trains: the largest first, each to the rank with the fewest samples so far.
+
+    Args:
+        clients: indices of the clients of the round.
+        sizes: samples of every client of the federation (N,).
+        rank: of this process.
+        num_ranks: processes.
+
+    Returns:
+        A part of `clients` in their order; the parts of all ranks are a partition.
+    """
+    if num_ranks == 1:
+        return list(clients)
+    samples = [0] * num_ranks
+    mine = []
+    for place in sorted(range(len(clients)), key=lambda place: -int(sizes[clients[place]])):
+        lightest = samples.index(min(samples))
+        samples[lightest] += int(sizes[clients[place]])
+        if lightest == rank:
+            mine.append(place)
+    return [clients[place] for place in sorted(mine)]
+
+
+@dataclass
+class Outcome:
+    """What a rank's clients did in a round, besides their uploads.
+
+    Attributes:
+        num_steps: optimiser steps they made.
+        logs: what the module logged, by accepted client.
+        states: what accepted clients keep between rounds.
+        memory: their codecs' memory.
+        counters: the maximum of their integer buffers, by name.
+        bits: what they sent and what was sent to them alone, by direction and kind.
+    """
+
+    num_steps: int = 0
+    logs: dict[int, Sums] = field(default_factory=dict)
+    states: dict[int, State] = field(default_factory=dict)
+    memory: dict[int, State] = field(default_factory=dict)
+    counters: dict[str, Tensor] = field(default_factory=dict)
+    bits: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def accept(self, result: Result, memory: State) -> None:
+        """Note a client whose upload the server has accepted.
+
+        Args:
+            result: of the client.
+            memory: its codec's memory after the upload.
+        """
+        self.logs[result.client] = result.logs
+        if result.state:
+            self.states[result.client] = {name: x.cpu() for name, x in result.state.items()}
+        if memory:
+            self.memory[result.client] = memory
+        self._raise_counters(result.counters)
+
+    def _raise_counters(self, counters: dict[str, Tensor]) -> None:
+        for name, counter in counters.items():
+            self.counters[name] = torch.maximum(self.counters.get(name, counter), counter)
+
+    def add(self, other: Outcome) -> None:
+        """Take another rank's outcome in."""
+        self.num_steps += other.num_steps
+        self.logs |= other.logs
+        self.states |= other.states
+        self.memory |= other.memory
+        self._raise_counters(other.counters)
+        for direction, kinds in other.bits.items():
+            here_kinds = self.bits.setdefault(direction, {})
+            for kind, bits in kinds.items():
+                here_kinds[kind] = here_kinds.get(kind, 0) + bits
+
+
+def gather(fabric: Fabric, outcome: Outcome) -> Outcome:
+    """The outcome of all ranks together, the same on each."""
+    if fabric.world_size == 1:
+        return outcome
+    whole = Outcome()
+    for part in gather_objects(fabric, move_data_to_device(vars(outcome), torch.device("cpu"))):
+        whole.add(Outcome(**part))
+    return whole
+
+
+def gather_objects(fabric: Fabric, mine: Any) -> list[Any]:
+    """What each rank holds, in order of ranks; small things only, they are pickled."""
+    if fabric.world_size == 1:
+        return [mine]
+    parts: list[Any] = [None] * fabric.world_size
+    torch.distributed.all_gather_object(parts, mine)
+    return parts
+
+
+def merge(fabric: Fabric, aggregator: Aggregator, accumulator: dict[str, Any]) -> dict[str, Any]:
+    """The accumulator of all ranks together, by sums: each number crosses once, whatever the number of clients.
+
+    Raises:
+        UserError: the aggregator keeps every upload, which cannot be summed.
+    """
+    if fabric.world_size == 1:
+        return accumulator
+    if aggregator.reduction != "sum":
+        raise UserError(
+            f"{type(aggregator).__name__} keeps every upload, so its clients cannot be spread over ranks: give devices=1."
+        )
+    sizes = gather_objects(fabric, {name: len(total) for name, total in accumulator.items()})
+    merged = {}
+    # A rank whose clients all dropped out has nothing to add, but it must take part.
+    for name, size in {name: size for part in sizes for name, size in part.items()}.items():
+        total = accumulator.get(name)
+        if total is None:
+            total = torch.zeros(size, dtype=torch.float64, device=fabric.device)
+        merged[name] = fabric.all_reduce(total, reduce_op="sum")
+    return merged

@@ -1,0 +1,108 @@
+"""Clients spread over processes: the shares, and the same answer as in one process."""
+
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_fl.runners.ranks import Outcome, share_of
+
+SCRIPT = """
+import sys
+from lightning_fl.cli import main
+
+main(sys.argv[1:])
+"""
+COMMAND = (
+    "fit --data Digits --data.num_clients 12 --data.image_size 16 --data.partition Dirichlet --data.partition.min_samples 1 "
+    "--model ImageClassifier --model.network resnet32 --model.learning_rate 0.05 --trainer.clients_per_round 5 "
+    "--trainer.local_steps 1 --trainer.max_rounds 2 --trainer.dropout_rate 0.3 --trainer.accelerator cpu "
+    "--trainer.enable_progress_bar false --trainer.enable_model_summary false"
+)
+TAIL = ["--algorithm", "ServerM"]
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=30), st.integers(1, 6))
+def test_shares_are_a_partition_and_balanced(sizes: list[int], num_ranks: int) -> None:
+    clients = list(range(len(sizes)))[::-1]
+    shares = [share_of(clients, np.array(sizes), rank, num_ranks) for rank in range(num_ranks)]
+    assert sorted(client for share in shares for client in share) == sorted(clients)
+    loads = [sum(sizes[client] for client in share) for share in shares]
+    assert max(loads) - min(loads) <= max(sizes), "no client could be moved to even the loads out"
+    for share in shares:
+        assert share == [client for client in clients if client in share], "in the order of the cohort"
+
+
+def test_outcomes_add_up() -> None:
+    one = Outcome(num_steps=3, logs={1: {}}, counters={"n": torch.tensor(4)}, bits={"up": {"model": 64, "mask": 1}})
+    two = Outcome(
+        num_steps=2, logs={7: {}}, counters={"n": torch.tensor(9)}, bits={"up": {"model": 32}, "down": {"mask": 2}}
+    )
+    one.add(two)
+    assert (one.num_steps, list(one.logs), int(one.counters["n"])) == (5, [1, 7], 9)
+    assert one.bits == {"up": {"model": 96, "mask": 1}, "down": {"mask": 2}}
+
+
+def ran(
+    folder: Path, *words: str, launcher: tuple[str, ...] = ()
+) -> tuple[list[dict[str, str]], dict[str, torch.Tensor]]:
+    """Metrics and weights of a run in a process of its own, one thread a rank."""
+    script = folder.parent / "script.py"
+    script.write_text(SCRIPT)
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PL_", "LOCAL_", "MASTER_", "WORLD_"))}
+    command = [
+        *(launcher or (sys.executable,)),
+        str(script),
+        *COMMAND.split(),
+        "--trainer.default_root_dir",
+        str(folder),
+    ]
+    done = subprocess.run(
+        [*command, *words, *TAIL],
+        env=environment | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    with (folder / "metrics.csv").open() as file:
+        rows = [{k: v for k, v in row.items() if k != "time/round_seconds"} for row in csv.DictReader(file)]
+    return rows, torch.load(folder / "model.ckpt", weights_only=True)["state_dict"]
+
+
+def agree(one: tuple[list, dict], two: tuple[list, dict]) -> None:
+    """Counts are equal, averages and weights up to the order of summation."""
+    for here, there in zip(one[0], two[0], strict=True):
+        assert here.keys() == there.keys()
+        for name in here:
+            exact = name.startswith(("round", "step", "comm", "clients", "model"))
+            assert float(here[name]) == pytest.approx(float(there[name]), rel=0 if exact else 1e-5), name
+    for name, value in one[1].items():
+        torch.testing.assert_close(value, two[1][name], rtol=1e-5, atol=1e-6, msg=name)
+
+
+def test_two_processes_give_the_answer_of_one(tmp_path: Path) -> None:
+    """With batch normalisation, unequal clients, clients that drop out and momentum on the server."""
+    one = ran(tmp_path / "one")
+    assert any(int(row["clients/dropped"]) for row in one[0])
+    agree(one, ran(tmp_path / "two", "--trainer.devices", "2"))
+
+
+def test_a_run_resumes_under_torchrun_with_another_number_of_processes(tmp_path: Path) -> None:
+    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
+    whole = ran(tmp_path / "one", "--trainer.max_rounds", "3")
+    ran(tmp_path / "two")
+    resumed = ran(
+        tmp_path / "two",
+        *("--trainer.devices", "2", "--trainer.max_rounds", "3", "--ckpt_path", "last"),
+        launcher=launcher,
+    )
+    agree(whole, resumed)

@@ -1,0 +1,382 @@
+"""The command line: configurations, names, saved runs, checkpoints, and every mistake that a user can make with them."""
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import yaml
+
+from lightning_fl.cli import main
+
+QUICKSTART = str(Path(__file__).parents[1] / "configs" / "quickstart.yaml")
+
+
+class Outcome(NamedTuple):
+    """How a command ended: exit code and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def sentence(self) -> str:
+        """The one line that a user's mistake ends with; the run must have ended so."""
+        mistakes = [line for line in self.err.splitlines() if "error:" in line]
+        assert self.code == 2, f"exit code {self.code}: {self.err}"
+        assert len(mistakes) == 1, self.err
+        assert mistakes[0].startswith("lightning-fl: error: "), mistakes[0]
+        assert self.err.splitlines()[-1] == mistakes[0], "the mistake is not the last line"
+        assert "Traceback" not in self.err
+        return mistakes[0].removeprefix("lightning-fl: error: ")
+
+
+Command = Callable[..., Outcome]
+
+
+@pytest.fixture
+def lightning_fl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Run a command line in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> Outcome:
+        capsys.readouterr()
+        monkeypatch.setattr(sys, "argv", ["lightning-fl", *map(str, words)])
+        code: int | str | None = 0
+        try:
+            main()
+        except SystemExit as ended:
+            code = ended.code
+        printed = capsys.readouterr()
+        return Outcome(int(code or 0), printed.out, printed.err)
+
+    return run
+
+
+SMALL = {
+    "seed_everything": 3,
+    "trainer": {
+        "max_rounds": 2,
+        "clients_per_round": 3,
+        "local_epochs": 1,
+        "default_root_dir": "run",
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    },
+    "algorithm": "FedAvg",
+    "model": {"class_path": "ImageClassifier", "init_args": {"network": "linear", "learning_rate": 0.1}},
+    "data": {"class_path": "Digits", "init_args": {"num_clients": 20}},
+}
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> str:
+    """A configuration of two rounds that takes a moment."""
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(SMALL))
+    return "small.yaml"
+
+
+def metrics(folder: str) -> list[dict[str, str]]:
+    """The rows of metrics.csv without the time they took."""
+    header, *rows = Path(folder, "metrics.csv").read_text().splitlines()
+    tables = [dict(zip(header.split(","), row.split(","), strict=True)) for row in rows]
+    return [{name: value for name, value in row.items() if name != "time/round_seconds"} for row in tables]
+
+
+def printed(outcome: Outcome) -> dict:
+    assert outcome.code == 0, outcome.err
+    return yaml.safe_load(outcome.out)
+
+
+# ------------------------------------------------------------------------------------------- configurations
+
+
+def test_a_later_file_changes_what_it_names_and_the_command_line_has_the_last_word(
+    lightning_fl: Command, small: str
+) -> None:
+    Path("other.yaml").write_text("trainer: {max_rounds: 7, local_epochs: 4}\n")
+    config = printed(
+        lightning_fl("fit", "--config", small, "--config", "other.yaml", "--trainer.max_rounds", "9", "--print_config")
+    )
+    trainer = config["trainer"]
+    assert (trainer["max_rounds"], trainer["local_epochs"], trainer["clients_per_round"]) == (9, 4, 3)
+
+
+def test_a_printed_configuration_prints_itself(lightning_fl: Command, small: str) -> None:
+    words = ["--algorithm", "FedProx", "--algorithm.mu", "0.5", "--data.partition", "Shards"]
+    first = lightning_fl("fit", "--config", small, *words, "--trainer.callbacks+=LearningRateMonitor", "--print_config")
+    Path("printed.yaml").write_text(first.out)
+    assert printed(lightning_fl("fit", "--config", "printed.yaml", "--print_config")) == printed(first)
+
+
+def test_short_names_class_paths_and_parameters_say_the_same(lightning_fl: Command, small: str) -> None:
+    short = ["--algorithm", "FedProx", "--algorithm.mu", "0.5"]
+    long = ["--algorithm.class_path", "lightning_fl.algorithms.FedProx", "--algorithm.init_args.mu", "0.5"]
+    expected = {"class_path": "lightning_fl.algorithms.FedProx", "init_args": {"mu": 0.5}}
+    for words in (short, long):
+        assert printed(lightning_fl("fit", "--config", small, *words, "--print_config"))["algorithm"] == expected
+
+
+def test_an_algorithm_put_together_at_the_command_line_is_saved_whole(lightning_fl: Command, small: str) -> None:
+    words = ["--algorithm", "Algorithm", "--algorithm.rule", "Proximal", "--algorithm.rule.mu", "0.5"]
+    assert lightning_fl("fit", "--config", small, *words).code == 0
+    assert "Unable to serialize" not in Path("run/config.yaml").read_text()
+    assert lightning_fl("fit", "--config", "run/config.yaml", "--trainer.default_root_dir", "again").code == 0
+    assert metrics("again") == metrics("run")
+
+
+def test_another_algorithm_forgets_the_parameters_of_the_first(lightning_fl: Command, small: str) -> None:
+    words = ["--algorithm", "FedProx", "--algorithm.mu", "0.5", "--algorithm", "ServerM"]
+    algorithm = printed(lightning_fl("fit", "--config", small, *words, "--print_config"))["algorithm"]
+    assert algorithm["class_path"] == "lightning_fl.algorithms.ServerM"
+    assert "mu" not in algorithm["init_args"]
+
+
+def test_callbacks_are_added_one_by_one(lightning_fl: Command, small: str) -> None:
+    first = ["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor", "val/accuracy"]
+    second = ["--trainer.callbacks+=lightning.pytorch.callbacks.Timer", "--trainer.callbacks.interval", "epoch"]
+    callbacks = printed(lightning_fl("fit", "--config", small, *first, *second, "--print_config"))["trainer"][
+        "callbacks"
+    ]
+    names = [callback["class_path"] for callback in callbacks]
+    assert names == ["lightning.pytorch.callbacks.EarlyStopping", "lightning.pytorch.callbacks.Timer"]
+    assert callbacks[0]["init_args"]["monitor"] == "val/accuracy"
+
+
+def test_a_callback_from_the_command_line_works(lightning_fl: Command, small: str) -> None:
+    stopping = ["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor", "val/accuracy"]
+    stopping += ["--trainer.callbacks.mode", "max", "--trainer.callbacks.patience", "1"]
+    stopping += ["--trainer.callbacks.min_delta", "1.0"]  # no round can be so much better
+    assert lightning_fl("fit", "--config", small, *stopping, "--trainer.max_rounds", "9").code == 0
+    assert len(metrics("run")) == 2
+
+
+def test_the_environment_beats_its_own_file_and_the_command_line_beats_both(
+    lightning_fl: Command, small: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PL_FIT__CONFIG", small)
+    monkeypatch.setenv("PL_FIT__TRAINER__MAX_ROUNDS", "5")
+    monkeypatch.setenv("PL_FIT__TRAINER__LOCAL_EPOCHS", "6")
+    trainer = printed(lightning_fl("fit", "--trainer.local_epochs", "7", "--print_config"))["trainer"]
+    assert (trainer["max_rounds"], trainer["local_epochs"], trainer["clients_per_round"]) == (5, 7, 3)
+
+
+def test_the_model_is_told_what_the_data_know(lightning_fl: Command, small: str) -> None:
+    outcome = lightning_fl("fit", "--config", small, "--data.image_size", "12", "--trainer.max_rounds", "1")
+    assert outcome.code == 0, outcome.err
+    assert metrics("run")[0]["model/parameters"] == str(12 * 12 * 10 + 10)
+
+
+# ------------------------------------------------------------------------------------------------------ runs
+
+
+def test_fit_ends_with_a_short_table(lightning_fl: Command, small: str) -> None:
+    outcome = lightning_fl("fit", "--config", small)
+    table = dict(line.split(maxsplit=1) for line in outcome.out.splitlines())
+    assert list(table) == ["accuracy", "rounds", "uplink", "downlink", "curve", "model"]
+    assert table["rounds"] == "2"
+    bits = 2 * 3 * 32 * (64 * 10 + 10)  # rounds × clients × bits × parameters
+    assert table["uplink"] == table["downlink"] == f"{bits / 8 / 1e6:.1f} MB"
+    assert Path(table["curve"]).is_file()
+    assert Path(table["model"]).is_file()
+    assert float(table["accuracy"].split()[0]) == pytest.approx(float(metrics("run")[-1]["val/accuracy"]), abs=1e-4)
+
+
+def test_a_saved_configuration_runs_again_to_the_same_metrics(lightning_fl: Command, small: str) -> None:
+    assert lightning_fl("fit", "--config", small, "--algorithm", "ServerM", "--algorithm.beta", "0.5").code == 0
+    # Evaluating in the folder of the run must not change what the run was.
+    assert lightning_fl("test", "--config", small, "--ckpt_path", "last", "--trainer.limit_test_batches", "1").code == 0
+    assert lightning_fl("fit", "--config", "run/config.yaml", "--trainer.default_root_dir", "again").code == 0
+    assert metrics("again") == metrics("run")
+    assert yaml.safe_load(Path("again/config.yaml").read_text())["algorithm"]["init_args"]["beta"] == 0.5
+
+
+def test_a_second_run_in_a_folder_moves_the_first_aside(lightning_fl: Command, small: str) -> None:
+    lightning_fl("fit", "--config", small, "--trainer.max_rounds", "1")
+    first = metrics("run")
+    lightning_fl("fit", "--config", small)
+    assert metrics("run/earlier-1") == first
+    assert len(metrics("run")) == 2
+
+
+@pytest.mark.parametrize("checkpoint", ["last", "run/checkpoints/last.ckpt"])
+def test_a_run_goes_on_to_where_it_would_have_come(lightning_fl: Command, small: str, checkpoint: str) -> None:
+    assert lightning_fl("fit", "--config", small, "--trainer.max_rounds", "4").code == 0
+    whole = metrics("run")
+    assert lightning_fl("fit", "--config", small, "--trainer.max_rounds", "2").code == 0
+    assert lightning_fl("fit", "--config", small, "--trainer.max_rounds", "4", "--ckpt_path", checkpoint).code == 0
+    assert metrics("run") == whole
+
+
+def test_going_on_with_last_starts_where_there_is_none(lightning_fl: Command, small: str) -> None:
+    assert lightning_fl("fit", "--config", small, "--ckpt_path", "last").code == 0
+    assert len(metrics("run")) == 2
+
+
+def test_evaluation_of_checkpoints(lightning_fl: Command, small: str) -> None:
+    keep_best = ["--trainer.callbacks+=ModelCheckpoint", "--trainer.callbacks.monitor", "val/accuracy"]
+    keep_best += ["--trainer.callbacks.mode", "max"]
+    assert lightning_fl("fit", "--config", small, *keep_best).code == 0
+    accuracies = [float(row["val/accuracy"]) for row in metrics("run")]
+    expected = {"last": accuracies[-1], "run/model.ckpt": accuracies[-1], "best": max(accuracies)}
+    for checkpoint, accuracy in expected.items():
+        for command in ("validate", "test"):  # without val_fraction both use the test set
+            outcome = lightning_fl(command, "--config", small, "--ckpt_path", checkpoint)
+            assert outcome.code == 0, outcome.err
+            found = re.search(r"accuracy +([\d.]+)", outcome.out)
+            assert found is not None
+            assert float(found[1]) == pytest.approx(accuracy, abs=1e-5)
+        assert lightning_fl("predict", "--config", small, "--ckpt_path", checkpoint).code == 0
+
+
+# ----------------------------------------------------------------------------------------------- information
+
+
+def test_list_names_all_there_is(lightning_fl: Command) -> None:
+    from lightning_fl import algorithms, modules  # `lightning_fl` is the command here
+
+    outcome = lightning_fl("list")
+    first_words = {line.split()[0] for line in outcome.out.splitlines() if line}
+    assert first_words >= {*algorithms.__all__, *modules.NETWORKS, "Digits", "Federated", "Dirichlet"}
+    assert all(len(line.split()) > 2 for line in outcome.out.splitlines() if line.startswith(" "))
+
+
+def test_help_says_what_can_be_said(lightning_fl: Command) -> None:
+    overview = lightning_fl("--help")
+    assert overview.code == 0
+    assert all(word in overview.out for word in ("fit", "validate", "test", "predict", "list"))
+    whole = lightning_fl("fit", "--help")
+    assert whole.code == 0
+    assert "Rounds of communication" in whole.out
+    assert "Weight μ" in lightning_fl("fit", "--algorithm.help", "FedProx").out
+
+
+# -------------------------------------------------------------------------------------------------- mistakes
+
+MISTAKES = {
+    "no command": ([], ["fit", "validate", "test", "predict"]),
+    "command": (["fitt"], ["'fitt'", "'fit'", "validate", "list"]),
+    "no model": (["fit", "--data", "Digits"], ["model"]),
+    "no data": (["fit", "--model", "ImageClassifier"], ["data"]),
+    "no such file": (["fit", "--config", "nowhere.yaml"], ["nowhere.yaml"]),
+    "no YAML": (["fit", "--config", "broken.yaml"], ["broken.yaml"]),
+    "key in a file": (["fit", "--config", "misspelt.yaml"], ["max_roundz", "max_rounds"]),
+    "flag": (["--trainer.max_round", "3"], ["--trainer.max_round", "trainer.max_rounds"]),
+    "group": (["--trianer.max_rounds", "3"], ["--trianer.max_rounds", "trainer"]),
+    "value": (["--trainer.max_rounds", "many"], ["max_rounds", "int", "many"]),
+    "value of a union": (["--trainer.clients_per_round", "ten"], ["clients_per_round", "int", "float", "ten"]),
+    "seed": (["--seed_everything", "lucky"], ["seed_everything", "lucky"]),
+    "network": (["--model.network", "lenet6"], ["'lenet6'", "'lenet5'", "vgg11_bn"]),
+    "network option": (["--model.network_options", "{dropuot: 0.1}"], ["'dropuot'"]),
+    "network parameter": (["--model.netwrk", "cnn"], ["'netwrk'", "'network'"]),
+    "images too small": (["--model.network", "lenet5", "--data.image_size", "8"], ["lenet5", "8×8"]),
+    "model": (["--model", "ImageClasifier"], ["'ImageClasifier'", "'ImageClassifier'"]),
+    "model by path": (
+        ["--model", "lightning_fl.modules.ImageClasifier"],
+        ["'lightning_fl.modules.ImageClasifier'", "ImageClassifier"],
+    ),
+    "class of another kind": (["--model", "torch.nn.Linear"], ["torch.nn.Linear", "LightningModule"]),
+    "data": (["--data", "Digit"], ["'Digit'", "'Digits'", "CIFAR10"]),
+    "partition": (["--data.partition", "Dirichle"], ["'Dirichle'", "'Dirichlet'", "IID"]),
+    "partition parameter": (["--data.partition", "Dirichlet", "--data.partition.alpha", "0"], ["alpha", "0"]),
+    "algorithm": (["--algorithm", "FedAgv"], ["'FedAgv'", "'FedAvg'", "ServerM"]),
+    "algorithm by path": (["--algorithm", "lightning_fl.algorithms.FedAgv"], ["FedAgv", "FedAvg"]),
+    "algorithm parameter": (["--algorithm", "FedProx", "--algorithm.mi", "1"], ["'mi'", "mu"]),
+    "parameter where there is none": (["--algorithm", "FedAvg", "--algorithm.mu", "1"], ["'mu'", "FedAvg", "none"]),
+    "algorithm value": (["--algorithm", "FedProx", "--algorithm.mu", "-1"], ["mu", "-1", "at least 0"]),
+    "callback": (["--trainer.callbacks+=EarlyStoping"], ["'EarlyStoping'", "'EarlyStopping'"]),
+    "callback parameter": (
+        ["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitr", "val/loss"],
+        ["'monitr'", "'monitor'"],
+    ),
+    "callback without what it needs": (["--trainer.callbacks+=EarlyStopping"], ["EarlyStopping", "monitor"]),
+    "metric to monitor": (
+        ["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor", "val/acuracy"],
+        ["val/acuracy", "val/accuracy"],
+    ),
+    "logger": (["--trainer.logger", "WandLogger"], ["'WandLogger'", "'WandbLogger'"]),
+    "missing data set": (["--data", "CIFAR10", "--data.root", "nowhere"], ["CIFAR10", "nowhere", "download"]),
+    "missing arrays": (["--data", "Arrays", "--data.path", "nowhere.npz"], ["nowhere.npz"]),
+    "missing images": (["--data", "ImageFolder", "--data.root", "nowhere"], ["nowhere", "ROOT/train/CLASS/"]),
+    "more clients than samples": (["--data.num_clients", "5000"], ["5,000", "1,437"]),
+    "more clients in a round than there are": (["--trainer.clients_per_round", "21"], ["21", "20"]),
+    "fraction of clients": (["--trainer.clients_per_round", "1.5"], ["1.5", "(0, 1]"]),
+    "no clients": (["--trainer.clients_per_round", "0"], ["clients_per_round", "0"]),
+    "negative fraction of clients": (["--trainer.clients_per_round=-0.5"], ["-0.5", "(0, 1]"]),
+    "fraction of samples": (["--data.client_fraction", "1.5"], ["client_fraction", "1.5", "(0, 1]"]),
+    "no samples": (["--data.client_fraction", "0"], ["client_fraction", "0", "(0, 1]"]),
+    "fraction for validation": (["--data.val_fraction", "1.0"], ["val_fraction", "1.0", "[0, 1)"]),
+    "dropout rate": (["--trainer.dropout_rate", "1.0"], ["dropout_rate", "1.0", "[0, 1)"]),
+    "fraction of batches": (["--trainer.limit_val_batches", "1.5"], ["limit_val_batches", "1.5", "[0, 1]"]),
+    "epochs and steps": (["--trainer.local_steps", "3"], ["local_epochs", "local_steps"]),
+    "strategy": (["--trainer.strategy", "fsdp"], ["fsdp", "auto"]),
+    "precision": (["--trainer.precision", "16-mixed"], ["16-mixed", "bf16-mixed"]),
+    "flag of Lightning's that a federation cannot honour": (["--trainer.sync_batchnorm", "true"], ["sync_batchnorm"]),
+    "folder that cannot be written": (["--trainer.default_root_dir", "/proc/nowhere"], ["/proc/nowhere"]),
+    "missing checkpoint": (["--ckpt_path", "nowhere.ckpt"], ["nowhere.ckpt"]),
+    "best of nothing": (["--ckpt_path", "best"], ["best", "ModelCheckpoint"]),
+}
+
+
+@pytest.mark.parametrize(("words", "named"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_a_mistake_ends_with_one_sentence(
+    lightning_fl: Command, small: str, words: list[str], named: list[str]
+) -> None:
+    Path("broken.yaml").write_text("trainer: [\n")
+    Path("misspelt.yaml").write_text("trainer: {max_roundz: 3}\n")
+    whole = words if words and not words[0].startswith("-") else ["fit", "--config", small, *words] if words else []
+    sentence = lightning_fl(*whole).sentence
+    assert [name for name in named if name not in sentence] == [], sentence
+    assert not re.search(r"Parser key|Subtypes|<class |allowed: \.", sentence), f"the parser's own words: {sentence}"
+    assert not Path("run", "metrics.csv").exists(), "something was trained"
+
+
+def test_a_truncated_checkpoint_is_refused(lightning_fl: Command, small: str) -> None:
+    lightning_fl("fit", "--config", small)
+    last = Path("run/checkpoints/last.ckpt")
+    last.write_bytes(last.read_bytes()[: last.stat().st_size // 2])
+    before = metrics("run")
+    for command in ("fit", "validate", "test", "predict"):
+        for checkpoint in ("last", str(last)):
+            sentence = lightning_fl(command, "--config", small, "--ckpt_path", checkpoint).sentence
+            assert "truncated" in sentence
+            assert "previous.ckpt" in sentence
+    assert metrics("run") == before
+    assert lightning_fl("test", "--config", small, "--ckpt_path", "run/checkpoints/previous.ckpt").code == 0
+
+
+def test_a_file_that_is_no_checkpoint_is_refused(lightning_fl: Command, small: str) -> None:
+    assert "small.yaml" in lightning_fl("fit", "--config", small, "--ckpt_path", small).sentence
+
+
+@pytest.mark.parametrize("checkpoint", ["last", "run/checkpoints/last.ckpt"])
+@pytest.mark.parametrize("command", ["fit", "test"])
+def test_a_checkpoint_of_another_model_is_refused(
+    lightning_fl: Command, small: str, command: str, checkpoint: str
+) -> None:
+    lightning_fl("fit", "--config", small)
+    words = ["--model.network", "lenet5", "--data.image_size", "32", "--ckpt_path", checkpoint]
+    assert "another model" in lightning_fl(command, "--config", small, *words).sentence
+
+
+def test_a_checkpoint_of_another_algorithm_or_federation_is_not_resumed(lightning_fl: Command, small: str) -> None:
+    lightning_fl("fit", "--config", small)
+    resume = ["fit", "--config", small, "--ckpt_path", "last", "--trainer.max_rounds", "3"]
+    sentence = lightning_fl(*resume, "--algorithm", "ServerM").sentence
+    assert "FedAvg" in sentence
+    assert "ServerM" in sentence
+    sentence = lightning_fl(*resume, "--data.num_clients", "10").sentence
+    assert "20 clients" in sentence
+    exported = lightning_fl("fit", "--config", small, "--ckpt_path", "run/model.ckpt").sentence
+    assert "last.ckpt" in exported
+
+
+def test_the_quickstart_s_first_round_costs_what_it_says(lightning_fl: Command) -> None:
+    words = ["--trainer.max_rounds", "1", "--trainer.enable_progress_bar", "false"]
+    assert lightning_fl("fit", "--config", QUICKSTART, *words).code == 0
+    (row,) = metrics("runs/quickstart")
+    parameters = 6 * 25 + 6 + 6 * 16 * 25 + 16 + 400 * 120 + 120 + 120 * 84 + 84 + 84 * 10 + 10  # LeNet-5, grey images
+    assert row["model/parameters"] == str(parameters)
+    assert row["comm/uplink_bits"] == row["comm/downlink_bits"] == str(10 * 32 * parameters)

@@ -1,0 +1,153 @@
+"""README and docs are true: their commands and programs run, their links resolve, every configuration makes a round.
+
+What is run: every ```bash and ```python block of README.md and docs/*.md, each document's in order in one empty folder that has a
+copy of configs/. A block whose first line is a comment with a file name (`# small.yaml`) is written to that file instead.
+
+What is not:
+
+- `pip install …`, `pytest`, `.ci/…` and `docker …`: they are what surrounds the tests. `&&` chains are taken apart first.
+- a block behind `<!-- no-run: reason -->`.
+
+Every `lightning-fl fit` is shortened to one round by `--trainer.max_rounds 1`.
+"""
+
+import re
+import runpy
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from lightning_fl.cli import main
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*DOCUMENTS, ROOT / "CHANGELOG.md"]
+CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
+SURROUNDINGS = ("pip", "pytest", ".ci/checks", ".ci/run", "docker")
+QUIET = ["--trainer.enable_progress_bar", "false", "--trainer.enable_model_summary", "false"]
+
+BLOCK = re.compile(
+    r"(?P<marker><!-- no-run: \S[^>]*-->\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE
+)
+FILE_NAME = re.compile(r"# ([\w.-]+\.(?:py|ya?ml))\n")
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
+
+
+class Block(NamedTuple):
+    language: str
+    text: str
+
+
+def blocks(document: Path) -> list[Block]:
+    """The blocks of a document that can be run or written, in order."""
+    found = [m for m in BLOCK.finditer(document.read_text()) if not m["marker"]]
+    return [Block(m["language"], m["text"]) for m in found if m["language"] in ("bash", "python", "yaml")]
+
+
+def name_of(document: Path) -> str:
+    return str(document.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_what_a_document_shows_runs(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    for language, text in blocks(document):
+        named = FILE_NAME.match(text)
+        if named:
+            Path(named[1]).write_text(text)
+        elif language == "python":
+            Path("shown.py").write_text(text)
+            runpy.run_path("shown.py", run_name="__main__")
+        elif language == "bash":
+            for command in commands(text):
+                with monkeypatch.context() as environment:
+                    run(command, environment)
+
+
+def commands(text: str) -> list[str]:
+    lines = text.replace("\\\n", " ").splitlines()
+    return [part.strip() for line in lines if not line.startswith("#") for part in line.split("&&") if part.strip()]
+
+
+def run(command: str, environment: pytest.MonkeyPatch) -> None:
+    words = shlex.split(command)
+    while "=" in words[0]:
+        name, _, value = words.pop(0).partition("=")
+        if name != "PYTHONPATH":  # the folder is on the path already
+            environment.setenv(name, value)
+    program, *arguments = words
+    if program in SURROUNDINGS:
+        return
+    assert program == "lightning-fl", f"the tests do not know how to run {command!r}"
+    information = any(word == "--help" or word.endswith((".help", "--print_config")) for word in arguments)
+    if arguments[0] == "fit" and not information:
+        arguments += ["--trainer.max_rounds", "1", *QUIET]
+    environment.setattr(sys, "argv", ["lightning-fl", *arguments])
+    code = exit_code()
+    assert code == 0, f"{command} ended with exit code {code}"
+
+
+def exit_code() -> int | str:
+    """Run the command line in `sys.argv`."""
+    try:
+        main()
+    except SystemExit as ended:
+        return ended.code or 0
+    return 0
+
+
+def test_the_two_commands_of_the_readme_come_first() -> None:
+    shown = [block.text.strip() for block in blocks(ROOT / "README.md") if block.language == "bash"]
+    assert shown[:2] == [
+        "pip install -e . && lightning-fl fit --config configs/quickstart.yaml",
+        "pip install -e '.[test]' && pytest",
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    targets = [target for target in LINK.findall(page.read_text()) if "://" not in target]
+    missing = [target for target in targets if not (page.parent / target).exists()]
+    assert not missing
+
+
+def test_the_readme_names_all_there_is() -> None:
+    from lightning_fl import algorithms, data, modules
+
+    text = (ROOT / "README.md").read_text()
+    names = set(algorithms.__all__) - {"Algorithm"} | set(modules.NETWORKS)
+    for base in (data.FederatedDataModule, data.Partition):
+        classes = [getattr(data, name) for name in data.__all__]
+        found = [c for c in classes if isinstance(c, type) and issubclass(c, base) and not c.__abstractmethods__]
+        names |= {c.__name__ for c in found}
+    assert [name for name in sorted(names) if f"`{name}" not in text] == []
+
+
+def test_the_readme_names_every_column_of_metrics_csv_and_every_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quickstart = f"lightning-fl fit --config {ROOT}/configs/quickstart.yaml --trainer.default_root_dir {tmp_path}"
+    run(quickstart, monkeypatch)
+    columns = (tmp_path / "metrics.csv").read_text().splitlines()[0].split(",")
+    section = (ROOT / "README.md").read_text().partition("## What a run leaves behind")[2].partition("\n## ")[0]
+    documented = set(re.findall(r"`([\w/.-]+)`", section))
+    documented |= {f"clients/{name}" for name in documented}
+    assert [column for column in columns if column not in documented] == []
+    files = [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()]
+    assert [name for name in files if name not in documented] == []
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=name_of)
+def test_every_configuration_makes_a_round(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(f"lightning-fl fit --config {config} --print_config", monkeypatch)
+    assert "algorithm:" in capsys.readouterr().out
+    run(f"lightning-fl fit --config {config} --trainer.default_root_dir {tmp_path}", monkeypatch)
+    assert re.search(r"^rounds +1$", capsys.readouterr().out, re.MULTILINE)

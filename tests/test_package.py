@@ -1,0 +1,107 @@
+"""What is imported when, and what the wheel holds."""
+
+import ast
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import lightning_fl
+
+ROOT = Path(__file__).parents[1]
+SOURCES = [
+    path for folder in ("lightning_fl", "modules", "callbacks") for path in sorted((ROOT / folder).rglob("*.py"))
+]
+
+
+def imported_by(statement: str) -> set[str]:
+    """The top-level modules that a fresh interpreter has loaded after `statement`."""
+    program = f"{statement}\nimport sys\nprint(*sorted(name for name in sys.modules if '.' not in name))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_importing_the_package_is_cheap() -> None:
+    assert imported_by("import lightning_fl") & {"jsonargparse", "lightning", "numpy", "torch", "torchmetrics"} == set()
+
+
+def test_wandb_is_left_to_the_runs_that_use_it() -> None:
+    loaded = imported_by("import lightning_fl.trainer, lightning_fl.cli, lightning_fl.algorithms, lightning_fl.data")
+    assert "lightning" in loaded
+    assert "wandb" not in loaded
+
+
+def test_the_trainer_does_without_the_parser() -> None:
+    # A machine that only trains from Python may lack both.
+    blocked = "import sys\nsys.modules['jsonargparse'] = sys.modules['wandb'] = None\n"
+    assert "lightning" in imported_by(blocked + "import lightning_fl.trainer, lightning_fl.modules, lightning_fl.data")
+
+
+def test_every_public_name_is_there() -> None:
+    for name in lightning_fl.__all__:
+        assert getattr(lightning_fl, name) is not None
+    assert set(lightning_fl.__all__) <= set(dir(lightning_fl))
+    with pytest.raises(AttributeError, match="no attribute 'FederatedTrainr'"):
+        lightning_fl.FederatedTrainr  # noqa: B018
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_modules_and_callbacks_go_by_their_full_names(source: Path) -> None:
+    for node in ast.walk(ast.parse(source.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: imports are absolute here"
+            names = [node.module or ""]
+        else:
+            continue
+        assert not {name.partition(".")[0] for name in names} & {"modules", "callbacks"}, f"line {node.lineno}"
+
+
+def test_the_version_is_the_changelog_s() -> None:
+    versions = re.findall(r"^## \[([\d.]+)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert versions[0] == lightning_fl.__version__
+
+
+def test_every_package_is_listed_for_the_wheel() -> None:
+    listed = set(re.findall(r'^    "(lightning_fl[\w.]*)",$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE))
+    folders = [path.parent.relative_to(ROOT) for path in SOURCES if path.name == "__init__.py"]
+    homes = {"modules": "lightning_fl.modules", "callbacks": "lightning_fl.callbacks"}
+    there = {
+        homes[folder.parts[0]] + "".join(f".{part}" for part in folder.parts[1:])
+        if folder.parts[0] in homes
+        else ".".join(folder.parts)
+        for folder in folders
+    }
+    assert listed == there
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
+    pytest.importorskip("build", reason="needs `build`: pip install -e '.[dev]'")
+    pytest.importorskip("setuptools", minversion="77", reason="needs setuptools 77 to build without isolation")
+    copy = tmp_path / "tree"
+    names = [
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+        *(str(path.relative_to(ROOT)) for path in SOURCES),
+        "lightning_fl/py.typed",
+    ]
+    for name in names:
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        (copy / name).write_bytes((ROOT / name).read_bytes())
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(copy)]
+    subprocess.run(command, capture_output=True, check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    held = set(zipfile.ZipFile(wheel).namelist())
+    assert {name.partition("/")[0] for name in held} == {
+        "lightning_fl",
+        f"lightning_fl-{lightning_fl.__version__}.dist-info",
+    }
+    assert "lightning_fl/py.typed" in held
+    for source in SOURCES:
+        name = str(source.relative_to(ROOT))
+        assert (name if name.startswith("lightning_fl/") else f"lightning_fl/{name}") in held
