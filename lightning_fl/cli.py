@@ -61,9 +61,11 @@ class SaveFitConfig(SaveConfigCallback):
     """Saves the configuration of a `fit` as config.yaml; an evaluation leaves the one of its run alone."""
 
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
-        """As Lightning's, for `fit` alone."""
-        if stage == "fit":
-            super().setup(trainer, pl_module, stage)
+        """Not yet: what an earlier run left is moved aside first."""
+
+    def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Save it, as Lightning does in `setup`."""
+        super().setup(trainer, pl_module, "fit")
 
 
 class FederatedCLI(LightningCLI):

@@ -121,9 +121,13 @@ class FitLoop:
         """All rounds, between Lightning's opening and closing hooks."""
         trainer, run = self.trainer, self.trainer.run
         trainer.hooks.call("on_fit_start")
+        self._sanity_check()
+        # Nothing is written before something has run: a mistake leaves the earlier run where it is.
+        if trainer.ckpt_path is None and (trainer.loggers or trainer.enable_checkpointing) and trainer.is_global_zero:
+            persistence.set_earlier_run_aside(trainer.default_root_dir)
+        trainer.fabric.barrier()
         for logger in trainer.loggers:
             logger.log_hyperparams({**trainer.lightning_module.hparams_initial, "algorithm": trainer.algorithm.name})
-        self._sanity_check()
         trainer.hooks.call("on_train_start")
         while run.round < trainer.max_rounds and not trainer.should_stop:
             trainer.current_epoch = run.round

@@ -67,10 +67,6 @@ def session(
             if trainer.loggers or trainer.enable_checkpointing:
                 persistence.require_writable(trainer.default_root_dir)
         trainer.ckpt_path = persistence.resolve(trainer, ckpt_path)
-        if trainer.fitting and trainer.ckpt_path is None and (trainer.loggers or trainer.enable_checkpointing):
-            if trainer.is_global_zero:
-                persistence.set_earlier_run_aside(trainer.default_root_dir)
-            trainer.fabric.barrier()
         trainer.profiler.setup(stage=fn.value, local_rank=trainer.local_rank, log_dir=trainer.default_root_dir)
         trainer.hooks.call("setup", fn.value)
         model.configure_model()

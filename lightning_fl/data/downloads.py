@@ -27,6 +27,8 @@ class DownloadableImages(ImageDataModule):
     """
 
     shuffled_files: ClassVar[bool] = True
+    classes: ClassVar[int] = 10
+    channels: ClassVar[int] = 3
     pixels: ClassVar[int] = 32
     """Height and width of an image."""
 
@@ -35,6 +37,16 @@ class DownloadableImages(ImageDataModule):
         self.image_size = self.pixels
         self.root = root
         self.download = download
+
+    @property
+    def num_classes(self) -> int:
+        """Known without the files."""
+        return self.classes
+
+    @property
+    def in_channels(self) -> int:
+        """Known without the files."""
+        return self.channels
 
     @abstractmethod
     def open(self, train: bool, download: bool) -> tuple[Tensor | np.ndarray, Any]:
@@ -70,16 +82,6 @@ class DownloadableImages(ImageDataModule):
 class CIFAR10(DownloadableImages):
     """CIFAR-10: 50,000 training and 10,000 test images, 3×32×32, 10 classes (Krizhevsky, 2009)."""
 
-    @property
-    def num_classes(self) -> int:
-        """10."""
-        return 10
-
-    @property
-    def in_channels(self) -> int:
-        """3."""
-        return 3
-
     def open(self, train: bool, download: bool) -> tuple[Tensor | np.ndarray, Any]:
         """Read torchvision's CIFAR10."""
         from torchvision.datasets import CIFAR10 as Files  # noqa: N811
@@ -91,15 +93,7 @@ class CIFAR10(DownloadableImages):
 class CIFAR100(DownloadableImages):
     """CIFAR-100: 50,000 training and 10,000 test images, 3×32×32, 100 classes (Krizhevsky, 2009)."""
 
-    @property
-    def num_classes(self) -> int:
-        """100."""
-        return 100
-
-    @property
-    def in_channels(self) -> int:
-        """3."""
-        return 3
+    classes: ClassVar[int] = 100
 
     def open(self, train: bool, download: bool) -> tuple[Tensor | np.ndarray, Any]:
         """Read torchvision's CIFAR100."""
@@ -112,17 +106,8 @@ class CIFAR100(DownloadableImages):
 class FashionMNIST(DownloadableImages):
     """Fashion-MNIST: 60,000 training and 10,000 test images, 1×28×28, 10 classes (Xiao et al., 2017)."""
 
+    channels: ClassVar[int] = 1
     pixels: ClassVar[int] = 28
-
-    @property
-    def num_classes(self) -> int:
-        """10."""
-        return 10
-
-    @property
-    def in_channels(self) -> int:
-        """1."""
-        return 1
 
     def open(self, train: bool, download: bool) -> tuple[Tensor | np.ndarray, Any]:
         """Read torchvision's FashionMNIST."""
@@ -134,16 +119,6 @@ class FashionMNIST(DownloadableImages):
 
 class SVHN(DownloadableImages):
     """SVHN, house numbers: 73,257 training and 26,032 test images, 3×32×32, 10 classes (Netzer et al., 2011)."""
-
-    @property
-    def num_classes(self) -> int:
-        """10."""
-        return 10
-
-    @property
-    def in_channels(self) -> int:
-        """3."""
-        return 3
 
     def open(self, train: bool, download: bool) -> tuple[Tensor | np.ndarray, Any]:
         """Read torchvision's SVHN."""
