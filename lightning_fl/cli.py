@@ -29,6 +29,7 @@ DESCRIPTION = (
     "Federated-learning experiments for PyTorch Lightning. "
     "`lightning-fl list` names every algorithm, network, data set and callback; `lightning-fl --version` the version."
 )
+OTHER_FAILURE = 1
 USER_MISTAKE = 2
 INTERRUPTED = 130
 COMMANDS = ("fit", "validate", "test", "predict", "list")
@@ -160,6 +161,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print("\nlightning-fl: interrupted; --ckpt_path last goes on after the last whole round.", file=sys.stderr)
         sys.exit(INTERRUPTED)
     except Exception as error:
+        if "by peer" in str(error):  # what gloo and NCCL say of a connection that broke
+            print(
+                "lightning-fl: another process of this run has died, its own messages say why; "
+                "--ckpt_path last goes on after the last whole round.",
+                file=sys.stderr,
+            )
+            sys.exit(OTHER_FAILURE)
         sentence = root_sentence(error, (UserError, MisconfigurationException))
         if sentence is None and "Early stopping conditioned on metric" in str(error):
             sentence = str(error)
