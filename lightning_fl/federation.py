@@ -81,7 +81,11 @@ class Federation:
         self._take_in(outcome, everywhere)
         metrics: dict[str, float] = {}
         if everywhere.logs:
-            merged = {name: x.to(run.params.dtype) for name, x in algorithm.aggregator.finish(accumulator).items()}
+            dtypes = {"buffers": run.buffers.dtype}
+            merged = {
+                name: x.to(dtypes.get(name, run.params.dtype))
+                for name, x in algorithm.aggregator.finish(accumulator).items()
+            }
             turn = ServerTurn(run.round, run.params, run.buffers, merged, run.params, run.buffers)
             for key, step in zip(algorithm.step_names(), algorithm.steps, strict=True):
                 run.server[key] = step(turn, run.server[key])

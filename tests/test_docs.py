@@ -79,8 +79,7 @@ def run(command: str, environment: pytest.MonkeyPatch) -> None:
     words = shlex.split(command)
     while "=" in words[0]:
         name, _, value = words.pop(0).partition("=")
-        if name != "PYTHONPATH":  # the folder is on the path already
-            environment.setenv(name, value)
+        environment.setenv(name, value)
     program, *arguments = words
     if program in SURROUNDINGS:
         return
