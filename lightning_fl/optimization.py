@@ -88,7 +88,10 @@ class ModuleOptimizer:
         self._layout = layout
         self._named = dict(module.named_parameters())
         self._groups = [list(group["params"]) for group in groups]
-        self._elementwise = type(self.optimizer) in ELEMENTWISE
+        # Adagrad of some releases of torch makes its state when it is made, not in the first step: such an optimiser keeps the
+        # parameters it was given, and every client starts from that state.
+        self._fresh_state = {p: deepcopy(state) for p, state in self.optimizer.state.items()}
+        self._elementwise = type(self.optimizer) in ELEMENTWISE and not self._fresh_state
         self._params = params
         # Schedulers warn if they step before the optimiser does, which a rule's own step or the plain one never calls.
         self.optimizer._opt_called = True
@@ -151,6 +154,7 @@ class ModuleOptimizer:
     def start_client(self) -> None:
         """Empty the optimiser's state and start the step-wise schedulers anew from the learning rate of the round."""
         self.optimizer.state.clear()
+        self.optimizer.state.update({p: deepcopy(state) for p, state in self._fresh_state.items()})
         self._steps = 0
         self._weight_decay = None
         if not self._step_configs:

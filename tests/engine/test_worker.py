@@ -315,3 +315,20 @@ def test_a_refused_second_fit_leaves_its_module_alone(make_trainer: MakeTrainer)
         with pytest.raises(UserError, match=r"one optimizer"):
             trainer.fit(refused, federation())
         assert all(torch.equal(value, before[name]) for name, value in refused.state_dict().items())
+
+
+@pytest.mark.parametrize("cls", ELEMENTWISE, ids=lambda cls: cls.__name__)
+def test_every_client_starts_with_a_fresh_optimiser(
+    cls: type[torch.optim.Optimizer], make_trainer: MakeTrainer
+) -> None:
+    """Three clients with the same samples, one after the other, arrive where one alone does."""
+    x, y = samples(1)
+    moved = []
+    for num_clients in (1, 3):
+        torch.manual_seed(0)
+        module = Perceptron(configure=lambda m: cls(m.parameters(), lr=0.01))  # type: ignore[call-arg]
+        equal = x.repeat(4 * num_clients, 1), y.repeat(4 * num_clients, 1)
+        data = federation(sizes=(4,) * num_clients, train=equal, batch_size=4)
+        make_trainer(max_rounds=1, clients_per_round=num_clients, local_epochs=3).fit(module, data)
+        moved.append(vector(module))
+    np.testing.assert_allclose(moved[0], moved[1], rtol=0, atol=1e-6)
