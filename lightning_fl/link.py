@@ -41,7 +41,7 @@ class Ledger:
         }
 
     def add(self, bits: dict[str, dict[str, int]]) -> None:
-        """Add bits that were booked elsewhere, by direction and kind."""
+        """Add bits to the round and the total, by direction and kind."""
         for direction, kinds in bits.items():
             for kind, count in kinds.items():
                 self.round_bits[direction][kind] += count

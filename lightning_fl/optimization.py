@@ -78,7 +78,7 @@ class ModuleOptimizer:
                 )
         self._plain_sgd = _is_plain_sgd(self.optimizer)
         self._step_configs = [c for c in self.scheduler_configs if c.interval == "step"]
-        self._fresh_states = [deepcopy(c.scheduler.state_dict()) for c in self._step_configs]
+        self._fresh_schedulers = [deepcopy(c.scheduler.state_dict()) for c in self._step_configs]
         self._steps = 0
         self._weight_decay: float | Tensor | None = None
         groups = self.optimizer.param_groups
@@ -90,8 +90,8 @@ class ModuleOptimizer:
         self._groups = [list(group["params"]) for group in groups]
         # Adagrad of some releases of torch makes its state when it is made, not in the first step: such an optimiser keeps the
         # parameters it was given, and every client starts from that state.
-        self._fresh_state = {p: deepcopy(state) for p, state in self.optimizer.state.items()}
-        self._elementwise = type(self.optimizer) in ELEMENTWISE and not self._fresh_state
+        self._fresh_optimizer = {p: deepcopy(state) for p, state in self.optimizer.state.items()}
+        self._elementwise = type(self.optimizer) in ELEMENTWISE and not self._fresh_optimizer
         self._params = params
         # Schedulers warn if they step before the optimiser does, which a rule's own step or the plain one never calls.
         self.optimizer._opt_called = True
@@ -154,7 +154,7 @@ class ModuleOptimizer:
     def start_client(self) -> None:
         """Empty the optimiser's state and start the step-wise schedulers anew from the learning rate of the round."""
         self.optimizer.state.clear()
-        self.optimizer.state.update({p: deepcopy(state) for p, state in self._fresh_state.items()})
+        self.optimizer.state.update({p: deepcopy(state) for p, state in self._fresh_optimizer.items()})
         self._steps = 0
         self._weight_decay = None
         if not self._step_configs:
@@ -162,7 +162,7 @@ class ModuleOptimizer:
         factors = [now / base if base else 1.0 for now, base in zip(self.round_rates, self._base_rates, strict=True)]
         for group, rate, factor in zip(self.optimizer.param_groups, self._fresh_rates, factors, strict=True):
             group["lr"] = rate * factor
-        for config, fresh in zip(self._step_configs, self._fresh_states, strict=True):
+        for config, fresh in zip(self._step_configs, self._fresh_schedulers, strict=True):
             config.scheduler.load_state_dict(deepcopy(fresh))
             if hasattr(config.scheduler, "base_lrs"):
                 config.scheduler.base_lrs = list(self.round_rates)
