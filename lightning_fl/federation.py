@@ -17,7 +17,7 @@ from lightning_fl.data import FederatedDataModule
 from lightning_fl.link import Link
 from lightning_fl.run import COHORT, DROPOUT, Run
 from lightning_fl.runners import LocalPlan, Outcome, gather, merge, serial, share_of
-from lightning_fl.slots import Message, ServerTurn
+from lightning_fl.slots import Message, ServerTurn, Setting
 from lightning_fl.worker import Worker
 
 
@@ -58,12 +58,13 @@ class Federation:
         cohort = self._select_cohort()
         arriving = self._arriving(cohort)
 
-        link = Link(algorithm.uplink, algorithm.downlink, run.ledger, run.client_memory, run.server_memory)
+        setting = Setting(run.layout, run.buffer_layout, self.data.num_clients)
+        link = Link(setting, algorithm.uplink, algorithm.downlink, run.ledger, run.client_memory, run.server_memory)
         received = {"buffers": run.buffers, **link.broadcast(cohort, self._broadcast_message())}
 
         booked = deepcopy(run.ledger.round_bits)
         mine = share_of(arriving, self.data.client_sizes, fabric.global_rank, fabric.world_size)
-        results = serial(self.worker, algorithm.rule, received, mine, self.data, self.plan, run)
+        results = serial(self.worker, algorithm.rule, setting, received, mine, self.data, self.plan, run)
 
         accumulator: dict[str, Any] = {}
         outcome = Outcome()
@@ -86,7 +87,7 @@ class Federation:
                 name: x.to(dtypes.get(name, run.params.dtype))
                 for name, x in algorithm.aggregator.finish(accumulator).items()
             }
-            turn = ServerTurn(run.round, run.params, run.buffers, merged, run.params, run.buffers)
+            turn = ServerTurn(setting, run.round, run.params, run.buffers, merged, run.params, run.buffers)
             for key, step in zip(algorithm.step_names(), algorithm.steps, strict=True):
                 run.server[key] = step(turn, run.server[key])
             run.params, run.buffers, metrics = turn.proposal, turn.proposed_buffers, turn.metrics

@@ -7,7 +7,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from lightning_fl.slots import KINDS, Codec, Message, Payload, State, kind_of
+from lightning_fl.slots import KINDS, Codec, Message, Payload, Setting, State, kind_of
 
 Direction = Literal["up", "down"]
 
@@ -77,8 +77,15 @@ class Link:
     """
 
     def __init__(
-        self, uplink: Codec, downlink: Codec, ledger: Ledger, client_memory: dict[int, State], server_memory: State
+        self,
+        setting: Setting,
+        uplink: Codec,
+        downlink: Codec,
+        ledger: Ledger,
+        client_memory: dict[int, State],
+        server_memory: State,
     ) -> None:
+        self.setting = setting
         self.uplink = uplink
         self.downlink = downlink
         self.ledger = ledger
@@ -88,25 +95,25 @@ class Link:
 
     def broadcast(self, cohort: Sequence[int], message: Message) -> Message:
         """Send one message to every client of the cohort; returns what each of them receives."""
-        payload, memory = self.downlink.encode(message, self.server_memory)
+        payload, memory = self.downlink.encode(message, self.server_memory, self.setting)
         self.server_memory.clear()
         self.server_memory.update(memory)
         self.ledger.book("down", payload, recipients=len(cohort))
-        return self.downlink.decode(payload)
+        return self.downlink.decode(payload, self.setting)
 
     def down(self, client: int, message: Message) -> Message:
         """Send one client a message of its own, whole."""
-        payload, _ = self.downlink.encode(message, {})
+        payload, _ = self.downlink.encode(message, {}, self.setting)
         self.ledger.book("down", payload)
-        return self.downlink.decode(payload)
+        return self.downlink.decode(payload, self.setting)
 
     def up(self, client: int, message: Message) -> Message:
         """Send a client's message to the server; returns what the server sees."""
-        payload, memory = self.uplink.encode(message, self.client_memory.get(client, {}))
+        payload, memory = self.uplink.encode(message, self.client_memory.get(client, {}), self.setting)
         if memory:
             self._pending[client] = memory
         self.ledger.book("up", payload)
-        return self.uplink.decode(payload)
+        return self.uplink.decode(payload, self.setting)
 
     def commit(self, client: int) -> State:
         """The server accepted this client's upload; returns the codec memory that it now keeps."""

@@ -18,9 +18,26 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from torch import Tensor
 
+from lightning_fl.tree import Layout
+
 KINDS = ("model", "moments", "mask", "scalars", "buffers", "data")
 Message = dict[str, Tensor]
 State = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What every part may know of the run it works in.
+
+    Attributes:
+        layout: which stretch of a vector (d,) is which parameter.
+        buffer_layout: which stretch of a vector (d_b,) is which float buffer.
+        num_clients: clients of the federation, N.
+    """
+
+    layout: Layout
+    buffer_layout: Layout
+    num_clients: int
 
 
 def kind_of(name: str) -> str:
@@ -40,6 +57,7 @@ class LocalTraining:
     """What a rule sees of a client's local training; stacked runs put a leading client axis before every d.
 
     Attributes:
+        setting: of the run.
         received: what came down, `model` (d,) and whatever the steps share.
         params: the client's parameters (d,), trained in place.
         gradient: gradient (d,) of the minibatch loss, corrected in place.
@@ -51,6 +69,7 @@ class LocalTraining:
         sum_learning_rate: sum of the learning rates of these steps.
     """
 
+    setting: Setting
     received: Message
     params: Tensor
     gradient: Tensor
@@ -116,11 +135,11 @@ class Codec(ABC):
     """How a message becomes bits and back. `decode(encode(message))` is what the other side sees."""
 
     @abstractmethod
-    def encode(self, message: Message, memory: State) -> tuple[Payload, State]:
+    def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
         """Encode; `memory` is the sender's from the last time ({} at first), the second result is its new one."""
 
     @abstractmethod
-    def decode(self, payload: Payload) -> Message:
+    def decode(self, payload: Payload, setting: Setting) -> Message:
         """The message that the payload holds."""
 
 
@@ -158,6 +177,8 @@ class Upload:
 class Channel(Protocol):
     """What an exchange may do: send through the link, which encodes, counts and decodes."""
 
+    setting: Setting
+
     def up(self, client: int, message: Message) -> Message:
         """Client to server."""
 
@@ -194,6 +215,7 @@ class ServerTurn:
     """What the server's steps see and change in one round.
 
     Attributes:
+        setting: of the run.
         round: index of the round, from 0.
         params: the model at the start of the round (d,), not to be changed.
         buffers: its float buffers (d_b,), not to be changed.
@@ -203,6 +225,7 @@ class ServerTurn:
         metrics: what the steps report, logged with the round.
     """
 
+    setting: Setting
     round: int
     params: Tensor
     buffers: Tensor

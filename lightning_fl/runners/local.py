@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from lightning_fl.slots import LocalTraining, Message, Rule, State
+from lightning_fl.slots import LocalTraining, Message, Rule, Setting, State
 from lightning_fl.worker import Worker
 
 
@@ -77,6 +77,7 @@ class LocalPlan:
 def train_locally(
     worker: Worker,
     rule: Rule,
+    setting: Setting,
     received: Message,
     counters: dict[str, Tensor],
     state: State,
@@ -90,6 +91,7 @@ def train_locally(
     Args:
         worker: holds the module; its parameters are overwritten.
         rule: makes the steps.
+        setting: of the run.
         received: `model` (d,) and `buffers` (d_b,), and what else came down.
         counters: integer buffers of the server's module.
         state: what the client kept from earlier rounds.
@@ -105,7 +107,7 @@ def train_locally(
     worker.load(received["model"], received["buffers"], counters)
     optimizer.start_client()
     worker.zero_gradient()
-    local = LocalTraining(received, worker.params, worker.gradient, optimizer.step, state, learning_rate=0.0)
+    local = LocalTraining(setting, received, worker.params, worker.gradient, optimizer.step, state, learning_rate=0.0)
     local.learning_rate = optimizer.learning_rate
     rule.start(local)
 

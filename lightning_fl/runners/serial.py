@@ -7,13 +7,14 @@ from collections.abc import Iterator, Sequence
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.run import CLIENT, Run
 from lightning_fl.runners.local import LocalPlan, train_locally
-from lightning_fl.slots import Message, Result, Rule
+from lightning_fl.slots import Message, Result, Rule, Setting
 from lightning_fl.worker import Worker
 
 
 def serial(
     worker: Worker,
     rule: Rule,
+    setting: Setting,
     received: Message,
     cohort: Sequence[int],
     data: FederatedDataModule,
@@ -25,6 +26,7 @@ def serial(
     Args:
         worker: the module on its flat storage.
         rule: what a client does with its gradients.
+        setting: of the run.
         received: what came down to every client.
         cohort: indices of the clients.
         data: gives each client's samples.
@@ -38,7 +40,16 @@ def serial(
             state = rule.init(received["model"])
         order, own = run.torch_seeds(CLIENT, client)
         local = train_locally(
-            worker, rule, received, run.counters, state, data.client(client), plan, (order, own), data.train.resident
+            worker,
+            rule,
+            setting,
+            received,
+            run.counters,
+            state,
+            data.client(client),
+            plan,
+            (order, own),
+            data.train.resident,
         )
         message = rule.finish(local)
         if worker.buffer_layout.names:

@@ -14,10 +14,12 @@ from lightning_fl import FederatedTrainer
 from lightning_fl.codecs import Dense
 from lightning_fl.federation import Federation
 from lightning_fl.link import Ledger, Link
-from lightning_fl.slots import Codec, Message, Packed, Payload, State, kind_of
+from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State, kind_of
+from lightning_fl.tree import Layout
 
 MakeTrainer = Callable[..., FederatedTrainer]
 D, K = 26, 3
+SETTING = Setting(Layout((), (), ()), Layout((), (), ()), num_clients=6)
 
 
 class Normalised(Perceptron):
@@ -112,18 +114,18 @@ def test_a_message_is_named_after_its_kind() -> None:
 class Halves(Codec):
     """Sends half of what is asked plus half of what it kept back, at one bit a number."""
 
-    def encode(self, message: Message, memory: State) -> tuple[Payload, State]:
+    def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
         wanted = {name: x + memory.get(name, 0) for name, x in message.items()}
         payload = {name: Packed(x / 2, x.numel()) for name, x in wanted.items()}
         return payload, {name: x / 2 for name, x in wanted.items()}
 
-    def decode(self, payload: Payload) -> Message:
+    def decode(self, payload: Payload, setting: Setting) -> Message:
         return {name: packed.content for name, packed in payload.items()}
 
 
 def test_a_clients_codec_memory_moves_only_with_accepted_uploads() -> None:
     memory: dict[int, State] = {}
-    link = Link(Halves(), Dense(), Ledger(), memory, {})
+    link = Link(SETTING, Halves(), Dense(), Ledger(), memory, {})
     one = {"model": torch.ones(4)}
     assert link.up(5, one)["model"].tolist() == [0.5] * 4
     assert memory == {}
@@ -139,7 +141,7 @@ def test_a_clients_codec_memory_moves_only_with_accepted_uploads() -> None:
 
 def test_the_servers_codec_memory_moves_with_every_broadcast() -> None:
     memory: State = {}
-    link = Link(Dense(), Halves(), Ledger(), {}, memory)
+    link = Link(SETTING, Dense(), Halves(), Ledger(), {}, memory)
     for expected in (0.5, 0.75, 0.875):
         assert link.broadcast([1, 2, 3], {"model": torch.ones(2)})["model"].tolist() == [expected] * 2
     assert link.ledger.bits("down") == 3 * 3 * 2
