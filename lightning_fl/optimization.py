@@ -43,19 +43,16 @@ class ModuleOptimizer:
     Attributes:
         optimizer: the module's optimiser.
         scheduler_configs: its schedulers, as Lightning's `LRSchedulerConfig`.
+        is_elementwise: whether its update of a coordinate looks at that coordinate alone.
+        params: what it steps: see `bind`.
     """
 
-    def __init__(
-        self, module: LightningModule, layout: Layout, params: Tensor, gradient: Tensor, flat_gradient: bool
-    ) -> None:
-        """Call `configure_optimizers` and take over.
+    def __init__(self, module: LightningModule, layout: Layout) -> None:
+        """Call `configure_optimizers` and take over; `bind` says what is to be stepped.
 
         Args:
-            module: its parameters are views of `params`, as `layout` says.
-            layout: where each parameter lies.
-            params: parameters (d,).
-            gradient: gradient (d,), of which each `Parameter.grad` is a view if `flat_gradient`.
-            flat_gradient: whether gradients are gathered in `gradient`; if not, they stay where autograd leaves them.
+            module: whose optimiser it is.
+            layout: where each of its parameters lies in the flat vectors.
 
         Raises:
             UserError: the module has no optimiser, or several.
@@ -80,7 +77,6 @@ class ModuleOptimizer:
         self._step_configs = [c for c in self.scheduler_configs if c.interval == "step"]
         self._fresh_schedulers = [deepcopy(c.scheduler.state_dict()) for c in self._step_configs]
         self._steps = 0
-        self._weight_decay: float | Tensor | None = None
         groups = self.optimizer.param_groups
         self._fresh_rates = [group["lr"] for group in groups]
         self._base_rates = [group.get("initial_lr", group["lr"]) for group in groups]
@@ -91,19 +87,42 @@ class ModuleOptimizer:
         # Adagrad of some releases of torch makes its state when it is made, not in the first step: such an optimiser keeps the
         # parameters it was given, and every client starts from that state.
         self._fresh_optimizer = {p: deepcopy(state) for p, state in self.optimizer.state.items()}
-        self._elementwise = type(self.optimizer) in ELEMENTWISE and not self._fresh_optimizer
-        self._params = params
+        self.is_elementwise = type(self.optimizer) in ELEMENTWISE and not self._fresh_optimizer
         # Schedulers warn if they step before the optimiser does, which a rule's own step or the plain one never calls.
         self.optimizer._opt_called = True
+
+    def bind(self, params: Tensor, gradient: Tensor | None) -> None:
+        """Step `params` from now on, which take part once `take_in` has named them.
+
+        Args:
+            params: (d,), of which the module's parameters are views, or a stack (n, d) of clients, for an elementwise optimiser.
+            gradient: of the same shape, of which the gradient of each parameter is a view; None: the module's parameters carry
+                their gradients themselves, and all of them take part.
+        """
+        self.params, self._gradient = params, gradient
+        self._weight_decay: float | Tensor | None = None
+        self._group_slices: list[list[slice]] = [[] for _ in self._groups]
         self.step: Callable[[], Any] = self.optimizer.step
-        self._group_slices: list[list[slice]] = [[] for _ in groups]
-        if not flat_gradient:
-            self._group_slices = [_slices(group, layout, self._named) for group in self._groups]
+        if gradient is None:
+            self._group_slices = [_slices(group, self._layout, self._named) for group in self._groups]
             if self._plain_sgd:
                 self.step = self._plain_step
-        elif self._elementwise:
-            for group in groups:
-                group["params"] = []
+        for group, members in zip(self.optimizer.param_groups, self._groups, strict=True):
+            group["params"] = [] if gradient is not None and self.is_elementwise else list(members)
+
+    def narrow(self, num_clients: int) -> None:
+        """Go on with the first clients of the stack alone."""
+        assert self._gradient is not None
+        self.params, self._gradient = self.params[:num_clients], self._gradient[:num_clients]
+        for group in self.optimizer.param_groups:
+            for stretch in group["params"]:
+                shape, gradient, state = stretch.shape, stretch.grad, self.optimizer.state[stretch]
+                stretch.grad = None
+                stretch.data = stretch.data[:num_clients]
+                stretch.grad = gradient[:num_clients]
+                for name, value in state.items():
+                    if isinstance(value, Tensor) and value.shape == shape:
+                        state[name] = value[:num_clients]
 
     @property
     def is_plain_sgd(self) -> bool:
@@ -116,8 +135,8 @@ class ModuleOptimizer:
         momentum = self.optimizer.param_groups[0].get("momentum")
         return type(self.optimizer).__name__ + (f" with momentum {momentum}" if momentum else "")
 
-    def take_in(self, names: Sequence[str], gradient: Tensor) -> None:
-        """From now on step these parameters too, whose gradients lie in `gradient` (d,).
+    def take_in(self, names: Sequence[str]) -> None:
+        """From now on step these parameters too.
 
         Until a parameter has had a gradient nothing of it may change, neither by weight decay nor by momentum. An elementwise
         optimiser steps contiguous stretches of the flat vector instead of single parameters.
@@ -127,10 +146,10 @@ class ModuleOptimizer:
         for group, members, slices in zip(self.optimizer.param_groups, self._groups, self._group_slices, strict=True):
             taken = _slices([p for p in members if id(p) in wanted], self._layout, self._named)
             slices += taken
-            if self._elementwise:
+            if self.is_elementwise and self._gradient is not None:
                 for part in taken:
-                    stretch = nn.Parameter(self._params[part])
-                    stretch.grad = gradient[part]
+                    stretch = nn.Parameter(self.params[..., part])
+                    stretch.grad = self._gradient[..., part]
                     group["params"].append(stretch)
 
     def _plain_step(self) -> None:
@@ -237,9 +256,9 @@ class ModuleOptimizer:
     def _per_coordinate(self, key: str) -> float | Tensor:
         groups = self.optimizer.param_groups
         covered = sum(part.stop - part.start for slices in self._group_slices for part in slices)
-        if len(groups) == 1 and covered == self._params.numel():
+        if len(groups) == 1 and covered == self.params.shape[-1]:
             return float(groups[0][key])
-        values = torch.zeros_like(self._params)
+        values = self.params.new_zeros(self.params.shape[-1])
         for group, slices in zip(groups, self._group_slices, strict=True):
             for part in slices:
                 values[part] = float(group[key])

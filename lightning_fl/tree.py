@@ -8,7 +8,7 @@ parameter; with a leading axis of clients the same layout reads a stack (K, d).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -94,6 +94,57 @@ class Layout:
     def relay(self, vector: Tensor, source: Layout) -> Tensor:
         """Bring a vector stored under `source` (same names and shapes) into this layout's order; no copy if it is the same."""
         return vector if source == self else self.flatten(source.views(vector))
+
+
+class FlatGradient:
+    """The gradients of a tree's leaves as views of one vector, each from the moment that its leaf gets the first one.
+
+    In the vector "no gradient" and "gradient 0" look the same, but weight decay and momentum must touch only the second:
+    leaves without a gradient are left out until they have one.
+    """
+
+    def __init__(self, layout: Layout, leaves: Sequence[Tensor], vector: Tensor, known: Iterable[str] = ()) -> None:
+        """Lay the gradients out.
+
+        Args:
+            layout: where each gradient lies in `vector`.
+            leaves: what autograd gives gradients to, in the layout's order.
+            vector: (..., d), where the gradients are gathered.
+            known: names of the leaves that have had a gradient already.
+        """
+        self._vector = vector
+        self._pairs = dict(zip(layout.names, zip(leaves, layout.views(vector).values(), strict=True), strict=True))
+        self._outside = [name for name in layout.names if name not in set(known)]
+        self._attach()
+
+    @property
+    def names(self) -> list[str]:
+        """Leaves that have had a gradient."""
+        return [name for name in self._pairs if name not in self._outside]
+
+    def _attach(self) -> None:
+        self._inside = [self._pairs[name] for name in self.names]
+        for leaf, view in self._inside:
+            leaf.grad = view
+
+    def zero(self) -> None:
+        """Forget the gradients; views are put back where something removed them."""
+        self._vector.zero_()
+        if self._inside and self._inside[0][0].grad is not self._inside[0][1]:
+            self._attach()
+
+    def discover(self) -> list[str]:
+        """The leaves that have got their first gradient in the last backward pass; it lies in the vector from now on."""
+        if not self._outside:
+            return []
+        found = [name for name in self._outside if self._pairs[name][0].grad is not None]
+        for name in found:
+            leaf, view = self._pairs[name]
+            view.copy_(leaf.grad)  # type: ignore[arg-type]
+        if found:
+            self._outside = [name for name in self._outside if name not in found]
+            self._attach()
+        return found
 
 
 def common_dtype(tree: Mapping[str, Tensor]) -> torch.dtype:

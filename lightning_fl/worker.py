@@ -16,7 +16,7 @@ from lightning_fl.errors import UserError
 from lightning_fl.hooks import Hooks
 from lightning_fl.logs import LogCollector
 from lightning_fl.optimization import ModuleOptimizer
-from lightning_fl.tree import Layout, common_dtype
+from lightning_fl.tree import FlatGradient, Layout, common_dtype
 
 
 class Worker:
@@ -33,6 +33,7 @@ class Worker:
         buffer_layout, buffers: likewise for float buffers (d_b,).
         counter_names: names of the module's integer buffers.
         optimizer: drives the module's optimiser; set by `configure_optimizer`.
+        reads_gradient: whether gradients are gathered in `gradient`.
         takes_index: whether `training_step` asks for the batch's index.
         skips_single_samples: whether a last batch of one sample is left out.
         batches_in_pass, steps_in_training: of the local training under way, for schedules that ask the trainer.
@@ -85,15 +86,21 @@ class Worker:
         """
         if not self._parameters:
             raise UserError(f"{type(self.module).__name__} has no trainable parameter: there is nothing to federate.")
-        self._gradient_views: list[Tensor] = []
-        self._in_flat_gradient: list[tuple[nn.Parameter, Tensor]] = []
-        self._outside: list[str] = []
+        self.reads_gradient = flat_gradient
         if flat_gradient:
             self.gradient = torch.zeros_like(self.params)
-            self._gradient_views = list(self.layout.views(self.gradient).values())
-            self._outside = list(self.layout.names)
+        self.optimizer = ModuleOptimizer(self.module, self.layout)
+        self.bind_optimizer()
+
+    def bind_optimizer(self) -> None:
+        """Make the optimiser step this module, if it does not already."""
+        if getattr(self.optimizer, "params", None) is self.params:
+            return
+        self._flat_gradient: FlatGradient | None = None
         self.zero_gradient()
-        self.optimizer = ModuleOptimizer(self.module, self.layout, self.params, self.gradient, flat_gradient)
+        if self.reads_gradient:
+            self._flat_gradient = FlatGradient(self.layout, self._parameters, self.gradient)
+        self.optimizer.bind(self.params, self.gradient if self.reads_gradient else None)
 
     @property
     def has_optimizer(self) -> bool:
@@ -159,39 +166,18 @@ class Worker:
 
     def zero_gradient(self) -> None:
         """Forget the gradient of the last step; views of the flat gradient are put back where something removed them."""
-        if not self._in_flat_gradient:
-            for parameter in self._parameters:
-                parameter.grad = None
+        if self._flat_gradient is not None:
+            self._flat_gradient.zero()
             return
-        self.gradient.zero_()
-        parameter, view = self._in_flat_gradient[0]
-        if parameter.grad is not view:
-            for parameter, view in self._in_flat_gradient:
-                parameter.grad = view
+        for parameter in self._parameters:
+            parameter.grad = None
 
     def after_backward(self) -> bool:
-        """Find out which parameters the loss depends on; the others are left out of the optimiser's steps.
-
-        From the first backward pass on, gradients are views of the flat one, where "no gradient" and "gradient 0" look the
-        same; but weight decay and momentum must touch only the second. A parameter that gets a gradient later is taken in.
-
-        Returns:
-            Whether any was taken in.
-        """
-        if not self._outside:
-            return False
-        named = dict(zip(self.layout.names, zip(self._parameters, self._gradient_views, strict=True), strict=True))
-        found = [name for name in self._outside if named[name][0].grad is not None]
-        if not found:
-            return False
-        for name in found:
-            parameter, view = named[name]
-            view.copy_(parameter.grad)  # type: ignore[arg-type]
-            parameter.grad = view
-            self._in_flat_gradient.append((parameter, view))
-        self._outside = [name for name in self._outside if name not in found]
-        self.optimizer.take_in(found, self.gradient)
-        return True
+        """Take parameters that have got their first gradient into the optimiser's steps; returns whether there are any."""
+        found = self._flat_gradient.discover() if self._flat_gradient is not None else []
+        if found:
+            self.optimizer.take_in(found)
+        return bool(found)
 
     def clip_gradient(self, value: float, algorithm: str) -> None:
         """Clip in place, as Lightning's `gradient_clip_val` and `gradient_clip_algorithm` say."""

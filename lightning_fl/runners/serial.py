@@ -33,6 +33,7 @@ def serial(
         plan: how long a client trains.
         run: gives client states and random seeds; not changed.
     """
+    worker.bind_optimizer()
     for client in cohort:
         worker.hooks.call("on_client_download", client)
         state = run.clients.get(client)
