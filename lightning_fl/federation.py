@@ -16,7 +16,7 @@ from lightning_fl.clock import SimulatedClock
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.link import Link
 from lightning_fl.run import COHORT, DROPOUT, Run
-from lightning_fl.runners import LocalPlan, Outcome, gather, merge, serial, share_of
+from lightning_fl.runners import LocalPlan, Outcome, Runner, gather, merge, serial, share_of
 from lightning_fl.slots import Message, ServerTurn, Setting
 from lightning_fl.worker import Worker
 
@@ -36,6 +36,7 @@ class Federation:
         cohort_size: clients selected in a round, K.
         dropout_rate: probability that a selected client never answers.
         macs: multiply-accumulates of one sample's forward pass, if they can be counted.
+        runner: trains the clients.
         on_upload: called after each upload with the client, its place and the number of uploads of the round.
     """
 
@@ -50,6 +51,7 @@ class Federation:
     dropout_rate: float
     macs: int | None
     on_upload: Callable[[int, int, int], None]
+    runner: Runner = serial
 
     def train_round(self) -> dict[str, float]:
         """One round; returns its numbers under the names of `metrics.csv`."""
@@ -58,13 +60,13 @@ class Federation:
         cohort = self._select_cohort()
         arriving = self._arriving(cohort)
 
-        setting = Setting(run.layout, run.buffer_layout, self.data.num_clients)
+        setting = self.setting
         link = Link(setting, algorithm.uplink, algorithm.downlink, run.ledger, run.client_memory, run.server_memory)
         received = {"buffers": run.buffers, **link.broadcast(cohort, self._broadcast_message())}
 
         booked = deepcopy(run.ledger.round_bits)
         mine = share_of(arriving, self.data.client_sizes, fabric.global_rank, fabric.world_size)
-        results = serial(self.worker, algorithm.rule, setting, received, mine, self.data, self.plan, run)
+        results = self.runner(self.worker, algorithm.rule, setting, received, mine, self.data, self.plan, run)
 
         accumulator: dict[str, Any] = {}
         outcome = Outcome()
@@ -94,6 +96,11 @@ class Federation:
         record = self._record(cohort, arriving, everywhere) | metrics
         run.round += 1
         return record
+
+    @property
+    def setting(self) -> Setting:
+        """What every part may know of the run."""
+        return Setting(self.run.layout, self.run.buffer_layout, self.data.num_clients)
 
     def _take_in(self, mine: Outcome, everywhere: Outcome) -> None:
         """Make the run know what the clients of all ranks did; the ledger knows of this rank's already."""

@@ -22,7 +22,7 @@ from lightning_fl.evaluation import as_loaders, evaluate, num_batches
 from lightning_fl.federation import Federation
 from lightning_fl.macs import count_macs
 from lightning_fl.run import SERVER, Run
-from lightning_fl.runners import LocalPlan
+from lightning_fl.runners import LocalPlan, choose_runner
 from lightning_fl.runners.ranks import gather_objects
 from lightning_fl.settings import check_monitors, cohort_size
 
@@ -110,6 +110,17 @@ class FitLoop:
             dropout_rate=trainer.dropout_rate,
             macs=count_macs(worker, data.client(int(data.client_sizes.argmax())), data.train.resident),
             on_upload=self._on_upload,
+        )
+        self.federation.runner = choose_runner(
+            trainer.runner,
+            trainer.clients_at_once,
+            worker,
+            algorithm.rule,
+            self.federation.setting,
+            {"model": run.params, "buffers": run.buffers, **algorithm.share(run.server)},
+            data,
+            plan,
+            run,
         )
         worker.load(run.params, run.buffers, run.counters)  # counting may have changed buffers
         if is_overridden("validation_step", worker.module):

@@ -62,7 +62,7 @@ class Hooks:
                 _bound(getattr(callback, name), self._trainer, self._module)
                 for callback in self._callbacks
                 if monitoring in (None, isinstance(callback, (Checkpoint, EarlyStopping)))
-                and (name in vars(callback) or getattr(type(callback), name, None) is not getattr(Callback, name, None))
+                and _overrides(callback, name)
             ]
             own = getattr(self._module, name, None)
             overrides = not hasattr(LightningModule, name) or is_overridden(name, self._module)
@@ -70,6 +70,15 @@ class Hooks:
                 found.append(own)
             self._listeners[name, monitoring] = found
         return self._listeners[name, monitoring]
+
+    def overridden_by(self, name: str) -> list[str]:
+        """Class names of who listens to a hook, Lightning's own callbacks left out."""
+        listening: list[Any] = [
+            c for c in self._callbacks if not type(c).__module__.startswith("lightning.") and _overrides(c, name)
+        ]
+        if hasattr(self._module, name) and (not hasattr(LightningModule, name) or is_overridden(name, self._module)):
+            listening.append(self._module)
+        return [type(listener).__name__ for listener in listening]
 
     def transfer_batch(self, batch: Any, device: torch.device, loader_index: int = 0) -> Any:
         """Bring a batch to the accelerator by the hooks of module or datamodule."""
@@ -85,6 +94,10 @@ class Hooks:
         """Call a hook of the callbacks alone, with exactly these arguments after (trainer, module)."""
         for callback in self._callbacks:
             getattr(callback, name)(self._trainer, self._module, *arguments)
+
+
+def _overrides(callback: Callback, name: str) -> bool:
+    return name in vars(callback) or getattr(type(callback), name, None) is not getattr(Callback, name, None)
 
 
 def _bound(function: Callable[..., Any], trainer: Any, module: LightningModule) -> Callable[..., Any]:

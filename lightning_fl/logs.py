@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric
+
+from lightning_fl.errors import UserError
 
 Sums = dict[str, tuple[Tensor, float]]
 """By name (sum of value × samples, samples); where another reduction than the mean is asked for, (all values, 0)."""
@@ -79,8 +81,7 @@ class LogCollector:
             if not values:
                 continue
             stacked = torch.stack([torch.as_tensor(value).squeeze() for value in values]).double()
-            reduction = self._reductions[name]
-            if reduction in ("mean", "avg") or reduction is torch.mean:
+            if self._is_mean(name):
                 weights = self._weights[name]
                 sums[name] = (stacked @ torch.tensor(weights, dtype=torch.float64, device=stacked.device), sum(weights))
             else:
@@ -88,6 +89,9 @@ class LogCollector:
         for name in self._values:
             self._values[name], self._weights[name] = [], []
         return sums
+
+    def _is_mean(self, name: str) -> bool:
+        return self._reductions[name] in ("mean", "avg", torch.mean)
 
     def averages(self, parts: list[Sums]) -> dict[str, float]:
         """Put the sums of several clients (or of one evaluation) together, and compute and reset the torchmetrics objects."""
@@ -105,6 +109,43 @@ class LogCollector:
             metric.reset()
         self._metrics.clear()
         return averages
+
+
+class RowLogs(LogCollector):
+    """Takes what several clients log at once: every value is a vector with one entry for each of `rows`."""
+
+    def __init__(self, collector: LogCollector) -> None:
+        """Whatever is logged here is reported by `collector`."""
+        super().__init__()
+        self.rows: Sequence[int] = ()
+        self.progress_bar_names, self.unlogged_names = collector.progress_bar_names, collector.unlogged_names
+        self._reductions = collector._reductions
+        self._rows: dict[str, list[Sequence[int]]] = {}
+
+    def log(self, name: str, value: Any, *how: Any, **named: Any) -> None:
+        """Same signature as `LightningModule.log`."""
+        if isinstance(value, Metric):
+            raise UserError(f"{name} is a torchmetrics object, which cannot tell several clients apart.")
+        super().log(name, value.reshape(len(self.rows)), *how, **named)
+        self._rows.setdefault(name, []).append(self.rows)
+
+    def take_rows(self, num_rows: int) -> list[Sums]:
+        """What each client has logged."""
+        taken: list[Sums] = [{} for _ in range(num_rows)]
+        for name, values in self._values.items():
+            flat = torch.cat(values).double()
+            rows = torch.tensor([row for part in self._rows[name] for row in part], device=flat.device)
+            if not self._is_mean(name):
+                for row in rows.unique().tolist():
+                    taken[row][name] = (flat[rows == row], 0.0)
+                continue
+            weights = [float(w) for w, part in zip(self._weights[name], self._rows[name], strict=True) for _ in part]
+            weighted = torch.stack([flat, torch.ones_like(flat)]) * flat.new_tensor(weights)
+            totals, samples = flat.new_zeros(2, num_rows).index_add_(1, rows, weighted)
+            for total, weight, sums in zip(totals, samples.tolist(), taken, strict=True):
+                if weight:
+                    sums[name] = (total, weight)
+        return taken
 
 
 def _reduce(reduction: str | Callable[..., Any], values: Tensor) -> Tensor:

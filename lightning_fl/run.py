@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_fl.errors import UserError
 from lightning_fl.link import Ledger
-from lightning_fl.slots import State
+from lightning_fl.slots import Rule, State
 from lightning_fl.tree import Layout
 
 # What a stream of random numbers is for: part of its seed, so that no two streams coincide.
@@ -62,6 +62,12 @@ class Run:
         """Seeds for torch generators, from the same stream as `random` would use."""
         sequence = np.random.SeedSequence([self.seed, self.round, purpose, client])
         return [int(word) for word in sequence.generate_state(count, np.uint64) >> np.uint64(1)]
+
+    def client_state(self, client: int, rule: Rule, received: Tensor) -> State:
+        """What a client has kept from earlier rounds, on the device of the model; at its first time what `rule` begins with."""
+        if client not in self.clients:
+            return rule.init(received)
+        return {name: x.to(received.device) for name, x in self.clients[client].items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Plain containers and tensors only, so that `torch.load(weights_only=True)` reads it; it stays as it is now."""

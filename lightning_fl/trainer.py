@@ -72,7 +72,8 @@ class FederatedTrainer(TrainerSurface):
         checkpoint_every_n_rounds: int = 1,
         dropout_rate: float = 0.0,
         clock: SimulatedClock = SimulatedClock(),  # noqa: B008 -- frozen
-        runner: Literal["auto", "serial"] = "auto",
+        runner: Literal["auto", "serial", "stacked"] = "auto",
+        clients_at_once: int | None = None,
         accelerator: str | Accelerator = "auto",
         strategy: str | Strategy = "auto",
         devices: list[int] | str | int = 1,
@@ -113,7 +114,10 @@ class FederatedTrainer(TrainerSurface):
             checkpoint_every_n_rounds: Save checkpoints/last.ckpt after every n-th round and after the last.
             dropout_rate: Probability in [0, 1) that a selected client receives the model but never answers.
             clock: The simulated network and computation behind time/simulated_seconds.
-            runner: Who loops over the clients; auto takes the fastest that fits.
+            runner: `serial` trains one client after the other, `stacked` several at once; auto stacks on a GPU if the module
+                allows it.
+            clients_at_once: Clients that `stacked` trains at once, at most; as many as fit into half of the free memory if
+                not given.
             accelerator: As in Lightning: auto, cpu, gpu, cuda, mps …
             strategy: As in Fabric; strategies that shard a model are refused.
             devices: Accelerators to use.
@@ -151,10 +155,11 @@ class FederatedTrainer(TrainerSurface):
             "log_every_n_rounds": log_every_n_rounds,
             "checkpoint_every_n_rounds": checkpoint_every_n_rounds,
             "accumulate_grad_batches": accumulate_grad_batches,
+            "clients_at_once": 1 if clients_at_once is None else clients_at_once,
         }
         check_rounds(max_rounds, clients_per_round, local_epochs, local_steps, dropout_rate, every)
         check_flags(num_sanity_val_steps, gradient_clip_val, fast_dev_run)
-        check_choice("runner", runner, ("auto", "serial"))
+        check_choice("runner", runner, ("auto", "serial", "stacked"))
         check_choice("gradient_clip_algorithm", gradient_clip_algorithm, ("norm", "value"))
         check_choice("deterministic", deterministic, (True, False, "warn"))
         self.limits: dict[str, int | float | None] = {
@@ -178,7 +183,8 @@ class FederatedTrainer(TrainerSurface):
         self.checkpoint_every_n_rounds = checkpoint_every_n_rounds
         self.dropout_rate = dropout_rate
         self.clock = clock
-        self.runner = runner
+        self.runner: Literal["auto", "serial", "stacked"] = runner
+        self.clients_at_once = clients_at_once
         self.num_sanity_val_steps = num_sanity_val_steps
         self.accumulate_grad_batches = accumulate_grad_batches
         self.gradient_clip_val = gradient_clip_val

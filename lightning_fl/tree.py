@@ -101,6 +101,9 @@ class FlatGradient:
 
     In the vector "no gradient" and "gradient 0" look the same, but weight decay and momentum must touch only the second:
     leaves without a gradient are left out until they have one.
+
+    Attributes:
+        has_grown: whether leaves have got their first gradient after the first backward pass.
     """
 
     def __init__(self, layout: Layout, leaves: Sequence[Tensor], vector: Tensor, known: Iterable[str] = ()) -> None:
@@ -115,6 +118,7 @@ class FlatGradient:
         self._vector = vector
         self._pairs = dict(zip(layout.names, zip(leaves, layout.views(vector).values(), strict=True), strict=True))
         self._outside = [name for name in layout.names if name not in set(known)]
+        self.has_grown = False
         self._attach()
 
     @property
@@ -141,7 +145,13 @@ class FlatGradient:
         for name in found:
             leaf, view = self._pairs[name]
             view.copy_(leaf.grad)  # type: ignore[arg-type]
+        return self.admit(found)
+
+    def admit(self, names: Iterable[str]) -> list[str]:
+        """Count these leaves among those that have had a gradient; returns the ones that were not."""
+        found = [name for name in names if name in self._outside]
         if found:
+            self.has_grown = bool(self._inside)
             self._outside = [name for name in self._outside if name not in found]
             self._attach()
         return found

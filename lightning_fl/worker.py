@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ from lightning_fl.errors import UserError
 from lightning_fl.hooks import Hooks
 from lightning_fl.logs import LogCollector
 from lightning_fl.optimization import ModuleOptimizer
-from lightning_fl.tree import FlatGradient, Layout, common_dtype
+from lightning_fl.tree import FlatGradient, Layout, Tree, common_dtype
 
 
 class Worker:
@@ -59,6 +61,7 @@ class Worker:
             parameter.data = view
 
         self._homes = {name: _home(module, name) for name, _ in module.named_buffers()}
+        self._places = _places(module)
         buffers = {name: buffer for name, buffer in module.named_buffers() if buffer.is_floating_point()}
         self.counter_names = [name for name in self._homes if name not in buffers]
         self.buffer_layout = Layout.of(buffers)
@@ -93,8 +96,9 @@ class Worker:
         self.bind_optimizer()
 
     def bind_optimizer(self) -> None:
-        """Make the optimiser step this module, if it does not already."""
-        if getattr(self.optimizer, "params", None) is self.params:
+        """Make the optimiser step this module, and only what has had a gradient in the training that begins."""
+        is_bound = getattr(self.optimizer, "params", None) is self.params
+        if is_bound and not (self._flat_gradient and self._flat_gradient.has_grown):
             return
         self._flat_gradient: FlatGradient | None = None
         self.zero_gradient()
@@ -113,7 +117,7 @@ class Worker:
             parameter.grad = None
             parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
         for name in self._buffer_views:
-            self._buffer(name).data = self._buffer(name).data.clone()
+            self.buffer(name).data = self.buffer(name).data.clone()
 
     def load(self, params: Tensor, buffers: Tensor, counters: dict[str, Tensor]) -> None:
         """Put a model into the module: one copy of the parameters, one of the float buffers."""
@@ -121,11 +125,11 @@ class Worker:
         if self._buffer_views:
             self.buffers.copy_(buffers)
             for name, view in self._buffer_views.items():
-                buffer = self._buffer(name)
+                buffer = self.buffer(name)
                 if buffer.data_ptr() != view.data_ptr():
                     buffer.copy_(view)
         for name in self.counter_names:
-            self._buffer(name).copy_(counters[name])
+            self.buffer(name).copy_(counters[name])
 
     def agree_on_model(self) -> None:
         """Give every rank the model of rank 0: an unseeded script initialises it differently in each process."""
@@ -136,7 +140,7 @@ class Worker:
     def read_buffers(self) -> Tensor:
         """The module's float buffers (d_b,), also those that it replaced instead of writing to."""
         for name, view in self._buffer_views.items():
-            buffer = self._buffer(name)
+            buffer = self.buffer(name)
             if buffer.data_ptr() != view.data_ptr():
                 view.copy_(buffer)
         return self.buffers
@@ -158,11 +162,36 @@ class Worker:
 
     def read_counters(self) -> dict[str, Tensor]:
         """Copies of the module's integer buffers, by name."""
-        return {name: self._buffer(name).clone() for name in self.counter_names}
+        return {name: self.buffer(name).clone() for name in self.counter_names}
 
-    def _buffer(self, name: str) -> Tensor:
+    def buffer(self, name: str) -> Tensor:
+        """The buffer that the module has under this name now."""
         owner, leaf = self._homes[name]
         return getattr(owner, leaf)
+
+    @contextmanager
+    def lending(self, tensors: Tree, log: Callable[..., None]) -> Iterator[None]:
+        """Let the module compute with other tensors in the places of its parameters and buffers.
+
+        Args:
+            tensors: by the names of the parameters and buffers.
+            log: takes the place of the module's `log`.
+        """
+        places = [(home, leaf, name) for name in tensors for home, leaf in self._places[name]]
+        own = [home[leaf] for home, leaf, _ in places]
+        attributes = vars(self.module)
+        previous = attributes.get("log")
+        try:
+            for home, leaf, name in places:
+                home[leaf] = tensors[name]
+            attributes["log"] = log
+            yield
+        finally:
+            attributes.pop("log")
+            if previous is not None:
+                attributes["log"] = previous
+            for (home, leaf, _), tensor in zip(places, own, strict=True):
+                home[leaf] = tensor
 
     def zero_gradient(self) -> None:
         """Forget the gradient of the last step; views of the flat gradient are put back where something removed them."""
@@ -199,6 +228,17 @@ class Worker:
             torch.cuda.default_generators[self.fabric.device.index or 0].manual_seed(seed)
         np.random.seed(seed % 2**32)  # noqa: NPY002 -- modules and transforms draw from the global one
         random.seed(seed)
+
+
+def _places(module: nn.Module) -> dict[str, list[tuple[dict[str, Any], str]]]:
+    """Where each parameter and buffer is kept; tied ones are in several places under their first name."""
+    places: dict[int, list[tuple[dict[str, Any], str]]] = {}
+    for owner in module.modules():
+        for home in (owner._parameters, owner._buffers):
+            for leaf, tensor in home.items():
+                if tensor is not None:
+                    places.setdefault(id(tensor), []).append((home, leaf))
+    return {name: places[id(tensor)] for name, tensor in [*module.named_parameters(), *module.named_buffers()]}
 
 
 def _home(module: nn.Module, name: str) -> tuple[nn.Module, str]:

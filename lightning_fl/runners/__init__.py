@@ -1,7 +1,20 @@
 """Who loops over the clients: all runners have one signature and give one answer."""
 
+from lightning_fl.runners.choice import Runner, choose_runner
 from lightning_fl.runners.local import LocalPlan, train_locally
 from lightning_fl.runners.ranks import Outcome, gather, merge, share_of
 from lightning_fl.runners.serial import serial
+from lightning_fl.runners.stacked import stacked
 
-__all__ = ["LocalPlan", "Outcome", "gather", "merge", "serial", "share_of", "train_locally"]
+__all__ = [
+    "LocalPlan",
+    "Outcome",
+    "Runner",
+    "choose_runner",
+    "gather",
+    "merge",
+    "serial",
+    "share_of",
+    "stacked",
+    "train_locally",
+]

@@ -105,6 +105,7 @@ def train_locally(
     """
     module, hooks, optimizer, logs = worker.module, worker.hooks, worker.optimizer, worker.logs
     worker.load(received["model"], received["buffers"], counters)
+    worker.bind_optimizer()
     optimizer.start_client()
     worker.zero_gradient()
     local = LocalTraining(setting, received, worker.params, worker.gradient, optimizer.step, state, learning_rate=0.0)

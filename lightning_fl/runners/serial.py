@@ -33,12 +33,9 @@ def serial(
         plan: how long a client trains.
         run: gives client states and random seeds; not changed.
     """
-    worker.bind_optimizer()
     for client in cohort:
         worker.hooks.call("on_client_download", client)
-        state = run.clients.get(client)
-        if state is None:
-            state = rule.init(received["model"])
+        state = run.client_state(client, rule, received["model"])
         order, own = run.torch_seeds(CLIENT, client)
         local = train_locally(
             worker,

@@ -1,0 +1,267 @@
+"""Several clients at once, their models stacked: the fast way where one small client does not fill the accelerator.
+
+Clients make their steps together. Those with more steps go on when the others have finished, and batches of another size are a
+group of their own: nothing is padded, and every client trains on exactly what it would train on alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from math import ceil
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten
+
+from lightning_fl.data import FederatedDataModule
+from lightning_fl.logs import RowLogs
+from lightning_fl.run import CLIENT, Run
+from lightning_fl.runners.local import LocalPlan, Selection
+from lightning_fl.runners.stack import Stack
+from lightning_fl.slots import LocalTraining, Message, Result, Rule, Setting, State
+from lightning_fl.worker import Worker
+
+
+@dataclass
+class Member:
+    """A client of a stack.
+
+    Attributes:
+        client: its index.
+        selection: its samples.
+        in_pass: batches of one pass over them.
+        num_steps: optimiser steps it will make.
+        state: what it has kept from earlier rounds.
+        seeds: of the order of its samples, and of what the module draws.
+    """
+
+    client: int
+    selection: Selection
+    in_pass: int
+    num_steps: int
+    state: State
+    seeds: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One batch of one client.
+
+    Attributes:
+        content: what `training_step` gets.
+        size: its samples.
+        index: which of the local training's batches it is, from 0.
+    """
+
+    content: Any
+    size: int
+    index: int
+
+    @property
+    def signature(self) -> Any:
+        """Equal for batches that can be stacked: one structure, equal shapes, equal values of all that is no tensor."""
+        leaves, structure = tree_flatten(self.content)
+        shapes = tuple((x.shape, x.dtype) if isinstance(x, Tensor) else x for x in leaves)
+        return structure, shapes, self.index
+
+
+def stacked(
+    worker: Worker,
+    rule: Rule,
+    setting: Setting,
+    received: Message,
+    cohort: Sequence[int],
+    data: FederatedDataModule,
+    plan: LocalPlan,
+    run: Run,
+    clients_at_once: int,
+) -> Iterator[Result]:
+    """Train the cohort in stacks of at most `clients_at_once` clients, those with the most steps first.
+
+    The other arguments and the results are those of `serial`. What a module draws itself while it trains (dropout) comes from
+    one stream for the whole stack, so it differs from what the client would draw alone.
+    """
+
+    def length(client: int) -> tuple[int, int]:
+        in_pass = plan.pass_batches(int(data.client_sizes[client]), worker.skips_single_samples)
+        return plan.num_steps(in_pass), in_pass
+
+    # Schedules inside a round ask how long the client trains, so clients of one stack must agree on it.
+    together = length if worker.optimizer.moves_within_round else lambda client: None
+    for _, clients in groupby(sorted(cohort, key=length, reverse=True), key=together):
+        waiting = list(clients)
+        stack_size = ceil(len(waiting) / ceil(len(waiting) / clients_at_once))
+        for start in range(0, len(waiting), stack_size):
+            members = []
+            for client in waiting[start : start + stack_size]:
+                worker.hooks.call("on_client_download", client)
+                num_steps, in_pass = length(client)
+                state = run.client_state(client, rule, received["model"])
+                seeds = run.torch_seeds(CLIENT, client)
+                members.append(Member(client, data.client(client), in_pass, num_steps, state, seeds))
+            yield from train_stack(worker, rule, setting, received, run.counters, members, plan, data.train.resident)
+    worker.steps_in_training = 0
+
+
+def train_stack(
+    worker: Worker,
+    rule: Rule,
+    setting: Setting,
+    received: Message,
+    counters: dict[str, Tensor],
+    members: Sequence[Member],
+    plan: LocalPlan,
+    resident: bool,
+) -> list[Result]:
+    """Train some clients together.
+
+    Args:
+        worker: holds the module.
+        rule: makes the steps.
+        setting: of the run.
+        received: what came down.
+        counters: integer buffers of the server's module.
+        members: the clients, the one with the most steps first.
+        plan: how long and in what batches.
+        resident: whether the samples already lie on the accelerator.
+
+    Returns:
+        Their results, in the order of `members`.
+    """
+    optimizer, num_active = worker.optimizer, len(members)
+    stack = Stack.of(worker, received, counters, num_active)
+    logs = RowLogs(worker.logs)
+    optimizer.bind(stack.params, stack.gradient)
+    optimizer.start_client()
+    worker.batches_in_pass, worker.steps_in_training = members[0].in_pass, members[0].num_steps
+    state = {name: torch.stack([member.state[name] for member in members]) for name in members[0].state}
+    local = LocalTraining(setting, received, stack.params, stack.gradient, optimizer.step, state)
+    local.learning_rate = optimizer.learning_rate
+    rule.start(local)
+
+    worker.seed(members[0].seeds[1])
+    batches = [_batches_by_step(worker, member, plan, resident) for member in members]
+    finished: list[tuple[Message, State, dict[str, Tensor], int]] = []
+    step = 0
+    while True:
+        num_left = sum(member.num_steps > step for member in members)
+        if num_left < num_active:
+            finished = _finish(worker, rule, local, stack, num_left) + finished
+            stack, num_active = stack.first(num_left), num_left
+            local = _rows(local, slice(num_left))
+            optimizer.narrow(num_left)
+        if not num_active:
+            break
+        stack.zero_gradient()
+        of_step = [next(steps) for steps in batches[:num_active]]
+        for found in _backward(stack, of_step, 1 / plan.accumulate, logs):
+            optimizer.take_in(found)
+            local.learning_rate = optimizer.learning_rate
+        if plan.clip_value:
+            _clip(local.gradient, plan.clip_value, plan.clip_algorithm)
+        if rule.own_step and optimizer.decays:
+            local.gradient.add_(local.params * optimizer.weight_decay)
+        rule.correct(local)
+        rule.step(local)
+        step = local.num_steps = local.num_steps + 1
+        local.sum_learning_rate = local.sum_learning_rate + local.learning_rate
+        if optimizer.moves_within_round:
+            optimizer.after_step()
+            local.learning_rate = optimizer.learning_rate
+        _tell_stock_callbacks(worker, of_step)
+    return [
+        Result(member.client, message, float(len(member.selection)), state, counters, sums, num_steps)
+        for member, sums, (message, state, counters, num_steps) in zip(
+            members, logs.take_rows(len(members)), finished, strict=True
+        )
+    ]
+
+
+def _batches_by_step(worker: Worker, member: Member, plan: LocalPlan, resident: bool) -> Iterator[list[Batch]]:
+    """The batches of a client, those of one optimiser step together."""
+    order = torch.Generator().manual_seed(member.seeds[0])
+    num_samples, batch_size, count = len(member.selection), plan.batch_size, 0
+    transfers = not resident or worker.hooks.changes_batches
+    of_step: list[Batch] = []
+    while True:
+        for index, content in enumerate(member.selection.batches(batch_size, order)):
+            if transfers:
+                content = worker.transfer(content, resident)
+            of_step.append(Batch(content, min(batch_size, num_samples - index * batch_size), count))
+            count += 1
+            is_last = index + 1 == member.in_pass
+            if len(of_step) == plan.accumulate or is_last:
+                yield of_step
+                of_step = []
+            if is_last:
+                break
+
+
+def _backward(stack: Stack, of_step: Sequence[list[Batch]], factor: float, logs: RowLogs) -> Iterator[list[str]]:
+    """Gather the gradients of one optimiser step; yields names of parameters that get their first one."""
+    for place in range(max(map(len, of_step))):
+        groups: dict[Any, list[int]] = {}
+        for row, batches in enumerate(of_step):
+            if place < len(batches):
+                groups.setdefault(batches[place].signature, []).append(row)
+        for rows in groups.values():
+            batches = [of_step[row][place] for row in rows]
+            logs.rows, logs.batch_size = rows, batches[0].size
+            if found := stack.backward(rows, [b.content for b in batches], batches[0].index, factor, logs):
+                yield found
+
+
+def _rows(local: LocalTraining, rows: slice) -> LocalTraining:
+    """Some clients of a stacked local training; what has one axis only is shared by all."""
+
+    def some(tensors: State) -> State:
+        return {name: x[rows] if x.dim() > 1 else x for name, x in tensors.items()}
+
+    return replace(
+        local,
+        params=local.params[rows],
+        gradient=local.gradient[rows],
+        state=some(local.state),
+        memory=some(local.memory),
+    )
+
+
+def _finish(
+    worker: Worker, rule: Rule, local: LocalTraining, stack: Stack, start: int
+) -> list[tuple[Message, State, dict[str, Tensor], int]]:
+    """What the clients from `start` on upload and keep, their counters, and their steps."""
+    part = _rows(local, slice(start, None))
+    message = rule.finish(part)
+    if worker.buffer_layout.names:
+        message["buffers"] = stack.buffers[start:] - local.received["buffers"]
+    return [
+        (
+            {name: x[row] for name, x in message.items()},
+            {name: x[row].clone() for name, x in part.state.items()},
+            {name: x[start + row].clone() for name, x in stack.counters.items()},
+            part.num_steps,
+        )
+        for row in range(len(part.params))
+    ]
+
+
+def _clip(gradient: Tensor, value: float, algorithm: str) -> None:
+    """Clip each client's gradient (n, d) as `torch.nn.utils.clip_grad_norm_` and `clip_grad_value_` do."""
+    if algorithm == "value":
+        gradient.clamp_(-value, value)
+    else:
+        norms = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
+        gradient.mul_((value / (norms + 1e-6)).clamp(max=1))
+
+
+def _tell_stock_callbacks(worker: Worker, of_step: Sequence[list[Batch]]) -> None:
+    """Lightning's own callbacks, such as progress bars, count batches."""
+    starts, ends = worker.hooks.listeners("on_train_batch_start"), worker.hooks.listeners("on_train_batch_end")
+    for batch in (batch for batches in of_step for batch in batches) if starts or ends else ():
+        for listener in starts:
+            listener(batch.content, batch.index)
+        for listener in ends:
+            listener(None, batch.content, batch.index)
