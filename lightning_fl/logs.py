@@ -89,6 +89,13 @@ class LogCollector:
             self._values[name], self._weights[name] = [], []
         return sums
 
+    def forget(self) -> None:
+        """Drop what was logged since the last call of `take`, torchmetrics objects included."""
+        self.take()
+        for metric in self._metrics.values():
+            metric.reset()
+        self._metrics.clear()
+
     def averages(self, parts: list[Sums]) -> dict[str, float]:
         """Put the sums of several clients (or of one evaluation) together, and compute and reset the torchmetrics objects."""
         averages: dict[str, float] = {}

@@ -2,7 +2,22 @@
 
 from lightning_fl.algorithms.base import Algorithm
 from lightning_fl.algorithms.fedavg import FedAvg
+from lightning_fl.algorithms.fedda import FedDA, FedDUDA
+from lightning_fl.algorithms.feddu import FedDU, FedDUDM, FedDUM, FedDUS, FedDUSM
 from lightning_fl.algorithms.fedprox import FedProx
 from lightning_fl.algorithms.momentum import DeviceM, ServerM
 
-__all__ = ["Algorithm", "DeviceM", "FedAvg", "FedProx", "ServerM"]
+__all__ = [
+    "Algorithm",
+    "DeviceM",
+    "FedAvg",
+    "FedDA",
+    "FedDU",
+    "FedDUDA",
+    "FedDUDM",
+    "FedDUM",
+    "FedDUS",
+    "FedDUSM",
+    "FedProx",
+    "ServerM",
+]
