@@ -65,13 +65,8 @@ class Federation:
     def prepare(self) -> None:
         """The turn before the first round, whose transfers are set-up."""
         run = self.run
-        turn = SetUp(
-            self.setting,
-            Link(self.setting, Dense(), Dense(), run.ledger, {}, {}),
-            self.server,
-            run.params,
-            run.buffers,
-        )
+        link = Link(self.setting, Dense(), Dense(), run.ledger, {}, {})
+        turn = SetUp(self.setting, self.data, link, self.server, run.params, run.buffers)
         self.algorithm.prepare(turn)
         run.params, run.buffers = turn.params, turn.buffers
         run.ledger.close_setup()

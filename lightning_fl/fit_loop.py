@@ -23,7 +23,7 @@ from lightning_fl.federation import Federation
 from lightning_fl.macs import count_macs
 from lightning_fl.run import SERVER, Run
 from lightning_fl.runners import LocalPlan
-from lightning_fl.runners.ranks import gather_objects
+from lightning_fl.runners.ranks import check_sums, gather_objects
 from lightning_fl.settings import check_monitors, cohort_size
 
 if TYPE_CHECKING:
@@ -107,6 +107,8 @@ class FitLoop:
             macs=count_macs(worker, data.client(int(data.client_sizes.argmax())), data.train.resident),
             on_upload=self._on_upload,
         )
+        if trainer.fabric.world_size > 1:
+            check_sums(algorithm.aggregator)
         algorithm.check(self.federation.server)
         worker.load(run.params, run.buffers, run.counters)  # counting and checking may have changed it
         if is_overridden("validation_step", worker.module):

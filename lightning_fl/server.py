@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
+from torch.func import functional_call
 
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.data.degree import non_iid_degree
 from lightning_fl.errors import UserError, require
-from lightning_fl.evaluation import measure
+from lightning_fl.evaluation import evaluating, measure
 from lightning_fl.run import SERVER, Run
 from lightning_fl.runners import LocalPlan, train_locally
 from lightning_fl.slots import Message, Rule, ServerTraining, Setting, is_finite
@@ -54,12 +56,18 @@ class ServerSide:
         """Whether the data have classes."""
         return self.data.label_histograms is not None
 
-    def train(self, received: Message, rule: Rule | None = None) -> ServerTraining:
+    @property
+    def seed(self) -> int:
+        """The first of the server's seeds in this round, which also orders the samples in `train`."""
+        return self.run.torch_seeds(SERVER)[0]
+
+    def train(self, received: Message, rule: Rule | None = None, epochs: int | None = None) -> ServerTraining:
         """Train on the server's samples as a client would.
 
         Args:
             received: the model to start from: `model` (d,), `buffers` (d_b,), and what the rule receives besides.
             rule: makes the steps; the module's own optimiser if not given.
+            epochs: passes over the samples; as a client makes if not given.
 
         Returns:
             Deltas from `received`. Numbers that are not finite count for nothing, as in a client's upload.
@@ -70,8 +78,9 @@ class ServerSide:
         assert samples is not None
         order, own = run.torch_seeds(SERVER)
         state, resident = rule.init(received["model"]), self.data.train.resident
+        plan = self.plan if epochs is None else replace(self.plan, epochs=epochs, steps=None)
         local = train_locally(
-            worker, rule, self.setting, received, run.counters, state, samples, self.plan, (order, own), resident
+            worker, rule, self.setting, received, run.counters, state, samples, plan, (order, own), resident
         )
         worker.steps_in_training = 0
         worker.logs.forget()
@@ -114,6 +123,54 @@ class ServerSide:
     def try_accuracy(self) -> None:
         """Judge the initial model on the first samples, so that a module that tells no accuracy does not cost a round."""
         self.accuracy(self.run.params, self.run.buffers, slice(self.data.eval_batch_size))
+
+    def inputs(self, rows: Tensor) -> Any:
+        """What `forward` takes of the server's samples: of a batch its first part; no augmentation.
+
+        Args:
+            rows: (m,) which of the server's samples.
+        """
+        data, worker = self.data, self.worker
+        indices = data.server_indices[rows.numpy()]
+        batch = next(iter(data.train.batches(len(indices), indices)))
+        batch = worker.fabric.strategy.precision.convert_input(worker.transfer(batch, data.train.resident))
+        return batch[0] if isinstance(batch, (tuple, list)) else batch
+
+    def logits(self, params: Tensor, buffers: Tensor, inputs: Any, training: bool = False) -> Tensor:
+        """The module's `forward` as a function of flat vectors.
+
+        Args:
+            params: (d,), in which it can be differentiated.
+            buffers: (d_b,), changed in place where training mode changes buffers.
+            inputs: for `forward`.
+            training: training or evaluation mode.
+
+        Returns:
+            (m, C).
+        """
+        worker = self.worker
+        tree = worker.layout.views(params) | worker.buffer_layout.views(buffers) | worker.read_counters()
+        with evaluating(worker.module), worker.fabric.strategy.precision.forward_context():
+            worker.module.train(training)
+            return functional_call(worker.module, tree, (inputs,))
+
+    def try_logits(self) -> None:
+        """Run `forward` on two samples, so that a module without logits does not cost a round."""
+        name, logits = type(self.worker.module).__name__, None
+        with torch.no_grad():
+            try:
+                logits = self.logits(
+                    self.run.params, self.run.buffers, self.inputs(torch.arange(min(2, self.num_samples)))
+                )
+            except Exception as error:
+                raise UserError(
+                    f"the method needs {name}.forward(inputs) to return logits, but it fails: {error}"
+                ) from error
+        found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        require(
+            isinstance(logits, Tensor) and logits.ndim == 2,
+            f"the method needs {name}.forward(inputs) to return logits (samples, classes), got {found}.",
+        )
 
     def degrees(self, clients: Sequence[int]) -> tuple[float, float]:
         """Non-IID degrees D of the samples of `clients` together, and of the server's (`lightning_fl.data.degree`)."""

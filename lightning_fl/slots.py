@@ -15,12 +15,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from lightning_fl.tree import Layout
+
+if TYPE_CHECKING:
+    from lightning_fl.data import FederatedDataModule
 
 KINDS = ("model", "moments", "mask", "scalars", "buffers", "data")
 Message = dict[str, Tensor]
@@ -250,14 +253,27 @@ class Server(Protocol):
     def has_labels(self) -> bool:
         """Whether the class of each sample is known, so that `degrees` can be told."""
 
-    def train(self, received: Message, rule: Rule | None = None) -> ServerTraining:
-        """Train on the server's samples as a client would: same epochs, batches and learning rate."""
+    @property
+    def seed(self) -> int:
+        """Of this round, for what a step draws itself."""
+
+    def train(self, received: Message, rule: Rule | None = None, epochs: int | None = None) -> ServerTraining:
+        """Train on the server's samples as a client would: same epochs (if not given), batches and learning rate."""
 
     def accuracy(self, params: Tensor, buffers: Tensor, rows: slice = slice(None)) -> float:
         """Share of the server's samples (or of those in `rows`) that a model gets right, in evaluation mode."""
 
     def try_accuracy(self) -> None:
         """Raise `UserError` if the module does not tell its accuracy."""
+
+    def inputs(self, rows: Tensor) -> Any:
+        """What `forward` takes of the server's samples at `rows` (m,)."""
+
+    def logits(self, params: Tensor, buffers: Tensor, inputs: Any, training: bool = False) -> Tensor:
+        """The module's `forward`, differentiable in `params`; in training mode `buffers` may change in place."""
+
+    def try_logits(self) -> None:
+        """Raise `UserError` if the module's `forward` does not turn inputs into logits (m, C)."""
 
     def degrees(self, clients: Sequence[int]) -> tuple[float, float]:
         """Non-IID degrees, against all clients together, of these clients' samples and of the server's."""
@@ -315,6 +331,7 @@ class SetUp:
 
     Attributes:
         setting: of the run.
+        data: as the clients hold them in this method (`Algorithm.arrange`).
         channel: to and from the clients; numbers cross whole, whatever the codecs of the rounds.
         server: the server's own samples, and training on them.
         params: the initial model (d,); may be replaced.
@@ -322,6 +339,7 @@ class SetUp:
     """
 
     setting: Setting
+    data: FederatedDataModule
     channel: Channel
     server: Server
     params: Tensor

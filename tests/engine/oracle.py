@@ -5,7 +5,7 @@ The order in which clients are drawn and see their samples is reproduced from it
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import log2
 
 import numpy as np
@@ -58,9 +58,12 @@ def output(w: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 def gradient(w: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """∇ of mean ½‖W₂ tanh(W₁x + b₁) + b₂ − y‖², by the chain rule; w (26,) holds W₁ (4, 3), b₁, W₂ (2, 4), b₂."""
-    w1, b1, w2, b2 = w[:12].reshape(4, 3), w[12:16], w[16:24].reshape(2, 4), w[24:]
-    hidden = np.tanh(x @ w1.T + b1)
-    d_output = (hidden @ w2.T + b2 - y) / len(x)
+    return backward(w, x, (output(w, x) - y) / len(x))
+
+
+def backward(w: np.ndarray, x: np.ndarray, d_output: np.ndarray) -> np.ndarray:
+    """The gradient (26,) of a loss whose gradient by the outputs is `d_output` (n, 2)."""
+    hidden, w2 = np.tanh(x @ w[:12].reshape(4, 3).T + w[12:16]), w[16:24].reshape(2, 4)
     d_hidden = (d_output @ w2) * (1 - hidden**2)
     return np.concatenate([(d_hidden.T @ x).ravel(), d_hidden.sum(0), (d_output.T @ hidden).ravel(), d_output.sum(0)])
 
@@ -309,4 +312,63 @@ def mime_lite(problem: Problem, w: np.ndarray, beta: float) -> np.ndarray:
         full = sum(len(problem.x[k]) * gradient(w, problem.x[k], problem.y[k]) for k in cohort) / samples
         w = average(problem, t, w, local)
         m = beta * m + (1 - beta) * full
+    return w
+
+
+def data_sharing(problem: Problem, w: np.ndarray, cap: float, warmup_epochs: int = 0) -> np.ndarray:
+    """Zhao et al. 2018: every client holds some of the server's samples too."""
+    size = min(len(problem.server_x), int(cap * sum(len(x) for x in problem.x)))
+    x, y = [], []
+    for k in range(len(problem.x)):
+        rows = np.arange(len(problem.server_x))
+        if size < len(rows):
+            rows = np.random.default_rng([problem.seed, 0, 4, k]).choice(rows, size, replace=False)
+        x.append(np.concatenate([problem.x[k], problem.server_x[rows]]))
+        y.append(np.concatenate([problem.y[k], problem.server_y[rows]]))
+    w = sgd(w, replace(problem, epochs=warmup_epochs).server_batches(0), problem.learning_rate)
+    return fedavg(replace(problem, x=x, y=y), w)
+
+
+def hybrid_fl(problem: Problem, w: np.ndarray) -> np.ndarray:
+    """Hybrid-FL as Liu et al. 2024 use it: the server is one more client of the average."""
+    for t in range(problem.rounds):
+        models = [sgd(w, problem.batches(t, k), problem.learning_rate) for k in problem.cohort(t)]
+        sizes = [len(problem.x[k]) for k in problem.cohort(t)]
+        models.append(sgd(w, problem.server_batches(t), problem.learning_rate))
+        sizes.append(len(problem.server_x))
+        w = sum(n * model for n, model in zip(sizes, models, strict=True)) / sum(sizes)
+    return w
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    powers = np.exp(logits - logits.max(1, keepdims=True))
+    return powers / powers.sum(1, keepdims=True)
+
+
+def feddf(
+    problem: Problem, w: np.ndarray, steps: int, batch_size: int, eta: float, temperature: float, probs: bool = False
+) -> np.ndarray:
+    """Lin et al. 2020, Algorithm 1, without validation: Adam with cosine annealing on KL(ensemble ‖ student)."""
+    x, clip = problem.server_x, 5.0
+    for t in range(problem.rounds):
+        cohort = problem.cohort(t)
+        models = [sgd(w, problem.batches(t, k), problem.learning_rate) for k in cohort]
+        sizes = [len(problem.x[k]) for k in cohort]
+        w = sum(n * model for n, model in zip(sizes, models, strict=True)) / sum(sizes)
+        logits = [output(model, x) / temperature for model in models]
+        targets = sum(map(softmax, logits)) / len(models) if probs else softmax(sum(logits) / len(models))
+        words = np.random.SeedSequence([problem.seed, t, 3, 0]).generate_state(2, np.uint64) >> np.uint64(1)
+        generator, order = torch.Generator().manual_seed(int(words[0])), np.zeros(0, dtype=int)
+        m, v = np.zeros_like(w), np.zeros_like(w)
+        for step in range(steps):
+            if not len(order):
+                order = torch.randperm(len(x), generator=generator).numpy()
+            rows, order = order[:batch_size], order[batch_size:]
+            student = softmax(output(w, x[rows]) / temperature)
+            g = backward(w, x[rows], (student - targets[rows]) / len(rows) / temperature)
+            g = g * min(1.0, clip / (np.linalg.norm(g) + 1e-6))
+            m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+            corrected = m / (1 - 0.9 ** (step + 1)), v / (1 - 0.999 ** (step + 1))
+            rate = eta * (1 + np.cos(np.pi * step / steps)) / 2
+            w = w - rate * corrected[0] / (np.sqrt(corrected[1]) + 1e-8)
     return w

@@ -10,9 +10,11 @@ import toys
 
 from lightning_fl.algorithms import (
     Algorithm,
+    DataSharing,
     DeviceM,
     FedAvg,
     FedDA,
+    FedDF,
     FedDU,
     FedDUDA,
     FedDUDM,
@@ -20,6 +22,7 @@ from lightning_fl.algorithms import (
     FedDUS,
     FedDUSM,
     FedProx,
+    HybridFL,
     ServerM,
 )
 from lightning_fl.data import FederatedDataModule
@@ -99,6 +102,23 @@ ROSTER = {
     ),
     "FedDUSM": Entry(partial(FedDUSM, beta=0.6), partial(oracle.feddum, beta=0.6, local_beta=0), num_server=9),
     "FedDUDM": Entry(partial(FedDUDM, local_beta=0.8), partial(oracle.feddum, beta=0, local_beta=0.8), num_server=9),
+    "DataSharing": Entry(partial(DataSharing, cap=1.0), partial(oracle.data_sharing, cap=1.0), num_server=9),
+    "DataSharing-some": Entry(
+        partial(DataSharing, cap=0.1, warmup_epochs=3),
+        partial(oracle.data_sharing, cap=0.1, warmup_epochs=3),
+        num_server=9,
+    ),
+    "HybridFL": Entry(HybridFL, oracle.hybrid_fl, num_server=9),
+    "FedDF": Entry(
+        partial(FedDF, max_steps=7, batch_size=4, learning_rate=0.02, temperature=2.0),
+        partial(oracle.feddf, steps=7, batch_size=4, eta=0.02, temperature=2.0),
+        num_server=9,
+    ),
+    "FedDF-probs": Entry(
+        partial(FedDF, max_steps=4, learning_rate=0.02, average="probs"),
+        partial(oracle.feddf, steps=4, batch_size=128, eta=0.02, temperature=1.0, probs=True),
+        num_server=9,
+    ),
 }
 
 
