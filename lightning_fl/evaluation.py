@@ -96,6 +96,36 @@ def evaluate(
     return averages, outputs
 
 
+def measure(worker: Worker, stage: str, batches: Iterable[Any], resident: bool) -> dict[str, float]:
+    """What a module logs when `<stage>_step` runs over `batches`, in evaluation mode; ranks take turns.
+
+    The module's own hooks before and after the epoch run too, for that is where some log; callbacks hear nothing of it.
+
+    Args:
+        worker: holds the model.
+        stage: `validation` or `test`.
+        batches: what to run on.
+        resident: whether they lie on the accelerator.
+
+    Returns:
+        Averages by samples, the same on every rank.
+    """
+    module, logs, fabric = worker.module, worker.logs, worker.fabric
+    step, precision = getattr(module, f"{stage}_step"), fabric.strategy.precision
+    takes_index = is_param_in_hook_signature(step, "batch_idx", min_args=2)
+    logs.take()
+    with evaluating(module), torch.no_grad():
+        getattr(module, f"on_{stage}_epoch_start")()
+        for index, batch in enumerate(batches):
+            if index % fabric.world_size == fabric.global_rank:
+                batch = precision.convert_input(worker.transfer(batch, resident))
+                logs.batch_size = extract_batch_size(batch)
+                with precision.forward_context():
+                    step(batch, *[index] * takes_index)
+        getattr(module, f"on_{stage}_epoch_end")()
+    return logs.averages(gather_objects(fabric, move_data_to_device(logs.take(), torch.device("cpu"))))
+
+
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
     """Evaluation mode inside, and every part's own mode again afterwards."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
-from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -13,11 +12,13 @@ import torch
 
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.clock import SimulatedClock
+from lightning_fl.codecs import Dense
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.link import Link
 from lightning_fl.run import COHORT, DROPOUT, Run
 from lightning_fl.runners import LocalPlan, Outcome, Runner, gather, merge, serial, share_of
-from lightning_fl.slots import Message, ServerTurn, Setting
+from lightning_fl.server import ServerSide
+from lightning_fl.slots import Message, ServerTurn, Setting, SetUp, is_finite
 from lightning_fl.worker import Worker
 
 
@@ -53,6 +54,25 @@ class Federation:
     on_upload: Callable[[int, int, int], None]
     runner: Runner = serial
 
+    @property
+    def setting(self) -> Setting:
+        """What every part may know of the run, as it is now."""
+        return Setting(self.run.layout, self.run.buffer_layout, self.data.num_clients)
+
+    @property
+    def server(self) -> ServerSide:
+        """The server's own samples, and training on them."""
+        return ServerSide(self.worker, self.data, self.run, self.plan, self.setting)
+
+    def prepare(self) -> None:
+        """The turn before the first round, whose transfers are set-up."""
+        run = self.run
+        link = Link(self.setting, Dense(), Dense(), run.ledger, {}, {})
+        turn = SetUp(self.setting, self.data, link, self.server, run.params, run.buffers)
+        self.algorithm.prepare(turn)
+        run.params, run.buffers = turn.params, turn.buffers
+        run.ledger.close_setup()
+
     def train_round(self) -> dict[str, float]:
         """One round; returns its numbers under the names of `metrics.csv`."""
         run, algorithm, fabric = self.run, self.algorithm, self.worker.fabric
@@ -60,9 +80,9 @@ class Federation:
         cohort = self._select_cohort()
         arriving = self._arriving(cohort)
 
-        setting = self.setting
+        setting, shared = self.setting, algorithm.share(run.server)
         link = Link(setting, algorithm.uplink, algorithm.downlink, run.ledger, run.client_memory, run.server_memory)
-        received = {"buffers": run.buffers, **link.broadcast(cohort, self._broadcast_message())}
+        received = {"buffers": run.buffers, **link.broadcast(cohort, self._broadcast_message() | shared)}
 
         booked = deepcopy(run.ledger.round_bits)
         mine = share_of(arriving, self.data.client_sizes, fabric.global_rank, fabric.world_size)
@@ -73,7 +93,7 @@ class Federation:
         for place, upload in enumerate(algorithm.exchange.collect(results, link), start=1):
             result = upload.result
             outcome.num_steps += result.num_steps
-            if _is_finite(upload.message):
+            if is_finite(upload.message):
                 algorithm.aggregator.add(accumulator, upload)
                 outcome.accept(result, link.commit(result.client))
             self.on_upload(result.client, place, len(mine))
@@ -82,25 +102,39 @@ class Federation:
         outcome.bits = run.ledger.since(booked)
         accumulator, everywhere = merge(fabric, algorithm.aggregator, accumulator), gather(fabric, outcome)
         self._take_in(outcome, everywhere)
-        metrics: dict[str, float] = {}
+        record = self._record(cohort, arriving, everywhere)
         if everywhere.logs:
-            dtypes = {"buffers": run.buffers.dtype}
-            merged = {
-                name: x.to(dtypes.get(name, run.params.dtype))
-                for name, x in algorithm.aggregator.finish(accumulator).items()
-            }
-            turn = ServerTurn(setting, run.round, run.params, run.buffers, merged, run.params, run.buffers)
-            for key, step in zip(algorithm.step_names(), algorithm.steps, strict=True):
-                run.server[key] = step(turn, run.server[key])
-            run.params, run.buffers, metrics = turn.proposal, turn.proposed_buffers, turn.metrics
-        record = self._record(cohort, arriving, everywhere) | metrics
+            record |= self._server_turn(setting, list(everywhere.logs), shared, accumulator)
         run.round += 1
         return record
 
-    @property
-    def setting(self) -> Setting:
-        """What every part may know of the run."""
-        return Setting(self.run.layout, self.run.buffer_layout, self.data.num_clients)
+    def _server_turn(
+        self, setting: Setting, clients: list[int], shared: Message, accumulator: dict[str, Any]
+    ) -> dict[str, float]:
+        """The chain of steps on what the accepted clients sent; returns the steps' own numbers."""
+        run, algorithm = self.run, self.algorithm
+        dtypes = {"buffers": run.buffers.dtype}
+        merged = {
+            name: x.to(dtypes.get(name, run.params.dtype))
+            for name, x in algorithm.aggregator.finish(accumulator).items()
+        }
+        turn = ServerTurn(
+            setting=setting,
+            server=self.server,
+            round=run.round,
+            clients=sorted(clients),
+            num_samples=float(self.data.client_sizes[clients].sum()),
+            shared=shared,
+            params=run.params,
+            buffers=run.buffers,
+            merged=merged,
+            proposal=run.params,
+            proposed_buffers=run.buffers,
+        )
+        for key, step in zip(algorithm.step_names(), algorithm.steps, strict=True):
+            run.server[key] = step(turn, run.server[key])
+        run.params, run.buffers = turn.proposal, turn.proposed_buffers
+        return turn.metrics
 
     def _take_in(self, mine: Outcome, everywhere: Outcome) -> None:
         """Make the run know what the clients of all ranks did; the ledger knows of this rank's already."""
@@ -133,7 +167,7 @@ class Federation:
         return [client for client in cohort if self.run.random(DROPOUT, client).random() >= self.dropout_rate]
 
     def _broadcast_message(self) -> Message:
-        message = {"model": self.run.params, **self.algorithm.share(self.run.server)}
+        message = {"model": self.run.params}
         if self.worker.buffer_layout.names:
             message["buffers"] = self.run.buffers
         return message
@@ -150,6 +184,7 @@ class Federation:
             **self.worker.logs.averages(logs),
             "comm/uplink_bits": ledger.bits("up"),
             "comm/downlink_bits": ledger.bits("down"),
+            **{f"comm/setup_{way}link_bits": bits for way, bits in ledger.setup().items()},
             "comm/total_uplink_bytes": ledger.total_bytes("up"),
             "comm/total_downlink_bytes": ledger.total_bytes("down"),
             "clients/selected": len(cohort),
@@ -159,8 +194,3 @@ class Federation:
             "model/parameters": sum(parameter.numel() for parameter in self.worker.module.parameters()),
             **({"model/macs": self.macs} if self.macs is not None else {}),
         }
-
-
-def _is_finite(message: Message) -> bool:
-    """Whether no number of an upload is NaN or infinite; a finite sum says so at once."""
-    return all(isfinite(float(x.sum())) or bool(torch.isfinite(x).all()) for x in message.values())

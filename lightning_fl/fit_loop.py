@@ -23,7 +23,7 @@ from lightning_fl.federation import Federation
 from lightning_fl.macs import count_macs
 from lightning_fl.run import SERVER, Run
 from lightning_fl.runners import LocalPlan, choose_runner
-from lightning_fl.runners.ranks import gather_objects
+from lightning_fl.runners.ranks import check_sums, gather_objects
 from lightning_fl.settings import check_monitors, cohort_size
 
 if TYPE_CHECKING:
@@ -61,12 +61,7 @@ class FitLoop:
 
     def start(self) -> None:
         """Set up the optimiser, the state of the run and the federation."""
-        trainer, worker, data, algorithm = (
-            self.trainer,
-            self.trainer.bound_worker,
-            self.trainer.data,
-            self.trainer.algorithm,
-        )
+        trainer, worker, algorithm = self.trainer, self.trainer.bound_worker, self.trainer.algorithm
         worker.agree_on_model()
         run = trainer.run = Run(
             seed=int(os.environ.get("PL_GLOBAL_SEED", "0")),
@@ -76,6 +71,7 @@ class FitLoop:
             buffers=worker.buffers.clone(),
             counters=worker.read_counters(),
         )
+        data = algorithm.arrange(trainer.data, run.seed)
         steps = zip(algorithm.step_names(), algorithm.steps, strict=True)
         run.server = {key: step.init(run.params) for key, step in steps}
         limit = trainer.limits["limit_train_batches"]
@@ -90,8 +86,8 @@ class FitLoop:
         )
         in_pass = plan.pass_batches(int(data.client_sizes.max()), worker.skips_single_samples)
         trainer.most_local_steps = plan.num_steps(in_pass)
-        worker.configure_optimizer(flat_gradient=algorithm.rule.reads_gradient)
-        if algorithm.rule.own_step and not worker.optimizer.is_plain_sgd:
+        worker.configure_optimizer(flat_gradient=any(rule.reads_gradient for rule in algorithm.rules()))
+        if any(rule.own_step for rule in algorithm.rules()) and not worker.optimizer.is_plain_sgd:
             raise UserError(
                 f"{algorithm.name} makes the clients' steps itself, in place of plain SGD; "
                 f"{type(worker.module).__name__} has {worker.optimizer.description}: "
@@ -111,6 +107,9 @@ class FitLoop:
             macs=count_macs(worker, data.client(int(data.client_sizes.argmax())), data.train.resident),
             on_upload=self._on_upload,
         )
+        if trainer.fabric.world_size > 1:
+            check_sums(algorithm.aggregator)
+        algorithm.check(self.federation.server)
         self.federation.runner = choose_runner(
             trainer.runner,
             trainer.clients_at_once,
@@ -122,11 +121,16 @@ class FitLoop:
             plan,
             run,
         )
-        worker.load(run.params, run.buffers, run.counters)  # counting may have changed buffers
+        worker.load(run.params, run.buffers, run.counters)  # counting and checking may have changed it
         if is_overridden("validation_step", worker.module):
             self._val_loaders = as_loaders(data.val_dataloader())
         trainer.num_val_batches = num_batches(self._val_loaders, trainer.limits["limit_val_batches"])
         rank_zero_info(data.description())
+
+    def prepare(self) -> None:
+        """What the method does before its first round."""
+        self.federation.prepare()
+        self.trainer.bound_worker.load(self.trainer.run.params, self.trainer.run.buffers, self.trainer.run.counters)
 
     def run(self) -> None:
         """All rounds, between Lightning's opening and closing hooks."""

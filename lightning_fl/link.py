@@ -23,10 +23,12 @@ class Ledger:
     Attributes:
         round_bits: of the round under way, all clients together.
         total_bits: of all rounds and of the set-up before them.
+        setup_bits: of the set-up alone.
     """
 
     round_bits: dict[str, dict[str, int]] = field(default_factory=_zero_bits)
     total_bits: dict[str, dict[str, int]] = field(default_factory=_zero_bits)
+    setup_bits: dict[str, dict[str, int]] = field(default_factory=_zero_bits)
 
     def book(self, direction: Direction, payload: Payload, recipients: int = 1) -> None:
         """Add a payload's bits, once for each recipient."""
@@ -47,6 +49,10 @@ class Ledger:
                 self.round_bits[direction][kind] += count
                 self.total_bits[direction][kind] += count
 
+    def close_setup(self) -> None:
+        """What was booked so far is the set-up's."""
+        self.setup_bits, self.round_bits = self.round_bits, _zero_bits()
+
     def open_round(self) -> None:
         """Start counting a new round."""
         self.round_bits = _zero_bits()
@@ -55,6 +61,11 @@ class Ledger:
         """Bits of the round under way in one direction."""
         return sum(self.round_bits[direction].values())
 
+    def setup(self) -> dict[str, int]:
+        """Bits of the set-up in both directions; empty if nothing crossed."""
+        bits = {direction: sum(kinds.values()) for direction, kinds in self.setup_bits.items()}
+        return bits if any(bits.values()) else {}
+
     def total_bytes(self, direction: Direction) -> float:
         """Bytes of the whole run in one direction; a fraction where packed bits do not fill the last byte."""
         bits = sum(self.total_bits[direction].values())
@@ -62,11 +73,12 @@ class Ledger:
 
     def state_dict(self) -> dict[str, Any]:
         """For the checkpoint."""
-        return {"round_bits": deepcopy(self.round_bits), "total_bits": deepcopy(self.total_bits)}
+        return deepcopy(vars(self))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """From the checkpoint."""
         self.round_bits, self.total_bits = state["round_bits"], state["total_bits"]
+        self.setup_bits = state.get("setup_bits", _zero_bits())  # checkpoints of 0.1 have none
 
 
 class Link:

@@ -93,6 +93,13 @@ class LogCollector:
     def _is_mean(self, name: str) -> bool:
         return self._reductions[name] in ("mean", "avg", torch.mean)
 
+    def forget(self) -> None:
+        """Drop what was logged since the last call of `take`, torchmetrics objects included."""
+        self.take()
+        for metric in self._metrics.values():
+            metric.reset()
+        self._metrics.clear()
+
     def averages(self, parts: list[Sums]) -> dict[str, float]:
         """Put the sums of several clients (or of one evaluation) together, and compute and reset the torchmetrics objects."""
         averages: dict[str, float] = {}

@@ -15,7 +15,7 @@ from lightning_fl.slots import Rule, State
 from lightning_fl.tree import Layout
 
 # What a stream of random numbers is for: part of its seed, so that no two streams coincide.
-COHORT, DROPOUT, CLIENT, SERVER = range(4)
+COHORT, DROPOUT, CLIENT, SERVER, SETUP = range(5)
 
 
 @dataclass
@@ -30,7 +30,7 @@ class Run:
         buffers: float buffers (d_b,), averaged like parameters.
         counters: integer buffers by name, never sent: the server takes the maximum over clients.
         round: rounds completed, hence the index of the next one.
-        num_steps: optimiser steps of all clients so far.
+        num_steps: optimiser steps of all clients, and of the server on samples of its own, so far.
         server: state of each server step, by its place and name in the chain.
         clients: state of each client that has taken part and keeps one.
         client_memory: codec memory of each client's uplink.

@@ -231,6 +231,8 @@ class FederatedTrainer(TrainerSurface):
             self.fit_loop.start()
             if self.ckpt_path is not None:
                 persistence.resume(self, self.ckpt_path)
+            else:
+                self.fit_loop.prepare()
             self.fit_loop.run()
 
     def validate(

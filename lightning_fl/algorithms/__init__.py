@@ -1,8 +1,29 @@
 """The methods by their papers' names, each a recipe of slots."""
 
 from lightning_fl.algorithms.base import Algorithm
+from lightning_fl.algorithms.data_sharing import DataSharing
 from lightning_fl.algorithms.fedavg import FedAvg
+from lightning_fl.algorithms.fedda import FedDA, FedDUDA
+from lightning_fl.algorithms.feddf import FedDF
+from lightning_fl.algorithms.feddu import FedDU, FedDUDM, FedDUM, FedDUS, FedDUSM
 from lightning_fl.algorithms.fedprox import FedProx
+from lightning_fl.algorithms.hybrid_fl import HybridFL
 from lightning_fl.algorithms.momentum import DeviceM, ServerM
 
-__all__ = ["Algorithm", "DeviceM", "FedAvg", "FedProx", "ServerM"]
+__all__ = [
+    "Algorithm",
+    "DataSharing",
+    "DeviceM",
+    "FedAvg",
+    "FedDA",
+    "FedDF",
+    "FedDU",
+    "FedDUDA",
+    "FedDUDM",
+    "FedDUM",
+    "FedDUS",
+    "FedDUSM",
+    "FedProx",
+    "HybridFL",
+    "ServerM",
+]

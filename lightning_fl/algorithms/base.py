@@ -8,10 +8,11 @@ from lightning.pytorch import Callback
 
 from lightning_fl.aggregators import WeightedMean
 from lightning_fl.codecs import Dense
+from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError
 from lightning_fl.exchanges import OneShot
 from lightning_fl.rules import LocalOptimizer
-from lightning_fl.slots import Aggregator, Codec, Exchange, Message, Rule, State, Step
+from lightning_fl.slots import Aggregator, Codec, Exchange, Message, Rule, Server, SetUp, State, Step
 from lightning_fl.steps import Apply
 
 
@@ -55,11 +56,13 @@ class Algorithm:
     def _check(self) -> None:
         shared = frozenset().union(*(step.shares for step in self.steps))
         consumed = frozenset().union(*(step.consumes for step in self.steps))
-        problems = []
+        problems = [
+            f"{type(rule).__name__} needs {_listed(missing)}, which no step shares"
+            for rule in self.rules()
+            if (missing := rule.receives - shared)
+        ]
         if not self.steps:
             problems.append("it has no server step, so the model would never change (Apply() is FedAvg's)")
-        if missing := self.rule.receives - shared:
-            problems.append(f"{type(self.rule).__name__} needs {_listed(missing)}, which no step shares")
         if missing := consumed - self.rule.sends:
             problems.append(f"the steps need {_listed(missing)}, which {type(self.rule).__name__} does not send")
         if problems:
@@ -69,6 +72,10 @@ class Algorithm:
     def name(self) -> str:
         """The class's name."""
         return type(self).__name__
+
+    def rules(self) -> list[Rule]:
+        """The clients' rule, and those by which steps train on the server."""
+        return list(dict.fromkeys([self.rule, *(rule for step in self.steps for rule in step.rules())]))
 
     def step_names(self) -> list[str]:
         """The key of each step's state in the run: its place in the chain and its class."""
@@ -80,6 +87,25 @@ class Algorithm:
         for key, step in zip(self.step_names(), self.steps, strict=True):
             message.update(step.share(states[key]))
         return message
+
+    def arrange(self, data: FederatedDataModule, seed: int) -> FederatedDataModule:
+        """The data as the clients hold them in this method: the user's, or a changed copy. Resuming asks again.
+
+        Args:
+            data: divided over clients and server.
+            seed: of the run, for what is drawn at random.
+        """
+        return data
+
+    def check(self, server: Server) -> None:
+        """Raise `UserError` if the run lacks what a step needs; called before anything is trained."""
+        for step in self.steps:
+            step.check(server)
+
+    def prepare(self, turn: SetUp) -> None:
+        """The turn before the first round: what crosses in it is booked as set-up. A resumed run does not repeat it."""
+        for step in self.steps:
+            step.prepare(turn)
 
     def configure_callbacks(self) -> list[Callback]:
         """Callbacks that are part of the method, for instance its pruning."""

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
 from lightning_fl.data.checks import check_whole
@@ -82,6 +84,11 @@ class DatasetSamples(Samples):
             **self._options,
         )
         return iter(loader)
+
+    def stored(self, indices: np.ndarray) -> list[Tensor]:
+        """The tensors of the samples as one batch: see `Samples.stored`."""
+        leaves = tree_leaves(next(self.batches(len(indices), indices)))
+        return [x.int() if x.dtype == torch.int64 else x for x in leaves if isinstance(x, Tensor)]
 
     def shuffled_pass(self, batches: list[list[int]]) -> Iterator[Any]:
         """Yield one batch for each list of indices, from the loader that all selections share."""

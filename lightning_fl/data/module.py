@@ -9,7 +9,9 @@ the same module is the centralised baseline: all clients' samples pooled and shu
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import lightning as L  # noqa: N812  (Lightning's own name for it)
@@ -167,6 +169,18 @@ class FederatedDataModule(L.LightningDataModule, ABC):
         """The training samples of client `k`, 0..num_clients-1."""
         return self.train.select(self.client_indices[k])
 
+    def enlarged(self, extra: Sequence[np.ndarray]) -> FederatedDataModule:
+        """A copy whose clients also train on other samples; it shares everything else with this one.
+
+        Args:
+            extra: per client int64 indices into `train`.
+        """
+        changed = copy.copy(self)
+        pairs = zip(self.client_indices, extra, strict=True)
+        changed.client_indices = [np.concatenate([own, more]) for own, more in pairs]
+        changed._count_clients()
+        return changed
+
     def server_data(self) -> Selection | None:
         """The server's samples, or None if it has none."""
         return self.train.select(self.server_indices) if len(self.server_indices) else None
@@ -261,6 +275,10 @@ class FederatedDataModule(L.LightningDataModule, ABC):
         else:
             self.client_val_indices = [part[:0] for part in parts]
         self.client_indices = parts
+        self._count_clients()
+
+    def _count_clients(self) -> None:
+        parts, labels = self.client_indices, self.train.labels
         self.client_sizes = np.array([len(part) for part in parts], dtype=np.int64)
         if labels is not None and self.num_classes is not None:
             self.label_histograms = label_histograms(labels, parts, self.num_classes)

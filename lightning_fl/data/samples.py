@@ -67,6 +67,10 @@ class Samples(ABC):
         """The samples at `indices` (int64), in that order."""
 
     @abstractmethod
+    def stored(self, indices: np.ndarray) -> list[Tensor]:
+        """The samples at `indices` (int64, not empty) as one would send them: bytes where they are bytes, integers in 32 bits."""
+
+    @abstractmethod
     def batches(self, batch_size: int, indices: np.ndarray | None = None) -> Iterator[Any]:
         """Yield the samples (at `indices`; None: all) in order and without augmentation, in memory of one batch.
 
@@ -157,6 +161,10 @@ class TensorSamples(Samples):
             if self.transform is not None:
                 first = self.transform(first)
             yield (first, *map(self._shown, stored[1:])) if len(stored) > 1 else first
+
+    def stored(self, indices: np.ndarray) -> list[Tensor]:
+        """The tensors' rows: see `Samples.stored`."""
+        return [x.int() if x.dtype == torch.int64 else x for x in self._gather(indices)]
 
     def channel_moments(self, indices: np.ndarray, rows: int = 2048) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of each channel of the first tensor at `indices`, as read without `transform`.

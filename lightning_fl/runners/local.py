@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from lightning_fl.runners.full_gradient import full_gradient
 from lightning_fl.slots import LocalTraining, Message, Rule, Setting, State
 from lightning_fl.worker import Worker
 
@@ -52,6 +53,11 @@ class LocalPlan:
             batches -= 1
         limit = self.limit_batches
         return min(batches, limit if isinstance(limit, int) else max(int(batches * limit), 1 if limit else 0))
+
+    def batch_sizes(self, num_samples: int, skip_single: bool) -> list[int]:
+        """Samples of each batch of one pass."""
+        starts = range(0, self.pass_batches(num_samples, skip_single) * self.batch_size, self.batch_size)
+        return [min(self.batch_size, num_samples - start) for start in starts]
 
     def num_steps(self, in_pass: int) -> int:
         """Optimiser steps of the whole local training, given the batches of one pass."""
@@ -110,11 +116,17 @@ def train_locally(
     worker.zero_gradient()
     local = LocalTraining(setting, received, worker.params, worker.gradient, optimizer.step, state, learning_rate=0.0)
     local.learning_rate = optimizer.learning_rate
+    num_samples, batch_size, accumulate = len(selection), plan.batch_size, plan.accumulate
+    if rule.reads_full_gradient:
+        worker.seed(seeds[1])
+        sizes = plan.batch_sizes(num_samples, worker.skips_single_samples)
+        local.full_gradient = full_gradient(worker, selection.batches(batch_size), sizes, resident)
+        worker.load(received["model"], received["buffers"], counters)
+        local.learning_rate = optimizer.learning_rate
     rule.start(local)
 
     order = torch.Generator().manual_seed(seeds[0])
     worker.seed(seeds[1])
-    num_samples, batch_size, accumulate = len(selection), plan.batch_size, plan.accumulate
     in_pass = worker.batches_in_pass = plan.pass_batches(num_samples, worker.skips_single_samples)
     num_steps = worker.steps_in_training = plan.num_steps(in_pass)
     batch_start, batch_end = hooks.listeners("on_train_batch_start"), hooks.listeners("on_train_batch_end")

@@ -116,18 +116,19 @@ def gather_objects(fabric: Fabric, mine: Any) -> list[Any]:
     return parts
 
 
-def merge(fabric: Fabric, aggregator: Aggregator, accumulator: dict[str, Any]) -> dict[str, Any]:
-    """The accumulator of all ranks together, by sums: each number crosses once, whatever the number of clients.
-
-    Raises:
-        UserError: the aggregator keeps every upload, which cannot be summed.
-    """
-    if fabric.world_size == 1:
-        return accumulator
+def check_sums(aggregator: Aggregator) -> None:
+    """Raise `UserError` if the aggregator keeps every upload, which cannot be summed over ranks."""
     if aggregator.reduction != "sum":
         raise UserError(
             f"{type(aggregator).__name__} keeps every upload, so its clients cannot be spread over ranks: give devices=1."
         )
+
+
+def merge(fabric: Fabric, aggregator: Aggregator, accumulator: dict[str, Any]) -> dict[str, Any]:
+    """The accumulator of all ranks together, by sums: each number crosses once, whatever the number of clients."""
+    if fabric.world_size == 1:
+        return accumulator
+    check_sums(aggregator)
     sizes = gather_objects(fabric, {name: len(total) for name, total in accumulator.items()})
     merged = {}
     # A rank whose clients all dropped out has nothing to add, but it must take part.

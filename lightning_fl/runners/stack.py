@@ -61,6 +61,13 @@ class Stack:
         stacked = {name: x.expand(num_clients, *x.shape).clone() for name, x in counters.items()}
         return cls(worker, params, buffers, stacked, torch.zeros_like(params))
 
+    def restart(self, received: Message, counters: Mapping[str, Tensor]) -> None:
+        """Give every client what came down once more."""
+        self.params.copy_(received["model"])
+        self.buffers.copy_(received["buffers"])
+        for name, counter in self.counters.items():
+            counter.copy_(counters[name])
+
     def first(self, num_clients: int) -> Stack:
         """The first clients alone, on the same storage."""
         return Stack(
@@ -77,7 +84,7 @@ class Stack:
         self._flat_gradient.zero()
 
     def backward(
-        self, rows: Sequence[int], batches: Sequence[Any], batch_index: int, factor: float, logs: RowLogs
+        self, rows: Sequence[int], batches: Sequence[Any], batch_index: int, factors: float | Tensor, logs: RowLogs
     ) -> list[str]:
         """Add the gradients of one batch of each of some clients.
 
@@ -85,7 +92,7 @@ class Stack:
             rows: the clients, in ascending order.
             batches: one for each, all of one structure and with tensors of equal shapes.
             batch_index: what `training_step` gets.
-            factor: of the losses.
+            factors: of the losses, one for all or one for each.
             logs: takes what the module logs.
 
         Returns:
@@ -96,7 +103,7 @@ class Stack:
             with warnings.catch_warnings():
                 # Autograd would rather have dense gradients; a row of a stack is not, which costs it nothing here.
                 warnings.filterwarnings("ignore", "grad and param do not obey")
-                self._worker.fabric.backward((losses * factor).sum())
+                self._worker.fabric.backward((losses * factors).sum())
             return self._flat_gradient.discover()
         # Clients with batches of another size train on copies of their rows.
         index = torch.tensor(rows, device=self.params.device)
@@ -104,7 +111,7 @@ class Stack:
         part = Stack(
             self._worker, self.params[index], self.buffers[index], counters, torch.zeros_like(self.params[index])
         )
-        part.backward(range(len(rows)), batches, batch_index, factor, logs)
+        part.backward(range(len(rows)), batches, batch_index, factors, logs)
         self.gradient.index_add_(0, index, part.gradient)
         self.buffers.index_copy_(0, index, part.buffers)
         for name, counter in self.counters.items():

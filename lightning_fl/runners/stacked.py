@@ -54,11 +54,13 @@ class Batch:
         content: what `training_step` gets.
         size: its samples.
         index: which of the local training's batches it is, from 0.
+        factor: of its loss in the step's gradient.
     """
 
     content: Any
     size: int
     index: int
+    factor: float
 
     @property
     def signature(self) -> Any:
@@ -140,6 +142,11 @@ def train_stack(
     state = {name: torch.stack([member.state[name] for member in members]) for name in members[0].state}
     local = LocalTraining(setting, received, stack.params, stack.gradient, optimizer.step, state)
     local.learning_rate = optimizer.learning_rate
+    if rule.reads_full_gradient:
+        worker.seed(members[0].seeds[1])
+        local.full_gradient = _full_gradients(worker, stack, members, plan, resident)
+        stack.restart(received, counters)
+        local.learning_rate = optimizer.learning_rate
     rule.start(local)
 
     worker.seed(members[0].seeds[1])
@@ -157,7 +164,7 @@ def train_stack(
             break
         stack.zero_gradient()
         of_step = [next(steps) for steps in batches[:num_active]]
-        for found in _backward(stack, of_step, 1 / plan.accumulate, logs):
+        for found in _backward(stack, of_step, logs):
             optimizer.take_in(found)
             local.learning_rate = optimizer.learning_rate
         if plan.clip_value:
@@ -190,7 +197,8 @@ def _batches_by_step(worker: Worker, member: Member, plan: LocalPlan, resident: 
         for index, content in enumerate(member.selection.batches(batch_size, order)):
             if transfers:
                 content = worker.transfer(content, resident)
-            of_step.append(Batch(content, min(batch_size, num_samples - index * batch_size), count))
+            size = min(batch_size, num_samples - index * batch_size)
+            of_step.append(Batch(content, size, count, 1 / plan.accumulate))
             count += 1
             is_last = index + 1 == member.in_pass
             if len(of_step) == plan.accumulate or is_last:
@@ -200,8 +208,27 @@ def _batches_by_step(worker: Worker, member: Member, plan: LocalPlan, resident: 
                 break
 
 
-def _backward(stack: Stack, of_step: Sequence[list[Batch]], factor: float, logs: RowLogs) -> Iterator[list[str]]:
-    """Gather the gradients of one optimiser step; yields names of parameters that get their first one."""
+def _full_gradients(worker: Worker, stack: Stack, members: Sequence[Member], plan: LocalPlan, resident: bool) -> Tensor:
+    """What `full_gradient` gives, for each client (n, d)."""
+    of_pass = []
+    for member in members:
+        sizes = plan.batch_sizes(len(member.selection), worker.skips_single_samples)
+        batches = zip(member.selection.batches(plan.batch_size), sizes, strict=False)
+        of_pass.append(
+            [
+                Batch(worker.transfer(content, resident), size, index, size / sum(sizes))
+                for index, (content, size) in enumerate(batches)
+            ]
+        )
+    for found in _backward(stack, of_pass, RowLogs(worker.logs)):
+        worker.optimizer.take_in(found)
+    if worker.optimizer.decays:
+        stack.gradient.add_(stack.params * worker.optimizer.weight_decay)
+    return stack.gradient.clone()
+
+
+def _backward(stack: Stack, of_step: Sequence[list[Batch]], logs: RowLogs) -> Iterator[list[str]]:
+    """Add up the gradients of the batches of one step; yields names of parameters that get their first one."""
     for place in range(max(map(len, of_step))):
         groups: dict[Any, list[int]] = {}
         for row, batches in enumerate(of_step):
@@ -210,22 +237,26 @@ def _backward(stack: Stack, of_step: Sequence[list[Batch]], factor: float, logs:
         for rows in groups.values():
             batches = [of_step[row][place] for row in rows]
             logs.rows, logs.batch_size = rows, batches[0].size
-            if found := stack.backward(rows, [b.content for b in batches], batches[0].index, factor, logs):
+            factors: float | Tensor = batches[0].factor
+            if any(batch.factor != factors for batch in batches):
+                factors = torch.tensor([batch.factor for batch in batches], device=stack.params.device)
+            if found := stack.backward(rows, [batch.content for batch in batches], batches[0].index, factors, logs):
                 yield found
 
 
 def _rows(local: LocalTraining, rows: slice) -> LocalTraining:
     """Some clients of a stacked local training; what has one axis only is shared by all."""
 
-    def some(tensors: State) -> State:
-        return {name: x[rows] if x.dim() > 1 else x for name, x in tensors.items()}
+    def some(x: Tensor) -> Tensor:
+        return x[rows] if x.dim() > 1 else x
 
     return replace(
         local,
-        params=local.params[rows],
-        gradient=local.gradient[rows],
-        state=some(local.state),
-        memory=some(local.memory),
+        params=some(local.params),
+        gradient=some(local.gradient),
+        state={name: some(x) for name, x in local.state.items()},
+        memory={name: some(x) for name, x in local.memory.items()},
+        full_gradient=some(local.full_gradient),
     )
 
 

@@ -84,6 +84,16 @@ def test_reading_leaves_the_global_generator_alone(numbers: Samples) -> None:
     assert torch.equal(before, torch.get_rng_state())
 
 
+def test_samples_are_sent_as_they_are_stored() -> None:
+    images = TensorSamples(IMAGES, LABELS, transform=Normalize(torch.ones(3), torch.ones(3)))
+    pixels, labels = images.stored(INDICES)
+    assert torch.equal(pixels, IMAGES[INDICES])
+    assert (labels.dtype, labels.tolist()) == (torch.int32, LABELS[INDICES].tolist())
+    numbers, squares = DatasetSamples(Squares(30)).stored(INDICES)
+    assert (numbers.dtype, numbers.tolist()) == (torch.int32, INDICES.tolist())
+    assert squares.tolist() == (INDICES**2).tolist()
+
+
 def test_images_are_scaled_exactly() -> None:
     samples = TensorSamples(IMAGES, LABELS)
     ((x, y),) = samples.select(INDICES).batches(10)

@@ -1,11 +1,12 @@
 """The methods as the papers write them: plain loops in numpy float64 on the toy of `toys.Perceptron`, no code of ours.
 
 The order in which clients are drawn and see their samples is reproduced from its definition: streams seeded with
-(seed, round, purpose, client), purpose 0 for the cohort and 2 for a client's training.
+(seed, round, purpose, client), purpose 0 for the cohort, 2 for a client's training and 3 for the server's.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from math import log2
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ Batches = Iterator[tuple[np.ndarray, np.ndarray]]
 
 @dataclass
 class Problem:
-    """A federation: samples x[k] (n_k, 3) and y[k] (n_k, 2) of each client k, and how it is trained."""
+    """A federation: samples x[k] (n_k, 3) and y[k] (n_k, 2) of each client k and of the server, and how it is trained."""
 
     x: list[np.ndarray]
     y: list[np.ndarray]
@@ -26,6 +27,8 @@ class Problem:
     learning_rate: float = 0.1
     seed: int = 0
     absent: frozenset[int] = frozenset()
+    server_x: np.ndarray = field(default_factory=lambda: np.zeros((0, 3)))
+    server_y: np.ndarray = field(default_factory=lambda: np.zeros((0, 2)))
 
     def cohort(self, t: int) -> list[int]:
         rng = np.random.default_rng([self.seed, t, 0, 0])
@@ -33,20 +36,34 @@ class Problem:
         return [int(k) for k in drawn if k not in self.absent]
 
     def batches(self, t: int, k: int) -> Batches:
-        words = np.random.SeedSequence([self.seed, t, 2, k]).generate_state(2, np.uint64) >> np.uint64(1)
+        return self._batches(self.x[k], self.y[k], [self.seed, t, 2, k])
+
+    def server_batches(self, t: int) -> Batches:
+        return self._batches(self.server_x, self.server_y, [self.seed, t, 3, 0])
+
+    def _batches(self, x: np.ndarray, y: np.ndarray, stream: list[int]) -> Batches:
+        words = np.random.SeedSequence(stream).generate_state(2, np.uint64) >> np.uint64(1)
         generator = torch.Generator().manual_seed(int(words[0]))
         for _ in range(self.epochs):
-            order = torch.randperm(len(self.x[k]), generator=generator).numpy()
+            order = torch.randperm(len(x), generator=generator).numpy()
             for start in range(0, len(order), self.batch_size):
                 rows = order[start : start + self.batch_size]
-                yield self.x[k][rows], self.y[k][rows]
+                yield x[rows], y[rows]
+
+
+def output(w: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """W₂ tanh(W₁x + b₁) + b₂."""
+    return np.tanh(x @ w[:12].reshape(4, 3).T + w[12:16]) @ w[16:24].reshape(2, 4).T + w[24:]
 
 
 def gradient(w: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """∇ of mean ½‖W₂ tanh(W₁x + b₁) + b₂ − y‖², by the chain rule; w (26,) holds W₁ (4, 3), b₁, W₂ (2, 4), b₂."""
-    w1, b1, w2, b2 = w[:12].reshape(4, 3), w[12:16], w[16:24].reshape(2, 4), w[24:]
-    hidden = np.tanh(x @ w1.T + b1)
-    d_output = (hidden @ w2.T + b2 - y) / len(x)
+    return backward(w, x, (output(w, x) - y) / len(x))
+
+
+def backward(w: np.ndarray, x: np.ndarray, d_output: np.ndarray) -> np.ndarray:
+    """The gradient (26,) of a loss whose gradient by the outputs is `d_output` (n, 2)."""
+    hidden, w2 = np.tanh(x @ w[:12].reshape(4, 3).T + w[12:16]), w[16:24].reshape(2, 4)
     d_hidden = (d_output @ w2) * (1 - hidden**2)
     return np.concatenate([(d_hidden.T @ x).ravel(), d_hidden.sum(0), (d_output.T @ hidden).ravel(), d_output.sum(0)])
 
@@ -128,4 +145,230 @@ def server_momentum(
         else:
             m = beta * m + delta
         w = w + eta * m
+    return w
+
+
+def kullback_leibler(a: list[float], b: list[float]) -> float:
+    return sum(p * log2(p / q) for p, q in zip(a, b, strict=True) if p > 0)
+
+
+def degree(histogram: np.ndarray, everyone: np.ndarray) -> float:
+    """D(P) of Liu et al. 2024."""
+    p, mean = list(histogram / histogram.sum()), list(everyone / everyone.sum())
+    middle = [(a + b) / 2 for a, b in zip(p, mean, strict=True)]
+    return kullback_leibler(p, middle) / 2 + kullback_leibler(mean, middle) / 2
+
+
+def server_gradient(problem: Problem, t: int, w: np.ndarray) -> tuple[int, np.ndarray]:
+    """τ and ḡ₀, steps and mean gradient of the server's local training from w (formula 5 of Liu et al. 2024)."""
+    y, gradients = w.copy(), []
+    for batch in problem.server_batches(t):
+        gradients.append(gradient(y, *batch))
+        y = y - problem.learning_rate * gradients[-1]
+    return len(gradients), sum(gradients) / len(gradients)
+
+
+def server_share(
+    problem: Problem,
+    t: int,
+    w: np.ndarray,
+    C: float = 1,  # noqa: N803
+    decay: float = 0.99,
+    inverse: bool = False,
+    alpha_max: float | None = None,
+) -> float:
+    """τ_eff/τ by formulas 6 and 7 of Liu et al. 2024."""
+
+    def classes(targets: np.ndarray) -> np.ndarray:
+        return np.bincount(targets.argmax(1), minlength=2)
+
+    histograms = [classes(targets) for targets in problem.y]
+    everyone = sum(histograms)
+    cohort = problem.cohort(t)
+    d_cohort, d_server = (
+        degree(histogram, everyone) for histogram in (sum(histograms[k] for k in cohort), classes(problem.server_y))
+    )
+    n_server, n_cohort = len(problem.server_x), sum(len(problem.x[k]) for k in cohort)
+    accuracy = np.mean(output(w, problem.server_x).argmax(1) == problem.server_y.argmax(1))
+    share = 1 / (accuracy + 0.01) if inverse else 1 - accuracy
+    ratio = n_server * d_cohort / (n_server * d_cohort + n_cohort * d_server)
+    alpha = share * ratio * C * decay**t
+    return alpha if alpha_max is None else min(alpha, alpha_max)
+
+
+def dynamic_update(problem: Problem, t: int, w: np.ndarray, **share: float) -> np.ndarray:
+    """Formula 4 of Liu et al. 2024: w − τ_eff η ḡ₀."""
+    alpha = server_share(problem, t, w, **share)
+    tau, mean_gradient = server_gradient(problem, t, w)
+    return w - alpha * tau * problem.learning_rate * mean_gradient if alpha > 1e-3 else w
+
+
+def feddu(problem: Problem, w: np.ndarray, local: Local = sgd, **update: float) -> np.ndarray:
+    """FedDU of Liu et al. 2024."""
+    for t in range(problem.rounds):
+        w = dynamic_update(problem, t, average(problem, t, w, local), **update)
+    return w
+
+
+def feddu_static(problem: Problem, w: np.ndarray, tau_eff: float | None) -> np.ndarray:
+    """FedDU-S: a constant τ_eff, or all the server's steps."""
+    for t in range(problem.rounds):
+        w = average(problem, t, w, sgd)
+        tau, mean_gradient = server_gradient(problem, t, w)
+        w = w - (tau if tau_eff is None else tau_eff) * problem.learning_rate * mean_gradient
+    return w
+
+
+def feddum(
+    problem: Problem, w: np.ndarray, beta: float, local_beta: float, eta_g: float = 1.0, first: bool = False
+) -> np.ndarray:
+    """FedDUM of Liu et al. 2024, formula 8 with G of (12) as (4) has it: old minus new."""
+    m = np.zeros_like(w)
+    for t in range(problem.rounds):
+        target = dynamic_update(problem, t, average(problem, t, w, momentum_sgd(local_beta)))
+        g = w - target
+        m = g if t == 0 and first else beta * m + (1 - beta) * g
+        w = w - eta_g * m
+    return w
+
+
+def feddum_in_two_stages(problem: Problem, w: np.ndarray, beta: float, local_beta: float) -> np.ndarray:
+    """FedDUM as its authors' code has it: one momentum for the clients' change and then for the server's."""
+    m = np.zeros_like(w)
+    for t in range(problem.rounds):
+        clients = average(problem, t, w, momentum_sgd(local_beta))
+        m = beta * m + (1 - beta) * (w - clients)
+        w = w - m
+        server = dynamic_update(problem, t, w)
+        if not np.array_equal(server, w):
+            m = beta * m + (1 - beta) * (w - server)
+            w = w - m
+    return w
+
+
+def yogi(problem: Problem, w: np.ndarray, beta: float, beta2: float, eta: float, epsilon: float) -> np.ndarray:
+    """FedYogi of Reddi et al. 2021, Algorithm 2, with the first moment as ServerM has it."""
+    m, u = np.zeros_like(w), np.full_like(w, epsilon**2)
+    for t in range(problem.rounds):
+        delta = average(problem, t, w, sgd) - w
+        m = beta * m + (1 - beta) * delta
+        u = u - (1 - beta2) * delta**2 * np.sign(u - delta**2)
+        w = w + eta * m / (np.sqrt(u) + epsilon)
+    return w
+
+
+def decoupled_momentum(
+    w: np.ndarray, m: np.ndarray, batches: Batches, eta: float, beta: float, frozen: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """FedDA's local training: the sum P of the directions, and the momentum v that goes back."""
+    y, p, v, tau = w.copy(), np.zeros_like(w), m.copy(), 0
+    for batch in batches:
+        v = beta * (m if frozen else v) + (1 - beta) * gradient(y, *batch)
+        p, tau = p + v, tau + 1
+        y = y - eta * v
+    return p, p / tau if frozen else v
+
+
+def fedda(
+    problem: Problem,
+    w: np.ndarray,
+    beta: float,
+    frozen: bool = False,
+    share: Callable[[np.ndarray, int], float] | None = None,
+) -> np.ndarray:
+    """FedDA of Jin et al. 2022 with SGDM; with `share`, α of (w, t), the server half of FedDU-DA of Liu et al. 2024."""
+    m, eta = np.zeros_like(w), problem.learning_rate
+    for t in range(problem.rounds):
+        cohort = problem.cohort(t)
+        sizes = [len(problem.x[k]) for k in cohort]
+        sent = [decoupled_momentum(w, m, problem.batches(t, k), eta, beta, frozen) for k in cohort]
+        w = w - eta * sum(n * p for n, (p, _) in zip(sizes, sent, strict=True)) / sum(sizes)
+        m = sum(n * v for n, (_, v) in zip(sizes, sent, strict=True)) / sum(sizes)
+        alpha = share(w, t) if share else 0.0
+        if alpha > 1e-3:
+            p, v = decoupled_momentum(w, m, problem.server_batches(t), eta, beta, frozen)
+            w, m = w - eta * alpha * p, m + alpha * (v - m)
+    return w
+
+
+def fedduda(problem: Problem, w: np.ndarray, beta: float) -> np.ndarray:
+    """FedDU-DA of Liu et al. 2024."""
+    return fedda(problem, w, beta, share=lambda w, t: server_share(problem, t, w))
+
+
+def mime_lite(problem: Problem, w: np.ndarray, beta: float) -> np.ndarray:
+    """MimeLite of Karimireddy et al. 2021 with SGDM, clients weighted by samples."""
+    m = np.zeros_like(w)
+    for t in range(problem.rounds):
+
+        def local(w: np.ndarray, batches: Batches, eta: float, m: np.ndarray = m) -> np.ndarray:
+            y = w.copy()
+            for batch in batches:
+                y = y - eta * (beta * m + (1 - beta) * gradient(y, *batch))
+            return y
+
+        cohort = problem.cohort(t)
+        samples = sum(len(problem.x[k]) for k in cohort)
+        full = sum(len(problem.x[k]) * gradient(w, problem.x[k], problem.y[k]) for k in cohort) / samples
+        w = average(problem, t, w, local)
+        m = beta * m + (1 - beta) * full
+    return w
+
+
+def data_sharing(problem: Problem, w: np.ndarray, cap: float, warmup_epochs: int = 0) -> np.ndarray:
+    """Zhao et al. 2018: every client holds some of the server's samples too."""
+    size = min(len(problem.server_x), int(cap * sum(len(x) for x in problem.x)))
+    x, y = [], []
+    for k in range(len(problem.x)):
+        rows = np.arange(len(problem.server_x))
+        if size < len(rows):
+            rows = np.random.default_rng([problem.seed, 0, 4, k]).choice(rows, size, replace=False)
+        x.append(np.concatenate([problem.x[k], problem.server_x[rows]]))
+        y.append(np.concatenate([problem.y[k], problem.server_y[rows]]))
+    w = sgd(w, replace(problem, epochs=warmup_epochs).server_batches(0), problem.learning_rate)
+    return fedavg(replace(problem, x=x, y=y), w)
+
+
+def hybrid_fl(problem: Problem, w: np.ndarray) -> np.ndarray:
+    """Hybrid-FL as Liu et al. 2024 use it: the server is one more client of the average."""
+    for t in range(problem.rounds):
+        models = [sgd(w, problem.batches(t, k), problem.learning_rate) for k in problem.cohort(t)]
+        sizes = [len(problem.x[k]) for k in problem.cohort(t)]
+        models.append(sgd(w, problem.server_batches(t), problem.learning_rate))
+        sizes.append(len(problem.server_x))
+        w = sum(n * model for n, model in zip(sizes, models, strict=True)) / sum(sizes)
+    return w
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    powers = np.exp(logits - logits.max(1, keepdims=True))
+    return powers / powers.sum(1, keepdims=True)
+
+
+def feddf(
+    problem: Problem, w: np.ndarray, steps: int, batch_size: int, eta: float, temperature: float, probs: bool = False
+) -> np.ndarray:
+    """Lin et al. 2020, Algorithm 1, without validation: Adam with cosine annealing on KL(ensemble ‖ student)."""
+    x, clip = problem.server_x, 5.0
+    for t in range(problem.rounds):
+        cohort = problem.cohort(t)
+        models = [sgd(w, problem.batches(t, k), problem.learning_rate) for k in cohort]
+        sizes = [len(problem.x[k]) for k in cohort]
+        w = sum(n * model for n, model in zip(sizes, models, strict=True)) / sum(sizes)
+        logits = [output(model, x) / temperature for model in models]
+        targets = sum(map(softmax, logits)) / len(models) if probs else softmax(sum(logits) / len(models))
+        words = np.random.SeedSequence([problem.seed, t, 3, 0]).generate_state(2, np.uint64) >> np.uint64(1)
+        generator, order = torch.Generator().manual_seed(int(words[0])), np.zeros(0, dtype=int)
+        m, v = np.zeros_like(w), np.zeros_like(w)
+        for step in range(steps):
+            if not len(order):
+                order = torch.randperm(len(x), generator=generator).numpy()
+            rows, order = order[:batch_size], order[batch_size:]
+            student = softmax(output(w, x[rows]) / temperature)
+            g = backward(w, x[rows], (student - targets[rows]) / len(rows) / temperature)
+            g = g * min(1.0, clip / (np.linalg.norm(g) + 1e-6))
+            m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+            corrected = m / (1 - 0.9 ** (step + 1)), v / (1 - 0.999 ** (step + 1))
+            rate = eta * (1 + np.cos(np.pi * step / steps)) / 2
+            w = w - rate * corrected[0] / (np.sqrt(corrected[1]) + 1e-8)
     return w

@@ -2,20 +2,49 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import oracle
 import toys
 
-from lightning_fl.algorithms import Algorithm, DeviceM, FedAvg, FedProx, ServerM
+from lightning_fl.algorithms import (
+    Algorithm,
+    DataSharing,
+    DeviceM,
+    FedAvg,
+    FedDA,
+    FedDF,
+    FedDU,
+    FedDUDA,
+    FedDUDM,
+    FedDUM,
+    FedDUS,
+    FedDUSM,
+    FedProx,
+    HybridFL,
+    ServerM,
+)
+from lightning_fl.data import FederatedDataModule
 
 
 class Entry(NamedTuple):
-    """How to make the algorithm, and the oracle from (problem, initial model) to the final model."""
+    """How to make the algorithm, the oracle from (problem, initial model) to the final model, and samples the server holds."""
 
     algorithm: Callable[[], Algorithm]
     oracle: Callable[[oracle.Problem, np.ndarray], np.ndarray]
+    num_server: int = 0
+    kinds: tuple[str, ...] = ("model",)
+    """Vectors of d numbers that cross in either direction."""
+
+    def federation(self, train: Any = None) -> FederatedDataModule:
+        """The toy's data, with server samples if the method uses them."""
+        return toys.Served(self.num_server, train) if self.num_server else toys.federation(train=train)
+
+    @property
+    def num_samples(self) -> int:
+        """Clients' and server's samples together."""
+        return sum(toys.SIZES) + self.num_server
 
 
 ROSTER = {
@@ -30,16 +59,81 @@ ROSTER = {
         partial(oracle.server_momentum, beta=0.6, eta=0.7, dampening=False),
     ),
     "DeviceM": Entry(partial(DeviceM, local_beta=0.8), partial(oracle.device_momentum, beta=0.8)),
+    "ServerM-yogi": Entry(
+        partial(ServerM, beta=0.6, server_learning_rate=0.02, variant="yogi"),
+        partial(oracle.yogi, beta=0.6, beta2=0.99, eta=0.02, epsilon=1e-3),
+    ),
+    "DeviceM-mime-lite": Entry(
+        partial(DeviceM, local_beta=0.8, variant="mime_lite"),
+        partial(oracle.mime_lite, beta=0.8),
+        kinds=("model", "moments"),
+    ),
+    "FedDA": Entry(partial(FedDA, beta=0.8), partial(oracle.fedda, beta=0.8), kinds=("model", "moments")),
+    "FedDA-frozen": Entry(
+        partial(FedDA, beta=0.8, variant="frozen"),
+        partial(oracle.fedda, beta=0.8, frozen=True),
+        kinds=("model", "moments"),
+    ),
+    "FedDUDA": Entry(
+        partial(FedDUDA, beta=0.8), partial(oracle.fedduda, beta=0.8), num_server=9, kinds=("model", "moments")
+    ),
+    "FedDU": Entry(partial(FedDU, C=1.5, decay=0.8), partial(oracle.feddu, C=1.5, decay=0.8), num_server=9),
+    "FedDU-inverse": Entry(
+        partial(FedDU, C=0.3, f="inverse", alpha_max=0.6),
+        partial(oracle.feddu, C=0.3, decay=0.99, inverse=True, alpha_max=0.6),
+        num_server=9,
+    ),
+    "FedDUS": Entry(partial(FedDUS, tau_eff=2), partial(oracle.feddu_static, tau_eff=2), num_server=9),
+    "FedDUS-full": Entry(partial(FedDUS, tau_eff="full"), partial(oracle.feddu_static, tau_eff=None), num_server=9),
+    "FedDUM": Entry(
+        partial(FedDUM, beta=0.6, local_beta=0.8, server_learning_rate=0.7),
+        partial(oracle.feddum, beta=0.6, local_beta=0.8, eta_g=0.7),
+        num_server=9,
+    ),
+    "FedDUM-first": Entry(
+        partial(FedDUM, beta=0.6, local_beta=0.8, momentum_init="first"),
+        partial(oracle.feddum, beta=0.6, local_beta=0.8, first=True),
+        num_server=9,
+    ),
+    "FedDUM-two-stage": Entry(
+        partial(FedDUM, beta=0.6, local_beta=0.8, two_stage=True),
+        partial(oracle.feddum_in_two_stages, beta=0.6, local_beta=0.8),
+        num_server=9,
+    ),
+    "FedDUSM": Entry(partial(FedDUSM, beta=0.6), partial(oracle.feddum, beta=0.6, local_beta=0), num_server=9),
+    "FedDUDM": Entry(partial(FedDUDM, local_beta=0.8), partial(oracle.feddum, beta=0, local_beta=0.8), num_server=9),
+    "DataSharing": Entry(partial(DataSharing, cap=1.0), partial(oracle.data_sharing, cap=1.0), num_server=9),
+    "DataSharing-some": Entry(
+        partial(DataSharing, cap=0.1, warmup_epochs=3),
+        partial(oracle.data_sharing, cap=0.1, warmup_epochs=3),
+        num_server=9,
+    ),
+    "HybridFL": Entry(HybridFL, oracle.hybrid_fl, num_server=9),
+    "FedDF": Entry(
+        partial(FedDF, max_steps=7, batch_size=4, learning_rate=0.02, temperature=2.0),
+        partial(oracle.feddf, steps=7, batch_size=4, eta=0.02, temperature=2.0),
+        num_server=9,
+    ),
+    "FedDF-probs": Entry(
+        partial(FedDF, max_steps=4, learning_rate=0.02, average="probs"),
+        partial(oracle.feddf, steps=4, batch_size=128, eta=0.02, temperature=1.0, probs=True),
+        num_server=9,
+    ),
 }
 
 
 def problem(
-    rounds: int, epochs: int = 1, cohort_size: int = 3, seed: int = 0, absent: frozenset[int] = frozenset()
+    rounds: int,
+    epochs: int = 1,
+    cohort_size: int = 3,
+    seed: int = 0,
+    absent: frozenset[int] = frozenset(),
+    num_server: int = 0,
 ) -> oracle.Problem:
-    """The oracle's view of `toys.federation()`."""
-    data = toys.federation()
+    """The oracle's view of `toys.federation()`, or of `toys.Served(num_server)`."""
+    data = toys.Served(num_server) if num_server else toys.federation()
     data.setup("fit")
-    x, y = (tensor.double().numpy() for tensor in toys.samples(sum(toys.SIZES)))
+    x, y = (tensor.double().numpy() for tensor in toys.samples(sum(toys.SIZES) + num_server))
     return oracle.Problem(
         x=[x[rows] for rows in data.client_indices],
         y=[y[rows] for rows in data.client_indices],
@@ -49,4 +143,6 @@ def problem(
         epochs=epochs,
         seed=seed,
         absent=absent,
+        server_x=x[data.server_indices],
+        server_y=y[data.server_indices],
     )

@@ -10,7 +10,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 from roster import ROSTER, problem
-from toys import SIZES, Perceptron, federation, read_rows, samples, vector
+from toys import Perceptron, federation, read_rows, samples, vector
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.federation import Federation
@@ -30,9 +30,10 @@ def equal_states(a: Any, b: Any) -> bool:
 @pytest.mark.parametrize(("precision", "tolerance"), [("64-true", 1e-10), ("32-true", 1e-5)])
 def test_matches_its_oracle(name: str, precision: str, tolerance: float, make_trainer: MakeTrainer) -> None:
     module = Perceptron()
-    expected = ROSTER[name].oracle(problem(rounds=5, epochs=2), vector(module))
+    entry = ROSTER[name]
+    expected = entry.oracle(problem(rounds=5, epochs=2, num_server=entry.num_server), vector(module))
     trainer = make_trainer(max_rounds=5, local_epochs=2, precision=precision)
-    trainer.fit(module, federation(), algorithm=ROSTER[name].algorithm())
+    trainer.fit(module, entry.federation(), algorithm=ROSTER[name].algorithm())
     np.testing.assert_allclose(vector(module), expected, rtol=0, atol=tolerance)
 
 
@@ -60,7 +61,9 @@ def test_resumed_equals_uninterrupted_bit_for_bit(
             trainer = make_trainer(max_rounds=stop, default_root_dir=root, **keeps_files)
             # A new module: everything must come from the checkpoint.
             fitted = copy.deepcopy(module) if number == 0 else Perceptron()
-            trainer.fit(fitted, federation(), ROSTER[name].algorithm(), ckpt_path="last" if number else None)
+            trainer.fit(
+                fitted, ROSTER[name].federation(), ROSTER[name].algorithm(), ckpt_path="last" if number else None
+            )
         fits[part] = fitted.state_dict(), trainer.run.state_dict(), read_rows(root)
     for whole, resumed in zip(fits["whole"], fits["resumed"], strict=True):
         assert equal_states(whole, resumed)
@@ -72,10 +75,10 @@ def test_order_of_the_cohort_does_not_matter(
 ) -> None:
     first = Perceptron()
     second = copy.deepcopy(first)
-    make_trainer(max_rounds=3, clients_per_round=6).fit(first, federation(), ROSTER[name].algorithm())
+    make_trainer(max_rounds=3, clients_per_round=6).fit(first, ROSTER[name].federation(), ROSTER[name].algorithm())
     select = Federation._select_cohort
     monkeypatch.setattr(Federation, "_select_cohort", lambda self: sorted(select(self)))
-    make_trainer(max_rounds=3, clients_per_round=6).fit(second, federation(), ROSTER[name].algorithm())
+    make_trainer(max_rounds=3, clients_per_round=6).fit(second, ROSTER[name].federation(), ROSTER[name].algorithm())
     np.testing.assert_allclose(vector(first), vector(second), rtol=0, atol=1e-6)
 
 
@@ -102,7 +105,7 @@ def test_a_round_that_nobody_survives_changes_nothing(
         def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
             self.note(trainer, "end")
 
-    make_trainer(max_rounds=3, callbacks=Watch()).fit(Perceptron(), federation(), ROSTER[name].algorithm())
+    make_trainer(max_rounds=3, callbacks=Watch()).fit(Perceptron(), ROSTER[name].federation(), ROSTER[name].algorithm())
     metrics = states[1, "end"].pop("metrics")
     states[1, "start"].pop("metrics")
     assert equal_states(states[1, "start"], states[1, "end"])
@@ -122,8 +125,9 @@ class Poisoned(Perceptron):
 
 @each_algorithm
 def test_a_nan_upload_is_as_if_its_client_were_absent(name: str, make_trainer: MakeTrainer) -> None:
-    x, y = samples(sum(SIZES))
-    data = federation()
+    entry = ROSTER[name]
+    x, y = samples(entry.num_samples)
+    data = entry.federation()
     data.setup("fit")
     bad = 3
     x[data.client_indices[bad][0]] = 1000.0
@@ -133,12 +137,13 @@ def test_a_nan_upload_is_as_if_its_client_were_absent(name: str, make_trainer: M
         def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
             metrics = trainer.callback_metrics
             rejected.append((int(metrics["clients/rejected"]), int(metrics["clients/accepted"])))
-            assert metrics["comm/uplink_bits"] == 6 * 26 * 64, "a rejected upload stays charged"
+            assert metrics["comm/uplink_bits"] == 6 * 26 * 64 * len(entry.kinds), "a rejected upload stays charged"
             assert torch.isfinite(metrics["train/loss"])
 
     module = Poisoned()
-    expected = ROSTER[name].oracle(problem(rounds=3, cohort_size=6, absent=frozenset({bad})), vector(module))
+    given = problem(rounds=3, cohort_size=6, absent=frozenset({bad}), num_server=entry.num_server)
+    expected = entry.oracle(given, vector(module))
     trainer = make_trainer(max_rounds=3, clients_per_round=6, precision="64-true", callbacks=Watch())
-    trainer.fit(module, federation(train=(x, y)), ROSTER[name].algorithm())
+    trainer.fit(module, entry.federation(train=(x, y)), entry.algorithm())
     np.testing.assert_allclose(vector(module), expected, rtol=0, atol=1e-10)
     assert rejected == [(1, 5)] * 3

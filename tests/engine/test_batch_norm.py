@@ -10,12 +10,16 @@ from test_link import Normalised
 from toys import Perceptron, federation
 
 from lightning_fl import FederatedTrainer
-from lightning_fl.algorithms import Algorithm, FedAvg, FedProx, ServerM
+from lightning_fl.algorithms import Algorithm, DeviceM, FedAvg, FedDA, FedProx, ServerM
 
 MakeTrainer = Callable[..., FederatedTrainer]
 
 
-@pytest.mark.parametrize("algorithm", [FedAvg(), FedProx(mu=0), ServerM(beta=0)], ids=lambda a: a.name)
+@pytest.mark.parametrize(
+    "algorithm",
+    [FedAvg(), FedProx(mu=0), ServerM(beta=0), FedDA(beta=0), DeviceM(local_beta=0, variant="mime_lite")],
+    ids=lambda a: a.name,
+)
 def test_buffers_are_averaged_by_samples_and_counters_take_the_maximum(
     algorithm: Algorithm, make_trainer: MakeTrainer
 ) -> None:

@@ -22,11 +22,12 @@ main(sys.argv[1:])
 """
 COMMAND = (
     "fit --data Digits --data.num_clients 12 --data.image_size 16 --data.partition Dirichlet --data.partition.min_samples 1 "
+    "--data.client_fraction 0.9 --data.server_fraction 0.1 "
     "--model ImageClassifier --model.network resnet32 --model.learning_rate 0.05 --trainer.clients_per_round 5 "
     "--trainer.local_steps 1 --trainer.max_rounds 2 --trainer.dropout_rate 0.3 --trainer.accelerator cpu "
     "--trainer.enable_progress_bar false --trainer.enable_model_summary false"
 )
-TAIL = ["--algorithm", "ServerM"]
+TAIL = ["--algorithm", "FedDUSM"]
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=30), st.integers(1, 6))
@@ -90,9 +91,10 @@ def agree(one: tuple[list, dict], two: tuple[list, dict]) -> None:
 
 
 def test_two_processes_give_the_answer_of_one(tmp_path: Path) -> None:
-    """With batch normalisation, unequal clients, clients that drop out and momentum on the server."""
+    """With batch normalisation, unequal clients, clients that drop out, momentum on the server and samples of its own."""
     one = ran(tmp_path / "one")
     assert any(int(row["clients/dropped"]) for row in one[0])
+    assert all(float(row["feddu/tau_eff"]) for row in one[0])
     agree(one, ran(tmp_path / "two", "--trainer.devices", "2"))
 
 

@@ -56,7 +56,7 @@ def assert_same(pair: Any, tolerance: float = 1e-5, of_metrics: float = 1e-4) ->
 def test_every_algorithm_gives_the_same_answer(name: str, make_trainer: MakeTrainer) -> None:
     """Stacks of three and two clients with unequal steps; now and then a client drops out."""
     flags = {"local_epochs": 2, "clients_at_once": 3, "clients_per_round": 5, "dropout_rate": 0.2}
-    assert_same(fits(make_trainer, Perceptron(), federation, ROSTER[name].algorithm(), **flags), 1e-5)
+    assert_same(fits(make_trainer, Perceptron(), ROSTER[name].federation, ROSTER[name].algorithm(), **flags), 1e-5)
 
 
 @pytest.mark.parametrize("algorithm", [FedAvg(), FedProx(mu=0.5), DeviceM(local_beta=0.5)], ids=lambda a: a.name)

@@ -9,10 +9,23 @@ import numpy as np
 import oracle
 import pytest
 from roster import problem
-from toys import Perceptron, federation, vector
+from toys import Perceptron, Served, federation, vector
 
 from lightning_fl import FederatedTrainer, UserError
-from lightning_fl.algorithms import Algorithm, DeviceM, FedAvg, FedProx, ServerM
+from lightning_fl.algorithms import (
+    Algorithm,
+    DeviceM,
+    FedAvg,
+    FedDA,
+    FedDU,
+    FedDUDA,
+    FedDUDM,
+    FedDUM,
+    FedDUS,
+    FedDUSM,
+    FedProx,
+    ServerM,
+)
 from lightning_fl.rules import LocalOptimizer, Proximal, RestartedMomentum
 from lightning_fl.slots import Rule, ServerTurn, State, Step
 from lightning_fl.steps import Apply, Momentum
@@ -29,6 +42,36 @@ def test_is_fedavg_in_the_limit(limit: Algorithm, make_trainer: MakeTrainer) -> 
     make_trainer(max_rounds=4, local_epochs=2).fit(average, federation(), FedAvg())
     make_trainer(max_rounds=4, local_epochs=2).fit(other, federation(), limit)
     np.testing.assert_allclose(vector(other), vector(average), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("limit", "same"),
+    [
+        (FedDU(C=0), FedAvg()),
+        (FedDUS(tau_eff=0), FedAvg()),
+        (FedDA(beta=0), FedAvg()),
+        (FedDA(beta=0, variant="frozen"), FedAvg()),
+        (DeviceM(local_beta=0, variant="mime_lite"), FedAvg()),
+        (FedDUDA(C=0, beta=0.7), FedDA(beta=0.7)),
+        (FedDUDA(beta=0), FedDU()),
+        (FedDUM(C=0, beta=0, local_beta=0), FedAvg()),
+        (FedDUM(beta=0, local_beta=0), FedDU()),
+        (FedDUM(beta=0, local_beta=0, two_stage=True), FedDU()),
+        (FedDUSM(beta=0), FedDU()),
+        (FedDUDM(local_beta=0), FedDU()),
+        (FedDUM(beta=0.7, local_beta=0), FedDUSM(beta=0.7)),
+        (FedDUM(beta=0, local_beta=0.7), FedDUDM(local_beta=0.7)),
+        (FedDUSM(beta=0.7, C=0), ServerM(beta=0.7)),
+        (FedDUDM(local_beta=0.7, C=0), DeviceM(local_beta=0.7)),
+    ],
+    ids=lambda algorithm: algorithm.name,
+)
+def test_is_another_method_in_the_limit(limit: Algorithm, same: Algorithm, make_trainer: MakeTrainer) -> None:
+    one = Perceptron()
+    other = copy.deepcopy(one)
+    make_trainer(max_rounds=4, local_epochs=2).fit(one, Served(9), limit)
+    make_trainer(max_rounds=4, local_epochs=2).fit(other, Served(9), same)
+    np.testing.assert_allclose(vector(one), vector(other), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -116,6 +159,20 @@ def test_all_misfits_are_reported_at_once() -> None:
         (lambda: ServerM(server_learning_rate=0.0), "0.0"),
         (lambda: ServerM(momentum_init="second"), "'second'"),  # type: ignore[arg-type]
         (lambda: DeviceM(local_beta=1.5), "1.5"),
+        (lambda: DeviceM(variant="mime"), "did you mean 'mime_lite'"),  # type: ignore[arg-type]
+        (lambda: ServerM(variant="yogy"), "did you mean 'yogi'"),  # type: ignore[arg-type]
+        (lambda: ServerM(variant="yogi", dampening=False), "dampening"),
+        (lambda: FedDA(beta=1.0), "1.0"),
+        (lambda: FedDA(variant="froze"), "did you mean 'frozen'"),  # type: ignore[arg-type]
+        (lambda: FedDU(C=-1.0), "-1.0"),
+        (lambda: FedDU(decay=0.0), "0.0"),
+        (lambda: FedDU(decay=1.01), "1.01"),
+        (lambda: FedDU(f="one-minus"), "did you mean 'one_minus'"),  # type: ignore[arg-type]
+        (lambda: FedDU(alpha_max=-0.5), "-0.5"),
+        (lambda: FedDUS(tau_eff=-1), "-1"),
+        (lambda: FedDUS(tau_eff="all"), "'all'"),  # type: ignore[arg-type]
+        (lambda: FedDUM(beta=1.0), "1.0"),
+        (lambda: FedDUM(local_beta=-0.1), "-0.1"),
     ],
 )
 def test_hyper_parameters_outside_their_range_are_refused(make: Callable[[], Algorithm], given: str) -> None:

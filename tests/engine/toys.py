@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lightning_fl.data import Arrays, Partition
+from lightning_fl.data import Arrays, FederatedDataModule, Partition
+from lightning_fl.data.samples import TensorSamples
 
 SIZES = (3, 5, 4, 9, 12, 7)
 """Samples of the six clients: unequal, some with a last batch of one."""
@@ -40,6 +41,8 @@ class Perceptron(L.LightningModule):
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.log("val/loss", self.loss(batch))
+        x, y = batch
+        self.log("val/accuracy", (self(x).argmax(1) == y.argmax(1)).double().mean())
 
     def test_step(self, batch: Any, batch_idx: int) -> None:
         self.log("test/loss", self.loss(batch))
@@ -80,6 +83,30 @@ def federation(sizes: tuple[int, ...] = SIZES, train: Any = None, batch_size: in
         partition=Sizes(sizes=sizes),
         eval_batch_size=4,
     )
+
+
+class Served(FederatedDataModule):
+    """`federation` with `num_server` samples more, which are the server's; the class of a sample is its larger target."""
+
+    def __init__(self, num_server: int, train: Any = None) -> None:
+        num_clients = sum(SIZES)
+        super().__init__(
+            num_clients=len(SIZES),
+            batch_size=BATCH_SIZE,
+            partition=Sizes(),
+            client_fraction=num_clients / (num_clients + num_server),
+            server_fraction=num_server / num_clients,
+            eval_batch_size=4,
+        )
+        self.samples = samples(num_clients + num_server) if train is None else train
+
+    @property
+    def num_classes(self) -> int:
+        return 2
+
+    def load(self) -> tuple[TensorSamples, TensorSamples]:
+        x, y = self.samples
+        return TensorSamples(x, y, labels=y.argmax(1).numpy()), TensorSamples(*samples(10, seed=1))
 
 
 def vector(module: nn.Module) -> np.ndarray:

@@ -1,0 +1,62 @@
+"""Local training with the federation's momentum (FedDA: Jin et al., Accelerated Federated Learning with Decoupled Adaptive
+Optimization, ICML 2022, its instance with SGD and momentum).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+
+from lightning_fl.errors import nearest, require
+from lightning_fl.slots import LocalTraining, Message, Rule
+
+VARIANTS = ("evolving", "frozen")
+
+
+@dataclass(frozen=True)
+class DecoupledMomentum(Rule):
+    """`evolving`: v = m at the start;  v ← βv + (1 − β)g;  y ← y − ηv;  sends y − w and v − m.
+
+    `frozen`: u = βm + (1 − β)g;  y ← y − ηu;  sends y − w and the mean of the u's minus m.
+
+    The sum P of the directions that the paper sends is (w − y)/η.
+
+    Attributes:
+        beta: β in [0, 1); 0 is plain SGD. Default of the papers: 0.9.
+        variant: whether the momentum moves with the local steps, as in centralised SGD with momentum, or stays the federation's.
+    """
+
+    own_step: ClassVar[bool] = True
+    receives: ClassVar[frozenset[str]] = frozenset({"moments/momentum"})
+    sends: ClassVar[frozenset[str]] = frozenset({"moments/momentum"})
+    beta: float = 0.9
+    variant: Literal["evolving", "frozen"] = "evolving"
+
+    def __post_init__(self) -> None:
+        require(0 <= self.beta < 1, f"the momentum beta must lie in [0, 1), got {self.beta}.")
+        require(
+            self.variant in VARIANTS, f"variant {self.variant!r} is unknown; {nearest(str(self.variant), VARIANTS)}."
+        )
+
+    def start(self, local: LocalTraining) -> None:
+        """v = m, kept as v − m; likewise the sum of u − m."""
+        local.memory["drift"] = torch.zeros_like(local.params)
+
+    def step(self, local: LocalTraining) -> None:
+        """One step along v or u."""
+        momentum, drift = local.received["moments/momentum"], local.memory["drift"]
+        if self.variant == "evolving":
+            # v − m ← β(v − m) + (1 − β)(g − m)
+            drift.mul_(self.beta).add_(local.gradient - momentum, alpha=1 - self.beta)
+            local.params.sub_((momentum + drift) * local.learning_rate)
+        else:
+            change = (local.gradient - momentum) * (1 - self.beta)
+            drift.add_(change)
+            local.params.sub_((momentum + change) * local.learning_rate)
+
+    def finish(self, local: LocalTraining) -> Message:
+        """y − w, and v − m or the mean of u − m."""
+        steps = 1 if self.variant == "evolving" else max(local.num_steps, 1)
+        return {**super().finish(local), "moments/momentum": local.memory["drift"] / steps}

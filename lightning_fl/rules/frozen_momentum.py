@@ -1,0 +1,38 @@
+"""MimeLite's local rule (Karimireddy et al., Breaking the Centralized Barrier for Cross-Device Federated Learning, 2021)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from lightning_fl.errors import require
+from lightning_fl.slots import LocalTraining, Message, Rule
+
+
+@dataclass(frozen=True)
+class FrozenMomentum(Rule):
+    """y ← y − η(βm + (1 − β)g);  sends y − w and ∇F_k(w).
+
+    m is the server's and stays as it is; ∇F_k(w) is the gradient on all the client's samples at the received model.
+
+    Attributes:
+        beta: β in [0, 1); 0 is plain SGD.
+    """
+
+    own_step: ClassVar[bool] = True
+    reads_full_gradient: ClassVar[bool] = True
+    receives: ClassVar[frozenset[str]] = frozenset({"moments/momentum"})
+    sends: ClassVar[frozenset[str]] = frozenset({"moments/gradient"})
+    beta: float = 0.9
+
+    def __post_init__(self) -> None:
+        require(0 <= self.beta < 1, f"the client momentum must lie in [0, 1), got {self.beta}.")
+
+    def step(self, local: LocalTraining) -> None:
+        """y ← y − η(βm + (1 − β)g)."""
+        direction = self.beta * local.received["moments/momentum"] + (1 - self.beta) * local.gradient
+        local.params.sub_(direction * local.learning_rate)
+
+    def finish(self, local: LocalTraining) -> Message:
+        """y − w and ∇F_k(w)."""
+        return {**super().finish(local), "moments/gradient": local.full_gradient}

@@ -1,0 +1,137 @@
+"""Ensemble distillation on the server's samples (FedDF; Lin et al., NeurIPS 2020)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch import Tensor
+
+from lightning_fl.errors import nearest, require
+from lightning_fl.slots import Server, ServerTurn, State, Step
+
+AVERAGES = ("logits", "probs")
+
+
+@dataclass(frozen=True)
+class Distillation(Step):
+    """Adam on KL(t ‖ softmax(z(w)/T)), t = softmax(Σ_k z_k / KT), over minibatches of the server's inputs.
+
+    z are logits of the student, which starts as the proposal, and z_k those of the clients' models, in evaluation mode. The
+    learning rate falls to 0 along a cosine. With validation samples, held out of the server's, the best of the models that were
+    validated is kept, else the last. Labels serve for this alone. The student's batch normalisation goes on with the statistics
+    of the server's inputs. Without server data the proposal stays.
+
+    Reports `feddf/loss`, `feddf/steps` and, with validation, `feddf/accuracy`.
+
+    Attributes:
+        max_steps: Adam steps, at least 0; the paper makes up to 10,000 a round.
+        batch_size: at least 1.
+        learning_rate: of Adam, above 0.
+        temperature: T > 0.
+        average: what of the teachers is averaged, `logits` or `probs`.
+        clip_norm: bound of the gradient's norm, above 0.
+        val_fraction: share of the server's samples held out for validation, in [0, 1).
+        val_every_n_steps: at least 1.
+        patience: steps without improvement after which it stops, at least 1.
+        freeze_batch_norm: keep the student in evaluation mode.
+    """
+
+    max_steps: int = 200
+    batch_size: int = 128
+    learning_rate: float = 1e-3
+    temperature: float = 1.0
+    average: Literal["logits", "probs"] = "logits"
+    clip_norm: float = 5.0
+    val_fraction: float = 0.1
+    val_every_n_steps: int = 100
+    patience: int = 1000
+    freeze_batch_norm: bool = False
+
+    def __post_init__(self) -> None:
+        require(self.max_steps >= 0, f"max_steps of the distillation must be at least 0, got {self.max_steps}.")
+        for name in ("batch_size", "val_every_n_steps", "patience"):
+            value = getattr(self, name)
+            require(value >= 1, f"{name} of the distillation must be at least 1, got {value}.")
+        for name in ("learning_rate", "temperature", "clip_norm"):
+            value = getattr(self, name)
+            require(value > 0, f"{name} of the distillation must be positive, got {value}.")
+        require(0 <= self.val_fraction < 1, f"val_fraction must lie in [0, 1), got {self.val_fraction}.")
+        require(
+            self.average in AVERAGES, f"average {self.average!r} is unknown; {nearest(str(self.average), AVERAGES)}."
+        )
+
+    def check(self, server: Server) -> None:
+        """Warn if there are no server data; the module must give logits, and an accuracy if there is validation."""
+        if not server.num_samples:
+            rank_zero_warn("there are no server data, so the server distils nothing: give --data.server_fraction.")
+        elif self.max_steps:
+            server.try_logits()
+            if self._num_held_out(server):
+                server.try_accuracy()
+
+    def _num_held_out(self, server: Server) -> int:
+        return int(self.val_fraction * server.num_samples) if server.has_labels else 0
+
+    def __call__(self, turn: ServerTurn, state: State) -> State:
+        """Replace the proposal by the distilled model."""
+        if self.max_steps and turn.server.num_samples:
+            self._distil(turn)
+        return state
+
+    def _distil(self, turn: ServerTurn) -> None:
+        server = turn.server
+        num_held_out = self._num_held_out(server)
+        rows = torch.arange(server.num_samples - num_held_out)
+        targets = self._targets(turn, rows)
+        student = turn.proposal.clone().requires_grad_()
+        buffers = turn.proposed_buffers.clone()
+        optimizer = torch.optim.Adam([student], lr=self.learning_rate)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=self.max_steps)
+        order = torch.Generator().manual_seed(server.seed)
+        best, best_step = (-1.0, student.detach(), buffers), 0
+        step, loss = 0, torch.zeros(())
+        while step < self.max_steps:
+            for part in torch.randperm(len(rows), generator=order).split(self.batch_size):
+                logits = server.logits(student, buffers, server.inputs(rows[part]), not self.freeze_batch_norm)
+                log_probs = F.log_softmax(logits / self.temperature, dim=1)
+                loss = F.kl_div(log_probs, targets[part.to(targets.device)], reduction="batchmean")
+                optimizer.zero_grad()
+                loss.backward()
+                torch.nn.utils.clip_grad_norm_([student], self.clip_norm)
+                optimizer.step()
+                schedule.step()
+                step += 1
+                if num_held_out and (step % self.val_every_n_steps == 0 or step == self.max_steps):
+                    accuracy = server.accuracy(student.detach(), buffers, slice(len(rows), None))
+                    if accuracy > best[0]:
+                        best, best_step = (accuracy, student.detach().clone(), buffers.clone()), step
+                if step == self.max_steps or (num_held_out and step - best_step >= self.patience):
+                    break
+            else:
+                continue
+            break
+        turn.metrics |= {"feddf/loss": loss.item(), "feddf/steps": step}
+        if num_held_out:
+            turn.metrics["feddf/accuracy"], turn.proposal, turn.proposed_buffers = best
+        else:
+            turn.proposal, turn.proposed_buffers = student.detach(), buffers
+
+    def _targets(self, turn: ServerTurn, rows: Tensor) -> Tensor:
+        """The ensemble's probabilities (rows, classes)."""
+        models = turn.params + turn.merged["members/model"]
+        buffers = turn.merged.get("members/buffers")
+        mean: Tensor | float = 0.0
+        with torch.no_grad():
+            for place, model in enumerate(models):
+                own = turn.buffers if buffers is None else turn.buffers + buffers[place]
+                parts = [
+                    turn.server.logits(model, own, turn.server.inputs(part)) for part in rows.split(self.batch_size)
+                ]
+                scaled = torch.cat(parts).double() / self.temperature
+                mean = mean + (scaled if self.average == "logits" else scaled.softmax(1)) / len(models)
+        assert isinstance(mean, Tensor)
+        return (mean.softmax(1) if self.average == "logits" else mean).to(models.dtype)

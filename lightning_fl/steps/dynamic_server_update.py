@@ -1,0 +1,114 @@
+"""FedDU's dynamic update on the server's samples (Liu et al., FedDUMAP, ACM TIST 2024, eq. 4-7)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from lightning_fl.errors import UserError, nearest, require
+from lightning_fl.slots import Rule, Server, ServerTurn, SetUp, State, Step
+
+INVERSES = ("one_minus", "inverse")
+LEAST_ALPHA = 1e-3
+"""A smaller share of the server's training is not worth making it (the paper's code)."""
+
+
+@dataclass(frozen=True)
+class DynamicServerUpdate(Step):
+    """α = f'(acc) · r · C · decay^t;  w ← w_h + α (w_s − w_h).
+
+    w_h is the proposal, acc its accuracy on the server's samples, and w_s what τ local steps on them make of it. With
+    τ_eff = ατ and the mean gradient ḡ = (w_h − w_s)/(ητ) of these steps that is the paper's w_h − τ_eff η ḡ. The weight of the
+    server's samples is r = n_0 D_c / (n_0 D_c + n' D_0), where n' are the samples of the round's clients, and D_c and D_0 the
+    non-IID degrees of their labels and of the server's. Float buffers move like the model. If α is at most 0.001, the
+    server does not train.
+
+    Reports `feddu/accuracy`, `feddu/alpha` and `feddu/tau_eff`.
+
+    Attributes:
+        C: C ≥ 0, scales the server's share; 0 leaves the proposal as it is. The paper tries 0.5, 1 and 1.5.
+        decay: in (0, 1], by which the share shrinks from round to round; 1 is no decay. The paper's code tries 0.9, 0.95,
+            0.99 and 0.999.
+        f: f'(acc), `one_minus` for 1 − acc or `inverse` for 1 / (acc + epsilon).
+        epsilon: ε > 0, of `inverse`.
+        alpha_max: bound of α, at least 0. None: 1 for `inverse`, which has no bound of its own, and none for `one_minus`.
+        rule: makes the server's steps; None: the module's own optimiser. What it sends besides the model moves by α as well.
+    """
+
+    C: float = 1.0
+    decay: float = 0.99
+    f: Literal["one_minus", "inverse"] = "one_minus"
+    epsilon: float = 0.01
+    alpha_max: float | None = None
+    rule: Rule | None = None
+
+    def __post_init__(self) -> None:
+        require(self.C >= 0, f"C scales the server's update and must be at least 0, got {self.C}.")
+        require(0 < self.decay <= 1, f"the decay of the server's update must lie in (0, 1], got {self.decay}.")
+        require(self.f in INVERSES, f"f {self.f!r} is unknown; {nearest(str(self.f), INVERSES)}.")
+        require(self.epsilon > 0, f"epsilon must be positive, got {self.epsilon}.")
+        given = self.alpha_max
+        require(given is None or given >= 0, f"alpha_max must be at least 0, got {given}.")
+
+    def rules(self) -> tuple[Rule, ...]:
+        """The server's."""
+        return () if self.rule is None else (self.rule,)
+
+    def check(self, server: Server) -> None:
+        """There must be server data, with labels, and an accuracy on them."""
+        if not server.num_samples:
+            raise UserError(
+                "a FedDU method trains on data of the server, and there are none: give --data.server_fraction, for instance "
+                "0.05, and a --data.client_fraction that leaves room for them, for instance 0.8."
+            )
+        if not server.has_labels:
+            raise UserError(
+                "a FedDU method weighs the server's data by their labels, which these data do not give (in targets, labels or "
+                "tensors[1]); FedDUS does without."
+            )
+        server.try_accuracy()
+
+    def prepare(self, turn: SetUp) -> None:
+        """Every client tells the server how many samples it has of each class: q·|Y| + 32 bits."""
+        for client, histogram in enumerate(turn.server.label_histograms()):
+            turn.channel.up(
+                client, {"scalars/labels": histogram, "scalars/samples": histogram.sum(0, keepdim=True).int()}
+            )
+
+    def __call__(self, turn: ServerTurn, state: State) -> State:
+        """Move the proposal towards what training on the server's samples makes of it."""
+        accuracy = turn.server.accuracy(turn.proposal, turn.proposed_buffers)
+        alpha = self.alpha(
+            accuracy, *turn.server.degrees(turn.clients), turn.server.num_samples, turn.num_samples, turn.round
+        )
+        turn.metrics |= {"feddu/accuracy": accuracy, "feddu/alpha": alpha, "feddu/tau_eff": 0.0}
+        if alpha > LEAST_ALPHA:
+            received = {"model": turn.proposal, "buffers": turn.proposed_buffers}
+            for name in self.rule.receives if self.rule else ():
+                received[name] = turn.shared[name] + turn.merged[name]
+            trained = turn.server.train(received, self.rule)
+            turn.metrics["feddu/tau_eff"] = alpha * trained.num_steps
+            turn.move(trained.message, alpha)
+        return state
+
+    def alpha(
+        self,
+        accuracy: float,
+        cohort_degree: float,
+        server_degree: float,
+        num_server: float,
+        num_cohort: float,
+        round: int,
+    ) -> float:
+        """α = f'(acc) · r · C · decay^t, at most `alpha_max`.
+
+        >>> DynamicServerUpdate(decay=0.5).alpha(0.6, 0.3, 0.3, 1000, 3000, round=1)
+        0.05
+        """
+        own, others = num_server * cohort_degree, num_cohort * server_degree
+        if own + others == 0:  # both are IID: the limit in which the degrees cancel
+            own, others = num_server, num_cohort
+        inverse = 1 - accuracy if self.f == "one_minus" else 1 / (accuracy + self.epsilon)
+        alpha = inverse * own / (own + others) * self.C * self.decay**round
+        bound = 1.0 if self.alpha_max is None and self.f == "inverse" else self.alpha_max
+        return alpha if bound is None else min(alpha, bound)
