@@ -116,7 +116,8 @@ class FederatedCLI(LightningCLI):
         path = self.config[self.config.subcommand].get("ckpt_path") if self.config.get("subcommand") else None
         if path and path not in ("last", "best"):
             checkpoint.load(path)  # a sentence instead of a traceback where it cannot be read
-        super()._parse_ckpt_path()
+        with checkpoint.mapped(path or ""):
+            super()._parse_ckpt_path()
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         return {

@@ -37,6 +37,7 @@ from lightning_fl.settings import (
     build_profiler,
     build_timer,
     check_choice,
+    check_client_states,
     check_flags,
     check_limits,
     check_rounds,
@@ -73,6 +74,7 @@ class FederatedTrainer(TrainerSurface):
         dropout_rate: float = 0.0,
         clock: SimulatedClock = SimulatedClock(),  # noqa: B008 -- frozen
         runner: Literal["auto", "serial"] = "auto",
+        client_states: str | os.PathLike[str] = "memory",
         accelerator: str | Accelerator = "auto",
         strategy: str | Strategy = "auto",
         devices: list[int] | str | int = 1,
@@ -114,6 +116,8 @@ class FederatedTrainer(TrainerSurface):
             dropout_rate: Probability in [0, 1) that a selected client receives the model but never answers.
             clock: The simulated network and computation behind time/simulated_seconds.
             runner: Who loops over the clients; auto takes the fastest that fits.
+            client_states: Where clients' states live between rounds: memory, disk (a folder in default_root_dir that goes
+                with the run), or a folder to make that one in.
             accelerator: As in Lightning: auto, cpu, gpu, cuda, mps …
             strategy: As in Fabric; strategies that shard a model are refused.
             devices: Accelerators to use.
@@ -155,6 +159,7 @@ class FederatedTrainer(TrainerSurface):
         check_rounds(max_rounds, clients_per_round, local_epochs, local_steps, dropout_rate, every)
         check_flags(num_sanity_val_steps, gradient_clip_val, fast_dev_run)
         check_choice("runner", runner, ("auto", "serial"))
+        check_client_states(client_states)
         check_choice("gradient_clip_algorithm", gradient_clip_algorithm, ("norm", "value"))
         check_choice("deterministic", deterministic, (True, False, "warn"))
         self.limits: dict[str, int | float | None] = {
@@ -179,6 +184,7 @@ class FederatedTrainer(TrainerSurface):
         self.dropout_rate = dropout_rate
         self.clock = clock
         self.runner = runner
+        self.client_states = os.fspath(client_states)
         self.num_sanity_val_steps = num_sanity_val_steps
         self.accumulate_grad_batches = accumulate_grad_batches
         self.gradient_clip_val = gradient_clip_val

@@ -35,7 +35,7 @@ def serial(
     """
     for client in cohort:
         worker.hooks.call("on_client_download", client)
-        state = run.clients.get(client)
+        state = run.client_state(client)
         if state is None:
             state = rule.init(received["model"])
         order, own = run.torch_seeds(CLIENT, client)
