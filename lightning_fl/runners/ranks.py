@@ -96,16 +96,17 @@ class Outcome:
 
 
 def gather_others(fabric: Fabric, mine: Outcome) -> list[Outcome]:
-    """The outcomes of all other ranks, without what their clients keep."""
+    """The outcomes of all other ranks, without what their clients keep, on this rank's accelerator."""
     small = move_data_to_device(vars(replace(mine, states={}, memory={})), torch.device("cpu"))
     parts = gather_objects(fabric, small)
-    return [Outcome(**part) for rank, part in enumerate(parts) if rank != fabric.global_rank]
+    others = [part for rank, part in enumerate(parts) if rank != fabric.global_rank]
+    return [Outcome(**move_data_to_device(part, fabric.device)) for part in others]
 
 
 def share_states(fabric: Fabric, mine: dict[int, State]) -> Iterator[tuple[int, State]]:
     """What clients of all ranks keep, in the same order on each: any rank may train any of them next.
 
-    Vectors cross one by one, each once to every rank, so that no rank holds more than one of another's at a time.
+    Vectors cross one by one, each once to every rank, so that the crossing takes the memory of one client's state.
 
     Args:
         fabric: the processes.
