@@ -71,7 +71,8 @@ def mapped(path: str | os.PathLike[str]) -> Iterator[None]:
     # The kernel would set memory aside for a private mapping of a file, but a shared one must be opened for writing.
     shared = hasattr(mmap, "MAP_SHARED") and os.access(path, os.W_OK)
     flags = {"load.mmap_flags": mmap.MAP_SHARED} if shared else {}
-    with config.patch({"load.mmap": True, **flags}) if zipfile.is_zipfile(path) else nullcontext():
+    patched = config.patch({"load.mmap": True, **flags})  # type: ignore[attr-defined]
+    with patched if zipfile.is_zipfile(path) else nullcontext():
         yield
 
 

@@ -58,10 +58,12 @@ class FederatedArgumentParser(LightningArgumentParser):
 
     def get_completion_script(self, *arguments: Any, **options: Any) -> str:
         """As jsonargparse's, with the names that a configuration may use and the commands that need no parser."""
-        for command in self._subcommands_action.choices.values():
+        commands = self._subcommands_action
+        assert commands is not None
+        for command in commands.choices.values():
             offer_names(command)
-        for name in set(COMMANDS) - self._subcommands_action.choices.keys():
-            self._subcommands_action.add_subcommand(name, LightningArgumentParser())
+        for name in set(COMMANDS) - commands.choices.keys():
+            commands.add_subcommand(name, LightningArgumentParser())
         return super().get_completion_script(*arguments, **options)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:

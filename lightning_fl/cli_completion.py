@@ -44,7 +44,8 @@ def _offer_parameters(parser: ArgumentParser, flag: str, classes: dict[str, type
                 continue
             inner = classes_under(name)
             choices = [*NETWORKS] if name == "network" else [*inner] or _values(hint)
-            parser.add_argument(f"{flag}.{name}", **({"choices": choices} if choices else {}))
+            options: dict[str, Any] = {"choices": choices} if choices else {}
+            parser.add_argument(f"{flag}.{name}", **options)
             _offer_parameters(parser, f"{flag}.{name}", inner)
 
 
@@ -52,13 +53,14 @@ def _parameters(offered: type) -> dict[str, Any]:
     """Parameters of a class with their types, also those that it hands on to its bases in `**kwargs`."""
     found: dict[str, Any] = {}
     for base in offered.__mro__:
-        if "__init__" not in vars(base) or base is object:
+        init = vars(base).get("__init__")
+        if init is None or base is object:
             continue
         try:
-            hints = get_type_hints(base.__init__)
+            hints = get_type_hints(init)
         except Exception:  # names that a library imports for type checkers alone
             hints = {}
-        parameters = inspect.signature(base.__init__).parameters.values()
+        parameters = inspect.signature(init).parameters.values()
         named = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
         found |= {name: hints.get(name) for name in named[1:] if name not in found}
         if not any(p.kind == p.VAR_KEYWORD for p in parameters):

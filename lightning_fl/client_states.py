@@ -16,7 +16,6 @@ from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -162,6 +161,6 @@ class _Place(NamedTuple):
     row: int
 
 
-def _bytes_of(x: Tensor) -> np.ndarray:
+def _bytes_of(x: Tensor) -> memoryview:
     """The memory of a contiguous tensor."""
-    return x.view(-1).view(torch.uint8).numpy()
+    return x.view(-1).view(torch.uint8).numpy().data

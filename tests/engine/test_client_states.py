@@ -10,7 +10,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from lightning.pytorch import Callback
 from roster import problem
@@ -47,6 +47,7 @@ def state_of(seed: int) -> State:
 
 
 @settings(deadline=None, max_examples=60)
+@example([("set", 0, 0), ("round", 0, 0), ("set", 0, 4), ("set", 1, 8)])
 @given(
     st.lists(st.tuples(st.sampled_from(["set", "delete", "round"]), st.integers(0, 4), st.integers(0, 40)), max_size=25)
 )
