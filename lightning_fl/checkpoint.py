@@ -6,12 +6,17 @@ A checkpoint is an ordinary Lightning checkpoint (`state_dict`, `hyper_parameter
 
 from __future__ import annotations
 
+import mmap
 import os
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch.utils.serialization import config
 
 from lightning_fl.errors import UserError
 
@@ -60,8 +65,19 @@ def _is_plain(value: Any) -> bool:
     return value is None or type(value) in (bool, int, float, str, bytes, torch.Tensor, torch.dtype, torch.device)
 
 
+@contextmanager
+def mapped(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Inside, `torch.load` maps the file at `path` where it can, so that only what is looked at takes memory."""
+    # The kernel would set memory aside for a private mapping of a file, but a shared one must be opened for writing.
+    shared = hasattr(mmap, "MAP_SHARED") and os.access(path, os.W_OK)
+    flags = {"load.mmap_flags": mmap.MAP_SHARED} if shared else {}
+    patched = config.patch({"load.mmap": True, **flags})  # type: ignore[attr-defined]
+    with patched if zipfile.is_zipfile(path) else nullcontext():
+        yield
+
+
 def load(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read a checkpoint with `weights_only=True`.
+    """Read a checkpoint with `weights_only=True`; what clients keep, which may be large, stays in the file, to be copied.
 
     Raises:
         UserError: there is none, or it is truncated or no checkpoint at all.
@@ -70,7 +86,8 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
     if not path.is_file():
         raise UserError(f"there is no checkpoint at {path}{_alternatives(path)}.")
     try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        with mapped(path):
+            checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch and pickle raise anything on what is no checkpoint
         reason = str(error).strip().partition(". ")[0].splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(
@@ -78,7 +95,23 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
         ) from error
     if not isinstance(checkpoint, dict) or "state_dict" not in checkpoint:
         raise UserError(f"the file {path} is no Lightning checkpoint: it has no state_dict.")
+    run = checkpoint.get("federation", {}).get("run", {})
+    left = {name: run.pop(name) for name in ("clients", "client_memory") if name in run}
+    checkpoint = _copied(checkpoint)
+    run.update(left)
     return checkpoint
+
+
+def _copied(node: Any) -> Any:
+    """`node` with its tensors copied, in place in the containers that allow it."""
+    if isinstance(node, torch.Tensor):
+        return node.clone()
+    if isinstance(node, tuple):
+        return type(node)(*map(_copied, node)) if hasattr(node, "_fields") else type(node)(map(_copied, node))
+    if isinstance(node, (dict, list)):
+        for key, part in node.items() if isinstance(node, dict) else enumerate(node):
+            node[key] = _copied(part)
+    return node
 
 
 def federation_of(checkpoint: dict[str, Any], path: str | os.PathLike[str], algorithm: str) -> dict[str, Any]:

@@ -7,8 +7,10 @@ mistake ends with one sentence on standard error and exit code 2.
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,6 +21,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightning_fl import __version__, algorithms, callbacks, checkpoint, data, modules
 from lightning_fl.algorithms import Algorithm
+from lightning_fl.cli_completion import offer_names
 from lightning_fl.cli_errors import explain, root_sentence
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError, nearest
@@ -52,6 +55,16 @@ class FederatedArgumentParser(LightningArgumentParser):
                 lightning_class, nested_key, fail_untyped=False, instantiate=False, sub_configs=True
             )
         return super().add_lightning_class_args(lightning_class, nested_key, *arguments, **options)
+
+    def get_completion_script(self, *arguments: Any, **options: Any) -> str:
+        """As jsonargparse's, with the names that a configuration may use and the commands that need no parser."""
+        commands = self._subcommands_action
+        assert commands is not None
+        for command in commands.choices.values():
+            offer_names(command)
+        for name in set(COMMANDS) - commands.choices.keys():
+            commands.add_subcommand(name, LightningArgumentParser())
+        return super().get_completion_script(*arguments, **options)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """End with one sentence and exit code 2."""
@@ -116,7 +129,8 @@ class FederatedCLI(LightningCLI):
         path = self.config[self.config.subcommand].get("ckpt_path") if self.config.get("subcommand") else None
         if path and path not in ("last", "best"):
             checkpoint.load(path)  # a sentence instead of a traceback where it cannot be read
-        super()._parse_ckpt_path()
+        with checkpoint.mapped(path or ""):
+            super()._parse_ckpt_path()
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         return {
@@ -146,6 +160,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.path.insert(
             0, ""
         )  # classes of the user's own, in the working directory, as `python script.py` would find them
+    if find_spec("shtab"):
+        os.environ.setdefault("JSONARGPARSE_ADD_PRINT_COMPLETION_ARGUMENT", "true")
     try:
         if given and not given[0].startswith("-") and given[0] not in COMMANDS:
             raise UserError(f"there is no command {given[0]!r}; {nearest(given[0], COMMANDS)}.")

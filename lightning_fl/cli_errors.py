@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from lightning.pytorch import callbacks as lightning_callbacks
-from lightning.pytorch import loggers as lightning_loggers
 
-from lightning_fl import algorithms, callbacks, data, modules
+from lightning_fl.cli_names import classes_under
 from lightning_fl.errors import nearest
 
 
@@ -43,7 +41,7 @@ def explain(message: str, parser: ArgumentParser) -> str:
     if match := re.search(r"arguments are required: (.*)", message):
         return f"{_class_of(parser)} needs {match[1]}."
     if match := re.search(r"Expected a dot import path string: (\S+)", message):
-        return f"{key} {match[1]!r} is unknown; {nearest(match[1], _class_names(key))}."
+        return f"{key} {match[1]!r} is unknown; {nearest(match[1], classes_under(key))}."
     if match := re.search(r"Problem with given class_path '([^']+)'", message):
         return f"{key} {match[1]!r} is unknown; {_nearest_class(match[1], key)}."
     if match := re.search(r"not correspond to a subclass of (\w+)", message):
@@ -81,7 +79,7 @@ def _broken_file() -> str:
 
 
 def _nearest_class(given: str, key: str) -> str:
-    names = _class_names(key)
+    names = classes_under(key)
     match = get_close_matches(given.rpartition(".")[2], names, n=1)
     return nearest(match[0] if match else given, names)
 
@@ -103,25 +101,3 @@ def _nearest_key(given: str, parser: ArgumentParser) -> str:
 def _subparser(parser: ArgumentParser, command: str) -> ArgumentParser:
     choices: list[Any] = [action.choices for action in parser._actions if isinstance(action.choices, dict)]
     return next((c[command] for c in choices if command in c), parser)
-
-
-def _class_names(key: str) -> list[str]:
-    """What may stand under a key that names a class."""
-    leaf = key.rpartition(".")[2]
-    rooms: dict[str, tuple[list[Any], type | tuple[type, ...]]] = {
-        "algorithm": ([algorithms], algorithms.Algorithm),
-        "data": ([data], data.FederatedDataModule),
-        "partition": ([data], data.Partition),
-        "model": ([modules], modules.ImageClassifier),
-        "callbacks": ([callbacks, lightning_callbacks], lightning_callbacks.Callback),
-        "logger": ([lightning_loggers], lightning_loggers.Logger),
-    }
-    if leaf not in rooms:
-        return []
-    folders, base = rooms[leaf]
-    found = [getattr(folder, name) for folder in folders for name in getattr(folder, "__all__", [])]
-    return sorted(c.__name__ for c in found if isinstance(c, type) and issubclass(c, base) and not _is_base(c))
-
-
-def _is_base(found: type) -> bool:
-    return bool(getattr(found, "__abstractmethods__", None)) or found is lightning_callbacks.Callback

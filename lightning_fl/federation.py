@@ -16,7 +16,7 @@ from lightning_fl.codecs import Dense
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.link import Link
 from lightning_fl.run import COHORT, DROPOUT, Run
-from lightning_fl.runners import LocalPlan, Outcome, Runner, gather, merge, serial, share_of
+from lightning_fl.runners import LocalPlan, Outcome, Runner, gather_others, merge, serial, share_of, share_states
 from lightning_fl.server import ServerSide
 from lightning_fl.slots import Message, ServerTurn, Setting, SetUp, is_finite
 from lightning_fl.worker import Worker
@@ -76,7 +76,7 @@ class Federation:
     def train_round(self) -> dict[str, float]:
         """One round; returns its numbers under the names of `metrics.csv`."""
         run, algorithm, fabric = self.run, self.algorithm, self.worker.fabric
-        run.ledger.open_round()
+        run.open_round()
         cohort = self._select_cohort()
         arriving = self._arriving(cohort)
 
@@ -100,11 +100,14 @@ class Federation:
         link.close_round()
 
         outcome.bits = run.ledger.since(booked)
-        accumulator, everywhere = merge(fabric, algorithm.aggregator, accumulator), gather(fabric, outcome)
-        self._take_in(outcome, everywhere)
-        record = self._record(cohort, arriving, everywhere)
-        if everywhere.logs:
-            record |= self._server_turn(setting, list(everywhere.logs), shared, accumulator)
+        accumulator = merge(fabric, algorithm.aggregator, accumulator)
+        for other in gather_others(fabric, outcome):
+            outcome.add(other)
+            run.ledger.add(other.bits)
+        self._take_in(outcome)
+        record = self._record(cohort, arriving, outcome)
+        if outcome.logs:
+            record |= self._server_turn(setting, list(outcome.logs), shared, accumulator)
         run.round += 1
         return record
 
@@ -136,17 +139,17 @@ class Federation:
         run.params, run.buffers = turn.proposal, turn.proposed_buffers
         return turn.metrics
 
-    def _take_in(self, mine: Outcome, everywhere: Outcome) -> None:
-        """Make the run know what the clients of all ranks did; the ledger knows of this rank's already."""
-        run = self.run
-        run.num_steps += everywhere.num_steps
-        run.clients |= everywhere.states
-        run.client_memory |= everywhere.memory
+    def _take_in(self, outcome: Outcome) -> None:
+        """Make the run know what the clients of all ranks did; the ledger knows already."""
+        run, fabric = self.run, self.worker.fabric
+        run.num_steps += outcome.num_steps
         run.counters |= {
-            name: torch.maximum(run.counters[name], x.to(run.params.device)) for name, x in everywhere.counters.items()
+            name: torch.maximum(run.counters[name], x.to(run.params.device)) for name, x in outcome.counters.items()
         }
-        run.ledger.add(everywhere.bits)
-        run.ledger.add({way: {kind: -bits for kind, bits in kinds.items()} for way, kinds in mine.bits.items()})
+        for kept, new in ((run.clients, outcome.states), (run.client_memory, outcome.memory)):
+            for client, state in share_states(fabric, new):
+                kept[client] = state
+        fabric.barrier()  # where states are files that one process of a machine writes, they are there for all
 
     def num_batches(self) -> int:
         """Batches of the round that comes next, over all clients that will answer and that this rank trains."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from weakref import finalize
 
 import torch
 from lightning.pytorch.callbacks import WeightAveraging
@@ -17,6 +20,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lightning_fl import checkpoint as checkpoints
 from lightning_fl import persistence
+from lightning_fl.client_states import ClientStatesOnDisk
 from lightning_fl.errors import UserError
 from lightning_fl.evaluation import as_loaders, evaluate, num_batches
 from lightning_fl.federation import Federation
@@ -72,6 +76,7 @@ class FitLoop:
             counters=worker.read_counters(),
         )
         data = algorithm.arrange(trainer.data, run.seed)
+        self._keep_client_states(run)
         steps = zip(algorithm.step_names(), algorithm.steps, strict=True)
         run.server = {key: step.init(run.params) for key, step in steps}
         limit = trainer.limits["limit_train_batches"]
@@ -131,6 +136,21 @@ class FitLoop:
         """What the method does before its first round."""
         self.federation.prepare()
         self.trainer.bound_worker.load(self.trainer.run.params, self.trainer.run.buffers, self.trainer.run.counters)
+
+    def _keep_client_states(self, run: Run) -> None:
+        """Make the folder that the trainer's `client_states` asks for, one a machine; it goes when the run does."""
+        trainer = self.trainer
+        if trainer.client_states == "memory":
+            return
+        parent = trainer.default_root_dir if trainer.client_states == "disk" else trainer.client_states
+        made = None
+        if trainer.local_rank == 0:
+            persistence.require_writable(parent)
+            made = tempfile.mkdtemp(prefix="client-states-", dir=parent)
+            finalize(run, shutil.rmtree, made, ignore_errors=True)
+        folder = gather_objects(trainer.fabric, made)[trainer.global_rank - trainer.local_rank]
+        run.clients = ClientStatesOnDisk(Path(folder, "rule"), writes=trainer.local_rank == 0)
+        run.client_memory = ClientStatesOnDisk(Path(folder, "codec"), writes=trainer.local_rank == 0)
 
     def run(self) -> None:
         """All rounds, between Lightning's opening and closing hooks."""

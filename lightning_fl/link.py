@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -84,8 +84,8 @@ class Ledger:
 class Link:
     """Sends messages through the codecs and books them.
 
-    A client's codec memory (what error feedback keeps) becomes the new one only with `commit`, once the server has accepted
-    the upload: a client whose upload is dropped has sent nothing.
+    A client's new codec memory (what error feedback keeps) is given out by `commit`, once the server has accepted the upload:
+    a client whose upload is dropped has sent nothing. The run keeps it from the end of the round.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Link:
         uplink: Codec,
         downlink: Codec,
         ledger: Ledger,
-        client_memory: dict[int, State],
+        client_memory: Mapping[int, State],
         server_memory: State,
     ) -> None:
         self.setting = setting
@@ -121,17 +121,17 @@ class Link:
 
     def up(self, client: int, message: Message) -> Message:
         """Send a client's message to the server; returns what the server sees."""
-        payload, memory = self.uplink.encode(message, self.client_memory.get(client, {}), self.setting)
+        device = next((x.device for x in message.values()), None)
+        kept = {name: x.to(device, copy=True) for name, x in self.client_memory.get(client, {}).items()}
+        payload, memory = self.uplink.encode(message, kept, self.setting)
         if memory:
             self._pending[client] = memory
         self.ledger.book("up", payload)
         return self.uplink.decode(payload, self.setting)
 
     def commit(self, client: int) -> State:
-        """The server accepted this client's upload; returns the codec memory that it now keeps."""
-        if client in self._pending:
-            self.client_memory[client] = self._pending.pop(client)
-        return self.client_memory.get(client, {})
+        """The server accepted this client's upload; returns the codec memory that it is to keep, {} for none."""
+        return self._pending.pop(client, {})
 
     def close_round(self) -> None:
         """Forget the codec memory of uploads that were not accepted."""

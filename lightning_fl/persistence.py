@@ -15,6 +15,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from lightning_fl import checkpoint as checkpoints
 from lightning_fl.errors import UserError
 from lightning_fl.metrics_file import RoundCSVLogger
+from lightning_fl.run import as_saved
 
 LAST = Path("checkpoints") / "last.ckpt"
 EXPORT = "model.ckpt"
@@ -78,7 +79,7 @@ def build_checkpoint(trainer: Any, weights_only: bool = False) -> dict[str, Any]
             "algorithm": trainer.algorithm.name,
             "num_clients": trainer.datamodule.num_clients,
             "learning_rates": trainer.worker.optimizer.state_dict(),
-            "run": run_state,
+            "run": as_saved(run_state),
         }
         trainer.hooks.call_callbacks("on_save_checkpoint", checkpoint)
         if trainer.datamodule is not None:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_fl.client_states import ClientStates, ClientStatesOnDisk
 from lightning_fl.errors import UserError
 from lightning_fl.link import Ledger
 from lightning_fl.slots import Rule, State
@@ -32,8 +33,8 @@ class Run:
         round: rounds completed, hence the index of the next one.
         num_steps: optimiser steps of all clients, and of the server on samples of its own, so far.
         server: state of each server step, by its place and name in the chain.
-        clients: state of each client that has taken part and keeps one.
-        client_memory: codec memory of each client's uplink.
+        clients: state of each client that has taken part and keeps one, in memory or on disk.
+        client_memory: codec memory of each client's uplink, kept likewise.
         server_memory: codec memory of the downlink.
         ledger: bits that crossed.
         simulated_seconds: what the run would have taken on the simulated network.
@@ -48,8 +49,8 @@ class Run:
     round: int = 0
     num_steps: int = 0
     server: dict[str, State] = field(default_factory=dict)
-    clients: dict[int, State] = field(default_factory=dict)
-    client_memory: dict[int, State] = field(default_factory=dict)
+    clients: ClientStates | ClientStatesOnDisk = field(default_factory=ClientStates)
+    client_memory: ClientStates | ClientStatesOnDisk = field(default_factory=ClientStates)
     server_memory: State = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
     simulated_seconds: float = 0.0
@@ -63,14 +64,21 @@ class Run:
         sequence = np.random.SeedSequence([self.seed, self.round, purpose, client])
         return [int(word) for word in sequence.generate_state(count, np.uint64) >> np.uint64(1)]
 
+    def open_round(self) -> None:
+        """Before anything crosses: the ledger begins a round, and rows that the last round replaced are free."""
+        self.ledger.open_round()
+        self.clients.release_replaced()
+        self.client_memory.release_replaced()
+
     def client_state(self, client: int, rule: Rule, received: Tensor) -> State:
-        """What a client has kept from earlier rounds, on the device of the model; at its first time what `rule` begins with."""
-        if client not in self.clients:
+        """A copy of what a client keeps, on the device of `params`; at its first time what `rule` begins with."""
+        state = self.clients.get(client)
+        if state is None:
             return rule.init(received)
-        return {name: x.to(received.device) for name, x in self.clients[client].items()}
+        return {name: x.to(self.params.device, copy=True) for name, x in state.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain containers and tensors only, so that `torch.load(weights_only=True)` reads it; it stays as it is now."""
+        """All of it; whatever the round under way changes, this stays as it is now. `as_saved` makes it plain."""
         return {
             "seed": self.seed,
             "names": list(self.layout.names),
@@ -84,15 +92,15 @@ class Run:
             "round": self.round,
             "num_steps": self.num_steps,
             "server": dict(self.server),
-            "clients": dict(self.clients),
-            "client_memory": dict(self.client_memory),
+            "clients": self.clients.snapshot(),
+            "client_memory": self.client_memory.snapshot(),
             "server_memory": dict(self.server_memory),
             "ledger": self.ledger.state_dict(),
             "simulated_seconds": self.simulated_seconds,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over a saved state.
+        """Take over a saved state, whose tensors may be a mapped file's: all are copied, those of clients one by one.
 
         Raises:
             UserError: it belongs to another model; the first parameter that differs is named.
@@ -101,21 +109,23 @@ class Run:
         source = Layout(self.layout.names, self.layout.shapes, tuple(state["channels_last"]))
         device = self.params.device
 
-        def relaid(tensors: State, to: torch.device | None) -> State:
+        def relaid(tensors: State, to: torch.device) -> State:
             return {
-                name: (self.layout.relay(x, source) if x.shape[-1:] == (source.numel,) else x).to(to)
+                name: (self.layout.relay(x, source) if x.shape[-1:] == (source.numel,) else x).to(to, copy=True)
                 for name, x in tensors.items()
             }
 
         self.seed = state["seed"]
-        self.params = self.layout.relay(state["params"], source).to(device)
-        self.buffers = state["buffers"].to(device)
-        self.counters = {name: x.to(device) for name, x in state["counters"].items()}
+        self.params = self.layout.relay(state["params"], source).to(device, copy=True)
+        self.buffers = state["buffers"].to(device, copy=True)
+        self.counters = {name: x.to(device, copy=True) for name, x in state["counters"].items()}
         self.round = state["round"]
         self.num_steps = state["num_steps"]
         self.server = {name: relaid(x, device) for name, x in state["server"].items()}
-        self.clients = {client: relaid(x, None) for client, x in state["clients"].items()}
-        self.client_memory = {client: relaid(x, None) for client, x in state["client_memory"].items()}
+        for kept, saved in ((self.clients, state["clients"]), (self.client_memory, state["client_memory"])):
+            kept.clear()
+            for client, x in saved.items():
+                kept[client] = relaid(x, torch.device("cpu"))
         self.server_memory = relaid(state["server_memory"], device)
         self.ledger.load_state_dict(state["ledger"])
         self.simulated_seconds = state["simulated_seconds"]
@@ -130,3 +140,8 @@ class Run:
                     f"the checkpoint belongs to another model: its {kind} {name!r} has shape {saved.get(name, 'none')}, "
                     f"this model's has {here.get(name, 'none')}; give the model that the checkpoint was written with."
                 )
+
+
+def as_saved(state: dict[str, Any]) -> dict[str, Any]:
+    """What `Run.state_dict` gave in plain containers and tensors, so that `torch.load(weights_only=True)` reads it."""
+    return {**state, "clients": state["clients"].as_saved(), "client_memory": state["client_memory"].as_saved()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from datetime import timedelta
 from difflib import get_close_matches
@@ -74,6 +75,19 @@ def check_choice(name: str, given: Any, allowed: tuple[Any, ...]) -> None:
         UserError: the value is none of them; the nearest is named.
     """
     require(given in allowed, f"{name} {given!r} is unknown; {nearest(str(given), map(str, allowed))}.")
+
+
+def check_client_states(given: str | os.PathLike[str]) -> None:
+    """Check where clients' states are to live.
+
+    Raises:
+        UserError: it is neither `memory` nor `disk` nor a folder.
+    """
+    good = given in ("memory", "disk") or os.path.isdir(given)
+    require(
+        good,
+        f"client_states {os.fspath(given)!r} is no folder; {nearest(os.fspath(given), ('memory', 'disk'))}, or a folder.",
+    )
 
 
 def check_limits(limits: dict[str, int | float | None]) -> None:

@@ -73,8 +73,9 @@ class LocalTraining:
         gradient: gradient (d,) of the minibatch loss, corrected in place.
         learning_rate: the optimiser's learning rate now, a number or (d,) where parameter groups differ.
         optimizer_step: one step of the module's own optimiser on `params` with `gradient`.
-        state: what this client keeps between rounds; `finish` replaces it.
-        memory: what lives for this round only.
+        state: what this client keeps between rounds, a copy; `finish` changes or replaces it. In a stack every entry has the
+            clients' axis in front, so a number that meets vectors should be a vector (1,).
+        memory: what lives for this round only. In a stack entries with one axis are shared by the clients.
         num_steps: optimiser steps done so far (tau_k at the end).
         sum_learning_rate: sum of the learning rates of these steps.
         full_gradient: gradient (d,) of the loss on all samples at the received model, for rules that read it.

@@ -37,6 +37,7 @@ from lightning_fl.settings import (
     build_profiler,
     build_timer,
     check_choice,
+    check_client_states,
     check_flags,
     check_limits,
     check_rounds,
@@ -74,6 +75,7 @@ class FederatedTrainer(TrainerSurface):
         clock: SimulatedClock = SimulatedClock(),  # noqa: B008 -- frozen
         runner: Literal["auto", "serial", "stacked"] = "auto",
         clients_at_once: int | None = None,
+        client_states: str | os.PathLike[str] = "memory",
         accelerator: str | Accelerator = "auto",
         strategy: str | Strategy = "auto",
         devices: list[int] | str | int = 1,
@@ -118,6 +120,8 @@ class FederatedTrainer(TrainerSurface):
                 allows it.
             clients_at_once: Clients that `stacked` trains at once, at most; as many as fit into half of the free memory if
                 not given.
+            client_states: Where clients' states live between rounds: memory, disk (a folder in default_root_dir that goes
+                with the run), or a folder to make that one in.
             accelerator: As in Lightning: auto, cpu, gpu, cuda, mps …
             strategy: As in Fabric; strategies that shard a model are refused.
             devices: Accelerators to use.
@@ -160,6 +164,7 @@ class FederatedTrainer(TrainerSurface):
         check_rounds(max_rounds, clients_per_round, local_epochs, local_steps, dropout_rate, every)
         check_flags(num_sanity_val_steps, gradient_clip_val, fast_dev_run)
         check_choice("runner", runner, ("auto", "serial", "stacked"))
+        check_client_states(client_states)
         check_choice("gradient_clip_algorithm", gradient_clip_algorithm, ("norm", "value"))
         check_choice("deterministic", deterministic, (True, False, "warn"))
         self.limits: dict[str, int | float | None] = {
@@ -185,6 +190,7 @@ class FederatedTrainer(TrainerSurface):
         self.clock = clock
         self.runner: Literal["auto", "serial", "stacked"] = runner
         self.clients_at_once = clients_at_once
+        self.client_states = os.fspath(client_states)
         self.num_sanity_val_steps = num_sanity_val_steps
         self.accumulate_grad_batches = accumulate_grad_batches
         self.gradient_clip_val = gradient_clip_val

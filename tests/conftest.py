@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import lightning as L  # noqa: N812
 import pytest
 
 from lightning_fl import FederatedTrainer
@@ -24,6 +25,25 @@ def make_trainer(tmp_path: Path) -> Callable[..., FederatedTrainer]:
             "num_sanity_val_steps": 0,
         }
         return FederatedTrainer(**{**quiet, "max_rounds": 2, "clients_per_round": 3, **flags})
+
+    return make
+
+
+@pytest.fixture
+def make_stock_trainer(tmp_path: Path) -> Callable[..., L.Trainer]:
+    """Make Lightning's own trainer, as quiet as that of `make_trainer`."""
+
+    def make(**flags: Any) -> L.Trainer:
+        quiet = {
+            "accelerator": "cpu",
+            "default_root_dir": tmp_path,
+            "enable_checkpointing": False,
+            "enable_model_summary": False,
+            "enable_progress_bar": False,
+            "logger": False,
+            "num_sanity_val_steps": 0,
+        }
+        return L.Trainer(**{**quiet, "max_epochs": 2, **flags})
 
     return make
 

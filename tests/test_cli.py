@@ -258,6 +258,9 @@ def test_help_says_what_can_be_said(lightning_fl: Command) -> None:
 MISTAKES = {
     "no command": ([], ["fit", "validate", "test", "predict"]),
     "command": (["fitt"], ["'fitt'", "'fit'", "validate", "list"]),
+    "another command": (["lst"], ["'lst'", "did you mean 'list'"]),
+    "part": (["--algorithm", "Algorithm", "--algorithm.rule", "Proximl"], ["'Proximl'", "did you mean 'Proximal'"]),
+    "folder for client states": (["--trainer.client_states", "dsik"], ["'dsik'", "did you mean 'disk'", "folder"]),
     "no model": (["fit", "--data", "Digits"], ["model"]),
     "no data": (["fit", "--model", "ImageClassifier"], ["data"]),
     "no such file": (["fit", "--config", "nowhere.yaml"], ["nowhere.yaml"]),

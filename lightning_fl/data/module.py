@@ -21,7 +21,7 @@ import torch
 from lightning_fl.data.checks import check_share, check_whole
 from lightning_fl.data.degree import label_histograms, non_iid_degree
 from lightning_fl.data.loaders import SampleLoader
-from lightning_fl.data.partition import IID, Partition, require_enough
+from lightning_fl.data.partition import IID, Partition, cut, require_enough
 from lightning_fl.data.samples import Samples, Selection
 from lightning_fl.data.server import draw_classes, draw_degree, draw_uniform
 from lightning_fl.errors import UserError, require
@@ -260,7 +260,8 @@ class FederatedDataModule(L.LightningDataModule, ABC):
         require_enough(len(pool), self.num_clients)
         labels = self.train.labels
         pool_labels = np.zeros(len(pool), dtype=np.int64) if labels is None else labels[pool]
-        parts = [pool[part] for part in self.partition(pool_labels, self.num_clients, self._rng(PARTITION))]
+        parts = self.partition(pool_labels, self.num_clients, self._rng(PARTITION))
+        parts = cut(pool[np.concatenate(parts)], np.array([len(part) for part in parts]))
         if self.val_fraction > 0:
             rng = self._rng(VALIDATION)
             mixed = [rng.permutation(part) for part in parts]

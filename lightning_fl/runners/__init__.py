@@ -2,7 +2,7 @@
 
 from lightning_fl.runners.choice import Runner, choose_runner
 from lightning_fl.runners.local import LocalPlan, train_locally
-from lightning_fl.runners.ranks import Outcome, gather, merge, share_of
+from lightning_fl.runners.ranks import Outcome, gather_others, merge, share_of, share_states
 from lightning_fl.runners.serial import serial
 from lightning_fl.runners.stacked import stacked
 
@@ -11,10 +11,11 @@ __all__ = [
     "Outcome",
     "Runner",
     "choose_runner",
-    "gather",
+    "gather_others",
     "merge",
     "serial",
     "share_of",
+    "share_states",
     "stacked",
     "train_locally",
 ]

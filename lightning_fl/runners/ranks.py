@@ -7,8 +7,8 @@ would average the gradients of different clients.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -48,13 +48,13 @@ def share_of(clients: Sequence[int], sizes: np.ndarray, rank: int, num_ranks: in
 
 @dataclass
 class Outcome:
-    """What a rank's clients did in a round, besides their uploads.
+    """What the clients of a rank, or of several, did in a round, besides their uploads.
 
     Attributes:
         num_steps: optimiser steps they made.
         logs: what the module logged, by accepted client.
-        states: what accepted clients keep between rounds.
-        memory: their codecs' memory.
+        states: what accepted clients of this rank keep between rounds, on the host; others' come with `share_states`.
+        memory: their codecs' memory, likewise.
         counters: the maximum of their integer buffers, by name.
         bits: what they sent and what was sent to them alone, by direction and kind.
     """
@@ -77,7 +77,7 @@ class Outcome:
         if result.state:
             self.states[result.client] = {name: x.cpu() for name, x in result.state.items()}
         if memory:
-            self.memory[result.client] = memory
+            self.memory[result.client] = {name: x.cpu() for name, x in memory.items()}
         self._raise_counters(result.counters)
 
     def _raise_counters(self, counters: dict[str, Tensor]) -> None:
@@ -85,11 +85,9 @@ class Outcome:
             self.counters[name] = torch.maximum(self.counters.get(name, counter), counter)
 
     def add(self, other: Outcome) -> None:
-        """Take another rank's outcome in."""
+        """Take another rank's outcome in, but for what its clients keep."""
         self.num_steps += other.num_steps
         self.logs |= other.logs
-        self.states |= other.states
-        self.memory |= other.memory
         self._raise_counters(other.counters)
         for direction, kinds in other.bits.items():
             here_kinds = self.bits.setdefault(direction, {})
@@ -97,14 +95,36 @@ class Outcome:
                 here_kinds[kind] = here_kinds.get(kind, 0) + bits
 
 
-def gather(fabric: Fabric, outcome: Outcome) -> Outcome:
-    """The outcome of all ranks together, the same on each."""
-    if fabric.world_size == 1:
-        return outcome
-    whole = Outcome()
-    for part in gather_objects(fabric, move_data_to_device(vars(outcome), torch.device("cpu"))):
-        whole.add(Outcome(**part))
-    return whole
+def gather_others(fabric: Fabric, mine: Outcome) -> list[Outcome]:
+    """The outcomes of all other ranks, without what their clients keep, on this rank's accelerator."""
+    small = move_data_to_device(vars(replace(mine, states={}, memory={})), torch.device("cpu"))
+    parts = gather_objects(fabric, small)
+    others = [part for rank, part in enumerate(parts) if rank != fabric.global_rank]
+    return [Outcome(**move_data_to_device(part, fabric.device)) for part in others]
+
+
+def share_states(fabric: Fabric, mine: dict[int, State]) -> Iterator[tuple[int, State]]:
+    """What clients of all ranks keep, in the same order on each: any rank may train any of them next.
+
+    Vectors cross one by one, each once to every rank, so that the crossing takes the memory of one client's state.
+
+    Args:
+        fabric: the processes.
+        mine: states of this rank's clients.
+    """
+    forms = {client: [(name, x.shape, x.dtype) for name, x in state.items()] for client, state in mine.items()}
+    for source, theirs in enumerate(gather_objects(fabric, forms)):
+        for client, form in theirs.items():
+            if fabric.world_size == 1:
+                yield client, mine[client]
+                continue
+            state = {}
+            for name, shape, dtype in form:
+                x = mine[client][name] if source == fabric.global_rank else torch.empty(shape, dtype=dtype)
+                crossing = x.contiguous().view(-1).view(torch.uint8).to(fabric.device)
+                torch.distributed.broadcast(crossing, source)
+                state[name] = crossing.cpu().view(dtype).view(shape)
+            yield client, state
 
 
 def gather_objects(fabric: Fabric, mine: Any) -> list[Any]:

@@ -254,7 +254,7 @@ def _rows(local: LocalTraining, rows: slice) -> LocalTraining:
         local,
         params=some(local.params),
         gradient=some(local.gradient),
-        state={name: some(x) for name, x in local.state.items()},
+        state={name: x[rows] for name, x in local.state.items()},
         memory={name: some(x) for name, x in local.memory.items()},
         full_gradient=some(local.full_gradient),
     )

@@ -1,5 +1,7 @@
 """FederatedDataModule: the split, its reproducibility, its loaders in a stock Trainer, its place in a configuration."""
 
+from collections.abc import Callable
+
 import jsonargparse
 import lightning as L  # noqa: N812
 import numpy as np
@@ -153,17 +155,9 @@ class Linear(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.5)
 
 
-def test_a_stock_trainer_takes_it_as_centralised_baseline(tmp_path) -> None:
+def test_a_stock_trainer_takes_it_as_centralised_baseline(make_stock_trainer: Callable[..., L.Trainer]) -> None:
     model, data = Linear(), Digits(val_fraction=0.1, batch_size=50)
-    trainer = L.Trainer(
-        max_epochs=2,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        num_sanity_val_steps=0,
-        default_root_dir=tmp_path,
-    )
+    trainer = make_stock_trainer()
     trainer.fit(model, data)
     num_val = sum(map(len, data.client_val_indices))
     assert model.num_seen == {"train": 2 * (1437 - num_val), "val": 2 * num_val}

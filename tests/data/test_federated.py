@@ -1,6 +1,6 @@
 """Federated: other people's data modules, divided."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import lightning as L  # noqa: N812
 import numpy as np
@@ -74,7 +74,7 @@ def test_the_loaders_own_collate_function_is_kept() -> None:
     assert data.label_histograms.sum() == 36
 
 
-def test_a_model_that_brings_its_data(tmp_path) -> None:
+def test_a_model_that_brings_its_data(make_stock_trainer: Callable[..., L.Trainer]) -> None:
     model = BoringModel()
     data = Federated(BoringModel(), num_clients=4)
     data.prepare_data()
@@ -85,21 +85,13 @@ def test_a_model_that_brings_its_data(tmp_path) -> None:
     assert batch.shape == (16, 32)
     with pytest.raises(UserError, match="needs the class of each sample"):
         Federated(model, num_clients=4, partition=Shards()).setup()
-    trainer = L.Trainer(
-        max_epochs=1,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=tmp_path,
-    )
+    trainer = make_stock_trainer(max_epochs=1)
     trainer.fit(model, data)
     assert trainer.global_step == 64
     trainer.test(model, data, verbose=False)
 
 
-def test_hooks_the_source_lacks_are_empty(tmp_path) -> None:
+def test_hooks_the_source_lacks_are_empty(make_stock_trainer: Callable[..., L.Trainer]) -> None:
     class TrainingOnly(L.LightningDataModule):
         def train_dataloader(self) -> DataLoader:
             return DataLoader(TensorDataset(torch.randn(8, 32)), batch_size=2, collate_fn=lambda rows: rows[0][0])
@@ -107,9 +99,7 @@ def test_hooks_the_source_lacks_are_empty(tmp_path) -> None:
     data = Federated(TrainingOnly(), num_clients=2)
     data.setup()
     assert data.val_dataloader() == data.test_dataloader() == data.predict_dataloader() == []
-    trainer = L.Trainer(
-        fast_dev_run=True, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False
-    )
+    trainer = make_stock_trainer(fast_dev_run=True)
     trainer.fit(BoringModel(), data)
     assert trainer.global_step == 1
 

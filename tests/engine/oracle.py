@@ -372,3 +372,22 @@ def feddf(
             rate = eta * (1 + np.cos(np.pi * step / steps)) / 2
             w = w - rate * corrected[0] / (np.sqrt(corrected[1]) + 1e-8)
     return w
+
+
+def remembering(problem: Problem, w: np.ndarray, pull: float = 0.3) -> tuple[np.ndarray, dict[int, np.ndarray]]:
+    """`toys.Remembering`: client k trains on g + pull·c_k, c_k ← c_k + Δ_k, sends (Δ_k + e_k)/2 and keeps as much, e_k."""
+    c: dict[int, np.ndarray] = {}
+    e: dict[int, np.ndarray] = {}
+    for t in range(problem.rounds):
+        cohort = problem.cohort(t)
+        total = np.zeros_like(w)
+        for k in cohort:
+            kept, y = c.get(k, 0.0), w.copy()
+            for batch in problem.batches(t, k):
+                y -= problem.learning_rate * (gradient(y, *batch) + pull * kept)
+            delta = y - w
+            c[k] = kept + delta
+            e[k] = (delta + e.get(k, 0.0)) / 2
+            total += len(problem.x[k]) * e[k]
+        w = w + total / sum(len(problem.x[k]) for k in cohort)
+    return w, c

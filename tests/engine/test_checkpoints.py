@@ -240,10 +240,13 @@ def test_the_exported_model_loads_in_plain_lightning(
 
 
 def test_a_stock_trainer_tests_the_exported_model(
-    make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+    make_trainer: MakeTrainer,
+    make_stock_trainer: Callable[..., L.Trainer],
+    tmp_path: Path,
+    keeps_files: dict[str, Any],
 ) -> None:
     make_trainer(**keeps_files).fit(Perceptron(), federation())
-    stock = L.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, default_root_dir=tmp_path)
+    stock = make_stock_trainer()
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*samples(6)), batch_size=3)
     assert stock.test(Perceptron(), loader, ckpt_path=tmp_path / "model.ckpt", verbose=False)
 

@@ -1,7 +1,6 @@
 """The order of hooks is that of Lightning's own trainer, a round being an epoch."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import lightning as L  # noqa: N812
@@ -49,20 +48,10 @@ class Predicts(BoringModel):
 
 
 @pytest.fixture
-def recorders(make_trainer: MakeTrainer, tmp_path: Path) -> tuple[Recorder, Recorder]:
+def recorders(make_trainer: MakeTrainer, make_stock_trainer: Callable[..., L.Trainer]) -> tuple[Recorder, Recorder]:
     """What a stock trainer and ours say in two epochs of fit, then validate, test and predict."""
     stock, ours = Recorder(), Recorder()
-    trainer = L.Trainer(
-        max_epochs=2,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=tmp_path,
-        num_sanity_val_steps=2,
-        callbacks=stock,
-    )
+    trainer = make_stock_trainer(num_sanity_val_steps=2, callbacks=stock)
     federated = make_trainer(max_rounds=2, num_sanity_val_steps=2, callbacks=ours)
     for any_trainer, data in ((trainer, BoringDataModule()), (federated, Federated(BoringDataModule(), num_clients=4))):
         module = Predicts()

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightning_fl import checkpoint
 from lightning_fl.runners.ranks import Outcome, share_of
 
 SCRIPT = """
@@ -27,7 +28,6 @@ COMMAND = (
     "--trainer.local_steps 1 --trainer.max_rounds 2 --trainer.dropout_rate 0.3 --trainer.accelerator cpu "
     "--trainer.enable_progress_bar false --trainer.enable_model_summary false"
 )
-TAIL = ["--algorithm", "FedDUSM"]
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=30), st.integers(1, 6))
@@ -52,7 +52,7 @@ def test_outcomes_add_up() -> None:
 
 
 def ran(
-    folder: Path, *words: str, launcher: tuple[str, ...] = ()
+    folder: Path, *words: str, launcher: tuple[str, ...] = (), algorithm: str = "FedDUSM"
 ) -> tuple[list[dict[str, str]], dict[str, torch.Tensor]]:
     """Metrics and weights of a run in a process of its own, one thread a rank."""
     script = folder.parent / "script.py"
@@ -66,8 +66,8 @@ def ran(
         str(folder),
     ]
     done = subprocess.run(
-        [*command, *words, *TAIL],
-        env=environment | {"OMP_NUM_THREADS": "1"},
+        [*command, *words, "--algorithm", algorithm],
+        env=environment | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.path.dirname(__file__)},
         capture_output=True,
         text=True,
         timeout=300,
@@ -96,6 +96,25 @@ def test_two_processes_give_the_answer_of_one(tmp_path: Path) -> None:
     assert any(int(row["clients/dropped"]) for row in one[0])
     assert all(float(row["feddu/tau_eff"]) for row in one[0])
     agree(one, ran(tmp_path / "two", "--trainer.devices", "2"))
+
+
+@pytest.mark.parametrize(("place", "runner"), [("memory", "stacked"), ("disk", "serial")])
+def test_what_clients_keep_is_there_for_every_process(place: str, runner: str, tmp_path: Path) -> None:
+    """Clients come back in another process than the one that trained them; on disk both use the same files."""
+    words = ("--model.network", "linear", "--trainer.clients_per_round", "8", "--trainer.max_rounds", "4")
+    one = ran(tmp_path / "one", *words, algorithm="toys.Remembering")
+    several = ("--trainer.devices", "2", "--trainer.client_states", place, "--trainer.runner", runner)
+    agree(one, ran(tmp_path / "two", *words, *several, algorithm="toys.Remembering"))
+    kept = [
+        checkpoint.load(tmp_path / run / "checkpoints" / "last.ckpt")["federation"]["run"] for run in ("one", "two")
+    ]
+    for of in ("clients", "client_memory"):
+        here, there = kept[0][of], kept[1][of]
+        assert here.keys() == there.keys()
+        for client, state in here.items():
+            for name, x in state.items():
+                torch.testing.assert_close(x, there[client][name], rtol=1e-4, atol=1e-6, msg=f"{of} {client} {name}")
+    assert list((tmp_path / "two").glob("client-states-*")) == [], "the files go when the run ends"
 
 
 def test_a_run_resumes_under_torchrun_with_another_number_of_processes(tmp_path: Path) -> None:

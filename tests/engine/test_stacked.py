@@ -14,7 +14,7 @@ from roster import ROSTER
 from test_worker import Statistics, Tied
 from torch import Tensor, nn
 from torchmetrics import MeanMetric
-from toys import Perceptron, federation, samples, vector
+from toys import Perceptron, Remembering, federation, samples, vector
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.algorithms import DeviceM, FedAvg, FedProx
@@ -190,6 +190,16 @@ def test_parameters_take_part_once_they_have_a_gradient(algorithm: Any, make_tra
     pair = fits(make_trainer, Partial(), federation, algorithm, local_epochs=2)
     assert_same(pair)
     assert {"late", "largest"} <= set(pair[0][1].callback_metrics)
+
+
+def test_clients_keep_their_states_apart(make_trainer: MakeTrainer) -> None:
+    pair = fits(make_trainer, Perceptron(), federation, Remembering(), local_epochs=2, max_rounds=4)
+    assert_same(pair)
+    (_, serial), (_, stacked) = pair
+    assert serial.run.clients.keys() == stacked.run.clients.keys()
+    for client, state in serial.run.clients.items():
+        for name, x in state.items():
+            torch.testing.assert_close(stacked.run.clients[client][name], x, rtol=1e-5, atol=1e-6)
 
 
 class Noisy(Perceptron):

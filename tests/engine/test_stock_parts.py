@@ -61,23 +61,16 @@ def test_predicting_needs_no_predict_step(make_trainer: MakeTrainer) -> None:
     assert outputs[0].shape == (1, 2)
 
 
-def test_one_client_with_everything_is_a_stock_trainer(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+def test_one_client_with_everything_is_a_stock_trainer(
+    make_trainer: MakeTrainer, make_stock_trainer: Callable[..., L.Trainer]
+) -> None:
     """One client, one batch a round: the federation does what `L.Trainer` does."""
     ours = Perceptron(configure=lambda m: ([o := torch.optim.SGD(m.parameters(), lr=0.5)], [halving(o)]))
     stock = copy.deepcopy(ours)
     data = federation(sizes=(12,), batch_size=12)
     make_trainer(max_rounds=4, clients_per_round=1).fit(ours, data)
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*samples(12)), batch_size=12)
-    trainer = L.Trainer(
-        max_epochs=4,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=tmp_path,
-    )
-    trainer.fit(stock, loader)
+    make_stock_trainer(max_epochs=4).fit(stock, loader)
     torch.testing.assert_close(torch.tensor(vector(ours)), torch.tensor(vector(stock)), rtol=0, atol=1e-6)
 
 

@@ -11,8 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lightning_fl.algorithms import Algorithm
 from lightning_fl.data import Arrays, FederatedDataModule, Partition
 from lightning_fl.data.samples import TensorSamples
+from lightning_fl.slots import Codec, LocalTraining, Message, Packed, Payload, Rule, Setting, State
 
 SIZES = (3, 5, 4, 9, 12, 7)
 """Samples of the six clients: unequal, some with a last batch of one."""
@@ -121,3 +123,45 @@ def read_rows(root: Path) -> list[dict[str, str]]:
     for row in rows:
         row.pop("time/round_seconds", None)
     return rows
+
+
+@dataclass(frozen=True)
+class Drifting(Rule):
+    """A client keeps the sum c of its deltas and how often it took part, and its gradient is g + pull·c.
+
+    The state is changed in place, which a rule may do: it is handed a copy.
+    """
+
+    pull: float = 0.3
+
+    def init(self, params: Tensor) -> State:
+        return {"sum": torch.zeros_like(params), "turns": torch.zeros((), dtype=torch.int64)}
+
+    def correct(self, local: LocalTraining) -> None:
+        local.gradient += self.pull * local.state["sum"]
+
+    def finish(self, local: LocalTraining) -> Message:
+        delta = local.params - local.received["model"]
+        local.state["sum"] += delta
+        local.state["turns"] += 1
+        return {"model": delta}
+
+
+@dataclass(frozen=True)
+class Halves(Codec):
+    """Sends half of what is asked plus half of what it kept back, at one bit a number."""
+
+    def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
+        wanted = {name: x + memory.get(name, 0) for name, x in message.items()}
+        payload = {name: Packed(x / 2, x.numel()) for name, x in wanted.items()}
+        return payload, {name: x / 2 for name, x in wanted.items()}
+
+    def decode(self, payload: Payload, setting: Setting) -> Message:
+        return {name: packed.content for name, packed in payload.items()}
+
+
+class Remembering(Algorithm):
+    """Both the clients and their codecs keep something between rounds."""
+
+    def __init__(self) -> None:
+        super().__init__(rule=Drifting(), uplink=Halves())
