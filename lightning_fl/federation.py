@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
-from math import isfinite
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,10 +14,11 @@ import torch
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.clock import SimulatedClock
 from lightning_fl.data import FederatedDataModule
+from lightning_fl.groups import Group
 from lightning_fl.link import Link
-from lightning_fl.run import COHORT, DROPOUT, Run
-from lightning_fl.runners import LocalPlan, Outcome, gather, merge, serial, share_of
-from lightning_fl.slots import Message, ServerTurn, Setting
+from lightning_fl.run import COHORT, DROPOUT, EXCHANGE, Run
+from lightning_fl.runners import LocalPlan, Outcome, gather, gather_by_client, merge, serial, share_of
+from lightning_fl.slots import Message, ServerTurn, Setting, is_finite
 from lightning_fl.worker import Worker
 
 
@@ -30,6 +31,7 @@ class Federation:
         worker: the module that the clients train.
         data: the clients' samples.
         run: all that changes.
+        groups: the layers of the network.
         plan: how long a client trains.
         clock: the simulated time.
         eligible: clients that have samples.
@@ -43,6 +45,7 @@ class Federation:
     worker: Worker
     data: FederatedDataModule
     run: Run
+    groups: tuple[Group, ...]
     plan: LocalPlan
     clock: SimulatedClock
     eligible: np.ndarray
@@ -51,6 +54,11 @@ class Federation:
     macs: int | None
     on_upload: Callable[[int, int, int], None]
 
+    @property
+    def setting(self) -> Setting:
+        """What the parts may know of the run."""
+        return Setting(self.run.layout, self.run.buffer_layout, self.data.num_clients, self.groups)
+
     def train_round(self) -> dict[str, float]:
         """One round; returns its numbers under the names of `metrics.csv`."""
         run, algorithm, fabric = self.run, self.algorithm, self.worker.fabric
@@ -58,9 +66,19 @@ class Federation:
         cohort = self._select_cohort()
         arriving = self._arriving(cohort)
 
-        setting = Setting(run.layout, run.buffer_layout, self.data.num_clients)
-        link = Link(setting, algorithm.uplink, algorithm.downlink, run.ledger, run.client_memory, run.server_memory)
-        received = {"buffers": run.buffers, **link.broadcast(cohort, self._broadcast_message())}
+        setting = self.setting
+        link = Link(
+            setting,
+            algorithm.uplink,
+            algorithm.downlink,
+            run.ledger,
+            run.client_memory,
+            run.server_memory,
+            gather=partial(gather_by_client, fabric, arriving),
+            random=partial(run.random, EXCHANGE),
+        )
+        recipients = algorithm.exchange.recipients(cohort, setting)
+        received = {"buffers": run.buffers, **link.broadcast(recipients, self._broadcast_message())}
 
         booked = deepcopy(run.ledger.round_bits)
         mine = share_of(arriving, self.data.client_sizes, fabric.global_rank, fabric.world_size)
@@ -71,7 +89,7 @@ class Federation:
         for place, upload in enumerate(algorithm.exchange.collect(results, link), start=1):
             result = upload.result
             outcome.num_steps += result.num_steps
-            if _is_finite(upload.message):
+            if is_finite(upload.message):
                 algorithm.aggregator.add(accumulator, upload)
                 outcome.accept(result, link.commit(result.client))
             self.on_upload(result.client, place, len(mine))
@@ -152,8 +170,3 @@ class Federation:
             "model/parameters": sum(parameter.numel() for parameter in self.worker.module.parameters()),
             **({"model/macs": self.macs} if self.macs is not None else {}),
         }
-
-
-def _is_finite(message: Message) -> bool:
-    """Whether no number of an upload is NaN or infinite; a finite sum says so at once."""
-    return all(isfinite(float(x.sum())) or bool(torch.isfinite(x).all()) for x in message.values())

@@ -20,6 +20,7 @@ from lightning_fl import persistence
 from lightning_fl.errors import UserError
 from lightning_fl.evaluation import as_loaders, evaluate, num_batches
 from lightning_fl.federation import Federation
+from lightning_fl.groups import layer_groups
 from lightning_fl.macs import count_macs
 from lightning_fl.run import SERVER, Run
 from lightning_fl.runners import LocalPlan
@@ -103,6 +104,7 @@ class FitLoop:
             worker=worker,
             data=data,
             run=run,
+            groups=layer_groups(worker.module),
             plan=plan,
             clock=trainer.clock,
             eligible=eligible,
@@ -111,6 +113,7 @@ class FitLoop:
             macs=count_macs(worker, data.client(int(data.client_sizes.argmax())), data.train.resident),
             on_upload=self._on_upload,
         )
+        algorithm.exchange.check(self.federation.setting, self.federation.cohort_size)
         worker.load(run.params, run.buffers, run.counters)  # counting may have changed buffers
         if is_overridden("validation_step", worker.module):
             self._val_loaders = as_loaders(data.val_dataloader())

@@ -1,5 +1,6 @@
 """How uploads merge."""
 
+from lightning_fl.aggregators.masked_mean import MaskedMean
 from lightning_fl.aggregators.weighted_mean import WeightedMean
 
-__all__ = ["WeightedMean"]
+__all__ = ["MaskedMean", "WeightedMean"]

@@ -116,6 +116,12 @@ def gather_objects(fabric: Fabric, mine: Any) -> list[Any]:
     return parts
 
 
+def gather_by_client(fabric: Fabric, clients: Sequence[int], mine: dict[int, Any]) -> dict[int, Any]:
+    """What the ranks know of their clients, together, in the order of `clients`; small things only."""
+    known = {client: value for part in gather_objects(fabric, mine) for client, value in part.items()}
+    return {client: known[client] for client in clients if client in known}
+
+
 def merge(fabric: Fabric, aggregator: Aggregator, accumulator: dict[str, Any]) -> dict[str, Any]:
     """The accumulator of all ranks together, by sums: each number crosses once, whatever the number of clients.
 

@@ -39,11 +39,12 @@ def bits_of(trainer: FederatedTrainer, direction: str) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("name", ROSTER)
-def test_a_round_costs_32_bits_for_each_parameter_and_client(name: str, make_trainer: MakeTrainer) -> None:
+def test_a_round_costs_what_the_papers_say(name: str, make_trainer: MakeTrainer) -> None:
     trainer = make_trainer(max_rounds=2)
     trainer.fit(Perceptron(), federation(), ROSTER[name].algorithm())
-    assert bits_of(trainer, "up") == bits_of(trainer, "down") == {"model": 32 * D * K}
-    assert trainer.run.ledger.total_bytes("up") == 2 * 4 * D * K
+    up, down = ROSTER[name].bits(K)
+    assert (bits_of(trainer, "up"), bits_of(trainer, "down")) == (up, down)
+    assert trainer.run.ledger.total_bytes("up") == 2 * sum(up.values()) / 8
 
 
 def test_float_buffers_cross_as_well_and_counters_do_not(make_trainer: MakeTrainer) -> None:
