@@ -123,7 +123,7 @@ def _names(path: str, named: Iterator[tuple[str, Tensor]]) -> list[str]:
 
 def check_choice(asked: Groups) -> None:
     """Raise `UserError` unless this is `layer`, `tensor` or a map, whatever the map holds."""
-    known = not isinstance(asked, str) or asked in CHOICES
+    known = isinstance(asked, Mapping) or asked in CHOICES
     require(known, f"groups {asked!r} is unknown; {nearest(str(asked), CHOICES)}, or a map of groups.")
 
 
@@ -156,9 +156,8 @@ def resolve(asked: Groups, found: Sequence[Group], layout: Layout, buffer_layout
             travelling[home.get(buffer) or home[beside[0]]].append(buffer)
     groups = []
     for name, members in given.items():
-        parameters = tuple(member for member in members if member in axes or member in layout.names)
-        axis = axes.get(parameters[0], 0) if parameters else 0
-        groups.append(Group(name, parameters, tuple(travelling[name]), axis))
+        parameters = tuple(member for member in members if member in layout.names)
+        groups.append(Group(name, parameters, tuple(travelling[name]), axes.get(parameters[0], 0)))
     return tuple(groups)
 
 
@@ -167,7 +166,7 @@ def _check_map(given: Mapping[str, Sequence[str]], layout: Layout, buffer_layout
     home: dict[str, str] = {}
     known = (*layout.names, *buffer_layout.names)
     for group, members in given.items():
-        listed = not isinstance(members, str) and bool(members)
+        listed = isinstance(members, (list, tuple)) and bool(members)
         require(listed, f"group {group!r} must list names of parameters, such as [{known[0]}], got {members!r}.")
         for member in members:
             if member not in known:

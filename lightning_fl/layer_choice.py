@@ -64,7 +64,7 @@ class LayerChoice(Exchange):
         """Scores (L,) of a client whose delta is finite; what they take to cross goes through the channel."""
 
     def collect(self, results: Iterable[Result], channel: Channel) -> Iterator[Upload]:
-        """All three turns; a client that is chosen for nothing counts as accepted."""
+        """All three turns; a client that is chosen for nothing counts as accepted, but what it keeps between rounds stays."""
         layers = self.layers(channel.setting)
         waiting: dict[int, Result] = {}
         scores: dict[int, list[float]] = {}
@@ -82,6 +82,8 @@ class LayerChoice(Exchange):
             result, chosen = waiting.pop(client), everyone[client]
             if self.announces:
                 chosen = channel.down(client, {"mask/layers": chosen})["mask/layers"]
+            if not chosen.any():
+                result = replace(result, state={})  # what it has not sent the server cannot have accepted
             device = result.message["model"].device
             excerpt = Excerpt.of(channel.setting, layers, chosen.to(device).split(1), device)
             yield Upload(result, channel.up(client, result.message, excerpt), excerpt.masks(result.message))

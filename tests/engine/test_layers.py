@@ -148,6 +148,8 @@ def test_a_map_of_groups_takes_running_statistics_along() -> None:
         ({"a": ["hiden.weight"]}, ["'hiden.weight'", "'hidden.weight'"]),
         ({"a": "hidden.weight"}, ["'a'", "list", "'hidden.weight'"]),
         ({"a": []}, ["'a'", "list"]),
+        ({"a": 3}, ["'a'", "list", "3"]),
+        (["hidden.weight"], ["hidden.weight", "tensor", "map"]),
     ],
 )
 @pytest.mark.parametrize("algorithm", [FedLDF, RandomLayers, FedADP])
@@ -336,6 +338,15 @@ def test_the_choice_of_layers(n: int, seed: int, order: list[int], client: int, 
         assert now ^ chosen[k] <= {name}, "the other layer does not care"
         assert k != client or now >= chosen[k], "a layer that grew is not taken back"
         assert k == client or now <= chosen[k], "nor does anybody else get in for it"
+
+
+def test_a_client_that_is_chosen_for_nothing_keeps_its_old_state() -> None:
+    setting = setting_of(Perceptron())
+    results = [
+        replace(result(k, {"model": torch.full((26,), 1.0 + k)}), state={"age": torch.ones(1)}) for k in range(3)
+    ]
+    uploads = LayerDivergence(n=1).collect(results, link_of(setting))
+    assert {upload.result.client: list(upload.result.state) for upload in uploads} == {0: [], 1: [], 2: ["age"]}
 
 
 @pytest.mark.parametrize("exchange", [DrawnLayers(n=2), DrawnClients(n=2)], ids=["layers", "clients"])
