@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -63,17 +64,17 @@ class Excerpt:
 
     def masks(self, message: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Which coordinates of each vector of a message are in; what is no vector of the model is left out."""
-        return {name: self._side(name)[0] for name, x in message.items() if self._is_whole(name, x)}
+        return {name: self._mask(name) for name, x in message.items() if self._is_whole(name, x)}
 
     def take(self, tensors: Mapping[str, Tensor]) -> Message:
         """The shorter vectors (m,), without those of nothing; what is no vector of the model stays as it is."""
         taken = {}
         for name, x in tensors.items():
-            mask, layout = self._side(name)
-            if not self._is_whole(name, x):
+            size = self._layout(name).numel
+            if not self._is_whole(name, x) or size == len(x):
                 taken[name] = x
-            elif layout.numel:
-                taken[name] = x[mask.to(x.device)]
+            elif size:
+                taken[name] = x.index_select(0, self._places(name).to(x.device))
         return taken
 
     def put(self, shorter: Mapping[str, Tensor], whole: Mapping[str, Tensor]) -> Message:
@@ -85,24 +86,35 @@ class Excerpt:
         """
         result = {name: x for name, x in whole.items() if self._is_whole(name, x)}
         for name, x in shorter.items():
-            mask, layout = self._side(name)
-            if x.dim() == 1 and len(x) == layout.numel:
+            mask, layout = self._mask(name), self._layout(name)
+            if x.dim() == 1 and len(x) == layout.numel < len(mask):
                 vector = result[name].clone() if name in result else x.new_zeros(len(mask))
-                vector[mask.to(x.device)] = x
-                result[name] = vector
+                result[name] = vector.index_copy_(0, self._places(name).to(x.device), x)
             else:
                 result[name] = x
         return result
 
-    def _side(self, name: str) -> tuple[Tensor, Layout]:
-        """Mask of the whole and layout of the part, of the buffers or of the parameters."""
-        if "buffers" in name:
-            return self.buffers, self.setting.buffer_layout
-        return self.params, self.setting.layout
+    @cached_property
+    def _param_places(self) -> Tensor:
+        return self.params.nonzero().squeeze(1)
+
+    @cached_property
+    def _buffer_places(self) -> Tensor:
+        return self.buffers.nonzero().squeeze(1)
+
+    def _places(self, name: str) -> Tensor:
+        """Where the coordinates that are in lie; found once, which takes longest."""
+        return self._buffer_places if "buffers" in name else self._param_places
+
+    def _mask(self, name: str) -> Tensor:
+        return self.buffers if "buffers" in name else self.params
+
+    def _layout(self, name: str) -> Layout:
+        return self.setting.buffer_layout if "buffers" in name else self.setting.layout
 
     def _is_whole(self, name: str, x: Tensor) -> bool:
         """Whether this is a vector of the whole model."""
-        return x.dim() == 1 and len(x) == len(self._side(name)[0])
+        return x.dim() == 1 and len(x) == len(self._mask(name))
 
 
 def _cut(layout: Layout, cuts: Mapping[str, tuple[int, int]]) -> Layout:

@@ -21,7 +21,7 @@ class MaskedMean(Aggregator):
     reduction: ClassVar[Literal["sum", "members"]] = "sum"
 
     def add(self, accumulator: dict[str, Any], upload: Upload) -> None:
-        """Sum += s_k n_k Δ_k, weight += s_k n_k."""
+        """Sum += s_k n_k Δ_k, weight += s_k n_k; an upload is 0 where nothing was sent."""
         for name, vector in upload.message.items():
             if name not in accumulator:
                 accumulator[name] = torch.zeros_like(vector, dtype=torch.float64)
@@ -31,7 +31,7 @@ class MaskedMean(Aggregator):
                 accumulator[name].add_(vector, alpha=upload.result.weight)
                 accumulator[_weight(name)] += upload.result.weight
             elif sent.any():
-                accumulator[name].add_(vector * sent, alpha=upload.result.weight)
+                accumulator[name].add_(vector, alpha=upload.result.weight)
                 accumulator[_weight(name)].add_(sent, alpha=upload.result.weight)
 
     def finish(self, accumulator: dict[str, Any]) -> Message:

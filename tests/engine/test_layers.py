@@ -301,6 +301,15 @@ def test_a_lossy_codec_leaves_divergences_and_masks_alone(make_trainer: MakeTrai
     assert all(state["error/model"].shape == (32,) for state in trainer.run.client_memory.values())
 
 
+def test_a_mask_crosses_a_lossy_codec_unharmed(make_trainer: MakeTrainer) -> None:
+    """The toy codec would refuse a vector that is no model; neurons of two clients are hardly ever the same."""
+    algorithm = Algorithm(uplink=TopHalf(), exchange=PrunedUnits(keep=0.46), aggregator=MaskedMean())
+    trainer = make_trainer(max_rounds=2)
+    trainer.fit(Perceptron(), federation(), algorithm)
+    # Nine numbers a client, of which five are sent in full and nine have a bit.
+    assert bits_of(trainer, "up") == {"model": 3 * (5 * 32 + 9), "mask": 3 * 6}
+
+
 # ------------------------------------------------------------------------------------------------- the choice
 
 
