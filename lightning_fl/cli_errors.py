@@ -49,6 +49,9 @@ def explain(message: str, parser: ArgumentParser) -> str:
     if match := re.search(r"Subtypes: \[(.*?)\]\s", message):
         names = [name.strip("<>' ").removeprefix("class '") for name in match[1].split(",")]
         return f"{key} must be {' or '.join(names)}, got {given}."
+    if match := re.search(r"Expected an? (?:typing\.)?Literal\[(.*?)\]\. Got value: (.*)", message):
+        allowed = [name.strip("' ") for name in match[1].split(",")]
+        return f"{key} {match[2]!r} is unknown; {nearest(match[2], allowed)}."
     if match := re.search(r"Expected an? (.+?)\. Got value: (.*)", message):
         expected = re.sub(r"<class '([\w.]+)'>", r"\1", match[1]).replace("typing.Literal", "one of ")
         return f"{key} must be {expected}, got {match[2]}."

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,20 @@ from lightning_fl.algorithms import Algorithm
 from lightning_fl.clock import SimulatedClock
 from lightning_fl.codecs import Dense
 from lightning_fl.data import FederatedDataModule
+from lightning_fl.groups import Group
 from lightning_fl.link import Link
-from lightning_fl.run import COHORT, DROPOUT, Run
-from lightning_fl.runners import LocalPlan, Outcome, Runner, gather_others, merge, serial, share_of, share_states
+from lightning_fl.run import COHORT, DROPOUT, EXCHANGE, Run
+from lightning_fl.runners import (
+    LocalPlan,
+    Outcome,
+    Runner,
+    gather_by_client,
+    gather_others,
+    merge,
+    serial,
+    share_of,
+    share_states,
+)
 from lightning_fl.server import ServerSide
 from lightning_fl.slots import Message, ServerTurn, Setting, SetUp, is_finite
 from lightning_fl.worker import Worker
@@ -31,6 +43,7 @@ class Federation:
         worker: the module that the clients train.
         data: the clients' samples.
         run: all that changes.
+        groups: the layers of the network.
         plan: how long a client trains.
         clock: the simulated time.
         eligible: clients that have samples.
@@ -45,6 +58,7 @@ class Federation:
     worker: Worker
     data: FederatedDataModule
     run: Run
+    groups: tuple[Group, ...]
     plan: LocalPlan
     clock: SimulatedClock
     eligible: np.ndarray
@@ -57,7 +71,7 @@ class Federation:
     @property
     def setting(self) -> Setting:
         """What every part may know of the run, as it is now."""
-        return Setting(self.run.layout, self.run.buffer_layout, self.data.num_clients)
+        return Setting(self.run.layout, self.run.buffer_layout, self.data.num_clients, self.groups)
 
     @property
     def server(self) -> ServerSide:
@@ -81,8 +95,18 @@ class Federation:
         arriving = self._arriving(cohort)
 
         setting, shared = self.setting, algorithm.share(run.server)
-        link = Link(setting, algorithm.uplink, algorithm.downlink, run.ledger, run.client_memory, run.server_memory)
-        received = {"buffers": run.buffers, **link.broadcast(cohort, self._broadcast_message() | shared)}
+        link = Link(
+            setting,
+            algorithm.uplink,
+            algorithm.downlink,
+            run.ledger,
+            run.client_memory,
+            run.server_memory,
+            gather=partial(gather_by_client, fabric, arriving),
+            random=partial(run.random, EXCHANGE),
+        )
+        recipients = algorithm.exchange.recipients(cohort, setting)
+        received = {"buffers": run.buffers, **link.broadcast(recipients, self._broadcast_message() | shared)}
 
         booked = deepcopy(run.ledger.round_bits)
         mine = share_of(arriving, self.data.client_sizes, fabric.global_rank, fabric.world_size)

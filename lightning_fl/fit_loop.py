@@ -24,6 +24,7 @@ from lightning_fl.client_states import ClientStatesOnDisk
 from lightning_fl.errors import UserError
 from lightning_fl.evaluation import as_loaders, evaluate, num_batches
 from lightning_fl.federation import Federation
+from lightning_fl.groups import layer_groups
 from lightning_fl.macs import count_macs
 from lightning_fl.run import SERVER, Run
 from lightning_fl.runners import LocalPlan, choose_runner
@@ -104,6 +105,7 @@ class FitLoop:
             worker=worker,
             data=data,
             run=run,
+            groups=layer_groups(worker.module),
             plan=plan,
             clock=trainer.clock,
             eligible=eligible,
@@ -115,6 +117,7 @@ class FitLoop:
         if trainer.fabric.world_size > 1:
             check_sums(algorithm.aggregator)
         algorithm.check(self.federation.server)
+        algorithm.exchange.check(self.federation.setting, self.federation.cohort_size)
         self.federation.runner = choose_runner(
             trainer.runner,
             trainer.clients_at_once,

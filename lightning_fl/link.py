@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
+import numpy as np
+
+from lightning_fl.codecs import Dense
+from lightning_fl.excerpt import Excerpt
 from lightning_fl.slots import KINDS, Codec, Message, Payload, Setting, State, kind_of
 
 Direction = Literal["up", "down"]
+T = TypeVar("T")
+EXACT = ("scalars", "mask")
+"""Kinds that cross as they are, whatever the codec: few bits, each of which means what it says."""
 
 
 def _zero_bits() -> dict[str, dict[str, int]]:
@@ -81,6 +88,11 @@ class Ledger:
         self.setup_bits = state.get("setup_bits", _zero_bits())  # checkpoints of 0.1 have none
 
 
+def _alone(mine: dict[int, Any]) -> dict[int, Any]:
+    """One process knows all there is to know."""
+    return mine
+
+
 class Link:
     """Sends messages through the codecs and books them.
 
@@ -96,6 +108,8 @@ class Link:
         ledger: Ledger,
         client_memory: Mapping[int, State],
         server_memory: State,
+        gather: Callable[[dict[int, Any]], dict[int, Any]] = _alone,
+        random: Callable[[int], np.random.Generator] = np.random.default_rng,
     ) -> None:
         self.setting = setting
         self.uplink = uplink
@@ -103,31 +117,67 @@ class Link:
         self.ledger = ledger
         self.client_memory = client_memory
         self.server_memory = server_memory
+        self.received: Message = {}
+        self._gather = gather
+        self._random = random
         self._pending: dict[int, State] = {}
 
-    def broadcast(self, cohort: Sequence[int], message: Message) -> Message:
-        """Send one message to every client of the cohort; returns what each of them receives."""
-        payload, memory = self.downlink.encode(message, self.server_memory, self.setting)
+    def broadcast(self, recipients: Sequence[int], message: Message) -> Message:
+        """Send one message to every recipient; returns what each of them receives."""
+        self.received, memory = self._send(
+            "down", self.downlink, message, self.server_memory, self.setting, len(recipients)
+        )
         self.server_memory.clear()
         self.server_memory.update(memory)
-        self.ledger.book("down", payload, recipients=len(cohort))
-        return self.downlink.decode(payload, self.setting)
+        return self.received
 
     def down(self, client: int, message: Message) -> Message:
         """Send one client a message of its own, whole."""
-        payload, _ = self.downlink.encode(message, {}, self.setting)
-        self.ledger.book("down", payload)
-        return self.downlink.decode(payload, self.setting)
+        return self._send("down", self.downlink, message, {}, self.setting)[0]
 
-    def up(self, client: int, message: Message) -> Message:
-        """Send a client's message to the server; returns what the server sees."""
-        device = next((x.device for x in message.values()), None)
-        kept = {name: x.to(device, copy=True) for name, x in self.client_memory.get(client, {}).items()}
-        payload, memory = self.uplink.encode(message, kept, self.setting)
+    def up(self, client: int, message: Message, excerpt: Excerpt | None = None) -> Message:
+        """Send a client's message, or an excerpt of it, to the server; returns what the server sees, 0 where nothing was sent."""
+        memory = self._pending[client] if client in self._pending else self._kept(client, message)
+        if excerpt is None:
+            seen, memory = self._send("up", self.uplink, message, memory, self.setting)
+        else:
+            shorter, known = excerpt.take(message), excerpt.take(memory)
+            seen, known = self._send("up", self.uplink, shorter, known, excerpt.setting)
+            memory = excerpt.put(known, memory)
+            # A vector of which nothing is sent takes no storage.
+            nothing = {name: x.new_zeros(1).expand_as(x) for name, x in message.items()}
+            seen = {**nothing, **excerpt.put(seen, {})}
         if memory:
             self._pending[client] = memory
-        self.ledger.book("up", payload)
-        return self.uplink.decode(payload, self.setting)
+        return seen
+
+    def _kept(self, client: int, message: Message) -> State:
+        """A copy of a client's codec memory where its message lies."""
+        device = next((x.device for x in message.values()), None)
+        return {name: x.to(device, copy=True) for name, x in self.client_memory.get(client, {}).items()}
+
+    def gather(self, mine: dict[int, T]) -> dict[int, T]:
+        """What all processes know of their clients, in the order of the cohort."""
+        return self._gather(mine)
+
+    def random(self, client: int) -> np.random.Generator:
+        """The server's random numbers for a client in this round."""
+        return self._random(client)
+
+    def _send(
+        self, direction: Direction, codec: Codec, message: Message, memory: State, setting: Setting, recipients: int = 1
+    ) -> tuple[Message, State]:
+        """Encode, book, decode; returns what arrives and the sender's new memory, which stays where it has nothing to encode."""
+        exact = {name: x for name, x in message.items() if kind_of(name) in EXACT}
+        coded = {name: x for name, x in message.items() if name not in exact}
+        arrived: Message = {}
+        for part, through in ((exact, Dense()), (coded, codec)):
+            if part:
+                payload, kept = through.encode(part, memory, setting)
+                memory = kept if part is coded else memory
+                self.ledger.book(direction, payload, recipients)
+                arrived |= through.decode(payload, setting)
+        return arrived, memory
 
     def commit(self, client: int) -> State:
         """The server accepted this client's upload; returns the codec memory that it is to keep, {} for none."""

@@ -15,19 +15,23 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_fl.groups import Group
 from lightning_fl.tree import Layout
 
 if TYPE_CHECKING:
     from lightning_fl.data import FederatedDataModule
+    from lightning_fl.excerpt import Excerpt
 
 KINDS = ("model", "moments", "mask", "scalars", "buffers", "data")
 Message = dict[str, Tensor]
 State = dict[str, Tensor]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -38,11 +42,13 @@ class Setting:
         layout: which stretch of a vector (d,) is which parameter.
         buffer_layout: which stretch of a vector (d_b,) is which float buffer.
         num_clients: clients of the federation, N.
+        groups: the layers of the network.
     """
 
     layout: Layout
     buffer_layout: Layout
     num_clients: int
+    groups: tuple[Group, ...] = ()
 
 
 def kind_of(name: str) -> str:
@@ -183,26 +189,57 @@ class Result:
 
 @dataclass
 class Upload:
-    """A result whose message has crossed the link."""
+    """A result whose message has crossed the link.
+
+    Attributes:
+        result: of the client.
+        message: what the server sees of it: whole vectors, 0 where nothing was sent.
+        sent: which coordinates of a vector were sent, bools of its length; a vector that is not named here was sent whole.
+    """
 
     result: Result
     message: Message
+    sent: dict[str, Tensor] = field(default_factory=dict)
 
 
 class Channel(Protocol):
-    """What an exchange may do: send through the link, which encodes, counts and decodes."""
+    """What an exchange may do: send through the link, which encodes, counts and decodes.
+
+    Attributes:
+        setting: of the run.
+        received: what every client of the round has received.
+    """
 
     setting: Setting
+    received: Message
 
-    def up(self, client: int, message: Message) -> Message:
-        """Client to server."""
+    def up(self, client: int, message: Message, excerpt: Excerpt | None = None) -> Message:
+        """Client to server; of the vectors only what the excerpt holds, the rest arrives as 0."""
 
     def down(self, client: int, message: Message) -> Message:
         """Server to one client."""
 
+    def gather(self, mine: dict[int, T]) -> dict[int, T]:
+        """What all processes know of their clients, in the order of the cohort; small things only, and all must call it."""
+
+    def random(self, client: int) -> np.random.Generator:
+        """The server's random numbers for a client in this round, the same in every process."""
+
 
 class Exchange(ABC):
     """Who uploads what, in how many turns."""
+
+    def check(self, setting: Setting, cohort_size: int) -> None:  # noqa: B027 -- most exchanges fit any run
+        """Before the first round: raise `UserError` where the exchange does not fit the run.
+
+        Args:
+            setting: of the run.
+            cohort_size: clients of a round, K.
+        """
+
+    def recipients(self, cohort: Sequence[int], setting: Setting) -> Sequence[int]:
+        """The clients to whom the broadcast is charged."""
+        return cohort
 
     @abstractmethod
     def collect(self, results: Iterable[Result], channel: Channel) -> Iterator[Upload]:
@@ -210,7 +247,11 @@ class Exchange(ABC):
 
 
 class Aggregator(ABC):
-    """How uploads merge."""
+    """How uploads merge.
+
+    Where clients send parts of a model, the aggregator says what it divides by: the weights of all clients, so that what was
+    not sent counts as no change, or of those that sent the coordinate (`Upload.sent`).
+    """
 
     reduction: ClassVar[Literal["sum", "members"]]
     """`sum`: the accumulator is a dict of tensors to be summed over ranks, whatever the number of clients; `members`: it keeps

@@ -289,6 +289,15 @@ MISTAKES = {
     "algorithm parameter": (["--algorithm", "FedProx", "--algorithm.mi", "1"], ["'mi'", "mu"]),
     "parameter where there is none": (["--algorithm", "FedAvg", "--algorithm.mu", "1"], ["'mu'", "FedAvg", "none"]),
     "algorithm value": (["--algorithm", "FedProx", "--algorithm.mu", "-1"], ["mu", "-1", "at least 0"]),
+    "more senders than clients": (["--algorithm", "HDFL", "--algorithm.n", "4"], ["n=4", "[1, 3]"]),
+    "kind of groups": (["--algorithm", "FedLDF", "--algorithm.groups", "layr"], ["'layr'", "'layer'", "tensor"]),
+    "groups that miss a parameter": (
+        ["--algorithm", "FedLDF", "--algorithm.n", "1", "--algorithm.groups", "{a: [network.fc.weight]}"],
+        ["'network.fc.bias'"],
+    ),
+    "broadcast": (["--algorithm", "FedLDF", "--algorithm.broadcast", "al"], ["broadcast", "'al'", "'all'"]),
+    "score": (["--algorithm", "FedADP", "--algorithm.score", "magnitud"], ["'magnitud'", "'magnitude'"]),
+    "share that is kept": (["--algorithm", "FedADP", "--algorithm.keep", "1.5"], ["keep", "(0, 1]", "1.5"]),
     "callback": (["--trainer.callbacks+=EarlyStoping"], ["'EarlyStoping'", "'EarlyStopping'"]),
     "callback parameter": (
         ["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitr", "val/loss"],

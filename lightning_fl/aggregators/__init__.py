@@ -1,6 +1,7 @@
 """How uploads merge."""
 
+from lightning_fl.aggregators.masked_mean import MaskedMean
 from lightning_fl.aggregators.members import Members
 from lightning_fl.aggregators.weighted_mean import WeightedMean
 
-__all__ = ["Members", "WeightedMean"]
+__all__ = ["MaskedMean", "Members", "WeightedMean"]

@@ -6,14 +6,17 @@ from lightning_fl.algorithms.fedavg import FedAvg
 from lightning_fl.algorithms.fedda import FedDA, FedDUDA
 from lightning_fl.algorithms.feddf import FedDF
 from lightning_fl.algorithms.feddu import FedDU, FedDUDM, FedDUM, FedDUS, FedDUSM
+from lightning_fl.algorithms.fedldf import HDFL, FedADP, FedLDF, RandomLayers
 from lightning_fl.algorithms.fedprox import FedProx
 from lightning_fl.algorithms.hybrid_fl import HybridFL
 from lightning_fl.algorithms.momentum import DeviceM, ServerM
 
 __all__ = [
+    "HDFL",
     "Algorithm",
     "DataSharing",
     "DeviceM",
+    "FedADP",
     "FedAvg",
     "FedDA",
     "FedDF",
@@ -23,7 +26,9 @@ __all__ = [
     "FedDUM",
     "FedDUS",
     "FedDUSM",
+    "FedLDF",
     "FedProx",
     "HybridFL",
+    "RandomLayers",
     "ServerM",
 ]

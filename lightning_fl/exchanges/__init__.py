@@ -1,5 +1,9 @@
 """Who uploads what, in how many turns."""
 
+from lightning_fl.exchanges.drawn_clients import DrawnClients
+from lightning_fl.exchanges.drawn_layers import DrawnLayers
+from lightning_fl.exchanges.layer_divergence import LayerDivergence
 from lightning_fl.exchanges.one_shot import OneShot
+from lightning_fl.exchanges.pruned_units import PrunedUnits
 
-__all__ = ["OneShot"]
+__all__ = ["DrawnClients", "DrawnLayers", "LayerDivergence", "OneShot", "PrunedUnits"]

@@ -136,6 +136,12 @@ def gather_objects(fabric: Fabric, mine: Any) -> list[Any]:
     return parts
 
 
+def gather_by_client(fabric: Fabric, clients: Sequence[int], mine: dict[int, Any]) -> dict[int, Any]:
+    """What the ranks know of their clients, together, in the order of `clients`; small things only."""
+    known = {client: value for part in gather_objects(fabric, mine) for client, value in part.items()}
+    return {client: known[client] for client in clients if client in known}
+
+
 def check_sums(aggregator: Aggregator) -> None:
     """Raise `UserError` if the aggregator keeps every upload, which cannot be summed over ranks."""
     if aggregator.reduction != "sum":

@@ -1,7 +1,8 @@
 """The methods as the papers write them: plain loops in numpy float64 on the toy of `toys.Perceptron`, no code of ours.
 
 The order in which clients are drawn and see their samples is reproduced from its definition: streams seeded with
-(seed, round, purpose, client), purpose 0 for the cohort, 2 for a client's training and 3 for the server's.
+(seed, round, purpose, client), purpose 0 for the cohort, 2 for a client's training and 3 for the server's, 4 for what is drawn
+before the first round and 5 for what the server draws about a client.
 """
 
 from collections.abc import Callable, Iterator
@@ -391,3 +392,105 @@ def remembering(problem: Problem, w: np.ndarray, pull: float = 0.3) -> tuple[np.
             total += len(problem.x[k]) * e[k]
         w = w + total / sum(len(problem.x[k]) for k in cohort)
     return w, c
+
+
+# Where the layers of the toy, their tensors and their neurons lie in w: W₁ (4, 3), b₁, W₂ (2, 4), b₂.
+LAYERS = [list(range(16)), list(range(16, 26))]
+TENSORS = [list(range(12)), list(range(12, 16)), list(range(16, 24)), [24, 25]]
+NEURONS = [
+    [[3 * j, 3 * j + 1, 3 * j + 2, 12 + j] for j in range(4)],
+    [[*range(16 + 4 * j, 20 + 4 * j), 24 + j] for j in (0, 1)],
+]
+
+# Who sends which coordinates: from (round, model, {client: its model}) to {client: coordinates}.
+Sends = Callable[[int, np.ndarray, dict[int, np.ndarray]], dict[int, list[int]]]
+
+
+def partial_averaging(
+    problem: Problem, w: np.ndarray, sends: Sends, trace: list[dict[int, list[int]]] | None = None
+) -> np.ndarray:
+    """Each coordinate becomes Σ n_k w_k / Σ n_k over the clients that send it; one that nobody sends stays."""
+    for t in range(problem.rounds):
+        models = {k: sgd(w, problem.batches(t, k), problem.learning_rate) for k in problem.cohort(t)}
+        sent = sends(t, w, models)
+        if trace is not None:
+            trace.append(sent)
+        following = w.copy()
+        for i in range(len(w)):
+            senders = [k for k in models if i in sent[k]]
+            if senders:
+                weight = sum(len(problem.x[k]) for k in senders)
+                following[i] = sum(len(problem.x[k]) * models[k][i] for k in senders) / weight
+        w = following
+    return w
+
+
+def the_largest(scores: dict[int, float], n: int) -> list[int]:
+    """The n clients with the largest scores; of equal ones the earlier."""
+    return sorted(scores, key=lambda k: -scores[k])[:n]
+
+
+def fedldf(
+    problem: Problem, w: np.ndarray, n: int, layers: list[list[int]] = LAYERS, trace: list | None = None
+) -> np.ndarray:
+    """Wang et al. 2024, Algorithm 1."""
+
+    def sends(t: int, w: np.ndarray, models: dict[int, np.ndarray]) -> dict[int, list[int]]:
+        sent: dict[int, list[int]] = {k: [] for k in models}
+        for layer in layers:
+            divergence = {k: np.sqrt(np.sum((y[layer] - w[layer]) ** 2)) for k, y in models.items()}
+            for k in the_largest(divergence, n):
+                sent[k] += layer
+        return sent
+
+    return partial_averaging(problem, w, sends, trace)
+
+
+def drawn_layers(
+    problem: Problem, w: np.ndarray, n: int, layers: list[list[int]] = LAYERS, trace: list | None = None
+) -> np.ndarray:
+    """The random baseline of Wang et al. 2024; with the whole model as one layer their HDFL."""
+
+    def sends(t: int, w: np.ndarray, models: dict[int, np.ndarray]) -> dict[int, list[int]]:
+        sent: dict[int, list[int]] = {k: [] for k in models}
+        drawn = {k: np.random.default_rng([problem.seed, t, 5, k]).random(len(layers)) for k in models}
+        for place, layer in enumerate(layers):
+            for k in the_largest({k: draws[place] for k, draws in drawn.items()}, n):
+                sent[k] += layer
+        return sent
+
+    return partial_averaging(problem, w, sends, trace)
+
+
+def pruned_neurons(
+    problem: Problem,
+    w: np.ndarray,
+    keep: float,
+    magnitude: bool = False,
+    per_layer: bool = False,
+    trace: list | None = None,
+) -> np.ndarray:
+    """FedADP as Wang et al. 2024 use it."""
+
+    def kept_of(values: np.ndarray, layers: list[list[list[int]]], budget: float) -> list[int]:
+        scores = {tuple(u): np.linalg.norm(values[u]) / np.sqrt(len(u)) for layer in layers for u in layer}
+        kept = [max((tuple(u) for u in layer), key=lambda u: scores[u]) for layer in layers]
+        for unit in sorted((u for u in scores if u not in kept), key=lambda u: -scores[u]):
+            if sum(map(len, kept)) + len(unit) > budget:
+                break
+            kept.append(unit)
+        return [i for unit in kept for i in unit]
+
+    def sends(t: int, w: np.ndarray, models: dict[int, np.ndarray]) -> dict[int, list[int]]:
+        sent = {}
+        for k, y in models.items():
+            values = y if magnitude else y - w
+            parts = [[layer] for layer in NEURONS] if per_layer else [NEURONS]
+            sent[k] = [
+                i
+                for part in parts
+                for i in kept_of(values, part, keep * sum(len(unit) for layer in part for unit in layer))
+            ]
+        return sent
+
+    return partial_averaging(problem, w, sends, trace)

@@ -9,9 +9,11 @@ import oracle
 import toys
 
 from lightning_fl.algorithms import (
+    HDFL,
     Algorithm,
     DataSharing,
     DeviceM,
+    FedADP,
     FedAvg,
     FedDA,
     FedDF,
@@ -21,21 +23,74 @@ from lightning_fl.algorithms import (
     FedDUM,
     FedDUS,
     FedDUSM,
+    FedLDF,
     FedProx,
     HybridFL,
+    RandomLayers,
     ServerM,
 )
 from lightning_fl.data import FederatedDataModule
 
+D = 26
+"""Parameters of the toy."""
+
+
+class Turn(NamedTuple):
+    """A round whose bits are counted: its index, the clients that answer, those of them that are rejected, bits of a number."""
+
+    round: int
+    clients: int
+    rejected: int = 0
+    width: int = 32
+
+
+Bits = dict[str, int]
+"""By kind; under "" where only the sum is told."""
+Costs = Callable[[Turn], tuple[Bits, Bits | None]]
+"""Bits of a round up and down; None where they depend on what changed, which a test of its own counts."""
+
+
+def whole(*kinds: str) -> Costs:
+    """So many vectors in either direction, also from clients that are rejected."""
+
+    def costs(turn: Turn) -> tuple[Bits, Bits]:
+        bits = dict.fromkeys(kinds, turn.width * D * turn.clients)
+        return bits, bits
+
+    return costs
+
+
+def chosen(n: int, layers: int = 0, feedback: bool = False) -> Costs:
+    """n models up in all, and the choice of each client's layers down; of clients that are rejected only the feedback."""
+
+    def costs(turn: Turn) -> tuple[Bits, Bits]:
+        up, down = {"model": turn.width * D * n}, {"model": turn.width * D * turn.clients}
+        if feedback:
+            up["scalars"] = turn.width * layers * turn.clients
+        if layers:
+            down["mask"] = layers * (turn.clients - turn.rejected)
+        return up, down
+
+    return costs
+
+
+def by_neuron(kept: int) -> Costs:
+    """So many numbers and a bit for each of the six neurons up from each client that is not rejected."""
+
+    def costs(turn: Turn) -> tuple[Bits, Bits]:
+        sending = turn.clients - turn.rejected
+        return {"model": turn.width * kept * sending, "mask": 6 * sending}, {"model": turn.width * D * turn.clients}
+
+    return costs
+
 
 class Entry(NamedTuple):
-    """How to make the algorithm, the oracle from (problem, initial model) to the final model, and samples the server holds."""
+    """How to make the algorithm, the oracle from (problem, initial model) to the final model, the server's samples, the bits."""
 
     algorithm: Callable[[], Algorithm]
     oracle: Callable[[oracle.Problem, np.ndarray], np.ndarray]
+    costs: Costs = whole("model")
     num_server: int = 0
-    kinds: tuple[str, ...] = ("model",)
-    """Vectors of d numbers that cross in either direction."""
 
     def federation(self, train: Any = None) -> FederatedDataModule:
         """The toy's data, with server samples if the method uses them."""
@@ -66,16 +121,16 @@ ROSTER = {
     "DeviceM-mime-lite": Entry(
         partial(DeviceM, local_beta=0.8, variant="mime_lite"),
         partial(oracle.mime_lite, beta=0.8),
-        kinds=("model", "moments"),
+        costs=whole("model", "moments"),
     ),
-    "FedDA": Entry(partial(FedDA, beta=0.8), partial(oracle.fedda, beta=0.8), kinds=("model", "moments")),
+    "FedDA": Entry(partial(FedDA, beta=0.8), partial(oracle.fedda, beta=0.8), costs=whole("model", "moments")),
     "FedDA-frozen": Entry(
         partial(FedDA, beta=0.8, variant="frozen"),
         partial(oracle.fedda, beta=0.8, frozen=True),
-        kinds=("model", "moments"),
+        costs=whole("model", "moments"),
     ),
     "FedDUDA": Entry(
-        partial(FedDUDA, beta=0.8), partial(oracle.fedduda, beta=0.8), num_server=9, kinds=("model", "moments")
+        partial(FedDUDA, beta=0.8), partial(oracle.fedduda, beta=0.8), num_server=9, costs=whole("model", "moments")
     ),
     "FedDU": Entry(partial(FedDU, C=1.5, decay=0.8), partial(oracle.feddu, C=1.5, decay=0.8), num_server=9),
     "FedDU-inverse": Entry(
@@ -118,6 +173,41 @@ ROSTER = {
         partial(FedDF, max_steps=4, learning_rate=0.02, average="probs"),
         partial(oracle.feddf, steps=4, batch_size=128, eta=0.02, temperature=1.0, probs=True),
         num_server=9,
+    ),
+    "FedLDF": Entry(partial(FedLDF, n=1), partial(oracle.fedldf, n=1), chosen(1, layers=2, feedback=True)),
+    "FedLDF-tensor": Entry(
+        partial(FedLDF, n=2, groups="tensor"),
+        partial(oracle.fedldf, n=2, layers=oracle.TENSORS),
+        chosen(2, layers=4, feedback=True),
+    ),
+    "FedLDF-map": Entry(
+        partial(
+            FedLDF,
+            n=2,
+            groups={"weights": ["hidden.weight", "output.weight"], "biases": ["output.bias", "hidden.bias"]},
+        ),
+        partial(oracle.fedldf, n=2, layers=[[*range(12), *range(16, 24)], [12, 13, 14, 15, 24, 25]]),
+        chosen(2, layers=2, feedback=True),
+    ),
+    "RandomLayers": Entry(partial(RandomLayers, n=1), partial(oracle.drawn_layers, n=1), chosen(1, layers=2)),
+    "RandomLayers-tensor": Entry(
+        partial(RandomLayers, n=2, groups="tensor"),
+        partial(oracle.drawn_layers, n=2, layers=oracle.TENSORS),
+        chosen(2, layers=4),
+    ),
+    "HDFL": Entry(partial(HDFL, n=2), partial(oracle.drawn_layers, n=2, layers=[list(range(26))]), chosen(2)),
+    # 0.46 · 26 numbers: the best neuron of each layer and no other, at 4 and 5.
+    "FedADP": Entry(partial(FedADP, keep=0.46), partial(oracle.pruned_neurons, keep=0.46), by_neuron(9)),
+    "FedADP-magnitude": Entry(
+        partial(FedADP, keep=0.46, score="magnitude"),
+        partial(oracle.pruned_neurons, keep=0.46, magnitude=True),
+        by_neuron(9),
+    ),
+    # Half of 4 neurons with 4 numbers, half of 2 with 5.
+    "FedADP-per-layer": Entry(
+        partial(FedADP, keep=0.5, per_layer=True),
+        partial(oracle.pruned_neurons, keep=0.5, per_layer=True),
+        by_neuron(13),
     ),
 }
 

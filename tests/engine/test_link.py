@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from roster import ROSTER
+from roster import ROSTER, Turn
 from torch import nn
 from toys import Halves, Perceptron, federation, read_rows
 
@@ -39,14 +39,21 @@ def bits_of(trainer: FederatedTrainer, direction: str) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("name", ROSTER)
-def test_a_round_costs_32_bits_for_each_parameter_and_client(name: str, make_trainer: MakeTrainer) -> None:
-    trainer = make_trainer(max_rounds=2)
-    trainer.fit(Perceptron(), ROSTER[name].federation(), ROSTER[name].algorithm())
-    kinds = ROSTER[name].kinds
-    assert bits_of(trainer, "up") == bits_of(trainer, "down") == dict.fromkeys(kinds, 32 * D * K)
-    assert (
-        trainer.run.ledger.total_bytes("up") == 2 * 4 * D * K * len(kinds) + trainer.run.ledger.setup().get("up", 0) / 8
-    )
+@pytest.mark.parametrize(("precision", "width"), [("32-true", 32), ("64-true", 64)])
+def test_a_round_costs_what_the_papers_say(name: str, precision: str, width: int, make_trainer: MakeTrainer) -> None:
+    entry, rounds = ROSTER[name], 4
+    trainer = make_trainer(max_rounds=rounds, precision=precision)
+    trainer.fit(Perceptron(), entry.federation(), entry.algorithm())
+    ledger = trainer.run.ledger
+    of_rounds = [entry.costs(Turn(round, K, width=width)) for round in range(rounds)]
+    for place, direction in enumerate(("up", "down")):
+        costs = [both[place] for both in of_rounds]
+        if costs[-1] is None:
+            continue
+        assert ledger.bits(direction) == sum(costs[-1].values())
+        assert "" in costs[-1] or bits_of(trainer, direction) == costs[-1]
+        in_rounds = 8 * ledger.total_bytes(direction) - ledger.setup().get(direction, 0)
+        assert in_rounds == sum(sum(kinds.values()) for kinds in costs)
 
 
 def test_float_buffers_cross_as_well_and_counters_do_not(make_trainer: MakeTrainer) -> None:

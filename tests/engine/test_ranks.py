@@ -66,7 +66,7 @@ def ran(
         str(folder),
     ]
     done = subprocess.run(
-        [*command, *words, "--algorithm", algorithm],
+        [*command, *words, "--algorithm", *algorithm.split()],
         env=environment | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.path.dirname(__file__)},
         capture_output=True,
         text=True,

@@ -1,0 +1,45 @@
+"""The mean over the clients that sent a coordinate (FedLDF; Wang et al., IEEE Communications Letters 2024)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+
+from lightning_fl.slots import Aggregator, Message, Upload
+
+
+@dataclass(frozen=True)
+class MaskedMean(Aggregator):
+    """Σ_k s_k n_k Δ_k / Σ_k s_k n_k for every coordinate, s_k ∈ {0, 1} whether client k sent it; accumulated in float64.
+
+    A coordinate that nobody sent gets 0: the server keeps its value. Where all send all it is `WeightedMean`, which divides
+    by the weights of all clients, also of those that sent nothing. Two vectors are kept, whatever the number of clients.
+    """
+
+    reduction: ClassVar[Literal["sum", "members"]] = "sum"
+
+    def add(self, accumulator: dict[str, Any], upload: Upload) -> None:
+        """Sum += s_k n_k Δ_k, weight += s_k n_k; an upload is 0 where nothing was sent."""
+        for name, vector in upload.message.items():
+            if name not in accumulator:
+                accumulator[name] = torch.zeros_like(vector, dtype=torch.float64)
+                accumulator[_weight(name)] = torch.zeros_like(accumulator[name])
+            sent = upload.sent.get(name)
+            if sent is None:
+                accumulator[name].add_(vector, alpha=upload.result.weight)
+                accumulator[_weight(name)] += upload.result.weight
+            elif sent.any():
+                accumulator[name].add_(vector, alpha=upload.result.weight)
+                accumulator[_weight(name)].add_(sent, alpha=upload.result.weight)
+
+    def finish(self, accumulator: dict[str, Any]) -> Message:
+        """Sum / weight, 0 where the weight is."""
+        names = [name for name in accumulator if _weight(name) in accumulator]
+        weights = {name: accumulator[_weight(name)] for name in names}
+        return {name: accumulator[name] / weights[name].masked_fill(weights[name] == 0, 1) for name in names}
+
+
+def _weight(name: str) -> str:
+    return f"weight of {name}"

@@ -1,0 +1,31 @@
+"""Random clients: HDFL as FedLDF uses it (Wang et al., IEEE Communications Letters 2024)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from lightning_fl.groups import Group
+from lightning_fl.layer_choice import LayerChoice
+from lightning_fl.slots import Channel, Result, Setting
+
+
+@dataclass(frozen=True)
+class DrawnClients(LayerChoice):
+    """The server draws n of the round's clients uniformly; they send whole models, the others nothing.
+
+    All clients train. At most n deltas live at a time.
+    """
+
+    announces: ClassVar[bool] = False
+
+    def layers(self, setting: Setting) -> tuple[Group, ...]:
+        """The whole model is one layer."""
+        return (Group("model", setting.layout.names, setting.buffer_layout.names),)
+
+    def score(self, result: Result, layers: tuple[Group, ...], channel: Channel) -> Tensor:
+        """A uniform random number of the server's."""
+        return torch.from_numpy(channel.random(result.client).random(1))

@@ -1,0 +1,113 @@
+"""Neuron-level pruning of the upload: FedADP as FedLDF uses it (Wang et al., IEEE Communications Letters 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from torch import Tensor
+
+from lightning_fl.errors import nearest, require
+from lightning_fl.excerpt import Excerpt
+from lightning_fl.groups import Group, Groups, as_yaml, check_choice, resolve
+from lightning_fl.slots import Channel, Exchange, Result, Setting, Upload, is_finite
+
+SCORES = ("delta", "magnitude")
+
+
+@dataclass(frozen=True)
+class PrunedUnits(Exchange):
+    """Each client sends the units of its model with the highest scores, and a bit for every unit.
+
+    A unit is an output channel or neuron of a layer: its row of weights, its bias and its part of the BatchNorm. Its score is
+    ‖Δ_unit‖₂ / √(numbers in it). Units are kept in descending order over the whole model until one more would make it more
+    than keep · d numbers; the best unit of each layer is kept in any case and counts. Results are sent as they come. A client
+    whose delta is not finite sends nothing and is rejected.
+
+    Attributes:
+        keep: share of the parameters that is sent, in (0, 1]; 1 is FedAvg.
+        score: of the change (`delta`) or of the trained weights themselves (`magnitude`).
+        per_layer: keep the same share of each layer instead.
+        groups: what a layer is: `layer`, `tensor`, or names of parameters by the layer's name (`lightning_fl.groups`).
+        print_groups: print the layers before the first round, as a map that `groups` takes.
+    """
+
+    keep: float = 0.2
+    score: Literal["delta", "magnitude"] = "delta"
+    per_layer: bool = False
+    groups: Groups = "layer"
+    print_groups: bool = False
+
+    def __post_init__(self) -> None:
+        require(0 < self.keep <= 1, f"keep is the share of the parameters that is sent, in (0, 1], got {self.keep}.")
+        check_choice(self.groups)
+        require(self.score in SCORES, f"score {self.score!r} is unknown; {nearest(self.score, SCORES)}.")
+
+    def check(self, setting: Setting, cohort_size: int) -> None:
+        """The groups hold every parameter once."""
+        layers = self._layers(setting)
+        if self.print_groups:
+            rank_zero_only(print)(as_yaml(layers), flush=True)
+
+    def collect(self, results: Iterable[Result], channel: Channel) -> Iterator[Upload]:
+        """Streams: only one result is alive at a time."""
+        layers = self._layers(channel.setting)
+        sizes = [group.num_units(channel.setting.layout) for group in layers]
+        for result in results:
+            if not is_finite(result.message):
+                yield Upload(result, result.message)
+                continue
+            kept = torch.cat(self._keep(result, layers, channel))
+            kept = channel.up(result.client, {"mask/units": kept})["mask/units"]
+            excerpt = Excerpt.of(channel.setting, layers, kept.split(sizes), kept.device)
+            sent = excerpt.masks(result.message)
+            yield Upload(result, channel.up(result.client, result.message, excerpt), sent)
+
+    def _layers(self, setting: Setting) -> tuple[Group, ...]:
+        return resolve(self.groups, setting.groups, setting.layout, setting.buffer_layout)
+
+    def _keep(self, result: Result, layers: tuple[Group, ...], channel: Channel) -> list[Tensor]:
+        """For each layer which units (c_l,) the client sends."""
+        layout = channel.setting.layout
+        scored = result.message["model"]
+        if self.score == "magnitude":
+            scored = channel.received["model"] + scored
+        views = layout.views(scored)
+        scores, numbers = [], []
+        for group in layers:
+            num_units = group.num_units(layout)
+            rows = [group.by_unit(views[name], num_units).reshape(num_units, -1) for name in group.parameters]
+            numbers.append(sum(row.shape[1] for row in rows))
+            squares = torch.stack([row.double().square().sum(1) for row in rows]).sum(0)
+            scores.append((squares / numbers[-1]).sqrt())
+        if self.per_layer:
+            return [
+                fill([own], [size], self.keep * size * len(own))[0] for own, size in zip(scores, numbers, strict=True)
+            ]
+        return fill(scores, numbers, self.keep * layout.numel)
+
+
+def fill(scores: list[Tensor], sizes: list[int], budget: float) -> list[Tensor]:
+    """Which units are kept: the best of each layer, then in descending order until one more would exceed the budget.
+
+    Of the example's units 5.0 and 4.0 are the best of their layers; 3.0 comes next, is too large, and ends it.
+
+    Args:
+        scores: of each layer's units (c_l,); of equal ones the earlier unit comes first.
+        sizes: numbers in a unit of each layer.
+        budget: numbers that may be kept.
+
+    >>> fill([torch.tensor([3.0, 5.0]), torch.tensor([1.0, 2.0, 4.0])], sizes=[10, 1], budget=12)
+    [tensor([False,  True]), tensor([False, False,  True])]
+    """
+    joined = torch.cat(scores)
+    size = torch.cat([torch.full_like(own, numbers) for own, numbers in zip(scores, sizes, strict=True)])
+    first = torch.cat([torch.arange(len(own), device=own.device) == own.argmax() for own in scores])
+    order = joined.masked_fill(first, torch.inf).argsort(descending=True, stable=True)
+    within = size[order].cumsum(0) <= budget + 1e-6  # budget is a product of floats
+    kept = first.clone()
+    kept[order] |= within
+    return list(kept.split([len(own) for own in scores]))
