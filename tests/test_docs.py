@@ -19,14 +19,19 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 
+from lightning_fl import data
 from lightning_fl.cli import main
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES = [*DOCUMENTS, ROOT / "CHANGELOG.md"]
-CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
+CONFIGS = sorted(path for path in (ROOT / "configs").rglob("*.yaml") if path.parent.name != "methods")
+METHODS = sorted((ROOT / "configs").rglob("methods/*.yaml"))
+"""Files that name a method alone, to be laid over any configuration of the folder above."""
+SHORT = "--trainer.clients_per_round 2 --trainer.limit_train_batches 1 --trainer.limit_val_batches 1 --data.eval_batch_size 20"
 SURROUNDINGS = ("pip", "pytest", ".ci/checks", ".ci/run", "docker")
 QUIET = ["--trainer.enable_progress_bar", "false", "--trainer.enable_model_summary", "false"]
 
@@ -117,7 +122,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_the_readme_names_all_there_is() -> None:
-    from lightning_fl import algorithms, data, modules
+    from lightning_fl import algorithms, modules
 
     text = (ROOT / "README.md").read_text()
     names = set(algorithms.__all__) - {"Algorithm"} | set(modules.NETWORKS)
@@ -142,11 +147,42 @@ def test_the_readme_names_every_column_of_metrics_csv_and_every_file(
     assert [name for name in files if name not in documented] == []
 
 
+@pytest.fixture
+def _few_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of data sets that would have to be downloaded: random images, a few of each class."""
+
+    def few(self: data.CIFAR10, train: bool, download: bool) -> tuple[np.ndarray, np.ndarray]:
+        num = 25 * self.classes if train else self.classes
+        rng = np.random.default_rng(num)
+        size = (max(num, 2500) if train else num, self.channels, self.pixels, self.pixels)
+        return rng.integers(256, size=size, dtype=np.uint8), np.arange(size[0]) % self.classes
+
+    for kind in (data.CIFAR10, data.CIFAR100):
+        monkeypatch.setattr(kind, "open", few)
+
+
+def makes_a_round(words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    run(f"lightning-fl fit {words}", monkeypatch)
+    assert re.search(r"^rounds +1$", capsys.readouterr().out, re.MULTILINE)
+
+
+@pytest.mark.usefixtures("_few_images")
 @pytest.mark.parametrize("config", CONFIGS, ids=name_of)
 def test_every_configuration_makes_a_round(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(f"lightning-fl fit --config {config} --print_config", monkeypatch)
     assert "algorithm:" in capsys.readouterr().out
-    run(f"lightning-fl fit --config {config} --trainer.default_root_dir {tmp_path}", monkeypatch)
-    assert re.search(r"^rounds +1$", capsys.readouterr().out, re.MULTILINE)
+    shortened = "" if config.parent.name == "configs" else SHORT
+    makes_a_round(f"--config {config} --trainer.default_root_dir {tmp_path} {shortened}", monkeypatch, capsys)
+
+
+@pytest.mark.usefixtures("_few_images")
+@pytest.mark.parametrize("method", METHODS, ids=name_of)
+def test_every_method_can_be_laid_over_a_configuration(
+    method: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = sorted(method.parents[1].glob("*.yaml"))[0]
+    brief = "--algorithm.max_steps 2" if method.stem == "feddf" else ""
+    words = f"--config {base} --config {method} --trainer.default_root_dir {tmp_path} {SHORT} {brief}"
+    makes_a_round(words, monkeypatch, capsys)

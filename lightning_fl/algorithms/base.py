@@ -66,7 +66,7 @@ class Algorithm:
         if missing := consumed - self.rule.sends:
             problems.append(f"the steps need {_listed(missing)}, which {type(self.rule).__name__} does not send")
         if problems:
-            raise UserError(f"the slots of {self.name} do not fit: {'; '.join(problems)}.")
+            raise UserError(f"the slots of {self.name} do not fit: {'; '.join(dict.fromkeys(problems))}.")
 
     @property
     def name(self) -> str:
@@ -75,7 +75,7 @@ class Algorithm:
 
     def rules(self) -> list[Rule]:
         """The clients' rule, and those by which steps train on the server."""
-        return list(dict.fromkeys([self.rule, *(rule for step in self.steps for rule in step.rules())]))
+        return [self.rule, *(rule for step in self.steps for rule in step.rules())]
 
     def step_names(self) -> list[str]:
         """The key of each step's state in the run: its place in the chain and its class."""
