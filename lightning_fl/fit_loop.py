@@ -71,7 +71,7 @@ class FitLoop:
             buffers=worker.buffers.clone(),
             counters=worker.read_counters(),
         )
-        data = algorithm.arrange(trainer.data, run.seed)
+        data = algorithm.arrange(trainer.data)
         steps = zip(algorithm.step_names(), algorithm.steps, strict=True)
         run.server = {key: step.init(run.params) for key, step in steps}
         limit = trainer.limits["limit_train_batches"]

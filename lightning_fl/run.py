@@ -15,7 +15,7 @@ from lightning_fl.slots import State
 from lightning_fl.tree import Layout
 
 # What a stream of random numbers is for: part of its seed, so that no two streams coincide.
-COHORT, DROPOUT, CLIENT, SERVER, SETUP = range(5)
+COHORT, DROPOUT, CLIENT, SERVER = range(4)
 
 
 @dataclass

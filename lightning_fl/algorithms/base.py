@@ -88,13 +88,8 @@ class Algorithm:
             message.update(step.share(states[key]))
         return message
 
-    def arrange(self, data: FederatedDataModule, seed: int) -> FederatedDataModule:
-        """The data as the clients hold them in this method: the user's, or a changed copy. Resuming asks again.
-
-        Args:
-            data: divided over clients and server.
-            seed: of the run, for what is drawn at random.
-        """
+    def arrange(self, data: FederatedDataModule) -> FederatedDataModule:
+        """The data as the clients hold them in this method: the user's, or a changed copy. A resumed run asks again."""
         return data
 
     def check(self, server: Server) -> None:

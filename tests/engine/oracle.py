@@ -322,7 +322,7 @@ def data_sharing(problem: Problem, w: np.ndarray, cap: float, warmup_epochs: int
     for k in range(len(problem.x)):
         rows = np.arange(len(problem.server_x))
         if size < len(rows):
-            rows = np.random.default_rng([problem.seed, 0, 4, k]).choice(rows, size, replace=False)
+            rows = np.random.default_rng([0, 5, k]).choice(rows, size, replace=False)
         x.append(np.concatenate([problem.x[k], problem.server_x[rows]]))
         y.append(np.concatenate([problem.y[k], problem.server_y[rows]]))
     w = sgd(w, replace(problem, epochs=warmup_epochs).server_batches(0), problem.learning_rate)
