@@ -76,7 +76,7 @@ class FitLoop:
             buffers=worker.buffers.clone(),
             counters=worker.read_counters(),
         )
-        data = algorithm.arrange(trainer.data, run.seed)
+        data = algorithm.arrange(trainer.data)
         self._keep_client_states(run)
         steps = zip(algorithm.step_names(), algorithm.steps, strict=True)
         run.server = {key: step.init(run.params) for key, step in steps}

@@ -117,8 +117,9 @@ class ServerSide:
         worker.load(params, buffers, self.run.counters)
         batches = data.train.batches(data.eval_batch_size, data.server_indices[rows])
         accuracy = accuracy_in(measure(worker, "validation", batches, data.train.resident), name)
-        require(0 <= accuracy <= 1, f"an accuracy lies in [0, 1], but the validation_step of {name} logs {accuracy:g}.")
-        return accuracy
+        within = -1e-6 <= accuracy <= 1 + 1e-6
+        require(within, f"an accuracy lies in [0, 1], but the validation_step of {name} logs {accuracy:g}.")
+        return min(max(accuracy, 0.0), 1.0)
 
     def try_accuracy(self) -> None:
         """Judge the initial model on the first samples, so that a module that tells no accuracy does not cost a round."""

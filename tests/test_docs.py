@@ -1,4 +1,4 @@
-"""README and docs are true: their commands and programs run, their links resolve, every configuration makes a round.
+"""README and docs are true: their commands and programs run, their links resolve.
 
 What is run: every ```bash and ```python block of README.md and docs/*.md, each document's in order in one empty folder that has a
 copy of configs/. A block whose first line is a comment with a file name (`# small.yaml`) is written to that file instead.
@@ -20,22 +20,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-import yaml
 
+from lightning_fl import data
 from lightning_fl.cli import main
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES = [*DOCUMENTS, ROOT / "CHANGELOG.md"]
-# A file under methods/ holds an algorithm and goes with the configurations in the folder above.
-METHODS = sorted((ROOT / "configs").glob("*/methods/*.yaml"))
-CONFIGS = [path for path in sorted((ROOT / "configs").rglob("*.yaml")) if path not in METHODS]
-PAIRS = [(base, method) for method in METHODS for base in CONFIGS if base.parent == method.parents[1]]
-# Images that have to be downloaded, and networks that take minutes, are replaced.
-SUBSTITUTE = (
-    "--data Digits --data.image_size 32 --data.num_clients 20 --data.batch_size 4 --model.network lenet5 "
-    "--trainer.limit_train_batches 1"
-)
 SURROUNDINGS = ("pip", "pytest", ".ci/checks", ".ci/run", "docker")
 QUIET = ["--trainer.enable_progress_bar", "false", "--trainer.enable_model_summary", "false"]
 
@@ -126,7 +117,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_the_readme_names_all_there_is() -> None:
-    from lightning_fl import algorithms, data, modules
+    from lightning_fl import algorithms, modules
 
     text = (ROOT / "README.md").read_text()
     names = set(algorithms.__all__) - {"Algorithm"} | set(modules.NETWORKS)
@@ -149,29 +140,3 @@ def test_the_readme_names_every_column_of_metrics_csv_and_every_file(
     assert [column for column in columns if column not in documented] == []
     files = [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()]
     assert [name for name in files if name not in documented] == []
-
-
-@pytest.mark.parametrize("config", CONFIGS, ids=name_of)
-def test_every_configuration_makes_a_round(
-    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run(f"lightning-fl fit --config {config} --print_config", monkeypatch)
-    assert "algorithm:" in capsys.readouterr().out
-    words = "" if "Digits" in config.read_text() else SUBSTITUTE
-    run(f"lightning-fl fit --config {config} {words} --trainer.default_root_dir {tmp_path}", monkeypatch)
-    assert re.search(r"^rounds +1$", capsys.readouterr().out, re.MULTILINE)
-
-
-@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: f"{name_of(pair[0])}+{pair[1].stem}")
-def test_every_method_goes_with_every_configuration_beside_it(
-    pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    base, method = pair
-    files = f"--config {base} --config {method}"
-    run(f"lightning-fl fit {files} --print_config", monkeypatch)
-    printed, asked = yaml.safe_load(capsys.readouterr().out), yaml.safe_load(method.read_text())["algorithm"]
-    named = asked if isinstance(asked, str) else asked["class_path"]
-    assert printed["algorithm"]["class_path"].rpartition(".")[2] == named.rpartition(".")[2]
-    if base == next(other for other, same in PAIRS if same == method):  # one round each, with one of them
-        run(f"lightning-fl fit {files} {SUBSTITUTE} --trainer.default_root_dir {tmp_path}", monkeypatch)
-        assert re.search(r"^rounds +1$", capsys.readouterr().out, re.MULTILINE)

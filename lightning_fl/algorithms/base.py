@@ -66,7 +66,7 @@ class Algorithm:
         if missing := consumed - self.rule.sends:
             problems.append(f"the steps need {_listed(missing)}, which {type(self.rule).__name__} does not send")
         if problems:
-            raise UserError(f"the slots of {self.name} do not fit: {'; '.join(problems)}.")
+            raise UserError(f"the slots of {self.name} do not fit: {'; '.join(dict.fromkeys(problems))}.")
 
     @property
     def name(self) -> str:
@@ -75,7 +75,7 @@ class Algorithm:
 
     def rules(self) -> list[Rule]:
         """The clients' rule, and those by which steps train on the server."""
-        return list(dict.fromkeys([self.rule, *(rule for step in self.steps for rule in step.rules())]))
+        return [self.rule, *(rule for step in self.steps for rule in step.rules())]
 
     def step_names(self) -> list[str]:
         """The key of each step's state in the run: its place in the chain and its class."""
@@ -88,13 +88,8 @@ class Algorithm:
             message.update(step.share(states[key]))
         return message
 
-    def arrange(self, data: FederatedDataModule, seed: int) -> FederatedDataModule:
-        """The data as the clients hold them in this method: the user's, or a changed copy. Resuming asks again.
-
-        Args:
-            data: divided over clients and server.
-            seed: of the run, for what is drawn at random.
-        """
+    def arrange(self, data: FederatedDataModule) -> FederatedDataModule:
+        """The data as the clients hold them in this method: the user's, or a changed copy. A resumed run asks again."""
         return data
 
     def check(self, server: Server) -> None:

@@ -13,7 +13,6 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from lightning_fl.algorithms.base import Algorithm
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import require
-from lightning_fl.run import SETUP
 from lightning_fl.slots import SetUp
 
 
@@ -33,17 +32,13 @@ class DataSharing(Algorithm):
         self.cap = cap
         self.warmup_epochs = warmup_epochs
 
-    def arrange(self, data: FederatedDataModule, seed: int) -> FederatedDataModule:
+    def arrange(self, data: FederatedDataModule) -> FederatedDataModule:
         """Give every client its part of the server's samples."""
-        shared = data.server_indices
-        if not len(shared):
+        num_server = len(data.server_indices)
+        if not num_server:
             rank_zero_warn("DataSharing has no server data to share, so it is FedAvg: give --data.server_fraction.")
             return data
-        size = min(len(shared), int(self.cap * data.client_sizes.sum()))
-        if size == len(shared):
-            return data.enlarged([shared] * data.num_clients)
-        draws = (np.random.default_rng([seed, 0, SETUP, client]) for client in range(data.num_clients))
-        return data.enlarged([rng.choice(shared, size, replace=False) for rng in draws])
+        return data.share(min(num_server, int(self.cap * data.client_sizes.sum())))
 
     def prepare(self, turn: SetUp) -> None:
         """Send the samples, as bytes where they are stored so, and warm the model up."""

@@ -27,7 +27,7 @@ from lightning_fl.data.server import draw_classes, draw_degree, draw_uniform
 from lightning_fl.errors import UserError, require
 
 # Each purpose has its own random stream, so that changing one (say, the server's data) leaves the others as they were.
-POOL, PARTITION, VALIDATION, SERVER, HELD_OUT = range(5)
+POOL, PARTITION, VALIDATION, SERVER, HELD_OUT, SHARED = range(6)
 
 
 class FederatedDataModule(L.LightningDataModule, ABC):
@@ -180,6 +180,18 @@ class FederatedDataModule(L.LightningDataModule, ABC):
         changed.client_indices = [np.concatenate([own, more]) for own, more in pairs]
         changed._count_clients()
         return changed
+
+    def share(self, count: int) -> FederatedDataModule:
+        """A copy in which every client also trains on `count` random samples of the server's.
+
+        Args:
+            count: at most as many as the server holds; if as many, all clients share the same.
+        """
+        held = self.server_indices
+        if count == len(held):
+            return self.enlarged([held] * self.num_clients)
+        draws = (np.random.default_rng([self.seed, SHARED, client]) for client in range(self.num_clients))
+        return self.enlarged([rng.choice(held, count, replace=False) for rng in draws])
 
     def server_data(self) -> Selection | None:
         """The server's samples, or None if it has none."""

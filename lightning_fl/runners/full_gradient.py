@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -30,7 +30,7 @@ def full_gradient(worker: Worker, batches: Iterable[Any], sizes: list[int], resi
         worker.logs.batch_size = size
         with precision.forward_context():
             output = module.training_step(batch, index) if worker.takes_index else module.training_step(batch)
-        loss = output["loss"] if isinstance(output, dict) else output
+        loss = output["loss"] if isinstance(output, Mapping) else output
         if loss is not None:
             fabric.backward(loss * (size / sum(sizes)))
             worker.after_backward()

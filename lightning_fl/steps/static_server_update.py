@@ -46,7 +46,7 @@ class StaticServerUpdate(Step):
         alpha = 1.0 if isinstance(self.tau_eff, str) else self.tau_eff / max(num_steps, 1)
         if alpha > 1:
             warnings.warn(
-                f"tau_eff={self.tau_eff} is more than the {num_steps} steps that the server makes, so its update goes beyond "
+                f"tau_eff={self.tau_eff:g} is more than the {num_steps} steps that the server makes, so its update goes beyond "
                 "what it trained.",
                 stacklevel=2,
             )

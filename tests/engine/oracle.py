@@ -1,8 +1,8 @@
 """The methods as the papers write them: plain loops in numpy float64 on the toy of `toys.Perceptron`, no code of ours.
 
 The order in which clients are drawn and see their samples is reproduced from its definition: streams seeded with
-(seed, round, purpose, client), purpose 0 for the cohort, 2 for a client's training and 3 for the server's, 4 for what is drawn
-before the first round and 5 for what the server draws about a client.
+(seed, round, purpose, client), purpose 0 for the cohort, 2 for a client's training, 3 for the server's and 4 for what the
+server draws about a client.
 """
 
 from collections.abc import Callable, Iterator
@@ -323,7 +323,7 @@ def data_sharing(problem: Problem, w: np.ndarray, cap: float, warmup_epochs: int
     for k in range(len(problem.x)):
         rows = np.arange(len(problem.server_x))
         if size < len(rows):
-            rows = np.random.default_rng([problem.seed, 0, 4, k]).choice(rows, size, replace=False)
+            rows = np.random.default_rng([0, 5, k]).choice(rows, size, replace=False)
         x.append(np.concatenate([problem.x[k], problem.server_x[rows]]))
         y.append(np.concatenate([problem.y[k], problem.server_y[rows]]))
     w = sgd(w, replace(problem, epochs=warmup_epochs).server_batches(0), problem.learning_rate)
@@ -453,7 +453,7 @@ def drawn_layers(
 
     def sends(t: int, w: np.ndarray, models: dict[int, np.ndarray]) -> dict[int, list[int]]:
         sent: dict[int, list[int]] = {k: [] for k in models}
-        drawn = {k: np.random.default_rng([problem.seed, t, 5, k]).random(len(layers)) for k in models}
+        drawn = {k: np.random.default_rng([problem.seed, t, 4, k]).random(len(layers)) for k in models}
         for place, layer in enumerate(layers):
             for k in the_largest({k: draws[place] for k, draws in drawn.items()}, n):
                 sent[k] += layer

@@ -280,7 +280,7 @@ COLUMNS = {
 def test_the_columns_of_metrics_csv(make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]) -> None:
     class Accurate(Perceptron):
         def validation_step(self, batch: Any, batch_idx: int) -> None:
-            super().validation_step(batch, batch_idx)
+            self.log("val/loss", self.loss(batch))
             self.log("val/accuracy", 0.5)
 
     make_trainer(max_rounds=3, **keeps_files).fit(Accurate(), federation())
@@ -302,7 +302,9 @@ def test_evaluation_by_hand(make_trainer: MakeTrainer) -> None:
     trainer = make_trainer()
     expected = pytest.approx(float(module.loss((x, y)).detach()), rel=1e-5)
     assert trainer.test(module, data, verbose=False) == [{"test/loss": expected}]
-    assert trainer.validate(module, data, verbose=False) == [{"val/loss": expected}]
+    right = (module(x).argmax(1) == y.argmax(1)).double().mean().item()
+    validated = {"val/loss": expected, "val/accuracy": pytest.approx(right)}
+    assert trainer.validate(module, data, verbose=False) == [validated]
     torch.testing.assert_close(torch.cat(trainer.predict(module, data)), module(x).detach())
     assert make_trainer().predict(module, data, return_predictions=False) is None
     with pytest.raises(UserError, match="no model"):
