@@ -34,6 +34,7 @@ class Federation:
         clock: the simulated time.
         eligible: clients that have samples.
         cohort_size: clients selected in a round, K.
+        num_rounds: rounds of the run.
         dropout_rate: probability that a selected client never answers.
         macs: multiply-accumulates of one sample's forward pass, if they can be counted.
         on_upload: called after each upload with the client, its place and the number of uploads of the round.
@@ -47,6 +48,7 @@ class Federation:
     clock: SimulatedClock
     eligible: np.ndarray
     cohort_size: int
+    num_rounds: int
     dropout_rate: float
     macs: int | None
     on_upload: Callable[[int, int, int], None]
@@ -58,7 +60,7 @@ class Federation:
         cohort = self._select_cohort()
         arriving = self._arriving(cohort)
 
-        setting = Setting(run.layout, run.buffer_layout, self.data.num_clients)
+        setting = Setting(run.layout, run.buffer_layout, self.data.num_clients, run.round, self.num_rounds)
         link = Link(setting, algorithm.uplink, algorithm.downlink, run.ledger, run.client_memory, run.server_memory)
         received = {"buffers": run.buffers, **link.broadcast(cohort, self._broadcast_message())}
 
@@ -71,7 +73,7 @@ class Federation:
         for place, upload in enumerate(algorithm.exchange.collect(results, link), start=1):
             result = upload.result
             outcome.num_steps += result.num_steps
-            if _is_finite(upload.message):
+            if _is_finite(upload.message, result.message):
                 algorithm.aggregator.add(accumulator, upload)
                 outcome.accept(result, link.commit(result.client))
             self.on_upload(result.client, place, len(mine))
@@ -154,6 +156,10 @@ class Federation:
         }
 
 
-def _is_finite(message: Message) -> bool:
-    """Whether no number of an upload is NaN or infinite; a finite sum says so at once."""
-    return all(isfinite(float(x.sum())) or bool(torch.isfinite(x).all()) for x in message.values())
+def _is_finite(*messages: Message) -> bool:
+    """Whether no number of an upload is NaN or infinite, as it arrived and as it was sent: a codec may leave such numbers out.
+
+    A finite sum says so at once.
+    """
+    vectors = {id(x): x for message in messages for x in message.values()}.values()
+    return all(isfinite(float(x.sum())) or bool(torch.isfinite(x).all()) for x in vectors)

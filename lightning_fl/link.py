@@ -94,12 +94,17 @@ class Link:
         self._pending: dict[int, State] = {}
 
     def broadcast(self, cohort: Sequence[int], message: Message) -> Message:
-        """Send one message to every client of the cohort; returns what each of them receives."""
-        payload, memory = self.downlink.encode(message, self.server_memory, self.setting)
+        """Send one message to every client of the cohort; returns what each of them receives.
+
+        Where the next broadcast builds on this one, it goes to all clients of the federation and is counted for all.
+        """
+        before = dict(self.server_memory)
+        payload, memory = self.downlink.encode(message, before, self.setting)
         self.server_memory.clear()
         self.server_memory.update(memory)
-        self.ledger.book("down", payload, recipients=len(cohort))
-        return self.downlink.decode(payload, self.setting)
+        recipients = self.setting.num_clients if self.downlink.for_all else len(cohort)
+        self.ledger.book("down", payload, recipients)
+        return self.downlink.follow(payload, before, self.setting)
 
     def down(self, client: int, message: Message) -> Message:
         """Send one client a message of its own, whole."""

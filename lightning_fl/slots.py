@@ -33,11 +33,19 @@ class Setting:
         layout: which stretch of a vector (d,) is which parameter.
         buffer_layout: which stretch of a vector (d_b,) is which float buffer.
         num_clients: clients of the federation, N.
+        round: index of the round under way, from 0.
+        num_rounds: rounds of the run.
     """
 
     layout: Layout
     buffer_layout: Layout
     num_clients: int
+    round: int = 0
+    num_rounds: int = 1
+
+    def num_rounds_of(self, share: int | float) -> int:
+        """A number of rounds that was given as a count or as a fraction of the run, which is at least one."""
+        return share if isinstance(share, int) else max(1, round(share * self.num_rounds))
 
 
 def kind_of(name: str) -> str:
@@ -50,6 +58,15 @@ def kind_of(name: str) -> str:
     if kind not in KINDS:
         raise ValueError(f"a message entry is named after its kind ({', '.join(KINDS)}); got {name!r}")
     return kind
+
+
+def compressible(name: str) -> bool:
+    """Whether a lossy codec may touch a message entry: vectors (d,) of the model and its moments, nothing else.
+
+    >>> [compressible(name) for name in ("model", "moments/first", "buffers", "scalars/steps")]
+    [True, True, False, False]
+    """
+    return kind_of(name) in ("model", "moments")
 
 
 @dataclass
@@ -127,12 +144,32 @@ class Packed:
     content: Tensor
     bits: int
 
+    @classmethod
+    def whole(cls, content: Tensor) -> Packed:
+        """Every number as it is: the width of its dtype for each."""
+        return cls(content, content.numel() * content.element_size() * 8)
+
 
 Payload = dict[str, Packed]
 
 
 class Codec(ABC):
     """How a message becomes bits and back. `decode(encode(message))` is what the other side sees."""
+
+    for_all: ClassVar[bool] = False
+    """Whether a broadcast must reach every client of the federation, because the next one builds on it."""
+
+    def deltas_only(self) -> bool:
+        """Whether it leaves out what is small, which a delta survives and a whole model does not."""
+        return False
+
+    def needs(self) -> frozenset[str]:
+        """Names without which it cannot encode a message."""
+        return frozenset()
+
+    def loses(self, name: str) -> bool:
+        """Whether an entry of that name may come out different from what went in."""
+        return False
 
     @abstractmethod
     def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
@@ -141,6 +178,10 @@ class Codec(ABC):
     @abstractmethod
     def decode(self, payload: Payload, setting: Setting) -> Message:
         """The message that the payload holds."""
+
+    def follow(self, payload: Payload, memory: State, setting: Setting) -> Message:
+        """The message of a broadcast for clients that have followed the earlier ones; `memory` is what `encode` was given."""
+        return self.decode(payload, setting)
 
 
 @dataclass

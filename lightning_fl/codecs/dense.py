@@ -13,7 +13,7 @@ class Dense(Codec):
 
     def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
         """Bits of a vector = its numbers × the width of its dtype."""
-        return {name: Packed(x, x.numel() * x.element_size() * 8) for name, x in message.items()}, {}
+        return {name: Packed.whole(x) for name, x in message.items()}, {}
 
     def decode(self, payload: Payload, setting: Setting) -> Message:
         """The vectors that were sent."""

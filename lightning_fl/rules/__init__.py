@@ -1,7 +1,8 @@
 """What a client does with its gradients and what it reports."""
 
+from lightning_fl.rules.adam import LocalAdam, SharedAdam, WarmedUpAdam
 from lightning_fl.rules.local_optimizer import LocalOptimizer
 from lightning_fl.rules.proximal import Proximal
 from lightning_fl.rules.restarted_momentum import RestartedMomentum
 
-__all__ = ["LocalOptimizer", "Proximal", "RestartedMomentum"]
+__all__ = ["LocalAdam", "LocalOptimizer", "Proximal", "RestartedMomentum", "SharedAdam", "WarmedUpAdam"]
