@@ -14,7 +14,7 @@ import yaml
 from lightning.pytorch import callbacks as lightning_callbacks
 from lightning.pytorch import loggers as lightning_loggers
 
-from lightning_fl import algorithms, callbacks, data, modules
+from lightning_fl import aggregators, algorithms, callbacks, codecs, data, exchanges, modules, rules, slots, steps
 from lightning_fl.errors import nearest
 
 
@@ -51,6 +51,9 @@ def explain(message: str, parser: ArgumentParser) -> str:
     if match := re.search(r"Subtypes: \[(.*?)\]\s", message):
         names = [name.strip("<>' ").removeprefix("class '") for name in match[1].split(",")]
         return f"{key} must be {' or '.join(names)}, got {given}."
+    if match := re.search(r"Expected an? typing\.Literal(\[.+?\])\. Got value: (.*)", message):
+        allowed = re.findall(r"'([^']+)'", match[1])
+        return f"{key} {match[2]!r} is unknown; {nearest(match[2], allowed)}."
     if match := re.search(r"Expected an? (.+?)\. Got value: (.*)", message):
         expected = re.sub(r"<class '([\w.]+)'>", r"\1", match[1]).replace("typing.Literal", "one of ")
         return f"{key} must be {expected}, got {match[2]}."
@@ -114,6 +117,13 @@ def _class_names(key: str) -> list[str]:
         "partition": ([data], data.Partition),
         "model": ([modules], modules.ImageClassifier),
         "callbacks": ([callbacks, lightning_callbacks], lightning_callbacks.Callback),
+        "rule": ([rules], slots.Rule),
+        "uplink": ([codecs], slots.Codec),
+        "downlink": ([codecs], slots.Codec),
+        "codec": ([codecs], slots.Codec),
+        "exchange": ([exchanges], slots.Exchange),
+        "aggregator": ([aggregators], slots.Aggregator),
+        "steps": ([steps], slots.Step),
         "logger": ([lightning_loggers], lightning_loggers.Logger),
     }
     if leaf not in rooms:

@@ -102,7 +102,7 @@ class Link:
         payload, memory = self.downlink.encode(message, before, self.setting)
         self.server_memory.clear()
         self.server_memory.update(memory)
-        recipients = self.setting.num_clients if self.downlink.for_all else len(cohort)
+        recipients = self.setting.num_clients if self.downlink.for_all() else len(cohort)
         self.ledger.book("down", payload, recipients)
         return self.downlink.follow(payload, before, self.setting)
 

@@ -156,8 +156,9 @@ Payload = dict[str, Packed]
 class Codec(ABC):
     """How a message becomes bits and back. `decode(encode(message))` is what the other side sees."""
 
-    for_all: ClassVar[bool] = False
-    """Whether a broadcast must reach every client of the federation, because the next one builds on it."""
+    def for_all(self) -> bool:
+        """Whether a broadcast must reach every client of the federation, because the next one builds on it."""
+        return False
 
     def deltas_only(self) -> bool:
         """Whether it leaves out what is small, which a delta survives and a whole model does not."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,7 +21,9 @@ class Changes(Codec):
     keep the last broadcast and overwrite it in u places. As the next broadcast builds on this one, each goes to all clients.
     """
 
-    for_all: ClassVar[bool] = True
+    def for_all(self) -> bool:
+        """Yes."""
+        return True
 
     def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
         """Values (u,) under each vector's own name and their positions, or whole vectors; the memory is what clients hold."""

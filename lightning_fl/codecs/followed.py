@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State, compressible, kind_of
 
@@ -23,9 +22,12 @@ class Followed(Codec):
             `WarmedUpMoments`.
     """
 
-    for_all: ClassVar[bool] = True
     codec: Codec
     carrier: str = "model/change"
+
+    def for_all(self) -> bool:
+        """Yes."""
+        return True
 
     def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
         """The carrier encoded; beside it the model and its moments at no cost."""
