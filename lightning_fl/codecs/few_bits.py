@@ -154,10 +154,9 @@ class Quantiser(Codec):
     def _log_level(self, ratio: Tensor) -> Tensor:
         """Level 0 is zero, level j + 1 is 2^−j: the border between 2^−j and 2^−j−1 is 0.75 · 2^−j."""
         mantissa, exponent = torch.frexp(ratio)  # in [0.5, 1)
-        level = 1 - exponent + torch.where(mantissa >= 0.75, 0, 1)
-        level = level.clamp(max=self._most)
+        level = exponent.neg_().add_(2).sub_((mantissa >= 0.75).to(exponent.dtype)).clamp_(max=self._most)
         smallest = 2.0**-self._most  # half of the lowest level but zero
-        return torch.where((ratio >= smallest) & (ratio > 0), level, 0).to(self._dtype)
+        return level.mul_((ratio >= smallest) & (ratio > 0)).to(self._dtype)
 
     @property
     def _dtype(self) -> torch.dtype:
