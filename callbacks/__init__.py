@@ -1,1 +1,5 @@
 """Lightning callbacks that run in `L.Trainer` and in `FederatedTrainer`."""
+
+from lightning_fl.callbacks.sparse_updates import SparseUpdates
+
+__all__ = ["SparseUpdates"]

@@ -15,6 +15,7 @@ ROOMS: dict[str, tuple[list[Any], type]] = {
     "rule": ([rules], Rule),
     "uplink": ([codecs], Codec),
     "downlink": ([codecs], Codec),
+    "codec": ([codecs], Codec),
     "exchange": ([exchanges], Exchange),
     "aggregator": ([aggregators], Aggregator),
     "steps": ([steps], Step),

@@ -48,6 +48,7 @@ class Federation:
         clock: the simulated time.
         eligible: clients that have samples.
         cohort_size: clients selected in a round, K.
+        num_rounds: rounds of the run.
         dropout_rate: probability that a selected client never answers.
         macs: multiply-accumulates of one sample's forward pass, if they can be counted.
         runner: trains the clients.
@@ -63,6 +64,7 @@ class Federation:
     clock: SimulatedClock
     eligible: np.ndarray
     cohort_size: int
+    num_rounds: int
     dropout_rate: float
     macs: int | None
     on_upload: Callable[[int, int, int], None]
@@ -71,7 +73,15 @@ class Federation:
     @property
     def setting(self) -> Setting:
         """What every part may know of the run, as it is now."""
-        return Setting(self.run.layout, self.run.buffer_layout, self.data.num_clients, self.groups)
+        run = self.run
+        return Setting(
+            run.layout,
+            run.buffer_layout,
+            self.data.num_clients,
+            self.groups,
+            round=run.round,
+            num_rounds=self.num_rounds,
+        )
 
     @property
     def server(self) -> ServerSide:
@@ -117,7 +127,7 @@ class Federation:
         for place, upload in enumerate(algorithm.exchange.collect(results, link), start=1):
             result = upload.result
             outcome.num_steps += result.num_steps
-            if is_finite(upload.message):
+            if is_finite(upload.message, result.message):  # a codec may leave out what is not
                 algorithm.aggregator.add(accumulator, upload)
                 outcome.accept(result, link.commit(result.client))
             self.on_upload(result.client, place, len(mine))

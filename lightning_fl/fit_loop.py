@@ -99,6 +99,7 @@ class FitLoop:
                 f"{type(worker.module).__name__} has {worker.optimizer.description}: "
                 "let configure_optimizers return torch.optim.SGD with momentum 0."
             )
+        algorithm.check_run(trainer.max_rounds)
         eligible = data.client_sizes.nonzero()[0]
         self.federation = Federation(
             algorithm=algorithm,
@@ -110,6 +111,7 @@ class FitLoop:
             clock=trainer.clock,
             eligible=eligible,
             cohort_size=cohort_size(trainer.clients_per_round, data.num_clients, len(eligible)),
+            num_rounds=trainer.max_rounds,
             dropout_rate=trainer.dropout_rate,
             macs=count_macs(worker, data.client(int(data.client_sizes.argmax())), data.train.resident),
             on_upload=self._on_upload,

@@ -15,8 +15,6 @@ from lightning_fl.slots import KINDS, Codec, Message, Payload, Setting, State, k
 
 Direction = Literal["up", "down"]
 T = TypeVar("T")
-EXACT = ("scalars", "mask")
-"""Kinds that cross as they are, whatever the codec: few bits, each of which means what it says."""
 
 
 def _zero_bits() -> dict[str, dict[str, int]]:
@@ -123,9 +121,13 @@ class Link:
         self._pending: dict[int, State] = {}
 
     def broadcast(self, recipients: Sequence[int], message: Message) -> Message:
-        """Send one message to every recipient; returns what each of them receives."""
+        """Send one message to every recipient; returns what each of them receives.
+
+        Where the next broadcast builds on this one, it goes to all clients of the federation and is counted for all.
+        """
+        num_recipients = self.setting.num_clients if self.downlink.for_all() else len(recipients)
         self.received, memory = self._send(
-            "down", self.downlink, message, self.server_memory, self.setting, len(recipients)
+            "down", self.downlink, message, dict(self.server_memory), self.setting, num_recipients, follow=True
         )
         self.server_memory.clear()
         self.server_memory.update(memory)
@@ -165,18 +167,29 @@ class Link:
         return self._random(client)
 
     def _send(
-        self, direction: Direction, codec: Codec, message: Message, memory: State, setting: Setting, recipients: int = 1
+        self,
+        direction: Direction,
+        codec: Codec,
+        message: Message,
+        memory: State,
+        setting: Setting,
+        recipients: int = 1,
+        follow: bool = False,
     ) -> tuple[Message, State]:
-        """Encode, book, decode; returns what arrives and the sender's new memory, which stays where it has nothing to encode."""
-        exact = {name: x for name, x in message.items() if kind_of(name) in EXACT}
+        """Encode, book, decode; returns what arrives and the sender's new memory, which stays where it has nothing to encode.
+
+        With `follow` the recipients have what the earlier broadcasts brought.
+        """
+        exact = {name: x for name, x in message.items() if not codec.takes(name)}
         coded = {name: x for name, x in message.items() if name not in exact}
         arrived: Message = {}
         for part, through in ((exact, Dense()), (coded, codec)):
             if part:
-                payload, kept = through.encode(part, memory, setting)
+                before = memory
+                payload, kept = through.encode(part, before, setting)
                 memory = kept if part is coded else memory
                 self.ledger.book(direction, payload, recipients)
-                arrived |= through.decode(payload, setting)
+                arrived |= through.follow(payload, before, setting) if follow else through.decode(payload, setting)
         return arrived, memory
 
     def commit(self, client: int) -> State:

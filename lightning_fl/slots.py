@@ -43,12 +43,20 @@ class Setting:
         buffer_layout: which stretch of a vector (d_b,) is which float buffer.
         num_clients: clients of the federation, N.
         groups: the layers of the network.
+        round: index of the round under way, from 0.
+        num_rounds: rounds of the run.
     """
 
     layout: Layout
     buffer_layout: Layout
     num_clients: int
     groups: tuple[Group, ...] = ()
+    round: int = 0
+    num_rounds: int = 1
+
+    def num_rounds_of(self, share: int | float) -> int:
+        """A number of rounds that was given as a count or as a fraction of the run, which is at least one."""
+        return share if isinstance(share, int) else max(1, round(share * self.num_rounds))
 
 
 def kind_of(name: str) -> str:
@@ -63,9 +71,19 @@ def kind_of(name: str) -> str:
     return kind
 
 
-def is_finite(message: Message) -> bool:
-    """Whether no number of a message is NaN or infinite; a finite sum says so at once."""
-    return all(isfinite(float(x.sum())) or bool(torch.isfinite(x).all()) for x in message.values())
+def is_finite(*messages: Message) -> bool:
+    """Whether no number of some messages is NaN or infinite; a finite sum says so at once."""
+    vectors = {id(x): x for message in messages for x in message.values()}.values()
+    return all(isfinite(float(x.sum())) or bool(torch.isfinite(x).all()) for x in vectors)
+
+
+def compressible(name: str) -> bool:
+    """Whether a lossy codec may touch a message entry: vectors (d,) of the model and its moments, nothing else.
+
+    >>> [compressible(name) for name in ("model", "moments/first", "buffers", "scalars/steps")]
+    [True, True, False, False]
+    """
+    return kind_of(name) in ("model", "moments")
 
 
 @dataclass
@@ -148,12 +166,37 @@ class Packed:
     content: Tensor
     bits: int
 
+    @classmethod
+    def whole(cls, content: Tensor) -> Packed:
+        """Every number as it is: the width of its dtype for each."""
+        return cls(content, content.numel() * content.element_size() * 8)
+
 
 Payload = dict[str, Packed]
 
 
 class Codec(ABC):
     """How a message becomes bits and back. `decode(encode(message))` is what the other side sees."""
+
+    def for_all(self) -> bool:
+        """Whether a broadcast must reach every client of the federation, because the next one builds on it."""
+        return False
+
+    def deltas_only(self) -> bool:
+        """Whether it leaves out what is small, which a delta survives and a whole model does not."""
+        return False
+
+    def needs(self) -> frozenset[str]:
+        """Names without which it cannot encode a message."""
+        return frozenset()
+
+    def takes(self, name: str) -> bool:
+        """Whether an entry of that name goes through it; scalars and masks, whose every bit counts, cross whole otherwise."""
+        return kind_of(name) not in ("scalars", "mask")
+
+    def loses(self, name: str) -> bool:
+        """Whether an entry of that name may come out different from what went in."""
+        return False
 
     @abstractmethod
     def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
@@ -162,6 +205,10 @@ class Codec(ABC):
     @abstractmethod
     def decode(self, payload: Payload, setting: Setting) -> Message:
         """The message that the payload holds."""
+
+    def follow(self, payload: Payload, memory: State, setting: Setting) -> Message:
+        """The message of a broadcast for clients that have followed the earlier ones; `memory` is what `encode` was given."""
+        return self.decode(payload, setting)
 
 
 @dataclass

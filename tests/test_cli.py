@@ -127,6 +127,43 @@ def test_an_algorithm_put_together_at_the_command_line_is_saved_whole(lightning_
     assert metrics("again") == metrics("run")
 
 
+def test_any_codec_serves_any_method(lightning_fl: Command, small: str) -> None:
+    quantiser = {"class_path": "Quantiser", "init_args": {"levels": "uniform", "bits": 4, "groups": "global"}}
+    slots = {
+        "rule": {"class_path": "Proximal", "init_args": {"mu": 0.01}},
+        "uplink": {
+            "class_path": "ErrorFeedback",
+            "init_args": {"codec": {"class_path": "TopK", "init_args": {"alpha": 0.1}}},
+        },
+        "downlink": {"class_path": "Followed", "init_args": {"codec": quantiser}},
+        "steps": ["Apply", {"class_path": "Compress", "init_args": {"codec": quantiser}}],
+    }
+    Path("compressed.yaml").write_text(yaml.safe_dump({"algorithm": {"class_path": "Algorithm", "init_args": slots}}))
+    assert lightning_fl("fit", "--config", small, "--config", "compressed.yaml").code == 0
+    last = metrics("run")[-1]
+    d, k = 650, 65  # 8 × 8 pixels, ten classes
+    assert int(last["comm/uplink_bits"]) == 3 * (32 * k + min(d, k * 10))
+    assert int(last["comm/downlink_bits"]) == 20 * (4 * d + 32)
+    flags = ["--algorithm", "Algorithm", "--algorithm.uplink", "OneBit", "--algorithm.uplink.scale", "l1"]
+    assert lightning_fl("fit", "--config", small, *flags).code == 0
+    assert int(metrics("run")[-1]["comm/uplink_bits"]) == 3 * (d + 2 * 32)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("FedAdamSSM --algorithm.mask paramters", "did you mean 'parameters'"),
+        ("FedAdamSSM --algorithm.alpha 0", "alpha is the share of numbers"),
+        ("EfficientAdam --algorithm.quantiser unifrom", "did you mean 'uniform'"),
+        ("Algorithm --algorithm.uplink TpK", "did you mean 'TopK'"),
+        ("Algorithm --algorithm.uplink TopK --algorithm.uplink.alpha 2", "alpha is the share of numbers"),
+        ("Algorithm --algorithm.downlink TopK", "cannot send the whole model down"),
+    ],
+)
+def test_mistakes_with_codecs_end_with_a_sentence(words: str, sentence: str, lightning_fl: Command, small: str) -> None:
+    assert sentence in lightning_fl("fit", "--config", small, "--algorithm", *words.split()).sentence
+
+
 def test_another_algorithm_forgets_the_parameters_of_the_first(lightning_fl: Command, small: str) -> None:
     words = ["--algorithm", "FedProx", "--algorithm.mu", "0.5", "--algorithm", "ServerM"]
     algorithm = printed(lightning_fl("fit", "--config", small, *words, "--print_config"))["algorithm"]

@@ -2,6 +2,8 @@
 
 from lightning_fl.algorithms.base import Algorithm
 from lightning_fl.algorithms.data_sharing import DataSharing
+from lightning_fl.algorithms.efficient_adam import EfficientAdam
+from lightning_fl.algorithms.fedadam import FairnessTop, FedAdam, FedAdamSSM, FedAdamTop
 from lightning_fl.algorithms.fedavg import FedAvg
 from lightning_fl.algorithms.fedda import FedDA, FedDUDA
 from lightning_fl.algorithms.feddf import FedDF
@@ -10,13 +12,19 @@ from lightning_fl.algorithms.fedldf import HDFL, FedADP, FedLDF, RandomLayers
 from lightning_fl.algorithms.fedprox import FedProx
 from lightning_fl.algorithms.hybrid_fl import HybridFL
 from lightning_fl.algorithms.momentum import DeviceM, ServerM
+from lightning_fl.algorithms.one_bit_adam import OneBitAdam
 
 __all__ = [
     "HDFL",
     "Algorithm",
     "DataSharing",
     "DeviceM",
+    "EfficientAdam",
+    "FairnessTop",
     "FedADP",
+    "FedAdam",
+    "FedAdamSSM",
+    "FedAdamTop",
     "FedAvg",
     "FedDA",
     "FedDF",
@@ -29,6 +37,7 @@ __all__ = [
     "FedLDF",
     "FedProx",
     "HybridFL",
+    "OneBitAdam",
     "RandomLayers",
     "ServerM",
 ]

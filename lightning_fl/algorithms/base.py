@@ -65,6 +65,16 @@ class Algorithm:
             problems.append("it has no server step, so the model would never change (Apply() is FedAvg's)")
         if missing := consumed - self.rule.sends:
             problems.append(f"the steps need {_listed(missing)}, which {type(self.rule).__name__} does not send")
+        if missing := self.uplink.needs() - self.rule.sends - {"model"}:
+            problems.append(
+                f"{type(self.uplink).__name__} needs {_listed(missing)}, which {type(self.rule).__name__} does not send"
+            )
+        if self.downlink.deltas_only():
+            codec = type(self.downlink).__name__
+            problems.append(
+                f"{codec} leaves out what is small, so it cannot send the whole model down (with the steps Apply(), "
+                f"Compress({codec}(…)) and the downlink Followed({codec}(…)) the server's change goes through it)"
+            )
         if problems:
             raise UserError(f"the slots of {self.name} do not fit: {'; '.join(dict.fromkeys(problems))}.")
 
@@ -101,6 +111,9 @@ class Algorithm:
         """The turn before the first round: what crosses in it is booked as set-up. A resumed run does not repeat it."""
         for step in self.steps:
             step.prepare(turn)
+
+    def check_run(self, num_rounds: int) -> None:
+        """Before the first round: warn or refuse where the hyper-parameters do not fit the length of the run."""
 
     def configure_callbacks(self) -> list[Callback]:
         """Callbacks that are part of the method, for instance its pruning."""

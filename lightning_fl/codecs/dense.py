@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
+from lightning_fl.bits import pack, unpack
 from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State, kind_of
 
 
@@ -22,18 +21,10 @@ class Dense(Codec):
     def decode(self, payload: Payload, setting: Setting) -> Message:
         """The vectors that were sent."""
         return {
-            name: _unpack_bits(packed) if kind_of(name) == "mask" else packed.content
+            name: unpack(packed.content, packed.bits, 1).bool() if kind_of(name) == "mask" else packed.content
             for name, packed in payload.items()
         }
 
 
 def _packed(name: str, x: Tensor) -> Packed:
-    if kind_of(name) == "mask":
-        rows = pad(x.to(torch.uint8), (0, -len(x) % 8)).view(-1, 8)
-        return Packed((rows << torch.arange(8, device=x.device)).sum(1, dtype=torch.uint8), len(x))
-    return Packed(x, x.numel() * x.element_size() * 8)
-
-
-def _unpack_bits(packed: Packed) -> Tensor:
-    places = torch.arange(8, device=packed.content.device)
-    return (packed.content.unsqueeze(1) >> places & 1).bool().flatten()[: packed.bits]
+    return Packed(pack(x, 1), len(x)) if kind_of(name) == "mask" else Packed.whole(x)

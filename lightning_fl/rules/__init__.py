@@ -1,9 +1,19 @@
 """What a client does with its gradients and what it reports."""
 
+from lightning_fl.rules.adam import LocalAdam, SharedAdam, WarmedUpAdam
 from lightning_fl.rules.decoupled_momentum import DecoupledMomentum
 from lightning_fl.rules.frozen_momentum import FrozenMomentum
 from lightning_fl.rules.local_optimizer import LocalOptimizer
 from lightning_fl.rules.proximal import Proximal
 from lightning_fl.rules.restarted_momentum import RestartedMomentum
 
-__all__ = ["DecoupledMomentum", "FrozenMomentum", "LocalOptimizer", "Proximal", "RestartedMomentum"]
+__all__ = [
+    "DecoupledMomentum",
+    "FrozenMomentum",
+    "LocalAdam",
+    "LocalOptimizer",
+    "Proximal",
+    "RestartedMomentum",
+    "SharedAdam",
+    "WarmedUpAdam",
+]

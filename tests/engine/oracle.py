@@ -5,9 +5,10 @@ The order in which clients are drawn and see their samples is reproduced from it
 server draws about a client.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import log2
+from typing import Any
 
 import numpy as np
 import torch
@@ -494,3 +495,180 @@ def pruned_neurons(
         return sent
 
     return partial_averaging(problem, w, sends, trace)
+
+
+# FedAdam and its sparse and quantised relatives. A message is the list of its vectors.
+
+
+def adam(
+    w: np.ndarray, m: np.ndarray, v: np.ndarray, batches: Batches, eta: float, b1: float, b2: float, eps: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Section 2 of FedAdam-SSM: no bias correction, ε inside the root."""
+    y, m, v = w.copy(), m.copy(), v.copy()
+    for batch in batches:
+        g = gradient(y, *batch)
+        m = b1 * m + (1 - b1) * g
+        v = b2 * v + (1 - b2) * g * g
+        y = y - eta * m / np.sqrt(v + eps)
+    return y, m, v
+
+
+def largest(x: np.ndarray, k: int) -> list[int]:
+    """The k coordinates of largest magnitude, of equal ones the first."""
+    return sorted(range(len(x)), key=lambda i: (-abs(x[i]), i))[:k]
+
+
+def own_masks(deltas: list[np.ndarray], k: int) -> list[list[int]]:
+    """FedAdam-Top."""
+    return [largest(x, k) for x in deltas]
+
+
+def shared_mask(leader: int) -> Callable[[list[np.ndarray], int], list[list[int]]]:
+    """FedAdam-SSM, SSM_M, SSM_V: vector `leader` chooses for all."""
+    return lambda deltas, k: [largest(deltas[leader], k)] * len(deltas)
+
+
+def fair_mask(deltas: list[np.ndarray], k: int) -> list[list[int]]:
+    """Fairness-Top: the vectors' ranks in turns."""
+    ranks = [largest(x, len(x)) for x in deltas]
+    chosen: list[int] = []
+    for r in range(len(deltas[0])):
+        offers = sorted(range(len(deltas)), key=lambda j: (-abs(deltas[j][ranks[j][r]]), j))
+        for j in offers:
+            if ranks[j][r] not in chosen and len(chosen) < k:
+                chosen.append(ranks[j][r])
+    return [chosen] * len(deltas)
+
+
+def max_mask(deltas: list[np.ndarray], k: int) -> list[list[int]]:
+    """Fairness-Top's other union."""
+    return [largest(np.max(np.abs(deltas), axis=0), k)] * len(deltas)
+
+
+def fedadam(
+    problem: Problem,
+    w: np.ndarray,
+    k: int = 26,
+    masks: Callable[[list[np.ndarray], int], list[list[int]]] = own_masks,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-6,
+    uniform: bool = False,
+    moments: list[np.ndarray] | None = None,
+) -> np.ndarray:
+    """FedAdam-SSM's Algorithm 1 with the masks of one of its methods; `moments` returns M and V."""
+    state = [w, np.zeros_like(w), np.zeros_like(w)]
+    for t in range(problem.rounds):
+        cohort = problem.cohort(t)
+        sizes = [1 if uniform else len(problem.x[client]) for client in cohort]
+        sums = [np.zeros_like(w) for _ in state]
+        for client, size in zip(cohort, sizes, strict=True):
+            end = adam(*state, problem.batches(t, client), problem.learning_rate, b1, b2, eps)
+            deltas = [after - before for after, before in zip(end, state, strict=True)]
+            for total, delta, kept in zip(sums, deltas, masks(deltas, k), strict=True):
+                for i in kept:
+                    total[i] += size * delta[i]
+        if cohort:
+            state = [x + total / sum(sizes) for x, total in zip(state, sums, strict=True)]
+            state[2] = np.maximum(state[2], 0)
+    if moments is not None:
+        moments[:] = state[1:]
+    return state[0]
+
+
+def one_bit(z: np.ndarray, order: int, groups: Sequence[Any]) -> np.ndarray:
+    """s · sgn(z) with s = ‖z‖₂/√n or ‖z‖₁/n of each group, sgn(0) = 1."""
+    sent = np.zeros_like(z)
+    for group in groups:
+        part = z[group]
+        s = np.sqrt(np.mean(part**2)) if order == 2 else np.mean(np.abs(part))
+        sent[group] = [s if x >= 0 else -s for x in part]
+    return sent
+
+
+def one_bit_adam(
+    problem: Problem,
+    w: np.ndarray,
+    warmup: int,
+    order: int = 2,
+    groups: Sequence[Any] = TENSORS,
+    masked: bool = True,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-6,
+) -> np.ndarray:
+    """Tang et al. 2021, Algorithm 1, its local step taken several times."""
+    m, v = np.zeros_like(w), np.zeros_like(w)
+    e_server: np.ndarray = np.zeros_like(w)
+    errors: dict[int, np.ndarray] = {}
+    for t in range(problem.rounds):
+        cohort = problem.cohort(t)
+        sizes = [len(problem.x[client]) for client in cohort]
+        if t < warmup:
+            ends = [adam(w, m, v, problem.batches(t, c), problem.learning_rate, b1, b2, eps) for c in cohort]
+            w, m, v = (
+                sum(n * x for n, x in zip(sizes, xs, strict=True)) / sum(sizes) for xs in zip(*ends, strict=True)
+            )
+            continue
+        alive = (v > 0).astype(float) if masked else np.ones_like(v)
+        y, steps = np.zeros_like(w), 0.0
+        for client, n in zip(cohort, sizes, strict=True):
+            x, m_n, path, count = w.copy(), m * alive, np.zeros_like(w), 0
+            for batch in problem.batches(t, client):
+                m_n = b1 * m_n + (1 - b1) * gradient(x, *batch)
+                x -= problem.learning_rate * alive * m_n / np.sqrt(v + eps)
+                path, count = path + alive * m_n, count + 1
+            z = path / count + errors.get(client, 0)
+            sent = one_bit(z, order, groups)
+            errors[client] = z - sent
+            y, steps = y + n * sent / sum(sizes), steps + n * count / sum(sizes)
+        m = one_bit(y + e_server, order, groups)
+        e_server = y + e_server - m
+        w = w - problem.learning_rate * steps * alive * m / np.sqrt(v + eps)
+    return w
+
+
+def log_levels(bits: int) -> list[float]:
+    return [0.0] + [2.0**-j for j in range(2 ** (bits - 1) - 1)]
+
+
+def uniform_levels(bits: int) -> list[float]:
+    most = 2 ** (bits - 1) - 1
+    return [q / most for q in range(most + 1)]
+
+
+def quantise(z: np.ndarray, levels: list[float], groups: Sequence[Any]) -> np.ndarray:
+    """The nearest of s·level, s = ‖z‖∞ of each group, of equally near ones the larger."""
+    sent = np.zeros_like(z)
+    for group in groups:
+        s = np.abs(z[group]).max()
+        sent[group] = [np.sign(x) * s * min(levels, key=lambda q: (abs(abs(x) - s * q), -q)) for x in z[group]]
+    return sent
+
+
+def efficient_adam(
+    problem: Problem,
+    w: np.ndarray,
+    compress: Callable[[np.ndarray], np.ndarray],
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-6,
+) -> np.ndarray:
+    """Chen et al. 2022 with several local steps; δ is server minus client, as printed."""
+    moments: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+    errors: dict[int, np.ndarray] = {}
+    e_server: np.ndarray = np.zeros_like(w)
+    for t in range(problem.rounds):
+        cohort = problem.cohort(t)
+        total = sum(len(problem.x[client]) for client in cohort)
+        y = e_server
+        for client in cohort:
+            m, v = moments.get(client, (np.zeros_like(w), np.zeros_like(w)))
+            x, m, v = adam(w, m, v, problem.batches(t, client), problem.learning_rate, b1, b2, eps)
+            z = w - x + errors.get(client, 0)
+            sent = compress(z)
+            moments[client], errors[client] = (m, v), z - sent
+            y = y + len(problem.x[client]) / total * sent
+        down = compress(y)
+        e_server, w = y - down, w - down
+    return w

@@ -13,6 +13,11 @@ from lightning_fl.algorithms import (
     Algorithm,
     DataSharing,
     DeviceM,
+    EfficientAdam,
+    FairnessTop,
+    FedAdam,
+    FedAdamSSM,
+    FedAdamTop,
     FedADP,
     FedAvg,
     FedDA,
@@ -26,6 +31,7 @@ from lightning_fl.algorithms import (
     FedLDF,
     FedProx,
     HybridFL,
+    OneBitAdam,
     RandomLayers,
     ServerM,
 )
@@ -82,6 +88,60 @@ def by_neuron(kept: int) -> Costs:
         return {"model": turn.width * kept * sending, "mask": 6 * sending}, {"model": turn.width * D * turn.clients}
 
     return costs
+
+
+# Bits that cross between the server and one client in round t, given the width q of a number.
+ClientBits = Callable[[int, int], int]
+
+
+def vectors(count: int) -> ClientBits:
+    """So many vectors, whole."""
+    return lambda t, q: count * q * D
+
+
+K_OF_D = 7
+
+
+def own_masks(t: int, q: int) -> int:
+    """min(3(kq + d), 3k(q + ⌈log2 d⌉)), ⌈log2 26⌉ = 5."""
+    return min(3 * (K_OF_D * q + D), 3 * K_OF_D * (q + 5))
+
+
+def shared_mask(t: int, q: int) -> int:
+    """min(3kq + d, k(3q + ⌈log2 d⌉))."""
+    return min(3 * K_OF_D * q + D, K_OF_D * (3 * q + 5))
+
+
+def few_bits(bits: int, groups: int) -> ClientBits:
+    """b · d + q · G."""
+    return lambda t, q: bits * D + q * groups
+
+
+def one_bit(first_round: int, groups: int) -> ClientBits:
+    """3qd before the round, d + q · G from then on."""
+    return lambda t, q: 3 * q * D if t < first_round else D + q * groups
+
+
+def after_the_first(bits: int, groups: int) -> ClientBits:
+    """The model in the first round, b · d + q · G from then on."""
+    return lambda t, q: q * D if t == 0 else bits * D + q * groups
+
+
+def each(up: ClientBits, down: ClientBits | None, to_all: bool = False) -> Costs:
+    """The same from and to each client; `to_all` where a broadcast goes to all of the federation."""
+
+    def costs(turn: Turn) -> tuple[Bits, Bits | None]:
+        recipients = len(toys.SIZES) if to_all else turn.clients
+        return (
+            {"": turn.clients * up(turn.round, turn.width)},
+            None if down is None else {"": recipients * down(turn.round, turn.width)},
+        )
+
+    return costs
+
+
+# Adam's first steps are so long with the toy's learning rate that the rounding of float32 shows; a larger ε shortens them.
+EPSILON = 0.01
 
 
 class Entry(NamedTuple):
@@ -208,6 +268,75 @@ ROSTER = {
         partial(FedADP, keep=0.5, per_layer=True),
         partial(oracle.pruned_neurons, keep=0.5, per_layer=True),
         by_neuron(13),
+    ),
+    "FedAdam": Entry(FedAdam, oracle.fedadam, each(vectors(3), vectors(3))),
+    "FedAdam-uniform": Entry(
+        partial(FedAdam, beta1=0.7, beta2=0.9, epsilon=1e-3, weighting="uniform"),
+        partial(oracle.fedadam, b1=0.7, b2=0.9, eps=1e-3, uniform=True),
+        each(vectors(3), vectors(3)),
+    ),
+    "FedAdamTop": Entry(
+        partial(FedAdamTop, epsilon=EPSILON, alpha=0.3),
+        partial(oracle.fedadam, eps=EPSILON, k=7),
+        each(own_masks, vectors(3)),
+    ),
+    "FedAdamSSM": Entry(
+        partial(FedAdamSSM, epsilon=EPSILON, alpha=0.3),
+        partial(oracle.fedadam, eps=EPSILON, k=7, masks=oracle.shared_mask(0)),
+        each(shared_mask, vectors(3)),
+    ),
+    "FedAdamSSM-first": Entry(
+        partial(FedAdamSSM, epsilon=EPSILON, alpha=0.3, mask="first_moment"),
+        partial(oracle.fedadam, eps=EPSILON, k=7, masks=oracle.shared_mask(1)),
+        each(shared_mask, vectors(3)),
+    ),
+    "FedAdamSSM-second": Entry(
+        partial(FedAdamSSM, epsilon=EPSILON, alpha=0.3, mask="second_moment", downlink="union"),
+        partial(oracle.fedadam, eps=EPSILON, k=7, masks=oracle.shared_mask(2)),
+        each(shared_mask, None, to_all=True),
+    ),
+    "FairnessTop": Entry(
+        partial(FairnessTop, epsilon=EPSILON, alpha=0.3),
+        partial(oracle.fedadam, eps=EPSILON, k=7, masks=oracle.fair_mask),
+        each(shared_mask, vectors(3)),
+    ),
+    "FairnessTop-max": Entry(
+        partial(FairnessTop, epsilon=EPSILON, alpha=0.3, union="max", downlink="union"),
+        partial(oracle.fedadam, eps=EPSILON, k=7, masks=oracle.max_mask),
+        each(shared_mask, None, to_all=True),
+    ),
+    "OneBitAdam": Entry(
+        partial(OneBitAdam, epsilon=EPSILON, warmup=1),
+        partial(oracle.one_bit_adam, eps=EPSILON, warmup=1),
+        each(one_bit(1, 4), one_bit(2, 4), to_all=True),
+    ),
+    "OneBitAdam-global": Entry(
+        partial(OneBitAdam, epsilon=EPSILON, warmup=2, scale="l1", groups="global", momentum_mask=False),
+        partial(oracle.one_bit_adam, eps=EPSILON, warmup=2, order=1, groups=(slice(0, 26),), masked=False),
+        each(one_bit(2, 1), one_bit(3, 1), to_all=True),
+    ),
+    "EfficientAdam": Entry(
+        partial(EfficientAdam, epsilon=EPSILON),
+        partial(
+            oracle.efficient_adam,
+            eps=EPSILON,
+            compress=partial(oracle.quantise, levels=oracle.log_levels(3), groups=oracle.TENSORS),
+        ),
+        each(few_bits(3, 4), after_the_first(3, 4), to_all=True),
+    ),
+    "EfficientAdam-uniform": Entry(
+        partial(EfficientAdam, epsilon=EPSILON, quantiser="uniform", bits=4, groups="global"),
+        partial(
+            oracle.efficient_adam,
+            eps=EPSILON,
+            compress=partial(oracle.quantise, levels=oracle.uniform_levels(4), groups=(slice(0, 26),)),
+        ),
+        each(few_bits(4, 1), after_the_first(4, 1), to_all=True),
+    ),
+    "EfficientAdam-sign": Entry(
+        partial(EfficientAdam, epsilon=EPSILON, quantiser="sign"),
+        partial(oracle.efficient_adam, eps=EPSILON, compress=partial(oracle.one_bit, order=1, groups=oracle.TENSORS)),
+        each(few_bits(1, 4), after_the_first(1, 4), to_all=True),
     ),
 }
 

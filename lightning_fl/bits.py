@@ -1,0 +1,77 @@
+"""Small whole numbers packed bit by bit into bytes: masks, indices, levels of a quantiser."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+
+def bit_width(count: int) -> int:
+    """Bits of a number in 0 … count − 1: ⌈log2 count⌉.
+
+    >>> [bit_width(count) for count in (1, 2, 3, 21840)]
+    [0, 1, 2, 15]
+    """
+    return max(count - 1, 0).bit_length()
+
+
+def pack(values: Tensor, width: int) -> Tensor:
+    """Lay numbers of `width` bits one after the other, lowest bit first.
+
+    Args:
+        values: whole numbers (n,) in [0, 2^width), or booleans.
+        width: bits of each, at most 32.
+
+    Returns:
+        Bytes (⌈n·width / 8⌉,).
+
+    >>> pack(torch.tensor([True, False, True, True]), 1).tolist()
+    [13]
+    """
+    # Eight numbers fill `width` whole bytes, so that all groups of eight are packed by the same few shifts.
+    num_groups = -(-len(values) // 8)
+    dtype = torch.uint8 if width <= 8 else torch.int64
+    groups = torch.zeros(num_groups * 8, dtype=dtype, device=values.device)
+    groups[: len(values)] = values
+    groups = groups.view(num_groups, 8)
+    packed = torch.zeros(num_groups, width, dtype=torch.uint8, device=values.device)
+    for number, byte, shift in _overlaps(width):
+        part = groups[:, number] << shift if shift >= 0 else groups[:, number] >> -shift
+        packed[:, byte] |= part if dtype == torch.uint8 else (part & 255).to(torch.uint8)
+    return packed.view(-1)[: -(-len(values) * width // 8)]
+
+
+def unpack(packed: Tensor, count: int, width: int) -> Tensor:
+    """The numbers that `pack` laid there.
+
+    Args:
+        packed: bytes (⌈count·width / 8⌉,).
+        count: how many numbers there are, n.
+        width: bits of each.
+
+    Returns:
+        The numbers (n,), uint8 if they fit in a byte, int64 if not.
+
+    >>> unpack(pack(torch.tensor([5, 0, 1023]), 10), 3, 10).tolist()
+    [5, 0, 1023]
+    """
+    num_groups = -(-count // 8)
+    dtype = torch.uint8 if width <= 8 else torch.int64
+    whole = torch.zeros(num_groups * width, dtype=torch.uint8, device=packed.device)
+    whole[: len(packed)] = packed
+    bytes_of_group = whole.view(num_groups, width)
+    groups = torch.zeros(num_groups, 8, dtype=dtype, device=packed.device)
+    for number, byte, shift in _overlaps(width):
+        part = bytes_of_group[:, byte].to(dtype)
+        groups[:, number] |= part >> shift if shift >= 0 else part << -shift
+    groups &= (1 << width) - 1
+    return groups.view(-1)[:count]
+
+
+def _overlaps(width: int) -> Iterator[tuple[int, int, int]]:
+    """Which of eight numbers lies in which of `width` bytes, and how far its lowest bit is above the byte's."""
+    for number in range(8):
+        for byte in range(number * width // 8, -(-(number + 1) * width // 8)):
+            yield number, byte, number * width - 8 * byte

@@ -1,0 +1,68 @@
+"""A broadcast of what has changed since the last one: the union downlink of sparse uploads (FedAdam-SSM)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State, compressible
+from lightning_fl.sparse import pack_positions, positions_bits, unpack_positions
+
+POSITIONS = "mask/changed"
+
+
+@dataclass(frozen=True)
+class Changes(Codec):
+    """Sends the new values of the u coordinates where any vector has changed, u at most the union of the clients' masks.
+
+    With three vectors that is min(96u + min(d, u⌈log2 d⌉), 96d) bits; the first broadcast is whole. Nothing is lost: the clients
+    keep the last broadcast and overwrite it in u places. As the next broadcast builds on this one, each goes to all clients.
+    """
+
+    def for_all(self) -> bool:
+        """Yes."""
+        return True
+
+    def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
+        """Values (u,) under each vector's own name and their positions, or whole vectors; the memory is what clients hold."""
+        vectors = {name: x for name, x in message.items() if compressible(name)}
+        payload = {name: Packed.whole(x) for name, x in message.items()}
+        if vectors.keys() != memory.keys():
+            return payload, vectors
+        changed = torch.zeros(setting.layout.numel, dtype=torch.bool, device=message["model"].device)
+        for name, vector in vectors.items():
+            changed |= vector != memory[name]
+        num_changed, count = int(changed.sum()), len(changed)
+        sparse = {name: Packed.whole(x[changed]) for name, x in vectors.items()}
+        sparse[POSITIONS] = Packed(pack_positions(changed), positions_bits(num_changed, count))
+        if _bits(sparse) < _bits({name: payload[name] for name in vectors}):
+            payload |= sparse
+        return payload, vectors
+
+    def decode(self, payload: Payload, setting: Setting) -> Message:
+        """A whole message; changes are for those who `follow`."""
+        if POSITIONS in payload:
+            raise ValueError("changes say nothing to one who does not hold the broadcast before them")
+        return {name: packed.content for name, packed in payload.items()}
+
+    def follow(self, payload: Payload, memory: State, setting: Setting) -> Message:
+        """The last broadcast with the new values in it."""
+        if POSITIONS not in payload:
+            return self.decode(payload, setting)
+        positions: Tensor | None = None
+        message = {}
+        for name, packed in payload.items():
+            if name in memory:
+                if positions is None:
+                    positions = unpack_positions(payload[POSITIONS].content, len(packed.content), setting.layout.numel)
+                message[name] = memory[name].clone()
+                message[name][positions] = packed.content
+            elif name != POSITIONS:
+                message[name] = packed.content
+        return message
+
+
+def _bits(payload: Payload) -> int:
+    return sum(packed.bits for packed in payload.values())

@@ -1,0 +1,184 @@
+"""A few bits for every number, and one scale for each group of them.
+
+OneBit      C(z) = s · sgn(z)                                       1-bit Adam: Tang et al., ICML 2021
+Quantiser   the nearest of a few levels in [−s, s]                  Efficient-Adam: Chen et al., 2022
+
+A group is one tensor of the model, or the whole vector. Alone these codecs forget what they round away; `ErrorFeedback` around
+one adds it to the next upload.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lightning_fl.bits import pack, unpack
+from lightning_fl.errors import UserError, nearest, require
+from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State, compressible
+
+Groups = Literal["tensor", "global"]
+SCALES = "scalars/scale/"
+
+
+@dataclass(frozen=True)
+class OneBit(Codec):
+    """C(z) = s · sgn(z), sgn(0) = +1: d bits and 32 for each group's scale s.
+
+    Attributes:
+        scale: `l2` is s = ‖z‖₂ / √n, as 1-bit Adam's authors have it, which keeps a group's length but may move further from z
+            than 0 is where few numbers of z are large; `l1` is s = ‖z‖₁ / n, the nearest of all scales.
+        groups: numbers that share a scale: each `tensor` of the model, or `global`.
+        names: entries that it encodes; all of the model and its moments if empty.
+        known: entries that cross at no cost, because the other side works them out of the configuration.
+    """
+
+    scale: Literal["l2", "l1"] = "l2"
+    groups: Groups = "tensor"
+    names: tuple[str, ...] = ()
+    known: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.scale not in ("l1", "l2"):
+            raise UserError(f"scale {self.scale!r} is unknown; {nearest(str(self.scale), ('l1', 'l2'))}.")
+        _check_groups(self.groups)
+
+    def deltas_only(self) -> bool:
+        """Yes."""
+        return True
+
+    def loses(self, name: str) -> bool:
+        """The entries that it encodes."""
+        return name in self.names if self.names else compressible(name)
+
+    def takes(self, name: str) -> bool:
+        """Vectors, and what both sides know."""
+        return name in self.known or super().takes(name)
+
+    def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
+        """Signs (⌈d/8⌉ bytes) under the vector's own name, scales (groups,) under `scalars/scale/name`."""
+        payload = {}
+        for name, vector in message.items():
+            if self.loses(name):
+                # In float64 the scale of what was decoded is the scale itself, so that encoding twice changes nothing.
+                order = 2 if self.scale == "l2" else 1
+                parts = [x.double() for x in vector.split(_sizes(self.groups, setting))]
+                scales = torch.stack([x.norm(order) / max(len(x), 1) ** (1 / order) for x in parts])
+                payload[name] = Packed(pack(vector >= 0, 1), len(vector))
+                payload[f"{SCALES}{name}"] = Packed.whole(scales.to(vector.dtype))
+            else:
+                payload[name] = Packed(vector, 0) if name in self.known else Packed.whole(vector)
+        return payload, {}
+
+    def decode(self, payload: Payload, setting: Setting) -> Message:
+        """s · sgn(z)."""
+        message = {}
+        for name, packed in payload.items():
+            if self.loses(name):
+                positive = unpack(packed.content, setting.layout.numel, 1).bool()
+                scales = _spread(payload[f"{SCALES}{name}"].content, self.groups, setting)
+                message[name] = torch.where(positive, scales, -scales)
+            elif not name.startswith(SCALES):
+                message[name] = packed.content
+        return message
+
+
+@dataclass(frozen=True)
+class Quantiser(Codec):
+    """The nearest of 2^bits − 1 levels, scaled by the largest magnitude s = ‖z‖∞ of the group: bits · d + 32 per group.
+
+    Attributes:
+        levels: `log` has 0 and ±s · 2^−j for j = 0 … 2^(bits−1) − 2; `uniform` has s · q / (2^(bits−1) − 1) for whole q. Of two
+            levels equally near the one with the larger magnitude is taken.
+        bits: of a number, from 2 to 32.
+        groups: numbers that share a scale: each `tensor` of the model, or `global`.
+    """
+
+    levels: Literal["log", "uniform"] = "log"
+    bits: int = 3
+    groups: Groups = "tensor"
+
+    def __post_init__(self) -> None:
+        if self.levels not in ("log", "uniform"):
+            raise UserError(f"levels {self.levels!r} is unknown; {nearest(str(self.levels), ('log', 'uniform'))}.")
+        good = isinstance(self.bits, int) and 2 <= self.bits <= 32
+        require(good, f"bits of a quantised number must be a whole number from 2 to 32, got {self.bits}.")
+        _check_groups(self.groups)
+
+    def loses(self, name: str) -> bool:
+        """All of the model and its moments."""
+        return compressible(name)
+
+    def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
+        """Levels and signs packed under the vector's own name, scales (groups,) under `scalars/scale/name`."""
+        payload = {}
+        for name, vector in message.items():
+            if not compressible(name):
+                payload[name] = Packed.whole(vector)
+                continue
+            magnitude = vector.abs()
+            parts = magnitude.split(_sizes(self.groups, setting))
+            scales = torch.stack([x.amax() if len(x) else x.new_zeros(()) for x in parts])
+            ratio = (magnitude / _spread(scales, self.groups, setting)).nan_to_num_(0.0)
+            ratio = ratio.to(torch.promote_types(ratio.dtype, torch.float32))
+            level = self._log_level(ratio) if self.levels == "log" else self._uniform_level(ratio)
+            level |= (vector < 0).to(level.dtype) << (self.bits - 1)
+            payload[name] = Packed(pack(level, self.bits), len(vector) * self.bits)
+            payload[f"{SCALES}{name}"] = Packed.whole(scales)
+        return payload, {}
+
+    def decode(self, payload: Payload, setting: Setting) -> Message:
+        """Signed levels times scales."""
+        message = {}
+        for name, packed in payload.items():
+            if compressible(name):
+                scales = payload[f"{SCALES}{name}"].content
+                code = unpack(packed.content, setting.layout.numel, self.bits)
+                level = code & self._most
+                if self.levels == "log":
+                    ratio = torch.where(level > 0, torch.exp2(1 - level.to(scales.dtype)), 0.0)
+                else:
+                    ratio = level.to(scales.dtype) / self._most
+                value = ratio * _spread(scales, self.groups, setting)
+                message[name] = torch.where(code > self._most, -value, value)
+            elif not name.startswith(SCALES):
+                message[name] = packed.content
+        return message
+
+    @property
+    def _most(self) -> int:
+        """The highest level; the bit above it is the sign."""
+        return 2 ** (self.bits - 1) - 1
+
+    def _uniform_level(self, ratio: Tensor) -> Tensor:
+        return (ratio * self._most + 0.5).to(torch.int64).clamp_(max=self._most).to(self._dtype)
+
+    def _log_level(self, ratio: Tensor) -> Tensor:
+        """Level 0 is zero, level j + 1 is 2^−j: the border between 2^−j and 2^−j−1 is 0.75 · 2^−j."""
+        mantissa, exponent = torch.frexp(ratio)  # in [0.5, 1)
+        level = exponent.neg_().add_(2).sub_((mantissa >= 0.75).to(exponent.dtype)).clamp_(max=self._most)
+        smallest = 2.0**-self._most  # half of the lowest level but zero
+        return level.mul_((ratio >= smallest) & (ratio > 0)).to(self._dtype)
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return torch.uint8 if self.bits <= 8 else torch.int64
+
+
+def _check_groups(groups: str) -> None:
+    if groups not in ("tensor", "global"):
+        raise UserError(f"groups {groups!r} is unknown; {nearest(str(groups), ('tensor', 'global'))}.")
+
+
+def _sizes(groups: Groups, setting: Setting) -> list[int]:
+    return list(setting.layout.sizes) if groups == "tensor" else [setting.layout.numel]
+
+
+def _spread(scales: Tensor, groups: Groups, setting: Setting) -> Tensor:
+    """Each coordinate's scale (d,)."""
+    if groups == "global":
+        return scales.expand(setting.layout.numel)
+    sizes = torch.tensor(setting.layout.sizes, device=scales.device)
+    return scales.repeat_interleave(sizes, output_size=setting.layout.numel)

@@ -1,0 +1,65 @@
+"""Top-k sparsification: of every vector its own k largest numbers (FedAdam-Top's codec in FedAdam-SSM's comparison)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from lightning_fl.errors import require
+from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State, compressible
+from lightning_fl.sparse import num_kept, pack_positions, positions_bits, top_k, unpack_positions
+
+
+@dataclass(frozen=True)
+class TopK(Codec):
+    """Sends k numbers of each vector and where they are, in a mask or a list of indices, whichever is shorter.
+
+    k = max(1, ⌊alpha · d⌋) over the whole vector (d,), of equal magnitudes the lower index first. A vector takes
+    32k + min(d, k⌈log2 d⌉) bits, 32d with alpha = 1. The rest is dropped, and comes later only with `ErrorFeedback` around it.
+
+    Attributes:
+        alpha: share of the coordinates that are sent, in (0, 1]. Default of the paper: 0.05.
+    """
+
+    alpha: float = 0.05
+
+    def __post_init__(self) -> None:
+        require(
+            0 < self.alpha <= 1, f"alpha is the share of numbers that are sent and lies in (0, 1], got {self.alpha}."
+        )
+
+    def deltas_only(self) -> bool:
+        """Yes, unless everything is kept."""
+        return self.alpha < 1
+
+    def loses(self, name: str) -> bool:
+        """All of the model and its moments, unless everything is kept."""
+        return self.alpha < 1 and compressible(name)
+
+    def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
+        """Values (k,) under the vector's own name, their positions under `mask/name`."""
+        payload = {}
+        for name, vector in message.items():
+            if not compressible(name):
+                payload[name] = Packed.whole(vector)
+                continue
+            mask = top_k(vector, num_kept(self.alpha, len(vector)))
+            values = vector[mask]
+            payload[name] = Packed.whole(values)
+            payload[f"mask/{name}"] = Packed(pack_positions(mask), positions_bits(len(values), len(vector)))
+        return payload, {}
+
+    def decode(self, payload: Payload, setting: Setting) -> Message:
+        """Zero where nothing was sent."""
+        message = {}
+        for name, packed in payload.items():
+            if f"mask/{name}" in payload:
+                values, count = packed.content, setting.layout.numel
+                vector = torch.zeros(count, dtype=values.dtype, device=values.device)
+                positions = payload[f"mask/{name}"].content
+                vector[unpack_positions(positions, len(values), count)] = values
+                message[name] = vector
+            elif not name.startswith("mask/"):
+                message[name] = packed.content
+        return message

@@ -1,0 +1,184 @@
+"""Adam on the clients, as FedAdam-SSM has it (section 2 there): no bias correction, ε inside the root.
+
+m ← β₁m + (1 − β₁)g;  v ← β₂v + (1 − β₂)g²;  y ← y − η m / √(v + ε)
+
+`torch.optim.Adam` corrects the bias and adds ε outside the root, so the three lines are written out here. The rules differ in
+where m and v come from and where they go.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from lightning_fl.errors import require
+from lightning_fl.slots import LocalTraining, Message, Rule, State
+
+FIRST, SECOND, MOMENTUM = "moments/first", "moments/second", "moments/momentum"
+
+
+@dataclass(frozen=True)
+class SharedAdam(Rule):
+    """Starts from the server's moments and reports how they and the model have changed (FedAdam).
+
+    Attributes:
+        beta1: β₁ in [0, 1), of the first moment.
+        beta2: β₂ in [0, 1), of the second moment.
+        epsilon: ε > 0, added to the second moment inside the root.
+    """
+
+    own_step: ClassVar[bool] = True
+    receives: ClassVar[frozenset[str]] = frozenset({FIRST, SECOND})
+    sends: ClassVar[frozenset[str]] = frozenset({FIRST, SECOND})
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-6
+
+    def __post_init__(self) -> None:
+        _check(self.beta1, self.beta2, self.epsilon)
+
+    def start(self, local: LocalTraining) -> None:
+        """(m, v) = the server's."""
+        local.memory["first"] = _own(local.received[FIRST], local.params)
+        local.memory["second"] = _own(local.received[SECOND], local.params)
+
+    def step(self, local: LocalTraining) -> None:
+        """One step of Adam."""
+        _adam_step(local, self.beta1, self.beta2, self.epsilon)
+
+    def finish(self, local: LocalTraining) -> Message:
+        """The changes of w, m and v."""
+        return {
+            "model": local.params - local.received["model"],
+            FIRST: local.memory["first"] - local.received[FIRST],
+            SECOND: local.memory["second"] - local.received[SECOND],
+        }
+
+
+@dataclass(frozen=True)
+class LocalAdam(Rule):
+    """Keeps its moments from round to round and reports the model alone (Efficient-Adam).
+
+    Attributes:
+        beta1: β₁ in [0, 1), of the first moment.
+        beta2: β₂ in [0, 1), of the second moment.
+        epsilon: ε > 0, added to the second moment inside the root.
+    """
+
+    own_step: ClassVar[bool] = True
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-6
+
+    def __post_init__(self) -> None:
+        _check(self.beta1, self.beta2, self.epsilon)
+
+    def init(self, params: Tensor) -> State:
+        """(m, v) = 0 for a client that takes part for the first time."""
+        return {"first": torch.zeros_like(params), "second": torch.zeros_like(params)}
+
+    def start(self, local: LocalTraining) -> None:
+        """(m, v) = those of the client's last round."""
+        for name in ("first", "second"):
+            local.memory[name] = _own(local.state[name], local.params)
+
+    def step(self, local: LocalTraining) -> None:
+        """One step of Adam."""
+        _adam_step(local, self.beta1, self.beta2, self.epsilon)
+
+    def finish(self, local: LocalTraining) -> Message:
+        """The change of w; (m, v) stay here."""
+        local.state = {name: local.memory[name] for name in ("first", "second")}
+        return {"model": local.params - local.received["model"]}
+
+
+@dataclass(frozen=True)
+class WarmedUpAdam(Rule):
+    """FedAdam for a number of rounds, then momentum scaled by the second moment of that time (1-bit Adam).
+
+    From then on, with V fixed:  m ← β₁m + (1 − β₁)g;  y ← y − η m / √(V + ε), starting from the server's momentum; the upload is
+    the mean momentum of the round, u = √(V + ε)(w − y) / Σ η = Σ η m / Σ η, which is m after a single step.
+
+    Attributes:
+        beta1: β₁ in [0, 1), of the first moment.
+        beta2: β₂ in [0, 1), of the second moment.
+        epsilon: ε > 0, added to the second moment inside the root.
+        warmup: T_w, the rounds of FedAdam: a count, or a fraction of the run's rounds.
+        momentum_mask: leave a coordinate alone whose second moment is zero, that is, which had no gradient in the warm-up. One
+            bit cannot say zero, and such a coordinate is divided by no more than √ε.
+    """
+
+    own_step: ClassVar[bool] = True
+    receives: ClassVar[frozenset[str]] = frozenset({FIRST, SECOND})
+    sends: ClassVar[frozenset[str]] = frozenset({FIRST, SECOND})
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-6
+    warmup: int | float = 0.2
+    momentum_mask: bool = True
+
+    def __post_init__(self) -> None:
+        _check(self.beta1, self.beta2, self.epsilon)
+
+    def start(self, local: LocalTraining) -> None:
+        """(m, v) = the server's; after the warm-up also the scale 1 / √(V + ε) and Σ η m = 0."""
+        name = MOMENTUM if MOMENTUM in local.received else FIRST
+        local.memory["first"] = _own(local.received[name], local.params)
+        local.memory["second"] = _own(local.received[SECOND], local.params)
+        if self._is_warm(local):
+            second = local.memory["second"]
+            scale = (second + self.epsilon).rsqrt_()
+            if self.momentum_mask:
+                scale *= second > 0
+                local.memory["first"] *= second > 0
+            local.memory["scale"] = scale
+            local.memory["path"] = torch.zeros_like(local.params)
+
+    def step(self, local: LocalTraining) -> None:
+        """One step of Adam, or of momentum with the fixed scale."""
+        if "scale" not in local.memory:
+            _adam_step(local, self.beta1, self.beta2, self.epsilon)
+            return
+        first = local.memory["first"].mul_(self.beta1).add_(local.gradient, alpha=1 - self.beta1)
+        moved = first * local.learning_rate
+        local.memory["path"] += moved
+        local.params.sub_(moved * local.memory["scale"])
+
+    def finish(self, local: LocalTraining) -> Message:
+        """The changes of w, m and v; after the warm-up the mean momentum, and Σ η, which both sides know."""
+        if "scale" not in local.memory:
+            return {
+                "model": local.params - local.received["model"],
+                FIRST: local.memory["first"] - local.received[FIRST],
+                SECOND: local.memory["second"] - local.received[SECOND],
+            }
+        total = torch.as_tensor(local.sum_learning_rate, dtype=local.params.dtype, device=local.params.device)
+        total = total.expand(*local.params.shape[:-1], total.shape[-1] if total.dim() else 1)
+        mean = torch.where(total > 0, local.memory["path"] / total, 0.0)
+        if self.momentum_mask:
+            mean *= local.memory["scale"] > 0
+        return {MOMENTUM: mean, "scalars/learning_rate": total}
+
+    def _is_warm(self, local: LocalTraining) -> bool:
+        return local.setting.round >= local.setting.num_rounds_of(self.warmup)
+
+
+def _check(beta1: float, beta2: float, epsilon: float) -> None:
+    for name, beta in {"beta1": beta1, "beta2": beta2}.items():
+        require(0 <= beta < 1, f"Adam's {name} must lie in [0, 1), got {beta}.")
+    require(epsilon > 0, f"Adam's epsilon must be positive, got {epsilon}.")
+
+
+def _own(vector: Tensor, params: Tensor) -> Tensor:
+    """A copy (…, d) that may be changed in place, where the parameters are and shaped like them."""
+    return torch.empty_like(params).copy_(vector)
+
+
+def _adam_step(local: LocalTraining, beta1: float, beta2: float, epsilon: float) -> None:
+    gradient = local.gradient
+    first = local.memory["first"].mul_(beta1).add_(gradient, alpha=1 - beta1)
+    second = local.memory["second"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+    local.params.sub_((second + epsilon).rsqrt_().mul_(first).mul_(local.learning_rate))

@@ -1,0 +1,39 @@
+"""The server's change goes through a lossy codec with error feedback (Efficient-Adam: Chen et al., 2022)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from lightning_fl.slots import Codec, Message, ServerTurn, State, Step
+
+CHANGE = "model/change"
+
+
+@dataclass(frozen=True)
+class Compress(Step):
+    """y = proposal − w + e;  w ← w + C(y);  e ← y − C(y).
+
+    C(y) goes down with the next model. With the downlink `Followed(C)` nothing else costs anything. All that was ever sent, and
+    e, add up to all the changes that the steps before this one proposed. Buffers are left as proposed.
+
+    Attributes:
+        codec: C, lossy, and the same as inside the downlink.
+    """
+
+    shares: ClassVar[frozenset[str]] = frozenset({CHANGE})
+    codec: Codec
+
+    def share(self, state: State) -> Message:
+        """C(y) of the last round, from the second round on."""
+        return {CHANGE: state["change"]} if "change" in state else {}
+
+    def __call__(self, turn: ServerTurn, state: State) -> State:
+        """Replace the proposal by w + C(y)."""
+        wanted = turn.proposal - turn.params
+        if "error" in state:
+            wanted = wanted + state["error"]
+        payload, _ = self.codec.encode({CHANGE: wanted}, {}, turn.setting)
+        change = self.codec.decode(payload, turn.setting)[CHANGE]
+        turn.proposal = turn.params + change
+        return {"change": change, "error": wanted - change}

@@ -1,0 +1,214 @@
+"""Sparse updates in a stock `L.Trainer`, against a hand-written loop; under DDP; and in a federation."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import lightning as L  # noqa: N812
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_fl import FederatedTrainer, UserError
+from lightning_fl.callbacks import SparseUpdates
+from lightning_fl.data import Arrays
+from lightning_fl.sparse import positions_bits
+
+D = 4 * 3 + 3 + 3 + 1
+QUIET: dict[str, Any] = {
+    "accelerator": "cpu",
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "enable_checkpointing": False,
+    "logger": False,
+}
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.05),
+}
+
+
+class Regression(L.LightningModule):
+    """x (B, 4) → (B, 1)."""
+
+    def __init__(self, optimizer: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1))
+        self.optimizer = optimizer
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        return (self.net(x) - y).square().mean()
+
+    def configure_optimizers(self) -> Any:
+        return OPTIMIZERS[self.optimizer](self.parameters())
+
+
+def samples() -> tuple[Tensor, Tensor]:
+    x = torch.randn(24, 4, generator=torch.Generator().manual_seed(1))
+    return x, x.sum(1, keepdim=True).sin()
+
+
+def loader() -> DataLoader:
+    return DataLoader(TensorDataset(*samples()), batch_size=6)
+
+
+def by_hand(optimizer_name: str, k: int, epochs: int, leader: str = "", feedback: bool = False) -> tuple[Tensor, int]:
+    """The loop with its steps undone coordinate by coordinate; gives the model and the number of moments."""
+    module = Regression(optimizer_name)
+    optimizer, params = module.configure_optimizers(), list(module.parameters())
+    residual = torch.zeros(D)
+    names: list[str] = []
+
+    def vector(name: str) -> Tensor:
+        parts = [p if not name else optimizer.state[p].get(name, torch.zeros_like(p)) for p in params]
+        return torch.cat([x.detach().flatten() for x in parts]).clone()
+
+    for _ in range(epochs):
+        for batch in loader():
+            optimizer.zero_grad()
+            module.training_step(batch, 0).backward()
+            before = {name: vector(name) for name in ("", "momentum_buffer", "exp_avg", "exp_avg_sq")}
+            optimizer.step()
+            names = [name for name in before if not name or name in optimizer.state[params[0]]]
+            change = vector(leader) - before[leader] + (residual if not leader else 0)
+            kept = sorted(range(D), key=lambda i: (-abs(change[i].item()), i))[:k]
+            for name in names:
+                new = vector(name) + (residual if not name else 0)
+                residual = new - before[""] if not name and feedback else residual
+                for i in kept:
+                    before[name][i] = new[i]
+                    residual[i] = 0 if not name else residual[i]
+                start = 0
+                for p in params:
+                    target = p.data if not name else optimizer.state[p][name]
+                    target.copy_(before[name][start : start + p.numel()].view_as(p))
+                    start += p.numel()
+    return vector(""), len(names)
+
+
+@pytest.mark.parametrize("feedback", [False, True])
+@pytest.mark.parametrize(
+    ("optimizer", "mask", "leader"),
+    [
+        ("sgd", "parameters", ""),
+        ("momentum", "parameters", ""),
+        ("momentum", "first_moment", "momentum_buffer"),
+        ("adam", "parameters", ""),
+        ("adam", "first_moment", "exp_avg"),
+        ("adam", "second_moment", "exp_avg_sq"),
+    ],
+)
+def test_matches_a_hand_written_loop(optimizer: str, mask: Any, leader: str, feedback: bool) -> None:
+    callback = SparseUpdates(alpha=0.2, mask=mask, error_feedback=feedback)
+    module = Regression(optimizer)
+    trainer = L.Trainer(max_epochs=3, callbacks=callback, **QUIET)
+    trainer.fit(module, loader())
+    k = 3  # ⌊0.2 · 19⌋
+    expected, num_vectors = by_hand(optimizer, k, 3, leader, feedback)
+    trained = torch.cat([p.detach().flatten() for p in module.parameters()])
+    assert torch.allclose(trained, expected, rtol=0, atol=1e-6)
+    bits = 12 * (num_vectors * 32 * k + positions_bits(k, D))
+    assert callback.sent_bits == bits
+    assert trainer.callback_metrics["sparse/bytes"] == bits / 8
+
+
+def fit_with(callbacks: list[Any], optimizer: str = "adam") -> Tensor:
+    module = Regression(optimizer)
+    L.Trainer(max_epochs=2, callbacks=callbacks, **QUIET).fit(module, loader())
+    return torch.cat([p.detach().flatten() for p in module.parameters()])
+
+
+def test_alpha_one_changes_nothing() -> None:
+    plain = fit_with([])
+    assert torch.equal(fit_with([SparseUpdates(alpha=1.0)]), plain)
+    assert torch.equal(fit_with([SparseUpdates(alpha=1.0, error_feedback=True)]), plain)
+    assert not torch.allclose(fit_with([SparseUpdates(alpha=0.5)]), plain, atol=1e-3)
+
+
+def test_bad_input_is_refused() -> None:
+    with pytest.raises(UserError, match=r"alpha .* \(0, 1\], got 0"):
+        SparseUpdates(alpha=0)
+    with pytest.raises(UserError, match="'second' is unknown; did you mean 'second_moment'"):
+        SparseUpdates(mask="second")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="needs a moment that SGD does not keep"):
+        fit_with([SparseUpdates(mask="second_moment")], "sgd")
+
+
+def test_resumes_with_what_was_left_out(tmp_path: Path) -> None:
+    flags = {**QUIET, "enable_checkpointing": True, "default_root_dir": tmp_path}
+    whole = Regression("adam")
+    counted = SparseUpdates(0.2, error_feedback=True)
+    L.Trainer(max_epochs=4, callbacks=counted, **QUIET).fit(whole, loader())
+    first = L.Trainer(max_epochs=2, callbacks=SparseUpdates(0.2, error_feedback=True), **flags)
+    first.fit(Regression("adam"), loader())
+    first.save_checkpoint(tmp_path / "half.ckpt")
+    resumed, callback = Regression("adam"), SparseUpdates(0.2, error_feedback=True)
+    L.Trainer(max_epochs=4, callbacks=callback, **QUIET).fit(resumed, loader(), ckpt_path=tmp_path / "half.ckpt")
+    assert callback.sent_bits == counted.sent_bits
+    for a, b in zip(whole.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_makes_every_local_step_of_a_federation_sparse(optimizer: str) -> None:
+    x, y = samples()
+    changed = []
+
+    class Watch(L.Callback):
+        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+            self.before = torch.cat([p.detach().flatten() for p in pl_module.parameters()])
+
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, *rest: Any) -> None:
+            after = torch.cat([p.detach().flatten() for p in pl_module.parameters()])
+            changed.append(int((after != self.before).sum()))
+
+    callback = SparseUpdates(0.2, error_feedback=True)
+    trainer = FederatedTrainer(
+        max_rounds=2, clients_per_round=2, num_sanity_val_steps=0, callbacks=[callback, Watch()], **QUIET
+    )
+    trainer.fit(Regression(optimizer), Arrays(train=(x, y), test=(x[:4], y[:4]), num_clients=2, batch_size=6))
+    assert len(changed) == 2 * 2 * 2
+    assert max(changed) <= 3
+    assert callback.sent_bits == 8 * ((3 if optimizer == "adam" else 1) * 32 * 3 + positions_bits(3, D))
+
+
+DDP = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import lightning as L
+import torch
+from test_sparse_updates import QUIET, Regression, loader
+from lightning_fl.callbacks import SparseUpdates
+
+if __name__ == "__main__":
+    module = Regression("adam")
+    callback = SparseUpdates(0.2, error_feedback=True)
+    trainer = L.Trainer(max_epochs=2, callbacks=callback, devices=2, strategy="ddp", **QUIET)
+    trainer.fit(module, loader())
+    mine = torch.cat([p.detach().flatten() for p in module.parameters()])
+    all_of_them = trainer.strategy.all_gather(mine)
+    assert torch.equal(all_of_them[0], all_of_them[1])
+    print("RESULT", callback.sent_bits, float(mine.abs().sum()), flush=True)
+"""
+
+
+def test_two_processes_of_a_stock_trainer_stay_alike(tmp_path: Path) -> None:
+    script = tmp_path / "ddp.py"
+    script.write_text(DDP)
+    done = subprocess.run(
+        [sys.executable, str(script), str(Path(__file__).parent)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    results = [line.split() for line in done.stdout.splitlines() if line.startswith("RESULT")]
+    assert len(results) == 2
+    assert results[0] == results[1]
+    assert int(results[0][1]) == 4 * (3 * 32 * 3 + positions_bits(3, D))  # two of the four batches each, twice

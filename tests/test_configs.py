@@ -1,0 +1,91 @@
+"""The configurations: each parses and makes a round, and each method's file goes over those of its folder."""
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from lightning_fl import data
+from lightning_fl.cli import main
+
+FOLDER = Path(__file__).parents[1] / "configs"
+METHODS = sorted(FOLDER.glob("*/methods/*.yaml"))
+"""Files that name a method alone, to be laid over any configuration of the folder above."""
+BASES = [path for path in sorted(FOLDER.rglob("*.yaml")) if path not in METHODS]
+QUIET = "--trainer.max_rounds 1 --trainer.enable_progress_bar false --trainer.enable_model_summary false"
+SMALL = (
+    f"{QUIET} --trainer.clients_per_round 2 --trainer.limit_train_batches 1 --trainer.limit_val_batches 1 "
+    "--data.batch_size 4 --data.eval_batch_size 4"
+)
+
+Run = Callable[[str], str]
+
+
+@pytest.fixture
+def lightning_fl(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    """Run a command line in an empty folder; gives what it printed."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(command: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["lightning-fl", *command.split()])
+        code: int | str | None = 0
+        try:
+            main()
+        except SystemExit as ended:
+            code = ended.code
+        printed = capsys.readouterr()
+        assert not code, printed.err
+        return printed.out
+
+    return run
+
+
+@pytest.fixture
+def _few_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of data sets that would have to be downloaded: random images, equally many of each class."""
+
+    def few(self: data.CIFAR10, train: bool, download: bool) -> tuple[np.ndarray, np.ndarray]:
+        num = 2500 if train else self.classes
+        rng = np.random.default_rng(num)
+        images = rng.integers(256, size=(num, self.channels, self.pixels, self.pixels), dtype=np.uint8)
+        return images, np.arange(num) % self.classes
+
+    for kind in (data.CIFAR10, data.CIFAR100, data.FashionMNIST, data.SVHN):
+        monkeypatch.setattr(kind, "open", few)
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(FOLDER))
+
+
+def small(base: Path) -> str:
+    return SMALL + (" --trainer.local_steps 1" if "local_steps" in base.read_text() else "")
+
+
+@pytest.mark.usefixtures("_few_images")
+@pytest.mark.parametrize("base", BASES, ids=name_of)
+def test_every_configuration_makes_a_round(base: Path, lightning_fl: Run) -> None:
+    assert "class_path: lightning_fl.algorithms." in lightning_fl(f"fit --config {base} --print_config")
+    flags = QUIET if base.parent == FOLDER else small(base)
+    assert re.search(r"^rounds +1$", lightning_fl(f"fit --config {base} {flags}"), re.MULTILINE)
+
+
+@pytest.mark.usefixtures("_few_images")
+@pytest.mark.parametrize("method", METHODS, ids=name_of)
+def test_every_method_goes_over_a_configuration(method: Path, lightning_fl: Run) -> None:
+    """The files set different keys, so that one configuration stands for all."""
+    bases = sorted(method.parents[1].glob("*.yaml"))
+    asked = yaml.safe_load(method.read_text())
+    assert all(asked.keys() & (yaml.safe_load(base.read_text()).keys() - {"algorithm"}) == set() for base in bases)
+    files = f"fit --config {bases[0]} --config {method}"
+    named = asked["algorithm"] if isinstance(asked["algorithm"], str) else asked["algorithm"]["class_path"]
+    printed = yaml.safe_load(lightning_fl(f"{files} --print_config"))
+    assert printed["algorithm"]["class_path"].rpartition(".")[2] == named.rpartition(".")[2]
+    brief = "--algorithm.max_steps 2" if method.stem == "feddf" else ""
+    if "init_args: {n:" in method.read_text() or "    n: " in method.read_text():
+        brief = "--algorithm.n 1"
+    assert re.search(r"^rounds +1$", lightning_fl(f"{files} {small(bases[0])} {brief}"), re.MULTILINE)
