@@ -46,6 +46,10 @@ def explain(message: str, parser: ArgumentParser) -> str:
         return f"{key} {match[1]!r} is unknown; {_nearest_class(match[1], key)}."
     if match := re.search(r"not correspond to a subclass of (\w+)", message):
         return f"{key} {given!r} is no {match[1]}; {_nearest_class(given, key)}."
+    if match := re.search(r"NestedArg\(key='([\w.]+)'", given):
+        return (
+            f"--{key}.{match[1]} comes before the class of {key} is named; give --{key} first, or its class in a file."
+        )
     if match := re.search(r"Subtypes: \[(.*?)\]\s", message):
         names = [name.strip("<>' ").removeprefix("class '") for name in match[1].split(",")]
         return f"{key} must be {' or '.join(names)}, got {given}."

@@ -10,7 +10,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
@@ -35,7 +34,7 @@ class LayerChoice(Exchange):
         print_groups: print the layers before the first round, as a map that `groups` takes.
     """
 
-    announces: ClassVar[bool] = True
+    announces = True
     """Whether turn 2 costs bits; where a client is chosen for everything or nothing, that is a header of the protocol."""
 
     n: int = 4

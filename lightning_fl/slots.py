@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -124,15 +124,15 @@ class Rule:
     All operations are elementwise, so that the same code runs on one client (d,) and on a stack of clients (K, d).
     """
 
-    reads_gradient: ClassVar[bool] = True
+    reads_gradient = True
     """Whether `correct` or `step` look at the flat gradient; if not, the runner need not gather it."""
-    reads_full_gradient: ClassVar[bool] = False
+    reads_full_gradient = False
     """Whether it needs the gradient on all samples at the received model, which costs a pass over them."""
-    own_step: ClassVar[bool] = False
+    own_step = False
     """Whether `step` replaces the module's optimiser, which must then be plain SGD."""
-    receives: ClassVar[frozenset[str]] = frozenset()
+    receives = frozenset[str]()
     """Names the rule needs from the server besides `model` and `buffers`."""
-    sends: ClassVar[frozenset[str]] = frozenset()
+    sends = frozenset[str]()
     """Names it uploads besides `model` and `buffers`."""
 
     def init(self, params: Tensor) -> State:
@@ -300,7 +300,7 @@ class Aggregator(ABC):
     not sent counts as no change, or of those that sent the coordinate (`Upload.sent`).
     """
 
-    reduction: ClassVar[Literal["sum", "members"]]
+    reduction = "members"
     """`sum`: the accumulator is a dict of tensors to be summed over ranks, whatever the number of clients; `members`: it keeps
     every upload."""
 
@@ -438,9 +438,9 @@ class SetUp:
 class Step(ABC):
     """What the server does next; an algorithm has a chain of steps, each working on the proposal of the one before."""
 
-    shares: ClassVar[frozenset[str]] = frozenset()
+    shares = frozenset[str]()
     """Names that `share` sends down with the model."""
-    consumes: ClassVar[frozenset[str]] = frozenset()
+    consumes = frozenset[str]()
     """Names it needs in the merged message besides `model` and `buffers`."""
 
     def rules(self) -> tuple[Rule, ...]:

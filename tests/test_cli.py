@@ -3,12 +3,15 @@
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import yaml
+from jsonargparse import ArgumentError, ArgumentParser
 
+from lightning_fl import aggregators, codecs, exchanges, rules, steps
 from lightning_fl.cli import main
 
 QUICKSTART = str(Path(__file__).parents[1] / "configs" / "quickstart.yaml")
@@ -320,6 +323,7 @@ MISTAKES = {
     "class of another kind": (["--model", "torch.nn.Linear"], ["torch.nn.Linear", "LightningModule"]),
     "data": (["--data", "Digit"], ["'Digit'", "'Digits'", "CIFAR10"]),
     "partition": (["--data.partition", "Dirichle"], ["'Dirichle'", "'Dirichlet'", "IID"]),
+    "part of a class that is named later": (["fit", "--data.partition", "IID", "--data", "Digits"], ["--data first"]),
     "partition parameter": (["--data.partition", "Dirichlet", "--data.partition.alpha", "0"], ["alpha", "0"]),
     "algorithm": (["--algorithm", "FedAgv"], ["'FedAgv'", "'FedAvg'", "ServerM"]),
     "algorithm by path": (["--algorithm", "lightning_fl.algorithms.FedAgv"], ["FedAgv", "FedAvg"]),
@@ -429,3 +433,22 @@ def test_the_quickstart_s_first_round_costs_what_it_says(lightning_fl: Command) 
     parameters = 6 * 25 + 6 + 6 * 16 * 25 + 16 + 400 * 120 + 120 + 120 * 84 + 84 + 84 * 10 + 10  # LeNet-5, grey images
     assert row["model/parameters"] == str(parameters)
     assert row["comm/uplink_bits"] == row["comm/downlink_bits"] == str(10 * 32 * parameters)
+
+
+# ------------------------------------------------------------------------------------------------------ parts
+
+
+def numeric_fields() -> list[tuple[type, str]]:
+    """The hyper-parameters of all exported parts that are numbers."""
+    rooms = (rules, codecs, exchanges, aggregators, steps)
+    parts = [getattr(room, name) for room in rooms for name in room.__all__]
+    return [(part, f.name) for part in parts for f in fields(part) if f.type in ("int", "float", "float | None")]
+
+
+@pytest.mark.parametrize(("part", "name"), numeric_fields(), ids=lambda x: x if isinstance(x, str) else x.__name__)
+def test_a_number_of_a_part_must_be_a_number(part: type, name: str) -> None:
+    """Composed in YAML a part has typed parameters; the parser reads them from the annotations of all its bases."""
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(part, "part", skip={f.name for f in fields(part) if f.name != name})
+    with pytest.raises(ArgumentError, match=name):
+        parser.parse_args([f"--part.{name}", "abc"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import torch
 
@@ -18,7 +18,7 @@ class MaskedMean(Aggregator):
     by the weights of all clients, also of those that sent nothing. Two vectors are kept, whatever the number of clients.
     """
 
-    reduction: ClassVar[Literal["sum", "members"]] = "sum"
+    reduction = "sum"
 
     def add(self, accumulator: dict[str, Any], upload: Upload) -> None:
         """Sum += s_k n_k Δ_k, weight += s_k n_k; an upload is 0 where nothing was sent."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import torch
 
@@ -18,7 +18,7 @@ class Members(Aggregator):
         inner: merges the uploads, for instance `WeightedMean()`.
     """
 
-    reduction: ClassVar[Literal["sum", "members"]] = "members"
+    reduction = "members"
     inner: Aggregator
 
     def add(self, accumulator: dict[str, Any], upload: Upload) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import torch
 
@@ -18,7 +18,7 @@ class WeightedMean(Aggregator):
         uniform: names averaged with equal weights (1/K) instead, for instance control variates.
     """
 
-    reduction: ClassVar[Literal["sum", "members"]] = "sum"
+    reduction = "sum"
     uniform: tuple[str, ...] = ()
 
     def add(self, accumulator: dict[str, Any], upload: Upload) -> None:

@@ -26,7 +26,7 @@ class DownloadableImages(ImageDataModule):
         **kwargs: of ImageDataModule and FederatedDataModule.
     """
 
-    shuffled_files: ClassVar[bool] = True
+    shuffled_files = True
     classes: ClassVar[int] = 10
     channels: ClassVar[int] = 3
     pixels: ClassVar[int] = 32

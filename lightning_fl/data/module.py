@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import lightning as L  # noqa: N812  (Lightning's own name for it)
 import numpy as np
@@ -52,7 +52,7 @@ class FederatedDataModule(L.LightningDataModule, ABC):
         UserError: a value is not allowed; or, in `setup`, the data are too few for it.
     """
 
-    shuffled_files: ClassVar[bool] = False
+    shuffled_files = False
     """Whether the training samples come in random order, which is then kept; if not, they are shuffled first."""
 
     def __init__(

@@ -16,7 +16,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar
 
 import numpy as np
 
@@ -28,7 +27,7 @@ from lightning_fl.errors import UserError, require
 class Partition(ABC):
     """A way to divide samples over clients, given their labels."""
 
-    needs_labels: ClassVar[bool] = True
+    needs_labels = True
 
     @abstractmethod
     def __call__(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
@@ -51,7 +50,7 @@ class Partition(ABC):
 class IID(Partition):
     """Shuffled and dealt out evenly: sizes differ by at most one."""
 
-    needs_labels: ClassVar[bool] = False
+    needs_labels = False
 
     def __call__(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
         """Divide `labels` over the clients: see `Partition`."""

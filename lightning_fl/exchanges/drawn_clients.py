@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -20,7 +19,7 @@ class DrawnClients(LayerChoice):
     All clients train. At most n deltas live at a time.
     """
 
-    announces: ClassVar[bool] = False
+    announces = False
 
     def layers(self, setting: Setting) -> tuple[Group, ...]:
         """The whole model is one layer."""

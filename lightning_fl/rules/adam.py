@@ -9,7 +9,6 @@ where m and v come from and where they go.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -30,9 +29,9 @@ class SharedAdam(Rule):
         epsilon: ε > 0, added to the second moment inside the root.
     """
 
-    own_step: ClassVar[bool] = True
-    receives: ClassVar[frozenset[str]] = frozenset({FIRST, SECOND})
-    sends: ClassVar[frozenset[str]] = frozenset({FIRST, SECOND})
+    own_step = True
+    receives = frozenset({FIRST, SECOND})
+    sends = frozenset({FIRST, SECOND})
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-6
@@ -68,7 +67,7 @@ class LocalAdam(Rule):
         epsilon: ε > 0, added to the second moment inside the root.
     """
 
-    own_step: ClassVar[bool] = True
+    own_step = True
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-6
@@ -111,9 +110,9 @@ class WarmedUpAdam(Rule):
             bit cannot say zero, and such a coordinate is divided by no more than √ε.
     """
 
-    own_step: ClassVar[bool] = True
-    receives: ClassVar[frozenset[str]] = frozenset({FIRST, SECOND})
-    sends: ClassVar[frozenset[str]] = frozenset({FIRST, SECOND})
+    own_step = True
+    receives = frozenset({FIRST, SECOND})
+    sends = frozenset({FIRST, SECOND})
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-6

@@ -5,7 +5,7 @@ Optimization, ICML 2022, its instance with SGD and momentum).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 
@@ -28,9 +28,9 @@ class DecoupledMomentum(Rule):
         variant: whether the momentum moves with the local steps, as in centralised SGD with momentum, or stays the federation's.
     """
 
-    own_step: ClassVar[bool] = True
-    receives: ClassVar[frozenset[str]] = frozenset({"moments/momentum"})
-    sends: ClassVar[frozenset[str]] = frozenset({"moments/momentum"})
+    own_step = True
+    receives = frozenset({"moments/momentum"})
+    sends = frozenset({"moments/momentum"})
     beta: float = 0.9
     variant: Literal["evolving", "frozen"] = "evolving"
 

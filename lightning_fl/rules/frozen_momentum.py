@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from lightning_fl.errors import require
 from lightning_fl.slots import LocalTraining, Message, Rule
@@ -19,10 +18,10 @@ class FrozenMomentum(Rule):
         beta: β in [0, 1); 0 is plain SGD.
     """
 
-    own_step: ClassVar[bool] = True
-    reads_full_gradient: ClassVar[bool] = True
-    receives: ClassVar[frozenset[str]] = frozenset({"moments/momentum"})
-    sends: ClassVar[frozenset[str]] = frozenset({"moments/gradient"})
+    own_step = True
+    reads_full_gradient = True
+    receives = frozenset({"moments/momentum"})
+    sends = frozenset({"moments/gradient"})
     beta: float = 0.9
 
     def __post_init__(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from lightning_fl.slots import Rule
 
@@ -12,4 +11,4 @@ from lightning_fl.slots import Rule
 class LocalOptimizer(Rule):
     """y ← y − η g by whatever `configure_optimizers` returns, its state (momentum, moments) fresh in every round."""
 
-    reads_gradient: ClassVar[bool] = False
+    reads_gradient = False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -21,7 +20,7 @@ class RestartedMomentum(Rule):
         beta: β in [0, 1); 0 is plain SGD. Default of the paper's code: 0.9.
     """
 
-    own_step: ClassVar[bool] = True
+    own_step = True
     beta: float = 0.9
 
     def __post_init__(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from lightning_fl.slots import Codec, Message, ServerTurn, State, Step
 
@@ -21,7 +20,7 @@ class Compress(Step):
         codec: C, lossy, and the same as inside the downlink.
     """
 
-    shares: ClassVar[frozenset[str]] = frozenset({CHANGE})
+    shares = frozenset({CHANGE})
     codec: Codec
 
     def share(self, state: State) -> Message:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -20,8 +19,8 @@ class GradientMomentum(Step):
         beta: β in [0, 1).
     """
 
-    shares: ClassVar[frozenset[str]] = frozenset({"moments/momentum"})
-    consumes: ClassVar[frozenset[str]] = frozenset({"moments/gradient"})
+    shares = frozenset({"moments/momentum"})
+    consumes = frozenset({"moments/gradient"})
     beta: float = 0.9
 
     def __post_init__(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -18,8 +17,8 @@ class Moments(Step):
     V cannot become negative but by rounding; how many coordinates would have is logged as `moments/clamped`.
     """
 
-    shares: ClassVar[frozenset[str]] = frozenset({"moments/first", "moments/second"})
-    consumes: ClassVar[frozenset[str]] = frozenset({"moments/first", "moments/second"})
+    shares = frozenset({"moments/first", "moments/second"})
+    consumes = frozenset({"moments/first", "moments/second"})
 
     def init(self, params: Tensor) -> State:
         """M = V = 0."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -15,8 +14,8 @@ from lightning_fl.slots import Message, ServerTurn, State, Step
 class SharedMomentum(Step):
     """m ← m + Σ_k n_k (v_k − m) / Σ_k n_k;  m goes down with the model, and m = 0 before the first round."""
 
-    shares: ClassVar[frozenset[str]] = frozenset({"moments/momentum"})
-    consumes: ClassVar[frozenset[str]] = frozenset({"moments/momentum"})
+    shares = frozenset({"moments/momentum"})
+    consumes = frozenset({"moments/momentum"})
 
     def init(self, params: Tensor) -> State:
         """m = 0."""

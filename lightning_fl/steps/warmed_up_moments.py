@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -28,8 +27,8 @@ class WarmedUpMoments(Step):
         momentum_mask: leave a coordinate alone whose second moment is zero, as the rule does.
     """
 
-    shares: ClassVar[frozenset[str]] = frozenset({"moments/first", "moments/second"})
-    consumes: ClassVar[frozenset[str]] = frozenset({"moments/first", "moments/second"})
+    shares = frozenset({"moments/first", "moments/second"})
+    consumes = frozenset({"moments/first", "moments/second"})
     codec: Codec
     epsilon: float = 1e-6
     warmup: int | float = 0.2

@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import oracle
@@ -116,14 +115,14 @@ def test_a_chain_may_hold_one_step_twice(make_trainer: MakeTrainer) -> None:
 class NeedsControl(Rule):
     """A rule that nobody serves."""
 
-    receives: ClassVar[frozenset[str]] = frozenset({"moments/control", "moments/second"})
+    receives = frozenset({"moments/control", "moments/second"})
 
 
 @dataclass(frozen=True)
 class NeedsDivergence(Step):
     """A step that nobody feeds."""
 
-    consumes: ClassVar[frozenset[str]] = frozenset({"scalars/divergence"})
+    consumes = frozenset({"scalars/divergence"})
 
     def __call__(self, turn: ServerTurn, state: State) -> State:
         return state
@@ -133,7 +132,7 @@ class NeedsDivergence(Step):
 class SharesControl(NeedsDivergence):
     """Serves half of what `NeedsControl` asks for."""
 
-    shares: ClassVar[frozenset[str]] = frozenset({"moments/control"})
+    shares = frozenset({"moments/control"})
 
 
 def test_all_misfits_are_reported_at_once() -> None:

@@ -4,7 +4,7 @@ import csv
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import lightning as L  # noqa: N812
 import numpy as np
@@ -62,7 +62,7 @@ class Perceptron(L.LightningModule):
 class Sizes(Partition):
     """Client k gets exactly `sizes[k]` samples."""
 
-    needs_labels: ClassVar[bool] = False
+    needs_labels = False
     sizes: tuple[int, ...] = SIZES
 
     def __call__(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
