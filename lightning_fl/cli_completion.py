@@ -37,8 +37,13 @@ def offer_names(parser: ArgumentParser) -> None:
             _offer_parameters(parser, action.option_strings[0], classes)
 
 
-def _offer_parameters(parser: ArgumentParser, flag: str, classes: dict[str, type]) -> None:
+def _offer_parameters(
+    parser: ArgumentParser, flag: str, classes: dict[str, type], around: tuple[type, ...] = ()
+) -> None:
+    """Flags for the parameters of `classes`; of a class inside itself, as codecs may be, none."""
     for offered in classes.values():
+        if offered in around:
+            continue
         for name, hint in _parameters(offered).items():
             if f"{flag}.{name}" in parser._option_string_actions:
                 continue
@@ -46,7 +51,7 @@ def _offer_parameters(parser: ArgumentParser, flag: str, classes: dict[str, type
             choices = [*NETWORKS] if name == "network" else [*inner] or _values(hint)
             options: dict[str, Any] = {"choices": choices} if choices else {}
             parser.add_argument(f"{flag}.{name}", **options)
-            _offer_parameters(parser, f"{flag}.{name}", inner)
+            _offer_parameters(parser, f"{flag}.{name}", inner, (*around, offered))
 
 
 def _parameters(offered: type) -> dict[str, Any]:
