@@ -51,7 +51,7 @@ def choose_runner(
     plan: LocalPlan,
     run: Run,
 ) -> Runner:
-    """The runner that was asked for; `auto` stacks on a GPU where the module allows it (on a CPU stacking is slower).
+    """The runner that was asked for; `auto` stacks on a GPU where the module allows it (on a CPU only tiny batches gain).
 
     Args:
         wanted: the trainer's flag.
