@@ -77,7 +77,6 @@ class FitLoop:
             counters=worker.read_counters(),
         )
         data = algorithm.arrange(trainer.data)
-        self._keep_client_states(run)
         steps = zip(algorithm.step_names(), algorithm.steps, strict=True)
         run.server = {key: step.init(run.params) for key, step in steps}
         limit = trainer.limits["limit_train_batches"]
@@ -135,6 +134,7 @@ class FitLoop:
         if is_overridden("validation_step", worker.module):
             self._val_loaders = as_loaders(data.val_dataloader())
         trainer.num_val_batches = num_batches(self._val_loaders, trainer.limits["limit_val_batches"])
+        self._keep_client_states(run)
         rank_zero_info(data.description())
 
     def prepare(self) -> None:

@@ -189,7 +189,7 @@ def _check_map(given: Mapping[str, Sequence[str]], layout: Layout, buffer_layout
 def _near(given: str, known: Sequence[str]) -> str:
     """The nearest of names that may be too many to list."""
     match = get_close_matches(str(given), known, n=1)
-    return f"did you mean {match[0]!r}?" if match else "print_groups: true shows what it does train"
+    return f"did you mean {match[0]!r}" if match else "print_groups: true shows what it does train"
 
 
 def as_yaml(groups: Sequence[Group]) -> str:

@@ -443,6 +443,13 @@ class Step(ABC):
     consumes = frozenset[str]()
     """Names it needs in the merged message besides `model` and `buffers`."""
 
+    needs_members = False
+    """Whether it reads the uploads one by one, so that the aggregator must keep them."""
+
+    def carries(self) -> tuple[str, Codec] | None:
+        """The name of an entry that it shares, and the codec through which clients that hold the rest work its result out."""
+        return None
+
     def rules(self) -> tuple[Rule, ...]:
         """The rules by which it trains on the server, if not by the module's own optimiser."""
         return ()

@@ -17,6 +17,7 @@ from lightning_fl.errors import require
 from lightning_fl.slots import LocalTraining, Message, Rule, State
 
 FIRST, SECOND, MOMENTUM = "moments/first", "moments/second", "moments/momentum"
+RATE = "scalars/learning_rate"
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ class WarmedUpAdam(Rule):
 
     own_step = True
     receives = frozenset({FIRST, SECOND})
-    sends = frozenset({FIRST, SECOND})
+    sends = frozenset({FIRST, SECOND, MOMENTUM, RATE})
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-6
@@ -159,10 +160,11 @@ class WarmedUpAdam(Rule):
         mean = torch.where(total > 0, local.memory["path"] / total, 0.0)
         if self.momentum_mask:
             mean *= local.memory["scale"] > 0
-        return {MOMENTUM: mean, "scalars/learning_rate": total}
+        return {MOMENTUM: mean, RATE: total}
 
     def _is_warm(self, local: LocalTraining) -> bool:
-        return local.setting.round >= local.setting.num_rounds_of(self.warmup)
+        """Once begun, compression goes on, also in a run that is made longer when it is resumed."""
+        return MOMENTUM in local.received or local.setting.round >= local.setting.num_rounds_of(self.warmup)
 
 
 def _check(beta1: float, beta2: float, epsilon: float) -> None:

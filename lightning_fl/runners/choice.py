@@ -131,13 +131,15 @@ def _try(
                 twins,
                 replace(plan, epochs=None, steps=1),
                 data.train.resident,
+                tells=False,
             )
+        if any(x.dim() != 1 for x in results[0].message.values()):
+            obstacles.append(f"{type(rule).__name__} does not keep clients apart along the leading axis")
     except Exception as error:  # whatever a user's module may raise
-        return [f"a step of two clients at once failed ({_first_sentence(error)})"], 1
-    if any(x.dim() != 1 for x in results[0].message.values()):
-        obstacles.append(f"{type(rule).__name__} does not keep clients apart along the leading axis")
+        obstacles.append(f"a step of two clients at once failed ({_first_sentence(error)})")
     if any(parameter.grad is not None for parameter in worker.module.parameters()):
         obstacles.append("it reaches its parameters by a way of its own")
+        worker.module.zero_grad()
     if updates != [metric.update_count for metric in metrics]:
         obstacles.append("training_step updates a torchmetrics object, which cannot tell clients apart")
         for metric in metrics:

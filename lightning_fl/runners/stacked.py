@@ -117,6 +117,7 @@ def train_stack(
     members: Sequence[Member],
     plan: LocalPlan,
     resident: bool,
+    tells: bool = True,
 ) -> list[Result]:
     """Train some clients together.
 
@@ -129,6 +130,7 @@ def train_stack(
         members: the clients, the one with the most steps first.
         plan: how long and in what batches.
         resident: whether the samples already lie on the accelerator.
+        tells: whether Lightning's own callbacks hear of the batches.
 
     Returns:
         Their results, in the order of `members`.
@@ -178,7 +180,8 @@ def train_stack(
         if optimizer.moves_within_round:
             optimizer.after_step()
             local.learning_rate = optimizer.learning_rate
-        _tell_stock_callbacks(worker, of_step)
+        if tells:
+            _tell_stock_callbacks(worker, of_step)
     return [
         Result(member.client, message, float(len(member.selection)), state, counters, sums, num_steps)
         for member, sums, (message, state, counters, num_steps) in zip(

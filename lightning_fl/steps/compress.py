@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lightning_fl.errors import require
 from lightning_fl.slots import Codec, Message, ServerTurn, State, Step
 
 CHANGE = "model/change"
@@ -22,6 +23,17 @@ class Compress(Step):
 
     shares = frozenset({CHANGE})
     codec: Codec
+
+    def __post_init__(self) -> None:
+        missing = self.codec.needs() - {CHANGE}
+        require(
+            not missing,
+            f"Compress sends one vector, but {type(self.codec).__name__} needs {', '.join(sorted(missing))}.",
+        )
+
+    def carries(self) -> tuple[str, Codec]:
+        """The change."""
+        return CHANGE, self.codec
 
     def share(self, state: State) -> Message:
         """C(y) of the last round, from the second round on."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from lightning_fl.errors import require
 from lightning_fl.slots import Rule, Server, ServerTurn, SetUp, State, Step
 
 
@@ -23,6 +24,13 @@ class MomentumInStages(Step):
 
     stages: tuple[Step, ...]
     momentum: Step
+
+    def __post_init__(self) -> None:
+        for part in (*self.stages, self.momentum):
+            require(isinstance(part, Step), f"stages and momentum are steps, got {part!r}: give each as a class_path.")
+        for stage in self.stages:
+            plain = type(stage).init is Step.init and not stage.shares and not stage.consumes
+            require(plain, f"a stage of MomentumInStages keeps and shares nothing, which {type(stage).__name__} does.")
 
     def rules(self) -> tuple[Rule, ...]:
         """Those of the stages."""

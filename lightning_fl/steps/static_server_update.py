@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from typing import Literal
+
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lightning_fl.errors import UserError, require
 from lightning_fl.slots import Server, ServerTurn, State, Step
@@ -45,10 +46,9 @@ class StaticServerUpdate(Step):
         num_steps = trained.num_steps
         alpha = 1.0 if isinstance(self.tau_eff, str) else self.tau_eff / max(num_steps, 1)
         if alpha > 1:
-            warnings.warn(
+            rank_zero_warn(
                 f"tau_eff={self.tau_eff:g} is more than the {num_steps} steps that the server makes, so its update goes beyond "
-                "what it trained.",
-                stacklevel=2,
+                "what it trained."
             )
         turn.metrics |= {"feddu/alpha": alpha, "feddu/tau_eff": alpha * num_steps}
         turn.move(trained.message, alpha)

@@ -28,11 +28,15 @@ class WarmedUpMoments(Step):
     """
 
     shares = frozenset({"moments/first", "moments/second"})
-    consumes = frozenset({"moments/first", "moments/second"})
+    consumes = frozenset({"moments/first", "moments/second", MOMENTUM, "scalars/learning_rate"})
     codec: Codec
     epsilon: float = 1e-6
     warmup: int | float = 0.2
     momentum_mask: bool = True
+
+    def carries(self) -> tuple[str, Codec]:
+        """The server's momentum."""
+        return MOMENTUM, self.codec
 
     def init(self, params: Tensor) -> State:
         """M = V = 0."""
@@ -47,7 +51,7 @@ class WarmedUpMoments(Step):
         """One of the two phases."""
         if "buffers" in turn.merged:
             turn.proposed_buffers = turn.buffers + turn.merged["buffers"]
-        if turn.round < turn.setting.num_rounds_of(self.warmup):
+        if "error" not in state and turn.round < turn.setting.num_rounds_of(self.warmup):
             turn.proposal = turn.params + turn.merged["model"]
             second = state["second"] + turn.merged["moments/second"]
             return {"first": state["first"] + turn.merged["moments/first"], "second": second.clamp_(min=0.0)}

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,14 @@ from toys import Perceptron, federation, vector
 
 from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.algorithms import Algorithm, EfficientAdam, FairnessTop, FedAdam, FedAdamSSM, FedAdamTop, OneBitAdam
-from lightning_fl.codecs import ErrorFeedback, Followed, OneBit, Quantiser, SharedTopK, TopK
-from lightning_fl.rules import Proximal
+from lightning_fl.codecs import Changes, ErrorFeedback, Followed, OneBit, Quantiser, SharedTopK, TopK
+from lightning_fl.rules import Proximal, SharedAdam
 from lightning_fl.sparse import positions_bits
-from lightning_fl.steps import Apply, Compress, Momentum
+from lightning_fl.steps import Apply, Compress, Distillation, Moments, Momentum, MomentumInStages, WarmedUpMoments
 
 MakeTrainer = Callable[..., FederatedTrainer]
 EPSILON = 0.01
+QUANTISER = Quantiser(bits=4)
 
 
 def fitted(make_trainer: MakeTrainer, algorithm: Algorithm, **flags: Any) -> FederatedTrainer:
@@ -219,3 +221,62 @@ def test_the_module_must_have_plain_sgd(algorithm: Algorithm, make_trainer: Make
 def test_a_warm_up_longer_than_the_run_is_worth_a_warning(make_trainer: MakeTrainer) -> None:
     with pytest.warns(UserWarning, match="takes 5 rounds and the run has 2: nothing will be compressed"):
         make_trainer(max_rounds=2).fit(Perceptron(), federation(), OneBitAdam(warmup=5))
+
+
+def test_one_bit_adam_goes_on_compressing_when_the_run_is_made_longer(
+    make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    """The warm-up is a fraction of the run: of 4 rounds it takes one, of 40 it would take eight."""
+    for rounds in (4, 6):
+        flags = {"max_rounds": 4 if rounds == 4 else 40, "default_root_dir": tmp_path, **keeps_files}
+        stop = [] if rounds == 4 else [StopAfter(rounds)]
+        trainer = make_trainer(**flags, callbacks=stop)
+        trainer.fit(Perceptron(), federation(), OneBitAdam(), ckpt_path=None if rounds == 4 else "last")
+    assert trainer.run.round == 6
+    assert trainer.run.ledger.round_bits["up"]["model"] == 0, "the model is no longer sent up"
+
+
+class StopAfter(Callback):
+    def __init__(self, rounds: int) -> None:
+        self.rounds = rounds
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        trainer.should_stop = trainer.current_epoch + 1 >= self.rounds
+
+
+@pytest.mark.parametrize(
+    ("slots", "words"),
+    [
+        ({"downlink": Followed(QUANTISER)}, ["Followed", "last step must be Compress"]),
+        ({"downlink": Followed(QUANTISER), "steps": (Apply(), Compress(Quantiser(bits=2)))}, ["same codec"]),
+        ({"downlink": Followed(QUANTISER), "steps": (Apply(), Compress(QUANTISER), Momentum())}, ["last step"]),
+        (
+            {
+                "rule": SharedAdam(),
+                "downlink": Followed(QUANTISER),
+                "steps": (Apply(), Moments(), Compress(QUANTISER)),
+            },
+            ["no other step may share"],
+        ),
+        ({"uplink": Followed(QUANTISER)}, ["for the downlink alone"]),
+        ({"uplink": Changes()}, ["for the downlink alone"]),
+        ({"steps": (Apply(), Distillation())}, ["each client's model", "WeightedMean"]),
+        ({"rule": SharedAdam(), "steps": (WarmedUpMoments(QUANTISER),)}, ["moments/momentum"]),
+    ],
+    ids=["no carrier", "another codec", "not last", "moments", "followed up", "changes up", "members", "warm-up"],
+)
+def test_slots_that_would_miscount_or_fail_are_refused(slots: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(UserError) as caught:
+        Algorithm(**slots)
+    assert [word for word in words if word not in str(caught.value)] == [], caught.value
+
+
+def test_compress_takes_codecs_of_one_vector() -> None:
+    with pytest.raises(UserError, match="SharedTopK needs model"):
+        Compress(SharedTopK(0.1))
+
+
+@pytest.mark.parametrize("stages", [("Apply",), (Apply(), Moments())], ids=["a name", "a step with state"])
+def test_stages_are_plain_steps(stages: Any) -> None:
+    with pytest.raises(UserError, match="stage"):
+        MomentumInStages(stages=stages, momentum=Momentum())

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import TQDMProgressBar
 from roster import ROSTER
 from test_worker import Statistics, Tied
 from torch import Tensor, nn
@@ -360,6 +361,13 @@ def test_stacked_is_really_stacked(make_trainer: MakeTrainer, monkeypatch: pytes
 def test_the_trial_leaves_no_trace(make_trainer: MakeTrainer) -> None:
     """Buffers, the generators and the learning rate are as they were: a run of one client equals the serial one bit for bit."""
     assert_same(fits(make_trainer, Statistics(True), federation, clients_per_round=1, local_epochs=2), 1e-6)
+
+
+def test_the_trial_is_kept_from_progress_bars(make_trainer: MakeTrainer) -> None:
+    """Lightning's own bars are not set up before the training starts."""
+    bar = TQDMProgressBar()
+    trainer = make_trainer(runner="stacked", callbacks=bar, enable_progress_bar=True, max_rounds=1)
+    trainer.fit(Perceptron(), federation())
 
 
 def test_auto_is_serial_on_a_cpu(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
