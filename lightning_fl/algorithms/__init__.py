@@ -13,9 +13,11 @@ from lightning_fl.algorithms.fedprox import FedProx
 from lightning_fl.algorithms.hybrid_fl import HybridFL
 from lightning_fl.algorithms.momentum import DeviceM, ServerM
 from lightning_fl.algorithms.one_bit_adam import OneBitAdam
+from lightning_fl.algorithms.scaffold import SCAFFOLD
 
 __all__ = [
     "HDFL",
+    "SCAFFOLD",
     "Algorithm",
     "DataSharing",
     "DeviceM",

@@ -317,6 +317,39 @@ def mime_lite(problem: Problem, w: np.ndarray, beta: float) -> np.ndarray:
     return w
 
 
+def scaffold(
+    problem: Problem,
+    w: np.ndarray,
+    eta_g: float = 1.0,
+    uniform: bool = False,
+    controls: dict[int, np.ndarray] | None = None,
+    eta: Callable[[int], float] | None = None,
+) -> np.ndarray:
+    """SCAFFOLD of Karimireddy et al. 2020, Algorithm 1, option II.
+
+    `controls` returns the c_k, and c under −1; `eta` is η by step.
+    """
+    c, c_of = np.zeros_like(w), {} if controls is None else controls
+    for t in range(problem.rounds):
+        cohort = problem.cohort(t)
+        models, changes = [], []
+        for k in cohort:
+            y, c_k, total = w.copy(), c_of.get(k, np.zeros_like(w)), 0.0
+            for s, batch in enumerate(problem.batches(t, k)):
+                rate = problem.learning_rate if eta is None else eta(s)
+                y = y - rate * (gradient(y, *batch) - c_k + c)
+                total += rate
+            c_plus = c_k - c + (w - y) / total
+            models.append(y)
+            changes.append(c_plus - c_k)
+            c_of[k] = c_plus
+        sizes = [1 if uniform else len(problem.x[k]) for k in cohort]
+        w = w + eta_g * sum(n * (y - w) for n, y in zip(sizes, models, strict=True)) / sum(sizes)
+        c = c + sum(changes) / len(problem.x)
+    c_of[-1] = c
+    return w
+
+
 def data_sharing(problem: Problem, w: np.ndarray, cap: float, warmup_epochs: int = 0) -> np.ndarray:
     """Zhao et al. 2018: every client holds some of the server's samples too."""
     size = min(len(problem.server_x), int(cap * sum(len(x) for x in problem.x)))

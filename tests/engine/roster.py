@@ -10,6 +10,7 @@ import toys
 
 from lightning_fl.algorithms import (
     HDFL,
+    SCAFFOLD,
     Algorithm,
     DataSharing,
     DeviceM,
@@ -191,6 +192,12 @@ ROSTER = {
     ),
     "FedDUDA": Entry(
         partial(FedDUDA, beta=0.8), partial(oracle.fedduda, beta=0.8), num_server=9, costs=whole("model", "moments")
+    ),
+    "SCAFFOLD": Entry(SCAFFOLD, oracle.scaffold, costs=whole("model", "moments")),
+    "SCAFFOLD-uniform": Entry(
+        partial(SCAFFOLD, weighting="uniform", server_learning_rate=0.7),
+        partial(oracle.scaffold, eta_g=0.7, uniform=True),
+        costs=whole("model", "moments"),
     ),
     "FedDU": Entry(partial(FedDU, C=1.5, decay=0.8), partial(oracle.feddu, C=1.5, decay=0.8), num_server=9),
     "FedDU-inverse": Entry(
