@@ -118,6 +118,8 @@ class FitLoop:
         )
         if trainer.fabric.world_size > 1:
             check_sums(algorithm.aggregator)
+        for rule in algorithm.rules():
+            rule.check(self.federation.setting)
         algorithm.check(self.federation.server)
         algorithm.exchange.check(self.federation.setting, self.federation.cohort_size)
         self.federation.runner = choose_runner(

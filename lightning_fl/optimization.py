@@ -130,6 +130,17 @@ class ModuleOptimizer:
         return self._plain_sgd
 
     @property
+    def momentum(self) -> float | None:
+        """ρ of SGD, v ← ρv + g; 0 for other optimisers, None with dampening, nesterov, or groups that differ in it."""
+        if type(self.optimizer) is not torch.optim.SGD:
+            return 0.0
+        groups = self.optimizer.param_groups
+        if len({group["momentum"] for group in groups}) > 1:
+            return None
+        rho = groups[0]["momentum"]
+        return None if rho and any(group["dampening"] or group["nesterov"] for group in groups) else float(rho)
+
+    @property
     def description(self) -> str:
         """The optimiser in a few words, for error sentences."""
         momentum = self.optimizer.param_groups[0].get("momentum")

@@ -5,6 +5,7 @@ from lightning_fl.rules.control_variates import ControlVariates
 from lightning_fl.rules.decoupled_momentum import DecoupledMomentum
 from lightning_fl.rules.frozen_momentum import FrozenMomentum
 from lightning_fl.rules.local_optimizer import LocalOptimizer
+from lightning_fl.rules.normalised import Normalised
 from lightning_fl.rules.proximal import Proximal
 from lightning_fl.rules.restarted_momentum import RestartedMomentum
 
@@ -14,6 +15,7 @@ __all__ = [
     "FrozenMomentum",
     "LocalAdam",
     "LocalOptimizer",
+    "Normalised",
     "Proximal",
     "RestartedMomentum",
     "SharedAdam",

@@ -350,6 +350,30 @@ def scaffold(
     return w
 
 
+def fednova(problem: Problem, w: np.ndarray, mu: float = 0.0, rho: float = 0.0) -> np.ndarray:
+    """Wang et al. 2020 with their a_i for momentum or for the proximal term; τ_eff as in their code."""
+    eta = problem.learning_rate
+    for t in range(problem.rounds):
+        cohort = problem.cohort(t)
+        normalised, lengths, taus = [], [], []
+        for k in cohort:
+            y, v, tau, a = w.copy(), np.zeros_like(w), 0, 0.0
+            for batch in problem.batches(t, k):
+                v = rho * v + gradient(y, *batch) + mu * (y - w)
+                y = y - eta * v
+                tau, a = tau + 1, (1 - eta * mu) * a + 1
+            if rho:
+                a = (tau - rho * (1 - rho**tau) / (1 - rho)) / (1 - rho)
+            normalised.append((w - y) / a)
+            lengths.append(a)
+            taus.append(tau)
+        p = np.array([len(problem.x[k]) for k in cohort], dtype=float)
+        p /= p.sum()
+        tau_eff = p @ np.array(taus if mu else lengths)
+        w = w - tau_eff * (p @ np.array(normalised))
+    return w
+
+
 def data_sharing(problem: Problem, w: np.ndarray, cap: float, warmup_epochs: int = 0) -> np.ndarray:
     """Zhao et al. 2018: every client holds some of the server's samples too."""
     size = min(len(problem.server_x), int(cap * sum(len(x) for x in problem.x)))

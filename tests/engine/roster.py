@@ -30,6 +30,7 @@ from lightning_fl.algorithms import (
     FedDUS,
     FedDUSM,
     FedLDF,
+    FedNova,
     FedProx,
     HybridFL,
     OneBitAdam,
@@ -65,6 +66,12 @@ def whole(*kinds: str) -> Costs:
         return bits, bits
 
     return costs
+
+
+def with_normaliser(turn: Turn) -> tuple[Bits, Bits]:
+    """qd + q + 32 up, qd down."""
+    model = {"model": turn.width * D * turn.clients}
+    return model | {"scalars": (turn.width + 32) * turn.clients}, model
 
 
 def chosen(n: int, layers: int = 0, feedback: bool = False) -> Costs:
@@ -199,6 +206,8 @@ ROSTER = {
         partial(oracle.scaffold, eta_g=0.7, uniform=True),
         costs=whole("model", "moments"),
     ),
+    "FedNova": Entry(FedNova, oracle.fednova, costs=with_normaliser),
+    "FedNova-proximal": Entry(partial(FedNova, mu=0.5), partial(oracle.fednova, mu=0.5), costs=with_normaliser),
     "FedDU": Entry(partial(FedDU, C=1.5, decay=0.8), partial(oracle.feddu, C=1.5, decay=0.8), num_server=9),
     "FedDU-inverse": Entry(
         partial(FedDU, C=0.3, f="inverse", alpha_max=0.6),
