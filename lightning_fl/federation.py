@@ -81,6 +81,7 @@ class Federation:
             self.groups,
             round=run.round,
             num_rounds=self.num_rounds,
+            momentum=self.worker.optimizer.momentum,
         )
 
     @property

@@ -7,6 +7,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -117,6 +118,8 @@ class FitLoop:
         )
         if trainer.fabric.world_size > 1:
             check_sums(algorithm.aggregator)
+        for rule in algorithm.rules():
+            rule.check(self.federation.setting)
         algorithm.check(self.federation.server)
         algorithm.exchange.check(self.federation.setting, self.federation.cohort_size)
         self.federation.runner = choose_runner(
@@ -188,6 +191,8 @@ class FitLoop:
         trainer.round_batches = self.federation.num_batches()
         trainer.hooks.call("on_train_epoch_start")
         self._take_over_changes()
+        # Lightning's GradientAccumulationScheduler sets the trainer's number when an epoch starts.
+        self.federation.plan = replace(self.federation.plan, accumulate=trainer.accumulate_grad_batches)
         self.before_round = run.state_dict()
         with trainer.profiler.profile("train_round"):
             record = self.federation.train_round()

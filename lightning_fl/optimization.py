@@ -126,8 +126,19 @@ class ModuleOptimizer:
 
     @property
     def is_plain_sgd(self) -> bool:
-        """Whether the optimiser is SGD without momentum, so that a rule may put its own step in its place."""
+        """Whether the optimiser is SGD without momentum that descends, so that a rule may put its own step in its place."""
         return self._plain_sgd
+
+    @property
+    def momentum(self) -> float | None:
+        """ρ of SGD, v ← ρv + g; 0 for other optimisers, None with dampening, nesterov, or groups that differ in it."""
+        if type(self.optimizer) is not torch.optim.SGD:
+            return 0.0
+        groups = self.optimizer.param_groups
+        if len({group["momentum"] for group in groups}) > 1:
+            return None
+        rho = groups[0]["momentum"]
+        return None if rho and any(group["dampening"] or group["nesterov"] for group in groups) else float(rho)
 
     @property
     def description(self) -> str:
@@ -167,7 +178,7 @@ class ModuleOptimizer:
                     lr=group["lr"],
                     dampening=0.0,
                     nesterov=False,
-                    maximize=group["maximize"],
+                    maximize=False,
                 )
 
     def start_client(self) -> None:
@@ -280,7 +291,9 @@ class ModuleOptimizer:
 
 
 def _is_plain_sgd(optimizer: torch.optim.Optimizer) -> bool:
-    return type(optimizer) is torch.optim.SGD and all(group["momentum"] == 0 for group in optimizer.param_groups)
+    return type(optimizer) is torch.optim.SGD and not any(
+        g["momentum"] or g["maximize"] for g in optimizer.param_groups
+    )
 
 
 def _slices(parameters: list[nn.Parameter], layout: Layout, named: dict[str, nn.Parameter]) -> list[slice]:

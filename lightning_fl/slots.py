@@ -45,6 +45,7 @@ class Setting:
         groups: the layers of the network.
         round: index of the round under way, from 0.
         num_rounds: rounds of the run.
+        momentum: ρ of the module's SGD, v ← ρv + g, and 0 for other optimisers; None for an SGD that has no one such ρ.
     """
 
     layout: Layout
@@ -53,6 +54,7 @@ class Setting:
     groups: tuple[Group, ...] = ()
     round: int = 0
     num_rounds: int = 1
+    momentum: float | None = 0.0
 
     def num_rounds_of(self, share: int | float) -> int:
         """A number of rounds that was given as a count or as a fraction of the run, which is at least one."""
@@ -134,6 +136,9 @@ class Rule:
     """Names the rule needs from the server besides `model` and `buffers`."""
     sends = frozenset[str]()
     """Names it uploads besides `model` and `buffers`."""
+
+    def check(self, setting: Setting) -> None:
+        """Before the first round: raise `UserError` where the rule does not fit the run."""
 
     def init(self, params: Tensor) -> State:
         """State of a client that takes part for the first time; `params` is the model it received."""
@@ -303,6 +308,10 @@ class Aggregator(ABC):
     reduction = "members"
     """`sum`: the accumulator is a dict of tensors to be summed over ranks, whatever the number of clients; `members`: it keeps
     every upload."""
+
+    def needs(self) -> frozenset[str]:
+        """Names it needs in every upload besides `model` and `buffers`."""
+        return frozenset()
 
     @abstractmethod
     def add(self, accumulator: dict[str, Any], upload: Upload) -> None:

@@ -2,6 +2,7 @@
 
 from lightning_fl.aggregators.masked_mean import MaskedMean
 from lightning_fl.aggregators.members import Members
+from lightning_fl.aggregators.normalised_mean import NormalisedMean
 from lightning_fl.aggregators.weighted_mean import WeightedMean
 
-__all__ = ["MaskedMean", "Members", "WeightedMean"]
+__all__ = ["MaskedMean", "Members", "NormalisedMean", "WeightedMean"]

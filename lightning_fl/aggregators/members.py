@@ -21,6 +21,10 @@ class Members(Aggregator):
     reduction = "members"
     inner: Aggregator
 
+    def needs(self) -> frozenset[str]:
+        """What the inner aggregator needs."""
+        return self.inner.needs()
+
     def add(self, accumulator: dict[str, Any], upload: Upload) -> None:
         """Let the inner aggregator add it, and keep it."""
         self.inner.add(accumulator.setdefault("inner", {}), upload)

@@ -15,11 +15,12 @@ class WeightedMean(Aggregator):
     """Σ_k n_k Δ_k / Σ_k n_k for every vector of the uploads, accumulated in float64.
 
     Attributes:
-        uniform: names averaged with equal weights (1/K) instead, for instance control variates.
+        uniform: names averaged with equal weights (1/K) instead; control variates always should be, because the server's is
+            the mean of the clients'.
     """
 
     reduction = "sum"
-    uniform: tuple[str, ...] = ()
+    uniform: tuple[str, ...] = ("moments/control",)
 
     def add(self, accumulator: dict[str, Any], upload: Upload) -> None:
         """Sum += n_k Δ_k, weight += n_k."""

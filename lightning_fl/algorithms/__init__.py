@@ -9,13 +9,16 @@ from lightning_fl.algorithms.fedda import FedDA, FedDUDA
 from lightning_fl.algorithms.feddf import FedDF
 from lightning_fl.algorithms.feddu import FedDU, FedDUDM, FedDUM, FedDUS, FedDUSM
 from lightning_fl.algorithms.fedldf import HDFL, FedADP, FedLDF, RandomLayers
+from lightning_fl.algorithms.fednova import FedNova
 from lightning_fl.algorithms.fedprox import FedProx
 from lightning_fl.algorithms.hybrid_fl import HybridFL
 from lightning_fl.algorithms.momentum import DeviceM, ServerM
 from lightning_fl.algorithms.one_bit_adam import OneBitAdam
+from lightning_fl.algorithms.scaffold import SCAFFOLD
 
 __all__ = [
     "HDFL",
+    "SCAFFOLD",
     "Algorithm",
     "DataSharing",
     "DeviceM",
@@ -35,6 +38,7 @@ __all__ = [
     "FedDUS",
     "FedDUSM",
     "FedLDF",
+    "FedNova",
     "FedProx",
     "HybridFL",
     "OneBitAdam",

@@ -65,6 +65,10 @@ class Algorithm:
             problems.append("it has no server step, so the model would never change (Apply() is FedAvg's)")
         if missing := consumed - self.rule.sends:
             problems.append(f"the steps need {_listed(missing)}, which {type(self.rule).__name__} does not send")
+        if missing := self.aggregator.needs() - self.rule.sends:
+            problems.append(
+                f"{type(self.aggregator).__name__} needs {_listed(missing)}, which {type(self.rule).__name__} does not send"
+            )
         if missing := self.uplink.needs() - self.rule.sends - {"model"}:
             problems.append(
                 f"{type(self.uplink).__name__} needs {_listed(missing)}, which {type(self.rule).__name__} does not send"

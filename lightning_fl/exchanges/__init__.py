@@ -5,5 +5,6 @@ from lightning_fl.exchanges.drawn_layers import DrawnLayers
 from lightning_fl.exchanges.layer_divergence import LayerDivergence
 from lightning_fl.exchanges.one_shot import OneShot
 from lightning_fl.exchanges.pruned_units import PrunedUnits
+from lightning_fl.exchanges.with_sample_count import WithSampleCount
 
-__all__ = ["DrawnClients", "DrawnLayers", "LayerDivergence", "OneShot", "PrunedUnits"]
+__all__ = ["DrawnClients", "DrawnLayers", "LayerDivergence", "OneShot", "PrunedUnits", "WithSampleCount"]

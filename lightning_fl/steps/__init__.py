@@ -2,6 +2,7 @@
 
 from lightning_fl.steps.apply import Apply
 from lightning_fl.steps.compress import Compress
+from lightning_fl.steps.control_update import ControlUpdate
 from lightning_fl.steps.distillation import Distillation
 from lightning_fl.steps.dynamic_server_update import DynamicServerUpdate
 from lightning_fl.steps.gradient_momentum import GradientMomentum
@@ -17,6 +18,7 @@ from lightning_fl.steps.yogi import Yogi
 __all__ = [
     "Apply",
     "Compress",
+    "ControlUpdate",
     "Distillation",
     "DynamicServerUpdate",
     "GradientMomentum",

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lightning_fl.errors import require
 from lightning_fl.slots import ServerTurn, State, Step
 
 
 @dataclass(frozen=True)
 class Apply(Step):
-    """w ← w + Δ, Δ the merged delta; float buffers likewise."""
+    """w ← w + η_g Δ, Δ the merged delta; float buffers take their whole delta.
+
+    Attributes:
+        learning_rate: η_g > 0, the server's learning rate; 1 is FedAvg.
+    """
+
+    learning_rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        require(self.learning_rate > 0, f"the server learning rate must be positive, got {self.learning_rate}.")
 
     def __call__(self, turn: ServerTurn, state: State) -> State:
-        """Start the chain: the proposal is FedAvg's model."""
-        turn.proposal = turn.params + turn.merged["model"]
+        """Start the chain: the proposal is FedAvg's model, or a longer or shorter step towards it."""
+        turn.proposal = turn.params.add(turn.merged["model"], alpha=self.learning_rate)
         if "buffers" in turn.merged:
             turn.proposed_buffers = turn.buffers + turn.merged["buffers"]
         return state

@@ -317,6 +317,63 @@ def mime_lite(problem: Problem, w: np.ndarray, beta: float) -> np.ndarray:
     return w
 
 
+def scaffold(
+    problem: Problem,
+    w: np.ndarray,
+    eta_g: float = 1.0,
+    uniform: bool = False,
+    controls: dict[int, np.ndarray] | None = None,
+    eta: Callable[[int], float] | None = None,
+) -> np.ndarray:
+    """SCAFFOLD of Karimireddy et al. 2020, Algorithm 1, option II.
+
+    `controls` returns the c_k, and c under −1; `eta` is η by step.
+    """
+    c, c_of = np.zeros_like(w), {} if controls is None else controls
+    for t in range(problem.rounds):
+        cohort = problem.cohort(t)
+        models, changes = [], []
+        for k in cohort:
+            y, c_k, total = w.copy(), c_of.get(k, np.zeros_like(w)), 0.0
+            for s, batch in enumerate(problem.batches(t, k)):
+                rate = problem.learning_rate if eta is None else eta(s)
+                y = y - rate * (gradient(y, *batch) - c_k + c)
+                total += rate
+            c_plus = c_k - c + (w - y) / total
+            models.append(y)
+            changes.append(c_plus - c_k)
+            c_of[k] = c_plus
+        sizes = [1 if uniform else len(problem.x[k]) for k in cohort]
+        w = w + eta_g * sum(n * (y - w) for n, y in zip(sizes, models, strict=True)) / sum(sizes)
+        c = c + sum(changes) / len(problem.x)
+    c_of[-1] = c
+    return w
+
+
+def fednova(problem: Problem, w: np.ndarray, mu: float = 0.0, rho: float = 0.0) -> np.ndarray:
+    """Wang et al. 2020 with their a_i for momentum or for the proximal term; τ_eff as in their code."""
+    eta = problem.learning_rate
+    for t in range(problem.rounds):
+        cohort = problem.cohort(t)
+        normalised, lengths, taus = [], [], []
+        for k in cohort:
+            y, v, tau, a = w.copy(), np.zeros_like(w), 0, 0.0
+            for batch in problem.batches(t, k):
+                v = rho * v + gradient(y, *batch) + mu * (y - w)
+                y = y - eta * v
+                tau, a = tau + 1, (1 - eta * mu) * a + 1
+            if rho:
+                a = (tau - rho * (1 - rho**tau) / (1 - rho)) / (1 - rho)
+            normalised.append((w - y) / a)
+            lengths.append(a)
+            taus.append(tau)
+        p = np.array([len(problem.x[k]) for k in cohort], dtype=float)
+        p /= p.sum()
+        tau_eff = p @ np.array(taus if mu else lengths)
+        w = w - tau_eff * (p @ np.array(normalised))
+    return w
+
+
 def data_sharing(problem: Problem, w: np.ndarray, cap: float, warmup_epochs: int = 0) -> np.ndarray:
     """Zhao et al. 2018: every client holds some of the server's samples too."""
     size = min(len(problem.server_x), int(cap * sum(len(x) for x in problem.x)))

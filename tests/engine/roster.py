@@ -10,6 +10,7 @@ import toys
 
 from lightning_fl.algorithms import (
     HDFL,
+    SCAFFOLD,
     Algorithm,
     DataSharing,
     DeviceM,
@@ -29,6 +30,7 @@ from lightning_fl.algorithms import (
     FedDUS,
     FedDUSM,
     FedLDF,
+    FedNova,
     FedProx,
     HybridFL,
     OneBitAdam,
@@ -64,6 +66,12 @@ def whole(*kinds: str) -> Costs:
         return bits, bits
 
     return costs
+
+
+def with_normaliser(turn: Turn) -> tuple[Bits, Bits]:
+    """qd + q + 32 up, qd down."""
+    model = {"model": turn.width * D * turn.clients}
+    return model | {"scalars": (turn.width + 32) * turn.clients}, model
 
 
 def chosen(n: int, layers: int = 0, feedback: bool = False) -> Costs:
@@ -192,6 +200,14 @@ ROSTER = {
     "FedDUDA": Entry(
         partial(FedDUDA, beta=0.8), partial(oracle.fedduda, beta=0.8), num_server=9, costs=whole("model", "moments")
     ),
+    "SCAFFOLD": Entry(SCAFFOLD, oracle.scaffold, costs=whole("model", "moments")),
+    "SCAFFOLD-uniform": Entry(
+        partial(SCAFFOLD, weighting="uniform", server_learning_rate=0.7),
+        partial(oracle.scaffold, eta_g=0.7, uniform=True),
+        costs=whole("model", "moments"),
+    ),
+    "FedNova": Entry(FedNova, oracle.fednova, costs=with_normaliser),
+    "FedNova-proximal": Entry(partial(FedNova, mu=0.5), partial(oracle.fednova, mu=0.5), costs=with_normaliser),
     "FedDU": Entry(partial(FedDU, C=1.5, decay=0.8), partial(oracle.feddu, C=1.5, decay=0.8), num_server=9),
     "FedDU-inverse": Entry(
         partial(FedDU, C=0.3, f="inverse", alpha_max=0.6),

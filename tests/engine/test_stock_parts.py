@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L  # noqa: N812
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import (
     Callback,
     EarlyStopping,
     EMAWeightAveraging,
+    GradientAccumulationScheduler,
     LambdaCallback,
     LearningRateMonitor,
     ModelCheckpoint,
@@ -309,3 +311,15 @@ def test_evaluation_by_hand(make_trainer: MakeTrainer) -> None:
     assert make_trainer().predict(module, data, return_predictions=False) is None
     with pytest.raises(UserError, match="no model"):
         make_trainer().test()
+
+
+@pytest.mark.parametrize("runner", ["serial", "stacked"])
+def test_gradient_accumulation_scheduler_decides_for_each_round(runner: str, make_trainer: MakeTrainer) -> None:
+    module = Perceptron()
+    always, scheduled = copy.deepcopy(module), copy.deepcopy(module)
+    flags = {"max_rounds": 2, "local_epochs": 2, "runner": runner}
+    make_trainer(**flags, accumulate_grad_batches=2).fit(always, federation())
+    make_trainer(**flags, callbacks=GradientAccumulationScheduler({0: 2})).fit(scheduled, federation())
+    make_trainer(**flags).fit(module, federation())
+    np.testing.assert_array_equal(vector(always), vector(scheduled))
+    assert not np.array_equal(vector(always), vector(module))

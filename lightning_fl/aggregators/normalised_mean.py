@@ -1,0 +1,55 @@
+"""The mean of deltas that are divided by the length of each client's training (FedNova; Wang et al., NeurIPS 2020)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from lightning_fl.errors import nearest, require
+from lightning_fl.slots import Aggregator, Message, Upload, kind_of
+
+NORMALISER = "scalars/normaliser"
+CHOICES = ("normaliser", "steps")
+
+
+@dataclass(frozen=True)
+class NormalisedMean(Aggregator):
+    """τ_eff Σ_k p_k Δ_k/a_k for the model, p_k = n_k / Σ_j n_j; Σ_k p_k Δ_k for all else; accumulated in float64.
+
+    Attributes:
+        effective: What τ_eff is the mean of: the a_k (`normaliser`) or the clients' numbers of steps τ_k (`steps`), which the
+            server can work out from n_k.
+    """
+
+    reduction = "sum"
+    effective: Literal["normaliser", "steps"] = "normaliser"
+
+    def __post_init__(self) -> None:
+        require(
+            self.effective in CHOICES,
+            f"effective {self.effective!r} is unknown; {nearest(str(self.effective), CHOICES)}.",
+        )
+
+    def needs(self) -> frozenset[str]:
+        """a_k."""
+        return frozenset({NORMALISER})
+
+    def add(self, accumulator: dict[str, Any], upload: Upload) -> None:
+        """Sum += n_k Δ_k/a_k, weight += n_k, length += n_k a_k or n_k τ_k."""
+        weight, normaliser = upload.result.weight, upload.message[NORMALISER].double()
+        length = normaliser if self.effective == "normaliser" else torch.full_like(normaliser, upload.result.num_steps)
+        terms = {"weight": torch.full_like(length, weight), "length": weight * length}
+        for name, vector in upload.message.items():
+            if kind_of(name) != "scalars":
+                terms[name] = vector * (weight / normaliser) if name == "model" else weight * vector.double()
+        for name, term in terms.items():
+            accumulator[name] = accumulator[name].add_(term) if name in accumulator else term
+
+    def finish(self, accumulator: dict[str, Any]) -> Message:
+        """Sum / weight, the model's times τ_eff = length / weight."""
+        sums = dict(accumulator)
+        weight, length = sums.pop("weight"), sums.pop("length")
+        means = {name: total / weight for name, total in sums.items()}
+        return {**means, "model": means["model"] * (length / weight)}

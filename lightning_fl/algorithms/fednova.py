@@ -1,0 +1,35 @@
+"""FedNova: Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization, NeurIPS 2020.
+
+client k:  trains with SGD, with momentum ρ or without,            rule: Normalised
+           y ← y − η (∇F_k(y) + μ(y − w)) if there is none
+           a_k = ‖coefficients of its gradients‖₁, τ_k for plain SGD
+           upload Δ_k = y − w, a_k and n_k                         exchange: WithSampleCount
+server:    w ← w + τ_eff Σ_k p_k Δ_k / a_k,  p_k = n_k / Σ_j n_j   aggregator: NormalisedMean, step: Apply
+           τ_eff = Σ_k p_k a_k;  Σ_k p_k τ_k with μ > 0, as in the authors' code
+
+The paper sends Δ_k / a_k; whoever divides, the numbers and the bits are the same: FedAvg's, and 64 more up. Buffers such as those
+of batch normalisation are averaged as FedAvg averages them. Where all clients make equally many steps it is FedAvg.
+"""
+
+from __future__ import annotations
+
+from lightning_fl.aggregators import NormalisedMean
+from lightning_fl.algorithms.base import Algorithm
+from lightning_fl.exchanges import WithSampleCount
+from lightning_fl.rules import Normalised
+
+
+class FedNova(Algorithm):
+    """FedAvg in which clients that make more steps do not pull the model further towards their own optimum."""
+
+    def __init__(self, mu: float = 0.0) -> None:
+        """Fill rule, exchange and aggregator.
+
+        Args:
+            mu: Weight μ ≥ 0 of the proximal term (μ/2)‖y − w‖², as in FedProx; 0 is without.
+        """
+        super().__init__(
+            rule=Normalised(mu=mu),
+            exchange=WithSampleCount(),
+            aggregator=NormalisedMean("steps" if mu > 0 else "normaliser"),
+        )

@@ -1,0 +1,42 @@
+"""SCAFFOLD: Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020, option II.
+
+client k:  y ← y − η (∇F_k(y) − c_k + c)                           rule: ControlVariates
+           c_k⁺ = c_k − c + (w − y)/(τη)
+           upload Δ_k = y − w and c_k⁺ − c_k;  c_k ← c_k⁺
+server:    w ← w + η_g Σ_k n_k Δ_k / Σ_k n_k                       aggregator: WeightedMean, step: Apply
+           c ← c + (1/N) Σ_k (c_k⁺ − c_k), sent down with w        step: ControlUpdate
+
+Twice FedAvg's bits in both directions. The paper averages the models with equal weights (`weighting="uniform"`), Li et al.,
+Federated Learning on Non-IID Data Silos, ICDE 2022, by samples. The c_k are averaged with equal weights in either case.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from lightning_fl.aggregators import WeightedMean
+from lightning_fl.algorithms.base import Algorithm
+from lightning_fl.errors import nearest, require
+from lightning_fl.rules import ControlVariates
+from lightning_fl.steps import Apply, ControlUpdate
+
+CONTROL = ("moments/control",)
+WEIGHTINGS = {"samples": CONTROL, "uniform": ("model", "buffers", *CONTROL)}
+
+
+class SCAFFOLD(Algorithm):
+    """FedAvg whose clients correct their gradients by how they differ from everyone's."""
+
+    def __init__(self, weighting: Literal["samples", "uniform"] = "samples", server_learning_rate: float = 1.0) -> None:
+        """Fill rule, aggregator and steps.
+
+        Args:
+            weighting: Average the models by `samples`, or with `uniform` weights as the paper has it.
+            server_learning_rate: η_g > 0.
+        """
+        require(weighting in WEIGHTINGS, f"weighting {weighting!r} is unknown; {nearest(str(weighting), WEIGHTINGS)}.")
+        super().__init__(
+            rule=ControlVariates(),
+            aggregator=WeightedMean(uniform=WEIGHTINGS[weighting]),
+            steps=(Apply(learning_rate=server_learning_rate), ControlUpdate()),
+        )

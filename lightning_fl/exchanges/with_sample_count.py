@@ -1,0 +1,21 @@
+"""Every selected client uploads once and says how many samples it has (FedNova; Wang et al., NeurIPS 2020)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from lightning_fl.slots import Channel, Exchange, Result, Upload
+
+
+@dataclass(frozen=True)
+class WithSampleCount(Exchange):
+    """One turn: each result is sent up whole with n_k, an integer of 32 bits, as soon as it is there."""
+
+    def collect(self, results: Iterable[Result], channel: Channel) -> Iterator[Upload]:
+        """Streams: only one result is alive at a time."""
+        for result in results:
+            count = torch.tensor([int(result.weight)], dtype=torch.int32)
+            yield Upload(result, channel.up(result.client, {**result.message, "scalars/samples": count}))

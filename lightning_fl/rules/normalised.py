@@ -1,0 +1,75 @@
+"""FedNova's local rule (Wang et al., Tackling the Objective Inconsistency Problem, NeurIPS 2020)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import nan
+
+import torch
+from torch import Tensor
+
+from lightning_fl.errors import require
+from lightning_fl.slots import LocalTraining, Message, Rule, Setting
+
+NORMALISER = "scalars/normaliser"
+
+
+@dataclass(frozen=True)
+class Normalised(Rule):
+    """Trains with the module's own optimiser and reports y − w and a_k, how long its steps were together in units of η.
+
+    a_k is how far y would be from w, in units of η, had every gradient been 1:
+
+        v ← ρv + 1 − ημ a;  a ← a + v
+
+    τ_k for plain SGD, [τ_k − ρ(1 − ρ^τ_k)/(1 − ρ)]/(1 − ρ) with heavy-ball momentum ρ, a ← (1 − ημ)a + 1 with the proximal term.
+    ρ is that of the module's `torch.optim.SGD`; with any other optimiser, such as Adam, a_k counts the steps. Schedules inside a
+    round do not change a_k where μ = 0: y − w has the learning rates in it, and equal schedules cancel.
+
+    A client with nothing to divide by, which made no step or whose ημ is far too large, sends NaN: its upload is rejected.
+
+    Attributes:
+        mu: μ ≥ 0, adds μ(y − w) to the gradient as FedProx does. Where learning rates differ between parameters, a_k has the
+            largest.
+    """
+
+    sends = frozenset({NORMALISER})
+    mu: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(self.mu >= 0, f"mu is the weight of the proximal term and must be at least 0, got {self.mu}.")
+
+    def check(self, setting: Setting) -> None:
+        """The momentum must be one whose a_k is known."""
+        require(
+            setting.momentum is not None,
+            "FedNova's normaliser is known for torch.optim.SGD with one momentum, without dampening and nesterov; the "
+            "module's SGD has dampening, nesterov, or parameter groups of different momentum.",
+        )
+
+    def start(self, local: LocalTraining) -> None:
+        """v = a = 0; the clients of a stack make their steps together, so they share them."""
+        local.memory["velocity"] = local.memory["normaliser"] = torch.zeros(1, dtype=torch.float64)
+
+    def correct(self, local: LocalTraining) -> None:
+        """g ← g + μ(y − w)."""
+        if self.mu:
+            local.gradient.add_(local.params - local.received["model"], alpha=self.mu)
+
+    def step(self, local: LocalTraining) -> None:
+        """The optimiser's step, and its length."""
+        local.optimizer_step()
+        pull = 0.0
+        if self.mu:
+            rate = local.learning_rate
+            pull = self.mu * float(rate.max() if isinstance(rate, Tensor) else rate)
+        velocity, normaliser = local.memory["velocity"], local.memory["normaliser"]
+        velocity = (local.setting.momentum or 0.0) * velocity + 1 - pull * normaliser
+        local.memory |= {"velocity": velocity, "normaliser": normaliser + velocity}
+
+    def finish(self, local: LocalTraining) -> Message:
+        """y − w and a_k (1,), which takes at least the 32 bits that hold a count of steps."""
+        normaliser = local.memory["normaliser"]
+        normaliser = torch.where(normaliser > 0, normaliser, nan)
+        normaliser = normaliser.to(local.params.device, torch.promote_types(local.params.dtype, torch.float32))
+        return {**super().finish(local), NORMALISER: normaliser.expand(*local.params.shape[:-1], 1)}
