@@ -54,6 +54,8 @@ class SharedTopK(Codec):
 
     def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
         """Values (k,) under each vector's own name, their positions under `mask`."""
+        if not _has_vectors(message):
+            return {name: Packed.whole(x) for name, x in message.items()}, {}
         return _encode(message, top_k(message[self.leader], num_kept(self.alpha, setting.layout.numel))), {}
 
     def decode(self, payload: Payload, setting: Setting) -> Message:
@@ -90,6 +92,8 @@ class FairTopK(Codec):
 
     def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
         """Values (k,) under each vector's own name, their positions under `mask`."""
+        if not _has_vectors(message):
+            return {name: Packed.whole(x) for name, x in message.items()}, {}
         vectors = [x for name, x in message.items() if compressible(name)]
         choose = top_k_in_turns if self.union == "interleaved" else top_k_of_max
         return _encode(message, choose(vectors, num_kept(self.alpha, setting.layout.numel))), {}
@@ -101,6 +105,11 @@ class FairTopK(Codec):
 
 def _check_alpha(alpha: float) -> None:
     require(0 < alpha <= 1, f"alpha is the share of numbers that are sent and lies in (0, 1], got {alpha}.")
+
+
+def _has_vectors(message: Message) -> bool:
+    """A client may have buffers alone to send, where an exchange chose no layer of it."""
+    return any(compressible(name) for name in message)
 
 
 def _encode(message: Message, mask: Tensor) -> Payload:

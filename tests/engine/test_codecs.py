@@ -368,3 +368,13 @@ def test_codecs_say_what_they_are_for() -> None:
         == ErrorFeedback(SharedTopK(leader="moments/first")).needs()
     )
     assert num_kept(0.29, 100) == 29
+
+
+@pytest.mark.parametrize(
+    "codec", [TopK(0.2), SharedTopK(0.2), FairTopK(0.2), FairTopK(0.2, "max"), OneBit(), Quantiser()]
+)
+def test_buffers_alone_cross_whole(codec: Codec) -> None:
+    payload, memory = codec.encode({"buffers": torch.arange(3.0)}, {}, setting_of(0))
+    assert _bits(payload) == 3 * 32
+    torch.testing.assert_close(codec.decode(payload, setting_of(0))["buffers"], torch.arange(3.0), rtol=0, atol=0)
+    assert memory == {}
