@@ -99,7 +99,6 @@ class FitLoop:
                 f"{type(worker.module).__name__} has {worker.optimizer.description}: "
                 "let configure_optimizers return torch.optim.SGD with momentum 0."
             )
-        algorithm.check_run(trainer.max_rounds)
         eligible = data.client_sizes.nonzero()[0]
         self.federation = Federation(
             algorithm=algorithm,
@@ -118,10 +117,7 @@ class FitLoop:
         )
         if trainer.fabric.world_size > 1:
             check_sums(algorithm.aggregator)
-        for rule in algorithm.rules():
-            rule.check(self.federation.setting)
-        algorithm.check(self.federation.server)
-        algorithm.exchange.check(self.federation.setting, self.federation.cohort_size)
+        algorithm.check(self.federation.setting, self.federation.server, self.federation.cohort_size)
         self.federation.runner = choose_runner(
             trainer.runner,
             trainer.clients_at_once,

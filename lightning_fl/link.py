@@ -185,12 +185,10 @@ class Link:
         arrived: Message = {}
         for part, through in ((exact, Dense()), (coded, codec)):
             if part:
-                before = memory
-                payload, kept = through.encode(part, before, setting)
-                memory = kept if part is coded else memory
+                payload, kept = through.encode(part, memory, setting)
                 self.ledger.book(direction, payload, recipients)
-                arrived |= through.follow(payload, before, setting) if follow else through.decode(payload, setting)
-        return arrived, memory
+                arrived |= through.follow(payload, memory, setting) if follow else through.decode(payload, setting)
+        return arrived, kept if coded else memory
 
     def commit(self, client: int) -> State:
         """The server accepted this client's upload; returns the codec memory that it is to keep, {} for none."""

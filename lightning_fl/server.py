@@ -61,6 +61,14 @@ class ServerSide:
         """The first of the server's seeds in this round, which also orders the samples in `train`."""
         return self.run.torch_seeds(SERVER)[0]
 
+    def require_samples(self) -> None:
+        """Raise `UserError` if the server has no samples."""
+        require(
+            self.num_samples > 0,
+            "the method trains on data of the server, and there are none: give --data.server_fraction, for instance 0.05, and a "
+            "--data.client_fraction that leaves room for them, for instance 0.8.",
+        )
+
     def train(self, received: Message, rule: Rule | None = None, epochs: int | None = None) -> ServerTraining:
         """Train on the server's samples as a client would.
 
@@ -73,8 +81,8 @@ class ServerSide:
             Deltas from `received`. Numbers that are not finite count for nothing, as in a client's upload.
         """
         worker, run, rule = self.worker, self.run, rule or Rule()
+        self.require_samples()
         samples = self.data.server_data()
-        require(samples is not None, "there are no server data to train on: give --data.server_fraction.")
         assert samples is not None
         order, own = run.torch_seeds(SERVER)
         state, resident = rule.init(received["model"]), self.data.train.resident

@@ -355,6 +355,9 @@ class Server(Protocol):
     def seed(self) -> int:
         """Of this round, for what a step draws itself."""
 
+    def require_samples(self) -> None:
+        """Raise `UserError` if the server has no samples."""
+
     def train(self, received: Message, rule: Rule | None = None, epochs: int | None = None) -> ServerTraining:
         """Train on the server's samples as a client would: same epochs (if not given), batches and learning rate."""
 

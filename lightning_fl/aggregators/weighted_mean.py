@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
+from lightning_fl.errors import nearest, require
 from lightning_fl.slots import Aggregator, Message, Upload
 
 
@@ -15,17 +16,23 @@ class WeightedMean(Aggregator):
     """Σ_k n_k Δ_k / Σ_k n_k for every vector of the uploads, accumulated in float64.
 
     Attributes:
+        weighting: by `samples`, or with equal weights (`uniform`), Σ_k Δ_k / K.
         uniform: names averaged with equal weights (1/K) instead; control variates always should be, because the server's is
             the mean of the clients'.
     """
 
     reduction = "sum"
+    weighting: Literal["samples", "uniform"] = "samples"
     uniform: tuple[str, ...] = ("moments/control",)
+
+    def __post_init__(self) -> None:
+        allowed, given = ("samples", "uniform"), self.weighting
+        require(given in allowed, f"weighting {given!r} is unknown; {nearest(str(given), allowed)}.")
 
     def add(self, accumulator: dict[str, Any], upload: Upload) -> None:
         """Sum += n_k Δ_k, weight += n_k."""
         for name, vector in upload.message.items():
-            weight = 1.0 if name in self.uniform else upload.result.weight
+            weight = upload.result.weight if self.weighting == "samples" and name not in self.uniform else 1.0
             if name not in accumulator:
                 accumulator[name] = torch.zeros_like(vector, dtype=torch.float64)
                 accumulator[_weight(name)] = torch.zeros(1, dtype=torch.float64, device=vector.device)

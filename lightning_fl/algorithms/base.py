@@ -12,7 +12,7 @@ from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError
 from lightning_fl.exchanges import OneShot
 from lightning_fl.rules import LocalOptimizer
-from lightning_fl.slots import Aggregator, Codec, Exchange, Message, Rule, Server, SetUp, State, Step
+from lightning_fl.slots import Aggregator, Codec, Exchange, Message, Rule, Server, Setting, SetUp, State, Step
 from lightning_fl.steps import Apply
 
 
@@ -120,8 +120,17 @@ class Algorithm:
         """The data as the clients hold them in this method: the user's, or a changed copy. A resumed run asks again."""
         return data
 
-    def check(self, server: Server) -> None:
-        """Raise `UserError` if the run lacks what a step needs; called before anything is trained."""
+    def check(self, setting: Setting, server: Server, cohort_size: int) -> None:
+        """Raise `UserError` where a slot does not fit the run; called before anything is trained.
+
+        Args:
+            setting: of the run.
+            server: its server's side.
+            cohort_size: clients of a round, K.
+        """
+        for rule in self.rules():
+            rule.check(setting)
+        self.exchange.check(setting, cohort_size)
         for step in self.steps:
             step.check(server)
 
@@ -129,9 +138,6 @@ class Algorithm:
         """The turn before the first round: what crosses in it is booked as set-up. A resumed run does not repeat it."""
         for step in self.steps:
             step.prepare(turn)
-
-    def check_run(self, num_rounds: int) -> None:
-        """Before the first round: warn or refuse where the hyper-parameters do not fit the length of the run."""
 
     def configure_callbacks(self) -> list[Callback]:
         """Callbacks that are part of the method, for instance its pruning."""

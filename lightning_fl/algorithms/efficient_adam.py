@@ -50,8 +50,6 @@ class EfficientAdam(Algorithm):
         quantisers = ("log", "uniform", "sign")
         if quantiser not in quantisers:
             raise UserError(f"quantiser {quantiser!r} is unknown; {nearest(str(quantiser), quantisers)}.")
-        if weighting not in ("samples", "uniform"):
-            raise UserError(f"weighting {weighting!r} is unknown; {nearest(str(weighting), ('samples', 'uniform'))}.")
         codec: Codec
         if quantiser == "sign":
             codec = OneBit("l1", groups)
@@ -63,6 +61,6 @@ class EfficientAdam(Algorithm):
             rule=LocalAdam(beta1, beta2, epsilon),
             uplink=ErrorFeedback(codec),
             downlink=Followed(codec, "model/change"),
-            aggregator=WeightedMean(uniform=("model", "buffers") if weighting == "uniform" else ()),
+            aggregator=WeightedMean(weighting),
             steps=(Apply(), Compress(codec)),
         )

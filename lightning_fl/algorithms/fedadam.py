@@ -46,7 +46,7 @@ class FedAdam(Algorithm):
         """
         super().__init__(
             rule=SharedAdam(beta1, beta2, epsilon),
-            aggregator=_mean(weighting),
+            aggregator=WeightedMean(weighting),
             steps=(Apply(), Moments()),
         )
 
@@ -77,7 +77,7 @@ class FedAdamTop(Algorithm):
             rule=SharedAdam(beta1, beta2, epsilon),
             uplink=TopK(alpha),
             downlink=_downlink(downlink),
-            aggregator=_mean(weighting),
+            aggregator=WeightedMean(weighting),
             steps=(Apply(), Moments()),
         )
 
@@ -112,7 +112,7 @@ class FedAdamSSM(Algorithm):
             rule=SharedAdam(beta1, beta2, epsilon),
             uplink=SharedTopK(alpha, LEADERS[mask]),
             downlink=_downlink(downlink),
-            aggregator=_mean(weighting),
+            aggregator=WeightedMean(weighting),
             steps=(Apply(), Moments()),
         )
 
@@ -145,16 +145,9 @@ class FairnessTop(Algorithm):
             rule=SharedAdam(beta1, beta2, epsilon),
             uplink=FairTopK(alpha, union),
             downlink=_downlink(downlink),
-            aggregator=_mean(weighting),
+            aggregator=WeightedMean(weighting),
             steps=(Apply(), Moments()),
         )
-
-
-def _mean(weighting: Weighting) -> WeightedMean:
-    if weighting not in ("samples", "uniform"):
-        raise UserError(f"weighting {weighting!r} is unknown; {nearest(str(weighting), ('samples', 'uniform'))}.")
-    names = ("model", "moments/first", "moments/second", "buffers")
-    return WeightedMean(uniform=names if weighting == "uniform" else ())
 
 
 def _downlink(downlink: Downlink) -> Codec:

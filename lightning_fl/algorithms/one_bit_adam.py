@@ -22,8 +22,9 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from lightning_fl.aggregators import WeightedMean
 from lightning_fl.algorithms.base import Algorithm
 from lightning_fl.codecs import ErrorFeedback, Followed, OneBit
-from lightning_fl.errors import UserError, nearest, require
+from lightning_fl.errors import require
 from lightning_fl.rules import WarmedUpAdam
+from lightning_fl.slots import Server, Setting
 from lightning_fl.steps import WarmedUpMoments
 
 MOMENTUM = "moments/momentum"
@@ -62,22 +63,21 @@ class OneBitAdam(Algorithm):
             f"warmup is a count of rounds of at least 1, or a fraction of the run in (0, 1], got {warmup}: "
             "without any there is no second moment to scale by.",
         )
-        if weighting not in ("samples", "uniform"):
-            raise UserError(f"weighting {weighting!r} is unknown; {nearest(str(weighting), ('samples', 'uniform'))}.")
         self.warmup = warmup
         codec = OneBit(scale, groups, names=(MOMENTUM,), known=("scalars/learning_rate",))
-        names = ("model", "moments/first", "moments/second", MOMENTUM, "scalars/learning_rate", "buffers")
         super().__init__(
             rule=WarmedUpAdam(beta1, beta2, epsilon, warmup, momentum_mask),
             uplink=ErrorFeedback(codec),
             downlink=Followed(codec, MOMENTUM),
-            aggregator=WeightedMean(uniform=names if weighting == "uniform" else ()),
+            aggregator=WeightedMean(weighting),
             steps=(WarmedUpMoments(codec, epsilon, warmup, momentum_mask),),
         )
 
-    def check_run(self, num_rounds: int) -> None:
-        """Warn where the run ends before the second phase."""
-        if isinstance(self.warmup, int) and self.warmup > num_rounds:
+    def check(self, setting: Setting, server: Server, cohort_size: int) -> None:
+        """Warn where the run ends before the second phase, too."""
+        super().check(setting, server, cohort_size)
+        if isinstance(self.warmup, int) and self.warmup > setting.num_rounds:
             rank_zero_warn(
-                f"the warm-up of OneBitAdam takes {self.warmup} rounds and the run has {num_rounds}: nothing will be compressed."
+                f"the warm-up of OneBitAdam takes {self.warmup} rounds and the run has {setting.num_rounds}: "
+                "nothing will be compressed."
             )

@@ -16,12 +16,8 @@ from typing import Literal
 
 from lightning_fl.aggregators import WeightedMean
 from lightning_fl.algorithms.base import Algorithm
-from lightning_fl.errors import nearest, require
 from lightning_fl.rules import ControlVariates
 from lightning_fl.steps import Apply, ControlUpdate
-
-CONTROL = ("moments/control",)
-WEIGHTINGS = {"samples": CONTROL, "uniform": ("model", "buffers", *CONTROL)}
 
 
 class SCAFFOLD(Algorithm):
@@ -34,9 +30,8 @@ class SCAFFOLD(Algorithm):
             weighting: Average the models by `samples`, or with `uniform` weights as the paper has it.
             server_learning_rate: η_g > 0.
         """
-        require(weighting in WEIGHTINGS, f"weighting {weighting!r} is unknown; {nearest(str(weighting), WEIGHTINGS)}.")
         super().__init__(
             rule=ControlVariates(),
-            aggregator=WeightedMean(uniform=WEIGHTINGS[weighting]),
+            aggregator=WeightedMean(weighting),
             steps=(Apply(learning_rate=server_learning_rate), ControlUpdate()),
         )

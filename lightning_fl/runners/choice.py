@@ -37,6 +37,7 @@ STEP_HOOKS = (
     "on_train_batch_end",
 )
 SHARE_OF_FREE_MEMORY = 0.5
+ASSUMED_FREE_MEMORY = 4 * 2**30
 COPIES_OF_THE_MODEL = 8  # parameters, gradient, upload, states of optimiser and rule, and what their arithmetic needs
 
 
@@ -106,8 +107,7 @@ def _try(
     client = int(data.client_sizes.argmax())
     selection = data.client(client)
     in_pass = plan.pass_batches(len(selection), worker.skips_single_samples)
-    if obstacles or not in_pass:
-        # Without these the step would only fail in consequence.
+    if not in_pass:
         return obstacles, 1
     seeds, state = run.torch_seeds(CLIENT, client), rule.init(received["model"])
     twins = [Member(client, selection, in_pass, 1, state, seeds) for _ in range(2)]
@@ -155,4 +155,6 @@ def _free_memory(device: torch.device) -> int:
     """Free bytes of the accelerator or the host."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
+    if "SC_AVPHYS_PAGES" not in getattr(os, "sysconf_names", {}):  # macOS and Windows do not tell
+        return ASSUMED_FREE_MEMORY
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -56,11 +56,7 @@ class DynamicServerUpdate(Step):
 
     def check(self, server: Server) -> None:
         """There must be server data, with labels, and an accuracy on them."""
-        if not server.num_samples:
-            raise UserError(
-                "a FedDU method trains on data of the server, and there are none: give --data.server_fraction, for instance "
-                "0.05, and a --data.client_fraction that leaves room for them, for instance 0.8."
-            )
+        server.require_samples()
         if not server.has_labels:
             raise UserError(
                 "a FedDU method weighs the server's data by their labels, which these data do not give (in targets, labels or "

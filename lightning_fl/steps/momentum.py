@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lightning_fl.errors import require
+from lightning_fl.errors import nearest, require
 from lightning_fl.slots import ServerTurn, State, Step
 
 
@@ -35,7 +35,10 @@ class Momentum(Step):
         require(0 <= self.beta < 1, f"the server momentum beta must lie in [0, 1), got {self.beta}.")
         require(self.learning_rate > 0, f"the server learning rate must be positive, got {self.learning_rate}.")
         allowed = ("zero", "first")
-        require(self.init_with in allowed, f"momentum_init is one of {', '.join(allowed)}, got {self.init_with!r}.")
+        given = self.init_with
+        require(
+            given in allowed, f"the momentum starts from {given!r}, which is unknown; {nearest(str(given), allowed)}."
+        )
 
     def init(self, params: Tensor) -> State:
         """m = 0; with `first`, m is taken from the first round."""

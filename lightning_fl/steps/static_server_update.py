@@ -7,7 +7,7 @@ from typing import Literal
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from lightning_fl.errors import UserError, require
+from lightning_fl.errors import require
 from lightning_fl.slots import Server, ServerTurn, State, Step
 
 
@@ -31,11 +31,7 @@ class StaticServerUpdate(Step):
 
     def check(self, server: Server) -> None:
         """There must be server data."""
-        if not server.num_samples:
-            raise UserError(
-                "a FedDU method trains on data of the server, and there are none: give --data.server_fraction, for instance "
-                "0.05, and a --data.client_fraction that leaves room for them, for instance 0.8."
-            )
+        server.require_samples()
 
     def __call__(self, turn: ServerTurn, state: State) -> State:
         """Move the proposal towards what training on the server's samples makes of it."""

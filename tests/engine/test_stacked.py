@@ -321,7 +321,7 @@ class Watches(Callback):
         raise AssertionError("must not be called")
 
 
-def lbfgs(module: Any) -> Any:
+def adafactor(module: Any) -> Any:
     return torch.optim.Adafactor(module.parameters())
 
 
@@ -331,7 +331,11 @@ def lbfgs(module: Any) -> Any:
         (Reads(), None, ["Reads", "item"]),
         (Counts(), None, ["Counts"]),
         (Skips(), None, ["Skips", "failed"]),
-        (Perceptron(configure=lbfgs), Watches(), ["Adafactor", "on_train_batch_end", "on_before_optimizer_step"]),
+        (
+            Reads(configure=adafactor),
+            Watches(),
+            ["Adafactor", "on_train_batch_end", "on_before_optimizer_step", "item"],
+        ),
     ],
     ids=["reads", "metric", "none", "several"],
 )
