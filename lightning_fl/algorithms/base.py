@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from lightning.pytorch import Callback
 
 from lightning_fl.aggregators import WeightedMean
-from lightning_fl.codecs import Dense, Followed
+from lightning_fl.codecs import Dense
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError
 from lightning_fl.exchanges import OneShot
@@ -79,13 +79,13 @@ class Algorithm:
             problems.append(
                 f"a step reads each client's model, which {type(self.aggregator).__name__} does not keep (Members does)"
             )
-        if isinstance(self.downlink, Followed):
-            carried = self.steps[-1].carries() if self.steps else None
-            others = shared - (self.steps[-1].shares if self.steps else frozenset())
-            if carried != (self.downlink.carrier, self.downlink.codec) or others:
+        if carried := self.downlink.carries():
+            last = self.steps[-1] if self.steps else None
+            if last is None or last.carries() != carried or shared - last.shares:
                 problems.append(
-                    f"Followed sends {self.downlink.carrier!r} as the last step's codec made it and nothing else, so the last "
-                    "step must be Compress, or another that carries it, with the same codec, and no other step may share anything"
+                    f"{type(self.downlink).__name__} sends {carried[0]!r} as the last step's codec made it and nothing else, so "
+                    "the last step must be Compress, or another that carries it, with the same codec, and no other may share "
+                    "anything"
                 )
         if self.downlink.deltas_only():
             codec = type(self.downlink).__name__

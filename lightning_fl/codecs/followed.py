@@ -33,6 +33,10 @@ class Followed(Codec):
         """Yes."""
         return True
 
+    def carries(self) -> tuple[str, Codec]:
+        """The carrier, through the codec inside."""
+        return self.carrier, self.codec
+
     def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
         """The carrier encoded; beside it the model and its moments at no cost."""
         payload: Payload = {}

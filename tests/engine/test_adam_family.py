@@ -256,7 +256,7 @@ class StopAfter(Callback):
                 "downlink": Followed(QUANTISER),
                 "steps": (Apply(), Moments(), Compress(QUANTISER)),
             },
-            ["no other step may share"],
+            ["no other may share"],
         ),
         ({"uplink": Followed(QUANTISER)}, ["for the downlink alone"]),
         ({"uplink": Changes()}, ["for the downlink alone"]),

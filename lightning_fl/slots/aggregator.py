@@ -1,0 +1,33 @@
+"""The slot in which uploads merge."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from lightning_fl.slots.exchange import Upload
+from lightning_fl.slots.message import Message
+
+
+class Aggregator(ABC):
+    """How uploads merge.
+
+    Where clients send parts of a model, the aggregator says what it divides by: the weights of all clients, so that what was
+    not sent counts as no change, or of those that sent the coordinate (`Upload.sent`).
+    """
+
+    reduction = "members"
+    """`sum`: the accumulator is a dict of tensors to be summed over ranks, whatever the number of clients; `members`: it keeps
+    every upload."""
+
+    def needs(self) -> frozenset[str]:
+        """Names it needs in every upload besides `model` and `buffers`."""
+        return frozenset()
+
+    @abstractmethod
+    def add(self, accumulator: dict[str, Any], upload: Upload) -> None:
+        """Take one accepted upload into the accumulator ({} at first), in place."""
+
+    @abstractmethod
+    def finish(self, accumulator: dict[str, Any]) -> Message:
+        """The merged message, in any floating dtype."""

@@ -1,0 +1,101 @@
+"""The slot of who uploads what, in how many turns."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import numpy as np
+from torch import Tensor
+
+from lightning_fl.slots.message import Message, State
+from lightning_fl.slots.setting import Setting
+
+if TYPE_CHECKING:
+    from lightning_fl.excerpt import Excerpt
+
+T = TypeVar("T")
+
+
+@dataclass
+class Result:
+    """What a runner yields for one client.
+
+    Attributes:
+        client: index of the client.
+        message: its upload, before encoding.
+        weight: its samples, n_k.
+        state: its new state between rounds, committed only if the upload is accepted.
+        counters: integer buffers of its module; the server takes the maximum.
+        logs: what the module logged, name to (sum over samples, samples).
+        num_steps: optimiser steps it made.
+    """
+
+    client: int
+    message: Message
+    weight: float
+    state: State
+    counters: dict[str, Tensor]
+    logs: dict[str, Any]
+    num_steps: int
+
+
+@dataclass
+class Upload:
+    """A result whose message has crossed the link.
+
+    Attributes:
+        result: of the client.
+        message: what the server sees of it: whole vectors, 0 where nothing was sent.
+        sent: which coordinates of a vector were sent, bools of its length; a vector that is not named here was sent whole.
+    """
+
+    result: Result
+    message: Message
+    sent: dict[str, Tensor] = field(default_factory=dict)
+
+
+class Channel(Protocol):
+    """What an exchange may do: send through the link, which encodes, counts and decodes.
+
+    Attributes:
+        setting: of the run.
+        received: what every client of the round has received.
+    """
+
+    setting: Setting
+    received: Message
+
+    def up(self, client: int, message: Message, excerpt: Excerpt | None = None) -> Message:
+        """Client to server; of the vectors only what the excerpt holds, the rest arrives as 0."""
+
+    def down(self, client: int, message: Message) -> Message:
+        """Server to one client."""
+
+    def gather(self, mine: dict[int, T]) -> dict[int, T]:
+        """What all processes know of their clients, in the order of the cohort; small things only, and all must call it."""
+
+    def random(self, client: int) -> np.random.Generator:
+        """The server's random numbers for a client in this round, the same in every process."""
+
+
+class Exchange(ABC):
+    """Who uploads what, in how many turns."""
+
+    def check(self, setting: Setting, cohort_size: int) -> None:  # noqa: B027 -- most exchanges fit any run
+        """Before the first round: raise `UserError` where the exchange does not fit the run.
+
+        Args:
+            setting: of the run.
+            cohort_size: clients of a round, K.
+        """
+
+    def recipients(self, cohort: Sequence[int], setting: Setting) -> Sequence[int]:
+        """The clients to whom the broadcast is charged."""
+        return cohort
+
+    @abstractmethod
+    def collect(self, results: Iterable[Result], channel: Channel) -> Iterator[Upload]:
+        """Turn results into uploads, one by one where the method allows, so that memory stays O(model)."""

@@ -1,0 +1,35 @@
+"""What parts may know of the run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lightning_fl.groups import Group
+from lightning_fl.tree import Layout
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What every part may know of the run it works in.
+
+    Attributes:
+        layout: which stretch of a vector (d,) is which parameter.
+        buffer_layout: which stretch of a vector (d_b,) is which float buffer.
+        num_clients: clients of the federation, N.
+        groups: the layers of the network.
+        round: index of the round under way, from 0.
+        num_rounds: rounds of the run.
+        momentum: ρ of the module's SGD, v ← ρv + g, and 0 for other optimisers; None for an SGD that has no one such ρ.
+    """
+
+    layout: Layout
+    buffer_layout: Layout
+    num_clients: int
+    groups: tuple[Group, ...] = ()
+    round: int = 0
+    num_rounds: int = 1
+    momentum: float | None = 0.0
+
+    def num_rounds_of(self, share: int | float) -> int:
+        """A number of rounds that was given as a count or as a fraction of the run, which is at least one."""
+        return share if isinstance(share, int) else max(1, round(share * self.num_rounds))
