@@ -1,0 +1,66 @@
+"""Cutting a network, and what its optimisers know of it, down to a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lightning_fl.pruning.plan import Plan
+
+PLANS = "pruning_plans"
+
+
+def prune(module: nn.Module, plan: Plan, optimizers: Iterable[Optimizer] = ()) -> None:
+    """Cut the parameters and buffers of a module in place, and every state of the optimisers that has a parameter's shape.
+
+    Parameters stay the same objects, so whoever holds one keeps it; their gradients are dropped. The plan is remembered
+    (`plans_of`).
+    """
+    parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
+    for name in plan.axes:
+        if name in parameters:
+            _cut_parameter(name, parameters[name], plan, optimizers)
+        else:
+            owner, _, leaf = name.rpartition(".")
+            setattr(module.get_submodule(owner), leaf, plan.cut(name, buffers[name]))
+    for owner in {name.rpartition(".")[0] for name in plan.axes}:
+        _tell_shape(module.get_submodule(owner))
+    vars(module).setdefault(PLANS, []).append(plan)
+
+
+def plans_of(module: nn.Module) -> list[Plan]:
+    """The plans that a module has been cut down to in this process, in their order."""
+    return list(vars(module).get(PLANS, []))
+
+
+def _cut_parameter(name: str, parameter: nn.Parameter, plan: Plan, optimizers: Iterable[Optimizer]) -> None:
+    shape = parameter.shape
+    parameter.grad = None
+    _replace(parameter, plan.cut(name, parameter.data))
+    for optimizer in optimizers:
+        state: dict[str, Any] = optimizer.state.get(parameter, {})
+        for key, value in state.items():
+            if isinstance(value, Tensor) and value.shape == shape:
+                state[key] = plan.cut(name, value)
+
+
+def _replace(parameter: nn.Parameter, tensor: Tensor) -> None:
+    other = torch.float64 if tensor.dtype != torch.float64 else torch.float32
+    parameter.data = torch.empty(
+        0, dtype=other, device=tensor.device
+    )  # else a live gradient node objects to the new shape
+    parameter.data = tensor
+
+
+def _tell_shape(layer: nn.Module) -> None:
+    """Make a layer's own numbers agree with its weight."""
+    if isinstance(layer, nn.modules.conv._ConvNd):
+        layer.out_channels, layer.in_channels = layer.weight.shape[0], layer.weight.shape[1] * layer.groups
+    elif isinstance(layer, nn.Linear):
+        layer.out_features, layer.in_features = layer.weight.shape
+    elif isinstance(layer, nn.modules.batchnorm._BatchNorm):
+        layer.num_features = layer.weight.numel() if layer.weight is not None else layer.running_mean.numel()
