@@ -116,15 +116,15 @@ class SparseUpdates(Callback):
                 f"mask {self.mask!r} needs a moment that {type(optimizer).__name__} does not keep: take 'parameters'."
             )
         changes = wanted - before[WEIGHT] if leader == WEIGHT else now[leader] - before[leader]
-        mask = top_k(changes, num_kept(self.alpha, len(changes)))
+        positions = top_k(changes, num_kept(self.alpha, len(changes)))
         if self.error_feedback:
-            self._residual = torch.where(mask, 0.0, wanted - before[WEIGHT])
+            self._residual = (wanted - before[WEIGHT]).index_fill_(0, positions, 0.0)
         for name in names:
-            kept = torch.where(mask, wanted if name == WEIGHT else now[name], before[name])
+            kept = before[name].index_copy_(0, positions, (wanted if name == WEIGHT else now[name])[positions])
             for tensors, part in zip(after, kept.split([t[WEIGHT].numel() for t in after]), strict=True):
                 tensors[name].copy_(part.view_as(tensors[name]))
         width = wanted.element_size() * 8
-        self.sent_bits += len(names) * width * int(mask.sum()) + positions_bits(int(mask.sum()), len(mask))
+        self.sent_bits += len(names) * width * len(positions) + positions_bits(len(positions), len(changes))
 
     def _pairs(self, after: list[dict[str, Tensor]]) -> Iterable[tuple[dict[str, Tensor], dict[str, Tensor]]]:
         return zip(self._before, after, strict=True)

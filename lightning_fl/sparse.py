@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import reduce
 
 import torch
 from torch import Tensor
 
 from lightning_fl.bits import bit_width, pack, unpack
+
+SAMPLE = 50_000  # numbers from which a threshold is guessed
 
 
 def num_kept(alpha: float, count: int) -> int:
@@ -22,28 +25,28 @@ def num_kept(alpha: float, count: int) -> int:
 
 
 def top_k(vector: Tensor, k: int) -> Tensor:
-    """Which k numbers are the largest in magnitude: of equal ones the first, a NaN only where nothing else is left.
+    """Where the k numbers are that are largest in magnitude: of equal ones the first, a NaN only where nothing else is left.
 
     Args:
         vector: numbers (d,).
         k: how many, 0 ≤ k ≤ d.
 
     Returns:
-        Mask (d,) of exactly k coordinates.
+        Positions (k,), ascending.
 
     >>> top_k(torch.tensor([1.0, -3.0, 3.0, float("nan"), 2.0]), 2).tolist()
-    [False, True, True, False, False]
+    [1, 2]
     """
-    return _largest(_magnitude(vector), k)
+    return _largest(vector.abs(), k)
 
 
 def top_k_of_max(vectors: Sequence[Tensor], k: int) -> Tensor:
-    """Which k coordinates are the largest in magnitude in any of the vectors (d,); otherwise as `top_k`."""
-    return _largest(torch.stack([_magnitude(x) for x in vectors]).amax(0), k)
+    """Where the k numbers are that are largest in magnitude in any of the vectors (d,); otherwise as `top_k`."""
+    return _largest(reduce(torch.fmax, (x.abs() for x in vectors)), k)  # fmax passes over NaN
 
 
 def top_k_in_turns(vectors: Sequence[Tensor], k: int) -> Tensor:
-    """k coordinates taken rank by rank: each vector offers its largest, then its second, … until k distinct ones are there.
+    """k positions taken rank by rank: each vector offers its largest, then its second, … until k distinct ones are there.
 
     At one rank the offers are taken in order of magnitude, of equal ones the earlier vector's.
 
@@ -52,40 +55,61 @@ def top_k_in_turns(vectors: Sequence[Tensor], k: int) -> Tensor:
         k: how many, 0 ≤ k ≤ d.
 
     Returns:
-        Mask (d,) of exactly k coordinates.
+        Positions (k,), ascending.
     """
     offers, magnitudes = [], []
     for vector in vectors:
-        magnitude = _magnitude(vector)
-        chosen = _largest(magnitude, k).nonzero().flatten()
-        ranked = magnitude[chosen].sort(descending=True, stable=True)
-        offers.append(chosen[ranked.indices])
+        positions = top_k(vector, k)
+        ranked = _without_nan(vector[positions].abs()).sort(descending=True, stable=True)
+        offers.append(positions[ranked.indices])
         magnitudes.append(ranked.values)
-    in_turn = torch.stack(magnitudes).sort(dim=0, descending=True, stable=True).indices
-    sequence = torch.stack(offers).gather(0, in_turn).T.flatten()  # rank by rank, (k · vectors,)
-    turns = torch.arange(len(sequence), device=sequence.device)
-    first = torch.full_like(vectors[0], len(sequence), dtype=torch.int64)
+    in_turn = torch.stack(magnitudes, dim=1).sort(descending=True, stable=True).indices  # (k, vectors)
+    sequence = torch.stack(offers, dim=1).gather(1, in_turn).flatten()
+    turns = torch.arange(len(sequence), dtype=torch.int32, device=sequence.device)
+    first = torch.empty_like(vectors[0], dtype=torch.int32)
+    first[sequence] = len(sequence)
     first.scatter_reduce_(0, sequence, turns, "amin")
-    mask = torch.zeros_like(vectors[0], dtype=torch.bool)
-    mask[sequence[first[sequence] == turns][:k]] = True
-    return mask
-
-
-def _magnitude(vector: Tensor) -> Tensor:
-    """|x|, and −1 for NaN, so that it comes last."""
-    magnitude = vector.abs()
-    return torch.where(magnitude.isnan(), -1.0, magnitude)
+    return sequence[first[sequence] == turns][:k].sort().values
 
 
 def _largest(magnitude: Tensor, k: int) -> Tensor:
-    """Mask of the k largest of `magnitude` (d,), of equal ones the first."""
+    """Positions (k,), ascending, of the k largest of `magnitude` (d,), of equal ones the first, NaN last."""
     if k == 0 or k >= len(magnitude):
-        return torch.full_like(magnitude, k > 0, dtype=torch.bool)
+        return torch.arange(k, device=magnitude.device)
+    among = _candidates(magnitude, k)
+    if among is not None:
+        return among[_largest_mask(magnitude[among], k)]
+    return _largest_mask(_without_nan(magnitude), k).nonzero().flatten()
+
+
+def _candidates(magnitude: Tensor, k: int) -> Tensor | None:
+    """Positions, ascending, of a few more than the k largest of many numbers: all above a number guessed from a sample.
+
+    None where there are few numbers anyway, or where the guess was bad.
+    """
+    count, stride = len(magnitude), len(magnitude) // SAMPLE
+    if stride < 2:
+        return None
+    sample = _without_nan(magnitude[::stride])
+    expected = k * len(sample) / count
+    rank = int(expected + 5 * expected**0.5) + 1
+    if rank > len(sample):
+        return None
+    above = (magnitude > sample.topk(rank, sorted=False).values.amin()).nonzero().flatten()
+    return above if len(above) >= k else None
+
+
+def _largest_mask(magnitude: Tensor, k: int) -> Tensor:
     threshold = magnitude.topk(k, sorted=False).values.amin()
     mask = magnitude > threshold
-    missing = k - int(mask.sum())
+    missing = k - int(torch.count_nonzero(mask))
     mask[(magnitude == threshold).nonzero().flatten()[:missing]] = True
     return mask
+
+
+def _without_nan(magnitude: Tensor) -> Tensor:
+    """−1 for NaN, so that it comes last."""
+    return torch.where(magnitude.isnan(), -1.0, magnitude)
 
 
 def positions_bits(k: int, count: int) -> int:
@@ -97,17 +121,20 @@ def positions_bits(k: int, count: int) -> int:
     return 0 if k == count else min(count, k * bit_width(count))
 
 
-def pack_positions(mask: Tensor) -> Tensor:
-    """The coordinates of a mask (d,) as bytes, in the shorter of the two ways."""
-    indices = mask.nonzero().flatten()
-    k, count = len(indices), len(mask)
+def pack_positions(positions: Tensor, count: int) -> Tensor:
+    """Ascending positions (k,) among `count` as bytes, in the shorter of the two ways."""
+    k = len(positions)
     if k == count:
-        return torch.empty(0, dtype=torch.uint8, device=mask.device)
-    return pack(indices, bit_width(count)) if k * bit_width(count) < count else pack(mask, 1)
+        return torch.empty(0, dtype=torch.uint8, device=positions.device)
+    if k * bit_width(count) < count:
+        return pack(positions, bit_width(count))
+    mask = torch.zeros(count, dtype=torch.bool, device=positions.device)
+    mask[positions] = True
+    return pack(mask, 1)
 
 
 def unpack_positions(packed: Tensor, k: int, count: int) -> Tensor:
-    """The indices (k,), ascending, that `pack_positions` packed."""
+    """The positions (k,), ascending, that `pack_positions` packed."""
     if k == count:
         return torch.arange(count, device=packed.device)
     if k * bit_width(count) < count:

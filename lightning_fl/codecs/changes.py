@@ -34,9 +34,9 @@ class Changes(Codec):
         changed = torch.zeros(setting.layout.numel, dtype=torch.bool, device=message["model"].device)
         for name, vector in vectors.items():
             changed |= vector != memory[name]
-        num_changed, count = int(changed.sum()), len(changed)
-        sparse = {name: Packed.whole(x[changed]) for name, x in vectors.items()}
-        sparse[POSITIONS] = Packed(pack_positions(changed), positions_bits(num_changed, count))
+        positions, count = changed.nonzero().flatten(), len(changed)
+        sparse = {name: Packed.whole(x[positions]) for name, x in vectors.items()}
+        sparse[POSITIONS] = Packed(pack_positions(positions, count), positions_bits(len(positions), count))
         if _bits(sparse) < _bits({name: payload[name] for name in vectors}):
             payload |= sparse
         return payload, vectors

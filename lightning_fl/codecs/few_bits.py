@@ -9,6 +9,8 @@ one adds it to the next upload.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -77,9 +79,11 @@ class OneBit(Codec):
         message = {}
         for name, packed in payload.items():
             if self.loses(name):
-                positive = unpack(packed.content, setting.layout.numel, 1).bool()
-                scales = _spread(payload[f"{SCALES}{name}"].content, self.groups, setting)
-                message[name] = torch.where(positive, scales, -scales)
+                scales = payload[f"{SCALES}{name}"].content
+                signs = unpack(packed.content, setting.layout.numel, 1).to(scales.dtype).mul_(2).sub_(1)
+                for part, scale in _scaled(signs, scales, self.groups, setting):
+                    part.mul_(scale)
+                message[name] = signs
             elif not name.startswith(SCALES):
                 message[name] = packed.content
         return message
@@ -118,14 +122,15 @@ class Quantiser(Codec):
             if not compressible(name):
                 payload[name] = Packed.whole(vector)
                 continue
-            magnitude = vector.abs()
-            parts = magnitude.split(_sizes(self.groups, setting))
+            ratio = vector.abs()
+            parts = ratio.split(_sizes(self.groups, setting))
             scales = torch.stack([x.amax() if len(x) else x.new_zeros(()) for x in parts])
-            ratio = (magnitude / _spread(scales, self.groups, setting)).nan_to_num_(0.0)
-            ratio = ratio.to(torch.promote_types(ratio.dtype, torch.float32))
-            level = self._log_level(ratio) if self.levels == "log" else self._uniform_level(ratio)
-            level |= (vector < 0).to(level.dtype) << (self.bits - 1)
-            payload[name] = Packed(pack(level, self.bits), len(vector) * self.bits)
+            for part, scale in _scaled(ratio, scales, self.groups, setting):
+                part.div_(scale)
+            ratio = ratio.nan_to_num_(0.0).to(torch.promote_types(ratio.dtype, torch.float32))
+            code = self._log_level(ratio) if self.levels == "log" else self._uniform_level(ratio)
+            code |= (vector < 0).to(code.dtype) << (self.bits - 1)
+            payload[name] = Packed(pack(code, self.bits), len(vector) * self.bits)
             payload[f"{SCALES}{name}"] = Packed.whole(scales)
         return payload, {}
 
@@ -136,13 +141,14 @@ class Quantiser(Codec):
             if compressible(name):
                 scales = payload[f"{SCALES}{name}"].content
                 code = unpack(packed.content, setting.layout.numel, self.bits)
-                level = code & self._most
-                if self.levels == "log":
-                    ratio = torch.where(level > 0, torch.exp2(1 - level.to(scales.dtype)), 0.0)
+                if self.bits <= 8:  # few codes: each one's value is worked out once
+                    all_codes = torch.arange(2**self.bits, device=code.device)
+                    value = self._value(all_codes, scales.dtype).index_select(0, code.int())
                 else:
-                    ratio = level.to(scales.dtype) / self._most
-                value = ratio * _spread(scales, self.groups, setting)
-                message[name] = torch.where(code > self._most, -value, value)
+                    value = self._value(code, scales.dtype)
+                for part, scale in _scaled(value, scales, self.groups, setting):
+                    part.mul_(scale)
+                message[name] = value
             elif not name.startswith(SCALES):
                 message[name] = packed.content
         return message
@@ -153,14 +159,25 @@ class Quantiser(Codec):
         return 2 ** (self.bits - 1) - 1
 
     def _uniform_level(self, ratio: Tensor) -> Tensor:
-        return (ratio * self._most + 0.5).to(torch.int64).clamp_(max=self._most).to(self._dtype)
+        return (ratio * self._most + 0.5).to(self._dtype).clamp_(max=self._most)
 
     def _log_level(self, ratio: Tensor) -> Tensor:
-        """Level 0 is zero, level j + 1 is 2^−j: the border between 2^−j and 2^−j−1 is 0.75 · 2^−j."""
-        mantissa, exponent = torch.frexp(ratio)  # in [0.5, 1)
-        level = exponent.neg_().add_(2).sub_((mantissa >= 0.75).to(exponent.dtype)).clamp_(max=self._most)
-        smallest = 2.0**-self._most  # half of the lowest level but zero
-        return level.mul_((ratio >= smallest) & (ratio > 0)).to(self._dtype)
+        """How many borders are at or below the ratio: 2^−most, then 0.75 · 2^−j, half-way to the next level above."""
+        count = min(self._most, 1 - math.frexp(torch.finfo(ratio.dtype).smallest_normal)[1])
+        borders = 0.75 * torch.exp2(torch.arange(1 - count, 1, device=ratio.device, dtype=ratio.dtype))
+        if count == self._most:
+            borders[0] = 2.0**-count
+        level = torch.bucketize(ratio, borders, right=True, out_int32=True).to(self._dtype)
+        return level if count == self._most else level.add_(self._most - count).mul_(level > self._most - count)
+
+    def _value(self, code: Tensor, dtype: torch.dtype) -> Tensor:
+        """Signed share of the scale."""
+        level = code & self._most
+        if self.levels == "log":
+            share = torch.exp2((level - self._most).to(dtype)).mul_(level > 0)  # in floats large levels are all alike
+        else:
+            share = level.to(dtype) / self._most
+        return torch.where(code > self._most, -share, share)
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -176,9 +193,6 @@ def _sizes(groups: Groups, setting: Setting) -> list[int]:
     return list(setting.layout.sizes) if groups == "tensor" else [setting.layout.numel]
 
 
-def _spread(scales: Tensor, groups: Groups, setting: Setting) -> Tensor:
-    """Each coordinate's scale (d,)."""
-    if groups == "global":
-        return scales.expand(setting.layout.numel)
-    sizes = torch.tensor(setting.layout.sizes, device=scales.device)
-    return scales.repeat_interleave(sizes, output_size=setting.layout.numel)
+def _scaled(vector: Tensor, scales: Tensor, groups: Groups, setting: Setting) -> Iterable[tuple[Tensor, Tensor]]:
+    """The groups of a vector (d,), as views, each with its scale."""
+    return zip(vector.split(_sizes(groups, setting)), scales, strict=True)

@@ -42,7 +42,7 @@ class OneMask(Codec):
 
     @abstractmethod
     def choose(self, vectors: Message, k: int) -> Tensor:
-        """The mask (d,) of the k coordinates to send of these vectors (d,)."""
+        """The positions (k,), ascending, to send of these vectors (d,)."""
 
     def deltas_only(self) -> bool:
         """Yes, unless everything is kept."""
@@ -57,10 +57,10 @@ class OneMask(Codec):
         vectors = {name: x for name, x in message.items() if compressible(name)}
         payload = {name: Packed.whole(x) for name, x in message.items() if name not in vectors}
         if vectors:  # a client may have buffers alone to send, where an exchange chose no layer of it
-            k = num_kept(self.alpha, setting.layout.numel)
-            mask = self.choose(vectors, k)
-            payload |= {name: Packed.whole(x[mask]) for name, x in vectors.items()}
-            payload["mask"] = Packed(pack_positions(mask), positions_bits(int(mask.sum()), len(mask)))
+            count = setting.layout.numel
+            positions = self.choose(vectors, num_kept(self.alpha, count))
+            payload |= {name: Packed.whole(x[positions]) for name, x in vectors.items()}
+            payload["mask"] = Packed(pack_positions(positions, count), positions_bits(len(positions), count))
         return payload, {}
 
     def decode(self, payload: Payload, setting: Setting) -> Message:

@@ -44,10 +44,10 @@ class TopK(Codec):
             if not compressible(name):
                 payload[name] = Packed.whole(vector)
                 continue
-            mask = top_k(vector, num_kept(self.alpha, len(vector)))
-            values = vector[mask]
-            payload[name] = Packed.whole(values)
-            payload[f"mask/{name}"] = Packed(pack_positions(mask), positions_bits(len(values), len(vector)))
+            count = len(vector)
+            positions = top_k(vector, num_kept(self.alpha, count))
+            payload[name] = Packed.whole(vector[positions])
+            payload[f"mask/{name}"] = Packed(pack_positions(positions, count), positions_bits(len(positions), count))
         return payload, {}
 
     def decode(self, payload: Payload, setting: Setting) -> Message:
