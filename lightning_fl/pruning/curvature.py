@@ -67,7 +67,7 @@ def hessian_product(loss: Function, point: Sequence[Tensor]) -> Product:
             retain_graph=True,
             materialize_grads=True,
         )
-        return _flat(result)
+        return _flat(result).to(vector.dtype)
 
     return product
 
@@ -91,7 +91,7 @@ def gauss_newton_product(outputs: Function, loss: Callable[[Tensor], Tensor], po
     def product(vector: Tensor) -> Tensor:
         _, moved = jvp(at, leaves, tuple(_split(vector, leaves)))
         _, curved = jvp(grad(loss), (found,), (moved,))
-        return _flat(pull_back(curved))
+        return _flat(pull_back(curved)).to(vector.dtype)
 
     return product
 
