@@ -204,7 +204,9 @@ class FederatedDataModule(L.LightningDataModule, ABC):
         holders = [(client, indices) for client, indices in holders if len(indices)]
         degrees = np.zeros(len(holders))
         if self.label_histograms is not None and self.server_histogram is not None:
-            counts = [self.server_histogram if client is None else self.label_histograms[client] for client, _ in holders]
+            counts = [
+                self.server_histogram if client is None else self.label_histograms[client] for client, _ in holders
+            ]
             degrees = non_iid_degree(np.array(counts), self.label_histograms.sum(0))
         return [
             Source(client, self.train, indices, float(degree))

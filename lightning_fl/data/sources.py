@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from lightning_fl.data.loaders import SampleLoader
 from lightning_fl.data.samples import Samples
 
 
@@ -39,5 +40,4 @@ class Source:
             size: of the batch, at least 1; all samples if there are fewer.
             rng: draws them, without replacement.
         """
-        rows = rng.choice(self.indices, min(size, len(self.indices)), replace=False)
-        return next(iter(self.samples.batches(len(rows), rows)))
+        return SampleLoader(self.samples, self.indices, size).draw(size, rng)

@@ -1,4 +1,4 @@
-"""From the rates of many sources of data to the number of filters that each layer loses: the rest of FedAP.
+"""From the rates of many sources of data to the rate of each layer: the rest of FedAP.
 
 Liu et al., Efficient Federated Learning Using Dynamic Update and Adaptive Pruning with Momentum on Shared Server Data, ACM TIST
 2024, equations (14) and (15):
@@ -6,8 +6,8 @@ Liu et al., Efficient Federated Learning Using Dynamic Update and Adaptive Pruni
     p* = Σ_k a_k p*_k / Σ_k a_k,   a_k = n_k / (D(P_k) + ε)          D: the non-IID degree of the source's labels
     𝒱  = the ⌊R p*⌋-th smallest |v| of all R parameters
     p*_l = share of |v| < 𝒱 among the weights of layer l, without its bias
-    layer l of c_l filters loses ⌊p*_l c_l⌋, and keeps at least one
 
+Layer l then loses ⌊p*_l c_l⌋ of its c_l filters, and keeps at least one (`filters_to_keep`).
 The paper's sum over clients ends at n, which should be their number.
 """
 
@@ -59,36 +59,11 @@ def magnitude_threshold(parameters: Iterable[Tensor], rate: float) -> float:
     return float(magnitudes.kthvalue(place).values) if place else 0.0
 
 
-def layer_rate(weight: Tensor, threshold: float) -> Fraction:
-    """p*_l, exactly.
+def layer_rate(weight: Tensor, threshold: float) -> float:
+    """p*_l.
 
     Args:
         weight: of the layer, without bias.
         threshold: 𝒱.
     """
-    return Fraction(int((weight.detach().abs() < threshold).sum()), weight.numel())
-
-
-def num_dropped(rate: Fraction, num_filters: int) -> int:
-    """How many of its filters a layer loses: ⌊p*_l c_l⌋, but never all.
-
-    >>> [num_dropped(Fraction(29, 100), 100), num_dropped(Fraction(1), 8)]
-    [29, 7]
-    """
-    return min(int(rate * num_filters), num_filters - 1)
-
-
-def kept_filters(scores: Tensor, count: int) -> Tensor:
-    """The filters that stay when the `count` of the lowest scores go; of equal ones the first goes first.
-
-    Args:
-        scores: of each filter (c,), more than `count`.
-        count: filters to drop.
-
-    Returns:
-        Their indices (c − count,), ascending, int64.
-
-    >>> kept_filters(torch.tensor([2.0, 1.0, 3.0, 1.0]), 1).tolist()
-    [0, 2, 3]
-    """
-    return scores.sort(stable=True).indices[count:].sort().values
+    return int((weight.detach().abs() < threshold).sum()) / weight.numel()

@@ -14,7 +14,7 @@ from lightning_fl.pruning.curvature import Product
 from lightning_fl.pruning.spectral_rates import gap_rate, lipschitz_constant, plateau_rate
 from lightning_fl.pruning.spectrum import exact_spectrum, spectrum
 
-MODES = ("slq_plateau", "gap")
+RATE_MODES = ("slq_plateau", "gap")
 EXACT = 2000
 """Parameters up to which the gap is looked for among all eigenvalues."""
 
@@ -37,8 +37,8 @@ class SourceRate:
 
     def __post_init__(self) -> None:
         """Check."""
-        if self.mode not in MODES:
-            raise UserError(f"rate_mode {self.mode!r} is unknown; {nearest(str(self.mode), MODES)}.")
+        if self.mode not in RATE_MODES:
+            raise UserError(f"rate_mode {self.mode!r} is unknown; {nearest(str(self.mode), RATE_MODES)}.")
         require(self.steps >= 2, f"lanczos_steps must be at least 2, got {self.steps}.")
         require(self.probes >= 1, f"probes must be at least 1, got {self.probes}.")
         require(0 <= self.max_rate < 1, f"max_rate lies in [0, 1), got {self.max_rate}.")
@@ -63,9 +63,7 @@ class SourceRate:
         """
         here, start = curvature(point), _vector_like(point)
         exact = self.mode == "gap" and len(start) <= EXACT
-        found = (
-            exact_spectrum(here, start) if exact else spectrum(here, start, generator, self.steps, self.probes)
-        )
+        found = exact_spectrum(here, start) if exact else spectrum(here, start, generator, self.steps, self.probes)
         if not found.is_finite:
             return float("nan")
         if self.mode == "slq_plateau":

@@ -1,19 +1,10 @@
-"""From rates to filters."""
-
-from fractions import Fraction
+"""From the rates of sources to those of layers."""
 
 import numpy as np
 import pytest
 import torch
 
-from lightning_fl.pruning.rates import (
-    kept_filters,
-    layer_rate,
-    magnitude_threshold,
-    mean_rate,
-    num_dropped,
-    source_weights,
-)
+from lightning_fl.pruning.rates import layer_rate, magnitude_threshold, mean_rate, source_weights
 
 
 def test_mean_rate_trusts_large_and_typical_sources():
@@ -39,21 +30,6 @@ def test_threshold_takes_rates_as_they_were_written():
 
 def test_layers_lose_what_is_strictly_below():
     weight = torch.tensor([[0.1, -0.2], [0.3, 0.2]])
-    assert layer_rate(weight, 0.2) == Fraction(1, 4)
-    assert layer_rate(weight, 0.25) == Fraction(3, 4)
+    assert layer_rate(weight, 0.2) == 1 / 4
+    assert layer_rate(weight, 0.25) == 3 / 4
     assert layer_rate(weight, 0.0) == 0
-
-
-def test_filters_dropped_are_counted_exactly():
-    # 0.7 · 10 is 6.999… in floats.
-    assert num_dropped(Fraction(7, 10), 10) == 7
-    assert num_dropped(Fraction(1), 5) == 4  # one stays
-    assert num_dropped(Fraction(9, 10), 1) == 0
-    assert num_dropped(Fraction(0), 5) == 0
-
-
-def test_lowest_scores_go_first_and_of_equal_ones_the_first():
-    scores = torch.tensor([1.0, 0.0, 2.0, 0.0, 1.0])
-    assert kept_filters(scores, 0).tolist() == [0, 1, 2, 3, 4]
-    assert kept_filters(scores, 1).tolist() == [0, 2, 3, 4]
-    assert kept_filters(scores, 3).tolist() == [2, 4]
