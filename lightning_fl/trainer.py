@@ -334,7 +334,7 @@ class FederatedTrainer(TrainerSurface):
         if stage != "predict" and not is_overridden(f"{stage}_step", module):
             raise UserError(f"{type(module).__name__} has no {stage}_step.")
         if self.ckpt_path is not None:
-            persistence.load_model(module, checkpoints.load(self.ckpt_path), self.ckpt_path)
+            persistence.evaluate_checkpoint(self, self.ckpt_path)
         short = {"validation": "val"}.get(stage, stage)
         loaders = as_loaders(getattr(self.data, f"{short}_dataloader")())
         limits = num_batches(loaders, self.limits[f"limit_{short}_batches"])
