@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from lightning_fl.client_states import ClientStates, ClientStatesOnDisk
+from lightning_fl.cut import Cut, layout_of
 from lightning_fl.errors import UserError
 from lightning_fl.link import Ledger
+from lightning_fl.pruning import Plan
 from lightning_fl.slots import Rule, State
 from lightning_fl.tree import Layout
 
@@ -38,6 +40,7 @@ class Run:
         server_memory: codec memory of the downlink.
         ledger: bits that crossed.
         simulated_seconds: what the run would have taken on the simulated network.
+        macs_at_start: multiply-accumulates of one sample's forward pass before anything was pruned, if they can be counted.
     """
 
     seed: int
@@ -54,6 +57,7 @@ class Run:
     server_memory: State = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
     simulated_seconds: float = 0.0
+    macs_at_start: int | None = None
 
     def random(self, purpose: int, client: int = 0) -> np.random.Generator:
         """The random stream of this round for `purpose` (and client)."""
@@ -77,6 +81,18 @@ class Run:
             return rule.init(received)
         return {name: x.to(self.params.device, copy=True) for name, x in state.items()}
 
+    def surgery(self, plan: Plan) -> None:
+        """Cut everything that has a parameter's shape, the server's and all clients', down to what a pruning keeps."""
+        cut = Cut.of(self.layout, self.buffer_layout, plan)
+        self.layout, self.buffer_layout = cut.layout, cut.buffer_layout
+        self.params, self.buffers = cut.params(self.params), cut.buffers(self.buffers)
+        self.counters = {name: plan.cut(name, x) for name, x in self.counters.items()}
+        self.server = {name: cut.state(state) for name, state in self.server.items()}
+        self.server_memory = cut.state(self.server_memory)
+        for kept in (self.clients, self.client_memory):
+            for client in list(kept):
+                kept[client] = cut.state(kept[client])
+
     def state_dict(self) -> dict[str, Any]:
         """All of it; whatever the round under way changes, this stays as it is now. `as_saved` makes it plain."""
         return {
@@ -97,6 +113,7 @@ class Run:
             "server_memory": dict(self.server_memory),
             "ledger": self.ledger.state_dict(),
             "simulated_seconds": self.simulated_seconds,
+            "macs_at_start": self.macs_at_start,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -110,8 +127,9 @@ class Run:
         device = self.params.device
 
         def relaid(tensors: State, to: torch.device) -> State:
+            of_model = {name for name, x in tensors.items() if layout_of(name, x, source, self.buffer_layout) is source}
             return {
-                name: (self.layout.relay(x, source) if x.shape[-1:] == (source.numel,) else x).to(to, copy=True)
+                name: (self.layout.relay(x, source) if name in of_model else x).to(to, copy=True)
                 for name, x in tensors.items()
             }
 
@@ -129,6 +147,7 @@ class Run:
         self.server_memory = relaid(state["server_memory"], device)
         self.ledger.load_state_dict(state["ledger"])
         self.simulated_seconds = state["simulated_seconds"]
+        self.macs_at_start = state.get("macs_at_start", self.macs_at_start)  # checkpoints of 0.1 have none
 
     def _check_fits(self, state: dict[str, Any]) -> None:
         for kind, layout, prefix in (("parameter", self.layout, ""), ("buffer", self.buffer_layout, "buffer_")):

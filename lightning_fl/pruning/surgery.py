@@ -20,6 +20,7 @@ def prune(module: nn.Module, plan: Plan, optimizers: Iterable[Optimizer] = ()) -
     Parameters stay the same objects, so whoever holds one keeps it; their gradients are dropped. The plan is remembered
     (`plans_of`).
     """
+    optimizers = list(optimizers)
     parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
     for name in plan.axes:
         if name in parameters:
@@ -59,6 +60,8 @@ def _replace(parameter: nn.Parameter, tensor: Tensor) -> None:
 def _tell_shape(layer: nn.Module) -> None:
     """Make a layer's own numbers agree with its weight."""
     if isinstance(layer, nn.modules.conv._ConvNd):
+        if layer.groups == layer.in_channels > 1:  # depthwise
+            layer.groups = layer.weight.shape[0]
         layer.out_channels, layer.in_channels = layer.weight.shape[0], layer.weight.shape[1] * layer.groups
     elif isinstance(layer, nn.Linear):
         layer.out_features, layer.in_features = layer.weight.shape
