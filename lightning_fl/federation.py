@@ -16,9 +16,10 @@ from lightning_fl.clock import SimulatedClock
 from lightning_fl.codecs import Dense
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.groups import Group
+from lightning_fl.learner import ModuleLearner
 from lightning_fl.link import Ledger, Link
 from lightning_fl.pruning import Plan
-from lightning_fl.run import COHORT, DROPOUT, EXCHANGE, Run
+from lightning_fl.run import COHORT, DROPOUT, EXCHANGE, SETUP, Run
 from lightning_fl.runners import (
     LocalPlan,
     Outcome,
@@ -54,6 +55,7 @@ class Federation:
         macs: multiply-accumulates of one sample's forward pass, if they can be counted.
         runner: trains the clients.
         on_upload: called after each upload with the client, its place and the number of uploads of the round.
+        on_prepared: called likewise for each client that has done its work before the first round.
     """
 
     algorithm: Algorithm
@@ -69,6 +71,7 @@ class Federation:
     dropout_rate: float
     macs: int | None
     on_upload: Callable[[int, int, int], None]
+    on_prepared: Callable[[int, int, int], None]
     runner: Runner = serial
 
     @property
@@ -93,10 +96,11 @@ class Federation:
     def prepare(self) -> None:
         """The turn before the first round, whose transfers are set-up."""
         run = self.run
-        link = Link(self.setting, Dense(), Dense(), run.ledger, {}, {})
-        turn = SetUp(self.setting, self.data, link, self.server, run.params, run.buffers)
+        link = Link(self.setting, Dense(), Dense(), run.ledger, {}, {}, random=partial(run.random, SETUP))
+        learner = ModuleLearner(self.worker, self.data, run, self.eligible, self.on_prepared)
+        turn = SetUp(self.setting, self.data, link, self.server, learner, run.params, run.buffers)
         self.algorithm.prepare(turn)
-        run.params, run.buffers = turn.params, turn.buffers
+        run.params, run.buffers = (self.worker.fabric.broadcast(x).to(x.device) for x in (turn.params, turn.buffers))
         run.ledger.close_setup()
 
     def announce(self, plan: Plan) -> None:
@@ -203,7 +207,8 @@ class Federation:
 
     def _select_cohort(self) -> list[int]:
         """K clients with samples, uniformly without replacement, by seed and round alone."""
-        chosen = self.run.random(COHORT).choice(self.eligible, self.cohort_size, replace=False)
+        size = self.cohort_size if self.algorithm.trains_in_rounds else 0
+        chosen = self.run.random(COHORT).choice(self.eligible, size, replace=False)
         return [int(client) for client in chosen]
 
     def _arriving(self, cohort: list[int]) -> list[int]:

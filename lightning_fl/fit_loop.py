@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -113,7 +114,8 @@ class FitLoop:
             num_rounds=trainer.max_rounds,
             dropout_rate=trainer.dropout_rate,
             macs=count_macs(worker, data.client(int(data.client_sizes.argmax())), data.train.resident),
-            on_upload=self._on_upload,
+            on_upload=partial(trainer.hooks.call, "on_client_upload"),
+            on_prepared=partial(trainer.hooks.call, "on_client_prepared"),
         )
         if trainer.fabric.world_size > 1:
             check_sums(algorithm.aggregator)
@@ -263,10 +265,6 @@ class FitLoop:
         )
         trainer.hooks.call("on_sanity_check_end")
         trainer.state.stage = RunningStage.TRAINING
-
-    def _on_upload(self, client: int, place: int, total: int) -> None:
-        """Tell callbacks that a client's upload has arrived."""
-        self.trainer.hooks.call("on_client_upload", client, place, total)
 
     def _log(self, record: dict[str, float]) -> None:
         """One row to every logger."""

@@ -47,8 +47,17 @@ class RoundProgressBar(ProgressBar):
         """Print above the bar."""
         tqdm.write(" ".join(map(str, arguments)), file=options.get("file", sys.stdout))
 
+    def on_client_prepared(
+        self, trainer: Any, pl_module: LightningModule, client: int, position: int, total: int
+    ) -> None:
+        """Show how far the turn before the first round is; called by methods whose clients have work there."""
+        if self._bar is None:
+            self._bar = tqdm(total=total, desc="Set-up", unit="client", dynamic_ncols=True, disable=not self._enabled)
+        self._bar.update(position - self._bar.n)
+
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Open the bar."""
+        self._close()
         self._bar = tqdm(
             total=trainer.max_rounds,
             initial=trainer.current_epoch,

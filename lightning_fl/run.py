@@ -18,7 +18,7 @@ from lightning_fl.slots import Rule, State
 from lightning_fl.tree import Layout
 
 # What a stream of random numbers is for: part of its seed, so that no two streams coincide.
-COHORT, DROPOUT, CLIENT, SERVER, EXCHANGE = range(5)
+COHORT, DROPOUT, CLIENT, SERVER, EXCHANGE, SETUP = range(6)
 
 
 @dataclass

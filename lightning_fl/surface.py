@@ -117,7 +117,7 @@ class TrainerSurface:
     def validates_this_round(self) -> bool:
         """Whether the round under way ends with a validation: every n-th does, and the last."""
         done = self.current_epoch + 1
-        return done % self.val_every_n_rounds == 0 or done >= self.max_rounds
+        return done % self.val_every_n_rounds == 0 or done >= self.max_rounds or self.should_stop
 
     @property
     def enable_validation(self) -> bool:

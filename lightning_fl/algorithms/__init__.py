@@ -8,6 +8,7 @@ from lightning_fl.algorithms.fedavg import FedAvg
 from lightning_fl.algorithms.fedda import FedDA, FedDUDA
 from lightning_fl.algorithms.feddf import FedDF
 from lightning_fl.algorithms.feddu import FedDU, FedDUDM, FedDUM, FedDUS, FedDUSM
+from lightning_fl.algorithms.fedkt import FedKT
 from lightning_fl.algorithms.fedldf import HDFL, FedADP, FedLDF, RandomLayers
 from lightning_fl.algorithms.fednova import FedNova
 from lightning_fl.algorithms.fedprox import FedProx
@@ -37,6 +38,7 @@ __all__ = [
     "FedDUM",
     "FedDUS",
     "FedDUSM",
+    "FedKT",
     "FedLDF",
     "FedNova",
     "FedProx",

@@ -35,6 +35,9 @@ class Algorithm:
     that fits can also be put together here, from Python or YAML.
     """
 
+    trains_in_rounds = True
+    """Whether clients take part in the rounds; a method that does all its work before the first selects none."""
+
     def __init__(
         self,
         rule: Rule = LocalOptimizer(),  # noqa: B008 -- parts are frozen

@@ -33,8 +33,8 @@ class Selection(ABC):
 
         Args:
             batch_size: samples per batch, at least 1.
-            generator: a CPU generator that decides the order and any augmentation; None: the order given to `select`,
-                without augmentation.
+            generator: a CPU generator that decides the order, `torch.randperm(len(self), generator=generator)` before all else,
+                and any augmentation; None: the order given to `select`, without augmentation.
         """
 
 

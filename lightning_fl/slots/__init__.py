@@ -15,7 +15,7 @@ from lightning_fl.slots.exchange import Channel, Exchange, Result, Upload
 from lightning_fl.slots.message import KINDS, Message, State, compressible, is_finite, kind_of
 from lightning_fl.slots.rule import LocalTraining, Rule
 from lightning_fl.slots.setting import Setting
-from lightning_fl.slots.step import Server, ServerTraining, ServerTurn, SetUp, Step
+from lightning_fl.slots.step import Learner, Server, ServerTraining, ServerTurn, SetUp, Step
 from lightning_fl.slots.surgery import Surgery
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "Channel",
     "Codec",
     "Exchange",
+    "Learner",
     "LocalTraining",
     "Message",
     "Packed",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 from torch import Tensor
 
 from lightning_fl.slots.codec import Codec
@@ -17,6 +18,7 @@ from lightning_fl.slots.setting import Setting
 
 if TYPE_CHECKING:
     from lightning_fl.data import FederatedDataModule
+    from lightning_fl.data.samples import Selection
 
 
 @dataclass
@@ -80,6 +82,31 @@ class Server(Protocol):
         """Samples of each client and class, float32 (N, C)."""
 
 
+class Learner(Protocol):
+    """The module as a classifier that a method trains before the first round, see `lightning_fl.learner`.
+
+    A model is a message of `model` (d,) and `buffers` (d_b,), whole, no delta.
+    """
+
+    def train(
+        self,
+        start: Message,
+        samples: Selection,
+        labels: Tensor,
+        epochs: int,
+        batch_size: int,
+        learning_rate: float,
+        random: np.random.Generator,
+    ) -> Message:
+        """The model that Adam on the cross-entropy with these classes (m,) makes of `start`, on all m samples in `epochs`."""
+
+    def votes(self, model: Message, samples: Selection) -> Tensor:
+        """One vote for a class from every sample (m, C), int64 on the host, in evaluation mode."""
+
+    def sum_over_clients(self, work: Callable[[int], Tensor]) -> Tensor:
+        """Σ_k work(k) over the clients that have samples, each done by the process that simulates the client."""
+
+
 @dataclass
 class ServerTurn:
     """What the server's steps see and change in one round.
@@ -132,6 +159,7 @@ class SetUp:
         data: as the clients hold them in this method (`Algorithm.arrange`).
         channel: to and from the clients; numbers cross whole, whatever the codecs of the rounds.
         server: the server's own samples, and training on them.
+        learner: trains models that are not yet the federation's.
         params: the initial model (d,); may be replaced.
         buffers: its float buffers (d_b,); may be replaced.
     """
@@ -140,6 +168,7 @@ class SetUp:
     data: FederatedDataModule
     channel: Channel
     server: Server
+    learner: Learner
     params: Tensor
     buffers: Tensor
 

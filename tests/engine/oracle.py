@@ -1,8 +1,8 @@
 """The methods as the papers write them: plain loops in numpy float64 on the toy of `toys.Perceptron`, no code of ours.
 
 The order in which clients are drawn and see their samples is reproduced from its definition: streams seeded with
-(seed, round, purpose, client), purpose 0 for the cohort, 2 for a client's training, 3 for the server's and 4 for what the
-server draws about a client.
+(seed, round, purpose, client), purpose 0 for the cohort, 2 for a client's training, 3 for the server's, 4 for what the server
+draws about a client and 5 for what a client does before the first round.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -431,6 +431,55 @@ def feddf(
             rate = eta * (1 + np.cos(np.pi * step / steps)) / 2
             w = w - rate * corrected[0] / (np.sqrt(corrected[1]) + 1e-8)
     return w
+
+
+def fedkt(
+    problem: Problem,
+    w: np.ndarray,
+    s: int,
+    t: int,
+    epochs: int,
+    eta: float,
+    batch_size: int,
+    consistent: bool = True,
+    trace: list[np.ndarray] | None = None,
+) -> np.ndarray:
+    """Li et al. 2021, Algorithm 1 without noise, and then FedAvg; `trace` returns the votes (n_0, 2) of all clients."""
+    public, initial = problem.server_x, w
+
+    def learn(x: np.ndarray, classes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Adam from the initial model on the cross-entropy with these classes."""
+        seed, _ = rng.integers(2**63, size=2)
+        generator, step = torch.Generator().manual_seed(int(seed)), 0
+        y, m, v = initial.copy(), np.zeros_like(initial), np.zeros_like(initial)
+        for _ in range(epochs):
+            order = torch.randperm(len(x), generator=generator).numpy()
+            for start in range(0, len(order), batch_size):
+                rows, step = order[start : start + batch_size], step + 1
+                g = backward(y, x[rows], (softmax(output(y, x[rows])) - np.eye(2)[classes[rows]]) / len(rows))
+                m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+                y = y - eta * (m / (1 - 0.9**step)) / (np.sqrt(v / (1 - 0.999**step)) + 1e-8)
+        return y
+
+    def votes(models: list[np.ndarray]) -> np.ndarray:
+        return sum(np.eye(2, dtype=int)[output(model, public).argmax(1)] for model in models)
+
+    everyone = np.zeros((len(public), 2), dtype=int)
+    for k in (k for k in range(len(problem.x)) if k not in problem.absent):
+        rng, students = np.random.default_rng([problem.seed, 0, 5, k]), []
+        for _ in range(s):
+            shuffled = rng.permutation(len(problem.x[k]))
+            teachers = [learn(problem.x[k][p], problem.y[k][p].argmax(1), rng) for p in np.array_split(shuffled, t)]
+            students.append(teachers[0] if t == 1 else learn(public, votes(teachers).argmax(1), rng))
+        for row, counted in zip(votes(students), everyone, strict=True):
+            if not consistent or max(row) == s:
+                counted += row
+    if trace is not None:
+        trace.append(everyone)
+    heard = everyone.sum(1) > 0
+    words = np.random.SeedSequence([problem.seed, 0, 3, 0]).generate_state(2, np.uint64) >> np.uint64(1)
+    w = learn(public[heard], everyone[heard].argmax(1), np.random.default_rng(int(words[0])))
+    return fedavg(problem, w)
 
 
 def remembering(problem: Problem, w: np.ndarray, pull: float = 0.3) -> tuple[np.ndarray, dict[int, np.ndarray]]:

@@ -29,6 +29,7 @@ from lightning_fl.algorithms import (
     FedDUM,
     FedDUS,
     FedDUSM,
+    FedKT,
     FedLDF,
     FedNova,
     FedProx,
@@ -248,6 +249,21 @@ ROSTER = {
     "FedDF-probs": Entry(
         partial(FedDF, max_steps=4, learning_rate=0.02, average="probs"),
         partial(oracle.feddf, steps=4, batch_size=128, eta=0.02, temperature=1.0, probs=True),
+        num_server=9,
+    ),
+    "FedKT": Entry(
+        partial(FedKT, t=2, epochs=3, learning_rate=0.02, batch_size=4),
+        partial(oracle.fedkt, s=2, t=2, epochs=3, eta=0.02, batch_size=4),
+        num_server=9,
+    ),
+    "FedKT-light": Entry(
+        partial(FedKT, preset="light", learning_rate=0.01),
+        partial(oracle.fedkt, s=1, t=2, epochs=20, eta=0.01, batch_size=64),
+        num_server=9,
+    ),
+    "FedKT-teachers": Entry(
+        partial(FedKT, s=3, t=1, epochs=4, learning_rate=0.02, batch_size=4, consistent=False),
+        partial(oracle.fedkt, s=3, t=1, epochs=4, eta=0.02, batch_size=4, consistent=False),
         num_server=9,
     ),
     "FedLDF": Entry(partial(FedLDF, n=1), partial(oracle.fedldf, n=1), chosen(1, layers=2, feedback=True)),
