@@ -1,0 +1,90 @@
+"""Dynamic channel pruning in any Lightning trainer: FedDP's gates (Yu et al., CCGrid 2023) on a single network.
+
+Of each convolution only K = max(1, round(keep · C_out)) channels are used, chosen for every sample by a small gate that reads the
+convolution's input: `lightning_fl.gates` has the formulas. To the loss of each training step comes λ Σ_l mean ‖z_l‖₁, z what the
+gates say before their sigmoid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from lightning.pytorch import Callback, LightningModule
+from torch import nn
+
+from lightning_fl.errors import require
+from lightning_fl.gates import add_gates, gate_parameters, gates_of, penalised
+from lightning_fl.gates.gate import check_options
+from lightning_fl.gates.network import SKIPPED
+
+TRAINING_STEP = "training_step"
+
+
+class DynamicGates(Callback):
+    """Give a module's convolutions gates, which train with it.
+
+    The gates are children of the convolutions (`conv1.gate.weight`), there once `setup` has run, so `configure_optimizers` finds
+    them among `self.parameters()`, and checkpoints hold them. They stay on the module after the training, for `validate`, `test`
+    and `lightning_fl.gates.sliced`; `lightning_fl.gates.remove_gates` takes them off.
+
+    Args:
+        keep: share of the channels that stay, in (0, 1]; with 1 there are no gates at all. 0.7071 halves the MACs of a chain.
+        penalty: λ ≥ 0 of the lasso on the gates.
+        mode: `ste` chooses channels; `multiply` also scales those that stay by sigmoid(z).
+        detach_input: whether a gate's gradient stops at its input.
+        skip: parts of names of convolutions that get no gate.
+        seed: of the gates' initial weights.
+        saved: whether `state_dict` holds the gates, and with it every checkpoint. A checkpoint without them loads into the plain
+            network anywhere; a federation whose gates stay on the clients saves them as the clients' states.
+
+    Raises:
+        UserError: an argument outside its range; later, a module without convolutions.
+    """
+
+    def __init__(
+        self,
+        keep: float = 0.7071,
+        penalty: float = 1e-8,
+        mode: Literal["ste", "multiply"] = "ste",
+        detach_input: bool = True,
+        skip: Sequence[str] = SKIPPED,
+        seed: int = 0,
+        saved: bool = True,
+    ) -> None:
+        check_options(keep, mode)
+        require(penalty >= 0, f"penalty is the weight of the lasso on the gates and must be at least 0, got {penalty}.")
+        self.keep = keep
+        self.penalty = penalty
+        self.mode = mode
+        self.detach_input = detach_input
+        self.skip = tuple(skip)
+        self.seed = seed
+        self.saved = saved
+
+    def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
+        """Add the gates, unless they are there, and the penalty to the loss."""
+        gates = gates_of(pl_module) or add_gates(
+            pl_module, self.keep, self.mode, self.detach_input, self.skip, self.seed
+        )
+        if not self.saved and _leave_out not in pl_module._state_dict_hooks.values():
+            pl_module.register_state_dict_post_hook(_leave_out)
+        vars(pl_module).pop(TRAINING_STEP, None)
+        if stage == "fit" and gates and self.penalty:
+            require(
+                pl_module.automatic_optimization,
+                f"DynamicGates adds its penalty to the loss that training_step returns, which {type(pl_module).__name__} does "
+                "not hand on, because automatic_optimization is False: give penalty=0 and add lightning_fl.gates.lasso yourself.",
+            )
+            step = penalised(pl_module.training_step, list(gates.values()), self.penalty)
+            vars(pl_module)[TRAINING_STEP] = step
+
+    def teardown(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
+        """Give the module its own training step back."""
+        vars(pl_module).pop(TRAINING_STEP, None)
+
+
+def _leave_out(module: nn.Module, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any]) -> None:
+    """Hook of `state_dict`: without the gates."""
+    for name in gate_parameters(module):
+        state_dict.pop(prefix + name, None)

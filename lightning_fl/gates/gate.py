@@ -1,0 +1,123 @@
+"""One gate: Gao et al., Dynamic Channel Pruning: Feature Boosting and Suppression, ICLR 2019, as FedDP has it.
+
+s = mean of the layer's input over its pixels                     (B, C_in)
+z = A s + a;  π = sigmoid(z)                                      (B, C_out)
+M = 1 for the K largest π of each sample, of equal ones the first, K = max(1, round(keep · C_out)), else 0
+output ← output ⊙ m
+
+m = M + (π − stopgrad π), the straight-through estimator: exactly 0 or 1, and the gradient of π for every channel. With
+`mode="multiply"` m = M ⊙ π, which also scales the channels that stay.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from lightning_fl.errors import nearest, require
+
+MODES = ("ste", "multiply")
+
+
+def num_kept(keep: float, channels: int) -> int:
+    """K = max(1, round(keep · C)).
+
+    >>> [num_kept(0.7071, 64), num_kept(0.01, 16), num_kept(1.0, 16)]
+    [45, 1, 16]
+    """
+    return max(1, round(keep * channels))
+
+
+def check_options(keep: float, mode: str) -> None:
+    """Raise `UserError` unless keep lies in (0, 1] and the mode is known."""
+    require(0 < keep <= 1, f"keep is the share of channels that a gate leaves and lies in (0, 1], got {keep}.")
+    require(mode in MODES, f"gate mode {mode!r} is unknown; {nearest(str(mode), MODES)}.")
+
+
+class Gate(nn.Module):
+    """Chooses K of a layer's output channels from the layer's input.
+
+    Its hooks on a convolution, and on the norm behind it, do the work: see `lightning_fl.gates.add_gates`.
+
+    Attributes:
+        weight: A (C_out, C_in), Kaiming-uniform at first.
+        bias: a (C_out,), 1 at first.
+        kept: K.
+        active: whether it masks at all; if not, the layer is the dense one.
+        shared: whether one mask is chosen for the whole batch, by the batch's mean of π.
+        outputs: where z goes while somebody watches, see `lightning_fl.gates.observed`.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kept: int,
+        pixel_axes: int = 2,
+        mode: Literal["ste", "multiply"] = "ste",
+        detach_input: bool = True,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        """Initialise.
+
+        Args:
+            in_channels: C_in of the layer.
+            out_channels: C_out of the layer.
+            kept: K.
+            pixel_axes: spatial axes of the layer: 2 for images.
+            mode: `ste` or `multiply`.
+            detach_input: Whether the gate's gradient stops at its input, so that the rest of the network has exactly the gradient
+                of the masked network.
+            generator: Of the initial weights.
+        """
+        super().__init__()
+        self.kept = kept
+        self.mode = mode
+        self.detach_input = detach_input
+        self.active = True
+        self.shared = False
+        self.outputs: list[Tensor] | None = None
+        self._pixels = tuple(range(-pixel_axes, 0))
+        self._mask: Tensor | None = None
+        self.weight = nn.Parameter(torch.empty(out_channels, in_channels))
+        self.bias = nn.Parameter(torch.ones(out_channels))
+        nn.init.kaiming_uniform_(self.weight, generator=generator)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The layer's input (B, C_in, …) → m (B, C_out)."""
+        summary = (x.detach() if self.detach_input else x).mean(self._pixels)
+        z = F.linear(summary, self.weight, self.bias)
+        if self.outputs is not None:
+            self.outputs.append(z)
+        pi = z.sigmoid()
+        scores = pi.mean(0, keepdim=True).expand_as(pi) if self.shared and pi.dim() > 1 else pi
+        best = scores.argsort(dim=-1, descending=True, stable=True)[..., : self.kept]
+        chosen = torch.zeros_like(pi).scatter(-1, best, 1.0)
+        return chosen * pi if self.mode == "multiply" else chosen + (pi - pi.detach())
+
+    def look(self, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+        """Hook before the convolution: choose the channels."""
+        self._mask = self(inputs[0]) if self.active else None
+
+    def close(self, layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor | None:
+        """Hook behind the norm, or behind a convolution that has none: drop the channels that were not chosen."""
+        mask, self._mask = self._mask, None
+        return None if mask is None else output * self.spread(mask).to(output.dtype)
+
+    def spread(self, mask: Tensor) -> Tensor:
+        """m (B, C_out) → (B, C_out, 1, …), to be multiplied with an output."""
+        return mask[(..., *[None for _ in self._pixels])]
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
+        """Weights of a network without gates load too; the gate then keeps its own."""
+        for name, parameter in self.named_parameters(recurse=False):
+            state_dict.setdefault(prefix + name, parameter.detach())
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
+
+    def extra_repr(self) -> str:
+        """In `print(network)`."""
+        channels, inputs = self.weight.shape
+        return f"{inputs}, {channels}, kept={self.kept}, mode={self.mode!r}"

@@ -1,0 +1,155 @@
+"""Gates on the convolutions of any network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import zip_longest
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+
+from lightning_fl.errors import UserError, require
+from lightning_fl.gates.gate import Gate, check_options, num_kept
+
+SKIPPED = ("shortcut", "downsample")
+
+
+def add_gates(
+    network: nn.Module,
+    keep: float = 0.7071,
+    mode: Literal["ste", "multiply"] = "ste",
+    detach_input: bool = True,
+    skip: Sequence[str] = SKIPPED,
+    seed: int = 0,
+) -> dict[str, Gate]:
+    """Give every convolution a gate, in place: `conv1` gets the child `conv1.gate`, everything else keeps its name.
+
+    The gate reads the convolution's input; the mask acts behind the normalisation that follows the convolution among the children
+    of one module (so that what is dropped is exactly 0), and else behind the convolution. A layer all of whose channels stay gets
+    no gate.
+
+    Args:
+        network: any module with convolutions.
+        keep: share of the channels that stay, in (0, 1]. The MACs of a chain fall with its square.
+        mode: `ste`, or `multiply`, which also scales by π.
+        detach_input: whether a gate's gradient stops at its input.
+        skip: parts of names that get no gate; by default the shortcuts of residual blocks.
+        seed: of the gates' initial weights.
+
+    Returns:
+        The gates, by the names of their convolutions.
+
+    Raises:
+        UserError: there is no convolution to gate, there are gates already, or an argument is out of its range.
+
+    >>> network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+    >>> add_gates(network, keep=0.5)
+    {'0': Gate(3, 8, kept=4, mode='ste')}
+    >>> (network(torch.randn(2, 3, 5, 5)).amax((2, 3)) > 0).sum(1).tolist()
+    [4, 4]
+    """
+    check_options(keep, mode)
+    name = type(network).__name__
+    require(not gates_of(network), f"{name} has gates already: take them off with remove_gates first.")
+    convolutions = [found for found in layers(network) if not _is_skipped(found[0], skip)]
+    require(bool(convolutions), f"{name} has no convolution to gate: dynamic pruning chooses channels of convolutions.")
+    generator = torch.Generator().manual_seed(seed)
+    for _, convolution, norm in convolutions:
+        kept = num_kept(keep, convolution.out_channels)
+        if kept == convolution.out_channels:
+            continue
+        pixel_axes = len(convolution.kernel_size)
+        gate = Gate(
+            convolution.in_channels, convolution.out_channels, kept, pixel_axes, mode, detach_input, generator=generator
+        )
+        gate.to(convolution.weight)
+        convolution.gate = gate
+        convolution.register_forward_pre_hook(gate.look)
+        (convolution if norm is None else norm).register_forward_hook(gate.close)
+    return gates_of(network)
+
+
+def gates_of(network: nn.Module) -> dict[str, Gate]:
+    """The gates of a network, by the names of their convolutions."""
+    return {name: gate for name, layer in network.named_modules() if isinstance(gate := _gate(layer), Gate)}
+
+
+def gate_parameters(network: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters of all gates, under the names that they have in the network."""
+    paths = [f"{name}.gate." if name else "gate." for name in gates_of(network)]
+    return {name: p for name, p in network.named_parameters() if name.startswith(tuple(paths))}
+
+
+def remove_gates(network: nn.Module) -> None:
+    """Make the network the dense one again."""
+    for _, convolution, norm in layers(network):
+        gate = _gate(convolution)
+        if isinstance(gate, Gate):
+            del convolution.gate
+            for owner in filter(None, (convolution, norm)):
+                _unhook(owner._forward_pre_hooks, gate)
+                _unhook(owner._forward_hooks, gate)
+
+
+@contextmanager
+def without_gates(network: nn.Module) -> Iterator[None]:
+    """Inside, the network computes all channels."""
+    gates = gates_of(network).values()
+    before = [gate.active for gate in gates]
+    try:
+        for gate in gates:
+            gate.active = False
+        yield
+    finally:
+        for gate, active in zip(gates, before, strict=True):
+            gate.active = active
+
+
+def layers(network: nn.Module) -> list[tuple[str, Any, nn.Module | None]]:
+    """Every convolution once: its name, itself, and the normalisation of its channels that follows it, or None."""
+    found: dict[int, tuple[str, Any, nn.Module | None]] = {}
+    if isinstance(network, _ConvNd):
+        return [("", network, None)]
+    for path, parent in network.named_modules():
+        children = list(parent.named_children())
+        for (name, child), (_, following) in zip_longest(children, children[1:], fillvalue=("", None)):
+            if isinstance(child, _ConvNd) and not isinstance(child, _ConvTransposeNd):
+                norm = following if _normalised(following) == child.out_channels else None
+                found.setdefault(id(child), (f"{path}.{name}" if path else name, child, norm))
+    return list(found.values())
+
+
+def _normalised(module: nn.Module | None) -> int | None:
+    """The channels of a normalisation; None for any other module."""
+    if isinstance(module, _NormBase):
+        return module.num_features
+    return module.num_channels if isinstance(module, nn.GroupNorm) else None
+
+
+def _gate(layer: nn.Module) -> nn.Module | None:
+    return layer._modules.get("gate") if isinstance(layer, _ConvNd) else None
+
+
+def _is_skipped(name: str, skip: Sequence[str]) -> bool:
+    return any(part in skip for part in name.split("."))
+
+
+def _unhook(hooks: dict[int, Callable[..., Any]], gate: Gate) -> None:
+    for key in [key for key, hook in hooks.items() if getattr(hook, "__self__", None) is gate]:
+        del hooks[key]
+
+
+def only_gated(network: nn.Module) -> list[tuple[Any, nn.Module | None, Gate]]:
+    """Every convolution that has a gate, the normalisation behind it, and the gate.
+
+    Raises:
+        UserError: there is none.
+    """
+    found = [(layer, norm, gate) for _, layer, norm in layers(network) if isinstance(gate := _gate(layer), Gate)]
+    if not found:
+        raise UserError(f"{type(network).__name__} has no gates: give it some with add_gates first.")
+    return found

@@ -1,0 +1,220 @@
+"""Dynamic gates in a stock `L.Trainer`, against a hand-written loop; saved, loaded, resumed; and in a federation."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning as L  # noqa: N812
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from lightning.pytorch.demos.boring_classes import BoringModel
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_fl import FederatedTrainer, UserError
+from lightning_fl.callbacks import DynamicGates
+from lightning_fl.data import Arrays
+from lightning_fl.gates import add_gates, gate_parameters, gates_of, lasso, observed, remove_gates
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.02),
+}
+
+
+class Classifier(L.LightningModule):
+    """Images (B, 2, 6, 6) → 3 classes."""
+
+    def __init__(self, optimizer: str = "sgd") -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(
+            nn.Conv2d(2, 8, 3),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.Conv2d(8, 6, 3),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(24, 3),
+        )
+        self.optimizer = optimizer
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        return F.cross_entropy(self.net(x), y)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val/loss", self.training_step(batch, batch_idx))
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("test/loss", self.training_step(batch, batch_idx))
+
+    def configure_optimizers(self) -> Any:
+        return OPTIMIZERS[self.optimizer](self.parameters())
+
+
+class WithDictionary(Classifier):
+    """The loss in a dictionary."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return {"loss": super().training_step(batch, batch_idx), "more": 1}
+
+
+def samples() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(24, 2, 6, 6, generator=generator)
+    return x, torch.arange(24) % 3
+
+
+def loader(batch_size: int = 6) -> DataLoader:
+    return DataLoader(TensorDataset(*samples()), batch_size=batch_size)
+
+
+def by_hand(module: Classifier, penalty: float, epochs: int, accumulate: int = 1, **options: Any) -> dict[str, Tensor]:
+    """A plain loop whose loss has the lasso in it."""
+    gates = add_gates(module, **options)
+    optimizer = module.configure_optimizers()
+    for _ in range(epochs):
+        for index, (x, y) in enumerate(loader()):
+            with observed(gates.values()) as outputs:
+                loss = F.cross_entropy(module.net(x), y)
+            ((loss + penalty * lasso(outputs)) / accumulate).backward()
+            if (index + 1) % accumulate == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+    return module.state_dict()
+
+
+def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("kind", [Classifier, WithDictionary])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_matches_a_loop_written_by_hand(
+    optimizer: str, kind: type[Classifier], accumulate: int, make_stock_trainer: Callable[..., L.Trainer]
+) -> None:
+    module = kind(optimizer)
+    expected = by_hand(Classifier(optimizer), 0.05, epochs=3, accumulate=accumulate, keep=0.5)
+    other = by_hand(Classifier(optimizer), 0.0, epochs=3, accumulate=accumulate, keep=0.5)
+    callback = DynamicGates(keep=0.5, penalty=0.05)
+    trainer = make_stock_trainer(max_epochs=3, callbacks=callback, accumulate_grad_batches=accumulate)
+    trainer.fit(module, loader())
+    for name, value in module.state_dict().items():
+        torch.testing.assert_close(value, expected[name], rtol=0, atol=1e-6)
+    assert not torch.allclose(expected["net.0.gate.weight"], other["net.0.gate.weight"], atol=1e-3), "the lasso counts"
+    assert "training_step" not in vars(module)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_resumed_equals_uninterrupted(
+    optimizer: str, make_stock_trainer: Callable[..., L.Trainer], tmp_path: Path
+) -> None:
+    whole = Classifier(optimizer)
+    make_stock_trainer(max_epochs=4, callbacks=DynamicGates(0.5)).fit(whole, loader())
+    first = make_stock_trainer(max_epochs=2, callbacks=DynamicGates(0.5))
+    first.fit(Classifier(optimizer), loader())
+    first.save_checkpoint(tmp_path / "half.ckpt")
+    resumed = Classifier(optimizer)
+    # Gates begin with other numbers: those of the checkpoint must replace them.
+    trainer = make_stock_trainer(max_epochs=4, callbacks=DynamicGates(0.5, seed=9))
+    trainer.fit(resumed, loader(), ckpt_path=tmp_path / "half.ckpt")
+    assert same(resumed.state_dict(), whole.state_dict())
+
+
+def test_checkpoints_hold_the_gates_or_not(make_stock_trainer: Callable[..., L.Trainer], tmp_path: Path) -> None:
+    module, path = Classifier(), tmp_path / "gated.ckpt"
+    trainer = make_stock_trainer(callbacks=DynamicGates(0.5))
+    trainer.fit(module, loader())
+    trainer.save_checkpoint(path)
+    loss = trainer.test(module, loader(), verbose=False)
+    elsewhere = make_stock_trainer(callbacks=DynamicGates(0.5, seed=9))
+    assert elsewhere.test(Classifier(), loader(), ckpt_path=path, verbose=False) == loss
+    with pytest.raises(RuntimeError, match=r"net\.0\.gate\.weight"):
+        Classifier.load_from_checkpoint(path)
+    plain = Classifier.load_from_checkpoint(path, strict=False)
+    remove_gates(module)
+    assert same(plain.state_dict(), module.state_dict())
+
+    module = Classifier()
+    trainer = make_stock_trainer(callbacks=DynamicGates(0.5, saved=False))
+    trainer.fit(module, loader())
+    trainer.save_checkpoint(path)
+    plain = Classifier.load_from_checkpoint(path)
+    assert gate_parameters(module)
+    remove_gates(module)
+    assert same(plain.state_dict(), module.state_dict())
+
+
+def test_keeping_all_is_training_without_it(make_stock_trainer: Callable[..., L.Trainer]) -> None:
+    gated, dense = Classifier(), Classifier()
+    make_stock_trainer(callbacks=DynamicGates(keep=1.0)).fit(gated, loader())
+    make_stock_trainer().fit(dense, loader())
+    assert same(gated.state_dict(), dense.state_dict())
+
+
+@pytest.mark.parametrize("runner", ["serial", "stacked"])
+def test_in_a_federation_of_one_it_is_the_stock_trainer(
+    runner: str, make_trainer: Callable[..., FederatedTrainer], make_stock_trainer: Callable[..., L.Trainer]
+) -> None:
+    """Without FedDP the gates are parameters like all others: shared, averaged, and counted when they cross."""
+    stock, federated = Classifier(), Classifier()
+    make_stock_trainer(max_epochs=1, callbacks=DynamicGates(0.5, penalty=0.05)).fit(stock, loader(24))
+    x, y = samples()
+    data = Arrays(train=(x, y), test=(x, y), num_clients=1, batch_size=24)
+    callback = DynamicGates(0.5, penalty=0.05)
+    trainer = make_trainer(max_rounds=1, clients_per_round=1, callbacks=callback, runner=runner)
+    trainer.fit(federated, data)
+    for name, value in stock.state_dict().items():
+        torch.testing.assert_close(federated.state_dict()[name], value, rtol=0, atol=1e-6)
+    numbers = sum(p.numel() for p in federated.parameters()) + 16
+    assert trainer.callback_metrics["comm/uplink_bits"] == 32 * numbers
+
+
+def test_a_module_may_be_copied_while_it_trains(make_stock_trainer: Callable[..., L.Trainer]) -> None:
+    copies = []
+
+    class Copies(L.Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, *batch: Any) -> None:
+            pl_module.trainer, own = None, pl_module.trainer
+            copies.append(copy.deepcopy(pl_module))
+            pl_module.trainer = own
+
+    module = Classifier()
+    make_stock_trainer(callbacks=[DynamicGates(0.5), Copies()]).fit(module, loader())
+    assert same(copies[-1].state_dict(), module.state_dict())
+    gates, twins = (list(gates_of(m).values()) for m in (module, copies[-1]))
+    assert not any(a is b for a in gates for b in twins)
+    assert copies[-1].training_step.gates == twins
+
+
+class Manual(Classifier):
+    """Steps its optimiser itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+
+@pytest.mark.parametrize(
+    ("mistake", "words"),
+    [
+        (lambda fit: DynamicGates(keep=0), ["(0, 1]", "got 0"]),
+        (lambda fit: DynamicGates(penalty=-1.0), ["penalty", "got -1.0"]),
+        (lambda fit: DynamicGates(mode="multipl"), ["did you mean 'multiply'"]),  # type: ignore[arg-type]
+        (lambda fit: fit(BoringModel()), ["BoringModel has no convolution"]),
+        (lambda fit: fit(Manual()), ["Manual", "automatic_optimization", "penalty=0"]),
+    ],
+)
+def test_bad_input_is_refused_in_a_sentence(
+    mistake: Callable[[Any], Any], words: list[str], make_stock_trainer: Callable[..., L.Trainer]
+) -> None:
+    def fit(module: L.LightningModule) -> None:
+        make_stock_trainer(callbacks=DynamicGates()).fit(module, loader())
+
+    with pytest.raises(UserError) as error:
+        mistake(fit)
+    assert [word for word in words if word not in str(error.value)] == []
