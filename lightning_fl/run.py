@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +39,9 @@ class Run:
         server_memory: codec memory of the downlink.
         ledger: bits that crossed.
         simulated_seconds: what the run would have taken on the simulated network.
+        mask: the parameters that pruning keeps (d,), bools; all others are 0, and so is what belongs to them in every state
+            and memory. None: all are kept.
+        told: clients that have been sent the mask.
     """
 
     seed: int
@@ -54,6 +58,8 @@ class Run:
     server_memory: State = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
     simulated_seconds: float = 0.0
+    mask: Tensor | None = None
+    told: set[int] = field(default_factory=set)
 
     def random(self, purpose: int, client: int = 0) -> np.random.Generator:
         """The random stream of this round for `purpose` (and client)."""
@@ -69,6 +75,31 @@ class Run:
         self.ledger.open_round()
         self.clients.release_replaced()
         self.client_memory.release_replaced()
+
+    def set_mask(self, mask: Tensor, spared: Iterable[str] = ()) -> None:
+        """Keep these parameters (d,) and no others.
+
+        Args:
+            mask: bools. One that keeps all parameters is none, unless there was another.
+            spared: names of entries of clients' states that the mask does not apply to.
+        """
+        if self.mask is None and bool(mask.all()):
+            return
+        self.mask, self.told = mask, set()
+        factors = mask.to(self.params.dtype)
+        spared, on_host = frozenset(spared), factors.cpu()
+
+        def masked(state: State, factors: Tensor, spared: frozenset[str] = frozenset()) -> State:
+            of_model = {name for name, x in state.items() if x.shape[-1:] == factors.shape and name not in spared}
+            return {name: x * factors.to(x.dtype) if name in of_model else x for name, x in state.items()}
+
+        self.params = self.params * factors
+        self.server = {name: masked(state, factors) for name, state in self.server.items()}
+        self.server_memory = masked(self.server_memory, factors)
+        for client in list(self.clients):
+            self.clients[client] = masked(self.clients[client], on_host, spared)
+        for client in list(self.client_memory):
+            self.client_memory[client] = masked(self.client_memory[client], on_host)
 
     def client_state(self, client: int, rule: Rule, received: Tensor) -> State:
         """A copy of what a client keeps, on the device of `params`; at its first time what `rule` begins with."""
@@ -97,6 +128,8 @@ class Run:
             "server_memory": dict(self.server_memory),
             "ledger": self.ledger.state_dict(),
             "simulated_seconds": self.simulated_seconds,
+            "mask": self.mask,
+            "told": sorted(self.told),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -129,6 +162,9 @@ class Run:
         self.server_memory = relaid(state["server_memory"], device)
         self.ledger.load_state_dict(state["ledger"])
         self.simulated_seconds = state["simulated_seconds"]
+        mask = state.get("mask")  # checkpoints of 0.1 have none
+        self.mask = None if mask is None else self.layout.relay(mask, source).to(device, copy=True)
+        self.told = set(state.get("told", ()))
 
     def _check_fits(self, state: dict[str, Any]) -> None:
         for kind, layout, prefix in (("parameter", self.layout, ""), ("buffer", self.buffer_layout, "buffer_")):

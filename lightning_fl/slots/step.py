@@ -96,6 +96,7 @@ class ServerTurn:
         merged: what the aggregator made of the uploads.
         proposal: the next model as the steps so far propose it (d,); a step replaces it.
         proposed_buffers: likewise for the buffers.
+        mask: the parameters that pruning keeps (d,), all others being 0; None: all. A step may replace it.
         metrics: what the steps report, logged with the round.
     """
 
@@ -110,6 +111,7 @@ class ServerTurn:
     merged: Message
     proposal: Tensor
     proposed_buffers: Tensor
+    mask: Tensor | None = None
     metrics: dict[str, float] = field(default_factory=dict)
 
     def move(self, message: Message, share: float) -> None:
@@ -134,6 +136,7 @@ class SetUp:
         server: the server's own samples, and training on them.
         params: the initial model (d,); may be replaced.
         buffers: its float buffers (d_b,); may be replaced.
+        mask: the parameters that pruning keeps (d,), all others being 0; None: all; may be replaced.
     """
 
     setting: Setting
@@ -142,6 +145,7 @@ class SetUp:
     server: Server
     params: Tensor
     buffers: Tensor
+    mask: Tensor | None = None
 
 
 class Step(ABC):
