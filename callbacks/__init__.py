@@ -2,6 +2,7 @@
 
 from lightning_fl.callbacks.adaptive_pruning import AdaptivePruning
 from lightning_fl.callbacks.dynamic_gates import DynamicGates
+from lightning_fl.callbacks.magnitude_pruning import MagnitudePruning
 from lightning_fl.callbacks.sparse_updates import SparseUpdates
 
-__all__ = ["AdaptivePruning", "DynamicGates", "SparseUpdates"]
+__all__ = ["AdaptivePruning", "DynamicGates", "MagnitudePruning", "SparseUpdates"]

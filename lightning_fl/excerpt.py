@@ -3,6 +3,8 @@
 What a client sends of its model crosses as if it were a smaller model: a codec sees vectors of m ≤ d numbers and a setting
 whose layout has the tensors, or their rows, that are sent. So the bits are counted of what is sent, a codec chooses among what
 is sent, and the memory that it keeps for the other coordinates stays as it was.
+
+A pruning mask is an excerpt that stands: it is found in the setting, and nothing outside of it crosses in either direction.
 """
 
 from __future__ import annotations
@@ -15,8 +17,10 @@ import torch
 from torch import Tensor
 
 from lightning_fl.groups import Group
-from lightning_fl.slots import Message, Setting
+from lightning_fl.slots import Codec, Message, Setting
 from lightning_fl.tree import Layout
+
+OTHER_KINDS = ("scalars", "mask", "data")
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,32 @@ class Excerpt:
                 size = views[name].shape[axis] if views[name].dim() else 1
                 cuts[name] = axis, int(mine.sum()) * (size // len(rows))
         layouts = _cut(setting.layout, cuts), _cut(setting.buffer_layout, cuts)
-        return cls(params, buffers, replace(setting, layout=layouts[0], buffer_layout=layouts[1], groups=()))
+        return cls(params, buffers, replace(setting, layout=layouts[0], buffer_layout=layouts[1], groups=(), kept=None))
+
+    @classmethod
+    def of_masks(cls, setting: Setting, params: Tensor, buffers: Tensor | None = None) -> Excerpt:
+        """The excerpt that holds any coordinates, every tensor being a row of those of its own that are in.
+
+        Args:
+            setting: of the whole model.
+            params: bools (d,).
+            buffers: bools (d_b,); all of them if not given.
+        """
+        if buffers is None:
+            buffers = torch.ones(setting.buffer_layout.numel, dtype=torch.bool, device=params.device)
+        layouts = _rows(setting.layout, params), _rows(setting.buffer_layout, buffers)
+        return cls(params, buffers, replace(setting, layout=layouts[0], buffer_layout=layouts[1], groups=(), kept=None))
+
+    def within(self, setting: Setting) -> Excerpt:
+        """What of it a setting's mask leaves."""
+        if setting.kept is None:
+            return self
+        return Excerpt.of_masks(setting, self.params & setting.kept.params.to(self.params.device), self.buffers)
+
+    @cached_property
+    def factors(self) -> Tensor:
+        """1 where a parameter is in and 0 elsewhere (d,), float32: multiplying by it takes a third of the time of bools."""
+        return self.params.float()
 
     def masks(self, message: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Which coordinates of each vector of a message are in; what is no vector of the model is left out."""
@@ -113,8 +142,25 @@ class Excerpt:
         return self.setting.buffer_layout if "buffers" in name else self.setting.layout
 
     def _is_whole(self, name: str, x: Tensor) -> bool:
-        """Whether this is a vector of the whole model."""
-        return x.dim() == 1 and len(x) == len(self._mask(name))
+        """Whether this is a vector of the whole model, which numbers of another kind are not, however many they be."""
+        return name.partition("/")[0] not in OTHER_KINDS and x.dim() == 1 and len(x) == len(self._mask(name))
+
+
+def through(codec: Codec, message: Message, setting: Setting) -> Message:
+    """What a codec makes of a message of the server's: what it makes of the kept coordinates, 0 elsewhere."""
+    kept = setting.kept
+    if kept is None:
+        payload, _ = codec.encode(message, {}, setting)
+        return codec.decode(payload, setting)
+    payload, _ = codec.encode(kept.take(message), {}, kept.setting)
+    return kept.put(codec.decode(payload, kept.setting), {})
+
+
+def _rows(layout: Layout, mask: Tensor) -> Layout:
+    """The layout of what a mask holds of each tensor, in one row."""
+    counts = {name: int(view.sum()) for name, view in layout.views(mask).items()}
+    held = {name: (count,) for name, count in counts.items() if count}
+    return Layout(tuple(held), tuple(held.values()), (False,) * len(held))
 
 
 def _cut(layout: Layout, cuts: Mapping[str, tuple[int, int]]) -> Layout:

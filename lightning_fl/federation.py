@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.clock import SimulatedClock
 from lightning_fl.codecs import Dense
 from lightning_fl.data import FederatedDataModule
+from lightning_fl.excerpt import Excerpt
 from lightning_fl.groups import Group
 from lightning_fl.learner import ModuleLearner
 from lightning_fl.link import Ledger, Link
@@ -73,12 +75,13 @@ class Federation:
     on_upload: Callable[[int, int, int], None]
     on_prepared: Callable[[int, int, int], None]
     runner: Runner = serial
+    _kept: Excerpt | None = field(default=None, init=False, repr=False)
 
     @property
     def setting(self) -> Setting:
         """What every part may know of the run, as it is now."""
         run = self.run
-        return Setting(
+        setting = Setting(
             run.layout,
             run.buffer_layout,
             self.data.num_clients,
@@ -87,6 +90,16 @@ class Federation:
             num_rounds=self.num_rounds,
             momentum=self.worker.optimizer.momentum,
         )
+        if run.mask is None:
+            return setting
+        if self._kept is None or self._kept.params is not run.mask or self._kept.setting.round != run.round:
+            self._kept = Excerpt.of_masks(setting, run.mask)
+        return replace(setting, kept=self._kept)
+
+    def set_mask(self, mask: Tensor) -> None:
+        """Keep these parameters (d,) and no others, everywhere."""
+        self.run.set_mask(mask, self.algorithm.rule.spares)
+        self.worker.fabric.barrier()  # where states are files that one process of a machine writes, they are there for all
 
     @property
     def server(self) -> ServerSide:
@@ -101,6 +114,8 @@ class Federation:
         turn = SetUp(self.setting, self.data, link, self.server, learner, run.params, run.buffers)
         self.algorithm.prepare(turn)
         run.params, run.buffers = (self.worker.fabric.broadcast(x).to(x.device) for x in (turn.params, turn.buffers))
+        if turn.mask is not None:
+            self.set_mask(turn.mask)
         run.ledger.close_setup()
 
     def announce(self, plan: Plan) -> None:
@@ -129,6 +144,7 @@ class Federation:
             random=partial(run.random, EXCHANGE),
         )
         recipients = algorithm.exchange.recipients(cohort, setting)
+        self._tell_mask(link, recipients)
         received = {"buffers": run.buffers, **link.broadcast(recipients, self._broadcast_message() | shared)}
 
         booked = deepcopy(run.ledger.round_bits)
@@ -180,11 +196,26 @@ class Federation:
             merged=merged,
             proposal=run.params,
             proposed_buffers=run.buffers,
+            mask=run.mask,
         )
         for key, step in zip(algorithm.step_names(), algorithm.steps, strict=True):
             run.server[key] = step(turn, run.server[key])
         run.params, run.buffers = turn.proposal, turn.proposed_buffers
+        if setting.kept is not None:
+            run.params = run.params.clone().mul_(setting.kept.factors)  # whatever a step may have added
+        if turn.mask is not None and turn.mask is not run.mask:
+            self.set_mask(turn.mask)
         return turn.metrics
+
+    def _tell_mask(self, link: Link, recipients: Sequence[int]) -> None:
+        """Send the mask, d bits, to those who take part for the first time since it changed."""
+        run = self.run
+        if run.mask is None:
+            return
+        if link.downlink.for_all():
+            recipients = range(self.data.num_clients)
+        link.tell([client for client in recipients if client not in run.told], {"mask/kept": run.mask})
+        run.told.update(recipients)
 
     def _take_in(self, outcome: Outcome) -> None:
         """Make the run know what the clients of all ranks did; the ledger knows already."""

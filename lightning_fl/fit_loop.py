@@ -28,6 +28,7 @@ from lightning_fl.evaluation import as_loaders, evaluate, num_batches
 from lightning_fl.federation import Federation
 from lightning_fl.groups import layer_groups
 from lightning_fl.macs import count_macs
+from lightning_fl.pruning import masks_of
 from lightning_fl.run import SERVER, Run
 from lightning_fl.runners import LocalPlan, choose_runner
 from lightning_fl.runners.ranks import check_sums, gather_objects
@@ -229,6 +230,13 @@ class FitLoop:
         surgery.follow(self.federation)
         run, worker = self.trainer.run, self.trainer.bound_worker
         run.params, run.buffers = worker.params.clone(), worker.read_buffers().clone()
+        if masks := masks_of(worker.module):
+            mask = torch.ones_like(run.params, dtype=torch.bool)
+            views = worker.layout.views(mask)
+            for name, kept in masks.items():
+                views[name].copy_(kept)
+            if run.mask is None or not torch.equal(mask, run.mask):
+                self.federation.set_mask(mask)
 
     def _validate(self) -> dict[str, float]:
         """Validation at the end of a round."""

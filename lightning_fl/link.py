@@ -137,7 +137,7 @@ class Link:
         """
         num_recipients = self.setting.num_clients if self.downlink.for_all() else len(recipients)
         self.received, memory = self._send(
-            "down", self.downlink, message, dict(self.server_memory), self.setting, num_recipients, follow=True
+            "down", self.downlink, message, dict(self.server_memory), self.setting.kept, num_recipients, follow=True
         )
         self.server_memory.clear()
         self.server_memory.update(memory)
@@ -145,24 +145,17 @@ class Link:
 
     def down(self, client: int, message: Message) -> Message:
         """Send one client a message of its own, whole."""
-        return self._send("down", self.downlink, message, {}, self.setting)[0]
+        return self._send("down", self.downlink, message, {}, self.setting.kept)[0]
 
     def tell(self, clients: Sequence[int], message: Message) -> None:
         """Send each of some clients the same message, whatever the codec."""
-        self._send("down", Dense(), message, {}, self.setting, len(clients))
+        self._send("down", Dense(), message, {}, None, len(clients))
 
     def up(self, client: int, message: Message, excerpt: Excerpt | None = None) -> Message:
         """Send a client's message, or an excerpt of it, to the server; returns what the server sees, 0 where nothing was sent."""
         memory = self._pending[client] if client in self._pending else self._kept(client, message)
-        if excerpt is None:
-            seen, memory = self._send("up", self.uplink, message, memory, self.setting)
-        else:
-            shorter, known = excerpt.take(message), excerpt.take(memory)
-            seen, known = self._send("up", self.uplink, shorter, known, excerpt.setting)
-            memory = excerpt.put(known, memory)
-            # A vector of which nothing is sent takes no storage.
-            nothing = {name: x.new_zeros(1).expand_as(x) for name, x in message.items()}
-            seen = {**nothing, **excerpt.put(seen, {})}
+        within = self.setting.kept if excerpt is None else excerpt.within(self.setting)
+        seen, memory = self._send("up", self.uplink, message, memory, within)
         if memory:
             self._pending[client] = memory
         return seen
@@ -186,14 +179,33 @@ class Link:
         codec: Codec,
         message: Message,
         memory: State,
-        setting: Setting,
+        excerpt: Excerpt | None,
         recipients: int = 1,
         follow: bool = False,
     ) -> tuple[Message, State]:
         """Encode, book, decode; returns what arrives and the sender's new memory, which stays where it has nothing to encode.
 
-        With `follow` the recipients have what the earlier broadcasts brought.
+        Of an excerpt nothing else crosses, and 0 arrives. With `follow` the recipients have what the earlier broadcasts brought.
         """
+        if excerpt is not None:
+            shorter, known = excerpt.take(message), excerpt.take(memory)
+            arrived, known = self._cross(direction, codec, shorter, known, excerpt.setting, recipients, follow)
+            # A vector of which nothing is sent takes no storage.
+            nothing = {name: x.new_zeros(1).expand_as(x) for name, x in message.items() if name not in arrived}
+            return {**nothing, **excerpt.put(arrived, {})}, excerpt.put(known, memory)
+        return self._cross(direction, codec, message, memory, self.setting, recipients, follow)
+
+    def _cross(
+        self,
+        direction: Direction,
+        codec: Codec,
+        message: Message,
+        memory: State,
+        setting: Setting,
+        recipients: int,
+        follow: bool,
+    ) -> tuple[Message, State]:
+        """The message as it is, through the codec."""
         exact = {name: x for name, x in message.items() if not codec.takes(name)}
         coded = {name: x for name, x in message.items() if name not in exact}
         arrived: Message = {}

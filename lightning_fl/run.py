@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +42,9 @@ class Run:
         ledger: bits that crossed.
         simulated_seconds: what the run would have taken on the simulated network.
         macs_at_start: multiply-accumulates of one sample's forward pass before anything was pruned, if they can be counted.
+        mask: the parameters that pruning keeps (d,), bools; all others are 0, and so is what belongs to them in every state
+            and memory. None: all are kept.
+        told: clients that have been sent the mask.
     """
 
     seed: int
@@ -58,6 +62,8 @@ class Run:
     ledger: Ledger = field(default_factory=Ledger)
     simulated_seconds: float = 0.0
     macs_at_start: int | None = None
+    mask: Tensor | None = None
+    told: set[int] = field(default_factory=set)
 
     def random(self, purpose: int, client: int = 0) -> np.random.Generator:
         """The random stream of this round for `purpose` (and client)."""
@@ -74,6 +80,32 @@ class Run:
         self.clients.release_replaced()
         self.client_memory.release_replaced()
 
+    def set_mask(self, mask: Tensor, spared: Iterable[str] = ()) -> None:
+        """Keep these parameters (d,) and no others.
+
+        Args:
+            mask: bools. One that keeps all parameters is none, unless there was another.
+            spared: names of entries of clients' states that the mask does not apply to.
+        """
+        if self.mask is None and bool(mask.all()):
+            return
+        self.mask, self.told = mask, set()
+        factors = mask.to(self.params.dtype)
+        spared, on_host = frozenset(spared), factors.cpu()
+
+        def masked(state: State, factors: Tensor, spared: frozenset[str] = frozenset()) -> State:
+            layouts = {name: layout_of(name, x, self.layout, self.buffer_layout) for name, x in state.items()}
+            of_model = {name for name, layout in layouts.items() if layout is self.layout and name not in spared}
+            return {name: x * factors.to(x.dtype) if name in of_model else x for name, x in state.items()}
+
+        self.params = self.params * factors
+        self.server = {name: masked(state, factors) for name, state in self.server.items()}
+        self.server_memory = masked(self.server_memory, factors)
+        for client in list(self.clients):
+            self.clients[client] = masked(self.clients[client], on_host, spared)
+        for client in list(self.client_memory):
+            self.client_memory[client] = masked(self.client_memory[client], on_host)
+
     def client_state(self, client: int, rule: Rule, received: Tensor) -> State:
         """A copy of what a client keeps, on the device of `params`; at its first time what `rule` begins with."""
         state = self.clients.get(client)
@@ -89,6 +121,7 @@ class Run:
         self.counters = {name: plan.cut(name, x) for name, x in self.counters.items()}
         self.server = {name: cut.state(state) for name, state in self.server.items()}
         self.server_memory = cut.state(self.server_memory)
+        self.mask = None if self.mask is None else cut.params(self.mask)
         for kept in (self.clients, self.client_memory):
             for client in list(kept):
                 kept[client] = cut.state(kept[client])
@@ -114,6 +147,8 @@ class Run:
             "ledger": self.ledger.state_dict(),
             "simulated_seconds": self.simulated_seconds,
             "macs_at_start": self.macs_at_start,
+            "mask": self.mask,
+            "told": sorted(self.told),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -148,6 +183,9 @@ class Run:
         self.ledger.load_state_dict(state["ledger"])
         self.simulated_seconds = state["simulated_seconds"]
         self.macs_at_start = state.get("macs_at_start", self.macs_at_start)  # checkpoints of 0.1 have none
+        mask = state.get("mask")  # checkpoints of 0.1 have none
+        self.mask = None if mask is None else self.layout.relay(mask, source).to(device, copy=True)
+        self.told = set(state.get("told", ()))
 
     def _check_fits(self, state: dict[str, Any]) -> None:
         for kind, layout, prefix in (("parameter", self.layout, ""), ("buffer", self.buffer_layout, "buffer_")):

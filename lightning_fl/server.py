@@ -158,6 +158,8 @@ class ServerSide:
             (m, C).
         """
         worker = self.worker
+        if self.setting.kept is not None:
+            params = params * self.setting.kept.factors.to(params.dtype)
         tree = worker.layout.views(params) | worker.buffer_layout.views(buffers) | worker.read_counters()
         with evaluating(worker.module), worker.fabric.strategy.precision.forward_context():
             worker.module.train(training)

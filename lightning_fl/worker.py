@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from torch import Tensor, nn
 
 from lightning_fl.errors import UserError
+from lightning_fl.excerpt import Excerpt
 from lightning_fl.hooks import Hooks
 from lightning_fl.logs import LogCollector
 from lightning_fl.optimization import ModuleOptimizer
@@ -233,6 +235,19 @@ class Worker:
         if found:
             self.optimizer.take_in(found)
         return bool(found)
+
+    def mask_gradient(self, kept: Excerpt) -> Callable[[], Any]:
+        """What gives only the kept parameters a gradient, by multiplication in place."""
+        if self.reads_gradient:
+            return partial(self.gradient.mul_, kept.factors)
+        pairs = list(zip(self._parameters, self.layout.views(kept.factors).values(), strict=True))
+
+        def mask() -> None:
+            for parameter, factors in pairs:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(factors)
+
+        return mask
 
     def clip_gradient(self, value: float, algorithm: str) -> None:
         """Clip in place, as Lightning's `gradient_clip_val` and `gradient_clip_algorithm` say."""

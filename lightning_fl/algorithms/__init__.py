@@ -13,12 +13,14 @@ from lightning_fl.algorithms.fedldf import HDFL, FedADP, FedLDF, RandomLayers
 from lightning_fl.algorithms.fednova import FedNova
 from lightning_fl.algorithms.fedprox import FedProx
 from lightning_fl.algorithms.hybrid_fl import HybridFL
+from lightning_fl.algorithms.imc import IMC
 from lightning_fl.algorithms.momentum import DeviceM, ServerM
 from lightning_fl.algorithms.one_bit_adam import OneBitAdam
 from lightning_fl.algorithms.scaffold import SCAFFOLD
 
 __all__ = [
     "HDFL",
+    "IMC",
     "SCAFFOLD",
     "Algorithm",
     "DataSharing",

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lightning_fl.pruning.masks import MASKS, masks_of
 from lightning_fl.pruning.plan import Plan
 
 PLANS = "pruning_plans"
@@ -30,6 +31,8 @@ def prune(module: nn.Module, plan: Plan, optimizers: Iterable[Optimizer] = ()) -
             setattr(module.get_submodule(owner), leaf, plan.cut(name, buffers[name]))
     for owner in {name.rpartition(".")[0] for name in plan.axes}:
         _tell_shape(module.get_submodule(owner))
+    if MASKS in vars(module):
+        vars(module)[MASKS] = {name: plan.cut(name, mask) for name, mask in masks_of(module).items()}
     vars(module).setdefault(PLANS, []).append(plan)
 
 

@@ -117,10 +117,14 @@ def train_locally(
     local = LocalTraining(setting, received, worker.params, worker.gradient, optimizer.step, state, learning_rate=0.0)
     local.learning_rate = optimizer.learning_rate
     num_samples, batch_size, accumulate = len(selection), plan.batch_size, plan.accumulate
+    local.num_samples = float(plan.num_samples(num_samples, worker.skips_single_samples))
+    kept, mask_gradient = setting.kept, worker.mask_gradient(setting.kept) if setting.kept else None
     if rule.reads_full_gradient:
         worker.seed(seeds[1])
         sizes = plan.batch_sizes(num_samples, worker.skips_single_samples)
         local.full_gradient = full_gradient(worker, selection.batches(batch_size), sizes, resident)
+        if kept is not None:
+            local.full_gradient.mul_(kept.factors)
         worker.load(received["model"], received["buffers"], counters)
         local.learning_rate = optimizer.learning_rate
     rule.start(local)
@@ -165,12 +169,17 @@ def train_locally(
                     has_gradient = False
                     for listener in before_step:
                         listener(optimizer.optimizer)
+                    rule.observe(local)
+                    if mask_gradient is not None:
+                        mask_gradient()
                     if plan.clip_value:
                         worker.clip_gradient(plan.clip_value, plan.clip_algorithm)
                     if rule.own_step and optimizer.decays:
                         local.gradient.add_(local.params * optimizer.weight_decay)
                     rule.correct(local)
                     rule.step(local)
+                    if kept is not None and not optimizer.is_elementwise:
+                        local.params.mul_(kept.factors)
                     local.num_steps += 1
                     local.sum_learning_rate = local.sum_learning_rate + local.learning_rate
                     if optimizer.moves_within_round:

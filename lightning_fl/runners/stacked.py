@@ -144,9 +144,13 @@ def train_stack(
     state = {name: torch.stack([member.state[name] for member in members]) for name in members[0].state}
     local = LocalTraining(setting, received, stack.params, stack.gradient, optimizer.step, state)
     local.learning_rate = optimizer.learning_rate
+    read = [plan.num_samples(len(member.selection), worker.skips_single_samples) for member in members]
+    local.num_samples = stack.params.new_tensor(read).unsqueeze(1)
     if rule.reads_full_gradient:
         worker.seed(members[0].seeds[1])
         local.full_gradient = _full_gradients(worker, stack, members, plan, resident)
+        if setting.kept is not None:
+            local.full_gradient.mul_(setting.kept.factors)
         stack.restart(received, counters)
         local.learning_rate = optimizer.learning_rate
     rule.start(local)
@@ -169,6 +173,9 @@ def train_stack(
         for found in _backward(stack, of_step, logs):
             optimizer.take_in(found)
             local.learning_rate = optimizer.learning_rate
+        rule.observe(local)
+        if setting.kept is not None:
+            local.gradient.mul_(setting.kept.factors)
         if plan.clip_value:
             _clip(local.gradient, plan.clip_value, plan.clip_algorithm)
         if rule.own_step and optimizer.decays:
@@ -260,6 +267,7 @@ def _rows(local: LocalTraining, rows: slice) -> LocalTraining:
         state={name: x[rows] for name, x in local.state.items()},
         memory={name: some(x) for name, x in local.memory.items()},
         full_gradient=some(local.full_gradient),
+        num_samples=some(torch.as_tensor(local.num_samples)),
     )
 
 

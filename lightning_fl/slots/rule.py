@@ -30,6 +30,7 @@ class LocalTraining:
         num_steps: optimiser steps done so far (tau_k at the end).
         sum_learning_rate: sum of the learning rates of these steps.
         full_gradient: gradient (d,) of the loss on all samples at the received model, for rules that read it.
+        num_samples: samples that the client reads in its steps, those of all passes together; in a stack (K, 1).
     """
 
     setting: Setting
@@ -43,6 +44,7 @@ class LocalTraining:
     num_steps: int = 0
     sum_learning_rate: float | Tensor = 0.0
     full_gradient: Tensor = field(default_factory=lambda: torch.zeros(0))
+    num_samples: float | Tensor = 0.0
 
 
 class Rule:
@@ -61,6 +63,8 @@ class Rule:
     """Names the rule needs from the server besides `model` and `buffers`."""
     sends = frozenset[str]()
     """Names it uploads besides `model` and `buffers`."""
+    spares = frozenset[str]()
+    """Names in its state of parameters that a pruning mask has left out, too."""
 
     def check(self, setting: Setting) -> None:
         """Before the first round: raise `UserError` where the rule does not fit the run."""
@@ -71,6 +75,9 @@ class Rule:
 
     def start(self, local: LocalTraining) -> None:
         """Before the first step: fill `local.memory`."""
+
+    def observe(self, local: LocalTraining) -> None:
+        """Look at `local.gradient` as the loss gives it; then a pruning mask, if there is one, makes it 0 outside of it."""
 
     def correct(self, local: LocalTraining) -> None:
         """Change `local.gradient` in place."""

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from lightning_fl.groups import Group
 from lightning_fl.tree import Layout
+
+if TYPE_CHECKING:
+    from lightning_fl.excerpt import Excerpt
 
 
 @dataclass(frozen=True)
@@ -19,6 +23,7 @@ class Setting:
         groups: the layers of the network.
         round: index of the round under way, from 0.
         num_rounds: rounds of the run.
+        kept: the parameters that a pruning mask keeps, all others being 0; None: there is no mask.
         momentum: ρ of the module's SGD, v ← ρv + g, and 0 for other optimisers; None for an SGD that has no one such ρ.
     """
 
@@ -29,6 +34,7 @@ class Setting:
     round: int = 0
     num_rounds: int = 1
     momentum: float | None = 0.0
+    kept: Excerpt | None = None
 
     def num_rounds_of(self, share: int | float) -> int:
         """A number of rounds that was given as a count or as a fraction of the run, which is at least one."""

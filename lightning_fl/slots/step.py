@@ -123,6 +123,7 @@ class ServerTurn:
         merged: what the aggregator made of the uploads.
         proposal: the next model as the steps so far propose it (d,); a step replaces it.
         proposed_buffers: likewise for the buffers.
+        mask: the parameters that pruning keeps (d,), all others being 0; None: all. A step may replace it.
         metrics: what the steps report, logged with the round.
     """
 
@@ -137,6 +138,7 @@ class ServerTurn:
     merged: Message
     proposal: Tensor
     proposed_buffers: Tensor
+    mask: Tensor | None = None
     metrics: dict[str, float] = field(default_factory=dict)
 
     def move(self, message: Message, share: float) -> None:
@@ -162,6 +164,7 @@ class SetUp:
         learner: trains models that are not yet the federation's.
         params: the initial model (d,); may be replaced.
         buffers: its float buffers (d_b,); may be replaced.
+        mask: the parameters that pruning keeps (d,), all others being 0; None: all; may be replaced.
     """
 
     setting: Setting
@@ -171,6 +174,7 @@ class SetUp:
     learner: Learner
     params: Tensor
     buffers: Tensor
+    mask: Tensor | None = None
 
 
 class Step(ABC):

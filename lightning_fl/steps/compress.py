@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lightning_fl.errors import require
+from lightning_fl.excerpt import through
 from lightning_fl.slots import Codec, Message, ServerTurn, State, Step
 
 CHANGE = "model/change"
@@ -44,7 +45,6 @@ class Compress(Step):
         wanted = turn.proposal - turn.params
         if "error" in state:
             wanted = wanted + state["error"]
-        payload, _ = self.codec.encode({CHANGE: wanted}, {}, turn.setting)
-        change = self.codec.decode(payload, turn.setting)[CHANGE]
+        change = through(self.codec, {CHANGE: wanted}, turn.setting)[CHANGE]
         turn.proposal = turn.params + change
         return {"change": change, "error": wanted - change}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lightning_fl.excerpt import through
 from lightning_fl.slots import Codec, Message, ServerTurn, State, Step
 
 MOMENTUM = "moments/momentum"
@@ -58,8 +59,7 @@ class WarmedUpMoments(Step):
         wanted = turn.merged[MOMENTUM]
         if "error" in state:
             wanted = wanted + state["error"]
-        payload, _ = self.codec.encode({MOMENTUM: wanted}, {}, turn.setting)
-        first = self.codec.decode(payload, turn.setting)[MOMENTUM]
+        first = through(self.codec, {MOMENTUM: wanted}, turn.setting)[MOMENTUM]
         second = state["second"]
         scale = (second + self.epsilon).rsqrt()
         if self.momentum_mask:

@@ -778,3 +778,22 @@ def efficient_adam(
         down = compress(y)
         e_server, w = y - down, w - down
     return w
+
+
+def imc(problem: Problem, w: np.ndarray, rate: float, round: int) -> np.ndarray:
+    """FedAvg; from the round on with the weights in the forward pass multiplied by a mask, so that the others get no gradient."""
+    mask = np.ones_like(w)
+    for t in range(problem.rounds):
+        if t == round:
+            threshold = sorted(np.abs(w))[int(np.ceil(rate * len(w)))]
+            mask = (np.abs(w) > threshold).astype(float)
+            w = w * mask
+
+        def local(w: np.ndarray, batches: Batches, eta: float, mask: np.ndarray = mask) -> np.ndarray:
+            y = w.copy()
+            for batch in batches:
+                y = y - eta * mask * gradient(y * mask, *batch)
+            return y
+
+        w = average(problem, t, w, local)
+    return w

@@ -10,6 +10,7 @@ import toys
 
 from lightning_fl.algorithms import (
     HDFL,
+    IMC,
     SCAFFOLD,
     Algorithm,
     DataSharing,
@@ -95,6 +96,17 @@ def by_neuron(kept: int) -> Costs:
     def costs(turn: Turn) -> tuple[Bits, Bits]:
         sending = turn.clients - turn.rejected
         return {"model": turn.width * kept * sending, "mask": 6 * sending}, {"model": turn.width * D * turn.clients}
+
+    return costs
+
+
+def masked(first_round: int, kept: int) -> Costs:
+    """The model, of which from the round on so many numbers are left; the mask goes down too, to those who lack it."""
+
+    def costs(turn: Turn) -> tuple[Bits, Bits | None]:
+        numbers = D if turn.round < first_round else kept
+        bits = {"model": turn.width * numbers * turn.clients}
+        return bits, bits if turn.round < first_round else None
 
     return costs
 
@@ -301,6 +313,9 @@ ROSTER = {
         partial(oracle.pruned_neurons, keep=0.5, per_layer=True),
         by_neuron(13),
     ),
+    # ⌈0.4 · 26⌉ = 11, so the eleven smallest and the twelfth go.
+    "IMC": Entry(partial(IMC, rate=0.4, prune_round=2), partial(oracle.imc, rate=0.4, round=2), masked(2, 14)),
+    "IMC-initial": Entry(partial(IMC, rate=0.7, prune_round=0), partial(oracle.imc, rate=0.7, round=0), masked(0, 6)),
     "FedAdam": Entry(FedAdam, oracle.fedadam, each(vectors(3), vectors(3))),
     "FedAdam-uniform": Entry(
         partial(FedAdam, beta1=0.7, beta2=0.9, epsilon=1e-3, weighting="uniform"),

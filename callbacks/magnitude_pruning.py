@@ -1,0 +1,151 @@
+"""Unstructured pruning in any Lightning trainer: the smallest weights become 0 and stay 0 (FedDUMAP's baseline IMC).
+
+𝒱 = the ⌈p · R⌉-th smallest |v|, counted from 0, of the R weights and biases of all layers;  w ← w ⊙ [|w| > 𝒱], from then on
+
+Unlike `torch.nn.utils.prune` and Lightning's `ModelPruning` it leaves the module as it is: no `weight_orig`, no `weight_mask`,
+no forward hook. A checkpoint has the names and shapes of the dense network with zeros in it, and loads anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch.utils.hooks import RemovableHandle
+
+from lightning_fl.errors import UserError, nearest, require
+from lightning_fl.pruning import Masks, apply_masks, forget_masks, hold_masks, largest, prunable
+
+SCOPES = ("global", "layer")
+
+
+class MagnitudePruning(Callback):
+    """Leave out the smallest weights when an epoch begins, and keep them at 0 for the rest of the training.
+
+    All trained weights and biases can go, but those of normalisation and of excluded layers; each layer keeps at least its
+    largest weight. Masked weights get no gradient, so that clipping and moments know nothing of them, and are put back to 0
+    after each step of an optimiser, whatever momentum and weight decay make of them. The masks are kept in checkpoints.
+
+    In a federation, where a round is an epoch, clients and server train under the mask, only the kept parameters cross, and each
+    client is sent the mask once, at a bit for each parameter.
+
+    Logs `prune/rate`, the share gone of the weights that could go, and `prune/kept`, the trained parameters that are left.
+
+    Args:
+        rate: share of the weights to leave out, in [0, 1); 0 leaves out none.
+        prune_epoch: the epoch before which to prune, from 0.
+        every_n_epochs: prune again every so many epochs, each time this share of what is left; None: only once.
+        scope: choose the smallest of the whole network (`global`) or of each `layer`.
+        exclude: layers with one of these words as a part of their name stay whole; by default those beside residual blocks.
+
+    Raises:
+        UserError: a value outside its range, or a network without a weight to leave out.
+    """
+
+    def __init__(
+        self,
+        rate: float = 0.5,
+        prune_epoch: int = 30,
+        every_n_epochs: int | None = None,
+        scope: Literal["global", "layer"] = "global",
+        exclude: Sequence[str] = ("shortcut", "downsample"),
+    ) -> None:
+        require(0 <= rate < 1, f"rate is the share of the weights to leave out and lies in [0, 1), got {rate}.")
+        require(prune_epoch >= 0, f"prune_epoch is the index of an epoch, from 0, got {prune_epoch}.")
+        require(
+            every_n_epochs is None or every_n_epochs >= 1, f"every_n_epochs must be at least 1, got {every_n_epochs}."
+        )
+        if scope not in SCOPES:
+            raise UserError(f"scope {scope!r} is unknown; {nearest(str(scope), SCOPES)}.")
+        self.rate = rate
+        self.prune_epoch = prune_epoch
+        self.every_n_epochs = every_n_epochs
+        self.scope = scope
+        self.exclude = tuple(exclude)
+        self._masks: Masks = {}
+        self._handles: list[RemovableHandle] = []
+
+    @property
+    def state_key(self) -> str:
+        """Of its own for each pruning of a training."""
+        return self._generate_state_key(
+            rate=self.rate,
+            prune_epoch=self.prune_epoch,
+            every_n_epochs=self.every_n_epochs,
+            scope=self.scope,
+            exclude=self.exclude,
+        )
+
+    def on_fit_start(self, trainer: Any, pl_module: LightningModule) -> None:
+        """There must be something to prune, and an epoch to do it."""
+        require(bool(prunable(pl_module, self.exclude)), f"{type(pl_module).__name__} has no weight to leave out.")
+        if trainer.max_epochs is not None and 0 <= trainer.max_epochs <= self.prune_epoch:
+            rank_zero_warn(
+                f"nothing is pruned: prune_epoch is {self.prune_epoch}, and the training ends after {trainer.max_epochs} epochs."
+            )
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Prune if it is time, and see that what was pruned remains so."""
+        if trainer.current_epoch == 0:
+            self._masks = {}  # of an earlier training
+        if self.rate and self._is_due(trainer.current_epoch):
+            self._masks = self._choose(pl_module)
+        if self._masks:
+            parameters = dict(pl_module.named_parameters())
+            self._masks = {name: mask.to(parameters[name].device) for name, mask in self._masks.items()}
+            apply_masks(pl_module, self._masks, trainer.optimizers)
+            self._let_go()
+            self._handles = hold_masks(pl_module, self._masks, trainer.optimizers)
+
+    def on_client_download(self, trainer: Any, pl_module: LightningModule, client: int) -> None:
+        """A federation's hook: its engine keeps clients under the mask itself."""
+        self._let_go()
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Log what is left."""
+        parameters = dict(pl_module.named_parameters())
+        candidates = sum(
+            parameters[name].numel() for names in prunable(pl_module, self.exclude).values() for name in names
+        )
+        gone = sum(int((~mask).sum()) for mask in self._masks.values())
+        trained = sum(parameter.numel() for parameter in parameters.values() if parameter.requires_grad)
+        pl_module.log("prune/rate", gone / candidates)
+        pl_module.log("prune/kept", float(trained - gone))
+
+    def teardown(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
+        """The module is an ordinary one again, with zeros."""
+        self._let_go()
+        forget_masks(pl_module)
+
+    def on_exception(self, trainer: Any, pl_module: LightningModule, exception: BaseException) -> None:
+        """Likewise."""
+        self._let_go()
+        forget_masks(pl_module)
+
+    def state_dict(self) -> dict[str, Any]:
+        """For the checkpoint."""
+        return {"masks": self._masks}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """From the checkpoint."""
+        self._masks = state_dict["masks"]
+
+    def _is_due(self, epoch: int) -> bool:
+        since = epoch - self.prune_epoch
+        return since == 0 or (since > 0 and self.every_n_epochs is not None and since % self.every_n_epochs == 0)
+
+    def _choose(self, module: LightningModule) -> Masks:
+        parameters, layers = dict(module.named_parameters()), prunable(module, self.exclude)
+        everything = [name for names in layers.values() for name in names]
+        together = [everything] if self.scope == "global" else list(layers.values())
+        masks: Masks = {}
+        for names in together:
+            masks |= largest({name: parameters[name] for name in names}, self.rate, self._masks)
+        return masks
+
+    def _let_go(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []

@@ -1,0 +1,186 @@
+"""Unstructured pruning in an ordinary Trainer: which weights go, that they stay away, and that it survives a checkpoint."""
+
+import copy
+from collections.abc import Callable
+from fractions import Fraction
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import lightning as L  # noqa: N812
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_fl import UserError
+from lightning_fl.callbacks import MagnitudePruning
+from lightning_fl.modules.networks import resnet18
+from lightning_fl.pruning import largest, masks_of, prunable
+
+MakeTrainer = Callable[..., L.Trainer]
+Configure = Callable[[Any], torch.optim.Optimizer]
+
+
+def momentum(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=0.1, nesterov=True)
+
+
+def adam(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.1)
+
+
+class Net(L.LightningModule):
+    def __init__(self, optimizer: Configure = momentum) -> None:
+        super().__init__()
+        self.optimizer = optimizer
+        self.net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 2))
+        self.seen: list[int] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        x, y = batch
+        self.seen.append(nonzero(self))
+        return nn.functional.mse_loss(self.net(x), y)
+
+    def configure_optimizers(self) -> Any:
+        return self.optimizer(self.parameters())
+
+
+def nonzero(module: Net) -> int:
+    """Of the linear layers."""
+    return sum(int((p != 0).sum()) for layer in (module.net[0], module.net[3]) for p in layer.parameters())
+
+
+def loader(num: int = 40) -> DataLoader:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(num, 6, generator=generator)
+    return DataLoader(TensorDataset(x, x[:, :2].tanh()), batch_size=8)
+
+
+NUMBERS = 8 * 6 + 8 + 2 * 8 + 2  # of the linear layers; batch normalisation has 16 more
+
+
+@pytest.mark.parametrize("optimizer", [momentum, adam])
+@pytest.mark.parametrize("flags", [{}, {"accumulate_grad_batches": 2}, {"gradient_clip_val": 0.1}])
+def test_the_smallest_go_and_stay_away(
+    optimizer: Configure, flags: dict[str, Any], make_stock_trainer: MakeTrainer
+) -> None:
+    torch.manual_seed(0)
+    module = Net(optimizer)
+    trainer = make_stock_trainer(max_epochs=5, callbacks=MagnitudePruning(rate=0.6, prune_epoch=2), **flags)
+    trainer.fit(module, loader())
+    kept = NUMBERS - ceil(Fraction(6, 10) * NUMBERS) - 1
+    assert set(module.seen[:10]) == {NUMBERS}
+    assert set(module.seen[10:]) == {kept}
+    assert nonzero(module) == kept
+    assert trainer.callback_metrics["prune/kept"] == kept + 16
+    assert trainer.callback_metrics["prune/rate"] == pytest.approx(1 - kept / NUMBERS)
+    assert masks_of(module) == {}
+    state = trainer.optimizers[0].state
+    for parameter in module.parameters():
+        for value in state[parameter].values():
+            assert value.shape != parameter.shape or parameter.dim() < 2 or not value[parameter == 0].any()
+
+
+@pytest.mark.parametrize("optimizer", [momentum, adam])
+def test_resumed_equals_uninterrupted(optimizer: Configure, make_stock_trainer: MakeTrainer, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    start = Net(optimizer)
+    saves = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
+    whole = copy.deepcopy(start)
+    make_stock_trainer(max_epochs=5, callbacks=[MagnitudePruning(prune_epoch=1), saves], enable_checkpointing=True).fit(
+        whole, loader()
+    )
+    saved = torch.load(tmp_path / "epoch=2.ckpt", weights_only=True)
+    assert saved["state_dict"].keys() == start.state_dict().keys()
+    for epoch in (0, 2):
+        resumed = Net(optimizer)
+        trainer = make_stock_trainer(max_epochs=5, callbacks=MagnitudePruning(prune_epoch=1))
+        trainer.fit(resumed, loader(), ckpt_path=tmp_path / f"epoch={epoch}.ckpt")
+        for name, value in whole.state_dict().items():
+            assert torch.equal(value, resumed.state_dict()[name]), (epoch, name)
+    assert nonzero(whole) == 36
+
+
+def test_an_interrupted_training_leaves_an_ordinary_module(make_stock_trainer: MakeTrainer) -> None:
+    class Fails(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            if self.current_epoch == 1:
+                raise RuntimeError("no more")
+            return super().training_step(batch, batch_idx)
+
+    module, pruning = Fails(), MagnitudePruning(prune_epoch=0)
+    with pytest.raises(RuntimeError, match="no more"):
+        make_stock_trainer(callbacks=pruning).fit(module, loader())
+    module.net(torch.randn(4, 6)).sum().backward()
+    assert all((p.grad != 0).any() for p in module.parameters() if p.dim() > 1)
+    assert (module.net[0].weight.grad[module.net[0].weight == 0] != 0).any()
+    # The same callback begins a training of another module afresh.
+    other = Net()
+    make_stock_trainer(max_epochs=1, callbacks=pruning).fit(other, loader())
+    assert nonzero(other) == NUMBERS - NUMBERS // 2 - 1
+
+
+def test_pruning_again_takes_a_share_of_what_is_left(make_stock_trainer: MakeTrainer) -> None:
+    module = Net()
+    pruning = MagnitudePruning(rate=0.5, prune_epoch=1, every_n_epochs=2)
+    make_stock_trainer(max_epochs=6, callbacks=pruning).fit(module, loader())
+    left = NUMBERS
+    for epoch in range(6):
+        if epoch in (1, 3, 5):
+            left -= ceil(left / 2) + 1
+        assert set(module.seen[5 * epoch : 5 * epoch + 5]) == {left}
+
+
+def test_scopes() -> None:
+    tensors = {"small": torch.tensor([[0.1, 0.2, 0.3, 0.4]]), "large": torch.tensor([[10.0, 20.0], [30.0, 40.0]])}
+    assert {name: int(mask.sum()) for name, mask in largest(tensors, 0.5).items()} == {"small": 1, "large": 3}
+    assert {name: int(largest({name: x}, 0.5)[name].sum()) for name, x in tensors.items()} == {"small": 1, "large": 1}
+
+
+@given(st.lists(st.integers(-5, 5), min_size=2, max_size=30), st.integers(0, 99))
+def test_keeps_what_is_above_the_threshold_and_one_at_least(values: list[int], percent: int) -> None:
+    x = torch.tensor(values, dtype=torch.float32).view(1, -1)
+    mask = largest({"weight": x}, percent / 100)["weight"]
+    magnitudes = sorted(abs(value) for value in values)
+    threshold = magnitudes[min(ceil(Fraction(percent, 100) * len(values)), len(values) - 1)]
+    above = [abs(value) > threshold for value in values]
+    if percent == 0:
+        assert mask.all()
+    elif any(above):
+        assert mask.flatten().tolist() == above
+    else:
+        assert int(mask.sum()) == 1
+        assert abs(x[mask].item()) == magnitudes[-1]
+
+
+def test_normalisation_and_the_convolutions_beside_residual_blocks_stay_whole() -> None:
+    layers = prunable(resnet18(), ("shortcut", "downsample"))
+    names = [name for own in layers.values() for name in own]
+    assert len(layers) == 18, "seventeen convolutions and the last layer"
+    assert not any("bn" in name or "shortcut" in name for name in names)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"rate": 1.0}, r"\[0, 1\), got 1.0"),
+        ({"rate": -0.1}, r"\[0, 1\), got -0.1"),
+        ({"prune_epoch": -1}, "got -1"),
+        ({"every_n_epochs": 0}, "at least 1, got 0"),
+        ({"scope": "globl"}, "did you mean 'global'"),
+    ],
+)
+def test_values_outside_their_range_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        MagnitudePruning(**given)
+
+
+def test_a_pruning_that_never_comes_and_one_of_nothing(make_stock_trainer: MakeTrainer) -> None:
+    with pytest.warns(UserWarning, match="prune_epoch is 30, and the training ends after 1 epochs"):
+        make_stock_trainer(max_epochs=1, callbacks=MagnitudePruning()).fit(Net(), loader())
+    with pytest.raises(UserError, match="Net has no weight to leave out"):
+        make_stock_trainer(callbacks=MagnitudePruning(exclude=["net"])).fit(Net(), loader())

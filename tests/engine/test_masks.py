@@ -1,0 +1,169 @@
+"""Unstructured pruning in a federation: what is masked is 0 everywhere and crosses nowhere, whatever the method."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import Callback
+from roster import ROSTER
+from toys import Perceptron, federation, vector
+
+from lightning_fl import FederatedTrainer
+from lightning_fl.algorithms import IMC, FedAvg
+from lightning_fl.callbacks import MagnitudePruning
+
+MakeTrainer = Callable[..., FederatedTrainer]
+each_dense_algorithm = pytest.mark.parametrize("name", [name for name in ROSTER if not name.startswith("IMC")])
+
+
+class Watch(Callback):
+    """Bits of each round, and what of the run is not 0 outside the mask."""
+
+    def __init__(self) -> None:
+        self.bits: list[dict[str, dict[str, int]]] = []
+        self.outside: list[str] = []
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        run = trainer.run
+        self.bits.append(run.ledger.round_bits)
+        if run.mask is None:
+            return
+        clients = {f"client {client}": state for client, state in run.clients.items()}
+        memory = {f"codec of {client}": state for client, state in run.client_memory.items()}
+        states = {"server": {"params": run.params}, **run.server, **clients, **memory, "downlink": run.server_memory}
+        for place, state in states.items():
+            for name, x in state.items():
+                if x.shape[-1:] == run.mask.shape and name not in trainer.algorithm.rule.spares:
+                    assert (x[..., run.mask] != 0).any() or not x.any()
+                    if (x[..., ~run.mask] != 0).any():
+                        self.outside.append(f"{place}: {name}")
+
+
+@each_dense_algorithm
+def test_any_method_keeps_to_the_mask(name: str, make_trainer: MakeTrainer) -> None:
+    entry, start = ROSTER[name], Perceptron()
+    ends = []
+    for runner in ("serial", "stacked"):
+        module = Perceptron()
+        module.load_state_dict(start.state_dict())
+        watch = Watch()
+        pruning = MagnitudePruning(rate=0.4, prune_epoch=2)
+        trainer = make_trainer(max_rounds=5, precision="64-true", runner=runner, callbacks=[pruning, watch])
+        trainer.fit(module, entry.federation(), entry.algorithm())
+        assert trainer.run.mask is not None
+        assert watch.outside == []
+        before, after = watch.bits[1], watch.bits[3]
+        for way in ("up", "down"):
+            assert after[way]["model"] < before[way]["model"] or not before[way]["model"]
+        assert len(trainer.run.told) >= 3
+        ends.append(vector(module))
+    np.testing.assert_allclose(*ends, rtol=0, atol=1e-8)
+
+
+def test_a_client_is_sent_the_mask_once(make_trainer: MakeTrainer) -> None:
+    """Of 26 parameters ⌈0.4 · 26⌉ + 1 = 12 go; a client that takes part for the first time since then is sent 26 bits."""
+    watch, cohorts = Watch(), []
+
+    class Cohorts(Callback):
+        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+            cohorts.append(set(trainer.fit_loop.federation._select_cohort()))
+
+    make_trainer(max_rounds=6, callbacks=[watch, Cohorts()]).fit(
+        Perceptron(), federation(), IMC(rate=0.4, prune_round=2)
+    )
+    told: set[int] = set()
+    for round, (bits, cohort) in enumerate(zip(watch.bits, cohorts, strict=True)):
+        numbers = 26 if round < 2 else 14
+        newcomers = cohort - told if round >= 2 else set()
+        told |= newcomers
+        assert bits["up"] == dict.fromkeys(bits["up"], 0) | {"model": 3 * 32 * numbers}
+        assert bits["down"] == dict.fromkeys(bits["up"], 0) | {"model": 3 * 32 * numbers, "mask": 26 * len(newcomers)}
+    assert any(cohort & told for cohort in cohorts[3:]), "somebody came back"
+
+
+def test_pruning_nothing_is_fedavg(make_trainer: MakeTrainer) -> None:
+    modules = [Perceptron(), Perceptron()]
+    modules[1].load_state_dict(modules[0].state_dict())
+    for module, algorithm in zip(modules, (FedAvg(), IMC(rate=0.0, prune_round=1)), strict=True):
+        trainer = make_trainer(max_rounds=3)
+        trainer.fit(module, federation(), algorithm)
+        assert trainer.run.mask is None
+    assert np.array_equal(vector(modules[0]), vector(modules[1]))
+
+
+def test_two_prunings_add_up(make_trainer: MakeTrainer) -> None:
+    module = Perceptron()
+    prunings = [MagnitudePruning(rate=0.7, prune_epoch=0), MagnitudePruning(rate=0.4, prune_epoch=1)]
+    trainer = make_trainer(max_rounds=3, callbacks=prunings)
+    trainer.fit(module, federation())
+    assert int(trainer.run.mask.sum()) == np.count_nonzero(vector(module)) == 6
+
+
+def with_momentum(module: Any) -> Any:
+    return torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+
+
+def with_adam(module: Any) -> Any:
+    return torch.optim.AdamW(module.parameters(), lr=0.01)
+
+
+def with_mixing(module: Any) -> Any:
+    """An optimiser whose step of a coordinate looks at others too."""
+    return Mixing(module.parameters())
+
+
+class Mixing(torch.optim.Optimizer):
+    """w ← w − 0.1 (g + its mean over the tensor)."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(0.1 * (p.grad + p.grad.mean()))
+
+
+@pytest.mark.parametrize("configure", [with_momentum, with_adam, with_mixing])
+def test_masked_weights_stay_at_zero_in_every_step(configure: Any, make_trainer: MakeTrainer) -> None:
+    seen = []
+
+    class Looks(Perceptron):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            seen.append(int((torch.nn.utils.parameters_to_vector(self.parameters()) != 0).sum()))
+            return super().training_step(batch, batch_idx)
+
+    make_trainer(local_epochs=3, gradient_clip_val=0.5).fit(
+        Looks(configure=configure), federation(), IMC(rate=0.4, prune_round=0)
+    )
+    assert set(seen) == {14}
+
+
+def test_what_is_masked_does_not_count_in_the_norm_that_is_clipped(make_trainer: MakeTrainer) -> None:
+    """The mask is a part of the forward pass, which alone tells the gradient."""
+    module = Perceptron()
+    start = vector(module)
+    mask = np.abs(start) > sorted(np.abs(start))[11]
+
+    class InForward(Perceptron):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            views = dict(zip(("w1", "b1", "w2", "b2"), torch.tensor(mask).split([12, 4, 8, 2]), strict=True))
+            hidden = torch.tanh(
+                torch.nn.functional.linear(
+                    x, self.hidden.weight * views["w1"].view(4, 3), self.hidden.bias * views["b1"]
+                )
+            )
+            return torch.nn.functional.linear(
+                hidden, self.output.weight * views["w2"].view(2, 4), self.output.bias * views["b2"]
+            )
+
+    other = InForward()
+    other.load_state_dict(module.state_dict())
+    flags = {"local_epochs": 2, "gradient_clip_val": 0.1, "precision": "64-true"}
+    make_trainer(**flags).fit(module, federation(), IMC(rate=0.4, prune_round=0))
+    make_trainer(**flags).fit(other, federation())
+    np.testing.assert_allclose(vector(module), vector(other) * mask, rtol=0, atol=1e-12)
+    assert np.count_nonzero(vector(module)) == 14
