@@ -1,5 +1,6 @@
 """Lightning callbacks that run in `L.Trainer` and in `FederatedTrainer`."""
 
+from lightning_fl.callbacks.filter_pruning import FilterPruning
 from lightning_fl.callbacks.sparse_updates import SparseUpdates
 
-__all__ = ["SparseUpdates"]
+__all__ = ["FilterPruning", "SparseUpdates"]
