@@ -2,7 +2,14 @@
 
 from lightning_fl.callbacks.adaptive_pruning import AdaptivePruning
 from lightning_fl.callbacks.dynamic_gates import DynamicGates
+from lightning_fl.callbacks.filter_pruning import FilterPruning
 from lightning_fl.callbacks.magnitude_pruning import MagnitudePruning
 from lightning_fl.callbacks.sparse_updates import SparseUpdates
 
-__all__ = ["AdaptivePruning", "DynamicGates", "MagnitudePruning", "SparseUpdates"]
+__all__ = [
+    "AdaptivePruning",
+    "DynamicGates",
+    "FilterPruning",
+    "MagnitudePruning",
+    "SparseUpdates",
+]

@@ -66,8 +66,7 @@ def build_checkpoint(trainer: Any, weights_only: bool = False) -> dict[str, Any]
         "pytorch-lightning_version": lightning.__version__,
         "state_dict": trainer.bound_worker.state_dict(run_state) if trainer.fit_loop.before_round else _copied(module),
     }
-    if plans := surgery.as_saved(module):
-        checkpoint[surgery.PLANS] = plans
+    checkpoint |= surgery.as_saved(module)
     for part in (module, trainer.datamodule):
         if part is not None and part.hparams:
             if hasattr(part, "_hparams_name"):
@@ -175,11 +174,7 @@ def resume(trainer: Any, path: str) -> None:
             f"the checkpoint {path} is of a federation of {federation['num_clients']} clients, "
             f"this one has {trainer.datamodule.num_clients}: give the same data."
         )
-    plans = surgery.missing_plans(trainer.lightning_module, checkpoint)
-    for plan in plans:
-        trainer.run.surgery(plan)
-    trainer.run.load_state_dict(federation["run"])
-    surgery.rebuild(trainer.fit_loop.federation, plans)
+    surgery.rebuild(trainer.fit_loop.federation, checkpoint)
     load_model(trainer.lightning_module, checkpoint, path)
     trainer.worker.optimizer.load_state_dict(federation["learning_rates"])
     trainer.hooks.call_callbacks("on_load_checkpoint", checkpoint)

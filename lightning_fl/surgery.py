@@ -12,18 +12,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from lightning.fabric import Fabric
-from torch import nn
+from torch import Tensor, nn
 
 from lightning_fl.errors import UserError
 from lightning_fl.federation import Federation
 from lightning_fl.groups import layer_groups
 from lightning_fl.macs import count_macs
 from lightning_fl.pruning import Plan, plans_of, prune
+from lightning_fl.pruning.surgery import PLANS
 from lightning_fl.runners.ranks import gather_objects
 from lightning_fl.worker import Worker
-
-PLANS = "pruning_plans"
-"""Key of a checkpoint whose model has been pruned: all that was done to the dense network, in its order."""
 
 
 def follow(federation: Federation) -> None:
@@ -46,11 +44,28 @@ def follow(federation: Federation) -> None:
     _look_again(federation)
 
 
-def rebuild(federation: Federation, plans: Sequence[Plan]) -> None:
-    """Prune the module as that of the run that is taken up, which has been cut already."""
+def as_saved(module: nn.Module) -> dict[str, Any]:
+    """What a checkpoint says of the prunings that have made a module what it is; {} if it is dense."""
+    plans = plans_of(module)
+    return {PLANS: [dict(vars(plan)) for plan in plans]} if plans else {}
+
+
+def rebuild(federation: Federation, checkpoint: dict[str, Any]) -> None:
+    """Prune module and run as those of a checkpoint were, whose run fits then.
+
+    Raises:
+        UserError: it does not fit; the module is as it was.
+    """
+    worker, run = federation.worker, federation.run
+    plans = missing_plans(worker.module, checkpoint)
+    for plan in plans:
+        run.surgery(plan)
+    run.load_state_dict(checkpoint["federation"]["run"])
     if plans:
-        prune_bound(federation.worker, plans)
+        prune_bound(worker, plans)
         _look_again(federation)
+    elif PLANS in checkpoint:
+        worker.take_for_pruned(_saved_plans(checkpoint))
 
 
 def prune_bound(worker: Worker, plans: Sequence[Plan]) -> None:
@@ -59,6 +74,21 @@ def prune_bound(worker: Worker, plans: Sequence[Plan]) -> None:
     for plan in plans:
         prune(worker.module, plan, optimizers)
     worker.lay_out_anew()
+
+
+def missing_plans(module: nn.Module, checkpoint: dict[str, Any]) -> list[Plan]:
+    """What has still to be done to a module before it has the shapes of a checkpoint's; nothing if it would not help."""
+    wanted, shapes = _shapes(checkpoint["state_dict"]), _shapes(module.state_dict())
+    if shapes == wanted:
+        return []
+    missing = _saved_plans(checkpoint)[len(plans_of(module)) :]
+    for plan in missing:
+        shapes = {name: _cut_shape(name, shape, plan) for name, shape in shapes.items()}
+    return missing if shapes == wanted else []
+
+
+def _saved_plans(checkpoint: dict[str, Any]) -> list[Plan]:
+    return [Plan(**plain) for plain in checkpoint.get(PLANS, [])]
 
 
 def _look_again(federation: Federation) -> None:
@@ -70,31 +100,8 @@ def _look_again(federation: Federation) -> None:
     worker.load(*model)
 
 
-def as_saved(module: nn.Module) -> list[dict[str, Any]]:
-    """The plans that a module has been cut down to, in plain containers, for a checkpoint."""
-    return [dict(vars(plan)) for plan in plans_of(module)]
-
-
-def missing_plans(module: nn.Module, checkpoint: dict[str, Any]) -> list[Plan]:
-    """What has still to be done to a module before it has the shapes of a checkpoint's; nothing if it would not help.
-
-    Raises:
-        UserError: the module has been pruned further.
-    """
-    saved, done = [Plan(**plain) for plain in checkpoint.get(PLANS, [])], len(plans_of(module))
-    wanted = {name: tuple(x.shape) for name, x in checkpoint["state_dict"].items()}
-    shapes = {name: tuple(x.shape) for name, x in module.state_dict().items()}
-    if shapes == wanted:
-        return []
-    if done > len(saved):
-        raise UserError(
-            f"{type(module).__name__} has been pruned since the checkpoint was written, which cannot be undone: "
-            "give a new one."
-        )
-    missing = saved[done:]
-    for plan in missing:
-        shapes = {name: _cut_shape(name, shape, plan) for name, shape in shapes.items()}
-    return missing if shapes == wanted else []
+def _shapes(state_dict: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(x.shape) for name, x in state_dict.items() if isinstance(x, Tensor)}
 
 
 def _cut_shape(name: str, shape: tuple[int, ...], plan: Plan) -> tuple[int, ...]:

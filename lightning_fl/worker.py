@@ -21,6 +21,7 @@ from lightning_fl.hooks import Hooks
 from lightning_fl.logs import LogCollector
 from lightning_fl.optimization import ModuleOptimizer
 from lightning_fl.pruning import Plan, plans_of
+from lightning_fl.pruning.surgery import PLANS
 from lightning_fl.tree import FlatGradient, Layout, Tree, common_dtype
 
 
@@ -94,6 +95,11 @@ class Worker:
     def new_plans(self) -> list[Plan]:
         """How the module has been pruned since it was laid out."""
         return plans_of(self.module)[len(self._plans) :]
+
+    def take_for_pruned(self, plans: list[Plan]) -> None:
+        """The module has the shapes that these plans lead to, also where it was made small at once."""
+        vars(self.module)[PLANS] = list(plans)
+        self._plans = plans
 
     def holds(self, layout: Layout) -> bool:
         """Whether the module's parameters are views of vectors of this layout."""

@@ -3,8 +3,10 @@
 from lightning_fl.pruning.curvature import trainable
 from lightning_fl.pruning.graph import Network, plan_for, prunable_layers
 from lightning_fl.pruning.importance import feature_map_ranks, filter_magnitudes, filters_to_keep, lowest
+from lightning_fl.pruning.loading import Prunable, load_pruned, shrink, shrink_when_loading
 from lightning_fl.pruning.masks import Masks, apply_masks, forget_masks, hold_masks, largest, masks_of, prunable
 from lightning_fl.pruning.plan import Plan
+from lightning_fl.pruning.schedule import Schedule
 from lightning_fl.pruning.source_rate import RATE_MODES, SourceRate
 from lightning_fl.pruning.surgery import plans_of, prune
 from lightning_fl.pruning.training_loss import TrainingLoss, check_curvature
@@ -14,6 +16,8 @@ __all__ = [
     "Masks",
     "Network",
     "Plan",
+    "Prunable",
+    "Schedule",
     "SourceRate",
     "TrainingLoss",
     "apply_masks",
@@ -24,6 +28,7 @@ __all__ = [
     "forget_masks",
     "hold_masks",
     "largest",
+    "load_pruned",
     "lowest",
     "masks_of",
     "plan_for",
@@ -31,5 +36,7 @@ __all__ = [
     "prunable",
     "prunable_layers",
     "prune",
+    "shrink",
+    "shrink_when_loading",
     "trainable",
 ]

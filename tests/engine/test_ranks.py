@@ -4,15 +4,18 @@ import csv
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from toys import Perceptron, Pruning, Remembering, federation
 
-from lightning_fl import checkpoint
+from lightning_fl import FederatedTrainer, checkpoint
 from lightning_fl.runners.ranks import Outcome, share_of
 
 SCRIPT = """
@@ -74,6 +77,11 @@ def ran(
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
+    return result(folder)
+
+
+def result(folder: Path) -> tuple[list[dict[str, str]], dict[str, torch.Tensor]]:
+    """Metrics and weights that a run has left."""
     with (folder / "metrics.csv").open() as file:
         rows = [{k: v for k, v in row.items() if k != "time/round_seconds"} for row in csv.DictReader(file)]
     return rows, torch.load(folder / "model.ckpt", weights_only=True)["state_dict"]
@@ -127,3 +135,55 @@ def test_a_run_resumes_under_torchrun_with_another_number_of_processes(tmp_path:
         launcher=launcher,
     )
     agree(whole, resumed)
+
+
+PRUNED = """
+import sys
+import torch
+from toys import Perceptron, Pruning, Remembering, federation, without_units
+from lightning_fl import FederatedTrainer
+
+class Uneven(Pruning):
+    def plan(self, module):
+        return without_units(module, (module.trainer.global_rank,))
+
+root, devices, kind, place = sys.argv[1:]
+torch.manual_seed(0)
+module = Perceptron()
+FederatedTrainer(
+    max_rounds=4, clients_per_round=5, accelerator="cpu", devices=int(devices), default_root_dir=root, client_states=place,
+    callbacks=[{"even": Pruning, "uneven": Uneven}[kind](when=2)], enable_progress_bar=False, enable_model_summary=False,
+).fit(module, federation(), Remembering())
+"""
+
+
+def pruned(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A run in which each process prunes its own module."""
+    script = folder.parent / "pruned.py"
+    script.write_text(PRUNED)
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PL_", "LOCAL_", "MASTER_", "WORLD_"))}
+    return subprocess.run(
+        [sys.executable, str(script), str(folder), *arguments],
+        env=environment | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.path.dirname(__file__)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def test_all_processes_follow_a_pruning(
+    tmp_path: Path, make_trainer: Callable[..., FederatedTrainer], keeps_files: dict[str, Any]
+) -> None:
+    """Also where the states that have to be cut are files that one of them writes; different prunings are refused."""
+    torch.manual_seed(0)
+    one = {"max_rounds": 4, "clients_per_round": 5, "default_root_dir": tmp_path / "one", **keeps_files}
+    make_trainer(**one, callbacks=Pruning(when=2)).fit(Perceptron(), federation(), Remembering())
+    done = pruned(tmp_path / "two", "2", "even", "disk")
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows, weights = result(tmp_path / "two")
+    assert [row["model/parameters"] for row in rows] == ["26", "26", "20", "20"]
+    agree(result(tmp_path / "one"), (rows, weights))
+    done = pruned(tmp_path / "uneven", "2", "uneven", "memory")
+    assert done.returncode != 0
+    assert "have pruned their models differently" in done.stderr

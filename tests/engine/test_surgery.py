@@ -315,9 +315,24 @@ def test_what_is_pruned_cannot_be_made_whole_again(
     make_trainer(max_rounds=1, **keeps_files).fit(module, federation())
     path = tmp_path / "checkpoints" / "last.ckpt"
     make_trainer(max_rounds=2, callbacks=Pruning(when=1)).fit(module, federation(), ckpt_path=path)
+    before = copy.deepcopy(module.state_dict())
     for again in ("validate", "fit"):
-        with pytest.raises(UserError, match="Perceptron has been pruned since the checkpoint was written"):
+        with pytest.raises(UserError, match=r"belongs to another model.*hidden\.weight"):
             getattr(make_trainer(max_rounds=3), again)(module, federation(), ckpt_path=path)
+        assert equal_states(module.state_dict(), before)
+
+
+def test_a_module_made_small_at_once_keeps_the_history(
+    make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    """It goes on with a run that was pruned, and a dense module goes on with what it saves."""
+    whole, first, last = (Perceptron() for _ in range(3))
+    first.load_state_dict(whole.state_dict())
+    make_trainer(max_rounds=4, callbacks=Pruning(when=1)).fit(whole, federation(), Remembering())
+    make_trainer(max_rounds=2, callbacks=Pruning(when=1), **keeps_files).fit(first, federation(), Remembering())
+    for stop, module in {3: Narrow(), 4: last}.items():
+        make_trainer(max_rounds=stop, **keeps_files).fit(module, federation(), Remembering(), ckpt_path="last")
+    assert equal_states(whole.state_dict(), last.state_dict())
 
 
 def test_pruned_twice_and_evaluated_in_between(
