@@ -1,4 +1,4 @@
-"""Multiply-accumulates of a module, counted by torch itself while it runs one sample."""
+"""Multiply-accumulates of a module and of its layers, counted by torch itself while it runs one sample."""
 
 from __future__ import annotations
 
@@ -24,6 +24,23 @@ def count_macs(worker: Worker, samples: Selection, resident: bool) -> int | None
     Returns:
         None where `forward` does not take a batch, or its first tensor, alone.
     """
+    counter = _count(worker, samples, resident)
+    return None if counter is None else int(counter.get_total_flops()) // 2 // min(len(samples), 2)
+
+
+def count_layer_macs(worker: Worker, samples: Selection, resident: bool) -> dict[str, int] | None:
+    """What `count_macs` counts, of each module by its name: of a network's parts as well as of their parts."""
+    counter = _count(worker, samples, resident)
+    if counter is None:
+        return None
+    flops = {path: sum(by_kind.values()) for path, by_kind in counter.get_flop_counts().items()}
+    return {
+        path.partition(".")[2]: int(count) // 2 // min(len(samples), 2) for path, count in flops.items() if "." in path
+    }
+
+
+def _count(worker: Worker, samples: Selection, resident: bool) -> FlopCounterMode | None:
+    """Run `forward` once under torch's counter."""
     precision = worker.fabric.strategy.precision
     batch = precision.convert_input(worker.transfer(next(iter(samples.batches(2))), resident))
     inputs = batch if isinstance(batch, Tensor) else batch[0] if isinstance(batch, (tuple, list)) else None
@@ -35,4 +52,4 @@ def count_macs(worker: Worker, samples: Selection, resident: bool) -> int | None
             worker.module(inputs)
         except Exception:  # a forward that wants something else is none of our business
             return None
-    return int(counter.get_total_flops()) // 2 // min(len(samples), 2)
+    return counter

@@ -87,7 +87,7 @@ class Run:
             mask: bools. One that keeps all parameters is none, unless there was another.
             spared: names of entries of clients' states that the mask does not apply to.
         """
-        if self.mask is None and bool(mask.all()):
+        if bool(mask.all()) if self.mask is None else torch.equal(mask, self.mask):
             return
         self.mask, self.told = mask, set()
         factors = mask.to(self.params.dtype)

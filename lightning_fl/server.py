@@ -22,6 +22,8 @@ from lightning_fl.data import FederatedDataModule
 from lightning_fl.data.degree import non_iid_degree
 from lightning_fl.errors import UserError, require
 from lightning_fl.evaluation import evaluating, measure
+from lightning_fl.excerpt import Excerpt
+from lightning_fl.macs import count_layer_macs
 from lightning_fl.run import SERVER, Run
 from lightning_fl.runners import LocalPlan, train_locally
 from lightning_fl.slots import Message, Rule, ServerTraining, Setting, is_finite
@@ -69,26 +71,54 @@ class ServerSide:
             "--data.client_fraction that leaves room for them, for instance 0.8.",
         )
 
-    def train(self, received: Message, rule: Rule | None = None, epochs: int | None = None) -> ServerTraining:
+    @property
+    def batch_size(self) -> int:
+        """B."""
+        return self.plan.batch_size
+
+    @property
+    def samples_per_client(self) -> float:
+        """Samples that a client reads in a round's training, all passes together, on average over those that have some."""
+        sizes = self.data.client_sizes[self.data.client_sizes > 0]
+        return float(np.mean([self.plan.num_samples(int(size), self.worker.skips_single_samples) for size in sizes]))
+
+    def layer_macs(self) -> dict[str, int]:
+        """Multiply-accumulates of each layer, by its name, for one sample; {} where they cannot be counted."""
+        samples = self.data.server_data() or self.data.client(int(self.data.client_sizes.argmax()))
+        macs = count_layer_macs(self.worker, samples, self.data.train.resident)
+        return macs or {}
+
+    def train(
+        self,
+        received: Message,
+        rule: Rule | None = None,
+        epochs: int | None = None,
+        rows: slice = slice(None),
+        mask: Tensor | None = None,
+    ) -> ServerTraining:
         """Train on the server's samples as a client would.
 
         Args:
             received: the model to start from: `model` (d,), `buffers` (d_b,), and what the rule receives besides.
             rule: makes the steps; the module's own optimiser if not given.
             epochs: passes over the samples; as a client makes if not given.
+            rows: which of the server's samples.
+            mask: the parameters to train (d,), all others being 0; those of the run's pruning mask if not given.
 
         Returns:
             Deltas from `received`. Numbers that are not finite count for nothing, as in a client's upload.
         """
         worker, run, rule = self.worker, self.run, rule or Rule()
         self.require_samples()
-        samples = self.data.server_data()
-        assert samples is not None
+        samples = self.data.train.select(self.data.server_indices[rows])
+        setting = self.setting
+        if mask is not None:
+            setting = replace(setting, kept=Excerpt.of_masks(replace(setting, kept=None), mask))
         order, own = run.torch_seeds(SERVER)
         state, resident = rule.init(received["model"]), self.data.train.resident
         plan = self.plan if epochs is None else replace(self.plan, epochs=epochs, steps=None)
         local = train_locally(
-            worker, rule, self.setting, received, run.counters, state, samples, plan, (order, own), resident
+            worker, rule, setting, received, run.counters, state, samples, plan, (order, own), resident
         )
         worker.steps_in_training = 0
         worker.logs.forget()
@@ -101,7 +131,7 @@ class ServerSide:
         if not is_finite(message):
             return ServerTraining({name: torch.zeros_like(x) for name, x in message.items()}, 0.0, local.num_steps)
         run.counters |= {name: torch.maximum(run.counters[name], x) for name, x in worker.read_counters().items()}
-        return ServerTraining(message, float(self.num_samples), local.num_steps)
+        return ServerTraining(message, float(len(samples)), local.num_steps)
 
     def accuracy(self, params: Tensor, buffers: Tensor, rows: slice = slice(None)) -> float:
         """Share of the server's samples that a model gets right: the accuracy that `validation_step` logs of them.

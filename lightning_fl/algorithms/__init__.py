@@ -16,6 +16,7 @@ from lightning_fl.algorithms.hybrid_fl import HybridFL
 from lightning_fl.algorithms.imc import IMC
 from lightning_fl.algorithms.momentum import DeviceM, ServerM
 from lightning_fl.algorithms.one_bit_adam import OneBitAdam
+from lightning_fl.algorithms.prunefl import PruneFL
 from lightning_fl.algorithms.scaffold import SCAFFOLD
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "FedProx",
     "HybridFL",
     "OneBitAdam",
+    "PruneFL",
     "RandomLayers",
     "ServerM",
 ]

@@ -57,8 +57,28 @@ class Server(Protocol):
     def require_samples(self) -> None:
         """Raise `UserError` if the server has no samples."""
 
-    def train(self, received: Message, rule: Rule | None = None, epochs: int | None = None) -> ServerTraining:
-        """Train on the server's samples as a client would: same epochs (if not given), batches and learning rate."""
+    @property
+    def batch_size(self) -> int:
+        """Samples in a minibatch of its training, as of a client's."""
+
+    @property
+    def samples_per_client(self) -> float:
+        """Samples that a client reads in a round's training, all passes together, on average over those that have some."""
+
+    def layer_macs(self) -> dict[str, int]:
+        """Multiply-accumulates of each layer, by the name of its module, in the forward pass of a sample of the server's."""
+
+    def train(
+        self,
+        received: Message,
+        rule: Rule | None = None,
+        epochs: int | None = None,
+        rows: slice = slice(None),
+        mask: Tensor | None = None,
+    ) -> ServerTraining:
+        """Train on the server's samples (or those in `rows`) as a client would: same epochs (if not given), batches and learning
+        rate; under the run's pruning mask, if not this one (d,).
+        """
 
     def accuracy(self, params: Tensor, buffers: Tensor, rows: slice = slice(None)) -> float:
         """Share of the server's samples (or of those in `rows`) that a model gets right, in evaluation mode."""

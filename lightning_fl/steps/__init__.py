@@ -9,6 +9,7 @@ from lightning_fl.steps.gradient_momentum import GradientMomentum
 from lightning_fl.steps.moments import Moments
 from lightning_fl.steps.momentum import Momentum
 from lightning_fl.steps.momentum_in_stages import MomentumInStages
+from lightning_fl.steps.reconfiguration import Reconfiguration
 from lightning_fl.steps.server_as_client import ServerAsClient
 from lightning_fl.steps.shared_momentum import SharedMomentum
 from lightning_fl.steps.static_server_update import StaticServerUpdate
@@ -25,6 +26,7 @@ __all__ = [
     "Moments",
     "Momentum",
     "MomentumInStages",
+    "Reconfiguration",
     "ServerAsClient",
     "SharedMomentum",
     "StaticServerUpdate",

@@ -797,3 +797,83 @@ def imc(problem: Problem, w: np.ndarray, rate: float, round: int) -> np.ndarray:
 
         w = average(problem, t, w, local)
     return w
+
+
+WEIGHTS = [list(range(12)), list(range(16, 24))]
+
+
+def reconfigured(
+    w: np.ndarray, kept: set[int], z: np.ndarray, share: float, fixed_seconds: float, most: int | None
+) -> set[int]:
+    """Algorithm 2 of Jiang et al. 2023 where every weight takes a second: accept one after the other while Γ grows."""
+    removable: set[int] = set()
+    for layer in WEIGHTS:
+        there = [j for j in layer if j in kept]
+        removable |= set(sorted(there, key=lambda j: abs(w[j]))[: int(share * len(there))])
+    chosen = kept - removable
+    every = [j for layer in WEIGHTS for j in layer]
+    numerator, denominator = sum(z[j] for j in chosen), fixed_seconds + sum(j in chosen for j in every)
+    for j in sorted((j for j in every if j not in chosen), key=lambda j: -z[j]):
+        if z[j] <= numerator / denominator or (most is not None and sum(i in chosen for i in every) >= most):
+            break
+        chosen, numerator, denominator = chosen | {j}, numerator + z[j], denominator + 1
+    return chosen
+
+
+def prunefl(
+    problem: Problem,
+    w: np.ndarray,
+    interval: int,
+    share: float,
+    fixed_seconds: float,
+    most: int | None = None,
+    passes: int = 0,
+    batches: int = 10,
+    initial_interval: int = 50,
+    trace: list[set[int]] | None = None,
+) -> np.ndarray:
+    """PruneFL of Jiang et al. 2023."""
+    kept, z, start, changes = set(range(len(w))), np.zeros_like(w), None, []
+    few = replace(problem, epochs=1)
+    rows = slice(batches * problem.batch_size)
+    few.server_x, few.server_y = problem.server_x[rows], problem.server_y[rows]
+
+    def masked(w: np.ndarray) -> np.ndarray:
+        return np.array([x if j in kept else 0.0 for j, x in enumerate(w)])
+
+    for number in range(passes):
+        if start is None and number % 10 == 0:
+            accuracy = np.mean(output(w, few.server_x).argmax(1) == few.server_y.argmax(1))
+            start = number if accuracy >= 1.5 / 2 else None
+        for batch in few.server_batches(0):
+            g = gradient(w, *batch)
+            z = z + g**2
+            w = masked(w - problem.learning_rate * g)
+        if start is not None and (number - start) % initial_interval == 0:
+            before = len(kept)
+            kept = reconfigured(w, kept, z, share, fixed_seconds, most)
+            changes.append(abs(len(kept) / before - 1))
+            z, w = np.zeros_like(w), masked(w)
+            if len(changes) > 5 and max(changes[-5:]) <= 0.1:
+                break
+    kept_z: dict[int, np.ndarray] = {}
+    for t in range(problem.rounds):
+        cohort = problem.cohort(t)
+        models = []
+        for k in cohort:
+            y, total, samples = w.copy(), np.zeros_like(w), 0
+            for batch in problem.batches(t, k):
+                g = gradient(y, *batch)
+                total, samples = total + g, samples + len(batch[0])
+                y = masked(y - problem.learning_rate * g)
+            models.append(y)
+            kept_z[k] = kept_z.get(k, np.zeros_like(w)) + total**2 * samples
+        sizes = [len(problem.x[k]) for k in cohort]
+        w = sum(n * model for n, model in zip(sizes, models, strict=True)) / sum(sizes)
+        if (t + 1) % interval == 0:
+            z = sum(kept_z.pop(k) for k in cohort)
+            kept = reconfigured(w, kept, z, share * 0.5 ** (t / 10_000), fixed_seconds, most)
+            w = masked(w)
+        if trace is not None:
+            trace.append(kept)
+    return w

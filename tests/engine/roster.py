@@ -36,6 +36,7 @@ from lightning_fl.algorithms import (
     FedProx,
     HybridFL,
     OneBitAdam,
+    PruneFL,
     RandomLayers,
     ServerM,
 )
@@ -107,6 +108,17 @@ def masked(first_round: int, kept: int) -> Costs:
         numbers = D if turn.round < first_round else kept
         bits = {"model": turn.width * numbers * turn.clients}
         return bits, bits if turn.round < first_round else None
+
+    return costs
+
+
+def reconfigured(before: int, interval: int) -> Costs:
+    """The model, of which 18 numbers are left after the first time that the clients send their squared gradients."""
+
+    def costs(turn: Turn) -> tuple[Bits, Bits | None]:
+        model = {"model": turn.width * (before if turn.round < interval else 18) * turn.clients}
+        importance = {"scalars": turn.width * D * turn.clients} if (turn.round + 1) % interval == 0 else {}
+        return model | importance, None
 
     return costs
 
@@ -316,6 +328,36 @@ ROSTER = {
     # ⌈0.4 · 26⌉ = 11, so the eleven smallest and the twelfth go.
     "IMC": Entry(partial(IMC, rate=0.4, prune_round=2), partial(oracle.imc, rate=0.4, round=2), masked(2, 14)),
     "IMC-initial": Entry(partial(IMC, rate=0.7, prune_round=0), partial(oracle.imc, rate=0.7, round=0), masked(0, 6)),
+    # So much fixed time that Γ grows until the bound is met: 12 of 20 weights, and the 6 biases.
+    "PruneFL": Entry(
+        partial(PruneFL, interval=2, shrink=0.5, max_density=0.6, initial_passes=0, fixed_share=5),
+        partial(oracle.prunefl, interval=2, share=0.5, fixed_seconds=100, most=12),
+        reconfigured(26, interval=2),
+    ),
+    "PruneFL-initial": Entry(
+        partial(
+            PruneFL,
+            interval=3,
+            shrink=0.4,
+            max_density=0.6,
+            initial_passes=40,
+            initial_batches=2,
+            initial_interval=3,
+            fixed_share=5,
+        ),
+        partial(
+            oracle.prunefl,
+            interval=3,
+            share=0.4,
+            fixed_seconds=100,
+            most=12,
+            passes=40,
+            batches=2,
+            initial_interval=3,
+        ),
+        reconfigured(18, interval=3),
+        num_server=9,
+    ),
     "FedAdam": Entry(FedAdam, oracle.fedadam, each(vectors(3), vectors(3))),
     "FedAdam-uniform": Entry(
         partial(FedAdam, beta1=0.7, beta2=0.9, epsilon=1e-3, weighting="uniform"),

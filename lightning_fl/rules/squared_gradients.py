@@ -1,0 +1,61 @@
+"""PruneFL's local rule (Jiang et al., Model Pruning Enables Efficient Federated Learning on Edge Devices, IEEE TNNLS 2023)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lightning_fl.errors import require
+from lightning_fl.slots import LocalTraining, Message, Rule, State
+
+IMPORTANCE = "scalars/importance"
+
+
+@dataclass(frozen=True)
+class SquaredGradients(Rule):
+    """Trains with the module's own optimiser;  G = Σ_steps g;  Z_k ← Z_k + G² · (samples read).
+
+    Z_k stays with the client. In every `interval`-th round it goes up whole, q·d bits, and begins at 0 again once the server has
+    accepted it. The gradients are dense: those of parameters outside the pruning mask, at the value 0, count like the others.
+
+    Attributes:
+        interval: rounds from one Z_k that goes up to the next; None: never, and there is no Z_k.
+        each_step: Z_k ← Z_k + Σ_steps g² instead, as PruneFL's server does on samples of its own.
+    """
+
+    sends = frozenset({IMPORTANCE})
+    spares = frozenset({"importance"})
+    interval: int | None = 50
+    each_step: bool = False
+
+    def __post_init__(self) -> None:
+        given = self.interval
+        require(given is None or given >= 1, f"the interval of rounds must be at least 1, got {given}.")
+
+    def init(self, params: Tensor) -> State:
+        """Z_k = 0."""
+        return {"importance": torch.zeros_like(params)} if self.interval else {}
+
+    def start(self, local: LocalTraining) -> None:
+        """G = 0."""
+        if self.interval:
+            local.memory["sum"] = torch.zeros_like(local.params)
+
+    def observe(self, local: LocalTraining) -> None:
+        """G ← G + g."""
+        if self.interval:
+            local.memory["sum"].add_(local.gradient.square() if self.each_step else local.gradient)
+
+    def finish(self, local: LocalTraining) -> Message:
+        """y − w, and Z_k where it is time."""
+        message = super().finish(local)
+        if self.interval:
+            found = local.memory["sum"]
+            found = found if self.each_step else found.square() * local.num_samples
+            importance = local.state["importance"] + found
+            is_due = (local.setting.round + 1) % self.interval == 0
+            local.state = {"importance": torch.zeros_like(importance) if is_due else importance}
+            message |= {IMPORTANCE: importance} if is_due else {}
+        return message

@@ -1,0 +1,192 @@
+"""PruneFL's server (Jiang et al., Model Pruning Enables Efficient Federated Learning on Edge Devices, IEEE TNNLS 2023)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
+from torch import Tensor
+
+from lightning_fl.errors import UserError, require
+from lightning_fl.pruning.reconfiguration import fastest, smallest_kept
+from lightning_fl.slots import Rule, Server, ServerTurn, Setting, SetUp, State, Step
+
+IMPORTANCE = "scalars/importance"
+PASSES_PER_LOOK = 10
+ADJUSTMENTS_THAT_AGREE = 5
+
+
+@dataclass(frozen=True)
+class Reconfiguration(Step):
+    """Where clients have sent their Z_k:  Z = Σ_k Z_k;  μ ← the mask with the largest Γ = ΣZ / Σt;  w ← w ⊙ μ.
+
+    Weights of convolutions and linear layers, all parameters with two axes or more, can be masked. Of each layer the ⌊f · kept⌋
+    smallest, f = shrink · ½^(round / half_life), may go, and all that are masked may come back, at the value 0. A weight of layer
+    l takes, with the layer's multiply-accumulates c_l of a sample,
+
+        t_l = samples · seconds_per_mac · c_l / (weights of l) + 2q / bandwidth
+
+    seconds of a round, samples being what a client reads in it on average; the time of everything else is `fixed_share` of what
+    all weights take.
+
+    Before the first round the server trains on batches of its own, adding up Z ← Z + g² step by step. Once the accuracy on them
+    is start_accuracy / classes, looked at every tenth pass, it reconfigures after this pass and every `initial_interval`-th from
+    there, with f = shrink, until five times in a row the kept parameters have changed by no more than `tolerance`.
+
+    Reports `prune/rate`, the share gone of the weights that can be masked, and `prune/kept`, the parameters that are left.
+
+    Attributes:
+        rule: of the training before the first round, which sends Σ g².
+        shrink: in [0, 1).
+        half_life: of f, in rounds, above 0.
+        max_density: share of the weights that is kept at most, in (0, 1], beside those that cannot go; None: no bound.
+        seconds_per_mac: of a client that trains, three times those of a forward pass; at least 0.
+        bandwidth: of a client, bits in a second, above 0.
+        fixed_share: at least 0.
+        initial_passes: passes before the first round at the most; 0: none, the network starts whole.
+        initial_batches: of the server, in each pass; at least 1.
+        initial_interval: passes from one reconfiguration to the next, at least 1.
+        start_accuracy: in units of what guessing gets, at least 0.
+        tolerance: at least 0.
+    """
+
+    consumes = frozenset({IMPORTANCE})
+    rule: Rule
+    shrink: float = 0.3
+    half_life: float = 10_000
+    max_density: float | None = None
+    seconds_per_mac: float = 3e-11
+    bandwidth: float = 5e7
+    fixed_share: float = 0.1
+    initial_passes: int = 1000
+    initial_batches: int = 10
+    initial_interval: int = 50
+    start_accuracy: float = 1.5
+    tolerance: float = 0.1
+
+    def __post_init__(self) -> None:
+        require(
+            0 <= self.shrink < 1, f"shrink is the share of a layer that may go and lies in [0, 1), got {self.shrink}."
+        )
+        given = self.max_density
+        require(given is None or 0 < given <= 1, f"max_density must lie in (0, 1], got {given}.")
+        for name in ("half_life", "bandwidth"):
+            require(getattr(self, name) > 0, f"{name} must be positive, got {getattr(self, name)}.")
+        for name in ("seconds_per_mac", "fixed_share", "initial_passes", "start_accuracy", "tolerance"):
+            require(getattr(self, name) >= 0, f"{name} must be at least 0, got {getattr(self, name)}.")
+        for name in ("initial_batches", "initial_interval"):
+            require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}.")
+
+    def rules(self) -> tuple[Rule, ...]:
+        """The server's."""
+        return (self.rule,) if self.initial_passes else ()
+
+    def check(self, server: Server) -> None:
+        """The training before the first round needs samples, their classes and an accuracy."""
+        if self.initial_passes:
+            require(
+                server.num_samples > 0,
+                "PruneFL prunes on data of the server before the first round, and there are none: give --data.server_fraction, "
+                "for instance 0.05, with a --data.client_fraction that leaves room for them, or initial_passes 0.",
+            )
+            if not server.has_labels:
+                raise UserError(
+                    "PruneFL begins to prune when the server is better than a guess among the classes, which these data do not "
+                    "give (in targets, labels or tensors[1]): give initial_passes 0."
+                )
+            server.try_accuracy()
+
+    def prepare(self, turn: SetUp) -> None:
+        """The training before the first round."""
+        server, kept, seen = turn.server, torch.ones_like(turn.params, dtype=torch.bool), turn.mask
+        rows = slice(self.initial_batches * server.batch_size)
+        importance = torch.zeros_like(turn.params)
+        start: int | None = None
+        changes: list[float] = []
+        for number in range(self.initial_passes):
+            if start is None and number % PASSES_PER_LOOK == 0:
+                num_classes = server.label_histograms().shape[1]
+                accuracy = server.accuracy(turn.params, turn.buffers, rows)
+                start = number if accuracy >= self.start_accuracy / num_classes else None
+            received = {"model": turn.params, "buffers": turn.buffers}
+            trained = server.train(received, self.rule, epochs=1, rows=rows, mask=kept).message
+            turn.params = turn.params + trained["model"]
+            turn.buffers = turn.buffers + trained.get("buffers", 0)
+            importance += trained[IMPORTANCE]
+            if start is not None and (number - start) % self.initial_interval == 0:
+                before = int(kept.sum())
+                kept = self._reconfigured(turn.setting, server, turn.params, kept, importance, self.shrink)
+                turn.params = turn.params * kept
+                importance = torch.zeros_like(importance)
+                if seen is not None:
+                    changes.append(abs(int(kept.sum()) / before - 1))
+                seen = kept
+                last = changes[-ADJUSTMENTS_THAT_AGREE:]
+                if len(last) == ADJUSTMENTS_THAT_AGREE and max(last) <= self.tolerance:
+                    break
+        if seen is not None:
+            turn.mask = seen
+            rank_zero_info(
+                f"The server has pruned {len(kept):,} parameters to {int(kept.sum()):,} before the first round."
+            )
+
+    def __call__(self, turn: ServerTurn, state: State) -> State:
+        """Replace the mask, where it is time."""
+        setting, prunable = turn.setting, _prunable(turn.setting, turn.params)
+        kept = torch.ones_like(prunable) if turn.mask is None else turn.mask
+        if IMPORTANCE in turn.merged:
+            share = self.shrink * 0.5 ** (turn.round / self.half_life)
+            importance = turn.merged[IMPORTANCE]
+            kept = turn.mask = self._reconfigured(setting, turn.server, turn.proposal, kept, importance, share)
+        turn.metrics |= {
+            "prune/rate": int((~kept).sum()) / max(1, int(prunable.sum())),
+            "prune/kept": int(kept.sum()),
+        }
+        return state
+
+    def _reconfigured(
+        self, setting: Setting, server: Server, weights: Tensor, kept: Tensor, importance: Tensor, share: float
+    ) -> Tensor:
+        """The mask (d,) with the largest Γ."""
+        prunable = _prunable(setting, weights)
+        seconds = self._seconds(setting, server, weights)
+        removable = smallest_kept(weights, kept, _layers(setting).values(), share)
+        fixed = kept & ~removable
+        bound = None
+        if self.max_density is not None:
+            bound = int(self.max_density * int(prunable.sum())) - int(fixed[prunable].sum())
+        chosen = fastest(
+            prunable & ~fixed,
+            importance,
+            seconds,
+            float(importance[fixed].sum(dtype=torch.float64)),
+            float(seconds[fixed].sum() + self.fixed_share * seconds.sum()),
+            bound,
+        )
+        return fixed | chosen
+
+    def _seconds(self, setting: Setting, server: Server, like: Tensor) -> Tensor:
+        """t (d,), float64; 0 for what cannot be masked."""
+        seconds = torch.zeros(len(like), dtype=torch.float64, device=like.device)
+        macs, bits = server.layer_macs(), like.element_size() * 8
+        per_mac = server.samples_per_client * self.seconds_per_mac
+        for name, part in _layers(setting).items():
+            in_layer = macs.get(name.rpartition(".")[0], 0)
+            seconds[part] = per_mac * in_layer / (part.stop - part.start) + 2 * bits / self.bandwidth
+        return seconds
+
+
+def _layers(setting: Setting) -> dict[str, slice]:
+    """Where the parameters lie that can be masked."""
+    layout = setting.layout
+    places = zip(layout.names, layout.shapes, layout.offsets, layout.sizes, strict=True)
+    return {name: slice(offset, offset + size) for name, shape, offset, size in places if len(shape) > 1}
+
+
+def _prunable(setting: Setting, like: Tensor) -> Tensor:
+    """Which parameters (d,) can be masked."""
+    prunable = torch.zeros_like(like, dtype=torch.bool)
+    for part in _layers(setting).values():
+        prunable[part] = True
+    return prunable
