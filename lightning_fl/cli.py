@@ -1,7 +1,7 @@
 """`lightning-fl`: LightningCLI with a FederatedTrainer and an algorithm.
 
-`fit`, `validate`, `test` and `predict` take configurations as every LightningCLI does; `list` names what there is. A user's
-mistake ends with one sentence on standard error and exit code 2.
+`fit`, `validate`, `test` and `predict` take configurations as every LightningCLI does; `list` names what there is; `report`
+compares runs. A user's mistake ends with one sentence on standard error and exit code 2.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ from lightning_fl.cli_completion import offer_names
 from lightning_fl.cli_errors import explain, root_sentence
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError, nearest
-from lightning_fl.report import final_table
+from lightning_fl.report import final_table, report
 from lightning_fl.trainer import FederatedTrainer
 
 DESCRIPTION = (
     "Federated-learning experiments for PyTorch Lightning. "
-    "`lightning-fl list` names every algorithm, network, data set and callback; `lightning-fl --version` the version."
+    "`lightning-fl list` names every algorithm, network, data set and callback; `lightning-fl report RUN…` compares runs "
+    "(`lightning-fl report --help`); `lightning-fl --version` says the version."
 )
 OTHER_FAILURE = 1
 USER_MISTAKE = 2
 INTERRUPTED = 130
-COMMANDS = ("fit", "validate", "test", "predict", "list")
+COMMANDS = ("fit", "validate", "test", "predict", "list", "report")
 
 
 class FederatedArgumentParser(LightningArgumentParser):
@@ -169,6 +170,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if given[1:]:
                 raise UserError(f"lightning-fl list takes no arguments, got {' '.join(given[1:])}.")
             print(listing())
+        elif given[:1] == ["report"]:
+            print(report(given[1:]))
         elif given == ["--version"]:
             print(f"lightning-fl {__version__}")
         else:

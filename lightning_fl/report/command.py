@@ -1,0 +1,157 @@
+"""`lightning-fl report RUN…`: several runs side by side, as tables and pictures."""
+
+from __future__ import annotations
+
+import os
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from lightning_fl.errors import UserError, nearest
+from lightning_fl.report import tables
+from lightning_fl.report.comparison import Group, Metric, group_runs, remarks
+from lightning_fl.report.document import Picture, Section, to_html, to_markdown
+from lightning_fl.report.published import PublishedTable, read_published
+from lightning_fl.report.records import read_run, require_same_data
+from lightning_fl.report.smoothing import ORDER, WINDOW
+
+
+def _how(metric: Metric) -> str:
+    """How the numbers came about."""
+    window = f"Savitzky–Golay filter of window {metric.window} and order {ORDER}"
+    return (
+        f"Curves are smoothed by a {window} (a smaller window where there are fewer values, none for {ORDER} or fewer), "
+        "accuracies rounded to three decimals. The final value is the best of the smoothed curve, the last one the raw value "
+        "of the last round. A target is reached where the smoothed curve first meets it; pale lines are the raw values. Bytes "
+        "are those of all clients together, with the set-up's; 1 MB is 10^6 bytes. MFLOPs are multiply-accumulates for one "
+        "sample / 10^6. Runs that differ in nothing but their seeds are a mean ± the sample standard deviation."
+    )
+
+
+class _Parser(ArgumentParser):
+    """Ends with a sentence, as the other commands do."""
+
+    def error(self, message: str) -> NoReturn:
+        if "unrecognized arguments" in message:
+            flag = message.rpartition(": ")[2].split()[0].split("=")[0]
+            flags = [option for action in self._actions for option in action.option_strings if option.startswith("--")]
+            raise UserError(f"lightning-fl report has no flag {flag}; {nearest(flag, flags)}.")
+        raise UserError(f"lightning-fl report: {message}.")
+
+
+def build_parser() -> ArgumentParser:
+    """The flags of the command."""
+    parser = _Parser(
+        prog="lightning-fl report", description="Compare runs: tables, curves and pictures.", allow_abbrev=False
+    )
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a run (its trainer.default_root_dir)")
+    parser.add_argument("--target", type=float, help="also say what reaching this value took, such as 0.6")
+    parser.add_argument(
+        "--metric", default="val/accuracy", help="column of metrics.csv to compare (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--window",
+        type=int,
+        default=WINDOW,
+        help="values that smoothing reaches over, odd; 1 for none (default: %(default)s)",
+    )
+    parser.add_argument("--out", default="report", metavar="DIR", help="folder to write into (default: %(default)s)")
+    parser.add_argument(
+        "--paper", metavar="PAPER:TABLE", help="put a published table beside it, such as feddumap:10 or fedadam-ssm:I"
+    )
+    parser.add_argument("--html", action="store_true", help="also write report.html, one page that needs nothing else")
+    return parser
+
+
+def report(arguments: Sequence[str]) -> str:
+    """Read runs and write a report of them.
+
+    Args:
+        arguments: the command line after `report`.
+
+    Returns:
+        What to print: the tables, remarks, and where the files are.
+
+    Raises:
+        UserError: a folder without a run, runs that cannot be compared, or a flag's value that is not allowed.
+    """
+    given = build_parser().parse_args(arguments)
+    metric = Metric(given.metric, given.target, given.window)
+    published = read_published(given.paper) if given.paper else None
+    if published and metric.name != "val/accuracy":
+        raise UserError(
+            f"the published numbers are accuracies and cannot stand beside {metric.name}; leave --paper out."
+        )
+    records = [read_run(path) for path in dict.fromkeys(os.path.normpath(path) for path in given.runs)]
+    require_same_data(records)
+    groups = group_runs(records, metric)
+    folder = _made(given.out)
+
+    sections = _sections(groups, metric, published)
+    title = f"{', '.join(dict.fromkeys(group.algorithm for group in groups))}: {metric.short}"
+    for section in sections:
+        for part in section.parts:
+            if isinstance(part, Picture):
+                part.save(folder)
+    (folder / "report.md").write_text(to_markdown(title, sections))
+    if given.html:
+        (folder / "report.html").write_text(to_html(title, sections))
+    tables.write_runs(folder / "runs.csv", groups)
+    tables.write_curves(folder / "curves.csv", groups, metric)
+    return _printed(sections, folder / ("report.html" if given.html else "report.md"))
+
+
+def _made(path: str) -> Path:
+    folder = Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        good = os.access(folder, os.W_OK)
+    except OSError:
+        good = False
+    if not good:
+        raise UserError(f"nothing can be written to {path}: give another folder as --out.")
+    return folder
+
+
+def _sections(groups: Sequence[Group], metric: Metric, published: PublishedTable | None) -> list[Section]:
+    from lightning_fl.report.plots import draw_bits, draw_curves
+
+    sections = [Section("Results", [tables.results(groups, metric)])]
+    if metric.target is not None:
+        sections.append(Section(f"Until {metric.short} {metric.target:g}", [tables.prices(groups)]))
+    against = {
+        "uplink": "uplink bytes, all clients together, on a logarithmic axis",
+        "rounds": "rounds",
+        "simulated_seconds": "simulated time",
+    }
+    curves = []
+    for axis, what in against.items():
+        if figure := draw_curves(groups, metric, axis):
+            name = f"{metric.short.replace(' ', '_')}_by_{axis}"
+            curves.append(Picture(name, f"{metric.short.capitalize()} against {what}", figure))
+    sections.append(Section("Curves", curves))
+    if figure := draw_bits(groups):
+        picture = Picture("bytes_by_kind", "Bytes of the whole run by kind", figure)
+        sections.append(Section("Bytes by kind", [tables.bytes_by_kind(groups), picture]))
+    if published:
+        about = (
+            "The paper's rows, and under each what the runs here have of the same method and setting, at the paper's target. "
+            "Published times are simulated ones on the paper's clock; `rounds` are worked out from them."
+        )
+        sections.append(Section(f"Published: {published.title}", [about, tables.beside(published, groups)]))
+    if said := remarks(groups):
+        sections.append(Section("Remarks", [said]))
+    sections.append(Section("How to read it", [_how(metric)]))
+    return sections
+
+
+def _printed(sections: Sequence[Section], path: Path) -> str:
+    """For the terminal: the tables and the remarks."""
+    shown = [
+        Section(section.title, kept)
+        for section in sections[:-1]
+        if (kept := [part for part in section.parts if not isinstance(part, (str, Picture))])
+    ]
+    text = to_markdown("", shown).partition("\n\n")[2]
+    return f"{text}\nreport  {path}"

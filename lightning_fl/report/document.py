@@ -1,0 +1,146 @@
+"""A report as paragraphs, tables and pictures, written as Markdown or as one HTML page that needs nothing else."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of words.
+
+    Attributes:
+        header: of each column; the first column holds names, the others numbers.
+        rows: as many cells as the header has.
+    """
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def markdown(self) -> str:
+        """As Markdown, the columns in line.
+
+        >>> print(Table(["method", "rounds"], [["FedAvg", "60"]]).markdown())
+        | method | rounds |
+        |:-------|-------:|
+        | FedAvg |     60 |
+        """
+        columns = list(zip(self.header, *self.rows, strict=True))
+        widths = [max(map(len, column)) for column in columns]
+        lines = [
+            "| "
+            + " | ".join(c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
+            + " |"
+            for row in (self.header, *self.rows)
+        ]
+        rule = "|" + "|".join("-" * (w + 1) + ":" if i else ":" + "-" * (w + 1) for i, w in enumerate(widths)) + "|"
+        return "\n".join([lines[0], rule, *lines[1:]])
+
+    def html(self) -> str:
+        """As HTML."""
+        head = "".join(f"<th>{escape(cell)}</th>" for cell in self.header)
+        body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in self.rows)
+        return f"<div class=table><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure and what it shows.
+
+    Attributes:
+        name: of its files, without their endings.
+        caption: what it shows.
+        figure: matplotlib's.
+    """
+
+    name: str
+    caption: str
+    figure: Figure
+
+    def save(self, folder: Path) -> None:
+        """Write a PNG and an SVG."""
+        self.figure.savefig(folder / f"{self.name}.png")
+        self.figure.savefig(folder / f"{self.name}.svg", metadata={"Date": None})
+
+    def markdown(self) -> str:
+        """As Markdown, beside its files."""
+        return f"![{self.caption}]({self.name}.png)"
+
+    def html(self) -> str:
+        """As HTML, with the picture itself inside."""
+        drawn = BytesIO()
+        self.figure.savefig(drawn, format="svg", metadata={"Date": None})
+        source = base64.b64encode(drawn.getvalue()).decode()
+        caption = escape(self.caption)
+        return (
+            f'<figure><img alt="{caption}" src="data:image/svg+xml;base64,{source}">'
+            f"<figcaption>{caption}</figcaption></figure>"
+        )
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading and what stands under it: paragraphs, lists (of strings), tables and pictures."""
+
+    title: str
+    parts: Sequence[str | Sequence[str] | Table | Picture]
+
+
+def to_markdown(title: str, sections: Sequence[Section]) -> str:
+    """The whole as Markdown."""
+    blocks = [f"# {title}"]
+    for section in sections:
+        blocks.append(f"## {section.title}")
+        for part in section.parts:
+            if isinstance(part, (Table, Picture)):
+                blocks.append(part.markdown())
+            else:
+                blocks.append(part if isinstance(part, str) else "\n".join(f"- {line}" for line in part))
+    return "\n\n".join(blocks) + "\n"
+
+
+STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff }
+body { max-width: 62rem; margin: 2rem auto; padding: 0 1rem }
+h1 { font-size: 1.6rem } h2 { font-size: 1.2rem; margin-top: 2.2rem }
+.table { overflow-x: auto } table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem }
+th, td { padding: .3rem .7rem; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap }
+th { border-bottom: 2px solid #888; vertical-align: bottom } th:first-child, td:first-child { text-align: left }
+figure { margin: 1.5rem 0 } img { max-width: 100%; height: auto } figcaption { color: #555; font-size: .9rem }
+"""
+
+
+def to_html(title: str, sections: Sequence[Section]) -> str:
+    """The whole as one page with its pictures and style inside."""
+    body = [f"<h1>{escape(title)}</h1>"]
+    for section in sections:
+        body.append(f"<h2>{escape(section.title)}</h2>")
+        for part in section.parts:
+            if isinstance(part, (Table, Picture)):
+                body.append(part.html())
+            elif isinstance(part, str):
+                body.append(f"<p>{_code(part)}</p>")
+            else:
+                body.append("<ul>" + "".join(f"<li>{_code(line)}</li>" for line in part) + "</ul>")
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
+        + "\n".join(body)
+        + "\n</body>\n</html>\n"
+    )
+
+
+def _code(text: str) -> str:
+    """A paragraph with what stands between backticks set as code."""
+    parts = escape(text).split("`")
+    return "".join(f"<code>{part}</code>" if index % 2 else part for index, part in enumerate(parts))

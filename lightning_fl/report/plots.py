@@ -1,0 +1,121 @@
+"""The pictures of a report: accuracy against bytes, rounds and simulated time, and the bytes by kind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
+
+from lightning_fl.drawing import COLOURS, STYLE, line_style
+from lightning_fl.report.comparison import Group, Metric
+from lightning_fl.slots import KINDS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+AXES = {
+    "uplink": "uplink of all clients together",
+    "rounds": "rounds",
+    "simulated_seconds": "simulated time",
+}
+HOUR, DAY = 3600, 86400
+
+
+def draw_curves(groups: Sequence[Group], metric: Metric, axis: str) -> Figure | None:
+    """The smoothed curves over `uplink` (bytes, logarithmic), `rounds` or `simulated_seconds`; a band of one standard
+    deviation around the mean of several seeds. None where no run has that axis.
+    """
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(7.5, 4.2), layout="constrained")
+        axes = figure.subplots()
+        drawn = [_draw_group(axes, group, axis, index) for index, group in enumerate(groups)]
+        if not any(drawn):
+            return None
+        axes.set_ylabel(metric.short + ("" if metric.falls else " (smoothed)"))
+        _scale(axes, axis)
+        if metric.target is not None:
+            axes.axhline(metric.target, color="0.4", linewidth=1, linestyle=":", label=f"target {metric.target:g}")
+        # Outside of the axes the legend covers no curve, whatever the runs look like.
+        figure.legend(loc="outside lower center", ncols=_legend_columns(groups), frameon=False)
+    return figure
+
+
+def _draw_group(axes: Axes, group: Group, axis: str, index: int) -> bool:
+    x, mean, spread = group.mean_curve(axis)
+    known = ~np.isnan(x) & (x > 0)
+    if not known.any():
+        return False
+    x, mean, spread = x[known], mean[known], spread[known]
+    number = f" ({len(group.curves)} seeds)" if len(group.curves) > 1 else ""
+    for curve in group.curves:
+        axes.plot(curve.axis(axis), curve.raw, color=line_style(index)["color"], linewidth=0.7, alpha=0.35)
+    axes.plot(x, mean, label=group.label + number, linewidth=1.8, marker="o" * (len(x) == 1), **line_style(index))
+    if spread.any():
+        axes.fill_between(x, mean - spread, mean + spread, color=line_style(index)["color"], alpha=0.18, linewidth=0)
+    return True
+
+
+def _scale(axes: Axes, axis: str) -> None:
+    """Give the horizontal axis its unit and ticks that can be read."""
+    label = AXES[axis]
+    if axis == "uplink":
+        axes.set_xscale("log")
+        low, high = axes.get_xlim()
+        subs = (1.0, 2.0, 5.0) if high / low < 1000 else (1.0,)
+        axes.xaxis.set_major_locator(LogLocator(subs=subs))
+        axes.xaxis.set_major_formatter(EngFormatter(unit="B"))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        label += " (logarithmic)"
+    elif axis == "simulated_seconds":
+        longest = axes.get_xlim()[1]
+        unit, name = (1, "s") if longest < 2 * HOUR else (HOUR, "h") if longest < 4 * DAY else (DAY, "days")
+        axes.xaxis.set_major_formatter(lambda seconds, _: f"{seconds / unit:,.4g}")
+        label += f" ({name})"
+        if unit > 1:
+            axes.xaxis.set_major_locator(matplotlib.ticker.MultipleLocator(_step(longest / unit) * unit))
+    axes.set_xlabel(label)
+
+
+def _step(longest: float) -> float:
+    """A round number of which five to ten make up `longest`.
+
+    >>> _step(33), _step(8)
+    (5.0, 1.0)
+    """
+    magnitude = 10 ** np.floor(np.log10(longest / 5))
+    return float(max(step for step in (1, 2, 5) if step * magnitude <= longest / 5) * magnitude)
+
+
+def _legend_columns(groups: Sequence[Group]) -> int:
+    longest = max(len(group.label) for group in groups) + 12
+    return max(1, min(4, 90 // longest))
+
+
+def draw_bits(groups: Sequence[Group]) -> Figure | None:
+    """What crossed in each direction by kind, as mean over the runs whose checkpoints know; None if none does."""
+    known = [(group, bits) for group in groups if (bits := group.mean_bytes())]
+    if not known:
+        return None
+    kinds = [kind for kind in KINDS if any(bits[way][kind] for _, bits in known for way in ("up", "down"))]
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(7.5, 1.7 + 0.32 * len(known)), layout="constrained")
+        both = figure.subplots(1, 2, sharey=True)
+        for axes, way in zip(both, ("up", "down"), strict=True):
+            left = np.zeros(len(known))
+            for kind, colour in zip(kinds, COLOURS, strict=False):
+                width = np.array([bits[way][kind] for _, bits in known])
+                axes.barh(range(len(known)), width, left=left, height=0.7, color=colour, label=kind)
+                left += width
+            axes.set_title(f"{way}link", fontsize="medium")
+            axes.xaxis.set_major_formatter(EngFormatter(unit="B"))
+            axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(4))
+            axes.grid(visible=False, axis="y")
+        both[0].set_yticks(range(len(known)), [group.label for group, _ in known])
+        both[0].invert_yaxis()
+        handles, labels = both[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=len(kinds), frameon=False)
+    return figure
