@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import processes
 import pytest
 import torch
 from hypothesis import given
@@ -52,31 +53,34 @@ def test_outcomes_add_up() -> None:
 
 
 def ran(
-    folder: Path, *words: str, launcher: tuple[str, ...] = (), algorithm: str = "FedDUSM"
+    folder: Path, *words: str, num_processes: int = 1, launcher: tuple[str, ...] = (), algorithm: str = "FedDUSM"
 ) -> tuple[list[dict[str, str]], dict[str, torch.Tensor]]:
-    """Metrics and weights of a run in a process of its own, one thread a rank."""
-    script = folder.parent / "script.py"
+    """Metrics and weights of a run in processes of its own, one thread a rank; with a launcher in those that it starts."""
+    command = [*COMMAND.split(), "--trainer.default_root_dir", str(folder), *words, "--algorithm", *algorithm.split()]
+    if num_processes > 1:
+        command += ["--trainer.devices", str(num_processes)]
+    if launcher:
+        launch(launcher, command, folder.parent / "script.py")
+    else:
+        processes.run_command(command, num_processes)
+    with (folder / "metrics.csv").open() as file:
+        rows = [{k: v for k, v in row.items() if k != "time/round_seconds"} for row in csv.DictReader(file)]
+    return rows, torch.load(folder / "model.ckpt", weights_only=True)["state_dict"]
+
+
+def launch(launcher: tuple[str, ...], command: list[str], script: Path) -> None:
+    """As a user starts it."""
     script.write_text(SCRIPT)
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PL_", "LOCAL_", "MASTER_", "WORLD_"))}
-    command = [
-        *(launcher or (sys.executable,)),
-        str(script),
-        *COMMAND.split(),
-        "--trainer.default_root_dir",
-        str(folder),
-    ]
     done = subprocess.run(
-        [*command, *words, "--algorithm", *algorithm.split()],
-        env=environment | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.path.dirname(__file__)},
+        [*launcher, str(script), *command],
+        env=environment | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    with (folder / "metrics.csv").open() as file:
-        rows = [{k: v for k, v in row.items() if k != "time/round_seconds"} for row in csv.DictReader(file)]
-    return rows, torch.load(folder / "model.ckpt", weights_only=True)["state_dict"]
 
 
 def agree(one: tuple[list, dict], two: tuple[list, dict]) -> None:
@@ -95,7 +99,14 @@ def test_two_processes_give_the_answer_of_one(tmp_path: Path) -> None:
     one = ran(tmp_path / "one")
     assert any(int(row["clients/dropped"]) for row in one[0])
     assert all(float(row["feddu/tau_eff"]) for row in one[0])
-    agree(one, ran(tmp_path / "two", "--trainer.devices", "2"))
+    agree(one, ran(tmp_path / "two", num_processes=2))
+
+
+def test_the_flag_devices_starts_the_other_processes(tmp_path: Path) -> None:
+    """As a user's script does, which is started once."""
+    words = ("--model.network", "linear")
+    one = ran(tmp_path / "one", *words)
+    agree(one, ran(tmp_path / "two", *words, num_processes=2, launcher=(sys.executable,)))
 
 
 @pytest.mark.parametrize(("place", "runner"), [("memory", "stacked"), ("disk", "serial")])
@@ -103,8 +114,8 @@ def test_what_clients_keep_is_there_for_every_process(place: str, runner: str, t
     """Clients come back in another process than the one that trained them; on disk both use the same files."""
     words = ("--model.network", "linear", "--trainer.clients_per_round", "8", "--trainer.max_rounds", "4")
     one = ran(tmp_path / "one", *words, algorithm="toys.Remembering")
-    several = ("--trainer.devices", "2", "--trainer.client_states", place, "--trainer.runner", runner)
-    agree(one, ran(tmp_path / "two", *words, *several, algorithm="toys.Remembering"))
+    several = ("--trainer.client_states", place, "--trainer.runner", runner)
+    agree(one, ran(tmp_path / "two", *words, *several, num_processes=2, algorithm="toys.Remembering"))
     kept = [
         checkpoint.load(tmp_path / run / "checkpoints" / "last.ckpt")["federation"]["run"] for run in ("one", "two")
     ]
@@ -117,13 +128,27 @@ def test_what_clients_keep_is_there_for_every_process(place: str, runner: str, t
     assert list((tmp_path / "two").glob("client-states-*")) == [], "the files go when the run ends"
 
 
-def test_a_run_resumes_under_torchrun_with_another_number_of_processes(tmp_path: Path) -> None:
-    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
+
+
+@pytest.mark.parametrize("launcher", [(), pytest.param(TORCHRUN, marks=pytest.mark.slow)], ids=["forked", "torchrun"])
+def test_a_run_resumes_with_another_number_of_processes(launcher: tuple[str, ...], tmp_path: Path) -> None:
+    """Processes that are forked find the environment that torchrun makes."""
     whole = ran(tmp_path / "one", "--trainer.max_rounds", "3")
     ran(tmp_path / "two")
     resumed = ran(
         tmp_path / "two",
-        *("--trainer.devices", "2", "--trainer.max_rounds", "3", "--ckpt_path", "last"),
+        *("--trainer.max_rounds", "3", "--ckpt_path", "last"),
+        num_processes=2,
         launcher=launcher,
     )
     agree(whole, resumed)
+
+
+def test_students_of_all_processes_vote_before_the_first_round(tmp_path: Path) -> None:
+    """Bits and votes of the other process's clients count once."""
+    words = ("--model.network", "linear", "--trainer.max_rounds", "1")
+    algorithm = "FedKT --algorithm.preset light --algorithm.epochs 1"
+    one = ran(tmp_path / "one", *words, algorithm=algorithm)
+    assert int(one[0][0]["comm/setup_uplink_bits"]) > 0
+    agree(one, ran(tmp_path / "two", *words, num_processes=2, algorithm=algorithm))
