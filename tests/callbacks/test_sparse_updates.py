@@ -1,11 +1,10 @@
 """Sparse updates in a stock `L.Trainer`, against a hand-written loop; under DDP; and in a federation."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import lightning as L  # noqa: N812
+import processes
 import pytest
 import torch
 from torch import Tensor, nn
@@ -177,15 +176,8 @@ def test_makes_every_local_step_of_a_federation_sparse(optimizer: str) -> None:
     assert callback.sent_bits == 8 * ((3 if optimizer == "adam" else 1) * 32 * 3 + positions_bits(3, D))
 
 
-DDP = """
-import sys
-sys.path.insert(0, sys.argv[1])
-import lightning as L
-import torch
-from test_sparse_updates import QUIET, Regression, loader
-from lightning_fl.callbacks import SparseUpdates
-
-if __name__ == "__main__":
+def train_in_two_processes(folder: Path) -> None:
+    """What each process does."""
     module = Regression("adam")
     callback = SparseUpdates(0.2, error_feedback=True)
     trainer = L.Trainer(max_epochs=2, callbacks=callback, devices=2, strategy="ddp", **QUIET)
@@ -193,22 +185,12 @@ if __name__ == "__main__":
     mine = torch.cat([p.detach().flatten() for p in module.parameters()])
     all_of_them = trainer.strategy.all_gather(mine)
     assert torch.equal(all_of_them[0], all_of_them[1])
-    print("RESULT", callback.sent_bits, float(mine.abs().sum()), flush=True)
-"""
+    (folder / str(trainer.global_rank)).write_text(f"{callback.sent_bits} {float(mine.abs().sum())}")
 
 
 def test_two_processes_of_a_stock_trainer_stay_alike(tmp_path: Path) -> None:
-    script = tmp_path / "ddp.py"
-    script.write_text(DDP)
-    done = subprocess.run(
-        [sys.executable, str(script), str(Path(__file__).parent)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    results = [line.split() for line in done.stdout.splitlines() if line.startswith("RESULT")]
+    processes.run(train_in_two_processes, tmp_path, num_processes=2)
+    results = [path.read_text().split() for path in sorted(tmp_path.iterdir())]
     assert len(results) == 2
     assert results[0] == results[1]
-    assert int(results[0][1]) == 4 * (3 * 32 * 3 + positions_bits(3, D))  # two of the four batches each, twice
+    assert int(results[0][0]) == 4 * (3 * 32 * 3 + positions_bits(3, D))  # two of the four batches each, twice

@@ -636,7 +636,7 @@ def test_two_processes_choose_as_one(method: str, tmp_path: Path) -> None:
     words, algorithm = ("--model.network", "lenet5"), f"{method} --algorithm.n 2"
     one = test_ranks.ran(tmp_path / "one", *words, algorithm=algorithm)
     assert any(int(row["clients/dropped"]) for row in one[0])
-    two = test_ranks.ran(tmp_path / "two", *words, "--trainer.devices", "2", algorithm=algorithm)
+    two = test_ranks.ran(tmp_path / "two", *words, num_processes=2, algorithm=algorithm)
     test_ranks.agree(one, two)
 
 

@@ -4,18 +4,19 @@ import csv
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import processes
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from toys import Perceptron, Pruning, Remembering, federation
+from toys import Perceptron, Pruning, Remembering, federation, without_units
 
 from lightning_fl import FederatedTrainer, checkpoint
+from lightning_fl.pruning import Plan
 from lightning_fl.runners.ranks import Outcome, share_of
 
 SCRIPT = """
@@ -55,29 +56,32 @@ def test_outcomes_add_up() -> None:
 
 
 def ran(
-    folder: Path, *words: str, launcher: tuple[str, ...] = (), algorithm: str = "FedDUSM"
+    folder: Path, *words: str, num_processes: int = 1, launcher: tuple[str, ...] = (), algorithm: str = "FedDUSM"
 ) -> tuple[list[dict[str, str]], dict[str, torch.Tensor]]:
-    """Metrics and weights of a run in a process of its own, one thread a rank."""
-    script = folder.parent / "script.py"
+    """Metrics and weights of a run in processes of its own, one thread a rank; with a launcher in those that it starts."""
+    command = [*COMMAND.split(), "--trainer.default_root_dir", str(folder), *words, "--algorithm", *algorithm.split()]
+    if num_processes > 1:
+        command += ["--trainer.devices", str(num_processes)]
+    if launcher:
+        launch(launcher, command, folder.parent / "script.py")
+    else:
+        processes.run_command(command, num_processes)
+    return result(folder)
+
+
+def launch(launcher: tuple[str, ...], command: list[str], script: Path) -> None:
+    """As a user starts it."""
     script.write_text(SCRIPT)
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PL_", "LOCAL_", "MASTER_", "WORLD_"))}
-    command = [
-        *(launcher or (sys.executable,)),
-        str(script),
-        *COMMAND.split(),
-        "--trainer.default_root_dir",
-        str(folder),
-    ]
     done = subprocess.run(
-        [*command, *words, "--algorithm", *algorithm.split()],
-        env=environment | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.path.dirname(__file__)},
+        [*launcher, str(script), *command],
+        env=environment | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    return result(folder)
 
 
 def result(folder: Path) -> tuple[list[dict[str, str]], dict[str, torch.Tensor]]:
@@ -103,7 +107,14 @@ def test_two_processes_give_the_answer_of_one(tmp_path: Path) -> None:
     one = ran(tmp_path / "one")
     assert any(int(row["clients/dropped"]) for row in one[0])
     assert all(float(row["feddu/tau_eff"]) for row in one[0])
-    agree(one, ran(tmp_path / "two", "--trainer.devices", "2"))
+    agree(one, ran(tmp_path / "two", num_processes=2))
+
+
+def test_the_flag_devices_starts_the_other_processes(tmp_path: Path) -> None:
+    """As a user's script does, which is started once."""
+    words = ("--model.network", "linear")
+    one = ran(tmp_path / "one", *words)
+    agree(one, ran(tmp_path / "two", *words, num_processes=2, launcher=(sys.executable,)))
 
 
 @pytest.mark.parametrize(("place", "runner"), [("memory", "stacked"), ("disk", "serial")])
@@ -111,8 +122,8 @@ def test_what_clients_keep_is_there_for_every_process(place: str, runner: str, t
     """Clients come back in another process than the one that trained them; on disk both use the same files."""
     words = ("--model.network", "linear", "--trainer.clients_per_round", "8", "--trainer.max_rounds", "4")
     one = ran(tmp_path / "one", *words, algorithm="toys.Remembering")
-    several = ("--trainer.devices", "2", "--trainer.client_states", place, "--trainer.runner", runner)
-    agree(one, ran(tmp_path / "two", *words, *several, algorithm="toys.Remembering"))
+    several = ("--trainer.client_states", place, "--trainer.runner", runner)
+    agree(one, ran(tmp_path / "two", *words, *several, num_processes=2, algorithm="toys.Remembering"))
     kept = [
         checkpoint.load(tmp_path / run / "checkpoints" / "last.ckpt")["federation"]["run"] for run in ("one", "two")
     ]
@@ -125,65 +136,61 @@ def test_what_clients_keep_is_there_for_every_process(place: str, runner: str, t
     assert list((tmp_path / "two").glob("client-states-*")) == [], "the files go when the run ends"
 
 
-def test_a_run_resumes_under_torchrun_with_another_number_of_processes(tmp_path: Path) -> None:
-    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
+
+
+@pytest.mark.parametrize("launcher", [(), pytest.param(TORCHRUN, marks=pytest.mark.slow)], ids=["forked", "torchrun"])
+def test_a_run_resumes_with_another_number_of_processes(launcher: tuple[str, ...], tmp_path: Path) -> None:
+    """Processes that are forked find the environment that torchrun makes."""
     whole = ran(tmp_path / "one", "--trainer.max_rounds", "3")
     ran(tmp_path / "two")
     resumed = ran(
         tmp_path / "two",
-        *("--trainer.devices", "2", "--trainer.max_rounds", "3", "--ckpt_path", "last"),
+        *("--trainer.max_rounds", "3", "--ckpt_path", "last"),
+        num_processes=2,
         launcher=launcher,
     )
     agree(whole, resumed)
 
 
-PRUNED = """
-import sys
-import torch
-from toys import Perceptron, Pruning, Remembering, federation, without_units
-from lightning_fl import FederatedTrainer
-
 class Uneven(Pruning):
-    def plan(self, module):
+    """Each process cuts another unit."""
+
+    def plan(self, module: Any) -> Plan:
         return without_units(module, (module.trainer.global_rank,))
 
-root, devices, kind, place = sys.argv[1:]
-torch.manual_seed(0)
-module = Perceptron()
-FederatedTrainer(
-    max_rounds=4, clients_per_round=5, accelerator="cpu", devices=int(devices), default_root_dir=root, client_states=place,
-    callbacks=[{"even": Pruning, "uneven": Uneven}[kind](when=2)], enable_progress_bar=False, enable_model_summary=False,
-).fit(module, federation(), Remembering())
-"""
 
-
-def pruned(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A run in which each process prunes its own module."""
-    script = folder.parent / "pruned.py"
-    script.write_text(PRUNED)
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PL_", "LOCAL_", "MASTER_", "WORLD_"))}
-    return subprocess.run(
-        [sys.executable, str(script), str(folder), *arguments],
-        env=environment | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.path.dirname(__file__)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-
-
-def test_all_processes_follow_a_pruning(
-    tmp_path: Path, make_trainer: Callable[..., FederatedTrainer], keeps_files: dict[str, Any]
-) -> None:
-    """Also where the states that have to be cut are files that one of them writes; different prunings are refused."""
+def prune_in_the_middle(folder: str, pruning: type[Pruning], place: str, num_processes: int) -> None:
     torch.manual_seed(0)
-    one = {"max_rounds": 4, "clients_per_round": 5, "default_root_dir": tmp_path / "one", **keeps_files}
-    make_trainer(**one, callbacks=Pruning(when=2)).fit(Perceptron(), federation(), Remembering())
-    done = pruned(tmp_path / "two", "2", "even", "disk")
-    assert done.returncode == 0, done.stderr[-3000:]
+    trainer = FederatedTrainer(
+        max_rounds=4,
+        clients_per_round=5,
+        accelerator="cpu",
+        devices=num_processes,
+        default_root_dir=folder,
+        client_states=place,
+        callbacks=[pruning(when=2)],
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(Perceptron(), federation(), Remembering())
+
+
+def test_all_processes_follow_a_pruning(tmp_path: Path) -> None:
+    """Also where the states that have to be cut are files that one of them writes; different prunings are refused."""
+    processes.run(prune_in_the_middle, str(tmp_path / "one"), Pruning, "memory", 1)
+    processes.run(prune_in_the_middle, str(tmp_path / "two"), Pruning, "disk", 2, num_processes=2)
     rows, weights = result(tmp_path / "two")
     assert [row["model/parameters"] for row in rows] == ["26", "26", "20", "20"]
     agree(result(tmp_path / "one"), (rows, weights))
-    done = pruned(tmp_path / "uneven", "2", "uneven", "memory")
-    assert done.returncode != 0
-    assert "have pruned their models differently" in done.stderr
+    with pytest.raises(AssertionError, match="have pruned their models differently"):
+        processes.run(prune_in_the_middle, str(tmp_path / "uneven"), Uneven, "memory", 2, num_processes=2)
+
+
+def test_students_of_all_processes_vote_before_the_first_round(tmp_path: Path) -> None:
+    """Bits and votes of the other process's clients count once."""
+    words = ("--model.network", "linear", "--trainer.max_rounds", "1")
+    algorithm = "FedKT --algorithm.preset light --algorithm.epochs 1"
+    one = ran(tmp_path / "one", *words, algorithm=algorithm)
+    assert int(one[0][0]["comm/setup_uplink_bits"]) > 0
+    agree(one, ran(tmp_path / "two", *words, num_processes=2, algorithm=algorithm))

@@ -1,0 +1,87 @@
+"""Work in processes of its own, as torchrun would start them, without its waiting for imports.
+
+Processes are forked from one that has imported the package and done nothing else: a process that has computed a gradient
+cannot be forked, and a new interpreter takes many seconds to import torch and Lightning.
+"""
+
+import atexit
+import multiprocessing
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["lightning_fl.cli", "pytest"])
+LIMIT_S = 300
+
+
+def run_command(words: Sequence[str], num_processes: int = 1) -> None:
+    """Run `lightning-fl words`."""
+    run(_command, list(words), num_processes=num_processes)
+
+
+def run(work: Callable[..., None], *arguments: Any, num_processes: int = 1) -> None:
+    """Do some work in each of so many processes, of one thread each; fails with what they printed if one fails.
+
+    Args:
+        work: a function of a module.
+        arguments: for it.
+        num_processes: with two or more, each finds the environment that torchrun makes.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        printed = [Path(folder) / str(rank) for rank in range(num_processes)]
+        processes = [
+            CONTEXT.Process(target=_begin, args=(work, arguments, rank, num_processes, port, path))
+            for rank, path in enumerate(printed)
+        ]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(LIMIT_S)
+        for process in processes:
+            process.kill()
+            process.join()
+        codes = [process.exitcode for process in processes]
+        assert codes == [0] * num_processes, "\n".join(path.read_text()[-3000:] for path in printed)
+
+
+def _begin(
+    work: Callable[..., None], arguments: tuple[Any, ...], rank: int, num_processes: int, port: int, printed: Path
+) -> None:
+    for name in [name for name in os.environ if name.startswith(("PL_", "LOCAL_", "MASTER_", "WORLD_"))]:
+        del os.environ[name]
+    if num_processes > 1:
+        os.environ |= {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(num_processes),
+            "LOCAL_WORLD_SIZE": str(num_processes),
+            "GROUP_RANK": "0",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "TORCHELASTIC_RUN_ID": "none",
+        }
+    file = os.open(printed, os.O_WRONLY | os.O_CREAT)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    torch.set_num_threads(1)
+    try:
+        work(*arguments)
+    finally:
+        atexit._run_exitfuncs()  # a forked process leaves without
+
+
+def _command(words: list[str]) -> None:
+    from lightning_fl.cli import main
+
+    sys.argv = ["lightning-fl", *words]
+    main(words)
