@@ -55,8 +55,10 @@ class Source(Protocol):
         degree: D(P_k), how far its labels are from everyone's, in [0, 1].
     """
 
-    client: int | None
     degree: float
+
+    @property
+    def client(self) -> int | None: ...
 
     @property
     def num_samples(self) -> int: ...
@@ -261,7 +263,7 @@ class AdaptivePruning(Callback):
     def _images(self, trainer: Any, sources: Sequence[Source], seed: tuple[int, int]) -> Sequence[Any]:
         """Batches to rank feature maps on."""
         rng = np.random.default_rng([*seed, 0])
-        source = sources[0] if sources[0].client is None else sources[rng.integers(len(sources))]
+        source = sources[0] if sources[0].client is None else sources[int(rng.integers(len(sources)))]
         self.ranked_by = source.client
         batch = _moved(trainer, source.batch(self.rank_samples, rng))
         images = batch[0] if isinstance(batch, (tuple, list)) else batch

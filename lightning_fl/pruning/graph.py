@@ -135,7 +135,7 @@ class Network:
         return [bad for half in halves for bad in self._culprits({name: filters[name] for name in half})]
 
     def _width(self, name: str) -> int:
-        return int(self._twin.get_submodule(name).weight.shape[0])  # type: ignore[union-attr]
+        return len(self._twin.get_parameter(f"{name}.weight"))
 
     # -- what follows ---------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from lightning_fl.pruning.surgery import PLANS, plans_of, replace_data, tell_shape
 
@@ -98,4 +99,4 @@ def _by_pruning(owner: nn.Module, old: torch.Size, new: torch.Size, grows: bool)
 
 
 def _is_lazy(tensor: Tensor) -> bool:
-    return isinstance(tensor, nn.parameter.UninitializedTensorMixin)
+    return isinstance(tensor, (UninitializedParameter, UninitializedBuffer))
