@@ -11,6 +11,7 @@ from lightning_fl.algorithms.feddu import FedDU, FedDUDM, FedDUM, FedDUS, FedDUS
 from lightning_fl.algorithms.fedldf import HDFL, FedADP, FedLDF, RandomLayers
 from lightning_fl.algorithms.fednova import FedNova
 from lightning_fl.algorithms.fedprox import FedProx
+from lightning_fl.algorithms.hrank import HRank
 from lightning_fl.algorithms.hybrid_fl import HybridFL
 from lightning_fl.algorithms.momentum import DeviceM, ServerM
 from lightning_fl.algorithms.one_bit_adam import OneBitAdam
@@ -40,6 +41,7 @@ __all__ = [
     "FedLDF",
     "FedNova",
     "FedProx",
+    "HRank",
     "HybridFL",
     "OneBitAdam",
     "RandomLayers",
