@@ -2,6 +2,9 @@
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +15,7 @@ from oracle import Problem
 from roster import problem
 from test_algorithms import equal_states
 from torch import Tensor, nn
-from toys import Perceptron, Served, federation
+from toys import Perceptron, Served, federation, read_rows
 
 from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.algorithms import FedAvg, HRank
@@ -155,3 +158,35 @@ def test_without_server_data_it_is_refused_and_a_late_pruning_warned_of(make_tra
         make_trainer().fit(Imaged(), federation(), HRank())
     with pytest.raises(UserError, match="no convolution that can lose filters"):
         make_trainer().fit(Perceptron(), Served(SERVER), HRank(prune_round=1))
+
+
+@pytest.mark.parametrize("stop", [1, 3, "in the round"])
+def test_resumed_around_the_pruning(
+    stop: int | str, make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    class Dies(Callback):
+        def on_client_upload(self, trainer: Any, pl_module: Any, client: int, place: int, total: int) -> None:
+            if trainer.current_epoch == 2 and stop == "in the round":
+                trainer.save_checkpoint(tmp_path / "half" / "checkpoints" / "last.ckpt")
+                raise RuntimeError("no electricity")
+
+    whole, resumed = Imaged(), Imaged()
+    half, algorithm = copy.deepcopy(whole), partial(HRank, rate=0.5, prune_round=2)
+    flags: dict[str, Any] = {**keeps_files, "default_root_dir": tmp_path / "half"}
+    trainer = make_trainer(max_rounds=4, **{**flags, "default_root_dir": tmp_path / "whole"})
+    trainer.fit(whole, Served(SERVER), algorithm())
+    with nullcontext() if isinstance(stop, int) else pytest.raises(RuntimeError, match="electricity"):
+        first = make_trainer(max_rounds=stop if isinstance(stop, int) else 4, callbacks=Dies(), **flags)
+        first.fit(half, Served(SERVER), algorithm())
+    again = make_trainer(max_rounds=4, **flags)
+    again.fit(resumed, Served(SERVER), algorithm(), ckpt_path="last")
+    assert resumed.first.out_channels == 2
+    assert equal_states(whole.state_dict(), resumed.state_dict())
+    assert equal_states(trainer.run.state_dict(), again.run.state_dict())
+    assert read_rows(tmp_path / "whole") == read_rows(tmp_path / "half")
+    dense = Imaged()
+    for module in (dense, dense):  # the second time it is pruned already
+        make_trainer().test(
+            module, Served(SERVER), algorithm(), ckpt_path=tmp_path / "half" / "model.ckpt", verbose=False
+        )
+        assert equal_states(dense.state_dict(), whole.state_dict())
