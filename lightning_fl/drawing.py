@@ -47,6 +47,7 @@ def label_histogram(histograms: np.ndarray[Any, Any]) -> Figure:
     """
     import matplotlib
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     num_clients, num_classes = histograms.shape
     with matplotlib.rc_context(STYLE):
@@ -57,6 +58,6 @@ def label_histogram(histograms: np.ndarray[Any, Any]) -> Figure:
         axes.set(xlabel="client", ylabel="class", title=f"Samples of {num_clients:,} clients by class")
         if num_classes <= 12:
             axes.set_yticks(range(num_classes))
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         figure.colorbar(image, label="samples")
     return figure

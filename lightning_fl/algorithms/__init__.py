@@ -12,6 +12,7 @@ from lightning_fl.algorithms.fedkt import FedKT
 from lightning_fl.algorithms.fedldf import HDFL, FedADP, FedLDF, RandomLayers
 from lightning_fl.algorithms.fednova import FedNova
 from lightning_fl.algorithms.fedprox import FedProx
+from lightning_fl.algorithms.hrank import HRank
 from lightning_fl.algorithms.hybrid_fl import HybridFL
 from lightning_fl.algorithms.imc import IMC
 from lightning_fl.algorithms.momentum import DeviceM, ServerM
@@ -45,6 +46,7 @@ __all__ = [
     "FedLDF",
     "FedNova",
     "FedProx",
+    "HRank",
     "HybridFL",
     "OneBitAdam",
     "PruneFL",
