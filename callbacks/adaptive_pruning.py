@@ -135,6 +135,8 @@ class AdaptivePruning(Callback):
         """Clients that were asked for their rate."""
         self.ranked_by: int | None = None
         """The client whose images were ranked; None if that was the server, or nobody."""
+        self.plan: Plan | None = None
+        """What it has pruned the module to."""
         self.has_pruned = False
         self._initial: dict[str, Tensor] = {}
         self._plans_before = 0
@@ -146,7 +148,7 @@ class AdaptivePruning(Callback):
         """A new training begins."""
         if stage != "fit":
             return
-        self.asked, self.ranked_by, self.has_pruned, self._metrics = [], None, False, {}
+        self.asked, self.ranked_by, self.plan, self.has_pruned, self._metrics = [], None, None, False, {}
         self._initial, self._plans_before = {}, len(plans_of(pl_module))
         if trainer.max_epochs is not None and 0 <= trainer.max_epochs <= self.prune_epoch:
             rank_zero_warn(
@@ -171,8 +173,8 @@ class AdaptivePruning(Callback):
         if self.has_pruned or trainer.current_epoch != self.prune_epoch:
             return
         with isolate_rng():
-            plan = self._plan(trainer, pl_module)
-        prune(pl_module, plan, trainer.optimizers)
+            self.plan = self._plan(trainer, pl_module)
+        prune(pl_module, self.plan, trainer.optimizers)
         self.has_pruned, self._initial = True, {}
 
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
