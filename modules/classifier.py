@@ -23,11 +23,12 @@ from torch.optim.lr_scheduler import ExponentialLR, MultiplicativeLR
 from lightning_fl.errors import UserError, nearest, require
 from lightning_fl.modules.networks import network as build_network
 from lightning_fl.modules.networks import usual_input
+from lightning_fl.pruning import Prunable
 
 LR_SCHEDULES = ("constant", "cosine")
 
 
-class ImageClassifier(LightningModule):
+class ImageClassifier(Prunable, LightningModule):
     """Train a network on (images, labels) batches by mean cross-entropy and SGD.
 
     Images are (B, in_channels, image_size, image_size) floats, labels are (B,) class indices. Logs `train/loss` for

@@ -8,8 +8,9 @@ before round T, once:  the server and all clients tell p*_k, at which their loss
 then a usual round;    FedAP is FedAvg with it, FedDUAP FedDU, FedDUMAP FedDUM (momentum of the server is cut as the model is)
 
 What crosses because of it is booked in round T: q·d down to each client that is asked, who needs the model as it was (to those
-that train in this round only what the pruned model lacks, which they receive anyway); q up from each; one bit for each filter down
-to all. Where the server has no samples, a client ranks the feature maps, q up for each filter. From then on models have d' numbers.
+that train in this round only what the pruned model lacks, which they receive anyway); q up from each; one bit for each filter
+down to all. Where the server has no samples, a client ranks the feature maps, q up for each filter. From then on models have d'
+numbers.
 """
 
 from __future__ import annotations

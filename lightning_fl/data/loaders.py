@@ -35,6 +35,10 @@ class SampleLoader:
         """How many samples one iteration yields."""
         return len(self.samples) if self.indices is None else len(self.indices)
 
+    def reseeded(self, seed: int, batch_size: int) -> SampleLoader:
+        """The same samples in other batches, shuffled from `seed`; this loader's own order is left alone."""
+        return SampleLoader(self.samples, self.indices, batch_size, seed)
+
     def __len__(self) -> int:
         """The number of batches."""
         return -(-self.num_samples // self.batch_size)

@@ -1,27 +1,35 @@
-"""What pruning callbacks are made of: scores of filters, the plan of a cut and the cut itself. Knows nothing of federations."""
+"""What pruning callbacks are made of: how much to cut, scores of filters, the plan of a cut and the cut itself. Knows nothing of
+federations.
+"""
 
 from lightning_fl.pruning.curvature import trainable
-from lightning_fl.pruning.graph import Network, plan_for, prunable_layers
+from lightning_fl.pruning.graph import plan_for, prunable_layers
 from lightning_fl.pruning.importance import feature_map_ranks, filter_magnitudes, filters_to_keep, lowest
+from lightning_fl.pruning.loading import Prunable, load_pruned, shrink, shrink_when_loading
 from lightning_fl.pruning.plan import Plan
+from lightning_fl.pruning.schedule import Schedule
 from lightning_fl.pruning.source_rate import RATE_MODES, SourceRate
 from lightning_fl.pruning.surgery import plans_of, prune
 from lightning_fl.pruning.training_loss import TrainingLoss, check_curvature
 
 __all__ = [
     "RATE_MODES",
-    "Network",
     "Plan",
+    "Prunable",
+    "Schedule",
     "SourceRate",
     "TrainingLoss",
     "check_curvature",
     "feature_map_ranks",
     "filter_magnitudes",
     "filters_to_keep",
+    "load_pruned",
     "lowest",
     "plan_for",
     "plans_of",
     "prunable_layers",
     "prune",
+    "shrink",
+    "shrink_when_loading",
     "trainable",
 ]

@@ -12,7 +12,8 @@ the layers behind a lost filter do not listen to it.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -29,20 +30,25 @@ TOLERANCE = 1e-8
 """Relative difference, in float64, up to which two networks compute the same."""
 
 
-def prunable_layers(module: nn.Module, example_input: Any = None) -> tuple[str, ...]:
+def prunable_layers(module: nn.Module, example_input: Any = None, required: Iterable[str] = ()) -> tuple[str, ...]:
     """Names of the convolutions that can lose filters without anything but the layers behind them changing its shape.
 
-    Left whole are convolutions whose outputs are added to those of another layer (all but the first of a residual block), that
-    are the network's own outputs, that have groups, or behind which stands something that cannot be cut along.
+    Left whole are convolutions whose outputs are tied to those of another layer (by a sum, as all but the first of a residual
+    block), that are the network's own outputs, that have groups, or behind which stands something that cannot be cut along.
 
     Args:
         module: any network whose forward takes `example_input`; it is left as it was.
         example_input: a batch (a tensor, a tuple or dictionary of arguments) for its forward; None: `example_input_array`.
+        required: layers that have to be among them.
 
     Raises:
-        UserError: there is no example, or forward does not take it.
+        UserError: there is no example, forward does not take it, or a layer that is required cannot lose filters.
     """
-    return Network(module, example_input).layers
+    with _graphs():
+        network = Network(module, example_input)
+    for name in required:
+        network.require_prunable(name)
+    return network.layers
 
 
 def plan_for(module: nn.Module, filters: Mapping[str, Sequence[int] | Tensor], example_input: Any = None) -> Plan:
@@ -56,7 +62,8 @@ def plan_for(module: nn.Module, filters: Mapping[str, Sequence[int] | Tensor], e
     Raises:
         UserError: a layer that cannot lose filters, or indices that it does not have.
     """
-    return Network(module, example_input).plan(filters)
+    with _graphs():
+        return Network(module, example_input).plan(filters)
 
 
 class Network:
@@ -82,7 +89,7 @@ class Network:
         """As `plan_for`."""
         lost = {}
         for name, kept in filters.items():
-            self._require_prunable(name)
+            self.require_prunable(name)
             chosen = _checked(name, kept, self.widths[name])
             if len(chosen) < self.widths[name]:
                 lost[name] = chosen
@@ -91,6 +98,13 @@ class Network:
             culprits = self._culprits(lost) or list(lost)
             raise UserError(f"pruning: {', '.join(map(repr, culprits))} cannot lose these filters: {BEHIND}.")
         return Plan(lost, axes, self.widths)
+
+    def require_prunable(self, name: str) -> None:
+        """Raise `UserError`, with the reason, unless the layer can lose filters."""
+        if name in self._obstacles:
+            raise UserError(f"pruning: {name!r} cannot lose filters: {self._obstacles[name]}.")
+        known = nearest(name, self.layers) if self.layers else "this network has none that can lose filters"
+        require(name in self.layers, f"pruning: {name!r} is no convolution of this network; {known}.")
 
     # -- which layers ---------------------------------------------------------------------------------------------------
 
@@ -119,12 +133,6 @@ class Network:
             return names
         halves = names[: len(names) // 2], names[len(names) // 2 :]
         return [bad for half in halves for bad in self._culprits({name: filters[name] for name in half})]
-
-    def _require_prunable(self, name: str) -> None:
-        if name in self._obstacles:
-            raise UserError(f"pruning: {name!r} cannot lose filters: {self._obstacles[name]}.")
-        known = nearest(name, self.layers) if self.layers else "this network has none that can lose filters"
-        require(name in self.layers, f"pruning: {name!r} is no convolution of this network; {known}.")
 
     def _width(self, name: str) -> int:
         return int(self._twin.get_submodule(name).weight.shape[0])  # type: ignore[union-attr]
@@ -181,8 +189,7 @@ class Network:
     def _graph(self, twin: nn.Module) -> Any:
         pruning = _torch_pruning()
         graph = pruning.DependencyGraph()
-        # The caller may be evaluating; the graph is read off autograd's.
-        with torch.inference_mode(False), torch.enable_grad(), torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]):
             try:
                 graph.build_dependency(twin, self._example, forward_fn=_call, output_transform=_outputs, verbose=False)
             except Exception as error:
@@ -218,7 +225,7 @@ def _obstacle(graph: Any, layer: _ConvNd, names: Mapping[nn.Module, str]) -> str
             return "its outputs meet a parameter that is no layer's"
         depthwise = isinstance(other, _ConvNd) and other.groups == other.in_channels > 1
         if isinstance(other, (_ConvNd, nn.Linear, nn.Embedding)) and not depthwise:
-            return f"its outputs are added to those of {names[other]!r}"
+            return f"its outputs are tied to those of {names[other]!r}"
     return ""
 
 
@@ -238,6 +245,13 @@ def _checked(name: str, kept: Sequence[int] | Tensor, width: int) -> Tensor:
     good = ascending and int(indices[0]) >= 0 and int(indices[-1]) < width
     require(good, f"pruning: {name!r} keeps some of its filters 0 to {width - 1}, ascending, got {indices.tolist()}.")
     return indices
+
+
+@contextmanager
+def _graphs() -> Iterator[None]:
+    """Whoever calls may be evaluating; the network's graph is read off autograd's."""
+    with torch.inference_mode(False), torch.enable_grad():
+        yield
 
 
 # -- twins --------------------------------------------------------------------------------------------------------------

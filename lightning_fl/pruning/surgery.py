@@ -29,7 +29,7 @@ def prune(module: nn.Module, plan: Plan, optimizers: Iterable[Optimizer] = ()) -
             owner, _, leaf = name.rpartition(".")
             setattr(module.get_submodule(owner), leaf, plan.cut(name, buffers[name]))
     for owner in {name.rpartition(".")[0] for name in plan.axes}:
-        _tell_shape(module.get_submodule(owner))
+        tell_shape(module.get_submodule(owner))
     vars(module).setdefault(PLANS, []).append(plan)
 
 
@@ -41,7 +41,7 @@ def plans_of(module: nn.Module) -> list[Plan]:
 def _cut_parameter(name: str, parameter: nn.Parameter, plan: Plan, optimizers: Iterable[Optimizer]) -> None:
     shape = parameter.shape
     parameter.grad = None
-    _replace(parameter, plan.cut(name, parameter.data))
+    replace_data(parameter, plan.cut(name, parameter.data))
     for optimizer in optimizers:
         state: dict[str, Any] = optimizer.state.get(parameter, {})
         for key, value in state.items():
@@ -49,7 +49,7 @@ def _cut_parameter(name: str, parameter: nn.Parameter, plan: Plan, optimizers: I
                 state[key] = plan.cut(name, value)
 
 
-def _replace(parameter: nn.Parameter, tensor: Tensor) -> None:
+def replace_data(parameter: nn.Parameter, tensor: Tensor) -> None:
     other = torch.float64 if tensor.dtype != torch.float64 else torch.float32
     parameter.data = torch.empty(
         0, dtype=other, device=tensor.device
@@ -57,7 +57,7 @@ def _replace(parameter: nn.Parameter, tensor: Tensor) -> None:
     parameter.data = tensor
 
 
-def _tell_shape(layer: nn.Module) -> None:
+def tell_shape(layer: nn.Module) -> None:
     """Make a layer's own numbers agree with its weight."""
     if isinstance(layer, nn.modules.conv._ConvNd):
         if layer.groups == layer.in_channels > 1:  # depthwise

@@ -1,15 +1,21 @@
 """Which filters can go and what follows, for every network and for networks that cannot be followed."""
 
 import copy
+from typing import Any
 
+import lightning as L  # noqa: N812
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from lightning_fl.modules import NETWORKS, network
+from lightning_fl import UserError
+from lightning_fl.modules import NETWORKS, ImageClassifier, network
 from lightning_fl.modules.networks import usual_input
-from lightning_fl.pruning import plan_for, prunable_layers, prune
+from lightning_fl.pruning import Plan, plan_for, plans_of, prunable_layers, prune
 
 BLOCKS = {
     "resnet18": [(s, b) for s in (1, 2, 3, 4) for b in (0, 1)],
@@ -28,15 +34,20 @@ PRUNABLE = {
 }
 
 
+def image_size(name: str) -> int:
+    return 8 if "resnet" in name else usual_input(name)[1]
+
+
 def images(name: str, count: int = 1) -> Tensor:
-    in_channels, size = usual_input(name)
-    return torch.randn(count, in_channels, size, size, generator=torch.Generator().manual_seed(5))
+    return torch.randn(
+        count, usual_input(name)[0], image_size(name), image_size(name), generator=torch.Generator().manual_seed(5)
+    )
 
 
 def random_network(name: str) -> nn.Module:
     """In float64, with biases and running statistics that are not zero."""
     torch.manual_seed(3)
-    net = network(name, 10).double().eval()
+    net = network(name, 10, image_size=image_size(name)).double().eval()
     for part in net.modules():
         if isinstance(part, (nn.Conv2d, nn.BatchNorm2d)) and part.bias is not None:
             nn.init.normal_(part.bias, std=0.1)
@@ -75,11 +86,6 @@ def without(net: nn.Module, filters: dict[str, Tensor]) -> nn.Module:
     return masked
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-def test_finds_the_convolutions_that_can_lose_filters(name: str) -> None:
-    assert prunable_layers(network(name, 10), images(name)) == PRUNABLE[name]
-
-
 @pytest.mark.parametrize("name", [name for name in NETWORKS if PRUNABLE[name]])
 def test_a_pruned_network_is_the_masked_one(name: str) -> None:
     """Surgery preserves the function if what it removes is zero (invariant 10)."""
@@ -91,7 +97,8 @@ def test_a_pruned_network_is_the_masked_one(name: str) -> None:
     for small in (masked, copy.deepcopy(net)):  # without its own zeros, and without what was there
         prune(small, plan)
         assert torch.allclose(small(images(name, 2).double()), expected, rtol=0, atol=1e-10)
-    assert plan.filters.keys() == filters.keys()
+    assert list(plan.filters) == list(filters)
+    assert tuple(plan.widths) == PRUNABLE[name]
     assert plan.widths == {layer: net.get_submodule(layer).out_channels for layer in PRUNABLE[name]}
     assert not torch.allclose(net(images(name, 2).double()), expected, atol=1e-3)
 
@@ -113,3 +120,146 @@ def test_parameters_and_macs_of_a_pruned_cnn() -> None:
     assert (parameters, macs) == (19_654, 1_452_680)
     assert counts(net, images("cnn")) == (parameters, macs)
     assert (net.conv2.in_channels, net.conv2.out_channels, net.fc1.in_features) == (20, 30, 160)  # type: ignore[union-attr]
+
+
+@settings(max_examples=8, deadline=None)
+@given(data=st.data(), name=st.sampled_from(["cnn", "lenet5"]))
+def test_any_filters_may_stay(data: st.DataObject, name: str) -> None:
+    net = random_network(name)
+    filters = {}
+    for layer in data.draw(st.lists(st.sampled_from(PRUNABLE[name]), unique=True)):
+        width = net.get_submodule(layer).out_channels
+        kept = data.draw(st.sets(st.integers(0, width - 1), min_size=1))  # type: ignore[arg-type]
+        filters[layer] = torch.tensor(sorted(kept))
+    expected = without(net, filters)(images(name).double())
+    plan = plan_for(net, filters, images(name))
+    prune(net, plan)
+    assert torch.allclose(net(images(name).double()), expected, rtol=0, atol=1e-10)
+    for layer in filters:
+        assert net.get_submodule(layer).out_channels == len(filters[layer])
+
+
+def test_planning_leaves_the_module_alone() -> None:
+    module = ImageClassifier("cnn_mnist")
+    module.network.conv1.eval()  # type: ignore[union-attr]
+    module.trainer = L.Trainer(logger=False, accelerator="cpu")
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    state = torch.get_rng_state()
+    with torch.inference_mode():
+        plan_for(module, {"network.conv1": [0, 5]})
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(before[name], value) for name, value in module.state_dict().items())
+    assert module.training
+    assert not module.network.conv1.training  # type: ignore[union-attr]
+    assert plans_of(module) == []
+
+
+def test_layers_that_keep_all_their_filters_are_not_in_the_plan() -> None:
+    net = network("cnn_mnist", 10)
+    plan = plan_for(net, {"conv1": range(10)}, images("cnn_mnist"))
+    assert plan == Plan({}, {}, {"conv1": 10, "conv2": 20})
+
+
+def test_a_cut_keeps_the_memory_format() -> None:
+    weight = torch.randn(4, 6, 3, 3).to(memory_format=torch.channels_last)
+    plan = Plan(axes={"conv.weight": {0: torch.tensor([0, 2]), 1: torch.tensor([1, 2, 5])}})
+    cut = plan.cut("conv.weight", weight)
+    assert torch.equal(cut, weight[[0, 2]][:, [1, 2, 5]])
+    assert cut.is_contiguous(memory_format=torch.channels_last)
+    assert plan.cut("conv.weight", weight.contiguous()).is_contiguous()
+    assert plan.cut("other.weight", weight) is weight
+
+
+class Own(nn.Module):
+    """Somebody's network: two convolutions and what `between` and `behind` make of their outputs."""
+
+    def __init__(self, between: Any, behind: Any, features: int, **second: Any) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, padding=1)
+        self.second = nn.Conv2d(8, 8, 3, padding=1, **second)
+        self.norm = nn.LayerNorm([8, 6, 6])
+        self.head = nn.Linear(features, 5)
+        self.scale = nn.Parameter(torch.ones(8, 1, 1))
+        self.between, self.behind = between, behind
+
+    def forward(self, x: Any) -> Any:
+        x = self.second(self.between(self, self.first(x)))
+        return self.head(self.behind(self, x))
+
+
+FOLLOWED = {  # networks as people write them: which of the two can be cut
+    "functions": (lambda _, x: F.gelu(x), lambda _, x: F.max_pool2d(x, 2).flatten(1), 72, {}, ("first", "second")),
+    "view": (lambda _, x: x.sigmoid(), lambda _, x: x.view(len(x), -1), 288, {}, ("first", "second")),
+    "mean": (lambda _, x: 2 * x + 1, lambda _, x: x.mean((2, 3)), 8, {}, ("first", "second")),
+    "used twice": (lambda self, x: F.relu(self.second(x)), lambda _, x: x.mean((2, 3)), 8, {}, ()),
+    "concatenated": (
+        lambda _, x: x,
+        lambda _, x: torch.cat([x.mean((2, 3)), x.amax((2, 3))], 1),
+        16,
+        {},
+        ("first", "second"),
+    ),
+    "depthwise": (lambda _, x: x, lambda _, x: x.mean((2, 3)), 8, {"groups": 8}, ("first",)),
+    "two groups": (lambda _, x: x, lambda _, x: x.mean((2, 3)), 8, {"groups": 2}, ()),
+    "permuted": (lambda _, x: x, lambda _, x: x.permute(0, 2, 3, 1).flatten(1), 288, {}, ("first",)),
+    "sum with its input": (lambda _, x: x + x.mean(1, keepdim=True), lambda _, x: x.mean((2, 3)), 8, {}, ("second",)),
+    "normalised over channels": (lambda self, x: self.norm(x), lambda _, x: x.mean((2, 3)), 8, {}, ("second",)),
+    "scaled by a parameter": (lambda self, x: x * self.scale, lambda _, x: x.mean((2, 3)), 8, {}, ("second",)),
+    "channels shuffled": (lambda _, x: x.flip(1), lambda _, x: x.mean((2, 3)), 8, {}, ("second",)),
+}
+
+
+@pytest.mark.parametrize("name", FOLLOWED)
+def test_networks_as_people_write_them(name: str) -> None:
+    between, behind, features, second, expected = FOLLOWED[name]
+    torch.manual_seed(0)
+    net = Own(between, behind, features, **second).double().eval()
+    x = torch.randn(2, 3, 6, 6, dtype=torch.float64)
+    found = prunable_layers(net, x)
+    assert found == expected
+    for layer in ("first", "second"):
+        if layer in found:
+            prune(net, plan_for(net, {layer: [1, 2, 6]}, x))
+            assert net.get_submodule(layer).weight.shape[0] == 3  # type: ignore[union-attr,index]
+        else:
+            with pytest.raises(UserError, match=f"'{layer}' cannot lose filters: "):
+                plan_for(net, {layer: [1, 2, 6]}, x)
+    assert net(x).shape == (2, 5)
+
+
+def test_a_networks_own_outputs_stay() -> None:
+    assert prunable_layers(network("linear", 10), images("linear")) == ()
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 1))
+    assert prunable_layers(net, torch.zeros(1, 3, 9, 9)) == ("0",)
+    pooled = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    assert prunable_layers(pooled, torch.zeros(1, 3, 9, 9)) == ("0",)
+
+
+@pytest.mark.parametrize(
+    ("filters", "sentence"),
+    [
+        ({"conv9": [0]}, "'conv9' is no convolution of this network; did you mean 'conv"),
+        ({"fc1": [0]}, "'fc1' is no convolution of this network"),
+        ({"conv1": []}, r"'conv1' keeps some of its filters 0 to 9, ascending, got \[\]"),
+        ({"conv1": [3, 1]}, r"ascending, got \[3, 1\]"),
+        ({"conv1": [1, 1]}, r"ascending, got \[1, 1\]"),
+        ({"conv1": [0, 10]}, r"0 to 9, ascending, got \[0, 10\]"),
+        ({"conv1": [-1, 2]}, r"0 to 9, ascending, got \[-1, 2\]"),
+    ],
+)
+def test_filters_that_are_not_there_are_refused(filters: dict[str, list[int]], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        plan_for(network("cnn_mnist", 10), filters, images("cnn_mnist"))
+
+
+def test_a_reason_is_given_for_every_layer_that_stays_whole() -> None:
+    net = network("resnet32", 10, image_size=8)
+    with pytest.raises(UserError, match=r"'stage1\.0\.conv2' cannot lose filters: its outputs are tied to those of "):
+        prunable_layers(net, torch.zeros(1, 3, 8, 8), required=["stage1.0.conv2"])
+
+
+def test_an_example_is_needed() -> None:
+    with pytest.raises(UserError, match="Sequential needs an example of what its forward takes"):
+        prunable_layers(network("cnn", 10))
+    with pytest.raises(UserError, match=r"forward does not take its example input: .*shape"):
+        prunable_layers(network("cnn", 10), torch.zeros(1, 3, 40, 40))

@@ -1,0 +1,159 @@
+"""Structured pruning in any Lightning trainer: filters of low importance are cut out of the network, not masked.
+
+Before the training of an epoch, of each convolution l with c_l filters the ⌊rate · c_l⌋ of the lowest importance go, with all
+that belonged to them: the optimiser's state, batch normalisation, inputs of the layers behind. Importance is HRank's (Lin et al.,
+CVPR 2020), the mean rank of a filter's feature map, or the norm of its weights (Li et al., ICLR 2017).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.strategies import ParallelStrategy
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch import Tensor
+
+from lightning_fl.callbacks.calibration import calibration_batches, example_input
+from lightning_fl.errors import UserError, nearest, require
+from lightning_fl.pruning import (
+    Schedule,
+    feature_map_ranks,
+    filter_magnitudes,
+    filters_to_keep,
+    plan_for,
+    prunable_layers,
+    prune,
+    shrink_when_loading,
+)
+
+IMPORTANCES = ("feature_rank", "magnitude")
+
+
+class FilterPruning(Callback):
+    """Cut the least important filters out of a network while it trains.
+
+    Every convolution that can lose filters loses them: in residual networks the first of each block. Parameters stay the same
+    objects, and optimisers go on with what is left of their state. Checkpoints hold the small network; with this callback they
+    also load into a dense one, in `fit`, `validate` and `test`.
+
+    Logs `prune/rate`, the share of those filters that are gone, and `prune/parameters`, the numbers that are left.
+
+    Args:
+        rate: share of its filters that every layer loses, in [0, 1); or by layer, {"network.conv1": 0.2, …}, where layers that
+            are not named lose none.
+        at_epoch: the epoch (from 0; a federation's round) before whose training this happens, at least 0.
+        every_n_epochs: prune what is left again every so many epochs, at least 1; None: once.
+        importance: `feature_rank`, HRank's; or `magnitude`, the L1 norm of a filter's weights.
+        num_batches: batches of images for `feature_rank`, at least 1: the server's where the data have a server, otherwise of the
+            training set.
+        batch_size: images in each of them, at least 1.
+
+    Raises:
+        UserError: a value that is not allowed; at the beginning of `fit`, a layer that cannot lose filters.
+
+    Attributes:
+        filters: kept so far of each layer that has lost some: indices into the filters that it had at first.
+        widths: filters that the layers which can lose some had at first; empty before the first pruning.
+    """
+
+    def __init__(
+        self,
+        rate: float | dict[str, float] = 0.4,
+        at_epoch: int = 30,
+        every_n_epochs: int | None = None,
+        importance: Literal["feature_rank", "magnitude"] = "feature_rank",
+        num_batches: int = 5,
+        batch_size: int = 128,
+    ) -> None:
+        for layer, share in rate.items() if isinstance(rate, Mapping) else [("every layer", rate)]:
+            require(0 <= share < 1, f"rate is the share of filters that {layer} loses and lies in [0, 1), got {share}.")
+        if importance not in IMPORTANCES:
+            raise UserError(f"importance {importance!r} is unknown; {nearest(str(importance), IMPORTANCES)}.")
+        for name, value in (("num_batches", num_batches), ("batch_size", batch_size)):
+            require(value >= 1, f"{name} must be at least 1, got {value}.")
+        self.rate = rate
+        self.schedule = Schedule(at_epoch, every_n_epochs)
+        self.importance = importance
+        self.num_batches = num_batches
+        self.batch_size = batch_size
+        self.filters: dict[str, Tensor] = {}
+        self.widths: dict[str, int] = {}
+        self._last_epoch = -1
+        self._loading: Any = None
+
+    def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
+        """Let a dense module load what a pruned one has saved."""
+        self._loading = self._loading or shrink_when_loading(pl_module)
+
+    def teardown(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
+        """Leave the module as it was found."""
+        if self._loading is not None:
+            self._loading.remove()
+            self._loading = None
+
+    def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Find out before any training whether pruning will work."""
+        following = self.schedule.next_after(trainer.current_epoch)
+        if following is None:
+            return
+        if trainer.max_epochs is not None and following >= trainer.max_epochs >= 0:
+            rank_zero_warn(
+                f"FilterPruning would prune before epoch {following}, but the run ends after {trainer.max_epochs} epochs: "
+                "nothing will be pruned."
+            )
+            return
+        if isinstance(trainer.strategy, ParallelStrategy):
+            raise UserError(
+                f"FilterPruning cannot change a network inside {type(trainer.strategy).__name__}, which keeps the shapes it "
+                "began with: train on one device."
+            )
+        self._layers(trainer, pl_module)
+        if self.importance == "feature_rank":
+            calibration_batches(trainer, 1, 1)
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Prune if it is time."""
+        epoch = trainer.current_epoch
+        if not self.schedule.due(epoch) or epoch == self._last_epoch:
+            return
+        self._last_epoch = epoch
+        layers = self._layers(trainer, pl_module)
+        # Every process of a federation takes the decision of the first.
+        kept = trainer.strategy.broadcast(filters_to_keep(self._scores(trainer, pl_module, layers), self.rate))
+        plan = plan_for(pl_module, kept, example_input(trainer))
+        self.widths = self.widths or dict(plan.widths)
+        if plan.filters:
+            prune(pl_module, plan, trainer.optimizers)
+        for name, own in plan.filters.items():
+            self.filters[name] = self.filters.get(name, torch.arange(plan.widths[name]))[own]
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Log what is left."""
+        lost = sum(self.widths[name] - len(kept) for name, kept in self.filters.items())
+        pl_module.log("prune/rate", lost / max(1, sum(self.widths.values())))
+        pl_module.log("prune/parameters", float(sum(p.numel() for p in pl_module.parameters())))
+
+    def state_dict(self) -> dict[str, Any]:
+        """For the checkpoint: the kept filters, and when they were last chosen."""
+        return {"filters": self.filters, "widths": self.widths, "last_epoch": self._last_epoch}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """From the checkpoint."""
+        self.filters, self.widths = dict(state_dict["filters"]), dict(state_dict["widths"])
+        self._last_epoch = state_dict["last_epoch"]
+
+    def _layers(self, trainer: Any, pl_module: LightningModule) -> tuple[str, ...]:
+        """The layers that lose filters."""
+        named = tuple(self.rate) if isinstance(self.rate, Mapping) else ()
+        layers = prunable_layers(pl_module, example_input(trainer), required=named)
+        require(bool(layers), "FilterPruning: this network has no convolution that can lose filters.")
+        return named or layers
+
+    def _scores(self, trainer: Any, pl_module: LightningModule, layers: tuple[str, ...]) -> dict[str, Tensor]:
+        if self.importance == "magnitude":
+            return filter_magnitudes(pl_module, layers)
+        batches = calibration_batches(trainer, self.num_batches, self.batch_size)
+        return feature_map_ranks(pl_module, batches, layers)

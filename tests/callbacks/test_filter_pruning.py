@@ -1,0 +1,359 @@
+"""Filter pruning in a stock `L.Trainer`: against a small network built by hand; saved, loaded and resumed."""
+
+import copy
+import warnings
+from pathlib import Path
+from typing import Any
+
+import lightning as L  # noqa: N812
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from lightning_fl import FederatedTrainer, UserError
+from lightning_fl.callbacks import FilterPruning
+from lightning_fl.callbacks.calibration import calibration_batches
+from lightning_fl.data import Arrays
+from lightning_fl.modules import ImageClassifier
+from lightning_fl.pruning import Prunable, load_pruned, plans_of
+
+QUIET: dict[str, Any] = {
+    "accelerator": "cpu",
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "enable_checkpointing": False,
+    "logger": False,
+}
+OPTIMIZERS = {
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.01),
+    "amsgrad": lambda p: torch.optim.AdamW(p, lr=0.01, amsgrad=True),
+}
+
+
+def small_network(first: int = 6, second: int = 8) -> nn.Sequential:
+    """8×8 images, two convolutions with and without batch normalisation, flattened maps of 2×2."""
+    return nn.Sequential(
+        nn.Conv2d(1, first, 3),
+        nn.BatchNorm2d(first),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(first, second, 2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(4 * second, 3),
+    )
+
+
+class Classifier(L.LightningModule):
+    """Somebody's own module, which knows nothing of pruning."""
+
+    def __init__(self, optimizer: str = "adam") -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        torch.manual_seed(0)
+        self.net = small_network()
+        self.optimizer = optimizer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return F.cross_entropy(self.net(batch[0]), batch[1])
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val/loss", F.cross_entropy(self.net(batch[0]), batch[1]))
+
+    test_step = validation_step
+
+    def configure_optimizers(self) -> Any:
+        return OPTIMIZERS[self.optimizer](self.parameters())
+
+
+def samples() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(30, 1, 8, 8, generator=generator), torch.randint(3, (30,), generator=generator)
+
+
+def loader(shuffle: bool = False) -> DataLoader:
+    return DataLoader(TensorDataset(*samples()), batch_size=10, shuffle=shuffle)
+
+
+def fit(
+    module: L.LightningModule, callbacks: Any = None, epochs: int = 4, shuffle: bool = False, **options: Any
+) -> L.Trainer:
+    trainer = L.Trainer(max_epochs=epochs, callbacks=callbacks, **{**QUIET, **options})
+    trainer.fit(module, loader(shuffle))
+    return trainer
+
+
+def train(net: nn.Module, optimizer: torch.optim.Optimizer, epochs: int) -> None:
+    net.train()
+    for _ in range(epochs):
+        for images, labels in loader():
+            optimizer.zero_grad()
+            F.cross_entropy(net(images), labels).backward()
+            optimizer.step()
+
+
+def best(scores: list[float], count: int) -> list[int]:
+    return sorted(sorted(range(len(scores)), key=lambda j: (scores[j], j))[-count:])
+
+
+def chosen_by_hand(net: nn.Sequential, importance: str) -> tuple[list[int], list[int]]:
+    """4 of 6 and 5 of 8 filters stay at rate 0.4."""
+    convolutions = (net[0], net[4])
+    if importance == "magnitude":
+        scores = [[float(w.detach().abs().sum()) for w in conv.weight] for conv in convolutions]  # type: ignore[union-attr]
+    else:
+        frozen = copy.deepcopy(net).eval()
+        with torch.no_grad():
+            maps = [frozen[:3](samples()[0]), frozen[:6](samples()[0])]
+        scores = [
+            [np.mean([np.linalg.matrix_rank(image[j].numpy()) for image in m]) for j in range(m.shape[1])] for m in maps
+        ]
+    return best(scores[0], 4), best(scores[1], 5)
+
+
+def cut_by_hand(name: str, tensor: Tensor, first: list[int], second: list[int]) -> Tensor:
+    columns = [4 * c + pixel for c in second for pixel in range(4)]
+    if name.startswith(("0.", "1.")):
+        return tensor[first].clone() if tensor.dim() else tensor.clone()
+    if name == "4.weight":
+        return tensor[second][:, first].clone()
+    if name == "4.bias":
+        return tensor[second].clone()
+    return tensor[:, columns].clone() if name == "7.weight" else tensor.clone()
+
+
+def by_hand(optimizer_name: str, importance: str) -> nn.Module:
+    """Two epochs dense, then two of a smaller network that begins with the slices of weights and moments."""
+    module = Classifier(optimizer_name)
+    dense, optimizer = module.net, module.configure_optimizers()
+    train(dense, optimizer, 2)
+    first, second = chosen_by_hand(dense, importance)
+    small = small_network(4, 5)
+    small.load_state_dict({name: cut_by_hand(name, x, first, second) for name, x in dense.state_dict().items()})
+    slim = OPTIMIZERS[optimizer_name](small.parameters())
+    for (name, old), new in zip(dense.named_parameters(), small.parameters(), strict=True):
+        for key, value in optimizer.state[old].items():
+            slim.state[new][key] = cut_by_hand(name, value, first, second) if value.dim() else value.clone()
+    train(small, slim, 2)
+    return small
+
+
+@pytest.mark.parametrize("importance", ["feature_rank", "magnitude"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_trains_on_as_a_network_built_small(optimizer: str, importance: Any) -> None:
+    module = Classifier(optimizer)
+    before = list(module.parameters())
+    callback = FilterPruning(0.4, at_epoch=2, importance=importance)
+    trainer = fit(module, callback)
+    expected = by_hand(optimizer, importance)
+    for (name, mine), theirs in zip(module.net.state_dict().items(), expected.state_dict().values(), strict=True):
+        assert torch.allclose(mine, theirs, rtol=0, atol=1e-6), name
+    assert all(a is b for a, b in zip(before, module.parameters(), strict=True))
+    assert trainer.callback_metrics["prune/rate"] == pytest.approx((2 + 3) / 14)
+    assert trainer.callback_metrics["prune/parameters"] == (9 * 4 + 4) + 2 * 4 + (4 * 4 * 5 + 5) + (20 * 3 + 3)
+    assert callback.widths == {"net.0": 6, "net.4": 8}
+    assert len(plans_of(module)) == 1
+
+
+@pytest.mark.parametrize("saved_after", [1, 3])
+def test_resumes_before_and_after_pruning_to_the_same_result(saved_after: int, tmp_path: Path) -> None:
+    whole = Classifier()
+    uninterrupted = FilterPruning(0.4, at_epoch=2)
+    fit(whole, uninterrupted)
+    trainer = fit(Classifier(), FilterPruning(0.4, at_epoch=2), epochs=saved_after)
+    trainer.save_checkpoint(tmp_path / "saved.ckpt")
+    resumed, callback = Classifier(), FilterPruning(0.4, at_epoch=2)
+    L.Trainer(max_epochs=4, callbacks=callback, **QUIET).fit(resumed, loader(), ckpt_path=tmp_path / "saved.ckpt")
+    for a, b in zip(whole.state_dict().values(), resumed.state_dict().values(), strict=True):
+        assert torch.equal(a, b)
+    assert callback.widths == uninterrupted.widths
+    assert {n: k.tolist() for n, k in callback.filters.items()} == {
+        n: k.tolist() for n, k in uninterrupted.filters.items()
+    }
+
+
+def test_a_pruned_checkpoint_is_small_and_loads_everywhere(tmp_path: Path) -> None:
+    dense = fit(Classifier(), epochs=1)
+    dense.save_checkpoint(tmp_path / "dense.ckpt")
+    module = Classifier()
+    trainer = fit(module, FilterPruning(0.4, at_epoch=0), epochs=1)
+    trainer.save_checkpoint(tmp_path / "pruned.ckpt")
+    sizes = [
+        sum(x.numel() for x in torch.load(tmp_path / name, weights_only=True)["state_dict"].values())
+        for name in ("dense.ckpt", "pruned.ckpt")
+    ]
+    assert sizes[1] < 0.6 * sizes[0]
+    images = samples()[0]
+    expected = module.eval()(images)
+
+    loss = F.cross_entropy(expected, samples()[1]).item()
+    for stage in ("validate", "test"):
+        fresh = Classifier()
+        evaluation = L.Trainer(callbacks=FilterPruning(), **QUIET)
+        (metrics,) = getattr(evaluation, stage)(
+            fresh, DataLoader(TensorDataset(*samples()), batch_size=30), ckpt_path=tmp_path / "pruned.ckpt"
+        )
+        assert metrics["val/loss"] == pytest.approx(loss, rel=1e-5)
+        assert torch.equal(fresh.eval()(images), expected)
+    with pytest.raises(RuntimeError, match="size mismatch"):  # without the callback nothing has changed
+        L.Trainer(**QUIET).test(Classifier(), loader(), ckpt_path=tmp_path / "pruned.ckpt", verbose=False)
+
+    loaded = load_pruned(Classifier, tmp_path / "pruned.ckpt", optimizer="momentum")
+    assert type(loaded) is Classifier
+    assert loaded.optimizer == "momentum"
+    assert torch.equal(loaded.eval()(images), expected)
+    assert torch.equal(load_pruned(Classifier, tmp_path / "dense.ckpt").net[0].weight, dense.model.net[0].weight)  # type: ignore[union-attr]
+
+    class Mixed(Prunable, Classifier):
+        pass
+
+    assert torch.equal(Mixed.load_from_checkpoint(tmp_path / "pruned.ckpt").eval()(images), expected)
+
+    trainer.test(module, loader(), ckpt_path=tmp_path / "dense.ckpt", verbose=False)  # grows back
+    assert torch.equal(module.net[0].weight, dense.model.net[0].weight)  # type: ignore[union-attr]
+    assert plans_of(module) == []
+
+
+def test_the_best_of_several_checkpoints_is_tested_whatever_its_size(tmp_path: Path) -> None:
+    keeper = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1, monitor="prune/rate", mode="min")
+    module = Classifier()
+    trainer = fit(module, [FilterPruning(0.4, at_epoch=1), keeper], epochs=2, enable_checkpointing=True)
+    assert (tmp_path / "epoch=1.ckpt").stat().st_size < (tmp_path / "epoch=0.ckpt").stat().st_size
+    assert keeper.best_model_path.endswith("epoch=0.ckpt")
+    trainer.test(module, loader(), ckpt_path="best", verbose=False)
+    assert module.net[0].weight.shape[0] == 6  # type: ignore[union-attr]
+
+
+def test_an_image_classifier_loads_from_its_pruned_checkpoint(tmp_path: Path) -> None:
+    model = ImageClassifier("lenet5", num_classes=3)
+    x = torch.randn(6, 3, 32, 32)
+    trainer = L.Trainer(max_epochs=1, callbacks=FilterPruning({"network.conv2": 0.5}, at_epoch=0), **QUIET)
+    trainer.fit(model, DataLoader(TensorDataset(x, torch.arange(6) % 3), batch_size=3))
+    trainer.save_checkpoint(tmp_path / "model.ckpt", weights_only=True)
+    loaded = ImageClassifier.load_from_checkpoint(tmp_path / "model.ckpt", weights_only=True)
+    assert loaded.network.conv2.weight.shape == (8, 6, 5, 5)  # type: ignore[union-attr]
+    assert loaded.network.fc1.in_features == 8 * 25  # type: ignore[union-attr]
+    assert torch.equal(loaded.eval()(x), model.eval()(x))
+    # What pruning does not do to a network is no business of it.
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        ImageClassifier.load_from_checkpoint(tmp_path / "model.ckpt", num_classes=4)
+
+
+def test_rate_zero_changes_nothing() -> None:
+    plain, pruned = Classifier(), Classifier()
+    torch.manual_seed(7)
+    fit(plain, shuffle=True)
+    torch.manual_seed(7)
+    trainer = fit(pruned, FilterPruning(0.0, at_epoch=1, every_n_epochs=1), shuffle=True)
+    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), pruned.parameters(), strict=True))
+    assert plans_of(pruned) == []
+    assert trainer.callback_metrics["prune/rate"] == 0
+
+
+def test_prunes_again_and_remembers_the_first_filters() -> None:
+    module = Classifier("momentum")
+    module.configure_optimizers = lambda: torch.optim.SGD(module.parameters(), lr=0.0)  # type: ignore[method-assign]
+    before = module.net[0].weight.detach().clone()  # type: ignore[union-attr]
+    callback = FilterPruning(0.3, at_epoch=1, every_n_epochs=2, importance="magnitude")
+    fit(module, callback, epochs=4)
+    kept = callback.filters["net.0"]
+    assert len(kept) == 4  # 6 − ⌊0.3 · 6⌋ = 5, then 5 − ⌊0.3 · 5⌋ = 4
+    assert torch.equal(module.net[0].weight, before[kept])  # type: ignore[union-attr]
+    norms = [float(w.abs().sum()) for w in before]
+    assert kept.tolist() == best(norms, 4)
+
+
+def test_keeps_the_memory_format() -> None:
+    module = Classifier().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    trainer = fit(module, FilterPruning(0.4, at_epoch=1), epochs=2)
+    weight = module.net[4].weight
+    assert weight.shape == (5, 4, 2, 2)
+    assert weight.is_contiguous(memory_format=torch.channels_last)
+    assert trainer.optimizers[0].state[weight]["exp_avg"].shape == weight.shape
+
+
+def test_samples_of_the_server_come_before_training_samples() -> None:
+    x, y = samples()
+    data = Arrays(train=(x, y), test=(x, y), num_clients=2, client_fraction=0.8, server_fraction=0.2, batch_size=5)
+    seen = {}
+
+    class Look(L.Callback):
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            seen["batches"] = calibration_batches(trainer, 2, 2)
+
+    L.Trainer(max_epochs=1, callbacks=Look(), **QUIET).fit(Classifier(), datamodule=data)
+    held = data.train.stored(data.server_indices)[0]
+    assert torch.equal(torch.cat([images for images, _ in seen["batches"]]), held[:4])
+    pooled = Arrays(train=(x, y), test=(x, y), num_clients=2, batch_size=5)
+    L.Trainer(max_epochs=1, callbacks=Look(), **QUIET).fit(Classifier(), datamodule=pooled)
+    assert [len(images) for images, _ in seen["batches"]] == [2, 2]
+
+
+class Stream(IterableDataset):
+    def __iter__(self) -> Any:
+        return zip(*samples(), strict=True)
+
+
+def test_a_stream_is_read_as_it_comes() -> None:
+    module = Classifier()
+    trainer = L.Trainer(max_epochs=1, callbacks=FilterPruning(0.4, at_epoch=0), **QUIET)
+    trainer.fit(module, DataLoader(Stream(), batch_size=10))
+    assert module.net[0].weight.shape[0] == 4  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"rate": 1.0}, r"every layer loses and lies in \[0, 1\), got 1.0"),
+        ({"rate": -0.1}, "got -0.1"),
+        ({"rate": {"net.0": 1.5}}, r"net.0 loses and lies in \[0, 1\), got 1.5"),
+        ({"importance": "feature_ranks"}, "importance 'feature_ranks' is unknown; did you mean 'feature_rank'"),
+        ({"at_epoch": -1}, "at least 0, got -1"),
+        ({"every_n_epochs": 0}, "every_n_epochs must be a whole number of at least 1, or None to prune once, got 0"),
+        ({"num_batches": 0}, "num_batches must be at least 1, got 0"),
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        FilterPruning(**arguments)
+
+
+def test_what_cannot_be_pruned_is_said_before_training() -> None:
+    with pytest.raises(UserError, match=r"'net\.5' is no convolution of this network; did you mean 'net\.[04]'"):
+        fit(Classifier(), FilterPruning({"net.5": 0.3}, at_epoch=1))
+    linear = Classifier()
+    linear.net = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+    with pytest.raises(UserError, match="no convolution that can lose filters"):
+        fit(linear, FilterPruning(0.3, at_epoch=1))
+    try:
+        with pytest.raises(UserError, match="inside DDPStrategy"):
+            fit(Classifier(), FilterPruning(0.3, at_epoch=1), strategy="ddp", devices=1)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_a_pruning_after_the_end_is_reported() -> None:
+    with pytest.warns(UserWarning, match="before epoch 30, but the run ends after 2 epochs"):
+        fit(Classifier(), FilterPruning(0.3), epochs=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", category=UserWarning)
+        warnings.filterwarnings("ignore", ".*(does not have many workers|no `val_dataloader`).*")
+        fit(Classifier(), FilterPruning(0.3, at_epoch=1), epochs=2)
+
+
+def test_a_federation_without_server_data_has_no_maps_to_judge_by(tmp_path: Path) -> None:
+    data = Arrays(train=samples(), test=samples(), num_clients=2, batch_size=5)
+    trainer = FederatedTrainer(
+        max_rounds=2, clients_per_round=2, callbacks=FilterPruning(0.4, at_epoch=1), default_root_dir=tmp_path, **QUIET
+    )
+    with pytest.raises(UserError, match="give the data a server_fraction above 0, or take importance 'magnitude'"):
+        trainer.fit(Classifier(), data)
