@@ -194,7 +194,7 @@ class AdaptivePruning(Callback):
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
         """Log what was done."""
         for name, value in self._metrics.items():
-            pl_module.log(name, value)
+            pl_module.log(name, float(value))
         self._metrics = {}
 
     def state_dict(self) -> dict[str, Any]:

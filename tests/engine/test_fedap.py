@@ -14,6 +14,7 @@ import torch
 from lightning.pytorch import Callback
 from roster import problem
 from test_algorithms import equal_states
+from test_ranks import ran
 from torch import nn
 from toys import SIZES, Perceptron, Served, federation, read_rows, samples, vector
 
@@ -238,3 +239,19 @@ def test_too_late_is_told_and_what_cannot_be_pruned_is_refused(make_trainer: Mak
         make_trainer(max_rounds=1).fit(module, Served(9), FedAP(prune_round=0))
     with pytest.raises(UserError, match=r"needs a rate in \[0, 1\), got 1.5"):
         FedAP(rate_mode="fixed", rate=1.5)
+
+
+def test_two_processes_share_the_asking_and_prune_alike(tmp_path: Path) -> None:
+    words = ("--model.network", "lenet5", "--data.image_size", "32")
+    method = "FedAP --algorithm.prune_round 1 --algorithm.max_sources 3"
+    rows, weights = ran(tmp_path / "one", *words, algorithm=method)
+    others, other_weights = ran(tmp_path / "two", *words, "--trainer.devices", "2", algorithm=method)
+    assert int(rows[1]["model/parameters"]) < int(rows[0]["model/parameters"])
+    for here, there in zip(rows, others, strict=True):
+        assert [here[f"comm/{way}link_bits"] for way in ("up", "down")] == [
+            there[f"comm/{way}link_bits"] for way in ("up", "down")
+        ]
+    for name in ("prune/rate", "prune/threshold"):
+        assert float(rows[1][name]) == pytest.approx(float(others[1][name]), rel=1e-3)
+    for name, value in weights.items():
+        torch.testing.assert_close(value, other_weights[name], rtol=1e-5, atol=1e-6, msg=name)
