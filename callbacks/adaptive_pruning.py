@@ -21,6 +21,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
@@ -28,20 +29,22 @@ from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, IterableDataset
 from tqdm.auto import tqdm
 
+from lightning_fl.callbacks.calibration import example_input
 from lightning_fl.errors import UserError, nearest, require
 from lightning_fl.pruning import (
     RATE_MODES,
-    Network,
     Plan,
     SourceRate,
     TrainingLoss,
     check_curvature,
     feature_map_ranks,
     filters_to_keep,
+    plan_for,
     plans_of,
     prunable_layers,
     prune,
     rates,
+    shrink_when_loading,
     trainable,
 )
 
@@ -71,8 +74,8 @@ class AdaptivePruning(Callback):
     """Cut filters out of the module once, as many as the curvature of its loss allows and those whose feature maps say least.
 
     Asks for the training loss of the module itself, in evaluation mode, on one batch of each source. In `FederatedTrainer` the
-    sources are the server, if it holds samples, and all clients; they are shared out over the processes. In `L.Trainer` every
-    process asks its training data once. All cut alike.
+    sources are the server, if it holds samples, and all clients; they are shared out over the processes. In `L.Trainer` there is
+    one, the training data.
 
     Logs, at the end of the epoch, `prune/rate` (p*), `prune/threshold` (𝒱), `prune/rate/<layer>` (p*_l), `prune/sources` and
     `prune/nonfinite_sources`, those whose curvature was not finite and whose rate therefore counts as 0.
@@ -137,18 +140,22 @@ class AdaptivePruning(Callback):
         """Clients that were asked for their rate."""
         self.ranked_by: int | None = None
         """The client whose images were ranked; None if that was the server, or nobody."""
+        self.plan: Plan | None = None
+        """What it has pruned the module to."""
         self.has_pruned = False
         self._initial: dict[str, Tensor] = {}
         self._plans_before = 0
         self._metrics: dict[str, float] = {}
+        self._loading: Any = None
 
     # -- when -------------------------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
-        """A new training begins."""
+        """A new training begins; and a dense module can load what a pruned one has saved."""
+        self._loading = self._loading or shrink_when_loading(pl_module)
         if stage != "fit":
             return
-        self.asked, self.ranked_by, self.has_pruned, self._metrics = [], None, False, {}
+        self.asked, self.ranked_by, self.plan, self.has_pruned, self._metrics = [], None, None, False, {}
         self._initial, self._plans_before = {}, len(plans_of(pl_module))
         if trainer.max_epochs is not None and 0 <= trainer.max_epochs <= self.prune_epoch:
             rank_zero_warn(
@@ -156,15 +163,24 @@ class AdaptivePruning(Callback):
                 f"{trainer.max_epochs} epochs."
             )
 
-    def on_fit_start(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Find out before the training whether the module can be pruned."""
-        name = type(pl_module).__name__
-        require(bool(prunable_layers(pl_module)), f"AdaptivePruning: no layer of {name} can lose filters.")
-        if self.rate_mode != "fixed":
-            TrainingLoss(pl_module, self.curvature)
+    def teardown(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
+        """Leave the module as it was found."""
+        if self._loading is not None:
+            self._loading.remove()
+            self._loading = None
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Keep the initial model, of which `gap` wants to know, unless the checkpoint brought it."""
+        """Find out whether the module can be pruned, and keep the initial one for `gap`, unless the checkpoint brought it."""
+        if not self.has_pruned:
+            if isinstance(trainer.strategy, ParallelStrategy):
+                raise UserError(
+                    f"AdaptivePruning cannot change a network inside {type(trainer.strategy).__name__}, which keeps the shapes "
+                    "it began with: train on one device."
+                )
+            layers, name = prunable_layers(pl_module, example_input(trainer)), type(pl_module).__name__
+            require(bool(layers), f"AdaptivePruning: no layer of {name} can lose filters.")
+            if self.rate_mode != "fixed":
+                TrainingLoss(pl_module, self.curvature)
         if self.rate_mode == "gap" and not self._initial and not self.has_pruned:
             self._initial = {name: tensor.clone().cpu() for name, tensor in trainable(pl_module).items()}
 
@@ -173,14 +189,14 @@ class AdaptivePruning(Callback):
         if self.has_pruned or trainer.current_epoch != self.prune_epoch:
             return
         with isolate_rng():
-            plan = self._plan(trainer, pl_module)
-        prune(pl_module, plan, trainer.optimizers)
+            self.plan = self._plan(trainer, pl_module)
+        prune(pl_module, self.plan, trainer.optimizers)
         self.has_pruned, self._initial = True, {}
 
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
         """Log what was done."""
         for name, value in self._metrics.items():
-            pl_module.log(name, value)
+            pl_module.log(name, float(value))
         self._metrics = {}
 
     def state_dict(self) -> dict[str, Any]:
@@ -205,19 +221,17 @@ class AdaptivePruning(Callback):
         sources = _sources(trainer)
         rate = self._overall_rate(trainer, pl_module, sources, seed) if self.rate is None else self.rate
         threshold = rates.magnitude_threshold(trainable(pl_module).values(), rate)
-        network = Network(pl_module)
-        by_layer = {
-            name: rates.layer_rate(pl_module.get_submodule(name).weight, threshold)  # type: ignore[arg-type]
-            for name in network.layers
-        }
+        example = example_input(trainer)
+        layers = prunable_layers(pl_module, example)
+        weights: dict[str, Any] = {name: pl_module.get_submodule(name).weight for name in layers}
+        by_layer = {name: rates.layer_rate(weight, threshold) for name, weight in weights.items()}
         self._metrics |= {"prune/rate": rate, "prune/threshold": threshold}
         self._metrics |= {f"prune/rate/{name}": share for name, share in by_layer.items()}
-        if not any(math.floor(share * network.widths[name]) for name, share in by_layer.items()):
-            return network.plan({})
-        ranks = feature_map_ranks(pl_module, self._images(trainer, sources, seed), network.layers)
-        if trainer.world_size > 1:
-            ranks = {name: trainer.strategy.reduce(x.to(pl_module.device)).cpu() for name, x in ranks.items()}
-        return network.plan(filters_to_keep(ranks, by_layer))
+        if not any(math.floor(share * len(weights[name])) for name, share in by_layer.items()):
+            return plan_for(pl_module, {}, example)
+        ranks = feature_map_ranks(pl_module, self._images(trainer, sources, seed), layers)
+        # Every process of a federation takes the decision of the first.
+        return plan_for(pl_module, trainer.strategy.broadcast(filters_to_keep(ranks, by_layer)), example)
 
     def _overall_rate(
         self, trainer: Any, pl_module: LightningModule, sources: Sequence[Source], seed: tuple[int, int]
@@ -286,9 +300,9 @@ class _TrainingData:
 
 
 def _sources(trainer: Any) -> Sequence[Source]:
-    """Everyone who holds training data, the server first; without clients, the training data once for each process."""
+    """Everyone who holds training data, the server first; without clients, the training data."""
     federation = getattr(trainer, "sources", None)
-    return federation() if federation is not None else [_TrainingData(trainer.train_dataloader)] * trainer.world_size
+    return federation() if federation is not None else [_TrainingData(trainer.train_dataloader)]
 
 
 def _draw(loader: Any, size: int, rng: np.random.Generator) -> Any:
@@ -304,7 +318,9 @@ def _draw(loader: Any, size: int, rng: np.random.Generator) -> Any:
 
 def _moved(trainer: Any, batch: Any) -> Any:
     """To the accelerator, through the batch hooks, in the precision of the training."""
-    return trainer.precision_plugin.convert_input(trainer.strategy.batch_to_device(batch))
+    module = trainer.lightning_module
+    batch = module._on_before_batch_transfer(trainer.precision_plugin.convert_input(batch))
+    return module._apply_batch_transfer_handler(batch)
 
 
 def _shows_progress(trainer: Any) -> bool:

@@ -36,8 +36,8 @@ def follow(federation: Federation) -> None:
     if not plans:
         return
     for plan in plans:
+        federation.announce(plan)
         if plan.axes:
-            federation.announce(plan)
             run.surgery(plan)
     worker.fabric.barrier()  # where states are files that one process of a machine writes, they are there for all
     worker.lay_out_anew()

@@ -4,6 +4,7 @@ from lightning_fl.algorithms.base import Algorithm
 from lightning_fl.algorithms.data_sharing import DataSharing
 from lightning_fl.algorithms.efficient_adam import EfficientAdam
 from lightning_fl.algorithms.fedadam import FairnessTop, FedAdam, FedAdamSSM, FedAdamTop
+from lightning_fl.algorithms.fedap import FedAP, FedDUAP, FedDUMAP
 from lightning_fl.algorithms.fedavg import FedAvg
 from lightning_fl.algorithms.fedda import FedDA, FedDUDA
 from lightning_fl.algorithms.feddf import FedDF
@@ -30,6 +31,7 @@ __all__ = [
     "EfficientAdam",
     "FairnessTop",
     "FedADP",
+    "FedAP",
     "FedAdam",
     "FedAdamSSM",
     "FedAdamTop",
@@ -37,9 +39,11 @@ __all__ = [
     "FedDA",
     "FedDF",
     "FedDU",
+    "FedDUAP",
     "FedDUDA",
     "FedDUDM",
     "FedDUM",
+    "FedDUMAP",
     "FedDUS",
     "FedDUSM",
     "FedKT",

@@ -155,8 +155,12 @@ class Algorithm:
             step.prepare(turn)
 
     def announce(self, surgery: Surgery) -> None:
-        """What crosses because filters have been pruned: every client, who may take part later, is told which are left."""
-        surgery.channel.tell(range(surgery.setting.num_clients), {"mask/units": surgery.units})
+        """What crosses because filters have been pruned: every client, who may take part later, is told which are left.
+
+        A pruning that leaves everything is announced too: what led to it may have crossed.
+        """
+        if surgery.plan.filters:
+            surgery.channel.tell(range(surgery.setting.num_clients), {"mask/units": surgery.units})
 
     def configure_callbacks(self) -> list[Callback]:
         """Callbacks that are part of the method, for instance its pruning."""

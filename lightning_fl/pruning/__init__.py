@@ -1,7 +1,9 @@
-"""What pruning callbacks are made of: scores of filters, the plan of a cut and the cut itself. Knows nothing of federations."""
+"""What pruning callbacks are made of: how much to cut, scores of filters, the plan of a cut and the cut itself. Knows nothing of
+federations.
+"""
 
 from lightning_fl.pruning.curvature import trainable
-from lightning_fl.pruning.graph import Network, plan_for, prunable_layers
+from lightning_fl.pruning.graph import plan_for, prunable_layers
 from lightning_fl.pruning.importance import feature_map_ranks, filter_magnitudes, filters_to_keep, lowest
 from lightning_fl.pruning.loading import Prunable, load_pruned, shrink, shrink_when_loading
 from lightning_fl.pruning.masks import Masks, apply_masks, forget_masks, hold_masks, largest, masks_of, prunable

@@ -53,19 +53,27 @@ class Problem:
                 yield x[rows], y[rows]
 
 
+def parts(w: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """W₁ (h, 3), b₁ (h,), W₂ (2, h), b₂ (2,), which lie in w one after the other; h is 4, unless neurons were pruned."""
+    h = (len(w) - 2) // 6
+    return w[: 3 * h].reshape(h, 3), w[3 * h : 4 * h], w[4 * h : 6 * h].reshape(2, h), w[6 * h :]
+
+
 def output(w: np.ndarray, x: np.ndarray) -> np.ndarray:
     """W₂ tanh(W₁x + b₁) + b₂."""
-    return np.tanh(x @ w[:12].reshape(4, 3).T + w[12:16]) @ w[16:24].reshape(2, 4).T + w[24:]
+    w1, b1, w2, b2 = parts(w)
+    return np.tanh(x @ w1.T + b1) @ w2.T + b2
 
 
 def gradient(w: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """∇ of mean ½‖W₂ tanh(W₁x + b₁) + b₂ − y‖², by the chain rule; w (26,) holds W₁ (4, 3), b₁, W₂ (2, 4), b₂."""
+    """∇ of mean ½‖W₂ tanh(W₁x + b₁) + b₂ − y‖², by the chain rule."""
     return backward(w, x, (output(w, x) - y) / len(x))
 
 
 def backward(w: np.ndarray, x: np.ndarray, d_output: np.ndarray) -> np.ndarray:
-    """The gradient (26,) of a loss whose gradient by the outputs is `d_output` (n, 2)."""
-    hidden, w2 = np.tanh(x @ w[:12].reshape(4, 3).T + w[12:16]), w[16:24].reshape(2, 4)
+    """The gradient of a loss whose gradient by the outputs is `d_output` (n, 2)."""
+    w1, b1, w2, _ = parts(w)
+    hidden = np.tanh(x @ w1.T + b1)
     d_hidden = (d_output @ w2) * (1 - hidden**2)
     return np.concatenate([(d_hidden.T @ x).ravel(), d_hidden.sum(0), (d_output.T @ hidden).ravel(), d_output.sum(0)])
 
@@ -245,6 +253,127 @@ def feddum_in_two_stages(problem: Problem, w: np.ndarray, beta: float, local_bet
         if not np.array_equal(server, w):
             m = beta * m + (1 - beta) * (w - server)
             w = w - m
+    return w
+
+
+def hessian(w: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """The dense Hessian of the loss, by automatic differentiation of the same formula."""
+    h = (len(w) - 2) // 6
+
+    def loss(v: torch.Tensor) -> torch.Tensor:
+        w1, b1, w2, b2 = v.split([3 * h, h, 2 * h, 2])
+        hidden = torch.tanh(torch.from_numpy(x) @ w1.view(h, 3).T + b1)
+        return 0.5 * (hidden @ w2.view(2, h).T + b2 - torch.from_numpy(y)).square().sum(1).mean()
+
+    return torch.autograd.functional.hessian(loss, torch.from_numpy(w)).numpy()
+
+
+def plateau(values: np.ndarray, weights: np.ndarray) -> float:
+    """The prune rate of the authors' code, from eigenvalues and their weights."""
+    grid = np.linspace(values.min() - 0.01, values.max() + 0.01, 10_000)
+    variance = 1e-5 * max(1, grid[-1] - grid[0])
+    density = sum(w * np.exp(-((grid - v) ** 2) / 2 / variance) for v, w in zip(values, weights, strict=True))
+
+    def ratio(s: float) -> float:
+        return 1 - density[grid <= s].sum() / density.sum()
+
+    inc = 0.1
+    while inc >= 1e-5:
+        ratios: list[float] = []
+        while not ratios or ratios[-1] >= ratios[0] / 2:
+            if len(ratios) > 3 and all(ratios[-i - 1] - ratios[-i] < 0.005 for i in (1, 2, 3)):
+                return min(ratios[-1], 0.95)
+            ratios.append(ratio(len(ratios) * inc))
+        inc /= 2
+    return min(ratio(0), 0.95)
+
+
+def source_rate(
+    w: np.ndarray, initial: np.ndarray, x: np.ndarray, y: np.ndarray, generator: torch.Generator, gap: bool
+) -> float:
+    """p*_k. All 50 Lanczos steps of a space of 26 dimensions are its eigenvalues."""
+
+    def signs() -> np.ndarray:
+        drawn = torch.randint(0, 2, (len(w),), generator=generator, dtype=torch.int8).numpy()
+        return (drawn * 2.0 - 1) / len(w) ** 0.5
+
+    here = hessian(w, x, y)
+    values, vectors = np.linalg.eigh(here)
+    if not gap:
+        return plateau(values, (vectors.T @ signs()) ** 2)
+    lipschitz = 0.0
+    for share in (0.25, 0.5, 0.75, 1):
+        change, v = here - hessian(w + share * (initial - w), x, y), signs()
+        for _ in range(10):
+            v = change @ v
+            norm = np.linalg.norm(v)
+            v = v / norm if norm else v
+        lipschitz = max(lipschitz, norm)
+    for m in range(1, len(w)):
+        if values[m] - values[m - 1] > 4 * lipschitz:
+            return min(m / len(w), 0.95)
+    return 0.0
+
+
+def adaptive_rate(problem: Problem, t: int, w: np.ndarray, initial: np.ndarray, gap: bool, labelled: bool) -> float:
+    """p* of Liu et al. 2024: (14) over the server and all clients."""
+    sources = [(0, problem.server_x, problem.server_y)] if len(problem.server_x) else []
+    sources += [(1 + k, x, y) for k, (x, y) in enumerate(zip(problem.x, problem.y, strict=True))]
+    everyone = sum(np.bincount(y.argmax(1), minlength=2) for y in problem.y)
+    total = total_weight = 0.0
+    for stream, x, y in sources:
+        rng = np.random.default_rng([problem.seed, t, stream])
+        rows = rng.choice(len(x), len(x), replace=False)
+        generator = torch.Generator().manual_seed(int(rng.integers(2**62)))
+        rate = source_rate(w, initial, x[rows], y[rows], generator, gap)
+        d = degree(np.bincount(y.argmax(1), minlength=2), everyone) if labelled else 0
+        weight = len(x) / (d + 1e-4)
+        total, total_weight = total + weight * rate, total_weight + weight
+    return total / total_weight
+
+
+def kept_neurons(problem: Problem, t: int, w: np.ndarray, rate: float) -> list[int]:
+    """Hidden neurons that stay: of a feature map of one pixel the rank is whether it is above 0."""
+    place = int(len(w) * rate)
+    threshold = np.sort(np.abs(w))[place - 1] if place else 0
+    w1, b1, _, _ = parts(w)
+    count = min(int((np.abs(w1) < threshold).sum() / w1.size * len(w1)), len(w1) - 1)
+    x = problem.server_x
+    if not len(x):
+        x = problem.x[np.random.default_rng([problem.seed, t, 0]).integers(len(problem.x))]
+    ranks = (x @ w1.T + b1 > 0).mean(0)
+    order = sorted(range(len(w1)), key=lambda j: (ranks[j], j))
+    return sorted(order[count:])
+
+
+def without_neurons(w: np.ndarray, kept: list[int]) -> np.ndarray:
+    w1, b1, w2, b2 = parts(w)
+    return np.concatenate([w1[kept].ravel(), b1[kept], w2[:, kept].ravel(), b2])
+
+
+def fedap(
+    problem: Problem,
+    w: np.ndarray,
+    when: int,
+    rate: float | None = None,
+    gap: bool = False,
+    beta: float = 0.0,
+    local_beta: float = 0.0,
+    update: dict[str, float] | None = None,
+) -> np.ndarray:
+    """FedAP of Liu et al. 2024, FedDUAP with an update on server data, FedDUMAP with momentum on both sides too."""
+    initial, m = w, np.zeros_like(w)
+    for t in range(problem.rounds):
+        if t == when:
+            labelled = len(problem.server_x) > 0
+            found = adaptive_rate(problem, t, w, initial, gap, labelled) if rate is None else rate
+            kept = kept_neurons(problem, t, w, found)
+            w, m = without_neurons(w, kept), without_neurons(m, kept)
+        target = average(problem, t, w, momentum_sgd(local_beta))
+        if update is not None:
+            target = dynamic_update(problem, t, target, **update)
+        m = beta * m + (1 - beta) * (w - target)
+        w = w - m
     return w
 
 
