@@ -110,7 +110,9 @@ class FilterPruning(Callback):
                 f"FilterPruning cannot change a network inside {type(trainer.strategy).__name__}, which keeps the shapes it "
                 "began with: train on one device."
             )
-        self._layers(trainer, pl_module)
+        named = self.rate if isinstance(self.rate, Mapping) and not self.widths else ()
+        layers = prunable_layers(pl_module, example_input(trainer), required=named)
+        require(bool(layers or self.widths), "FilterPruning: this network has no convolution that can lose filters.")
         if self.importance == "feature_rank":
             calibration_batches(trainer, 1, 1)
 
@@ -120,7 +122,10 @@ class FilterPruning(Callback):
         if not self.schedule.due(epoch) or epoch == self._last_epoch:
             return
         self._last_epoch = epoch
-        layers = self._layers(trainer, pl_module)
+        # By now a layer may have but one filter left, which stays.
+        layers = prunable_layers(pl_module, example_input(trainer))
+        if isinstance(self.rate, Mapping):
+            layers = tuple(name for name in layers if name in self.rate)
         # Every process of a federation takes the decision of the first.
         kept = trainer.strategy.broadcast(filters_to_keep(self._scores(trainer, pl_module, layers), self.rate))
         plan = plan_for(pl_module, kept, example_input(trainer))
@@ -144,13 +149,6 @@ class FilterPruning(Callback):
         """From the checkpoint."""
         self.filters, self.widths = dict(state_dict["filters"]), dict(state_dict["widths"])
         self._last_epoch = state_dict["last_epoch"]
-
-    def _layers(self, trainer: Any, pl_module: LightningModule) -> tuple[str, ...]:
-        """The layers that lose filters."""
-        named = tuple(self.rate) if isinstance(self.rate, Mapping) else ()
-        layers = prunable_layers(pl_module, example_input(trainer), required=named)
-        require(bool(layers), "FilterPruning: this network has no convolution that can lose filters.")
-        return named or layers
 
     def _scores(self, trainer: Any, pl_module: LightningModule, layers: tuple[str, ...]) -> dict[str, Tensor]:
         if self.importance == "magnitude":

@@ -271,6 +271,14 @@ def test_prunes_again_and_remembers_the_first_filters() -> None:
     assert kept.tolist() == best(norms, 4)
 
 
+def test_the_last_filter_of_a_layer_stays() -> None:
+    module = Classifier()
+    callback = FilterPruning({"net.0": 0.9}, at_epoch=0, every_n_epochs=1, importance="magnitude")
+    fit(module, callback, epochs=3)
+    assert {name: len(kept) for name, kept in callback.filters.items()} == {"net.0": 1}
+    assert module.net[4].weight.shape == (8, 1, 2, 2)  # type: ignore[union-attr]
+
+
 def test_keeps_the_memory_format() -> None:
     module = Classifier().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     trainer = fit(module, FilterPruning(0.4, at_epoch=1), epochs=2)
