@@ -6,7 +6,8 @@ error and not a crash, and what has been read does not count as the process's me
 mapped, so that their rows stream into it.
 
 A new state goes to a free row, and the row it replaces is used again one round later (`release_replaced`). So a state is
-there whole or not at all, and what a round began with stays readable until the next one begins.
+there whole or not at all, and what a round began with stays readable until the next one begins. A file without a row in use,
+which a pruning leaves, is deleted.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ class ClientStatesOnDisk(MutableMapping[int, State]):
         self._writes = writes
         self._columns: dict[tuple[str, tuple[int, ...], torch.dtype], _Column] = {}
         self._places: dict[int, dict[str, _Place]] = {}
+        self._num_files = 0
 
     def __getitem__(self, client: int) -> State:
         return {name: column.read(row) for name, (column, row) in self._places[client].items()}
@@ -82,8 +84,12 @@ class ClientStatesOnDisk(MutableMapping[int, State]):
 
     def release_replaced(self) -> None:
         """Let the rows of states that have been replaced since the last call be written again."""
-        for column in self._columns.values():
+        for form, column in list(self._columns.items()):
             column.release_replaced()
+            if not column.num_used:
+                del self._columns[form]
+                if self._writes:
+                    column.delete()
 
     def as_saved(self) -> dict[int, State]:
         """Plain containers and tensors for `torch.save`: views of the mapped files, whose bytes it copies in passing."""
@@ -96,7 +102,8 @@ class ClientStatesOnDisk(MutableMapping[int, State]):
     def _write(self, name: str, x: Tensor) -> _Place:
         form = (name, tuple(x.shape), x.dtype)
         if form not in self._columns:
-            self._columns[form] = _Column(self._folder / f"{len(self._columns)}.rows", x.shape, x.dtype)
+            self._columns[form] = _Column(self._folder / f"{self._num_files}.rows", x.shape, x.dtype)
+            self._num_files += 1
         column = self._columns[form]
         row = column.take_row()
         if self._writes:
@@ -118,6 +125,11 @@ class _Column:
         self.replaced: list[int] = []
         self._free: list[int] = []
 
+    @property
+    def num_used(self) -> int:
+        """Rows that are not free."""
+        return self.num_rows - len(self._free)
+
     def take_row(self) -> int:
         """A row that nobody reads."""
         if self._free:
@@ -129,6 +141,10 @@ class _Column:
         """Rows replaced before the last call are free now."""
         self._free += self.replaced
         self.replaced = []
+
+    def delete(self) -> None:
+        """Give the disk space back."""
+        self._path.unlink(missing_ok=True)
 
     def write(self, row: int, x: Tensor) -> None:
         """Put `x` into a row."""

@@ -3,7 +3,7 @@
     seconds = computation + uplink volume / client bandwidth + downlink volume / server bandwidth
 
 The volumes are those of the ledger, all clients of the round together, as the authors' code has them; the server's own
-computation is free.
+computation is free. A network whose filters were pruned computes in proportion to the multiply-accumulates it has left.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ class SimulatedClock:
     """Seconds of a round from its bits and its computation.
 
     Attributes:
-        computation_seconds: seconds of local training in a round; None: estimated from the multiply-accumulates. The authors
-            measured 2.3 (CNN), 8.0 (VGG-11), 10.1 (ResNet-18) and 1.3 (LeNet-5) for 400 CIFAR images and 5 epochs.
+        computation_seconds: seconds of local training in a round, with the network as the run begins; None: estimated from the
+            multiply-accumulates. The authors measured 2.3 (CNN), 8.0 (VGG-11), 10.1 (ResNet-18) and 1.3 (LeNet-5) for 400
+            CIFAR images and 5 epochs.
         macs_per_second: speed of a client for the estimate, where a training step costs three forward passes.
         uplink_mebibytes_per_second: MiB/s towards the server; 6.25 is 50 Mbit/s.
         downlink_mebibytes_per_second: MiB/s from the server; 12.5 is 100 Mbit/s.
@@ -39,17 +40,17 @@ class SimulatedClock:
         given = self.computation_seconds
         require(given is None or given >= 0, f"the clock's computation_seconds must be at least 0, got {given}.")
 
-    def seconds(self, uplink_bits: int, downlink_bits: int, macs: float) -> float:
+    def seconds(self, uplink_bits: int, downlink_bits: int, macs: float, share: float = 1.0) -> float:
         """Seconds of one round.
 
         Args:
             uplink_bits: of all clients together.
             downlink_bits: likewise.
             macs: multiply-accumulates of the forward passes of the client that trained most.
+            share: multiply-accumulates of a sample, of those that the network took when the run began.
         """
-        computation = self.computation_seconds
-        if computation is None:
-            computation = 3 * macs / self.macs_per_second
+        measured = self.computation_seconds
+        computation = 3 * macs / self.macs_per_second if measured is None else share * measured
         uplink = uplink_bits / 8 / MEBIBYTE / self.uplink_mebibytes_per_second
         downlink = downlink_bits / 8 / MEBIBYTE / self.downlink_mebibytes_per_second
         return computation + uplink + downlink

@@ -18,7 +18,8 @@ from lightning_fl.codecs import Dense
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.excerpt import Excerpt
 from lightning_fl.groups import Group
-from lightning_fl.link import Link
+from lightning_fl.link import Ledger, Link
+from lightning_fl.pruning import Plan
 from lightning_fl.run import COHORT, DROPOUT, EXCHANGE, Run
 from lightning_fl.runners import (
     LocalPlan,
@@ -32,7 +33,7 @@ from lightning_fl.runners import (
     share_states,
 )
 from lightning_fl.server import ServerSide
-from lightning_fl.slots import Message, ServerTurn, Setting, SetUp, is_finite
+from lightning_fl.slots import Message, ServerTurn, Setting, SetUp, Surgery, is_finite
 from lightning_fl.worker import Worker
 
 
@@ -112,6 +113,13 @@ class Federation:
         if turn.mask is not None:
             self.set_mask(turn.mask)
         run.ledger.close_setup()
+
+    def announce(self, plan: Plan) -> None:
+        """What crosses because the network is about to be cut; it belongs to the round that comes next."""
+        run, booked = self.run, Ledger()
+        link = Link(self.setting, Dense(), Dense(), booked, {}, {})
+        self.algorithm.announce(Surgery(plan, link, self.setting, self._select_cohort(), run.params, run.buffers))
+        run.ledger.add_ahead(booked.round_bits)
 
     def train_round(self) -> dict[str, float]:
         """One round; returns its numbers under the names of `metrics.csv`."""
@@ -247,7 +255,8 @@ class Federation:
         most = int(self.data.client_sizes[arriving].max(initial=0))
         num_samples = self.plan.num_samples(most, self.worker.skips_single_samples) if most else 0
         macs = (self.macs or 0) * num_samples
-        run.simulated_seconds += self.clock.seconds(ledger.bits("up"), ledger.bits("down"), macs)
+        share = self.macs / run.macs_at_start if self.macs and run.macs_at_start else 1.0
+        run.simulated_seconds += self.clock.seconds(ledger.bits("up"), ledger.bits("down"), macs, share)
         return {
             "round": run.round,
             **self.worker.logs.averages(logs),

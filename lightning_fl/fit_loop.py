@@ -20,7 +20,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lightning_fl import checkpoint as checkpoints
-from lightning_fl import persistence
+from lightning_fl import persistence, surgery
 from lightning_fl.client_states import ClientStatesOnDisk
 from lightning_fl.errors import UserError
 from lightning_fl.evaluation import as_loaders, evaluate, num_batches
@@ -130,6 +130,7 @@ class FitLoop:
             plan,
             run,
         )
+        run.macs_at_start = self.federation.macs
         worker.load(run.params, run.buffers, run.counters)  # counting and checking may have changed it
         if is_overridden("validation_step", worker.module):
             self._val_loaders = as_loaders(data.val_dataloader())
@@ -193,6 +194,11 @@ class FitLoop:
         self.before_round = run.state_dict()
         with trainer.profiler.profile("train_round"):
             record = self.federation.train_round()
+        if worker.new_plans:
+            raise UserError(
+                "a callback has pruned the model in the middle of a round, while the clients were training: "
+                "it must do so when an epoch starts (on_train_epoch_start)."
+            )
         worker.load(run.params, run.buffers, run.counters)
         worker.optimizer.end_round(run.round)
         self.before_round = None
@@ -206,6 +212,7 @@ class FitLoop:
             with trainer.profiler.profile("validate"):
                 record |= self._validate()
         trainer.hooks.call("on_train_epoch_end", monitoring=False)
+        surgery.follow(self.federation)
         record |= worker.logs.averages(gather_objects(trainer.fabric, worker.logs.take())[:1])
         trainer.publish(record)
         worker.optimizer.end_plateau(run.round, trainer.callback_metrics)
@@ -218,6 +225,7 @@ class FitLoop:
 
     def _take_over_changes(self) -> None:
         """The server's model is what callbacks made of it; clones, because a step may have kept the old tensors."""
+        surgery.follow(self.federation)
         run, worker = self.trainer.run, self.trainer.bound_worker
         run.params, run.buffers = worker.params.clone(), worker.read_buffers().clone()
         if masks := masks_of(worker.module):

@@ -29,11 +29,13 @@ class Ledger:
         round_bits: of the round under way, all clients together.
         total_bits: of all rounds and of the set-up before them.
         setup_bits: of the set-up alone.
+        coming_bits: of the round that comes next, counted in the total already.
     """
 
     round_bits: dict[str, dict[str, int]] = field(default_factory=_zero_bits)
     total_bits: dict[str, dict[str, int]] = field(default_factory=_zero_bits)
     setup_bits: dict[str, dict[str, int]] = field(default_factory=_zero_bits)
+    coming_bits: dict[str, dict[str, int]] = field(default_factory=_zero_bits)
 
     def book(self, direction: Direction, payload: Payload, recipients: int = 1) -> None:
         """Add a payload's bits, once for each recipient."""
@@ -49,9 +51,16 @@ class Ledger:
 
     def add(self, bits: dict[str, dict[str, int]]) -> None:
         """Add bits to the round and the total, by direction and kind."""
+        self._add(bits, self.round_bits)
+
+    def add_ahead(self, bits: dict[str, dict[str, int]]) -> None:
+        """Add bits to the round that comes next and the total, by direction and kind."""
+        self._add(bits, self.coming_bits)
+
+    def _add(self, bits: dict[str, dict[str, int]], to: dict[str, dict[str, int]]) -> None:
         for direction, kinds in bits.items():
             for kind, count in kinds.items():
-                self.round_bits[direction][kind] += count
+                to[direction][kind] += count
                 self.total_bits[direction][kind] += count
 
     def close_setup(self) -> None:
@@ -59,8 +68,8 @@ class Ledger:
         self.setup_bits, self.round_bits = self.round_bits, _zero_bits()
 
     def open_round(self) -> None:
-        """Start counting a new round."""
-        self.round_bits = _zero_bits()
+        """Start counting a new round, with what was booked ahead of it."""
+        self.round_bits, self.coming_bits = self.coming_bits, _zero_bits()
 
     def bits(self, direction: Direction) -> int:
         """Bits of the round under way in one direction."""
@@ -83,7 +92,8 @@ class Ledger:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """From the checkpoint."""
         self.round_bits, self.total_bits = state["round_bits"], state["total_bits"]
-        self.setup_bits = state.get("setup_bits", _zero_bits())  # checkpoints of 0.1 have none
+        self.setup_bits = state.get("setup_bits", _zero_bits())  # checkpoints of 0.1 have neither
+        self.coming_bits = state.get("coming_bits", _zero_bits())
 
 
 def _alone(mine: dict[int, Any]) -> dict[int, Any]:

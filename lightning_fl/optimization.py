@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.optim.sgd import sgd
 
 from lightning_fl.errors import UserError
+from lightning_fl.pruning import Plan
 from lightning_fl.tree import Layout
 
 # Their update of a coordinate looks at that coordinate alone, so they may step one flat vector instead of many tensors.
@@ -109,6 +110,22 @@ class ModuleOptimizer:
                 self.step = self._plain_step
         for group, members in zip(self.optimizer.param_groups, self._groups, strict=True):
             group["params"] = [] if gradient is not None and self.is_elementwise else list(members)
+
+    def follow(self, plans: Sequence[Plan], layout: Layout) -> None:
+        """The module has been pruned: its parameters are the same objects, but have other shapes.
+
+        Args:
+            plans: what was kept, one after the other.
+            layout: where each parameter lies now.
+        """
+        self._layout = layout
+        names = {parameter: name for name, parameter in self._named.items()}
+        for parameter, state in self._fresh_optimizer.items():
+            for key, value in state.items():
+                if isinstance(value, Tensor) and value.dim() == parameter.dim():
+                    for plan in plans:
+                        value = plan.cut(names[parameter], value)
+                    state[key] = value
 
     def narrow(self, num_clients: int) -> None:
         """Go on with the first clients of the stack alone."""

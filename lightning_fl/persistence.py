@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from lightning_fl import checkpoint as checkpoints
+from lightning_fl import surgery
 from lightning_fl.errors import UserError
 from lightning_fl.metrics_file import RoundCSVLogger
 from lightning_fl.run import as_saved
@@ -65,6 +66,8 @@ def build_checkpoint(trainer: Any, weights_only: bool = False) -> dict[str, Any]
         "pytorch-lightning_version": lightning.__version__,
         "state_dict": trainer.bound_worker.state_dict(run_state) if trainer.fit_loop.before_round else _copied(module),
     }
+    if plans := surgery.as_saved(module):
+        checkpoint[surgery.PLANS] = plans
     for part in (module, trainer.datamodule):
         if part is not None and part.hparams:
             if hasattr(part, "_hparams_name"):
@@ -129,6 +132,18 @@ def resolve(trainer: Any, ckpt_path: str | os.PathLike[str] | None) -> str | Non
     return str(ckpt_path)
 
 
+def evaluate_checkpoint(trainer: Any, path: str) -> None:
+    """Put the model of the checkpoint at `path` into the trainer's module, which is pruned first if that was.
+
+    Raises:
+        UserError: it is unreadable or belongs to another model.
+    """
+    module, checkpoint = trainer.lightning_module, checkpoints.load(path)
+    if plans := surgery.missing_plans(module, checkpoint):
+        surgery.prune_bound(trainer.bound_worker, plans)
+    load_model(module, checkpoint, path)
+
+
 def load_model(module: LightningModule, checkpoint: dict[str, Any], path: str) -> None:
     """Put a checkpoint's weights into the module.
 
@@ -160,7 +175,11 @@ def resume(trainer: Any, path: str) -> None:
             f"the checkpoint {path} is of a federation of {federation['num_clients']} clients, "
             f"this one has {trainer.datamodule.num_clients}: give the same data."
         )
+    plans = surgery.missing_plans(trainer.lightning_module, checkpoint)
+    for plan in plans:
+        trainer.run.surgery(plan)
     trainer.run.load_state_dict(federation["run"])
+    surgery.rebuild(trainer.fit_loop.federation, plans)
     load_model(trainer.lightning_module, checkpoint, path)
     trainer.worker.optimizer.load_state_dict(federation["learning_rates"])
     trainer.hooks.call_callbacks("on_load_checkpoint", checkpoint)

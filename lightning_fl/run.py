@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from lightning_fl.client_states import ClientStates, ClientStatesOnDisk
+from lightning_fl.cut import Cut, layout_of
 from lightning_fl.errors import UserError
 from lightning_fl.link import Ledger
+from lightning_fl.pruning import Plan
 from lightning_fl.slots import Rule, State
 from lightning_fl.tree import Layout
 
@@ -42,6 +44,7 @@ class Run:
         mask: the parameters that pruning keeps (d,), bools; all others are 0, and so is what belongs to them in every state
             and memory. None: all are kept.
         told: clients that have been sent the mask.
+        macs_at_start: multiply-accumulates of one sample's forward pass before anything was pruned, if they can be counted.
     """
 
     seed: int
@@ -60,6 +63,7 @@ class Run:
     simulated_seconds: float = 0.0
     mask: Tensor | None = None
     told: set[int] = field(default_factory=set)
+    macs_at_start: int | None = None
 
     def random(self, purpose: int, client: int = 0) -> np.random.Generator:
         """The random stream of this round for `purpose` (and client)."""
@@ -90,7 +94,8 @@ class Run:
         spared, on_host = frozenset(spared), factors.cpu()
 
         def masked(state: State, factors: Tensor, spared: frozenset[str] = frozenset()) -> State:
-            of_model = {name for name, x in state.items() if x.shape[-1:] == factors.shape and name not in spared}
+            laid_out = {name: layout_of(name, x, self.layout, self.buffer_layout) for name, x in state.items()}
+            of_model = {name for name, layout in laid_out.items() if layout is self.layout and name not in spared}
             return {name: x * factors.to(x.dtype) if name in of_model else x for name, x in state.items()}
 
         self.params = self.params * factors
@@ -107,6 +112,19 @@ class Run:
         if state is None:
             return rule.init(received)
         return {name: x.to(self.params.device, copy=True) for name, x in state.items()}
+
+    def surgery(self, plan: Plan) -> None:
+        """Cut everything that has a parameter's shape, the server's and all clients', down to what a pruning keeps."""
+        cut = Cut.of(self.layout, self.buffer_layout, plan)
+        self.layout, self.buffer_layout = cut.layout, cut.buffer_layout
+        self.params, self.buffers = cut.params(self.params), cut.buffers(self.buffers)
+        self.mask = None if self.mask is None else cut.params(self.mask)
+        self.counters = {name: plan.cut(name, x) for name, x in self.counters.items()}
+        self.server = {name: cut.state(state) for name, state in self.server.items()}
+        self.server_memory = cut.state(self.server_memory)
+        for kept in (self.clients, self.client_memory):
+            for client in list(kept):
+                kept[client] = cut.state(kept[client])
 
     def state_dict(self) -> dict[str, Any]:
         """All of it; whatever the round under way changes, this stays as it is now. `as_saved` makes it plain."""
@@ -130,6 +148,7 @@ class Run:
             "simulated_seconds": self.simulated_seconds,
             "mask": self.mask,
             "told": sorted(self.told),
+            "macs_at_start": self.macs_at_start,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -143,8 +162,9 @@ class Run:
         device = self.params.device
 
         def relaid(tensors: State, to: torch.device) -> State:
+            of_model = {name for name, x in tensors.items() if layout_of(name, x, source, self.buffer_layout) is source}
             return {
-                name: (self.layout.relay(x, source) if x.shape[-1:] == (source.numel,) else x).to(to, copy=True)
+                name: (self.layout.relay(x, source) if name in of_model else x).to(to, copy=True)
                 for name, x in tensors.items()
             }
 
@@ -165,6 +185,7 @@ class Run:
         mask = state.get("mask")  # checkpoints of 0.1 have none
         self.mask = None if mask is None else self.layout.relay(mask, source).to(device, copy=True)
         self.told = set(state.get("told", ()))
+        self.macs_at_start = state.get("macs_at_start", self.macs_at_start)  # checkpoints of 0.1 have none
 
     def _check_fits(self, state: dict[str, Any]) -> None:
         for kind, layout, prefix in (("parameter", self.layout, ""), ("buffer", self.buffer_layout, "buffer_")):

@@ -172,7 +172,8 @@ def _release(trainer: FederatedTrainer) -> None:
     """Give the module its own tensors, with the server's values after a fit, and its own `log` again."""
     if trainer.worker is None:
         return
-    if trainer.fitting and "run" in vars(trainer):
+    # An error may have come between a pruning and the run's following it.
+    if trainer.fitting and "run" in vars(trainer) and trainer.worker.holds(trainer.run.layout):
         trainer.worker.load(trainer.run.params, trainer.run.buffers, trainer.run.counters)
     trainer.lightning_module.__dict__.pop("log", None)
     trainer.worker.release()

@@ -18,6 +18,7 @@ from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerSta
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 
+from lightning_fl.hooks import Hooks
 from lightning_fl.worker import Worker
 
 
@@ -146,7 +147,7 @@ class TrainerSurface:
     @property
     def strategy(self) -> Any:
         """Fabric's strategy, with the few names of Lightning's own that callbacks use."""
-        return _StrategyView(self.fabric, self.optimizers)
+        return _StrategyView(self.fabric, self.optimizers, vars(self).get("hooks"))
 
     @property
     def accelerator(self) -> Any:
@@ -254,12 +255,20 @@ class TrainerSurface:
 class _StrategyView:
     """Fabric's strategy under the names of `lightning.pytorch.strategies.Strategy`."""
 
-    def __init__(self, fabric: Fabric, optimizers: list[torch.optim.Optimizer]) -> None:
+    def __init__(self, fabric: Fabric, optimizers: list[torch.optim.Optimizer], hooks: Hooks | None) -> None:
         self._fabric = fabric
         self._lightning_optimizers = optimizers
+        self._hooks = hooks
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._fabric.strategy, name)
+
+    def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
+        """Through the batch hooks of the module or the datamodule."""
+        device = device or self._fabric.device
+        if self._hooks is None:
+            return self._fabric.strategy.batch_to_device(batch, device)
+        return self._hooks.transfer_batch(batch, device, dataloader_idx)
 
     def reduce(self, tensor: Tensor, *arguments: Any, **options: Any) -> Tensor:
         """Mean over ranks."""

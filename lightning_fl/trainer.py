@@ -24,7 +24,7 @@ from lightning_fl import checkpoint as checkpoints
 from lightning_fl import persistence
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.clock import SimulatedClock
-from lightning_fl.data import FederatedDataModule
+from lightning_fl.data import FederatedDataModule, Source
 from lightning_fl.errors import UserError
 from lightning_fl.evaluation import as_loaders, evaluate, num_batches
 from lightning_fl.fit_loop import FitLoop
@@ -334,7 +334,7 @@ class FederatedTrainer(TrainerSurface):
         if stage != "predict" and not is_overridden(f"{stage}_step", module):
             raise UserError(f"{type(module).__name__} has no {stage}_step.")
         if self.ckpt_path is not None:
-            persistence.load_model(module, checkpoints.load(self.ckpt_path), self.ckpt_path)
+            persistence.evaluate_checkpoint(self, self.ckpt_path)
         short = {"validation": "val"}.get(stage, stage)
         loaders = as_loaders(getattr(self.data, f"{short}_dataloader")())
         limits = num_batches(loaders, self.limits[f"limit_{short}_batches"])
@@ -367,6 +367,10 @@ class FederatedTrainer(TrainerSurface):
             checkpoints.save_atomically(
                 persistence.build_checkpoint(self, weights_only), filepath, keep_previous=is_last
             )
+
+    def sources(self) -> list[Source]:
+        """Everyone who holds training samples, for callbacks that ask each of them; a stock Trainer has no such thing."""
+        return self.fit_loop.federation.data.sources()
 
     @property
     def bound_worker(self) -> Worker:

@@ -20,6 +20,7 @@ from lightning_fl.excerpt import Excerpt
 from lightning_fl.hooks import Hooks
 from lightning_fl.logs import LogCollector
 from lightning_fl.optimization import ModuleOptimizer
+from lightning_fl.pruning import Plan, plans_of
 from lightning_fl.tree import FlatGradient, Layout, Tree, common_dtype
 
 
@@ -50,38 +51,63 @@ class Worker:
         self.fabric = fabric
         self.hooks = hooks
         self.logs = LogCollector()
-        trainable = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self._channels_last = channels_last
+        self._lay_out()
+        self.takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
+        self.batches_in_pass = 0
+        self.steps_in_training = 0
+        # A batch of one has no variance: batch normalisation refuses to train on it.
+        self.skips_single_samples = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules())
+
+    def _lay_out(self) -> None:
+        """Bring parameters and float buffers together in flat vectors, and make the module's own views of them."""
+        self._plans = plans_of(self.module)
+        trainable = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
         dtype = common_dtype(trainable)
-        self.layout = Layout.of(trainable, channels_last)
+        self.layout = Layout.of(trainable, self._channels_last)
         self.params = self.layout.flatten(
             {name: parameter.detach() for name, parameter in trainable.items()},
-            torch.empty(self.layout.numel, dtype=dtype, device=fabric.device),
+            torch.empty(self.layout.numel, dtype=dtype, device=self.fabric.device),
         )
-        self.gradient = torch.zeros(0, dtype=dtype, device=fabric.device)
+        self.gradient = torch.zeros(0, dtype=dtype, device=self.fabric.device)
         self._parameters = list(trainable.values())
         for parameter, view in zip(self._parameters, self.layout.views(self.params).values(), strict=True):
             parameter.data = view
 
-        self._homes = {name: _home(module, name) for name, _ in module.named_buffers()}
-        self._places = _places(module)
-        buffers = {name: buffer for name, buffer in module.named_buffers() if buffer.is_floating_point()}
+        self._homes = {name: _home(self.module, name) for name, _ in self.module.named_buffers()}
+        self._places = _places(self.module)
+        buffers = {name: buffer for name, buffer in self.module.named_buffers() if buffer.is_floating_point()}
         self.counter_names = [name for name in self._homes if name not in buffers]
         self.buffer_layout = Layout.of(buffers)
         widest = dtype
         for buffer in buffers.values():
             widest = torch.promote_types(widest, buffer.dtype)
         self.buffers = self.buffer_layout.flatten(
-            buffers, torch.empty(self.buffer_layout.numel, dtype=widest, device=fabric.device)
+            buffers, torch.empty(self.buffer_layout.numel, dtype=widest, device=self.fabric.device)
         )
         self._buffer_views = self.buffer_layout.views(self.buffers)
         for name, buffer in buffers.items():
             if buffer.dtype == widest:
                 buffer.data = self._buffer_views[name]
-        self.takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
-        self.batches_in_pass = 0
-        self.steps_in_training = 0
-        # A batch of one has no variance: batch normalisation refuses to train on it.
-        self.skips_single_samples = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules())
+
+    @property
+    def new_plans(self) -> list[Plan]:
+        """How the module has been pruned since it was laid out."""
+        return plans_of(self.module)[len(self._plans) :]
+
+    def holds(self, layout: Layout) -> bool:
+        """Whether the module's parameters are views of vectors of this layout."""
+        return self.layout == layout and not self.new_plans
+
+    def lay_out_anew(self) -> None:
+        """The module has been pruned: bind it to shorter vectors, with the values it has now, and its optimiser to it."""
+        plans = self.new_plans
+        self._lay_out()
+        if self.has_optimizer:
+            if self.reads_gradient:
+                self.gradient = torch.zeros_like(self.params)
+            self.optimizer.follow(plans, self.layout)
+            self.bind_optimizer()
 
     def configure_optimizer(self, flat_gradient: bool) -> None:
         """Set up the module's optimiser; with `flat_gradient` every gradient is a view of `gradient`.

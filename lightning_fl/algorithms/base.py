@@ -12,7 +12,19 @@ from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError
 from lightning_fl.exchanges import OneShot
 from lightning_fl.rules import LocalOptimizer
-from lightning_fl.slots import Aggregator, Codec, Exchange, Message, Rule, Server, Setting, SetUp, State, Step
+from lightning_fl.slots import (
+    Aggregator,
+    Codec,
+    Exchange,
+    Message,
+    Rule,
+    Server,
+    Setting,
+    SetUp,
+    State,
+    Step,
+    Surgery,
+)
 from lightning_fl.steps import Apply
 
 
@@ -138,6 +150,10 @@ class Algorithm:
         """The turn before the first round: what crosses in it is booked as set-up. A resumed run does not repeat it."""
         for step in self.steps:
             step.prepare(turn)
+
+    def announce(self, surgery: Surgery) -> None:
+        """What crosses because filters have been pruned: every client, who may take part later, is told which are left."""
+        surgery.channel.tell(range(surgery.setting.num_clients), {"mask/units": surgery.units})
 
     def configure_callbacks(self) -> list[Callback]:
         """Callbacks that are part of the method, for instance its pruning."""

@@ -13,6 +13,7 @@ from lightning_fl.data.loaders import SampleLoader
 from lightning_fl.data.module import FederatedDataModule
 from lightning_fl.data.partition import IID, Dirichlet, Partition, Shards
 from lightning_fl.data.samples import Normalize, Samples, Selection, TensorSamples
+from lightning_fl.data.sources import Source
 
 __all__ = [
     "CIFAR10",
@@ -34,6 +35,7 @@ __all__ = [
     "Samples",
     "Selection",
     "Shards",
+    "Source",
     "TensorSamples",
     "crop_and_flip",
     "divergence",

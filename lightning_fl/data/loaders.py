@@ -39,6 +39,12 @@ class SampleLoader:
         """The number of batches."""
         return -(-self.num_samples // self.batch_size)
 
+    def draw(self, size: int, rng: np.random.Generator) -> Any:
+        """A random batch of at most `size` samples, without augmentation; no iteration notices."""
+        indices = np.arange(self.num_samples) if self.indices is None else self.indices
+        rows = rng.choice(indices, min(size, len(indices)), replace=False)
+        return next(iter(self.samples.batches(len(rows), rows)))
+
     def __iter__(self) -> Iterator[Any]:
         """One pass over the samples."""
         if self._generator is None:

@@ -24,6 +24,7 @@ from lightning_fl.data.loaders import SampleLoader
 from lightning_fl.data.partition import IID, Partition, cut, require_enough
 from lightning_fl.data.samples import Samples, Selection
 from lightning_fl.data.server import draw_classes, draw_degree, draw_uniform
+from lightning_fl.data.sources import Source
 from lightning_fl.errors import UserError, require
 
 # Each purpose has its own random stream, so that changing one (say, the server's data) leaves the others as they were.
@@ -196,6 +197,21 @@ class FederatedDataModule(L.LightningDataModule, ABC):
     def server_data(self) -> Selection | None:
         """The server's samples, or None if it has none."""
         return self.train.select(self.server_indices) if len(self.server_indices) else None
+
+    def sources(self) -> list[Source]:
+        """Everyone who holds training samples: the server, if it has any, then each client that has."""
+        holders: list[tuple[int | None, np.ndarray]] = [(None, self.server_indices), *enumerate(self.client_indices)]
+        holders = [(client, indices) for client, indices in holders if len(indices)]
+        degrees = np.zeros(len(holders))
+        if self.label_histograms is not None and self.server_histogram is not None:
+            counts = [
+                self.server_histogram if client is None else self.label_histograms[client] for client, _ in holders
+            ]
+            degrees = non_iid_degree(np.array(counts), self.label_histograms.sum(0))
+        return [
+            Source(client, self.train, indices, float(degree))
+            for (client, indices), degree in zip(holders, degrees, strict=True)
+        ]
 
     def place(self, device: torch.device, channels_last: bool = False) -> None:
         """Move what can be moved to `device` once: see `Samples.place`."""

@@ -1,18 +1,35 @@
-"""What pruning callbacks are made of: what a pruning keeps, and how a network is cut to it. Knows nothing of federations."""
+"""What pruning callbacks are made of: scores of filters, the plan of a cut and the cut itself. Knows nothing of federations."""
 
+from lightning_fl.pruning.curvature import trainable
+from lightning_fl.pruning.graph import Network, plan_for, prunable_layers
+from lightning_fl.pruning.importance import feature_map_ranks, filter_magnitudes, filters_to_keep, lowest
 from lightning_fl.pruning.masks import Masks, apply_masks, forget_masks, hold_masks, largest, masks_of, prunable
 from lightning_fl.pruning.plan import Plan
+from lightning_fl.pruning.source_rate import RATE_MODES, SourceRate
 from lightning_fl.pruning.surgery import plans_of, prune
+from lightning_fl.pruning.training_loss import TrainingLoss, check_curvature
 
 __all__ = [
+    "RATE_MODES",
     "Masks",
+    "Network",
     "Plan",
+    "SourceRate",
+    "TrainingLoss",
     "apply_masks",
+    "check_curvature",
+    "feature_map_ranks",
+    "filter_magnitudes",
+    "filters_to_keep",
     "forget_masks",
     "hold_masks",
     "largest",
+    "lowest",
     "masks_of",
+    "plan_for",
     "plans_of",
     "prunable",
+    "prunable_layers",
     "prune",
+    "trainable",
 ]

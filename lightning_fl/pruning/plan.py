@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 
@@ -23,7 +24,11 @@ class Plan:
     widths: dict[str, int] = field(default_factory=dict)
 
     def cut(self, name: str, tensor: Tensor) -> Tensor:
-        """What is kept of a tensor that has the shape of the parameter or buffer `name`: a copy, or itself if all of it."""
+        """What is kept of a tensor that has the shape of the parameter or buffer `name`: a copy, or itself if all of it.
+
+        The copy keeps the memory format of a convolution's weight.
+        """
+        channels_last = tensor.dim() == 4 and not tensor.is_contiguous()
         for axis, kept in self.axes.get(name, {}).items():
             tensor = tensor.index_select(axis, kept.to(tensor.device))
-        return tensor
+        return tensor.contiguous(memory_format=torch.channels_last) if channels_last else tensor

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lightning_fl.pruning.masks import cut_masks
 from lightning_fl.pruning.plan import Plan
 
 PLANS = "pruning_plans"
@@ -20,6 +21,7 @@ def prune(module: nn.Module, plan: Plan, optimizers: Iterable[Optimizer] = ()) -
     Parameters stay the same objects, so whoever holds one keeps it; their gradients are dropped. The plan is remembered
     (`plans_of`).
     """
+    optimizers = list(optimizers)
     parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
     for name in plan.axes:
         if name in parameters:
@@ -29,6 +31,7 @@ def prune(module: nn.Module, plan: Plan, optimizers: Iterable[Optimizer] = ()) -
             setattr(module.get_submodule(owner), leaf, plan.cut(name, buffers[name]))
     for owner in {name.rpartition(".")[0] for name in plan.axes}:
         _tell_shape(module.get_submodule(owner))
+    cut_masks(module, plan)
     vars(module).setdefault(PLANS, []).append(plan)
 
 
@@ -59,6 +62,8 @@ def _replace(parameter: nn.Parameter, tensor: Tensor) -> None:
 def _tell_shape(layer: nn.Module) -> None:
     """Make a layer's own numbers agree with its weight."""
     if isinstance(layer, nn.modules.conv._ConvNd):
+        if layer.groups == layer.in_channels > 1:  # depthwise
+            layer.groups = layer.weight.shape[0]
         layer.out_channels, layer.in_channels = layer.weight.shape[0], layer.weight.shape[1] * layer.groups
     elif isinstance(layer, nn.Linear):
         layer.out_features, layer.in_features = layer.weight.shape

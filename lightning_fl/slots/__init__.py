@@ -16,6 +16,7 @@ from lightning_fl.slots.message import KINDS, Message, State, compressible, is_f
 from lightning_fl.slots.rule import LocalTraining, Rule
 from lightning_fl.slots.setting import Setting
 from lightning_fl.slots.step import Server, ServerTraining, ServerTurn, SetUp, Step
+from lightning_fl.slots.surgery import Surgery
 
 __all__ = [
     "KINDS",
@@ -36,6 +37,7 @@ __all__ = [
     "Setting",
     "State",
     "Step",
+    "Surgery",
     "Upload",
     "compressible",
     "is_finite",

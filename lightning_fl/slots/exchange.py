@@ -74,6 +74,9 @@ class Channel(Protocol):
     def down(self, client: int, message: Message) -> Message:
         """Server to one client."""
 
+    def tell(self, clients: Sequence[int], message: Message) -> None:
+        """Server to each of some clients the same, whatever the codec."""
+
     def gather(self, mine: dict[int, T]) -> dict[int, T]:
         """What all processes know of their clients, in the order of the cohort; small things only, and all must call it."""
 

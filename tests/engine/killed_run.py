@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback
-from toys import Perceptron, federation
+from toys import Perceptron, Pruning, federation
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.algorithms import ServerM
@@ -26,8 +26,8 @@ def initial_module() -> Perceptron:
     return Perceptron()
 
 
-def trainer_in(folder: Any, **flags: Any) -> FederatedTrainer:
-    """A quiet trainer that writes its files to `folder`."""
+def trainer_in(folder: Any, *callbacks: Callback, **flags: Any) -> FederatedTrainer:
+    """A quiet trainer that writes its files to `folder`; halfway through the network is pruned."""
     return FederatedTrainer(
         max_rounds=ROUNDS,
         clients_per_round=3,
@@ -35,6 +35,7 @@ def trainer_in(folder: Any, **flags: Any) -> FederatedTrainer:
         enable_progress_bar=False,
         enable_model_summary=False,
         default_root_dir=folder,
+        callbacks=[Pruning(when=ROUNDS // 2), *callbacks],
         **flags,
     )
 
@@ -79,7 +80,7 @@ def run_and_die(folder: Path, event: str, count: int) -> None:
     killer = Killer(event, count)
     if event == "write":
         torch.save = half_written(torch.save, killer)  # type: ignore[assignment]
-    trainer_in(folder, callbacks=killer).fit(initial_module(), federation(), algorithm())
+    trainer_in(folder, killer).fit(initial_module(), federation(), algorithm())
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.data import Arrays, FederatedDataModule, Partition
 from lightning_fl.data.samples import TensorSamples
+from lightning_fl.pruning import Plan, plans_of, prune
 from lightning_fl.slots import Codec, LocalTraining, Message, Packed, Payload, Rule, Setting, State
 
 SIZES = (3, 5, 4, 9, 12, 7)
@@ -109,6 +110,28 @@ class Served(FederatedDataModule):
     def load(self) -> tuple[TensorSamples, TensorSamples]:
         x, y = self.samples
         return TensorSamples(x, y, labels=y.argmax(1).numpy()), TensorSamples(*samples(10, seed=1))
+
+
+def without_units(module: nn.Module, drop: tuple[int, ...]) -> Plan:
+    """The plan that takes some hidden units out of a perceptron."""
+    width = len(module.hidden.bias)
+    kept = torch.tensor([unit for unit in range(width) if unit not in drop])
+    axes = {"hidden.weight": {0: kept}, "hidden.bias": {0: kept}, "output.weight": {1: kept}}
+    return Plan(filters={"hidden": kept}, axes=axes, widths={"hidden": width})
+
+
+class Pruning(L.Callback):
+    """Takes hidden units out of a perceptron when a round starts, once."""
+
+    def __init__(self, when: int = 2, drop: tuple[int, ...] = (1,)) -> None:
+        self.when, self.drop = when, drop
+
+    def plan(self, module: nn.Module) -> Plan:
+        return without_units(module, self.drop)
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        if trainer.current_epoch == self.when and not plans_of(pl_module):
+            prune(pl_module, self.plan(pl_module), trainer.optimizers)
 
 
 def vector(module: nn.Module) -> np.ndarray:

@@ -1,0 +1,118 @@
+"""How the loss of a network curves: products of its Hessian, or of the generalised Gauss-Newton matrix, with vectors.
+
+    H v = ∇(∇L(w)ᵀ v)                            two passes backward, of which all products share the first
+    G v = Jᵀ (∇²ℓ(z) (J v)),   L(w) = ℓ(z(w))    one pass forward and one backward; positive semi-definite where ℓ is convex
+
+Neither matrix is ever there. A product is a function of one vector (d,), the parameters one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, jvp, vjp
+
+Product = Callable[[Tensor], Tensor]
+"""A symmetric matrix (d, d) times a vector (d,)."""
+
+Function = Callable[[Sequence[Tensor]], Tensor]
+"""A function of parameters, in the order of `trainable`."""
+
+
+def trainable(module: nn.Module) -> dict[str, Tensor]:
+    """The parameters that are trained, detached: where the functions of `as_function` are evaluated."""
+    return {name: parameter.detach() for name, parameter in module.named_parameters() if parameter.requires_grad}
+
+
+def as_function(module: nn.Module, compute: Callable[[nn.Module], Tensor]) -> Function:
+    """What `compute(module)` gives as a function of the module's trainable parameters, without changing the module.
+
+    Args:
+        module: its other tensors stay as they are; those that the computation writes to are copies.
+        compute: any use of the module, for instance the loss of a batch.
+    """
+    caller, names = _Caller(module, compute), list(trainable(module))
+
+    def function(parameters: Sequence[Tensor]) -> Tensor:
+        buffers = {f"module.{name}": buffer.clone() for name, buffer in module.named_buffers()}
+        tensors = {f"module.{name}": tensor for name, tensor in zip(names, parameters, strict=True)}
+        return functional_call(caller, tensors | buffers, ())
+
+    return function
+
+
+def hessian_product(loss: Function, point: Sequence[Tensor]) -> Product:
+    """The Hessian of a loss at a point, as a product.
+
+    Args:
+        loss: of parameters, a scalar.
+        point: the parameters.
+    """
+    leaves = [tensor.detach().requires_grad_() for tensor in point]
+    with torch.enable_grad():
+        gradient = torch.autograd.grad(loss(leaves), leaves, create_graph=True, materialize_grads=True)
+    # A part of the gradient that does not depend on the parameters has no derivative.
+    curved = [index for index, part in enumerate(gradient) if part.requires_grad]
+
+    def product(vector: Tensor) -> Tensor:
+        parts = _split(vector, leaves)
+        if not curved:
+            return torch.zeros_like(vector)
+        result = torch.autograd.grad(
+            [gradient[index] for index in curved],
+            leaves,
+            [parts[index] for index in curved],
+            retain_graph=True,
+            materialize_grads=True,
+        )
+        return _flat(result).to(vector.dtype)
+
+    return product
+
+
+def gauss_newton_product(outputs: Function, loss: Callable[[Tensor], Tensor], point: Sequence[Tensor]) -> Product:
+    """The generalised Gauss-Newton matrix of a loss of outputs at a point, as a product.
+
+    Args:
+        outputs: of parameters, such as logits (n, C).
+        loss: of outputs, a scalar.
+        point: the parameters.
+    """
+    leaves = tuple(tensor.detach() for tensor in point)
+
+    def at(*parameters: Tensor) -> Tensor:
+        return outputs(parameters)
+
+    with torch.enable_grad():
+        found, pull_back = vjp(at, *leaves)
+
+    def product(vector: Tensor) -> Tensor:
+        _, moved = jvp(at, leaves, tuple(_split(vector, leaves)))
+        _, curved = jvp(grad(loss), (found,), (moved,))
+        return _flat(pull_back(curved)).to(vector.dtype)
+
+    return product
+
+
+class _Caller(nn.Module):
+    """Makes any use of a module a forward pass, for `functional_call`."""
+
+    def __init__(self, module: nn.Module, compute: Callable[[nn.Module], Tensor]) -> None:
+        super().__init__()
+        self.module = module
+        self.compute = compute
+        self.training = module.training
+
+    def forward(self) -> Tensor:
+        return self.compute(self.module)
+
+
+def _split(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    parts = vector.to(like[0].dtype).split([tensor.numel() for tensor in like])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]
+
+
+def _flat(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])

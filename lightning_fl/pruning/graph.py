@@ -1,0 +1,319 @@
+"""Which filters a network can lose, and what follows from losing them.
+
+The graph of a network is that of torch-pruning (Fang et al., DepGraph, CVPR 2023), which traces one forward pass. Its own
+surgery makes new parameters, and optimisers would be left with the old ones; so it operates on a twin whose numbers are their own
+indices, and what is left of the twin says what to keep of the network.
+
+torch-pruning takes an operation that it does not know for one that leaves channels alone. Every plan is therefore tried out
+before it is given: a copy of the network with random numbers, cut to the plan, must compute what the whole copy computes when
+the layers behind a lost filter do not listen to it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.utils._pytree import tree_leaves, tree_map
+
+from lightning_fl.errors import UserError, nearest, require
+from lightning_fl.pruning.plan import Plan
+from lightning_fl.pruning.surgery import prune
+
+TOLERANCE = 1e-8
+"""Relative difference, in float64, up to which two networks compute the same."""
+
+
+def prunable_layers(module: nn.Module, example_input: Any = None) -> tuple[str, ...]:
+    """Names of the convolutions that can lose filters without anything but the layers behind them changing its shape.
+
+    Left whole are convolutions whose outputs are added to those of another layer (all but the first of a residual block), that
+    are the network's own outputs, that have groups, or behind which stands something that cannot be cut along.
+
+    Args:
+        module: any network whose forward takes `example_input`; it is left as it was.
+        example_input: a batch (a tensor, a tuple or dictionary of arguments) for its forward; None: `example_input_array`.
+
+    Raises:
+        UserError: there is no example, or forward does not take it.
+    """
+    return Network(module, example_input).layers
+
+
+def plan_for(module: nn.Module, filters: Mapping[str, Sequence[int] | Tensor], example_input: Any = None) -> Plan:
+    """The plan that keeps, of each layer named, only these filters.
+
+    Args:
+        module: any network whose forward takes `example_input`; it is left as it was.
+        filters: kept indices by name of a convolution, such as {"network.conv1": [0, 2, 3]}; layers not named stay whole.
+        example_input: as of `prunable_layers`.
+
+    Raises:
+        UserError: a layer that cannot lose filters, or indices that it does not have.
+    """
+    return Network(module, example_input).plan(filters)
+
+
+class Network:
+    """A network as pruning sees it: what can be cut, and what follows.
+
+    Args:
+        module: the network; it is left as it was.
+        example_input: as of `prunable_layers`.
+
+    Attributes:
+        layers: names of the convolutions that can lose filters, in the order of the module.
+        widths: their filters, c_l.
+    """
+
+    def __init__(self, module: nn.Module, example_input: Any = None) -> None:
+        self._twin = _twin(module)
+        self._example = _arguments(_example(module, example_input))
+        self._obstacles: dict[str, str] = {}
+        self.layers = self._find()
+        self.widths = {name: self._width(name) for name in self.layers}
+
+    def plan(self, filters: Mapping[str, Sequence[int] | Tensor]) -> Plan:
+        """As `plan_for`."""
+        lost = {}
+        for name, kept in filters.items():
+            self._require_prunable(name)
+            chosen = _checked(name, kept, self.widths[name])
+            if len(chosen) < self.widths[name]:
+                lost[name] = chosen
+        axes = self._tried(lost)
+        if axes is None:
+            culprits = self._culprits(lost) or list(lost)
+            raise UserError(f"pruning: {', '.join(map(repr, culprits))} cannot lose these filters: {BEHIND}.")
+        return Plan(lost, axes, self.widths)
+
+    # -- which layers ---------------------------------------------------------------------------------------------------
+
+    def _find(self) -> tuple[str, ...]:
+        graph = self._graph(self._twin)
+        names = {module: path for path, module in self._twin.named_modules()}
+        found = []
+        for name, layer in self._twin.named_modules():
+            if isinstance(layer, _ConvNd):
+                obstacle = _obstacle(graph, layer, names)
+                if obstacle:
+                    self._obstacles[name] = obstacle
+                else:
+                    found.append(name)
+        first = {name: torch.arange(1, self._width(name)) for name in found}  # all but the first filter stay
+        bad = self._culprits(first)
+        self._obstacles.update(dict.fromkeys(bad, BEHIND))
+        return tuple(name for name in found if name not in bad)
+
+    def _culprits(self, filters: Mapping[str, Tensor]) -> list[str]:
+        """Which of the layers cannot be cut to these filters, found by halving."""
+        if self._tried(filters) is not None:
+            return []
+        names = list(filters)
+        if len(names) == 1:
+            return names
+        halves = names[: len(names) // 2], names[len(names) // 2 :]
+        return [bad for half in halves for bad in self._culprits({name: filters[name] for name in half})]
+
+    def _require_prunable(self, name: str) -> None:
+        if name in self._obstacles:
+            raise UserError(f"pruning: {name!r} cannot lose filters: {self._obstacles[name]}.")
+        known = nearest(name, self.layers) if self.layers else "this network has none that can lose filters"
+        require(name in self.layers, f"pruning: {name!r} is no convolution of this network; {known}.")
+
+    def _width(self, name: str) -> int:
+        return int(self._twin.get_submodule(name).weight.shape[0])  # type: ignore[union-attr]
+
+    # -- what follows ---------------------------------------------------------------------------------------------------
+
+    def _tried(self, filters: Mapping[str, Tensor]) -> dict[str, dict[int, Tensor]] | None:
+        """`Plan.axes` for these filters, or None if the network cannot be cut so."""
+        if not filters:
+            return {}
+        try:
+            axes = self._axes(filters)
+            return axes if self._holds(Plan(axes=axes)) else None
+        except Exception:  # shapes that do not fit together, or torch-pruning at a network that it was not made for
+            return None
+
+    def _axes(self, filters: Mapping[str, Tensor]) -> dict[str, dict[int, Tensor]]:
+        """Kept indices of every axis of a parameter or buffer that loses some with these filters."""
+        twin = copy.deepcopy(self._twin)
+        graph = self._graph(twin)
+        shapes = {}
+        for name, tensor in _tensors(twin).items():
+            shapes[name] = tensor.shape
+            if tensor.is_floating_point():
+                tensor.data = torch.arange(tensor.numel(), dtype=torch.float64).view(tensor.shape)
+        for name, kept in filters.items():
+            layer: Any = twin.get_submodule(name)
+            lost = sorted(set(range(layer.weight.shape[0])) - set(kept.tolist()))
+            out = graph.get_pruner_of_module(layer).prune_out_channels
+            graph.get_pruning_group(layer, out, lost).prune()
+        axes = {}
+        for name, tensor in _tensors(twin).items():
+            if tensor.shape != shapes[name]:
+                axes[name] = _kept(tensor, shapes[name])
+        return axes
+
+    def _holds(self, plan: Plan) -> bool:
+        """Whether a random network cut to the plan computes what it would with the lost channels unheard."""
+        whole = copy.deepcopy(self._twin).eval()
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.manual_seed(0)
+            for module in whole.modules():
+                _randomise(module)
+            inputs = tree_map(lambda x: torch.randn_like(x) if _is_float(x) else x, self._example)
+            cut = copy.deepcopy(whole)
+            prune(cut, plan)
+            for name, tensor in _tensors(whole).items():
+                for axis, kept in plan.axes.get(name, {}).items():
+                    if axis > 0:  # an axis of inputs
+                        lost = torch.ones(tensor.shape[axis], dtype=torch.bool).index_fill(0, kept, False)
+                        tensor.index_fill_(axis, lost.nonzero().flatten(), 0.0)
+            return _alike(_call(cut, inputs), _call(whole, inputs))
+
+    def _graph(self, twin: nn.Module) -> Any:
+        pruning = _torch_pruning()
+        graph = pruning.DependencyGraph()
+        # The caller may be evaluating; the graph is read off autograd's.
+        with torch.inference_mode(False), torch.enable_grad(), torch.random.fork_rng(devices=[]):
+            try:
+                graph.build_dependency(twin, self._example, forward_fn=_call, output_transform=_outputs, verbose=False)
+            except Exception as error:
+                reason = " ".join(str(error).split()) or type(error).__name__
+                raise UserError(f"pruning: the network's forward does not take its example input: {reason}") from None
+        return graph
+
+
+BEHIND = (
+    "what stands behind it cannot be cut along (a sum, a normalisation over channels, a reshape or permutation, a "
+    "convolution with groups, or a layer used twice)"
+)
+
+
+def _obstacle(graph: Any, layer: _ConvNd, names: Mapping[nn.Module, str]) -> str:
+    """Why a convolution has to stay whole, as far as the graph knows; "" if it does not."""
+    if isinstance(layer, _ConvTransposeNd):
+        return "it is a transposed convolution"
+    if layer.groups > 1:
+        return f"it has {layer.groups} groups"
+    if layer.out_channels < 2:
+        return "it has one filter"
+    if layer not in graph.module2node:
+        return "forward does not use it"
+    group = graph.get_pruning_group(
+        layer, graph.get_pruner_of_module(layer).prune_out_channels, range(layer.out_channels)
+    )
+    for dependency, _ in group:
+        other = dependency.target.module
+        if other is layer or not graph.is_out_channel_pruning_fn(dependency.handler):
+            continue
+        if isinstance(other, nn.Parameter):
+            return "its outputs meet a parameter that is no layer's"
+        depthwise = isinstance(other, _ConvNd) and other.groups == other.in_channels > 1
+        if isinstance(other, (_ConvNd, nn.Linear, nn.Embedding)) and not depthwise:
+            return f"its outputs are added to those of {names[other]!r}"
+    return ""
+
+
+def _kept(tensor: Tensor, shape: torch.Size) -> dict[int, Tensor]:
+    """The indices, along each axis that is shorter than in `shape`, of numbers that are their own flat indices."""
+    axes = {}
+    for axis in range(tensor.dim()):
+        if tensor.shape[axis] < shape[axis]:
+            line = tensor.detach().movedim(axis, 0).flatten(1)[:, 0] if tensor.dim() > 1 else tensor.detach()
+            axes[axis] = torch.unravel_index(line.long(), shape)[axis]
+    return axes
+
+
+def _checked(name: str, kept: Sequence[int] | Tensor, width: int) -> Tensor:
+    indices = torch.as_tensor(kept, dtype=torch.int64).flatten().cpu()
+    ascending = bool((indices.diff() > 0).all()) and len(indices) > 0
+    good = ascending and int(indices[0]) >= 0 and int(indices[-1]) < width
+    require(good, f"pruning: {name!r} keeps some of its filters 0 to {width - 1}, ascending, got {indices.tolist()}.")
+    return indices
+
+
+# -- twins --------------------------------------------------------------------------------------------------------------
+
+
+def _twin(module: nn.Module) -> nn.Module:
+    """A copy on the CPU in float64, every number of which takes part in the graph; without the trainer."""
+    attached = [vars(part).get(name) for part in module.modules() for name in ("_trainer", "_fabric", "log")]
+    try:
+        twin = copy.deepcopy(module, {id(thing): None for thing in attached if thing is not None})
+    except Exception as error:
+        raise UserError(
+            f"pruning: {type(module).__name__} cannot be copied, which finding its filters needs: {error}"
+        ) from None
+    return twin.cpu().double().eval().requires_grad_(True)
+
+
+def _example(module: nn.Module, given: Any) -> Any:
+    given = getattr(module, "example_input_array", None) if given is None else given
+    require(
+        given is not None,
+        f"pruning {type(module).__name__} needs an example of what its forward takes: set its example_input_array, or give "
+        "example_input.",
+    )
+    return tree_map(_as_input, given)
+
+
+def _as_input(leaf: Any) -> Any:
+    if not isinstance(leaf, Tensor):
+        return leaf
+    leaf = leaf.detach().cpu()[:1].clone()
+    return leaf.double() if leaf.is_floating_point() else leaf
+
+
+def _arguments(example: Any) -> Any:
+    return example if isinstance(example, (dict, tuple)) else (example,)
+
+
+def _call(module: nn.Module, arguments: Any) -> Any:
+    return module(**arguments) if isinstance(arguments, dict) else module(*arguments)
+
+
+def _outputs(result: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor) and leaf.grad_fn is not None]
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def _is_float(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.is_floating_point()
+
+
+def _randomise(module: nn.Module) -> None:
+    """Numbers without symmetries that keep signals at their size."""
+    for name, tensor in module.named_parameters(recurse=False):
+        scale = (6 / max(1, tensor[0].numel())) ** 0.5 if tensor.dim() > 1 else 0.1
+        shift = 1.0 if tensor.dim() == 1 and name == "weight" else 0.0
+        tensor.uniform_(shift - scale, shift + scale)
+    if isinstance(module, _BatchNorm) and module.running_mean is not None and module.running_var is not None:
+        module.running_mean.normal_(std=0.1)
+        module.running_var.uniform_(0.5, 1.5)
+
+
+def _alike(first: Any, second: Any) -> bool:
+    pairs = list(zip(tree_leaves(first), tree_leaves(second), strict=True))
+    tensors = [(a, b) for a, b in pairs if isinstance(a, Tensor)]
+    return all(a.shape == b.shape and bool((a - b).abs().max() <= TOLERANCE * b.abs().max()) for a, b in tensors)
+
+
+def _torch_pruning() -> Any:
+    try:
+        import torch_pruning
+    except ImportError:
+        raise UserError(
+            "pruning filters needs the package torch-pruning: pip install 'torch-pruning>=1.6.1,<2'."
+        ) from None
+    return torch_pruning

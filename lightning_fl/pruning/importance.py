@@ -1,0 +1,143 @@
+"""What the filters of a network are worth: scores by layer, and which filters stay.
+
+- `feature_map_ranks`: HRank (Lin et al., CVPR 2020): of filter j the mean over images of rank(ReLU(map_j)), map_j the H×W feature
+  map behind the convolution and its batch normalisation.
+- `filter_magnitudes`: the L1 or L2 norm of the filter's weights (Li et al., ICLR 2017).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from lightning_fl.errors import UserError, require
+
+Scores = Mapping[str, Tensor]
+"""Of each layer, by the name of its module, a score (c_l,) for every filter; low ones go first."""
+
+
+def feature_map_ranks(module: nn.Module, batches: Iterable[Any], layers: Sequence[str]) -> dict[str, Tensor]:
+    """Mean rank (c_l,) of every filter's feature map behind the ReLU, over all images of the batches.
+
+    The module is evaluated without gradients and keeps its mode. A map whose height or width is 1 has rank 0 or 1; one that is
+    zero everywhere has rank 0. Ranks are those of `torch.linalg.matrix_rank` with its tolerance σ_max · max(H, W) · ε.
+
+    Args:
+        module: takes the images.
+        batches: images (B, …), or tuples that begin with them, at least one; HRank reads five batches of 128.
+        layers: names of convolutions.
+
+    Raises:
+        UserError: no images, a layer that forward does not use, or feature maps that are not finite.
+    """
+    totals: dict[str, Tensor] = {}
+    num_images = 0
+    for batch in batches:
+        images = _images(module, batch)
+        num_images += len(images)
+        for name, maps in _feature_maps(module, images, layers).items():
+            ranks = _ranks(name, maps).sum(0, dtype=torch.float64).cpu()
+            totals[name] = totals.get(name, 0) + ranks
+    require(num_images > 0, "feature-map ranks need at least one batch of images, got none.")
+    return {name: (totals[name] / num_images).float() for name in layers}
+
+
+def filter_magnitudes(module: nn.Module, layers: Sequence[str], norm: float = 1) -> dict[str, Tensor]:
+    """The L1 norm (c_l,), or that of order `norm`, of every filter's weights; biases play no part."""
+    weights = {name: module.get_submodule(name).weight for name in layers}
+    return {
+        name: torch.linalg.vector_norm(weight.detach().flatten(1), norm, dim=1, dtype=torch.float64).float().cpu()  # type: ignore[operator,union-attr]
+        for name, weight in weights.items()
+    }
+
+
+def lowest(scores: Tensor, count: int) -> Tensor:
+    """Indices (ascending) of the `count` lowest scores: of equal ones the lower index; never all of them.
+
+    >>> lowest(torch.tensor([2.0, 1.0, 1.0, 5.0]), 1)
+    tensor([1])
+    >>> lowest(torch.tensor([2.0, 1.0, 1.0, 5.0]), 9)
+    tensor([0, 1, 2])
+    """
+    count = min(count, len(scores) - 1)
+    return scores.argsort(stable=True)[:count].sort().values
+
+
+def filters_to_keep(scores: Scores, rates: float | Mapping[str, float]) -> dict[str, Tensor]:
+    """Of each layer the filters (ascending indices) that stay when ⌊rate · c_l⌋ of the lowest go.
+
+    Args:
+        scores: of each layer's filters (c_l,).
+        rates: share of its filters that a layer loses, in [0, 1): for all, or by layer (those without one lose none).
+
+    >>> filters_to_keep({"conv1": torch.tensor([3.0, 1.0, 2.0, 4.0])}, 0.5)
+    {'conv1': tensor([0, 3])}
+    """
+    kept = {}
+    for name, own in scores.items():
+        rate = rates.get(name, 0.0) if isinstance(rates, Mapping) else rates
+        lost = lowest(own, math.floor(rate * len(own) + 1e-9))  # 0.29 · 100 is 28.999…
+        stays = torch.ones(len(own), dtype=torch.bool)
+        stays[lost] = False
+        kept[name] = stays.nonzero().flatten()
+    return kept
+
+
+def _feature_maps(module: nn.Module, images: Tensor, layers: Sequence[str]) -> dict[str, Tensor]:
+    """The outputs (B, c_l, …) of the layers in one forward pass, or of the batch normalisations that read them."""
+    maps: dict[str, Tensor] = {}
+
+    def keep(name: str) -> Any:
+        return lambda part, inputs, output: maps.__setitem__(name, output)
+
+    def normalised(part: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        maps.update({name: output for name, output_of in maps.items() if output_of is inputs[0]})
+
+    handles = [module.get_submodule(name).register_forward_hook(keep(name)) for name in layers]
+    handles += [part.register_forward_hook(normalised) for part in module.modules() if isinstance(part, _BatchNorm)]
+    try:
+        with torch.no_grad(), _evaluating(module):
+            module(images)
+    finally:
+        for handle in handles:
+            handle.remove()
+    for name in layers:
+        require(name in maps, f"feature-map ranks: forward does not use the layer {name!r}.")
+    return maps
+
+
+def _ranks(name: str, maps: Tensor) -> Tensor:
+    """Ranks (B, c_l) of maps (B, c_l, H, W), float32 or wider."""
+    maps = maps.float() if maps.dtype in (torch.float16, torch.bfloat16) else maps
+    require(bool(maps.isfinite().all()), f"feature-map ranks: the feature maps of {name!r} are not finite.")
+    maps = maps.relu().reshape(*maps.shape[:2], maps.shape[2] if maps.dim() > 2 else 1, -1)
+    if 1 in maps.shape[2:]:
+        return (maps != 0).flatten(2).any(-1).long()
+    return torch.linalg.matrix_rank(maps)
+
+
+def _images(module: nn.Module, batch: Any) -> Tensor:
+    images = batch[0] if isinstance(batch, (tuple, list)) else batch
+    if not isinstance(images, Tensor):
+        raise UserError(
+            f"feature-map ranks need batches of images, or tuples that begin with them, got {type(images).__name__}."
+        )
+    own = next((p for p in module.parameters() if p.is_floating_point()), images)
+    return images.to(own.device, own.dtype) if images.is_floating_point() else images.to(own.device)
+
+
+@contextmanager
+def _evaluating(module: nn.Module) -> Iterator[None]:
+    modes = {part: part.training for part in module.modules()}
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
