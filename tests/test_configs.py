@@ -85,7 +85,7 @@ def test_every_method_goes_over_a_configuration(method: Path, lightning_fl: Run)
     named = asked["algorithm"] if isinstance(asked["algorithm"], str) else asked["algorithm"]["class_path"]
     printed = yaml.safe_load(lightning_fl(f"{files} --print_config"))
     assert printed["algorithm"]["class_path"].rpartition(".")[2] == named.rpartition(".")[2]
-    brief = "--algorithm.max_steps 2" if method.stem == "feddf" else ""
+    brief = {"feddf": "--algorithm.max_steps 2", "prunefl": "--algorithm.initial_passes 2"}.get(method.stem, "")
     if "init_args: {n:" in method.read_text() or "    n: " in method.read_text():
         brief = "--algorithm.n 1"
     assert re.search(r"^rounds +1$", lightning_fl(f"{files} {small(bases[0])} {brief}"), re.MULTILINE)
