@@ -16,7 +16,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch.utils.hooks import RemovableHandle
 
 from lightning_fl.errors import UserError, nearest, require
-from lightning_fl.pruning import Masks, apply_masks, forget_masks, hold_masks, largest, prunable
+from lightning_fl.pruning import Masks, apply_masks, forget_masks, hold_masks, largest, masks_of, prunable
 
 SCOPES = ("global", "layer")
 
@@ -90,6 +90,7 @@ class MagnitudePruning(Callback):
         """Prune if it is time, and see that what was pruned remains so."""
         if trainer.current_epoch == 0:
             self._masks = {}  # of an earlier training
+        self._follow(pl_module)
         if self.rate and self._is_due(trainer.current_epoch):
             self._masks = self._choose(pl_module)
         if self._masks:
@@ -97,7 +98,7 @@ class MagnitudePruning(Callback):
             self._masks = {name: mask.to(parameters[name].device) for name, mask in self._masks.items()}
             apply_masks(pl_module, self._masks, trainer.optimizers)
             self._let_go()
-            self._handles = hold_masks(pl_module, self._masks, trainer.optimizers)
+            self._handles = hold_masks(pl_module, trainer.optimizers)
 
     def on_client_download(self, trainer: Any, pl_module: LightningModule, client: int) -> None:
         """A federation's hook: its engine keeps clients under the mask itself."""
@@ -105,6 +106,7 @@ class MagnitudePruning(Callback):
 
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
         """Log what is left."""
+        self._follow(pl_module)
         parameters = dict(pl_module.named_parameters())
         candidates = sum(
             parameters[name].numel() for names in prunable(pl_module, self.exclude).values() for name in names
@@ -135,6 +137,11 @@ class MagnitudePruning(Callback):
     def _is_due(self, epoch: int) -> bool:
         since = epoch - self.prune_epoch
         return since == 0 or (since > 0 and self.every_n_epochs is not None and since % self.every_n_epochs == 0)
+
+    def _follow(self, module: LightningModule) -> None:
+        """Another callback may have cut layers of the module since, and its masks with them."""
+        known = masks_of(module)
+        self._masks = {name: known.get(name, mask) for name, mask in self._masks.items()}
 
     def _choose(self, module: LightningModule) -> Masks:
         parameters, layers = dict(module.named_parameters()), prunable(module, self.exclude)

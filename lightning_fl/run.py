@@ -41,10 +41,10 @@ class Run:
         server_memory: codec memory of the downlink.
         ledger: bits that crossed.
         simulated_seconds: what the run would have taken on the simulated network.
-        macs_at_start: multiply-accumulates of one sample's forward pass before anything was pruned, if they can be counted.
         mask: the parameters that pruning keeps (d,), bools; all others are 0, and so is what belongs to them in every state
             and memory. None: all are kept.
         told: clients that have been sent the mask.
+        macs_at_start: multiply-accumulates of one sample's forward pass before anything was pruned, if they can be counted.
     """
 
     seed: int
@@ -61,9 +61,9 @@ class Run:
     server_memory: State = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
     simulated_seconds: float = 0.0
-    macs_at_start: int | None = None
     mask: Tensor | None = None
     told: set[int] = field(default_factory=set)
+    macs_at_start: int | None = None
 
     def random(self, purpose: int, client: int = 0) -> np.random.Generator:
         """The random stream of this round for `purpose` (and client)."""
@@ -94,8 +94,8 @@ class Run:
         spared, on_host = frozenset(spared), factors.cpu()
 
         def masked(state: State, factors: Tensor, spared: frozenset[str] = frozenset()) -> State:
-            layouts = {name: layout_of(name, x, self.layout, self.buffer_layout) for name, x in state.items()}
-            of_model = {name for name, layout in layouts.items() if layout is self.layout and name not in spared}
+            laid_out = {name: layout_of(name, x, self.layout, self.buffer_layout) for name, x in state.items()}
+            of_model = {name for name, layout in laid_out.items() if layout is self.layout and name not in spared}
             return {name: x * factors.to(x.dtype) if name in of_model else x for name, x in state.items()}
 
         self.params = self.params * factors
@@ -118,6 +118,7 @@ class Run:
         cut = Cut.of(self.layout, self.buffer_layout, plan)
         self.layout, self.buffer_layout = cut.layout, cut.buffer_layout
         self.params, self.buffers = cut.params(self.params), cut.buffers(self.buffers)
+        self.mask = None if self.mask is None else cut.params(self.mask)
         self.counters = {name: plan.cut(name, x) for name, x in self.counters.items()}
         self.server = {name: cut.state(state) for name, state in self.server.items()}
         self.server_memory = cut.state(self.server_memory)
@@ -146,9 +147,9 @@ class Run:
             "server_memory": dict(self.server_memory),
             "ledger": self.ledger.state_dict(),
             "simulated_seconds": self.simulated_seconds,
-            "macs_at_start": self.macs_at_start,
             "mask": self.mask,
             "told": sorted(self.told),
+            "macs_at_start": self.macs_at_start,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -182,10 +183,10 @@ class Run:
         self.server_memory = relaid(state["server_memory"], device)
         self.ledger.load_state_dict(state["ledger"])
         self.simulated_seconds = state["simulated_seconds"]
-        self.macs_at_start = state.get("macs_at_start", self.macs_at_start)  # checkpoints of 0.1 have none
         mask = state.get("mask")  # checkpoints of 0.1 have none
         self.mask = None if mask is None else self.layout.relay(mask, source).to(device, copy=True)
         self.told = set(state.get("told", ()))
+        self.macs_at_start = state.get("macs_at_start", self.macs_at_start)  # checkpoints of 0.1 have none
 
     def _check_fits(self, state: dict[str, Any]) -> None:
         for kind, layout, prefix in (("parameter", self.layout, ""), ("buffer", self.buffer_layout, "buffer_")):

@@ -91,6 +91,7 @@ def test_every_method_goes_over_a_configuration(method: Path, lightning_fl: Run)
     brief = {
         "feddf": "--algorithm.max_steps 2",
         "fedkt": "--algorithm.epochs 1 --data.num_clients 5 --data.client_fraction 0.1",
+        "prunefl": "--algorithm.initial_passes 2",
     }.get(method.stem, "")
     if "init_args: {n:" in method.read_text() or "    n: " in method.read_text():
         brief = "--algorithm.n 1"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
+from functools import partial
 from math import ceil
 from typing import Any
 
@@ -14,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
+
+from lightning_fl.pruning.plan import Plan
 
 MASKS = "pruning_masks"
 
@@ -93,23 +96,32 @@ def apply_masks(module: nn.Module, masks: Masks, optimizers: Iterable[Optimizer]
     vars(module)[MASKS] = known | {name: mask & known[name] if name in known else mask for name, mask in masks.items()}
 
 
+def cut_masks(module: nn.Module, plan: Plan) -> None:
+    """Let the masks of a module follow a cut of its layers."""
+    if masks := masks_of(module):
+        vars(module)[MASKS] = {name: plan.cut(name, mask) for name, mask in masks.items()}
+
+
 def forget_masks(module: nn.Module) -> None:
     """The module is trained without masks from now on; its zeros stay where they are."""
     vars(module).pop(MASKS, None)
 
 
-def hold_masks(module: nn.Module, masks: Masks, optimizers: Iterable[Optimizer]) -> list[RemovableHandle]:
-    """Keep a module under its masks in an ordinary training, until the returned handles are removed.
+def hold_masks(module: nn.Module, optimizers: Iterable[Optimizer]) -> list[RemovableHandle]:
+    """Keep a module under the masks that it has in an ordinary training, until the returned handles are removed.
 
     Parameters get no gradient outside their masks, so that clipping by norm and moments know nothing of it, and after each
     step of an optimiser they are 0 there, whatever momentum and weight decay have made of them.
     """
     parameters = dict(module.named_parameters())
-    handles = [parameters[name].register_hook(mask.mul) for name, mask in masks.items()]
+
+    def masked(name: str, gradient: Tensor) -> Tensor:
+        return gradient * vars(module)[MASKS][name]
 
     @torch.no_grad()
     def after_step(*arguments: Any) -> None:
-        for name, mask in masks.items():
+        for name, mask in vars(module)[MASKS].items():
             parameters[name].mul_(mask)
 
+    handles = [parameters[name].register_hook(partial(masked, name)) for name in masks_of(module)]
     return handles + [optimizer.register_step_post_hook(after_step) for optimizer in optimizers]

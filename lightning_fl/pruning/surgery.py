@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightning_fl.pruning.masks import MASKS, masks_of
+from lightning_fl.pruning.masks import cut_masks
 from lightning_fl.pruning.plan import Plan
 
 PLANS = "pruning_plans"
@@ -31,8 +31,7 @@ def prune(module: nn.Module, plan: Plan, optimizers: Iterable[Optimizer] = ()) -
             setattr(module.get_submodule(owner), leaf, plan.cut(name, buffers[name]))
     for owner in {name.rpartition(".")[0] for name in plan.axes}:
         tell_shape(module.get_submodule(owner))
-    if MASKS in vars(module):
-        vars(module)[MASKS] = {name: plan.cut(name, mask) for name, mask in masks_of(module).items()}
+    cut_masks(module, plan)
     vars(module).setdefault(PLANS, []).append(plan)
 
 

@@ -6,12 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import toys
 from lightning.pytorch import Callback
 from roster import ROSTER
 from toys import Perceptron, federation, vector
 
 from lightning_fl import FederatedTrainer
-from lightning_fl.algorithms import IMC, FedAvg
+from lightning_fl.algorithms import IMC, FedAvg, FedDUM
 from lightning_fl.callbacks import MagnitudePruning
 
 MakeTrainer = Callable[..., FederatedTrainer]
@@ -99,6 +100,28 @@ def test_two_prunings_add_up(make_trainer: MakeTrainer) -> None:
     trainer = make_trainer(max_rounds=3, callbacks=prunings)
     trainer.fit(module, federation())
     assert int(trainer.run.mask.sum()) == np.count_nonzero(vector(module)) == 6
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg, toys.Remembering, FedDUM])
+def test_a_mask_follows_a_structured_pruning(algorithm: Any, make_trainer: MakeTrainer) -> None:
+    """Masked before round 1, one hidden unit of four cut before round 2, and what is left pruned again before round 3."""
+    watch, masks = Watch(), []
+
+    class Masks(Callback):
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            masks.append(trainer.run.mask)
+
+    module = Perceptron()
+    prunings = [MagnitudePruning(rate=0.4, prune_epoch=1, every_n_epochs=2), toys.Pruning(when=2, drop=(1,))]
+    trainer = make_trainer(max_rounds=5, callbacks=[*prunings, watch, Masks()])
+    trainer.fit(module, toys.Served(9), algorithm())
+    assert watch.outside == []
+    whole, cut, again = masks[1], masks[2], masks[3]
+    kept = [place for place in range(26) if place not in (3, 4, 5, 13, 17, 21)]
+    assert torch.equal(cut, whole[kept])
+    left = int(cut.sum())
+    assert int(again.sum()) == left - int(np.ceil(0.4 * left)) - 1
+    assert np.count_nonzero(vector(module)) == int(again.sum())
 
 
 def with_momentum(module: Any) -> Any:
