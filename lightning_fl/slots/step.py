@@ -184,6 +184,10 @@ class Step(ABC):
     needs_members = False
     """Whether it reads the uploads one by one, so that the aggregator must keep them."""
 
+    def proposes(self) -> bool:
+        """Whether it changes the model by itself; False for a step that follows a change of others, or keeps something beside."""
+        return True
+
     def carries(self) -> tuple[str, Codec] | None:
         """The name of an entry that it shares, and the codec through which clients that hold the rest work its result out."""
         return None
