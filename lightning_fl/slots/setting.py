@@ -19,7 +19,8 @@ class Setting:
         groups: the layers of the network.
         round: index of the round under way, from 0.
         num_rounds: rounds of the run.
-        momentum: ρ of the module's SGD, v ← ρv + g, and 0 for other optimisers; None for an SGD that has no one such ρ.
+        momentum: ρ of the module's SGD, v ← ρv + g, and 0 for other optimisers; None for an SGD that has no one such ρ,
+            or whose scheduler moves it.
     """
 
     layout: Layout
