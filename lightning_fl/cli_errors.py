@@ -51,7 +51,8 @@ def explain(message: str, parser: ArgumentParser) -> str:
             f"--{key}.{match[1]} comes before the class of {key} is named; give --{key} first, or its class in a file."
         )
     if match := re.search(r"Subtypes: \[(.*?)\]\s", message):
-        names = [name.strip("<>' ").removeprefix("class '") for name in match[1].split(",")]
+        plain = re.sub(r"typing\.Literal\[(.*?)\]", r"\1", match[1])
+        names = [name.strip("<>' ").removeprefix("class '") for name in plain.split(",")]
         return f"{key} must be {' or '.join(names)}, got {given}."
     if match := re.search(r"Expected an? (?:typing\.)?Literal\[(.*?)\]\. Got value: (.*)", message):
         allowed = [name.strip("' ") for name in match[1].split(",")]

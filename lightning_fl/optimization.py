@@ -148,9 +148,11 @@ class ModuleOptimizer:
 
     @property
     def momentum(self) -> float | None:
-        """ρ of SGD, v ← ρv + g; 0 for other optimisers, None with dampening, nesterov, or groups that differ in it."""
+        """ρ of SGD, v ← ρv + g; 0 for other optimisers, None with dampening or nesterov, or where it is not one constant."""
         if type(self.optimizer) is not torch.optim.SGD:
             return 0.0
+        if any(getattr(config.scheduler, "cycle_momentum", False) for config in self.scheduler_configs):
+            return None
         groups = self.optimizer.param_groups
         if len({group["momentum"] for group in groups}) > 1:
             return None

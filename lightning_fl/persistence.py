@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +27,14 @@ HPARAMS = "hparams.yaml"
 CONFIG = "config.yaml"
 
 
-def require_writable(root: str) -> None:
-    """Make the run's folder.
+def require_writable(root: str) -> list[Path]:
+    """Make the run's folder; returns the folders that were not there, the innermost first.
 
     Raises:
         UserError: nothing can be written there.
     """
+    folder = Path(root).absolute()
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         os.makedirs(root, exist_ok=True)
         good = os.access(root, os.W_OK)
@@ -38,6 +42,14 @@ def require_writable(root: str) -> None:
         good = False
     if not good:
         raise UserError(f"nothing can be written to {root}: give another folder as default_root_dir.")
+    return missing
+
+
+def remove_empty(folders: Iterable[Path]) -> None:
+    """Remove those of these folders in which nothing is, the innermost first."""
+    for folder in folders:
+        with suppress(OSError):
+            folder.rmdir()
 
 
 def set_earlier_run_aside(root: str) -> None:

@@ -118,7 +118,6 @@ class Run:
         cut = Cut.of(self.layout, self.buffer_layout, plan)
         self.layout, self.buffer_layout = cut.layout, cut.buffer_layout
         self.params, self.buffers = cut.params(self.params), cut.buffers(self.buffers)
-        self.mask = None if self.mask is None else cut.params(self.mask)
         self.counters = {name: plan.cut(name, x) for name, x in self.counters.items()}
         self.server = {name: cut.state(state) for name, state in self.server.items()}
         self.server_memory = cut.state(self.server_memory)

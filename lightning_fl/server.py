@@ -8,7 +8,7 @@ rank makes it, and all take the result of rank 0, so that rounding cannot drive 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -163,17 +163,17 @@ class ServerSide:
         """Judge the initial model on the first samples, so that a module that tells no accuracy does not cost a round."""
         self.accuracy(self.run.params, self.run.buffers, slice(self.data.eval_batch_size))
 
-    def inputs(self, rows: Tensor) -> Any:
-        """What `forward` takes of the server's samples: of a batch its first part; no augmentation.
+    def inputs(self, rows: Tensor, batch_size: int) -> Iterator[Any]:
+        """What `forward` takes of the server's samples: of each batch its first part; no augmentation.
 
         Args:
-            rows: (m,) which of the server's samples.
+            rows: (m,) which of the server's samples, in the order in which they come.
+            batch_size: samples of a batch; the last may be smaller.
         """
         data, worker = self.data, self.worker
-        indices = data.server_indices[rows.numpy()]
-        batch = next(iter(data.train.batches(len(indices), indices)))
-        batch = worker.fabric.strategy.precision.convert_input(worker.transfer(batch, data.train.resident))
-        return batch[0] if isinstance(batch, (tuple, list)) else batch
+        for batch in data.train.batches(batch_size, data.server_indices[rows.numpy()]):
+            batch = worker.fabric.strategy.precision.convert_input(worker.transfer(batch, data.train.resident))
+            yield batch[0] if isinstance(batch, (tuple, list)) else batch
 
     def logits(self, params: Tensor, buffers: Tensor, inputs: Any, training: bool = False) -> Tensor:
         """The module's `forward` as a function of flat vectors.
@@ -200,9 +200,8 @@ class ServerSide:
         name, logits = type(self.worker.module).__name__, None
         with torch.no_grad():
             try:
-                logits = self.logits(
-                    self.run.params, self.run.buffers, self.inputs(torch.arange(min(2, self.num_samples)))
-                )
+                inputs = next(self.inputs(torch.arange(min(2, self.num_samples)), batch_size=2))
+                logits = self.logits(self.run.params, self.run.buffers, inputs)
             except Exception as error:
                 raise UserError(
                     f"the method needs {name}.forward(inputs) to return logits, but it fails: {error}"

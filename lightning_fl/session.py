@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -48,7 +49,7 @@ def session(
         UserError: something given does not fit; nothing has been trained or written then.
     """
     model, datamodule = _attach(trainer, fn, model, datamodule, algorithm)
-    switches = _switches()
+    switches, made = _switches(), list[Path]()
     try:
         _set_switches(
             trainer.detect_anomaly or switches[0],
@@ -65,7 +66,7 @@ def session(
             num_eligible = int((datamodule.client_sizes > 0).sum())
             cohort_size(trainer.clients_per_round, datamodule.num_clients, num_eligible)
             if trainer.loggers or trainer.enable_checkpointing:
-                persistence.require_writable(trainer.default_root_dir)
+                made = persistence.require_writable(trainer.default_root_dir)
         trainer.ckpt_path = persistence.resolve(trainer, ckpt_path)
         trainer.profiler.setup(stage=fn.value, local_rank=trainer.local_rank, log_dir=trainer.default_root_dir)
         trainer.hooks.call("setup", fn.value)
@@ -84,6 +85,7 @@ def session(
     finally:
         for logger in trainer.loggers:
             logger.finalize(status)
+        persistence.remove_empty(made)  # where a mistake ended the run before it wrote anything
         _set_switches(*switches)
         _release(trainer)
         trainer.state.stage = None

@@ -15,7 +15,9 @@ class MaskedMean(Aggregator):
     """Σ_k s_k n_k Δ_k / Σ_k s_k n_k for every coordinate, s_k ∈ {0, 1} whether client k sent it; accumulated in float64.
 
     A coordinate that nobody sent gets 0: the server keeps its value. Where all send all it is `WeightedMean`, which divides
-    by the weights of all clients, also of those that sent nothing. Two vectors are kept, whatever the number of clients.
+    by the weights of all clients, also of those that sent nothing. What is sent is for the exchange to say (`Upload.sent`): a
+    number that a codec such as `TopK` left out of it counts as no change, as in every mean. Two vectors are kept, whatever the
+    number of clients.
     """
 
     reduction = "sum"

@@ -78,6 +78,11 @@ class Algorithm:
         ]
         if not self.steps:
             problems.append("it has no server step, so the model would never change (Apply() is FedAvg's)")
+        elif not any(step.proposes() for step in self.steps):
+            chain = ", ".join(type(step).__name__ for step in self.steps)
+            problems.append(
+                f"no step of {chain} proposes a change of the model, so it would never learn: begin with Apply()"
+            )
         if missing := consumed - self.rule.sends:
             problems.append(f"the steps need {_listed(missing)}, which {type(self.rule).__name__} does not send")
         if missing := self.aggregator.needs() - self.rule.sends:

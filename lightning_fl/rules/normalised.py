@@ -44,7 +44,8 @@ class Normalised(Rule):
         require(
             setting.momentum is not None,
             "FedNova's normaliser is known for torch.optim.SGD with one momentum, without dampening and nesterov; the "
-            "module's SGD has dampening, nesterov, or parameter groups of different momentum.",
+            "module's SGD has dampening, nesterov, parameter groups of different momentum, or a scheduler that moves it "
+            "(cycle_momentum=False keeps it).",
         )
 
     def start(self, local: LocalTraining) -> None:

@@ -23,8 +23,9 @@ class Setting:
         groups: the layers of the network.
         round: index of the round under way, from 0.
         num_rounds: rounds of the run.
+        momentum: ρ of the module's SGD, v ← ρv + g, and 0 for other optimisers; None for an SGD that has no one such ρ,
+            or whose scheduler moves it.
         kept: the parameters that a pruning mask keeps, all others being 0; None: there is no mask.
-        momentum: ρ of the module's SGD, v ← ρv + g, and 0 for other optimisers; None for an SGD that has no one such ρ.
     """
 
     layout: Layout

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -86,8 +86,8 @@ class Server(Protocol):
     def try_accuracy(self) -> None:
         """Raise `UserError` if the module does not tell its accuracy."""
 
-    def inputs(self, rows: Tensor) -> Any:
-        """What `forward` takes of the server's samples at `rows` (m,)."""
+    def inputs(self, rows: Tensor, batch_size: int) -> Iterator[Any]:
+        """What `forward` takes of the server's samples at `rows` (m,), in their order and in batches."""
 
     def logits(self, params: Tensor, buffers: Tensor, inputs: Any, training: bool = False) -> Tensor:
         """The module's `forward`, differentiable in `params`; in training mode `buffers` may change in place."""
@@ -207,6 +207,10 @@ class Step(ABC):
 
     needs_members = False
     """Whether it reads the uploads one by one, so that the aggregator must keep them."""
+
+    def proposes(self) -> bool:
+        """Whether it changes the model by itself; False for a step that follows a change of others, or keeps something beside."""
+        return True
 
     def carries(self) -> tuple[str, Codec] | None:
         """The name of an entry that it shares, and the codec through which clients that hold the rest work its result out."""

@@ -21,6 +21,10 @@ class ControlUpdate(Step):
     shares = frozenset({"moments/control"})
     consumes = frozenset({"moments/control"})
 
+    def proposes(self) -> bool:
+        """It keeps c."""
+        return False
+
     def init(self, params: Tensor) -> State:
         """c = 0."""
         return {"control": torch.zeros_like(params)}

@@ -96,8 +96,10 @@ class Distillation(Step):
         best, best_step = (-1.0, student.detach(), buffers), 0
         step, loss = 0, torch.zeros(())
         while step < self.max_steps:
-            for part in torch.randperm(len(rows), generator=order).split(self.batch_size):
-                logits = server.logits(student, buffers, server.inputs(rows[part]), not self.freeze_batch_norm)
+            shuffled = torch.randperm(len(rows), generator=order)
+            batches = server.inputs(rows[shuffled], self.batch_size)
+            for part, inputs in zip(shuffled.split(self.batch_size), batches, strict=True):
+                logits = server.logits(student, buffers, inputs, not self.freeze_batch_norm)
                 log_probs = F.log_softmax(logits / self.temperature, dim=1)
                 loss = F.kl_div(log_probs, targets[part.to(targets.device)], reduction="batchmean")
                 optimizer.zero_grad()
@@ -129,9 +131,8 @@ class Distillation(Step):
         with torch.no_grad():
             for place, model in enumerate(models):
                 own = turn.buffers if buffers is None else turn.buffers + buffers[place]
-                parts = [
-                    turn.server.logits(model, own, turn.server.inputs(part)) for part in rows.split(self.batch_size)
-                ]
+                batches = turn.server.inputs(rows, self.batch_size)
+                parts = [turn.server.logits(model, own, inputs) for inputs in batches]
                 scaled = torch.cat(parts).double() / self.temperature
                 mean = mean + (scaled if self.average == "logits" else scaled.softmax(1)) / len(models)
         assert isinstance(mean, Tensor)

@@ -26,6 +26,10 @@ class GradientMomentum(Step):
     def __post_init__(self) -> None:
         require(0 <= self.beta < 1, f"the momentum beta must lie in [0, 1), got {self.beta}.")
 
+    def proposes(self) -> bool:
+        """It keeps m."""
+        return False
+
     def init(self, params: Tensor) -> State:
         """m = 0."""
         return {"momentum": torch.zeros_like(params)}

@@ -20,6 +20,10 @@ class Moments(Step):
     shares = frozenset({"moments/first", "moments/second"})
     consumes = frozenset({"moments/first", "moments/second"})
 
+    def proposes(self) -> bool:
+        """It keeps M and V."""
+        return False
+
     def init(self, params: Tensor) -> State:
         """M = V = 0."""
         return {"first": torch.zeros_like(params), "second": torch.zeros_like(params)}

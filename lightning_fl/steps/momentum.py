@@ -40,6 +40,10 @@ class Momentum(Step):
             given in allowed, f"the momentum starts from {given!r}, which is unknown; {nearest(str(given), allowed)}."
         )
 
+    def proposes(self) -> bool:
+        """It follows the change of the steps before."""
+        return False
+
     def init(self, params: Tensor) -> State:
         """m = 0; with `first`, m is taken from the first round."""
         return {"momentum": torch.zeros_like(params)} if self.init_with == "zero" else {}

@@ -36,6 +36,10 @@ class MomentumInStages(Step):
         """Those of the stages."""
         return tuple(rule for stage in self.stages for rule in stage.rules())
 
+    def proposes(self) -> bool:
+        """Where a stage does."""
+        return any(stage.proposes() for stage in self.stages)
+
     def check(self, server: Server) -> None:
         """Check the stages."""
         for stage in self.stages:

@@ -17,6 +17,10 @@ class SharedMomentum(Step):
     shares = frozenset({"moments/momentum"})
     consumes = frozenset({"moments/momentum"})
 
+    def proposes(self) -> bool:
+        """It keeps m."""
+        return False
+
     def init(self, params: Tensor) -> State:
         """m = 0."""
         return {"momentum": torch.zeros_like(params)}

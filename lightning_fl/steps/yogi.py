@@ -38,6 +38,10 @@ class Yogi(Step):
         require(self.learning_rate > 0, f"the server learning rate must be positive, got {self.learning_rate}.")
         require(self.epsilon > 0, f"Yogi's epsilon must be positive, got {self.epsilon}.")
 
+    def proposes(self) -> bool:
+        """It follows the change of the steps before."""
+        return False
+
     def init(self, params: Tensor) -> State:
         """m = 0, u = ε²."""
         return {"momentum": torch.zeros_like(params), "second": torch.full_like(params, self.epsilon**2)}

@@ -131,10 +131,16 @@ def groups(module: Any) -> Any:
     )
 
 
+def cycled(module: Any) -> Any:
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=20)
+    return [optimizer], [{"scheduler": cycle, "interval": "step"}]
+
+
 @pytest.mark.parametrize(
     "configure",
-    [momentum(0.9, nesterov=True), momentum(0.9, dampening=0.5), groups],
-    ids=["nesterov", "damped", "groups"],
+    [momentum(0.9, nesterov=True), momentum(0.9, dampening=0.5), groups, cycled],
+    ids=["nesterov", "damped", "groups", "cycled"],
 )
 def test_momentum_whose_normaliser_is_unknown_is_refused(configure: Any, make_trainer: MakeTrainer) -> None:
     with pytest.raises(UserError, match="one momentum, without dampening and nesterov"):

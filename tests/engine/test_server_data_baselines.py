@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 import torch
 from test_link import Normalised
+from torch.utils.data import TensorDataset
 from toys import Perceptron, Served, federation, vector
 
 from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.aggregators import Members, WeightedMean
 from lightning_fl.algorithms import Algorithm, DataSharing, FedAvg, FedDF, HybridFL
 from lightning_fl.data import Arrays
+from lightning_fl.data.dataset_samples import DatasetSamples
 from lightning_fl.modules import ImageClassifier
 from lightning_fl.runners.ranks import check_sums
 from lightning_fl.slots import Result, Upload
@@ -86,6 +88,38 @@ def test_the_best_validated_student_is_kept(make_trainer: MakeTrainer) -> None:
     metrics = trainer.callback_metrics
     assert metrics["feddf/steps"] == 3
     assert round(float(metrics["feddf/accuracy"]) * 3, 5) in (0, 1, 2, 3)
+
+
+class ReadByLoader(Served):
+    """The same samples, read through a DataLoader."""
+
+    def load(self) -> Any:
+        train, test = super().load()
+        read = DatasetSamples(TensorDataset(*self.samples))
+        read.labels = train.labels
+        return read, test
+
+
+def test_distillation_reads_a_dataset_in_whole_passes(
+    make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loader for each teacher and each pass, not for each minibatch; the answer is that of tensors."""
+    passes: list[int] = []
+    batches = DatasetSamples.batches
+
+    def count(self: DatasetSamples, batch_size: int, indices: Any = None) -> Any:
+        passes.append(len(indices))
+        return batches(self, batch_size, indices)
+
+    monkeypatch.setattr(DatasetSamples, "batches", count)
+    one = Perceptron()
+    other = copy.deepcopy(one)
+    method = FedDF(max_steps=7, batch_size=4, learning_rate=0.02)
+    make_trainer(max_rounds=1).fit(one, Served(9), method)
+    make_trainer(max_rounds=1).fit(other, ReadByLoader(9), method)
+    np.testing.assert_allclose(vector(other), vector(one), rtol=0, atol=1e-6)
+    # Two samples to see that there are logits, three teachers, and three passes of three minibatches for seven steps.
+    assert [count for count in passes if count in (2, 9)] == [2] + [9] * (3 + 3)
 
 
 class WithoutLogits(Perceptron):

@@ -11,6 +11,7 @@ from roster import problem
 from toys import Perceptron, Served, federation, vector
 
 from lightning_fl import FederatedTrainer, UserError
+from lightning_fl.aggregators import MaskedMean, WeightedMean
 from lightning_fl.algorithms import (
     Algorithm,
     DeviceM,
@@ -25,9 +26,10 @@ from lightning_fl.algorithms import (
     FedProx,
     ServerM,
 )
+from lightning_fl.codecs import TopK
 from lightning_fl.rules import LocalOptimizer, Proximal, RestartedMomentum
 from lightning_fl.slots import Rule, ServerTurn, State, Step
-from lightning_fl.steps import Apply, Momentum
+from lightning_fl.steps import Apply, Compress, Momentum, MomentumInStages, Yogi
 
 MakeTrainer = Callable[..., FederatedTrainer]
 
@@ -183,3 +185,27 @@ def test_rules_say_whether_they_need_the_gradient() -> None:
     assert not LocalOptimizer().reads_gradient
     assert Proximal().reads_gradient
     assert RestartedMomentum().own_step
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [Momentum()],
+        [Yogi(), Momentum()],
+        [Compress(codec=TopK(0.5))],
+        [MomentumInStages(stages=(), momentum=Momentum())],
+    ],
+    ids=lambda steps: " ".join(type(step).__name__ for step in steps),
+)
+def test_a_chain_that_proposes_nothing_is_refused(steps: list[Step]) -> None:
+    with pytest.raises(UserError, match=rf"no step of {type(steps[0]).__name__}.* would never learn: begin with Apply"):
+        Algorithm(steps=steps)
+
+
+def test_to_a_mean_over_those_that_sent_a_codecs_gaps_are_no_change(make_trainer: MakeTrainer) -> None:
+    """An exchange that sends all leaves nothing unsent, whatever the codec leaves out."""
+    one = Perceptron()
+    other = copy.deepcopy(one)
+    make_trainer(max_rounds=3).fit(one, federation(), Algorithm(uplink=TopK(0.3), aggregator=MaskedMean()))
+    make_trainer(max_rounds=3).fit(other, federation(), Algorithm(uplink=TopK(0.3), aggregator=WeightedMean()))
+    np.testing.assert_allclose(vector(one), vector(other), rtol=0, atol=1e-7)
