@@ -16,6 +16,7 @@ from lightning_fl.slots.message import KINDS, Message, State, compressible, is_f
 from lightning_fl.slots.rule import LocalTraining, Rule
 from lightning_fl.slots.setting import Setting
 from lightning_fl.slots.step import Server, ServerTraining, ServerTurn, SetUp, Step
+from lightning_fl.slots.validation import Validation
 
 __all__ = [
     "KINDS",
@@ -37,6 +38,7 @@ __all__ = [
     "State",
     "Step",
     "Upload",
+    "Validation",
     "compressible",
     "is_finite",
     "kind_of",
