@@ -7,6 +7,7 @@ from lightning_fl.algorithms.fedadam import FairnessTop, FedAdam, FedAdamSSM, Fe
 from lightning_fl.algorithms.fedavg import FedAvg
 from lightning_fl.algorithms.fedda import FedDA, FedDUDA
 from lightning_fl.algorithms.feddf import FedDF
+from lightning_fl.algorithms.feddp import FedDP
 from lightning_fl.algorithms.feddu import FedDU, FedDUDM, FedDUM, FedDUS, FedDUSM
 from lightning_fl.algorithms.fedldf import HDFL, FedADP, FedLDF, RandomLayers
 from lightning_fl.algorithms.fednova import FedNova
@@ -31,6 +32,7 @@ __all__ = [
     "FedAvg",
     "FedDA",
     "FedDF",
+    "FedDP",
     "FedDU",
     "FedDUDA",
     "FedDUDM",

@@ -8,6 +8,7 @@ from lightning_fl.rules.local_optimizer import LocalOptimizer
 from lightning_fl.rules.normalised import Normalised
 from lightning_fl.rules.proximal import Proximal
 from lightning_fl.rules.restarted_momentum import RestartedMomentum
+from lightning_fl.rules.thresholded import Thresholded
 
 __all__ = [
     "ControlVariates",
@@ -19,5 +20,6 @@ __all__ = [
     "Proximal",
     "RestartedMomentum",
     "SharedAdam",
+    "Thresholded",
     "WarmedUpAdam",
 ]
