@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from lightning.pytorch import Callback, LightningModule
-from torch import nn
 
 from lightning_fl.errors import require
-from lightning_fl.gates import add_gates, gate_parameters, gates_of, penalised
+from lightning_fl.gates import add_gates, gates_of, penalised
 from lightning_fl.gates.gate import check_options
 from lightning_fl.gates.network import SKIPPED
 
@@ -35,8 +34,6 @@ class DynamicGates(Callback):
         detach_input: whether a gate's gradient stops at its input.
         skip: parts of names of convolutions that get no gate.
         seed: of the gates' initial weights.
-        saved: whether `state_dict` holds the gates, and with it every checkpoint. A checkpoint without them loads into the plain
-            network anywhere; a federation whose gates stay on the clients saves them as the clients' states.
 
     Raises:
         UserError: an argument outside its range; later, a module without convolutions.
@@ -50,7 +47,6 @@ class DynamicGates(Callback):
         detach_input: bool = True,
         skip: Sequence[str] = SKIPPED,
         seed: int = 0,
-        saved: bool = True,
     ) -> None:
         check_options(keep, mode)
         require(penalty >= 0, f"penalty is the weight of the lasso on the gates and must be at least 0, got {penalty}.")
@@ -60,15 +56,12 @@ class DynamicGates(Callback):
         self.detach_input = detach_input
         self.skip = tuple(skip)
         self.seed = seed
-        self.saved = saved
 
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
         """Add the gates, unless they are there, and the penalty to the loss."""
         gates = gates_of(pl_module) or add_gates(
             pl_module, self.keep, self.mode, self.detach_input, self.skip, self.seed
         )
-        if not self.saved and _leave_out not in pl_module._state_dict_hooks.values():
-            pl_module.register_state_dict_post_hook(_leave_out)
         vars(pl_module).pop(TRAINING_STEP, None)
         if stage == "fit" and gates and self.penalty:
             require(
@@ -82,9 +75,3 @@ class DynamicGates(Callback):
     def teardown(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
         """Give the module its own training step back."""
         vars(pl_module).pop(TRAINING_STEP, None)
-
-
-def _leave_out(module: nn.Module, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any]) -> None:
-    """Hook of `state_dict`: without the gates."""
-    for name in gate_parameters(module):
-        state_dict.pop(prefix + name, None)

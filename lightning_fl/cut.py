@@ -61,7 +61,7 @@ def layout_of(name: str, x: Tensor, layout: Layout, buffer_layout: Layout) -> La
     """How an entry of a state or of a codec's memory is laid out; None: it is no vector of the network.
 
     Lengths alone could deceive, so names decide first: an entry with `buffers` in its path is one of the float buffers, one with
-    `scalars` or `data` is never laid out, and any other is one of the parameters.
+    `scalars`, `data` or `personal` (what a client owns) is not laid out so, and any other is one of the parameters.
 
     Args:
         name: of the entry, such as `momentum` or `residual/model`.
@@ -70,7 +70,7 @@ def layout_of(name: str, x: Tensor, layout: Layout, buffer_layout: Layout) -> La
         buffer_layout: of the float buffers.
     """
     path = name.split("/")
-    if "scalars" in path or "data" in path:
+    if not {"scalars", "data", "personal"}.isdisjoint(path):
         return None
     expected = buffer_layout if "buffers" in path else layout
     return expected if x.shape[-1:] == (expected.numel,) else None

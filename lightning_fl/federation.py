@@ -156,7 +156,8 @@ class Federation:
         for place, upload in enumerate(algorithm.exchange.collect(results, link), start=1):
             result = upload.result
             outcome.num_steps += result.num_steps
-            if is_finite(upload.message, result.message):  # a codec may leave out what is not
+            # A codec may leave out what is not finite, and what a client owns is not sent at all.
+            if is_finite(upload.message, result.message, result.owned):
                 algorithm.aggregator.add(accumulator, upload)
                 outcome.accept(result, link.commit(result.client))
             self.on_upload(result.client, place, len(mine))

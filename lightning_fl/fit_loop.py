@@ -29,10 +29,11 @@ from lightning_fl.federation import Federation
 from lightning_fl.groups import layer_groups
 from lightning_fl.macs import count_macs
 from lightning_fl.pruning import masks_of
-from lightning_fl.run import SERVER, Run
+from lightning_fl.run import SERVER, VALIDATION, Run
 from lightning_fl.runners import LocalPlan, choose_runner
 from lightning_fl.runners.ranks import check_sums, gather_objects
 from lightning_fl.settings import check_monitors, cohort_size
+from lightning_fl.validation import ModelValidation
 
 if TYPE_CHECKING:
     from lightning_fl.trainer import FederatedTrainer
@@ -78,6 +79,8 @@ class FitLoop:
             params=worker.params.clone(),
             buffers=worker.buffers.clone(),
             counters=worker.read_counters(),
+            personal_layout=worker.personal_layout,
+            personal=worker.personal.clone(),
         )
         data = algorithm.arrange(trainer.data)
         steps = zip(algorithm.step_names(), algorithm.steps, strict=True)
@@ -107,7 +110,7 @@ class FitLoop:
             worker=worker,
             data=data,
             run=run,
-            groups=layer_groups(worker.module),
+            groups=layer_groups(worker.module, without=worker.personal_layout.names),
             plan=plan,
             clock=trainer.clock,
             eligible=eligible,
@@ -134,6 +137,7 @@ class FitLoop:
         )
         run.macs_at_start = self.federation.macs
         worker.load(run.params, run.buffers, run.counters)  # counting and checking may have changed it
+        worker.personal.copy_(run.personal)
         if is_overridden("validation_step", worker.module):
             self._val_loaders = as_loaders(data.val_dataloader())
         trainer.num_val_batches = num_batches(self._val_loaders, trainer.limits["limit_val_batches"])
@@ -143,6 +147,7 @@ class FitLoop:
     def prepare(self) -> None:
         """What the method does before its first round."""
         self.federation.prepare()
+        self.trainer.bound_worker.personal.copy_(self.trainer.run.personal)
         self.trainer.bound_worker.load(self.trainer.run.params, self.trainer.run.buffers, self.trainer.run.counters)
 
     def _keep_client_states(self, run: Run) -> None:
@@ -202,6 +207,7 @@ class FitLoop:
                 "it must do so when an epoch starts (on_train_epoch_start)."
             )
         worker.load(run.params, run.buffers, run.counters)
+        worker.personal.copy_(run.personal)
         worker.optimizer.end_round(run.round)
         self.before_round = None
         trainer.global_step = run.num_steps
@@ -243,16 +249,29 @@ class FitLoop:
         trainer = self.trainer
         trainer.state.stage = RunningStage.VALIDATING
         self.has_validated = True
+        federation = self.federation
+        validation = ModelValidation(
+            trainer.bound_worker,
+            trainer.data,
+            "validation",
+            self._val_loaders,
+            trainer.limits["limit_val_batches"],
+            trainer.run.clients,
+            federation.setting,
+            federation.cohort_size,
+            trainer.run.random(VALIDATION),
+        )
+        of_method = trainer.algorithm.validate(validation)
         averages, _ = evaluate(
             trainer.bound_worker,
             "validation",
             self._val_loaders,
             trainer.num_val_batches,
             trainer.inference_mode,
-            trainer.publish,
+            lambda averages: trainer.publish(averages | of_method),
         )
         trainer.state.stage = RunningStage.TRAINING
-        return averages
+        return averages | of_method
 
     def _sanity_check(self) -> None:
         """A few validation batches before anything is trained, so that an error in them does not cost a round."""

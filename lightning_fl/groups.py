@@ -19,7 +19,7 @@ fc: [fc.weight, fc.bias]
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import zip_longest
@@ -74,9 +74,9 @@ class Group:
         return shape[self.unit_axis(len(shape))] if shape else 1
 
 
-def layer_groups(module: nn.Module) -> tuple[Group, ...]:
-    """The layers of `module`, in the order of their parameters; frozen parameters belong to none."""
-    trainable = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+def layer_groups(module: nn.Module, without: Collection[str] = ()) -> tuple[Group, ...]:
+    """The layers of `module`, in the order of their parameters; frozen ones and those of `without` belong to none."""
+    trainable = [name for name, p in module.named_parameters() if p.requires_grad and name not in without]
     free = dict.fromkeys(trainable)
     free_buffers = {name for name, buffer in module.named_buffers() if buffer.is_floating_point()}
     groups = []

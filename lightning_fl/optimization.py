@@ -45,6 +45,7 @@ class ModuleOptimizer:
         optimizer: the module's optimiser.
         scheduler_configs: its schedulers, as Lightning's `LRSchedulerConfig`.
         is_elementwise: whether its update of a coordinate looks at that coordinate alone.
+        personal_names: of the parameters in each of its groups that clients own, which it does not step itself.
         params: what it steps: see `bind`.
     """
 
@@ -53,7 +54,7 @@ class ModuleOptimizer:
 
         Args:
             module: whose optimiser it is.
-            layout: where each of its parameters lies in the flat vectors.
+            layout: where each of its parameters lies in the flat vectors; what trains and is not there is personal.
 
         Raises:
             UserError: the module has no optimiser, or several.
@@ -84,7 +85,10 @@ class ModuleOptimizer:
         self.round_rates = list(self._base_rates)
         self._layout = layout
         self._named = dict(module.named_parameters())
-        self._groups = [list(group["params"]) for group in groups]
+        shared = set(layout.names)
+        personal = {id(p): name for name, p in self._named.items() if p.requires_grad and name not in shared}
+        self._groups = [[p for p in group["params"] if id(p) not in personal] for group in groups]
+        self.personal_names = [[personal[id(p)] for p in group["params"] if id(p) in personal] for group in groups]
         # Adagrad of some releases of torch makes its state when it is made, not in the first step: such an optimiser keeps the
         # parameters it was given, and every client starts from that state.
         self._fresh_optimizer = {p: deepcopy(state) for p, state in self.optimizer.state.items()}

@@ -14,12 +14,13 @@ from lightning_fl.client_states import ClientStates, ClientStatesOnDisk
 from lightning_fl.cut import Cut, layout_of
 from lightning_fl.errors import UserError
 from lightning_fl.link import Ledger
+from lightning_fl.personal import PERSONAL
 from lightning_fl.pruning import Plan
 from lightning_fl.slots import Rule, State
 from lightning_fl.tree import Layout
 
 # What a stream of random numbers is for: part of its seed, so that no two streams coincide.
-COHORT, DROPOUT, CLIENT, SERVER, EXCHANGE, SETUP = range(6)
+COHORT, DROPOUT, CLIENT, SERVER, EXCHANGE, SETUP, VALIDATION = range(7)
 
 
 @dataclass
@@ -33,6 +34,8 @@ class Run:
         params: trainable parameters (d,).
         buffers: float buffers (d_b,), averaged like parameters.
         counters: integer buffers by name, never sent: the server takes the maximum over clients.
+        personal_layout: where each parameter that clients own lies in their vectors.
+        personal: what clients that have not yet taken part own (g,).
         round: rounds completed, hence the index of the next one.
         num_steps: optimiser steps of all clients, and of the server on samples of its own, so far.
         server: state of each server step, by its place and name in the chain.
@@ -53,6 +56,8 @@ class Run:
     params: Tensor
     buffers: Tensor
     counters: dict[str, Tensor]
+    personal_layout: Layout = field(default_factory=lambda: Layout((), (), ()))
+    personal: Tensor = field(default_factory=lambda: torch.zeros(0))
     round: int = 0
     num_steps: int = 0
     server: dict[str, State] = field(default_factory=dict)
@@ -107,10 +112,10 @@ class Run:
             self.client_memory[client] = masked(self.client_memory[client], on_host)
 
     def client_state(self, client: int, rule: Rule, received: Tensor) -> State:
-        """A copy of what a client keeps, on the device of `params`; at its first time what `rule` begins with."""
+        """A copy of what a client keeps, on the device of `params`; at its first time what it begins with."""
         state = self.clients.get(client)
         if state is None:
-            return rule.init(received)
+            return self.first_state(rule, received)
         return {name: x.to(self.params.device, copy=True) for name, x in state.items()}
 
     def surgery(self, plan: Plan) -> None:
@@ -126,6 +131,10 @@ class Run:
             for client in list(kept):
                 kept[client] = cut.state(kept[client])
 
+    def first_state(self, rule: Rule, received: Tensor) -> State:
+        """What a client begins with: `rule`'s state, and parameters of its own if clients have any."""
+        return rule.init(received) | ({PERSONAL: self.personal.clone()} if self.personal_layout.names else {})
+
     def state_dict(self) -> dict[str, Any]:
         """All of it; whatever the round under way changes, this stays as it is now. `as_saved` makes it plain."""
         return {
@@ -135,6 +144,9 @@ class Run:
             "channels_last": list(self.layout.channels_last),
             "buffer_names": list(self.buffer_layout.names),
             "buffer_shapes": [list(shape) for shape in self.buffer_layout.shapes],
+            "personal_names": list(self.personal_layout.names),
+            "personal_shapes": [list(shape) for shape in self.personal_layout.shapes],
+            "personal": self.personal,
             "params": self.params,
             "buffers": self.buffers,
             "counters": dict(self.counters),
@@ -172,6 +184,8 @@ class Run:
         self.params = self.layout.relay(state["params"], source).to(device, copy=True)
         self.buffers = state["buffers"].to(device, copy=True)
         self.counters = {name: x.to(device, copy=True) for name, x in state["counters"].items()}
+        if self.personal_layout.names:
+            self.personal = state["personal"].to(device, copy=True)
         self.round = state["round"]
         self.num_steps = state["num_steps"]
         self.server = {name: relaid(x, device) for name, x in state["server"].items()}
@@ -188,8 +202,14 @@ class Run:
         self.macs_at_start = state.get("macs_at_start", self.macs_at_start)  # checkpoints of 0.1 have none
 
     def _check_fits(self, state: dict[str, Any]) -> None:
-        for kind, layout, prefix in (("parameter", self.layout, ""), ("buffer", self.buffer_layout, "buffer_")):
-            saved = dict(zip(state[f"{prefix}names"], map(tuple, state[f"{prefix}shapes"]), strict=True))
+        for kind, layout, prefix in (
+            ("parameter", self.layout, ""),
+            ("buffer", self.buffer_layout, "buffer_"),
+            ("personal parameter", self.personal_layout, "personal_"),
+        ):
+            # Checkpoints of 0.1 say nothing of personal parameters, for there were none.
+            names, shapes = state.get(f"{prefix}names", []), state.get(f"{prefix}shapes", [])
+            saved = dict(zip(names, map(tuple, shapes), strict=True))
             here = dict(zip(layout.names, layout.shapes, strict=True))
             if saved != here:
                 name = next(name for name in {**here, **saved} if saved.get(name) != here.get(name))

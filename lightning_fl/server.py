@@ -115,6 +115,7 @@ class ServerSide:
         if mask is not None:
             setting = replace(setting, kept=Excerpt.of_masks(replace(setting, kept=None), mask))
         order, own = run.torch_seeds(SERVER)
+        worker.personal.copy_(run.personal)
         state, resident = rule.init(received["model"]), self.data.train.resident
         plan = self.plan if epochs is None else replace(self.plan, epochs=epochs, steps=None)
         local = train_locally(
@@ -153,6 +154,7 @@ class ServerSide:
                 f"the method needs the accuracy on the server's data: give {name} a validation_step that logs 'val/accuracy'."
             )
         worker.load(params, buffers, self.run.counters)
+        worker.personal.copy_(self.run.personal)
         batches = data.train.batches(data.eval_batch_size, data.server_indices[rows])
         accuracy = accuracy_in(measure(worker, "validation", batches, data.train.resident), name)
         within = -1e-6 <= accuracy <= 1 + 1e-6

@@ -165,7 +165,9 @@ def _place(trainer: FederatedTrainer, model: LightningModule, datamodule: Federa
     model.to(trainer.fabric.device)
     trainer.fabric.strategy.precision.convert_module(model)
     channels_last = prefers_channels_last(model, trainer.fabric.device)
-    trainer.worker = Worker(model, trainer.fabric, trainer.hooks, channels_last)
+    trainer.worker = Worker(
+        model, trainer.fabric, trainer.hooks, channels_last, trainer.algorithm.personal_parameters(model)
+    )
     datamodule.place(trainer.fabric.device, channels_last)
     model.log = trainer.worker.logs.log  # type: ignore[method-assign]
 
@@ -177,6 +179,7 @@ def _release(trainer: FederatedTrainer) -> None:
     # An error may have come between a pruning and the run's following it.
     if trainer.fitting and "run" in vars(trainer) and trainer.worker.holds(trainer.run.layout):
         trainer.worker.load(trainer.run.params, trainer.run.buffers, trainer.run.counters)
+        trainer.worker.personal.copy_(trainer.run.personal)
     trainer.lightning_module.__dict__.pop("log", None)
     trainer.worker.release()
     trainer.worker = None

@@ -14,7 +14,7 @@ from typing import Any
 from lightning.fabric import Fabric
 from torch import Tensor, nn
 
-from lightning_fl.errors import UserError
+from lightning_fl.errors import UserError, require
 from lightning_fl.federation import Federation
 from lightning_fl.groups import layer_groups
 from lightning_fl.macs import count_macs
@@ -35,6 +35,12 @@ def follow(federation: Federation) -> None:
     _check_agreement(worker.fabric, plans)
     if not plans:
         return
+    for name in worker.personal_leaves:
+        require(
+            all(name not in plan.axes for plan in plans),
+            f"pruning would cut {name!r}, which every client has a version of its own of: prune other layers, or let the server "
+            "have it.",
+        )
     for plan in plans:
         federation.announce(plan)
         if plan.axes:

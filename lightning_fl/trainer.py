@@ -43,6 +43,7 @@ from lightning_fl.settings import (
     check_rounds,
 )
 from lightning_fl.surface import TrainerSurface
+from lightning_fl.validation import ModelValidation, owned_by_clients
 from lightning_fl.worker import Worker
 
 
@@ -333,13 +334,26 @@ class FederatedTrainer(TrainerSurface):
         module, worker = self.lightning_module, self.bound_worker
         if stage != "predict" and not is_overridden(f"{stage}_step", module):
             raise UserError(f"{type(module).__name__} has no {stage}_step.")
+        checkpoint = checkpoints.load(self.ckpt_path) if self.ckpt_path is not None else {}
         if self.ckpt_path is not None:
             persistence.evaluate_checkpoint(self, self.ckpt_path)
         short = {"validation": "val"}.get(stage, stage)
         loaders = as_loaders(getattr(self.data, f"{short}_dataloader")())
         limits = num_batches(loaders, self.limits[f"limit_{short}_batches"])
         setattr(self, f"num_{short}_batches", limits)
-        averages, outputs = evaluate(worker, stage, loaders, limits, self.inference_mode, self.publish)
+        of_method: dict[str, float] = {}
+        if stage != "predict":
+            kept: Mapping[int, Any] = self.run.clients if "run" in vars(self) else {}
+            if checkpoint:
+                kept = checkpoint.get("federation", {}).get("run", {}).get("clients", {})
+            states = owned_by_clients(worker, kept)
+            of_method = self.algorithm.validate(
+                ModelValidation(worker, self.data, stage, loaders, self.limits[f"limit_{short}_batches"], states)
+            )
+        averages, outputs = evaluate(
+            worker, stage, loaders, limits, self.inference_mode, lambda averages: self.publish(averages | of_method)
+        )
+        averages |= of_method
         for logger in self.loggers[1:]:
             logger.log_metrics(averages, step=self.global_step)
             logger.save()

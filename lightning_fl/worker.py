@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -15,11 +15,12 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
 
-from lightning_fl.errors import UserError
+from lightning_fl.errors import UserError, require
 from lightning_fl.excerpt import Excerpt
 from lightning_fl.hooks import Hooks
 from lightning_fl.logs import LogCollector
 from lightning_fl.optimization import ModuleOptimizer
+from lightning_fl.personal import PersonalOptimizer
 from lightning_fl.pruning import Plan, plans_of
 from lightning_fl.pruning.surgery import PLANS
 from lightning_fl.tree import FlatGradient, Layout, Tree, common_dtype
@@ -33,12 +34,14 @@ class Worker:
         fabric: for precision, autocast and backward.
         hooks: who listens to which Lightning hook.
         logs: what the module logs goes here.
-        layout: where each trainable parameter lies.
+        layout: where each trainable parameter lies, but for the personal ones.
         params: parameters (d,); the module's own are views of it.
+        personal_layout, personal: likewise for what clients own (g,).
         gradient: gradient (d,) of the last backward pass, where the rule reads it.
         buffer_layout, buffers: likewise for float buffers (d_b,).
         counter_names: names of the module's integer buffers.
         optimizer: drives the module's optimiser; set by `configure_optimizer`.
+        personal_optimizer: steps what clients own; set likewise.
         reads_gradient: whether gradients are gathered in `gradient`.
         takes_index: whether `training_step` asks for the batch's index.
         skips_single_samples: whether a last batch of one sample is left out.
@@ -46,13 +49,22 @@ class Worker:
     """
 
     optimizer: ModuleOptimizer
+    personal_optimizer: PersonalOptimizer
 
-    def __init__(self, module: LightningModule, fabric: Fabric, hooks: Hooks, channels_last: bool) -> None:
+    def __init__(
+        self,
+        module: LightningModule,
+        fabric: Fabric,
+        hooks: Hooks,
+        channels_last: bool,
+        personal: Collection[str] = (),
+    ) -> None:
         self.module = module
         self.fabric = fabric
         self.hooks = hooks
         self.logs = LogCollector()
         self._channels_last = channels_last
+        self._personal_names = frozenset(personal)
         self._lay_out()
         self.takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
         self.batches_in_pass = 0
@@ -63,8 +75,10 @@ class Worker:
     def _lay_out(self) -> None:
         """Bring parameters and float buffers together in flat vectors, and make the module's own views of them."""
         self._plans = plans_of(self.module)
-        trainable = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
-        dtype = common_dtype(trainable)
+        named = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
+        trainable = {name: p for name, p in named.items() if name not in self._personal_names}
+        self.personal_leaves = {name: p for name, p in named.items() if name in self._personal_names}
+        dtype = common_dtype(named)
         self.layout = Layout.of(trainable, self._channels_last)
         self.params = self.layout.flatten(
             {name: parameter.detach() for name, parameter in trainable.items()},
@@ -74,6 +88,11 @@ class Worker:
         self._parameters = list(trainable.values())
         for parameter, view in zip(self._parameters, self.layout.views(self.params).values(), strict=True):
             parameter.data = view
+        self.personal_layout = Layout.of(self.personal_leaves)
+        self.personal = torch.empty(self.personal_layout.numel, dtype=dtype, device=self.fabric.device)
+        self.personal_layout.flatten({name: p.detach() for name, p in self.personal_leaves.items()}, self.personal)
+        for name, view in self.personal_layout.views(self.personal).items():
+            self.personal_leaves[name].data = view
 
         self._homes = {name: _home(self.module, name) for name, _ in self.module.named_buffers()}
         self._places = _places(self.module)
@@ -119,7 +138,7 @@ class Worker:
         """Set up the module's optimiser; with `flat_gradient` every gradient is a view of `gradient`.
 
         Raises:
-            UserError: the module has nothing to train, or not one optimiser.
+            UserError: the module has nothing to train, or not one optimiser, or it leaves out what clients are to own.
         """
         if not self._parameters:
             raise UserError(f"{type(self.module).__name__} has no trainable parameter: there is nothing to federate.")
@@ -127,10 +146,19 @@ class Worker:
         if flat_gradient:
             self.gradient = torch.zeros_like(self.params)
         self.optimizer = ModuleOptimizer(self.module, self.layout)
+        trained = {name for names in self.optimizer.personal_names for name in names}
+        for name in self.personal_leaves:
+            require(
+                name in trained,
+                f"clients are to own {name!r}, but configure_optimizers of {type(self.module).__name__} does not train it: "
+                "give the optimizer all of self.parameters().",
+            )
+        self.personal_optimizer = PersonalOptimizer(self.optimizer.optimizer, self.optimizer.personal_names)
         self.bind_optimizer()
 
     def bind_optimizer(self) -> None:
         """Make the optimiser step this module, and only what has had a gradient in the training that begins."""
+        self.personal_optimizer.bind(self.personal_leaves)
         is_bound = getattr(self.optimizer, "params", None) is self.params
         if is_bound and not (self._flat_gradient and self._flat_gradient.has_grown):
             return
@@ -147,7 +175,7 @@ class Worker:
 
     def release(self) -> None:
         """Give the module tensors of its own again, with the values it has now."""
-        for parameter in self._parameters:
+        for parameter in (*self._parameters, *self.personal_leaves.values()):
             parameter.grad = None
             parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
         for name in self._buffer_views:
@@ -168,7 +196,7 @@ class Worker:
     def agree_on_model(self) -> None:
         """Give every rank the model of rank 0: an unseeded script initialises it differently in each process."""
         if self.fabric.world_size > 1:
-            for tensor in self.module.state_dict().values():
+            for tensor in (*self.module.state_dict().values(), self.personal):
                 tensor.copy_(self.fabric.broadcast(tensor))
 
     def read_buffers(self) -> Tensor:
@@ -183,15 +211,18 @@ class Worker:
         """The module's `state_dict` with the server's model in it, while a client's is loaded.
 
         Args:
-            run_state: the server's `params`, `buffers` and `counters`.
+            run_state: the server's `params`, `buffers` and `counters`, and the `personal` that all clients began with.
         """
         trained = self.params.clone(), self.read_buffers().clone(), self.read_counters()
+        own = self.personal.clone()
         self.load(run_state["params"], run_state["buffers"], run_state["counters"])
+        self.personal.copy_(run_state["personal"])
         copied = {
             name: value.detach().clone(memory_format=torch.contiguous_format)
             for name, value in self.module.state_dict().items()
         }
         self.load(*trained)
+        self.personal.copy_(own)
         return copied
 
     def read_counters(self) -> dict[str, Tensor]:
@@ -229,6 +260,8 @@ class Worker:
 
     def zero_gradient(self) -> None:
         """Forget the gradient of the last step; views of the flat gradient are put back where something removed them."""
+        for leaf in self.personal_leaves.values():
+            leaf.grad = None
         if self._flat_gradient is not None:
             self._flat_gradient.zero()
             return
@@ -257,10 +290,11 @@ class Worker:
 
     def clip_gradient(self, value: float, algorithm: str) -> None:
         """Clip in place, as Lightning's `gradient_clip_val` and `gradient_clip_algorithm` say."""
+        trained = [*self._parameters, *self.personal_leaves.values()]
         if algorithm == "value":
-            nn.utils.clip_grad_value_(self._parameters, value)
+            nn.utils.clip_grad_value_(trained, value)
         else:
-            nn.utils.clip_grad_norm_(self._parameters, value)
+            nn.utils.clip_grad_norm_(trained, value)
 
     def transfer(self, batch: Any, resident: bool) -> Any:
         """Bring a batch to the accelerator, where a resident one already is, and let the batch hooks change it."""

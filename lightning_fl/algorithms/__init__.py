@@ -8,6 +8,7 @@ from lightning_fl.algorithms.fedap import FedAP, FedDUAP, FedDUMAP
 from lightning_fl.algorithms.fedavg import FedAvg
 from lightning_fl.algorithms.fedda import FedDA, FedDUDA
 from lightning_fl.algorithms.feddf import FedDF
+from lightning_fl.algorithms.feddp import FedDP
 from lightning_fl.algorithms.feddu import FedDU, FedDUDM, FedDUM, FedDUS, FedDUSM
 from lightning_fl.algorithms.fedkt import FedKT
 from lightning_fl.algorithms.fedldf import HDFL, FedADP, FedLDF, RandomLayers
@@ -38,6 +39,7 @@ __all__ = [
     "FedAvg",
     "FedDA",
     "FedDF",
+    "FedDP",
     "FedDU",
     "FedDUAP",
     "FedDUDA",

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lightning.pytorch import Callback
+from torch import nn
 
 from lightning_fl.aggregators import WeightedMean
 from lightning_fl.codecs import Dense
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError
 from lightning_fl.exchanges import OneShot
+from lightning_fl.personal import personal_names
 from lightning_fl.rules import LocalOptimizer
 from lightning_fl.slots import (
     Aggregator,
@@ -24,6 +26,7 @@ from lightning_fl.slots import (
     State,
     Step,
     Surgery,
+    Validation,
 )
 from lightning_fl.steps import Apply
 
@@ -46,6 +49,7 @@ class Algorithm:
         exchange: Exchange = OneShot(),  # noqa: B008
         aggregator: Aggregator = WeightedMean(),  # noqa: B008
         steps: Sequence[Step] | None = None,
+        personal: Sequence[str] = (),
     ) -> None:
         """Fill the slots.
 
@@ -56,6 +60,7 @@ class Algorithm:
             exchange: Who uploads what, in how many turns.
             aggregator: How uploads merge.
             steps: What the server does next, one step after the other; Apply() alone if not given.
+            personal: Parameters of the module, or parts of it, that every client keeps for itself, by name.
 
         Raises:
             UserError: neighbouring slots do not fit; all misfits are named.
@@ -66,6 +71,7 @@ class Algorithm:
         self.exchange = exchange
         self.aggregator = aggregator
         self.steps = (Apply(),) if steps is None else tuple(steps)
+        self.personal = tuple(personal)
         self._check()
 
     def _check(self) -> None:
@@ -136,6 +142,10 @@ class Algorithm:
             message.update(step.share(states[key]))
         return message
 
+    def personal_parameters(self, module: nn.Module) -> list[str]:
+        """Names of the parameters that clients own: trained, kept, never sent."""
+        return personal_names(module, self.personal)
+
     def arrange(self, data: FederatedDataModule) -> FederatedDataModule:
         """The data as the clients hold them in this method: the user's, or a changed copy. A resumed run asks again."""
         return data
@@ -167,9 +177,31 @@ class Algorithm:
         if surgery.plan.filters:
             surgery.channel.tell(range(surgery.setting.num_clients), {"mask/units": surgery.units})
 
+    def validate(self, validation: Validation) -> dict[str, float]:
+        """What is logged with a validation, in place of what the server's model alone would give where the names agree.
+
+        Where clients own parts of the model, it is whole on a client only: the means over the clients then, each with what it
+        owns, and under `…_local` those on the clients' own validation parts.
+        """
+        return mean_over_clients(validation, validation.clients()) if validation.owns else {}
+
     def configure_callbacks(self) -> list[Callback]:
         """Callbacks that are part of the method, for instance its pruning."""
         return []
+
+
+def mean_over_clients(validation: Validation, clients: Sequence[int]) -> dict[str, float]:
+    """The means over clients of what is measured with what each of them owns."""
+    newcomers = [client for client in clients if not validation.has_taken_part(client)]
+    begun = validation.averages() if newcomers else {}
+    measured = [begun if client in newcomers else validation.averages(client) for client in clients]
+    local = [found for client in clients if (found := validation.local_averages(client))]
+    return _means(measured) | {f"{name}_local": value for name, value in _means(local).items()}
+
+
+def _means(measured: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Of each name the mean, every client counting alike."""
+    return {name: sum(found[name] for found in measured) / len(measured) for name in (measured[0] if measured else ())}
 
 
 def _listed(names: frozenset[str]) -> str:

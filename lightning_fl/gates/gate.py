@@ -109,7 +109,7 @@ class Gate(nn.Module):
 
     def spread(self, mask: Tensor) -> Tensor:
         """m (B, C_out) → (B, C_out, 1, …), to be multiplied with an output."""
-        return mask.view(*mask.shape, *[1 for _ in self._pixels])
+        return mask.reshape(*mask.shape, *[1 for _ in self._pixels])
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
         """Weights of a network without gates load too; the gate then keeps its own."""

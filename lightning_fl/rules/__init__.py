@@ -9,6 +9,7 @@ from lightning_fl.rules.normalised import Normalised
 from lightning_fl.rules.proximal import Proximal
 from lightning_fl.rules.restarted_momentum import RestartedMomentum
 from lightning_fl.rules.squared_gradients import SquaredGradients
+from lightning_fl.rules.thresholded import Thresholded
 
 __all__ = [
     "ControlVariates",
@@ -21,5 +22,6 @@ __all__ = [
     "RestartedMomentum",
     "SharedAdam",
     "SquaredGradients",
+    "Thresholded",
     "WarmedUpAdam",
 ]

@@ -109,7 +109,7 @@ def _try(
     in_pass = plan.pass_batches(len(selection), worker.skips_single_samples)
     if not in_pass:
         return obstacles, 1
-    seeds, state = run.torch_seeds(CLIENT, client), rule.init(received["model"])
+    seeds, state = run.torch_seeds(CLIENT, client), run.first_state(rule, received["model"])
     twins = [Member(client, selection, in_pass, 1, state, seeds) for _ in range(2)]
     metrics = [m for m in worker.module.modules() if isinstance(m, Metric)]
     updates = [metric.update_count for metric in metrics]

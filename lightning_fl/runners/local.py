@@ -95,7 +95,7 @@ def train_locally(
     """Train the worker's module from the received model on one client's samples.
 
     Args:
-        worker: holds the module; its parameters are overwritten.
+        worker: holds the module; its parameters are overwritten, those that the client owns are trained from where they are.
         rule: makes the steps.
         setting: of the run.
         received: `model` (d,) and `buffers` (d_b,), and what else came down.
@@ -133,6 +133,7 @@ def train_locally(
     worker.seed(seeds[1])
     in_pass = worker.batches_in_pass = plan.pass_batches(num_samples, worker.skips_single_samples)
     num_steps = worker.steps_in_training = plan.num_steps(in_pass)
+    local.steps_in_pass = max(1, ceil(in_pass / accumulate))
     batch_start, batch_end = hooks.listeners("on_train_batch_start"), hooks.listeners("on_train_batch_end")
     before_zero, before_backward = hooks.listeners("on_before_zero_grad"), hooks.listeners("on_before_backward")
     after_backward, before_step = hooks.listeners("on_after_backward"), hooks.listeners("on_before_optimizer_step")
@@ -180,6 +181,8 @@ def train_locally(
                     rule.step(local)
                     if kept is not None and not optimizer.is_elementwise:
                         local.params.mul_(kept.factors)
+                    if worker.personal_leaves:
+                        worker.personal_optimizer.step()
                     local.num_steps += 1
                     local.sum_learning_rate = local.sum_learning_rate + local.learning_rate
                     if optimizer.moves_within_round:

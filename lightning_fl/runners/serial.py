@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from lightning_fl.data import FederatedDataModule
+from lightning_fl.personal import PERSONAL
 from lightning_fl.run import CLIENT, Run
 from lightning_fl.runners.local import LocalPlan, train_locally
 from lightning_fl.slots import Message, Result, Rule, Setting
@@ -36,6 +37,7 @@ def serial(
     for client in cohort:
         worker.hooks.call("on_client_download", client)
         state = run.client_state(client, rule, received["model"])
+        worker.personal.copy_(state.pop(PERSONAL, run.personal))
         order, own = run.torch_seeds(CLIENT, client)
         local = train_locally(
             worker,
@@ -52,13 +54,15 @@ def serial(
         message = rule.finish(local)
         if worker.buffer_layout.names:
             message["buffers"] = worker.read_buffers() - received["buffers"]
+        owned = {PERSONAL: worker.personal.clone()} if worker.personal_layout.names else {}
         yield Result(
             client=client,
             message=message,
             weight=float(data.client_sizes[client]),
-            state=local.state,
+            state=local.state | owned,
             counters=worker.read_counters(),
             logs=worker.logs.take(),
             num_steps=local.num_steps,
+            owned=owned,
         )
     worker.steps_in_training = 0

@@ -25,6 +25,7 @@ class Stack:
 
     Attributes:
         params, gradient: (n, d).
+        personal: what the clients own (n, g); `personal_leaves` are its parts by name, with their gradients.
         buffers: float buffers (n, d_b), changed in place.
         counters: integer buffers by name (n, ...), changed in place.
     """
@@ -33,6 +34,7 @@ class Stack:
         self,
         worker: Worker,
         params: Tensor,
+        personal: Tensor,
         buffers: Tensor,
         counters: Tree,
         gradient: Tensor,
@@ -43,6 +45,7 @@ class Stack:
         Args:
             worker: holds the module, whose own tensors are left alone.
             params: (n, d).
+            personal: (n, g).
             buffers: (n, d_b).
             counters: (n, ...) by name.
             gradient: (n, d).
@@ -50,16 +53,20 @@ class Stack:
         """
         self._worker = worker
         self.params, self.buffers, self.counters, self.gradient = params, buffers, counters, gradient
+        self.personal = personal
+        views = worker.personal_layout.views(personal)
+        self.personal_leaves = {name: x.detach().requires_grad_() for name, x in views.items()}
         self._leaves = {name: x.detach().requires_grad_() for name, x in worker.layout.views(params).items()}
         self._flat_gradient = FlatGradient(worker.layout, list(self._leaves.values()), gradient, known)
         self._buffer_views = worker.buffer_layout.views(buffers)
 
     @classmethod
-    def of(cls, worker: Worker, received: Message, counters: Mapping[str, Tensor], num_clients: int) -> Stack:
-        """A stack in which every client has what came down."""
+    def of(cls, worker: Worker, received: Message, counters: Mapping[str, Tensor], personal: Tensor) -> Stack:
+        """A stack in which every client has what came down, and what it owns (n, g)."""
+        num_clients = len(personal)
         params, buffers = (received[name].expand(num_clients, -1).clone() for name in ("model", "buffers"))
         stacked = {name: x.expand(num_clients, *x.shape).clone() for name, x in counters.items()}
-        return cls(worker, params, buffers, stacked, torch.zeros_like(params))
+        return cls(worker, params, personal, buffers, stacked, torch.zeros_like(params))
 
     def restart(self, received: Message, counters: Mapping[str, Tensor]) -> None:
         """Give every client what came down once more."""
@@ -73,6 +80,7 @@ class Stack:
         return Stack(
             self._worker,
             self.params[:num_clients],
+            self.personal[:num_clients],
             self.buffers[:num_clients],
             {name: x[:num_clients] for name, x in self.counters.items()},
             self.gradient[:num_clients],
@@ -81,6 +89,8 @@ class Stack:
 
     def zero_gradient(self) -> None:
         """Forget the gradients."""
+        for leaf in self.personal_leaves.values():
+            leaf.grad = None
         self._flat_gradient.zero()
 
     def backward(
@@ -108,11 +118,15 @@ class Stack:
         # Clients with batches of another size train on copies of their rows.
         index = torch.tensor(rows, device=self.params.device)
         counters = {name: x[index] for name, x in self.counters.items()}
-        part = Stack(
-            self._worker, self.params[index], self.buffers[index], counters, torch.zeros_like(self.params[index])
-        )
+        params, personal = self.params[index], self.personal[index]
+        part = Stack(self._worker, params, personal, self.buffers[index], counters, torch.zeros_like(params))
         part.backward(range(len(rows)), batches, batch_index, factors, logs)
         self.gradient.index_add_(0, index, part.gradient)
+        for name, leaf in part.personal_leaves.items():
+            if leaf.grad is not None:
+                whole = self.personal_leaves[name]
+                whole.grad = torch.zeros_like(whole) if whole.grad is None else whole.grad
+                whole.grad.index_add_(0, index, leaf.grad)
         self.buffers.index_copy_(0, index, part.buffers)
         for name, counter in self.counters.items():
             counter.index_copy_(0, index, part.counters[name])
@@ -145,7 +159,9 @@ class Stack:
             return output["loss"] if isinstance(output, Mapping) else output, logged, replaced
 
         with precision.forward_context():
-            losses, logged, replaced = vmap(train, randomness="different")(self._leaves, lent, tensors)
+            losses, logged, replaced = vmap(train, randomness="different")(
+                self._leaves | self.personal_leaves, lent, tensors
+            )
         for name, value in {**lent, **replaced}.items():
             home = self._buffer_views[name] if name in self._buffer_views else self.counters[name]
             if value is not home:

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_flatten
 
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.logs import RowLogs
+from lightning_fl.personal import PERSONAL
 from lightning_fl.run import CLIENT, Run
 from lightning_fl.runners.local import LocalPlan, Selection
 from lightning_fl.runners.stack import Stack
@@ -136,16 +137,20 @@ def train_stack(
         Their results, in the order of `members`.
     """
     optimizer, num_active = worker.optimizer, len(members)
-    stack = Stack.of(worker, received, counters, num_active)
+    state = {name: torch.stack([member.state[name] for member in members]) for name in members[0].state}
+    nothing = worker.personal.new_zeros(num_active, 0)
+    stack = Stack.of(worker, received, counters, state.pop(PERSONAL, nothing))
+    worker.personal_optimizer.bind(stack.personal_leaves)
     logs = RowLogs(worker.logs)
     optimizer.bind(stack.params, stack.gradient)
     optimizer.start_client()
     worker.batches_in_pass, worker.steps_in_training = members[0].in_pass, members[0].num_steps
-    state = {name: torch.stack([member.state[name] for member in members]) for name in members[0].state}
     local = LocalTraining(setting, received, stack.params, stack.gradient, optimizer.step, state)
     local.learning_rate = optimizer.learning_rate
     read = [plan.num_samples(len(member.selection), worker.skips_single_samples) for member in members]
     local.num_samples = stack.params.new_tensor(read).unsqueeze(1)
+    in_pass = [[ceil(member.in_pass / plan.accumulate)] for member in members]
+    local.steps_in_pass = torch.tensor(in_pass, device=stack.params.device).clamp(min=1)
     if rule.reads_full_gradient:
         worker.seed(members[0].seeds[1])
         local.full_gradient = _full_gradients(worker, stack, members, plan, resident)
@@ -157,7 +162,7 @@ def train_stack(
 
     worker.seed(members[0].seeds[1])
     batches = [_batches_by_step(worker, member, plan, resident) for member in members]
-    finished: list[tuple[Message, State, dict[str, Tensor], int]] = []
+    finished: list[tuple[Message, State, State, dict[str, Tensor], int]] = []
     step = 0
     while True:
         num_left = sum(member.num_steps > step for member in members)
@@ -166,6 +171,7 @@ def train_stack(
             stack, num_active = stack.first(num_left), num_left
             local = _rows(local, slice(num_left))
             optimizer.narrow(num_left)
+            worker.personal_optimizer.narrow(stack.personal_leaves, num_left)
         if not num_active:
             break
         stack.zero_gradient()
@@ -177,11 +183,13 @@ def train_stack(
         if setting.kept is not None:
             local.gradient.mul_(setting.kept.factors)
         if plan.clip_value:
-            _clip(local.gradient, plan.clip_value, plan.clip_algorithm)
+            _clip(local.gradient, list(stack.personal_leaves.values()), plan.clip_value, plan.clip_algorithm)
         if rule.own_step and optimizer.decays:
             local.gradient.add_(local.params * optimizer.weight_decay)
         rule.correct(local)
         rule.step(local)
+        if stack.personal_leaves:
+            worker.personal_optimizer.step()
         step = local.num_steps = local.num_steps + 1
         local.sum_learning_rate = local.sum_learning_rate + local.learning_rate
         if optimizer.moves_within_round:
@@ -190,8 +198,8 @@ def train_stack(
         if tells:
             _tell_stock_callbacks(worker, of_step)
     return [
-        Result(member.client, message, float(len(member.selection)), state, counters, sums, num_steps)
-        for member, sums, (message, state, counters, num_steps) in zip(
+        Result(member.client, message, float(len(member.selection)), state | owned, counters, sums, num_steps, owned)
+        for member, sums, (message, state, owned, counters, num_steps) in zip(
             members, logs.take_rows(len(members)), finished, strict=True
         )
     ]
@@ -268,13 +276,14 @@ def _rows(local: LocalTraining, rows: slice) -> LocalTraining:
         memory={name: some(x) for name, x in local.memory.items()},
         full_gradient=some(local.full_gradient),
         num_samples=some(torch.as_tensor(local.num_samples)),
+        steps_in_pass=some(local.steps_in_pass) if isinstance(local.steps_in_pass, Tensor) else local.steps_in_pass,
     )
 
 
 def _finish(
     worker: Worker, rule: Rule, local: LocalTraining, stack: Stack, start: int
-) -> list[tuple[Message, State, dict[str, Tensor], int]]:
-    """What the clients from `start` on upload and keep, their counters, and their steps."""
+) -> list[tuple[Message, State, State, dict[str, Tensor], int]]:
+    """What the clients from `start` on upload and keep, what of it they own, their counters, and their steps."""
     part = _rows(local, slice(start, None))
     message = rule.finish(part)
     if worker.buffer_layout.names:
@@ -283,6 +292,7 @@ def _finish(
         (
             {name: x[row] for name, x in message.items()},
             {name: x[row].clone() for name, x in part.state.items()},
+            {PERSONAL: stack.personal[start + row].clone()} if stack.personal_leaves else {},
             {name: x[start + row].clone() for name, x in stack.counters.items()},
             part.num_steps,
         )
@@ -290,13 +300,17 @@ def _finish(
     ]
 
 
-def _clip(gradient: Tensor, value: float, algorithm: str) -> None:
-    """Clip each client's gradient (n, d) as `torch.nn.utils.clip_grad_norm_` and `clip_grad_value_` do."""
+def _clip(gradient: Tensor, personal: Sequence[Tensor], value: float, algorithm: str) -> None:
+    """Clip each client's gradients, (n, d) and those of `personal`, as torch's `clip_grad_norm_` and `clip_grad_value_` do."""
+    gradients = [gradient, *(leaf.grad for leaf in personal if leaf.grad is not None)]
     if algorithm == "value":
-        gradient.clamp_(-value, value)
-    else:
-        norms = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
-        gradient.mul_((value / (norms + 1e-6)).clamp(max=1))
+        for x in gradients:
+            x.clamp_(-value, value)
+        return
+    lengths = torch.stack([torch.linalg.vector_norm(x.flatten(1), dim=1) for x in gradients])
+    factors = (value / (torch.linalg.vector_norm(lengths, dim=0) + 1e-6)).clamp(max=1)
+    for x in gradients:
+        x.mul_(factors.view(-1, *[1] * (x.dim() - 1)))
 
 
 def _tell_stock_callbacks(worker: Worker, of_step: Sequence[list[Batch]]) -> None:

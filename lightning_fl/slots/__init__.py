@@ -17,6 +17,7 @@ from lightning_fl.slots.rule import LocalTraining, Rule
 from lightning_fl.slots.setting import Setting
 from lightning_fl.slots.step import Learner, Server, ServerTraining, ServerTurn, SetUp, Step
 from lightning_fl.slots.surgery import Surgery
+from lightning_fl.slots.validation import Validation
 
 __all__ = [
     "KINDS",
@@ -40,6 +41,7 @@ __all__ = [
     "Step",
     "Surgery",
     "Upload",
+    "Validation",
     "compressible",
     "is_finite",
     "kind_of",

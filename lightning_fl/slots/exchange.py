@@ -31,6 +31,7 @@ class Result:
         counters: integer buffers of its module; the server takes the maximum.
         logs: what the module logged, name to (sum over samples, samples).
         num_steps: optimiser steps it made.
+        owned: of its state, what it trained and does not send.
     """
 
     client: int
@@ -40,6 +41,7 @@ class Result:
     counters: dict[str, Tensor]
     logs: dict[str, Any]
     num_steps: int
+    owned: State = field(default_factory=dict)
 
 
 @dataclass

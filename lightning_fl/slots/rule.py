@@ -28,6 +28,7 @@ class LocalTraining:
             clients' axis in front, so a number that meets vectors should be a vector (1,).
         memory: what lives for this round only. In a stack entries with one axis are shared by the clients.
         num_steps: optimiser steps done so far (tau_k at the end).
+        steps_in_pass: optimiser steps of one pass over the client's samples; (K, 1) in a stack.
         sum_learning_rate: sum of the learning rates of these steps.
         full_gradient: gradient (d,) of the loss on all samples at the received model, for rules that read it.
         num_samples: samples that the client reads in its steps, those of all passes together; in a stack (K, 1).
@@ -42,6 +43,7 @@ class LocalTraining:
     memory: State = field(default_factory=dict)
     learning_rate: float | Tensor = 0.0
     num_steps: int = 0
+    steps_in_pass: int | Tensor = 1
     sum_learning_rate: float | Tensor = 0.0
     full_gradient: Tensor = field(default_factory=lambda: torch.zeros(0))
     num_samples: float | Tensor = 0.0

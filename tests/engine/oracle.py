@@ -135,6 +135,28 @@ def device_momentum(problem: Problem, w: np.ndarray, beta: float) -> np.ndarray:
     return fedavg(problem, w, momentum_sgd(beta))
 
 
+def fedper(
+    problem: Problem, w: np.ndarray, own: slice, mu: float = 0.0, decay: float = 0.0
+) -> tuple[np.ndarray, dict[int, np.ndarray]]:
+    """Arivazhagan et al. 2019: every client keeps the numbers in `own`; FedProx's pull and weight decay are for the rest."""
+    start, heads = w[own].copy(), dict[int, np.ndarray]()
+    for t in range(problem.rounds):
+        cohort, models = problem.cohort(t), []
+        for k in cohort:
+            y = w.copy()
+            y[own] = heads.get(k, start)
+            for batch in problem.batches(t, k):
+                g = gradient(y, *batch)
+                step = g + mu * (y - w) + decay * y
+                step[own] = g[own]
+                y = y - problem.learning_rate * step
+            heads[k] = y[own]
+            models.append(y)
+        sizes = [len(problem.x[k]) for k in cohort]
+        w = sum(n * model for n, model in zip(sizes, models, strict=True)) / sum(sizes)
+    return w, heads
+
+
 def server_momentum(
     problem: Problem,
     w: np.ndarray,
@@ -1006,3 +1028,81 @@ def prunefl(
         if trace is not None:
             trace.append(kept)
     return w
+
+
+def top(pi: np.ndarray, k: int) -> np.ndarray:
+    """1 for the k largest of each row, of equal ones the first."""
+    mask = np.zeros_like(pi)
+    for row, values in zip(mask, pi, strict=True):
+        row[sorted(range(len(values)), key=lambda i: (-values[i], i))[:k]] = 1
+    return mask
+
+
+def gated_forward(w: np.ndarray, g: np.ndarray, x: np.ndarray, multiply: bool = False) -> Any:
+    """The perceptron whose layers are 1×1 convolutions with gates, 2 of 4 and 1 of 2 channels kept; g has the weights' form."""
+    w1, b1, w2, b2 = w[:12].reshape(4, 3), w[12:16], w[16:24].reshape(2, 4), w[24:]
+    a1, c1, a2, c2 = g[:12].reshape(4, 3), g[12:16], g[16:24].reshape(2, 4), g[24:]
+    u1, z1 = x @ w1.T + b1, x @ a1.T + c1
+    pi1 = 1 / (1 + np.exp(-z1))
+    mask1 = top(pi1, 2)
+    hidden = np.tanh(u1 * mask1 * (pi1 if multiply else 1))
+    u2, z2 = hidden @ w2.T + b2, hidden @ a2.T + c2
+    pi2 = 1 / (1 + np.exp(-z2))
+    mask2 = top(pi2, 1)
+    return u1, z1, pi1, mask1, hidden, u2, z2, pi2, mask2, u2 * mask2 * (pi2 if multiply else 1)
+
+
+def gated_gradient(
+    w: np.ndarray, g: np.ndarray, x: np.ndarray, y: np.ndarray, lam: float, multiply: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Gradients by w and g of mean ½‖output − y‖² + λ Σ mean ‖z‖₁, straight through the choice, none through a gate's input."""
+    u1, z1, pi1, mask1, hidden, u2, z2, pi2, mask2, out = gated_forward(w, g, x, multiply)
+    d_out = (out - y) / len(x)
+    m1, m2 = mask1 * (pi1 if multiply else 1), mask2 * (pi2 if multiply else 1)
+    d_u2, d_pi2 = d_out * m2, d_out * u2 * (mask2 if multiply else 1)
+    d_pre = (d_u2 @ w[16:24].reshape(2, 4)) * (1 - hidden**2)
+    d_u1, d_pi1 = d_pre * m1, d_pre * u1 * (mask1 if multiply else 1)
+    d_z1, d_z2 = (
+        d_pi * pi * (1 - pi) + lam * np.sign(z) / len(x) for d_pi, pi, z in ((d_pi1, pi1, z1), (d_pi2, pi2, z2))
+    )
+
+    def flat(d1: np.ndarray, d2: np.ndarray) -> np.ndarray:
+        return np.concatenate([(d1.T @ x).ravel(), d1.sum(0), (d2.T @ hidden).ravel(), d2.sum(0)])
+
+    return flat(d_u1, d_u2), flat(d_z1, d_z2)
+
+
+def feddp(
+    problem: Problem,
+    w: np.ndarray,
+    g: np.ndarray,
+    base: str,
+    lam: float = 0.0,
+    multiply: bool = False,
+    decay: float = 0.0,
+    mu: float = 0.0,
+) -> tuple[np.ndarray, dict[int, np.ndarray], dict[int, np.ndarray]]:
+    """Yu et al. 2023, Algorithm 1 with its slips mended, over one of its baselines: w, the clients' gates and their variates."""
+    gates, variates, c = dict[int, np.ndarray](), dict[int, np.ndarray](), np.zeros_like(w)
+    eta = problem.learning_rate
+    for t in range(problem.rounds):
+        cohort, deltas, taus, changes = problem.cohort(t), [], [], []
+        for k in cohort:
+            y, own, variate, tau = w.copy(), gates.get(k, g).copy(), variates.get(k, np.zeros_like(w)), 0
+            for batch in problem.batches(t, k):
+                d_y, d_own = gated_gradient(y, own, *batch, lam, multiply)
+                y, own, tau = y - eta * (d_y + decay * y + mu * (y - w) + c - variate), own - eta * d_own, tau + 1
+            gates[k] = own
+            if base == "SCAFFOLD":
+                variates[k] = variate - c + (w - y) / (tau * eta)
+                changes.append(variates[k] - variate)
+            deltas.append(y - w)
+            taus.append(tau)
+        shares = [len(problem.x[k]) / sum(len(problem.x[j]) for j in cohort) for k in cohort]
+        if base == "FedNova":
+            tau_eff = sum(p * tau for p, tau in zip(shares, taus, strict=True))
+            deltas = [tau_eff * delta / tau for delta, tau in zip(deltas, taus, strict=True)]
+        w = w + sum(p * delta for p, delta in zip(shares, deltas, strict=True))
+        if base == "SCAFFOLD":
+            c = c + sum(changes) / len(problem.x)
+    return w, gates, variates

@@ -1,0 +1,161 @@
+"""FedDP: Yu et al., Federated Learning with Dynamic Pruning and Gradient Control, CCGrid 2023; gates after Gao et al., ICLR 2019.
+
+client k:  w ← w,  w_g its own gates, those that all begin with at first
+           every convolution l:  z_l = A_l pool(x_l) + a_l,  y_l = norm(conv(x_l)) ⊙ top-K(sigmoid z_l)
+           L = CE + λ Σ_l mean ‖z_l‖₁, one backward pass
+           w ← w − η (∇_w L − c_k + c), or as the base method has it; w_g ← w_g − η ∇_{w_g} L
+           keeps w_g; the upload is the base method's               callback: DynamicGates, owned by the clients
+server:    as the base method
+
+Gates never cross, so the bits are the base method's. The printed algorithm has slips, among them a second gradient for the gates
+after the step, and 1/(Eη) in place of the number of steps; the rules of the base methods have them right. A top-K without a
+gradient would leave the gates to the lasso alone: the straight-through estimator gives them the task's. The code that the
+authors have released has neither gates nor variates, but sets small weights of convolutions to 0 after every epoch:
+`variant="threshold"`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from lightning.pytorch import Callback, LightningModule
+from torch import nn
+
+from lightning_fl.aggregators import WeightedMean
+from lightning_fl.algorithms.base import Algorithm, mean_over_clients
+from lightning_fl.callbacks import DynamicGates
+from lightning_fl.data import FederatedDataModule
+from lightning_fl.errors import UserError, nearest, require
+from lightning_fl.gates import gate_parameters, gates_of, remove_gates, sliced, without_gates
+from lightning_fl.rules import ControlVariates, Thresholded
+from lightning_fl.slots import Server, Setting, SetUp, Validation
+from lightning_fl.steps import Apply, ControlUpdate
+
+VARIANTS = ("gates", "threshold")
+
+
+class FedDP(Algorithm):
+    """Any method whose clients prune channels dynamically, by gates of their own."""
+
+    def __init__(
+        self,
+        base: Algorithm | None = None,
+        keep: float = 0.7071,
+        penalty: float = 1e-8,
+        gate_mode: Literal["ste", "multiply"] = "ste",
+        detach_gate_input: bool = True,
+        seed: int = 0,
+        validation_clients: int | None = None,
+        variant: Literal["gates", "threshold"] = "gates",
+        pruning_threshold: float = 1e-3,
+    ) -> None:
+        """Take the slots of the base method over.
+
+        Args:
+            base: The method under the gates: FedAvg, FedProx, FedNova, SCAFFOLD …; SCAFFOLD if not given, as in the paper.
+            keep: Share of each convolution's channels that stay, in (0, 1]; 0.7071 halves the MACs of a chain, 1 is the base.
+            penalty: λ ≥ 0 of the lasso on the gates.
+            gate_mode: ste chooses channels, multiply also scales them.
+            detach_gate_input: Whether a gate's gradient stops at its input.
+            seed: Of the gates that all clients begin with.
+            validation_clients: Validate with the gates of so many clients, drawn anew every time; of all if not given.
+            variant: gates, or threshold for what the authors' released code does.
+            pruning_threshold: Largest magnitude that the threshold variant sets to 0, at least 0.
+        """
+        if variant not in VARIANTS:
+            raise UserError(f"variant {variant!r} is unknown; {nearest(str(variant), VARIANTS)}.")
+        require(
+            validation_clients is None or validation_clients >= 1,
+            f"validation_clients must be at least 1, got {validation_clients}.",
+        )
+        self.gates = ClientGates(DynamicGates(keep, penalty, gate_mode, detach_gate_input, seed=seed))
+        base = _scaffold() if base is None else base
+        super().__init__(
+            rule=Thresholded(base.rule, pruning_threshold) if variant == "threshold" else base.rule,
+            uplink=base.uplink,
+            downlink=base.downlink,
+            exchange=base.exchange,
+            aggregator=base.aggregator,
+            steps=base.steps,
+            personal=base.personal,
+        )
+        self.base = base
+        self.validation_clients = validation_clients
+        self.variant = variant
+
+    def personal_parameters(self, module: nn.Module) -> list[str]:
+        """The gates, and what clients own in the base method."""
+        own = {*super().personal_parameters(module), *(gate_parameters(module) if self.variant == "gates" else ())}
+        return [name for name, _ in module.named_parameters() if name in own]
+
+    def arrange(self, data: FederatedDataModule) -> FederatedDataModule:
+        """As the base method."""
+        return self.base.arrange(data)
+
+    def check(self, setting: Setting, server: Server, cohort_size: int) -> None:
+        """The run fits the base method, and the threshold."""
+        self.base.check(setting, server, cohort_size)
+        super().check(setting, server, cohort_size)
+
+    def prepare(self, turn: SetUp) -> None:
+        """As the base method."""
+        self.base.prepare(turn)
+
+    def validate(self, validation: Validation) -> dict[str, float]:
+        """Means over the clients with their gates, the model without any, what inference computes, and the paper's cost."""
+        found = self._gated(validation) if gates_of(validation.module) else self.base.validate(validation)
+        if validation.setting is not None:
+            setting = validation.setting
+            found["feddp/paper_cost_bytes"] = 4 * setting.layout.numel * validation.cohort_size * setting.round
+        return found
+
+    def _gated(self, validation: Validation) -> dict[str, float]:
+        means = mean_over_clients(validation, validation.clients(self.validation_clients))
+        with without_gates(validation.module):
+            dense = validation.averages()
+        macs = validation.macs(sliced)
+        return {
+            **means,
+            **{f"{name}_gated": means[name] for name in dense},
+            **{f"{name}_dense": value for name, value in dense.items()},
+            **({} if macs is None else {"model/macs_gated": macs}),
+        }
+
+    def configure_callbacks(self) -> list[Callback]:
+        """Those of the base method, and the gates."""
+        return [*self.base.configure_callbacks(), *([self.gates] if self.variant == "gates" else [])]
+
+
+class ClientGates(Callback):
+    """Gates that are on the module while a trainer is at work, and not in its `state_dict`: the server has none."""
+
+    def __init__(self, gates: DynamicGates) -> None:
+        self.gates = gates
+        self._hook: Any = None
+
+    def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
+        """Add the gates, and leave them out of checkpoints and exports."""
+        self.gates.setup(trainer, pl_module, stage)
+        if self._hook is not None:
+            self._hook.remove()
+        self._hook = pl_module.register_state_dict_post_hook(_leave_out)
+
+    def teardown(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
+        """Take them off."""
+        self.gates.teardown(trainer, pl_module, stage)
+        remove_gates(pl_module)
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+
+
+def _leave_out(module: nn.Module, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any]) -> None:
+    """Hook of `state_dict`: without the gates."""
+    for name in gate_parameters(module):
+        state_dict.pop(prefix + name, None)
+
+
+def _scaffold() -> Algorithm:
+    steps: Sequence[Any] = (Apply(), ControlUpdate())
+    return Algorithm(rule=ControlVariates(), aggregator=WeightedMean("samples"), steps=steps)

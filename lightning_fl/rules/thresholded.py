@@ -1,0 +1,66 @@
+"""Small weights of convolutions set to 0 now and then, as in FedDP's released code (Yu et al., CCGrid 2023)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lightning_fl.errors import require
+from lightning_fl.slots import LocalTraining, Message, Rule, Setting, State
+
+
+@dataclass(frozen=True)
+class Thresholded(Rule):
+    """Another rule, after whose every pass over the client's samples w ← w ⊙ (|w| > threshold) for the convolutions' weights.
+
+    No mask is kept, so that weights may grow again.
+
+    Attributes:
+        inner: what the client does otherwise.
+        threshold: largest magnitude that is set to 0, at least 0.
+    """
+
+    inner: Rule
+    threshold: float = 1e-3
+
+    def __post_init__(self) -> None:
+        require(self.threshold >= 0, f"threshold is a magnitude and must be at least 0, got {self.threshold}.")
+        for name in ("reads_gradient", "reads_full_gradient", "own_step", "receives", "sends"):
+            object.__setattr__(self, name, getattr(self.inner, name))
+
+    def check(self, setting: Setting) -> None:
+        """There must be convolutions."""
+        self.inner.check(setting)
+        require(
+            any(len(shape) > 2 for shape in setting.layout.shapes),
+            "the network has no convolution whose weights could be set to 0: dynamic pruning is for convolutions.",
+        )
+
+    def init(self, params: Tensor) -> State:
+        """The other rule's."""
+        return self.inner.init(params)
+
+    def start(self, local: LocalTraining) -> None:
+        """Find the convolutions."""
+        self.inner.start(local)
+        layout = local.setting.layout
+        chosen = [torch.full((size,), len(shape) > 2) for size, shape in zip(layout.sizes, layout.shapes, strict=True)]
+        local.memory["convolutions"] = torch.cat(chosen).to(local.params.device)
+
+    def correct(self, local: LocalTraining) -> None:
+        """The other rule's."""
+        self.inner.correct(local)
+
+    def step(self, local: LocalTraining) -> None:
+        """The other rule's step; at the end of a pass small weights go."""
+        self.inner.step(local)
+        at_end = (local.num_steps + 1) % local.steps_in_pass == 0
+        if at_end is not False:
+            small = local.params.abs() <= self.threshold
+            local.params.masked_fill_(small & local.memory["convolutions"] & at_end, 0.0)
+
+    def finish(self, local: LocalTraining) -> Message:
+        """The other rule's."""
+        return self.inner.finish(local)

@@ -1,0 +1,210 @@
+"""Parameters that clients own: trained, kept from round to round, never sent; with any rule, in every runner."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import oracle
+import pytest
+import torch
+from lightning.pytorch import Callback
+from roster import problem
+from toys import SIZES, Perceptron, Remembering, federation, read_rows, samples, vector
+
+from lightning_fl import FederatedTrainer, UserError
+from lightning_fl.algorithms import Algorithm, FedAvg
+from lightning_fl.rules import ControlVariates, LocalOptimizer, Proximal
+from lightning_fl.slots import Rule
+from lightning_fl.steps import Apply, ControlUpdate
+
+MakeTrainer = Callable[..., FederatedTrainer]
+SHARED, OWN = slice(0, 16), slice(16, 26)
+RUNNERS = pytest.mark.parametrize("runner", ["serial", "stacked"])
+
+
+def own(trainer: FederatedTrainer) -> dict[int, np.ndarray]:
+    return {client: state["personal"].double().numpy() for client, state in trainer.run.clients.items()}
+
+
+@RUNNERS
+@pytest.mark.parametrize("rule", [LocalOptimizer(), Proximal(mu=0.0), Proximal(mu=0.5)], ids=str)
+@pytest.mark.parametrize("decay", [0.0, 0.2])
+def test_is_fedper(rule: Rule, decay: float, runner: str, make_trainer: MakeTrainer) -> None:
+    """Arivazhagan et al. 2019: base layers averaged, head kept. No weight decay and no proximal term on the head."""
+    module = Perceptron(configure=lambda m: torch.optim.SGD(m.parameters(), lr=0.1, weight_decay=decay))
+    w, heads = oracle.fedper(problem(rounds=5, epochs=2), vector(module), OWN, getattr(rule, "mu", 0.0), decay)
+    start = vector(module)
+    trainer = make_trainer(max_rounds=5, local_epochs=2, precision="64-true", runner=runner)
+    trainer.fit(module, federation(), Algorithm(rule=rule, personal=["output"]))
+    np.testing.assert_allclose(vector(module)[SHARED], w[SHARED], rtol=0, atol=1e-10)
+    assert own(trainer).keys() == heads.keys()
+    for client, head in heads.items():
+        np.testing.assert_allclose(own(trainer)[client], head, rtol=0, atol=1e-10)
+    np.testing.assert_array_equal(vector(module)[OWN], start[OWN])
+    assert trainer.callback_metrics["comm/uplink_bits"] == 3 * 16 * 64
+
+
+OPTIMIZERS = {
+    "momentum": lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9),
+    "adam": lambda m: torch.optim.Adam(m.parameters(), lr=0.02),
+    "groups": lambda m: torch.optim.SGD(
+        [{"params": m.hidden.parameters()}, {"params": m.output.parameters(), "lr": 0.3}], lr=0.1
+    ),
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("flags", [{}, {"gradient_clip_val": 0.05}, {"accumulate_grad_batches": 2}], ids=str)
+@RUNNERS
+def test_one_client_owning_a_part_trains_as_if_it_did_not(
+    optimizer: str, flags: dict[str, Any], runner: str, make_trainer: MakeTrainer
+) -> None:
+    """In one round of one client nothing is averaged: its own layer moves as the module's optimiser moves it."""
+    module = Perceptron(configure=OPTIMIZERS[optimizer])
+    plain = copy.deepcopy(module)
+    flags = {"max_rounds": 1, "clients_per_round": 1, "local_epochs": 3, "precision": "64-true", **flags}
+    trainer = make_trainer(runner=runner, **flags)
+    trainer.fit(module, federation(sizes=(10,)), Algorithm(personal=["output.weight", "output.bias"]))
+    make_trainer(**flags).fit(plain, federation(sizes=(10,)), FedAvg())
+    np.testing.assert_allclose(vector(module)[SHARED], vector(plain)[SHARED], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(own(trainer)[0], vector(plain)[OWN], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_runners_agree(optimizer: str, make_trainer: MakeTrainer) -> None:
+    """Clients of unequal length, with last batches of other sizes."""
+    trainers = {}
+    module = Perceptron(configure=OPTIMIZERS[optimizer])
+    for runner in ("serial", "stacked"):
+        fitted = copy.deepcopy(module)
+        trainers[runner] = make_trainer(
+            max_rounds=4, clients_per_round=5, precision="64-true", runner=runner, local_epochs=2, gradient_clip_val=0.5
+        )
+        trainers[runner].fit(fitted, federation(), Algorithm(personal=["hidden"]))
+    one, other = (trainers[runner].run for runner in ("serial", "stacked"))
+    torch.testing.assert_close(one.params, other.params, rtol=0, atol=1e-12)
+    assert one.clients.keys() == other.clients.keys()
+    for client in one.clients:
+        torch.testing.assert_close(
+            one.clients[client]["personal"], other.clients[client]["personal"], rtol=0, atol=1e-12
+        )
+
+
+def test_those_who_take_part_change_and_no_one_else(make_trainer: MakeTrainer) -> None:
+    kept: list[dict[int, np.ndarray]] = [{}]
+    uploads: list[set[int]] = []
+
+    class Watch(Callback):
+        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+            uploads.append(set())
+
+        def on_client_upload(self, trainer: Any, module: Any, client: int, place: int, total: int) -> None:
+            uploads[-1].add(client)
+
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            kept.append({client: x.copy() for client, x in own(trainer).items()})
+
+    flags = {"max_rounds": 6, "clients_per_round": 4, "dropout_rate": 0.3, "callbacks": Watch()}
+    make_trainer(**flags).fit(Perceptron(), federation(), Algorithm(personal=["output"]))
+    for before, now, present in zip(kept[:-1], kept[1:], uploads, strict=True):
+        assert now.keys() == before.keys() | present
+        assert {k for k in now if k not in before or (now[k] != before[k]).any()} == present
+    assert 0 < sum(map(len, uploads)) < 6 * 4
+
+
+@pytest.mark.parametrize("where", ["memory", "disk"])
+def test_resumed_equals_uninterrupted(
+    where: str, make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    """Beside a rule and a codec that keep something too; the new module begins with another head."""
+    module, runs = Perceptron(), {}
+    for part, stops in {"whole": (4,), "resumed": (2, 4)}.items():
+        for number, stop in enumerate(stops):
+            trainer = make_trainer(
+                max_rounds=stop, default_root_dir=tmp_path / part, client_states=where, **keeps_files
+            )
+            algorithm = Remembering()
+            algorithm.personal = ("output",)
+            fitted = Perceptron() if number else copy.deepcopy(module)
+            trainer.fit(fitted, federation(), algorithm, ckpt_path="last" if number else None)
+        runs[part] = trainer.run, fitted.state_dict(), read_rows(tmp_path / part)
+    (whole, *others), (resumed, *mine) = runs["whole"], runs["resumed"]
+    assert torch.equal(whole.params, resumed.params)
+    assert whole.clients.keys() == resumed.clients.keys()
+    for client in whole.clients:
+        assert whole.clients[client].keys() == {"sum", "turns", "personal"}
+        assert all(torch.equal(x, resumed.clients[client][name]) for name, x in whole.clients[client].items())
+    assert others[1] == mine[1]
+    assert all(torch.equal(x, mine[0][name]) for name, x in others[0].items())
+
+
+class Poisoned(Perceptron):
+    """What the head gives is finite, its gradient is not, on samples whose first feature is beyond 100."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        x, y = batch
+        loss = self.loss((x.clamp(max=100), y))
+        bad = bool(x[:, 0].max() > 100)
+        return loss + (self.output.bias - self.output.bias.detach()).abs().sqrt().sum() if bad else loss
+
+
+def test_a_client_whose_own_part_is_not_finite_is_rejected(make_trainer: MakeTrainer) -> None:
+    x, y = samples(sum(SIZES))
+    data = federation()
+    data.setup("fit")
+    x[data.client_indices[0]] = 1000.0
+    trainer = make_trainer(max_rounds=1, clients_per_round=6)
+    trainer.fit(Poisoned(), federation(train=(x, y)), Algorithm(personal=["output"]))
+    assert trainer.callback_metrics["clients/rejected"] == 1
+    assert 0 not in trainer.run.clients
+    assert all(torch.isfinite(state["personal"]).all() for state in trainer.run.clients.values())
+
+
+def test_a_checkpoint_of_the_middle_of_a_round_has_the_common_beginning(
+    make_trainer: MakeTrainer, tmp_path: Path
+) -> None:
+    module, path = Perceptron(), tmp_path / "middle.ckpt"
+    start = module.state_dict()["output.weight"].clone()
+
+    class Saves(Callback):
+        def on_client_upload(self, trainer: Any, pl_module: Any, *upload: Any) -> None:
+            changed.append(not torch.equal(pl_module.output.weight, start))
+            trainer.save_checkpoint(path)
+
+    changed: list[bool] = []
+    make_trainer(callbacks=Saves()).fit(module, federation(), Algorithm(personal=["output"]))
+    assert all(changed)
+    assert torch.equal(torch.load(path)["state_dict"]["output.weight"], start)
+
+
+def test_scaffold_leaves_it_alone(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer(max_rounds=3)
+    algorithm = Algorithm(rule=ControlVariates(), steps=(Apply(), ControlUpdate()), personal=["output"])
+    trainer.fit(Perceptron(), federation(), algorithm)
+    for state in trainer.run.clients.values():
+        assert (len(state["control"]), len(state["personal"])) == (16, 10)
+
+
+class HiddenOnly(Perceptron):
+    """Its optimiser does not know of the output layer."""
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.hidden.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("module", "personal", "words"),
+    [
+        (Perceptron, ["outputs"], ["'outputs'", "Perceptron", "did you mean 'output'"]),
+        (Perceptron, ["hidden", "output"], ["Perceptron has no trainable parameter", "federate"]),
+        (HiddenOnly, ["output"], ["'output.weight'", "configure_optimizers of HiddenOnly", "self.parameters()"]),
+    ],
+)
+def test_bad_input_is_refused_in_a_sentence(
+    module: type[Perceptron], personal: list[str], words: list[str], make_trainer: MakeTrainer
+) -> None:
+    with pytest.raises(UserError) as error:
+        make_trainer().fit(module(), federation(), Algorithm(personal=personal))
+    assert [word for word in words if word not in str(error.value)] == []
