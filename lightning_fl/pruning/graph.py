@@ -135,7 +135,8 @@ class Network:
         return [bad for half in halves for bad in self._culprits({name: filters[name] for name in half})]
 
     def _width(self, name: str) -> int:
-        return len(self._twin.get_parameter(f"{name}.weight"))
+        layer: Any = self._twin.get_submodule(name)
+        return int(layer.weight.shape[0])
 
     # -- what follows ---------------------------------------------------------------------------------------------------
 

@@ -50,9 +50,9 @@ def feature_map_ranks(module: nn.Module, batches: Iterable[Any], layers: Sequenc
 
 def filter_magnitudes(module: nn.Module, layers: Sequence[str], norm: float = 1) -> dict[str, Tensor]:
     """The L1 norm (c_l,), or that of order `norm`, of every filter's weights; biases play no part."""
-    weights = {name: module.get_parameter(f"{name}.weight").detach() for name in layers}
+    weights: dict[str, Any] = {name: module.get_submodule(name).weight for name in layers}
     return {
-        name: torch.linalg.vector_norm(weight.flatten(1), norm, dim=1, dtype=torch.float64).float().cpu()
+        name: torch.linalg.vector_norm(weight.detach().flatten(1), norm, dim=1, dtype=torch.float64).float().cpu()
         for name, weight in weights.items()
     }
 

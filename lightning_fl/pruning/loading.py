@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
-from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+from torch.nn.parameter import is_lazy
 
 from lightning_fl.pruning.surgery import PLANS, plans_of, replace_data, tell_shape
 
@@ -46,7 +46,7 @@ def shrink(module: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
     changed = {
         name: state_dict[name].shape
         for name, tensor in own.items()
-        if name in state_dict and not _is_lazy(tensor) and tensor.shape != state_dict[name].shape
+        if name in state_dict and not is_lazy(tensor) and tensor.shape != state_dict[name].shape
     }
     owners = {name: module.get_submodule(name.rpartition(".")[0]) for name in changed}
     filters = [n for n, shape in changed.items() if isinstance(owners[n], _ConvNd) and shape[:1] != own[n].shape[:1]]
@@ -96,7 +96,3 @@ def _by_pruning(owner: nn.Module, old: torch.Size, new: torch.Size, grows: bool)
         return False
     pairs = list(zip(old, new, strict=True))
     return all(n <= o for o, n in pairs) or (grows and all(n >= o for o, n in pairs))
-
-
-def _is_lazy(tensor: Tensor) -> bool:
-    return isinstance(tensor, (UninitializedParameter, UninitializedBuffer))
