@@ -1,15 +1,19 @@
 """Lightning callbacks that run in `L.Trainer` and in `FederatedTrainer`."""
 
 from lightning_fl.callbacks.adaptive_pruning import AdaptivePruning
+from lightning_fl.callbacks.communication_meter import CommunicationMeter
 from lightning_fl.callbacks.dynamic_gates import DynamicGates
 from lightning_fl.callbacks.filter_pruning import FilterPruning
 from lightning_fl.callbacks.magnitude_pruning import MagnitudePruning
 from lightning_fl.callbacks.sparse_updates import SparseUpdates
+from lightning_fl.callbacks.target_reached import TargetReached
 
 __all__ = [
     "AdaptivePruning",
+    "CommunicationMeter",
     "DynamicGates",
     "FilterPruning",
     "MagnitudePruning",
     "SparseUpdates",
+    "TargetReached",
 ]

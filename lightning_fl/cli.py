@@ -15,17 +15,19 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+import yaml
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from lightning_fl import __version__, algorithms, callbacks, checkpoint, data, modules
+from lightning_fl import __version__, algorithms, callbacks, checkpoint, data, modules, weights_and_biases
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.cli_completion import offer_names
 from lightning_fl.cli_errors import explain, root_sentence
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError, nearest
-from lightning_fl.report import final_table, report
+from lightning_fl.final_table import final_table
+from lightning_fl.report import report
 from lightning_fl.trainer import FederatedTrainer
 
 DESCRIPTION = (
@@ -81,6 +83,12 @@ class SaveFitConfig(SaveConfigCallback):
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Save it, as Lightning does in `setup`."""
         super().setup(trainer, pl_module, "fit")
+
+    def save_config(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
+        """Give it to Weights & Biases, too."""
+        if weights_and_biases.is_used(trainer):
+            config = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
+            weights_and_biases.send_config(trainer, config, Path(trainer.log_dir) / self.config_filename)
 
 
 class FederatedCLI(LightningCLI):

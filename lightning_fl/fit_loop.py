@@ -21,12 +21,14 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lightning_fl import checkpoint as checkpoints
-from lightning_fl import persistence, surgery
+from lightning_fl import persistence, surgery, weights_and_biases
 from lightning_fl.client_states import ClientStatesOnDisk
 from lightning_fl.errors import UserError
 from lightning_fl.evaluation import as_loaders, evaluate, num_batches
 from lightning_fl.federation import Federation
+from lightning_fl.final_table import final_lines
 from lightning_fl.groups import layer_groups
+from lightning_fl.loggers import log_row, tell
 from lightning_fl.macs import count_macs
 from lightning_fl.pruning import masks_of
 from lightning_fl.run import SERVER, VALIDATION, Run
@@ -174,8 +176,8 @@ class FitLoop:
         if trainer.ckpt_path is None and (trainer.loggers or trainer.enable_checkpointing) and trainer.is_global_zero:
             persistence.set_earlier_run_aside(trainer.default_root_dir)
         trainer.fabric.barrier()
-        for logger in trainer.loggers:
-            logger.log_hyperparams({**trainer.lightning_module.hparams_initial, "algorithm": trainer.algorithm.name})
+        hyperparameters = {**trainer.lightning_module.hparams_initial, "algorithm": trainer.algorithm.name}
+        tell(trainer, lambda logger: logger.log_hyperparams(hyperparameters))
         trainer.hooks.call("on_train_start")
         while run.round < trainer.max_rounds and not trainer.should_stop:
             trainer.current_epoch = run.round
@@ -187,6 +189,7 @@ class FitLoop:
         if trainer.enable_checkpointing and trainer.is_global_zero:
             exported = persistence.build_checkpoint(trainer, weights_only=True)
             checkpoints.save_atomically(exported, Path(trainer.default_root_dir) / persistence.EXPORT)
+        weights_and_biases.send_results(trainer, final_lines(trainer), trainer.enable_checkpointing)
 
     def _round(self) -> None:
         """One round with everything around it."""
@@ -211,7 +214,7 @@ class FitLoop:
         worker.optimizer.end_round(run.round)
         self.before_round = None
         trainer.global_step = run.num_steps
-        trainer.publish(record)
+        trainer.publish({**record, "time/simulated_seconds": run.simulated_seconds})
         for callback in trainer.callbacks:
             # Averages of weights follow optimiser steps; `global_step` moves, and so they do, when the server makes its own.
             if isinstance(callback, WeightAveraging):
@@ -300,9 +303,7 @@ class FitLoop:
         trainer.logged_metrics = {name: torch.tensor(float(value)) for name, value in row.items()}
         if not self._is_due(trainer.log_every_n_rounds):
             return
-        for logger in trainer.loggers:
-            logger.log_metrics(row, step=int(record["round"]))
-            logger.save()
+        log_row(trainer, row, int(record["round"]))
 
     def _is_due(self, every: int) -> bool:
         """Whether something done every n-th round is due after the round just done, which the last always is."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from typing import Any
 
 from lightning.pytorch import LightningModule
@@ -22,13 +23,14 @@ def megabytes(count: float) -> str:
 
 
 class RoundProgressBar(ProgressBar):
-    """Shows the round, clients done, accuracy, megabytes up and down, and the time that is left."""
+    """Shows the round, clients done and their speed, accuracy, megabytes up and down, and the time that is left."""
 
     def __init__(self) -> None:
         super().__init__()
         self._enabled = True
         self._bar: Any = None
         self._shown: dict[str, str] = {}
+        self._began = 0.0
 
     def disable(self) -> None:
         """Show nothing."""
@@ -68,11 +70,16 @@ class RoundProgressBar(ProgressBar):
             smoothing=0.1,
         )
 
+    def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
+        """The clients' clock starts."""
+        self._began = time.perf_counter()
+
     def on_client_upload(
         self, trainer: Any, pl_module: LightningModule, client: int, position: int, total: int
     ) -> None:
         """Show how far the round is; called by federations alone."""
         if self._bar is not None:
+            self._shown["clients/s"] = f"{position / max(time.perf_counter() - self._began, 1e-9):.3g}"
             self._bar.set_postfix({"clients": f"{position}/{total}", **self._shown}, refresh=False)
             self._bar.update(0)
 
@@ -81,7 +88,7 @@ class RoundProgressBar(ProgressBar):
         if self._bar is None:
             return
         metrics, ledger = trainer.callback_metrics, trainer.run.ledger
-        self._shown = {}
+        self._shown = {name: shown for name, shown in self._shown.items() if name == "clients/s"}
         named = [name for name in ("val/accuracy", "val/loss") if name in metrics][:1] or ["train/loss"]
         for name in dict.fromkeys([*named, *trainer.progress_bar_metrics]):
             if name in metrics:

@@ -18,9 +18,11 @@ from lightning_fl.algorithms import Algorithm, FedAvg
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError
 from lightning_fl.hooks import Hooks, check_module
+from lightning_fl.loggers import tell
 from lightning_fl.memory_format import prefers_channels_last
 from lightning_fl.progress import RoundProgressBar
 from lightning_fl.settings import cohort_size
+from lightning_fl.weights_and_biases import WandbRun, is_used
 from lightning_fl.worker import Worker
 
 if TYPE_CHECKING:
@@ -83,8 +85,7 @@ def session(
         trainer.hooks.call("on_exception", error)
         raise
     finally:
-        for logger in trainer.loggers:
-            logger.finalize(status)
+        tell(trainer, lambda logger: logger.finalize(status))
         persistence.remove_empty(made)  # where a mistake ended the run before it wrote anything
         _set_switches(*switches)
         _release(trainer)
@@ -148,6 +149,8 @@ def _all_callbacks(trainer: FederatedTrainer, model: LightningModule) -> list[Ca
     types = {type(callback) for callback in own}
     callbacks = [c for c in trainer.given_callbacks if type(c) not in types] + own
     callbacks += trainer.algorithm.configure_callbacks()
+    if trainer.fitting and is_used(trainer):
+        callbacks.insert(0, WandbRun())
     if trainer.timer is not None:
         callbacks.append(trainer.timer)
     if trainer.enable_model_summary and trainer.fitting and not any(isinstance(c, ModelSummary) for c in callbacks):

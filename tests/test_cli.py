@@ -224,6 +224,19 @@ def test_fit_ends_with_a_short_table(lightning_fl: Command, small: str) -> None:
     assert float(table["accuracy"].split()[0]) == pytest.approx(float(metrics("run")[-1]["val/accuracy"]), abs=1e-4)
 
 
+def test_the_progress_bar_says_how_far_and_how_fast(lightning_fl: Command, small: str) -> None:
+    shown = lightning_fl("fit", "--config", small, "--trainer.enable_progress_bar", "true")
+    last = re.split(r"[\r\n]+", shown.err.partition("Round")[2])
+    last = [line for line in last if "2/2" in line][-1]
+    speed = re.search(r"clients/s=([\d.e+]+)", last)
+    assert speed is not None, last
+    assert float(speed[1]) > 0
+    assert f"accuracy={float(metrics('run')[-1]['val/accuracy']):.4g}" in last
+    assert "up=0.0 MB, down=0.0 MB" in last  # two rounds of 7,800 bytes
+    assert re.search(r"\[\d+:\d+<\d+:\d+", last), "the time that is left"
+    assert "Round" not in lightning_fl("fit", "--config", small).err
+
+
 def test_a_saved_configuration_runs_again_to_the_same_metrics(lightning_fl: Command, small: str) -> None:
     assert lightning_fl("fit", "--config", small, "--algorithm", "ServerM", "--algorithm.beta", "0.5").code == 0
     # Evaluating in the folder of the run must not change what the run was.

@@ -4,6 +4,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,9 @@ from lightning_fl.cli import main
 FOLDER = Path(__file__).parents[1] / "configs"
 METHODS = sorted(FOLDER.glob("*/methods/*.yaml"))
 """Files that name a method alone, to be laid over any configuration of the folder above."""
-BASES = [path for path in sorted(FOLDER.rglob("*.yaml")) if path not in METHODS]
+SWEEPS = sorted((FOLDER / "sweeps").glob("*.yaml"))
+"""W&B's own: what `wandb sweep` takes."""
+BASES = [path for path in sorted(FOLDER.rglob("*.yaml")) if path not in METHODS + SWEEPS]
 QUIET = (
     "--trainer.max_rounds 1 --trainer.enable_progress_bar false --trainer.enable_model_summary false "
     "--trainer.enable_checkpointing false"
@@ -101,3 +104,35 @@ def test_every_method_goes_over_a_configuration(method: Path, lightning_fl: Run)
     if method.parents[1].name == "fedldf":
         brief += " --model.network lenet5"  # VGG-9 has a test of its own above, and takes its time
     assert re.search(r"^rounds +1$", lightning_fl(f"{files} {small(bases[0])} {brief}"), re.MULTILINE)
+
+
+def trial(sweep: dict[str, Any]) -> list[str]:
+    """The command line of a sweep's first trial, put together as W&B's agent does it."""
+    utils = pytest.importorskip("wandb.sdk.launch.sweeps.utils", reason="needs W&B: pip install -e '.[wandb]'")
+    first = {name: of["values"][0] if "values" in of else of["min"] for name, of in sweep["parameters"].items()}
+    macros = utils.create_sweep_command_args({"args": {name: {"value": value} for name, value in first.items()}})
+    macros |= {"env": ["/usr/bin/env"]}
+    words: list[str] = []
+    for part in utils.create_sweep_command(list(sweep["command"])):
+        words += macros[part[2:-1]] if part.startswith("${") and part.endswith("}") else [part]
+    return words
+
+
+@pytest.mark.usefixtures("_few_images")
+@pytest.mark.parametrize("path", SWEEPS, ids=name_of)
+def test_a_trial_of_every_sweep_runs(path: Path, lightning_fl: Run, tmp_path: Path) -> None:
+    sweep = yaml.safe_load(path.read_text())
+    assert sweep["method"] in ("grid", "random", "bayes")
+    assert sweep["metric"] == {"name": "val/accuracy", "goal": "maximize"}
+    env, program, *words = trial(sweep)
+    assert (env, program, words[0]) == ("/usr/bin/env", "lightning-fl", "fit")
+    (tmp_path / "configs").symlink_to(FOLDER)
+    assert "--trainer.logger=WandbLogger" in words
+    words[words.index("--trainer.logger=WandbLogger")] = "--trainer.logger=true"  # tests/test_wandb.py starts W&B
+    base = Path(next(word for word in words if word.startswith("--config=")).removeprefix("--config="))
+    command = " ".join(words)
+    printed = yaml.safe_load(lightning_fl(f"{command} --print_config"))
+    for word in (word for word in words if word.startswith("--algorithm.")):
+        name, _, value = word.removeprefix("--algorithm.").partition("=")
+        assert printed["algorithm"]["init_args"][name] == yaml.safe_load(value)
+    assert re.search(r"^rounds +1$", lightning_fl(f"{command} {small(base)}"), re.MULTILINE)

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lightning_fl.metrics_file import read_rows
 from lightning_fl.persistence import EXPORT, METRICS
 from lightning_fl.progress import megabytes
-from lightning_fl.trainer import FederatedTrainer
+
+if TYPE_CHECKING:
+    from lightning_fl.trainer import FederatedTrainer
 
 TARGETS = ("val/accuracy", "val/loss", "train/loss")
 
 
 def final_table(trainer: FederatedTrainer) -> str:
-    """What a finished `fit` has reached and where it is: a line each for accuracy, rounds, megabytes, curve and model."""
+    """What a finished `fit` has reached and where it is, a line each."""
+    lines = final_lines(trainer)
+    width = max(len(name) for name, _ in lines)
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in lines)
+
+
+def final_lines(trainer: FederatedTrainer) -> list[tuple[str, str]]:
+    """Name and value of accuracy, rounds, megabytes, curve and model."""
     ledger = trainer.run.ledger
     lines = [
         ("rounds", f"{trainer.run.round:,}"),
@@ -29,8 +39,7 @@ def final_table(trainer: FederatedTrainer) -> str:
         lines.append(("curve", _short(root / METRICS)))
     if trainer.enable_checkpointing:
         lines.append(("model", _short(root / EXPORT)))
-    width = max(len(name) for name, _ in lines)
-    return "\n".join(f"{name:<{width}}  {value}" for name, value in lines)
+    return lines
 
 
 def _best(path: Path, target: str) -> str:

@@ -1,0 +1,84 @@
+"""When a metric first reached a target, and what that had cost by then, in any Lightning trainer."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+
+from lightning_fl.errors import UserError, nearest, require
+
+# What is kept of the moment, where the trainer knows it.
+COSTS = ("comm/total_uplink_bytes", "comm/total_downlink_bytes", "time/simulated_seconds")
+
+
+class TargetReached(Callback):
+    """Note when a metric reaches a target, and stop there if asked to.
+
+    Looks at the end of every epoch, in a federation of every round. `reached` is then a dictionary: `epoch` (from 0), `step`
+    (optimiser steps so far), `value`, and `comm/total_uplink_bytes`, `comm/total_downlink_bytes` and `time/simulated_seconds`
+    where they are among the trainer's metrics, as in a federation, or beside a `CommunicationMeter` that comes before. It stays
+    what it was when the metric falls back, and is kept in checkpoints. The epoch is logged once, as `target/epoch`.
+
+    Args:
+        target: the value to reach.
+        monitor: name of the metric.
+        mode: `max` if more is better, `min` if less is.
+        stop: whether the training ends there.
+
+    Raises:
+        UserError: the mode is neither.
+    """
+
+    def __init__(
+        self,
+        target: float,
+        monitor: str = "val/accuracy",
+        mode: Literal["max", "min"] = "max",
+        stop: bool = True,
+    ) -> None:
+        if mode not in ("max", "min"):
+            raise UserError(f"mode {mode!r} is unknown; {nearest(str(mode), ('max', 'min'))}.")
+        require(target == target, "target must be a number, got nan.")
+        self.target = target
+        self.monitor = monitor
+        self.mode = mode
+        self.stop = stop
+        self.reached: dict[str, float] | None = None
+        self._seen = False
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Look at the metric."""
+        metrics = trainer.callback_metrics
+        if self.monitor not in metrics:
+            return
+        self._seen = True
+        value = float(metrics[self.monitor])
+        if self.reached is not None or (value < self.target if self.mode == "max" else value > self.target):
+            return
+        if value != value:
+            return
+        known = {name: float(metrics[name]) for name in COSTS if name in metrics}
+        self.reached = {"epoch": trainer.current_epoch, "step": trainer.global_step, "value": value, **known}
+        pl_module.log("target/epoch", float(trainer.current_epoch))
+        costs = "".join(f", {name.partition('/')[2]} {amount:,.0f}" for name, amount in known.items())
+        rank_zero_info(
+            f"{self.monitor} reached {self.target:g} with {value:.4g} in epoch {trainer.current_epoch} (from 0){costs}."
+        )
+        if self.stop:
+            trainer.should_stop = True
+
+    def on_train_end(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Say so if there was never anything to look at."""
+        if not self._seen:
+            names = [name for name in trainer.callback_metrics if name.startswith(("val", "train"))]
+            rank_zero_warn(f"TargetReached: {self.monitor!r} was never logged; {nearest(self.monitor, names)}.")
+
+    def state_dict(self) -> dict[str, Any]:
+        """For the checkpoint."""
+        return {"reached": self.reached}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """From the checkpoint."""
+        self.reached = state_dict["reached"]

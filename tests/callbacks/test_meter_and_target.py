@@ -1,0 +1,136 @@
+"""CommunicationMeter and TargetReached in a stock `L.Trainer` and in a federation, against counts made by hand."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning as L  # noqa: N812
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_fl import FederatedTrainer, UserError
+from lightning_fl.algorithms import FedAdamSSM
+from lightning_fl.callbacks import CommunicationMeter, TargetReached
+from lightning_fl.data import Arrays
+from lightning_fl.metrics_file import read_rows
+
+D = 4 * 1 + 1
+
+
+class Counts(L.LightningModule):
+    """Logs 0.1, 0.2, 0.3 … as its accuracy, epoch by epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(4, 1)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.net(batch[0]).square().mean()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val/accuracy", (self.current_epoch + 1) / 10)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def loader() -> DataLoader:
+    x = torch.randn(24, 4, generator=torch.Generator().manual_seed(0))
+    return DataLoader(TensorDataset(x), batch_size=6)
+
+
+def federation() -> Arrays:
+    x = torch.randn(24, 4, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(24) % 2
+    return Arrays(train=(x, y), test=(x, y), num_clients=6, batch_size=2)
+
+
+def test_the_meter_counts_the_gradients_of_ordinary_training(make_stock_trainer: Callable[..., L.Trainer]) -> None:
+    meter = CommunicationMeter()
+    trainer = make_stock_trainer(max_epochs=3, callbacks=meter)
+    trainer.fit(Counts(), loader(), loader())
+    assert trainer.callback_metrics["comm/uplink_bits"] == trainer.callback_metrics["comm/downlink_bits"] == 4 * 32 * D
+    assert trainer.callback_metrics["comm/total_uplink_bytes"] == 3 * 4 * 4 * D
+    accumulated = make_stock_trainer(max_epochs=3, callbacks=CommunicationMeter(), accumulate_grad_batches=2)
+    accumulated.fit(Counts(), loader(), loader())
+    assert accumulated.callback_metrics["comm/total_uplink_bytes"] == 3 * 2 * 4 * D
+
+
+def test_the_meter_counts_on_after_a_checkpoint(make_stock_trainer: Callable[..., L.Trainer], tmp_path: Path) -> None:
+    first = make_stock_trainer(max_epochs=2, callbacks=CommunicationMeter())
+    first.fit(Counts(), loader(), loader())
+    first.save_checkpoint(tmp_path / "half.ckpt")
+    meter = CommunicationMeter()
+    make_stock_trainer(max_epochs=3, callbacks=meter).fit(
+        Counts(), loader(), loader(), ckpt_path=tmp_path / "half.ckpt"
+    )
+    assert meter.sent_bits == 3 * 4 * 32 * D
+
+
+def test_the_meter_splits_a_federation_s_bits_by_kind(
+    make_trainer: Callable[..., FederatedTrainer], tmp_path: Path
+) -> None:
+    trainer = make_trainer(max_rounds=2, callbacks=CommunicationMeter(), logger=True)
+    trainer.fit(Counts(), federation(), FedAdamSSM(alpha=0.4))
+    rows = read_rows(tmp_path / "metrics.csv")[1]
+    k, mask = 2, min(D, 2 * 3)
+    for row in rows:
+        assert float(row["comm/uplink_bits/model"]) == 3 * 32 * k
+        assert float(row["comm/uplink_bits/moments"]) == 3 * 2 * 32 * k
+        assert float(row["comm/uplink_bits/mask"]) == 3 * mask
+        for way in ("up", "down"):
+            kinds = [float(value) for name, value in row.items() if name.startswith(f"comm/{way}link_bits/")]
+            assert sum(kinds) == float(row[f"comm/{way}link_bits"])
+
+
+def test_a_budget_ends_the_training(
+    make_stock_trainer: Callable[..., L.Trainer], make_trainer: Callable[..., FederatedTrainer]
+) -> None:
+    an_epoch = 4 * 4 * D
+    trainer = make_stock_trainer(max_epochs=9, callbacks=CommunicationMeter(max_uplink_bytes=2 * an_epoch))
+    trainer.fit(Counts(), loader(), loader())
+    assert trainer.current_epoch == 2
+    a_round = 3 * 4 * D
+    federated = make_trainer(max_rounds=9, callbacks=CommunicationMeter(max_uplink_bytes=2 * a_round + 1))
+    federated.fit(Counts(), federation())
+    assert federated.run.round == 3
+    with pytest.raises(UserError, match="max_uplink_bytes is a number of bytes above 0, got 0"):
+        CommunicationMeter(0)
+
+
+@pytest.mark.parametrize("stop", [True, False])
+def test_a_target_is_noted_with_its_price(
+    stop: bool, make_stock_trainer: Callable[..., L.Trainer], make_trainer: Callable[..., FederatedTrainer]
+) -> None:
+    stock = TargetReached(0.3, stop=stop)
+    trainer = make_stock_trainer(max_epochs=5, callbacks=[CommunicationMeter(), stock])
+    trainer.fit(Counts(), loader(), loader())
+    assert trainer.current_epoch == (3 if stop else 5)
+    assert stock.reached is not None
+    assert (stock.reached["epoch"], stock.reached["step"]) == (2, 12)
+    assert stock.reached["value"] == pytest.approx(0.3)
+    assert stock.reached["comm/total_uplink_bytes"] == 3 * 4 * 4 * D
+    target = TargetReached(0.3, stop=stop)
+    federated = make_trainer(max_rounds=5, callbacks=target)
+    federated.fit(Counts(), federation())
+    assert federated.run.round == (3 if stop else 5)
+    assert target.reached is not None
+    assert target.reached["epoch"] == 2
+    assert target.reached["comm/total_uplink_bytes"] == 3 * 3 * 4 * D
+    assert 0 < target.reached["time/simulated_seconds"] <= federated.run.simulated_seconds
+    kept = TargetReached(0.3)
+    kept.load_state_dict(target.state_dict())
+    assert kept.reached == target.reached
+
+
+def test_less_may_be_better_and_names_are_checked(make_stock_trainer: Callable[..., L.Trainer]) -> None:
+    low = TargetReached(0.15, mode="min", stop=False)
+    make_stock_trainer(max_epochs=2, callbacks=low).fit(Counts(), loader(), loader())
+    assert low.reached is not None
+    assert low.reached["epoch"] == 0
+    with pytest.warns(UserWarning, match=r"'val/acuracy' was never logged; did you mean 'val/accuracy'"):
+        make_stock_trainer(max_epochs=1, callbacks=TargetReached(0.3, "val/acuracy")).fit(Counts(), loader(), loader())
+    with pytest.raises(UserError, match="mode 'maximum' is unknown"):
+        TargetReached(0.3, mode="maximum")  # type: ignore[arg-type]
