@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 # A second cue besides colour; after as many lines as there are colours the next kind begins.
 DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 2, 1, 2)))
-STYLE = {
+STYLE: Any = {  # matplotlib's own type lists every key that there is
     "axes.grid": True,
     "axes.spines.right": False,
     "axes.spines.top": False,
@@ -47,6 +47,7 @@ def label_histogram(histograms: np.ndarray[Any, Any]) -> Figure:
     """
     import matplotlib
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     num_clients, num_classes = histograms.shape
     with matplotlib.rc_context(STYLE):
@@ -57,6 +58,6 @@ def label_histogram(histograms: np.ndarray[Any, Any]) -> Figure:
         axes.set(xlabel="client", ylabel="class", title=f"Samples of {num_clients:,} clients by class")
         if num_classes <= 12:
             axes.set_yticks(range(num_classes))
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         figure.colorbar(image, label="samples")
     return figure

@@ -97,8 +97,8 @@ def read_published(name: str) -> PublishedTable:
     if wanted is None:
         raise UserError(f"there is no published table {name!r}; {nearest(name, tables)}.")
     paper, _, number = wanted.partition(":")
-    rows: dict[tuple[str, ...], dict[str, float]] = {}
-    targets: dict[tuple[str, ...], float] = {}
+    rows: dict[tuple[str, str, str, str], dict[str, float]] = {}
+    targets: dict[tuple[str, str, str, str], float] = {}
     for line in lines:
         if (line["paper"], line["table"]) == (paper, number):
             key = (line["dataset"], line["network"], line["method"], line["setting"])
