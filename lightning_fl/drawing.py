@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 # A second cue besides colour; after as many lines as there are colours the next kind begins.
 DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 2, 1, 2)))
-STYLE = {
+STYLE: Any = {  # matplotlib's own type lists every key that there is
     "axes.grid": True,
     "axes.spines.right": False,
     "axes.spines.top": False,

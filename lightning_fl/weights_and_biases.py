@@ -96,9 +96,13 @@ class WandbRun(Callback):
         """
         new = trainer.callback_metrics.keys() - self._defined
         self._defined |= new
-        for name in sorted(new):
-            axis = AXES[0] if name.startswith(("val/", "train/")) else "round"
-            _tell(trainer, lambda logger, name=name, axis=axis: logger.experiment.define_metric(name, step_metric=axis))
+
+        def define(logger: WandbLogger) -> None:
+            for name in sorted(new):
+                axis = AXES[0] if name.startswith(("val/", "train/")) else "round"
+                logger.experiment.define_metric(name, step_metric=axis)
+
+        _tell(trainer, define)
 
     def _missing(self, logger: WandbLogger) -> dict[str, str]:
         """What nobody has said: the id to go on with, and to stay offline where there is no key."""
