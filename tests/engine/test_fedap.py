@@ -245,7 +245,7 @@ def test_two_processes_share_the_asking_and_prune_alike(tmp_path: Path) -> None:
     words = ("--model.network", "lenet5", "--data.image_size", "32")
     method = "FedAP --algorithm.prune_round 1 --algorithm.max_sources 3"
     rows, weights = ran(tmp_path / "one", *words, algorithm=method)
-    others, other_weights = ran(tmp_path / "two", *words, "--trainer.devices", "2", algorithm=method)
+    others, other_weights = ran(tmp_path / "two", *words, num_processes=2, algorithm=method)
     assert int(rows[1]["model/parameters"]) < int(rows[0]["model/parameters"])
     for here, there in zip(rows, others, strict=True):
         assert [here[f"comm/{way}link_bits"] for way in ("up", "down")] == [

@@ -45,15 +45,22 @@ def sliced(node: Any) -> Any:
 
 def slice_by_hand(checkpoint: dict[str, Any]) -> dict[str, Any]:
     """The checkpoint of a perceptron as if unit 1 had never been there, and the bits that tell six clients of four units."""
-    weights, run = checkpoint["state_dict"], sliced(checkpoint["federation"]["run"])
-    vector = torch.cat([x.flatten() for x in weights.values()])[KEPT]
+    run = sliced(checkpoint["federation"]["run"])
     shapes = {"hidden.weight": (3, 3), "hidden.bias": (3,), "output.weight": (2, 3), "output.bias": (2,)}
-    parts = vector.split([9, 3, 6, 2])
+
+    def without_unit_1(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        parts = torch.cat([tensors[name].flatten() for name in shapes])[KEPT].split([9, 3, 6, 2])
+        return {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
+
     run["shapes"] = [list(shape) for shape in shapes.values()]
     for bits in (run["ledger"]["coming_bits"], run["ledger"]["total_bits"]):
         bits["down"]["mask"] += 6 * 4
-    weights = {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
-    return checkpoint | {"state_dict": weights, "federation": checkpoint["federation"] | {"run": run}}
+    callbacks = {
+        key: state | {"masks": without_unit_1(state["masks"])} if state.get("masks") else state
+        for key, state in checkpoint["callbacks"].items()
+    }
+    parts = {"state_dict": without_unit_1(checkpoint["state_dict"]), "callbacks": callbacks}
+    return checkpoint | parts | {"federation": checkpoint["federation"] | {"run": run}}
 
 
 # States of clients, of steps, of both codecs, layers and server data; the others differ in nothing that a stack sees.
@@ -84,8 +91,11 @@ def test_goes_on_as_a_network_born_small_whose_states_were_sliced_by_hand(
     assert all(numbers[key] == others[key] for key in numbers if "time" not in key)
 
 
-# Where fewer numbers, or fewer neurons, mean another choice of what is sent, and where zero has a sign.
-COUNT_NUMBERS = ("FedADP", "FedAdamTop", "FedAdamSSM", "FairnessTop", "OneBitAdam", "EfficientAdam-sign")
+# Where fewer numbers, or fewer neurons, mean another choice of what is sent or kept, and where zero has a sign.
+COUNT_NUMBERS = (
+    *("FedADP", "FedAdamTop", "FedAdamSSM", "FairnessTop", "OneBitAdam", "EfficientAdam-sign"),
+    *("IMC", "PruneFL"),
+)
 
 
 @pytest.mark.parametrize("name", [name for name in ROSTER if not name.startswith(COUNT_NUMBERS)])
