@@ -1,13 +1,19 @@
 """Fixtures that every room may use."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import lightning as L  # noqa: N812
 import pytest
+import torch
 
 from lightning_fl import FederatedTrainer
+
+# Tests run side by side, and start programs of their own: one thread each.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+torch.set_num_threads(1)
 
 
 @pytest.fixture
