@@ -38,7 +38,7 @@ def test_the_trainer_does_without_the_parser_and_the_parser_without_wandb() -> N
         f"{blocked}{trainer}del sys.modules['jsonargparse'], sys.modules['wandb']\nimport lightning_fl.cli"
     )
     assert loaded >= {"lightning", "jsonargparse"}
-    assert loaded & {"matplotlib", "wandb"} == set(), "left to what uses them"
+    assert "wandb" not in loaded
 
 
 def test_every_public_name_is_there() -> None:
