@@ -34,7 +34,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         if program == "python":
             runpy.run_path(arguments[0], run_name="__main__")
         else:
-            main(arguments)
+            monkeypatch.setattr(sys, "argv", [program, *arguments])
+            main()
         return capsys.readouterr().out
 
     return ran
