@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from lightning_fl import FederatedTrainer, UserError
-from lightning_fl.callbacks import FilterPruning
+from lightning_fl.callbacks import FilterPruning, MagnitudePruning
 from lightning_fl.callbacks.calibration import calibration_images
 from lightning_fl.data import Arrays
 from lightning_fl.modules import ImageClassifier
-from lightning_fl.pruning import Prunable, load_pruned, plans_of
+from lightning_fl.pruning import Prunable, load_pruned, masks_of, plans_of
 
 QUIET: dict[str, Any] = {
     "accelerator": "cpu",
@@ -369,3 +369,33 @@ def test_a_federation_without_server_data_has_no_maps_to_judge_by(tmp_path: Path
     )
     with pytest.raises(UserError, match="give the data a server_fraction above 0, or take importance 'magnitude'"):
         trainer.fit(Classifier(), data)
+
+
+@pytest.mark.parametrize("filters_first", [True, False])
+@pytest.mark.parametrize("federated", [False, True])
+def test_masks_are_cut_with_the_network(filters_first: bool, federated: bool, tmp_path: Path) -> None:
+    """In either order, and where both prune before the same epoch."""
+    seen: list[tuple[bool, bool]] = []
+
+    class Look(L.Callback):
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            masks, parameters = masks_of(pl_module), dict(pl_module.named_parameters())
+            assert all(mask.shape == parameters[name].shape for name, mask in masks.items())
+            assert all(not parameters[name][~mask].any() for name, mask in masks.items())
+            seen.append((bool(masks), len(parameters["net.0.weight"]) == 4))
+
+    cut, masked = (1, 2) if filters_first else (2, 1)
+    prunings = [
+        FilterPruning(0.4, prune_epoch=cut, importance="magnitude"),
+        MagnitudePruning(0.3, prune_epoch=masked, every_n_epochs=1),
+    ]
+    callbacks = [*(prunings if filters_first else prunings[::-1]), Look()]
+    module = Classifier("momentum")
+    if federated:
+        data = Arrays(train=samples(), test=samples(), num_clients=2, batch_size=5)
+        FederatedTrainer(
+            max_rounds=4, clients_per_round=2, callbacks=callbacks, default_root_dir=tmp_path, **QUIET
+        ).fit(module, data)
+    else:
+        fit(module, callbacks)
+    assert seen == [(epoch >= masked, epoch >= cut) for epoch in range(4)]
