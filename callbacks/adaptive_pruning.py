@@ -1,77 +1,41 @@
-"""FedAP's adaptive pruning in any Lightning trainer: once, the curvature of the loss says how much to cut, and feature maps what.
+"""FedAP's adaptive pruning in any Lightning trainer: the curvature of the loss says how much to cut, and feature maps what.
 
 Liu et al., Efficient Federated Learning Using Dynamic Update and Adaptive Pruning with Momentum on Shared Server Data, ACM TIST
 2024:
 
-    p*_k   from the Hessian of source k's loss on a random batch           lightning_fl.pruning.SourceRate
-    p*     = Σ_k a_k p*_k / Σ_k a_k,   a_k = n_k / (D(P_k) + ε)            lightning_fl.pruning.rates
+    p*     asked of everyone who holds data                                callbacks.adaptive_rate
     𝒱      = the ⌊R p*⌋-th smallest magnitude of all R parameters
     layer l loses the ⌊p*_l c_l⌋ filters of the lowest ranks, p*_l the share of its weights below 𝒱
-
-In a federation the sources are the server and all clients; elsewhere there is one, the training data.
 """
 
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
-import torch
-from lightning.pytorch import Callback, LightningModule
-from lightning.pytorch.strategies import ParallelStrategy
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.seed import isolate_rng
-from torch import Tensor
-from torch.utils._pytree import tree_map
-from torch.utils.data import DataLoader, IterableDataset
-from tqdm.auto import tqdm
 
-from lightning_fl.callbacks.calibration import example_input
+from lightning_fl.callbacks.adaptive_rate import AdaptiveRate, seed_of
+from lightning_fl.callbacks.calibration import calibration_images, example_input
+from lightning_fl.callbacks.pruning_callback import StructuredPruning
+from lightning_fl.callbacks.sources import Source, sources_of
 from lightning_fl.errors import UserError, nearest, require
 from lightning_fl.pruning import (
     RATE_MODES,
     Plan,
-    SourceRate,
-    TrainingLoss,
-    check_curvature,
     feature_map_ranks,
     filters_to_keep,
-    plan_for,
-    plans_of,
     prunable_layers,
     prune,
     rates,
-    shrink_when_loading,
     trainable,
 )
 
 
-class Source(Protocol):
-    """Who holds training data.
-
-    Attributes:
-        client: index of the client in a federation; None is the server, or a training without clients.
-        num_samples: n_k.
-        degree: D(P_k), how far its labels are from everyone's, in [0, 1].
-    """
-
-    degree: float
-
-    @property
-    def client(self) -> int | None: ...
-
-    @property
-    def num_samples(self) -> int: ...
-
-    def batch(self, size: int, rng: np.random.Generator) -> Any:
-        """A random batch of at most `size` samples."""
-
-
-class AdaptivePruning(Callback):
-    """Cut filters out of the module once, as many as the curvature of its loss allows and those whose feature maps say least.
+class AdaptivePruning(StructuredPruning):
+    """Cut filters out of the module, as many as the curvature of its loss allows and those whose feature maps say least.
 
     Asks for the training loss of the module itself, in evaluation mode, on one batch of each source. In `FederatedTrainer` the
     sources are the server, if it holds samples, and all clients; they are shared out over the processes. In `L.Trainer` there is
@@ -82,6 +46,7 @@ class AdaptivePruning(Callback):
 
     Args:
         prune_epoch: the epoch (in a federation the round) before whose training the module is cut, from 0.
+        every_n_epochs: prune what is left again every so many epochs, at least 1; None: once, as FedAP does.
         rate_mode: how a source's rate is found: `slq_plateau`, the share of the spectrum clearly above 0 (the authors' code);
             `gap`, the share below the first gap that the way from the initial model cannot close (the paper); or `fixed`.
         rate: p* in [0, 1) for `fixed`.
@@ -102,6 +67,7 @@ class AdaptivePruning(Callback):
     def __init__(
         self,
         prune_epoch: int = 30,
+        every_n_epochs: int | None = None,
         rate_mode: Literal["slq_plateau", "gap", "fixed"] = "slq_plateau",
         rate: float | None = None,
         max_sources: int | None = None,
@@ -113,85 +79,64 @@ class AdaptivePruning(Callback):
         max_rate: float = 0.95,
         rank_samples: int = 500,
     ) -> None:
-        require(prune_epoch >= 0, f"prune_epoch counts from 0, got {prune_epoch}.")
+        super().__init__(prune_epoch, every_n_epochs)
         if rate_mode not in (*RATE_MODES, "fixed"):
             raise UserError(f"rate_mode {rate_mode!r} is unknown; {nearest(str(rate_mode), (*RATE_MODES, 'fixed'))}.")
         if rate_mode == "fixed":
             require(rate is not None and 0 <= rate < 1, f"rate_mode='fixed' needs a rate in [0, 1), got {rate}.")
         else:
             require(rate is None, f"rate={rate} is for rate_mode='fixed'; {rate_mode!r} finds the rate itself.")
-        require(max_sources is None or max_sources >= 1, f"max_sources must be at least 1, got {max_sources}.")
-        require(epsilon > 0, f"epsilon must be above 0, got {epsilon}.")
-        require(batch_size >= 1, f"batch_size must be at least 1, got {batch_size}.")
         require(rank_samples >= 1, f"rank_samples must be at least 1, got {rank_samples}.")
-        check_curvature(curvature)
-        self.prune_epoch = prune_epoch
-        self.rate_mode = rate_mode
+        self.adaptive_rate = AdaptiveRate(
+            "slq_plateau" if rate_mode == "fixed" else rate_mode,
+            max_sources=max_sources,
+            curvature=curvature,
+            epsilon=epsilon,
+            batch_size=batch_size,
+            lanczos_steps=lanczos_steps,
+            probes=probes,
+            max_rate=max_rate,
+        )
         self.rate = rate
-        self.max_sources = max_sources
-        self.curvature: Literal["hessian", "ggn"] = curvature
-        self.epsilon = epsilon
         self.batch_size = batch_size
         self.rank_samples = rank_samples
-        self.source_rate = SourceRate(
-            "slq_plateau" if rate_mode == "fixed" else rate_mode, lanczos_steps, probes, max_rate
-        )
-        self.asked: list[int] = []
-        """Clients that were asked for their rate."""
         self.ranked_by: int | None = None
         """The client whose images were ranked; None if that was the server, or nobody."""
-        self.plan: Plan | None = None
+        self.pruned_to: Plan | None = None
         """What it has pruned the module to."""
-        self.has_pruned = False
-        self._initial: dict[str, Tensor] = {}
-        self._plans_before = 0
         self._metrics: dict[str, float] = {}
-        self._loading: Any = None
+
+    @property
+    def asked(self) -> list[int]:
+        """Clients that were asked for their rate."""
+        return self.adaptive_rate.asked
 
     # -- when -------------------------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
-        """A new training begins; and a dense module can load what a pruned one has saved."""
-        self._loading = self._loading or shrink_when_loading(pl_module)
-        if stage != "fit":
-            return
-        self.asked, self.ranked_by, self.plan, self.has_pruned, self._metrics = [], None, None, False, {}
-        self._initial, self._plans_before = {}, len(plans_of(pl_module))
-        if trainer.max_epochs is not None and 0 <= trainer.max_epochs <= self.prune_epoch:
-            rank_zero_warn(
-                f"AdaptivePruning never prunes: prune_epoch={self.prune_epoch} comes after the last of "
-                f"{trainer.max_epochs} epochs."
-            )
-
-    def teardown(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
-        """Leave the module as it was found."""
-        if self._loading is not None:
-            self._loading.remove()
-            self._loading = None
+        """A new training begins."""
+        super().setup(trainer, pl_module, stage)
+        if stage == "fit":
+            self.ranked_by, self.pruned_to, self._metrics = None, None, {}
+            self.adaptive_rate.reset(pl_module)
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Find out whether the module can be pruned, and keep the initial one for `gap`, unless the checkpoint brought it."""
-        if not self.has_pruned:
-            if isinstance(trainer.strategy, ParallelStrategy):
-                raise UserError(
-                    f"AdaptivePruning cannot change a network inside {type(trainer.strategy).__name__}, which keeps the shapes "
-                    "it began with: train on one device."
-                )
-            layers, name = prunable_layers(pl_module, example_input(trainer)), type(pl_module).__name__
-            require(bool(layers), f"AdaptivePruning: no layer of {name} can lose filters.")
-            if self.rate_mode != "fixed":
-                TrainingLoss(pl_module, self.curvature)
-        if self.rate_mode == "gap" and not self._initial and not self.has_pruned:
-            self._initial = {name: tensor.clone().cpu() for name, tensor in trainable(pl_module).items()}
+        """Find out whether the module can be pruned, and keep the initial one where the rate looks back at it."""
+        super().on_train_start(trainer, pl_module)
+        if self.will_prune(trainer):
+            self.require_prunable(trainer, pl_module)
+            if self.rate is None:
+                self.adaptive_rate.start(trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Prune, if this is the epoch."""
-        if self.has_pruned or trainer.current_epoch != self.prune_epoch:
+        """Prune if it is time."""
+        if not self.is_due(trainer):
             return
         with isolate_rng():
-            self.plan = self._plan(trainer, pl_module)
-        prune(pl_module, self.plan, trainer.optimizers)
-        self.has_pruned, self._initial = True, {}
+            self.pruned_to = self._choose(trainer, pl_module)
+        prune(pl_module, self.pruned_to, trainer.optimizers)
+        if self.schedule.next_after(trainer.current_epoch + 1) is None:
+            self.adaptive_rate.forget()
 
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
         """Log what was done."""
@@ -201,128 +146,36 @@ class AdaptivePruning(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """For the checkpoint."""
-        return {
-            "has_pruned": self.has_pruned,
-            "initial": self._initial,
-            "plans_before": self._plans_before,
-            "metrics": self._metrics,
-        }
+        return super().state_dict() | {"metrics": self._metrics, "adaptive_rate": self.adaptive_rate.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """From the checkpoint."""
-        self.has_pruned, self._initial = state_dict["has_pruned"], state_dict["initial"]
-        self._plans_before, self._metrics = state_dict["plans_before"], state_dict["metrics"]
+        super().load_state_dict(state_dict)
+        self._metrics = state_dict["metrics"]
+        self.adaptive_rate.load_state_dict(state_dict["adaptive_rate"])
 
     # -- what -----------------------------------------------------------------------------------------------------------
 
-    def _plan(self, trainer: Any, pl_module: LightningModule) -> Plan:
+    def _choose(self, trainer: Any, pl_module: LightningModule) -> Plan:
         """Which filters stay, the same on every process."""
-        seed = int(os.environ.get("PL_GLOBAL_SEED", "0")), trainer.current_epoch
-        sources = _sources(trainer)
-        rate = self._overall_rate(trainer, pl_module, sources, seed) if self.rate is None else self.rate
+        rate = self.adaptive_rate(trainer, pl_module) if self.rate is None else self.rate
         threshold = rates.magnitude_threshold(trainable(pl_module).values(), rate)
-        example = example_input(trainer)
-        layers = prunable_layers(pl_module, example)
+        layers = prunable_layers(pl_module, example_input(trainer))
         weights: dict[str, Any] = {name: pl_module.get_submodule(name).weight for name in layers}
         by_layer = {name: rates.layer_rate(weight, threshold) for name, weight in weights.items()}
-        self._metrics |= {"prune/rate": rate, "prune/threshold": threshold}
+        self._metrics = {"prune/rate": rate, "prune/threshold": threshold, **self.adaptive_rate.metrics}
         self._metrics |= {f"prune/rate/{name}": share for name, share in by_layer.items()}
         if not any(math.floor(share * len(weights[name])) for name, share in by_layer.items()):
-            return plan_for(pl_module, {}, example)
-        ranks = feature_map_ranks(pl_module, self._images(trainer, sources, seed), layers)
-        # Every process of a federation takes the decision of the first.
-        return plan_for(pl_module, trainer.strategy.broadcast(filters_to_keep(ranks, by_layer)), example)
+            return self.plan(trainer, pl_module, {})
+        stand_in = self._stand_in(trainer)
+        self.ranked_by = None if stand_in is None else stand_in.client
+        images = calibration_images(trainer, self.rank_samples, self.batch_size, stand_in, [*seed_of(trainer), 0, 1])
+        ranks = feature_map_ranks(pl_module, images, layers)
+        return self.plan(trainer, pl_module, filters_to_keep(ranks, by_layer))
 
-    def _overall_rate(
-        self, trainer: Any, pl_module: LightningModule, sources: Sequence[Source], seed: tuple[int, int]
-    ) -> float:
-        """p*."""
-        if self.max_sources is not None and self.max_sources < len(sources):
-            drawn = np.random.default_rng(seed).choice(len(sources), self.max_sources, replace=False)
-            sources = [sources[place] for place in sorted(drawn)]
-        self.asked = [source.client for source in sources if source.client is not None]
-        found = self._rates(trainer, pl_module, sources, seed)
-        finite = np.isfinite(found)
-        self._metrics |= {"prune/sources": len(sources), "prune/nonfinite_sources": int((~finite).sum())}
-        weights = rates.source_weights(
-            [source.num_samples for source in sources], [source.degree for source in sources], self.epsilon
-        )
-        return rates.mean_rate(np.where(finite, found, 0.0), weights)
-
-    def _rates(
-        self, trainer: Any, pl_module: LightningModule, sources: Sequence[Source], seed: tuple[int, int]
-    ) -> np.ndarray:
-        """p*_k of each source, which the processes find in turns."""
-        loss, initial = TrainingLoss(pl_module, self.curvature), self._initial_model(pl_module)
-        found = torch.zeros(len(sources), dtype=torch.float64)
-        mine = range(trainer.global_rank, len(sources), trainer.world_size)
-        for place in tqdm(mine, desc="Pruning rates", unit="source", leave=False, disable=not _shows_progress(trainer)):
-            source = sources[place]
-            rng = np.random.default_rng([*seed, place if source.client is None else 1 + source.client])
-            batch = _moved(trainer, source.batch(self.batch_size, rng))
-            generator = torch.Generator().manual_seed(int(rng.integers(2**62)))
-            found[place] = self.source_rate(loss.curvature(batch), loss.point, initial, generator)
-        if trainer.world_size > 1:
-            found = trainer.strategy.reduce(found.to(pl_module.device), reduce_op="sum")
-        return found.cpu().numpy()
-
-    def _initial_model(self, pl_module: LightningModule) -> list[Tensor] | None:
-        """w_0, cut as the module has been since."""
-        if not self._initial:
+    def _stand_in(self, trainer: Any) -> Source | None:
+        """The client whose images are ranked in a federation without data of the server's."""
+        sources = sources_of(trainer)
+        if sources[0].client is None:
             return None
-        for plan in plans_of(pl_module)[self._plans_before :]:
-            self._initial = {name: plan.cut(name, tensor) for name, tensor in self._initial.items()}
-        return [self._initial[name].to(now) for name, now in trainable(pl_module).items()]
-
-    def _images(self, trainer: Any, sources: Sequence[Source], seed: tuple[int, int]) -> Sequence[Any]:
-        """Batches to rank feature maps on."""
-        rng = np.random.default_rng([*seed, 0])
-        source = sources[0] if sources[0].client is None else sources[int(rng.integers(len(sources)))]
-        self.ranked_by = source.client
-        batch = _moved(trainer, source.batch(self.rank_samples, rng))
-        images = batch[0] if isinstance(batch, (tuple, list)) else batch
-        return images.split(self.batch_size) if isinstance(images, Tensor) else [images]
-
-
-class _TrainingData:
-    """The training data of a trainer without clients."""
-
-    client = None
-    degree = 0.0
-    num_samples = 1
-
-    def __init__(self, loaders: Any) -> None:
-        self._loaders = loaders
-
-    def batch(self, size: int, rng: np.random.Generator) -> Any:
-        """Random samples of every loader, as the loaders collate them."""
-        return tree_map(lambda loader: _draw(loader, size, rng), self._loaders)
-
-
-def _sources(trainer: Any) -> Sequence[Source]:
-    """Everyone who holds training data, the server first; without clients, the training data."""
-    federation = getattr(trainer, "sources", None)
-    return federation() if federation is not None else [_TrainingData(trainer.train_dataloader)]
-
-
-def _draw(loader: Any, size: int, rng: np.random.Generator) -> Any:
-    """Random samples of a map-style data set or of a loader that draws; else the beginning of the first batch."""
-    if hasattr(loader, "draw"):
-        return loader.draw(size, rng)
-    is_map = isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
-    if is_map and loader.batch_sampler is not None:
-        rows = rng.choice(len(loader.dataset), min(size, len(loader.dataset)), replace=False)
-        return loader.collate_fn([loader.dataset[int(row)] for row in rows])
-    return tree_map(lambda x: x[:size] if isinstance(x, Tensor) and x.dim() else x, next(iter(loader)))
-
-
-def _moved(trainer: Any, batch: Any) -> Any:
-    """To the accelerator, through the batch hooks, in the precision of the training."""
-    module = trainer.lightning_module
-    batch = module._on_before_batch_transfer(trainer.precision_plugin.convert_input(batch))
-    return module._apply_batch_transfer_handler(batch)
-
-
-def _shows_progress(trainer: Any) -> bool:
-    bar = trainer.progress_bar_callback
-    return trainer.is_global_zero and bar is not None and getattr(bar, "is_enabled", True)
+        return sources[int(np.random.default_rng([*seed_of(trainer), 0]).integers(len(sources)))]

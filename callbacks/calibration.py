@@ -2,41 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import islice
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, IterableDataset
 
+from lightning_fl.callbacks.sources import Source
 from lightning_fl.errors import UserError
 
 
-def calibration_batches(trainer: Any, num_batches: int, batch_size: int) -> list[Any]:
-    """The first batches of the server's samples, where the datamodule has such; otherwise some of the training samples.
+def calibration_images(
+    trainer: Any, num_samples: int, batch_size: int, stand_in: Source | None = None, seed: Sequence[int] = (0,)
+) -> list[Any]:
+    """Images to rank feature maps on: the first of the server's, where the datamodule has such; otherwise training samples.
 
     Training samples are drawn at random, always the same. The run's own randomness, and the order in which it reads its data, are
     left as they were.
 
     Args:
         trainer: an `L.Trainer` in `fit`, or a `FederatedTrainer`.
-        num_batches: how many, at least 1; there may be fewer.
-        batch_size: samples per batch; a loader over an IterableDataset keeps its own.
+        num_samples: how many, at least 1; there may be fewer.
+        batch_size: images in a batch, at least 1.
+        stand_in: who is asked in a federation whose server has no samples.
+        seed: of the samples of the stand-in.
 
     Returns:
-        Batches on the module's device, as its training_step would see them.
+        What a network takes of each batch: on the module's device, as its training_step would see it.
 
     Raises:
-        UserError: the clients of a federation hold all samples, or there are several training loaders.
+        UserError: the clients of a federation hold all samples and none stands in, or there are several training loaders.
     """
     with isolate_rng():
         torch.manual_seed(0)
-        module = trainer.lightning_module
-        batches = islice(_batches(trainer, batch_size), num_batches)
-        return [module._apply_batch_transfer_handler(module._on_before_batch_transfer(batch)) for batch in batches]
+        batches: list[Any] = []
+        left = num_samples
+        for batch in _batches(trainer, batch_size, num_samples, stand_in, seed):
+            images = _inputs(moved(trainer, batch))
+            if isinstance(images, Tensor):
+                images = images[:left]
+                batches.extend(images.split(batch_size))
+                left -= len(images)
+            else:
+                batches.append(images)
+                left -= batch_size
+            if left <= 0:
+                break
+        return batches
+
+
+def moved(trainer: Any, batch: Any) -> Any:
+    """To the accelerator, through the batch hooks, in the precision of the training."""
+    module = trainer.lightning_module
+    batch = module._on_before_batch_transfer(trainer.precision_plugin.convert_input(batch))
+    return module._apply_batch_transfer_handler(batch)
 
 
 def example_input(trainer: Any) -> Any:
@@ -49,15 +72,22 @@ def example_input(trainer: Any) -> Any:
         if loader is None:
             loader = trainer.datamodule.train_dataloader()  # only the shape of a sample matters
         batch = next(iter(_reread(loader, 2)))
-    first = batch[0] if isinstance(batch, (tuple, list)) else batch
-    return tree_map(lambda x: torch.zeros_like(x) if isinstance(x, Tensor) else x, first)
+    return tree_map(lambda x: torch.zeros_like(x) if isinstance(x, Tensor) else x, _inputs(batch))
 
 
-def _batches(trainer: Any, batch_size: int) -> Iterator[Any]:
+def _inputs(batch: Any) -> Any:
+    return batch[0] if isinstance(batch, (tuple, list)) else batch
+
+
+def _batches(
+    trainer: Any, batch_size: int, num_samples: int, stand_in: Source | None, seed: Sequence[int]
+) -> Iterator[Any]:
     server_data = getattr(trainer.datamodule, "server_data", None)
     samples = server_data() if callable(server_data) else None
     if samples is not None:
         return iter(samples.batches(batch_size))
+    if stand_in is not None:
+        return iter([stand_in.batch(num_samples, np.random.default_rng(seed))])
     loader = _train_loader(trainer)
     if loader is None:
         raise UserError(

@@ -11,28 +11,25 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
-from lightning.pytorch import Callback, LightningModule
-from lightning.pytorch.strategies import ParallelStrategy
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from lightning.pytorch import LightningModule
 from torch import Tensor
 
-from lightning_fl.callbacks.calibration import calibration_batches, example_input
+from lightning_fl.callbacks.calibration import calibration_images, example_input
+from lightning_fl.callbacks.pruning_callback import StructuredPruning
 from lightning_fl.errors import UserError, nearest, require
 from lightning_fl.pruning import (
-    Schedule,
     feature_map_ranks,
     filter_magnitudes,
     filters_to_keep,
-    plan_for,
+    plans_of,
     prunable_layers,
     prune,
-    shrink_when_loading,
 )
 
 IMPORTANCES = ("feature_rank", "magnitude")
 
 
-class FilterPruning(Callback):
+class FilterPruning(StructuredPruning):
     """Cut the least important filters out of a network while it trains.
 
     Every convolution that can lose filters loses them: in residual networks the first of each block. Parameters stay the same
@@ -44,7 +41,7 @@ class FilterPruning(Callback):
     Args:
         rate: share of its filters that every layer loses, in [0, 1); or by layer, {"network.conv1": 0.2, …}, where layers that
             are not named lose none.
-        at_epoch: the epoch (from 0; a federation's round) before whose training this happens, at least 0.
+        prune_epoch: the epoch (from 0; a federation's round) before whose training this happens, at least 0.
         every_n_epochs: prune what is left again every so many epochs, at least 1; None: once.
         importance: `feature_rank`, HRank's; or `magnitude`, the L1 norm of a filter's weights.
         num_batches: batches of images for `feature_rank`, at least 1: the server's where the data have a server, otherwise of the
@@ -62,12 +59,13 @@ class FilterPruning(Callback):
     def __init__(
         self,
         rate: float | dict[str, float] = 0.4,
-        at_epoch: int = 30,
+        prune_epoch: int = 30,
         every_n_epochs: int | None = None,
         importance: Literal["feature_rank", "magnitude"] = "feature_rank",
         num_batches: int = 5,
         batch_size: int = 128,
     ) -> None:
+        super().__init__(prune_epoch, every_n_epochs)
         for layer, share in rate.items() if isinstance(rate, Mapping) else [("every layer", rate)]:
             require(0 <= share < 1, f"rate is the share of filters that {layer} loses and lies in [0, 1), got {share}.")
         if importance not in IMPORTANCES:
@@ -75,60 +73,38 @@ class FilterPruning(Callback):
         for name, value in (("num_batches", num_batches), ("batch_size", batch_size)):
             require(value >= 1, f"{name} must be at least 1, got {value}.")
         self.rate = rate
-        self.schedule = Schedule(at_epoch, every_n_epochs)
         self.importance = importance
         self.num_batches = num_batches
         self.batch_size = batch_size
         self.filters: dict[str, Tensor] = {}
         self.widths: dict[str, int] = {}
-        self._last_epoch = -1
-        self._loading: Any = None
 
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
-        """Let a dense module load what a pruned one has saved."""
-        self._loading = self._loading or shrink_when_loading(pl_module)
-
-    def teardown(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
-        """Leave the module as it was found."""
-        if self._loading is not None:
-            self._loading.remove()
-            self._loading = None
+        """Of a dense module nothing has been pruned yet."""
+        super().setup(trainer, pl_module, stage)
+        if stage == "fit" and not plans_of(pl_module):
+            self.filters, self.widths = {}, {}
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Find out before any training whether pruning will work."""
-        following = self.schedule.next_after(trainer.current_epoch)
-        if following is None:
+        super().on_train_start(trainer, pl_module)
+        if not self.will_prune(trainer):
             return
-        if trainer.max_epochs is not None and following >= trainer.max_epochs >= 0:
-            rank_zero_warn(
-                f"FilterPruning would prune before epoch {following}, but the run ends after {trainer.max_epochs} epochs: "
-                "nothing will be pruned."
-            )
-            return
-        if isinstance(trainer.strategy, ParallelStrategy):
-            raise UserError(
-                f"FilterPruning cannot change a network inside {type(trainer.strategy).__name__}, which keeps the shapes it "
-                "began with: train on one device."
-            )
-        named = self.rate if isinstance(self.rate, Mapping) and not self.widths else ()
-        layers = prunable_layers(pl_module, example_input(trainer), required=named)
-        require(bool(layers or self.widths), "FilterPruning: this network has no convolution that can lose filters.")
+        self.require_prunable(
+            trainer, pl_module, tuple(self.rate) if isinstance(self.rate, Mapping) and not self.widths else ()
+        )
         if self.importance == "feature_rank":
-            calibration_batches(trainer, 1, 1)
+            calibration_images(trainer, 1, 1)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Prune if it is time."""
-        epoch = trainer.current_epoch
-        if not self.schedule.due(epoch) or epoch == self._last_epoch:
+        if not self.is_due(trainer):
             return
-        self._last_epoch = epoch
         # By now a layer may have but one filter left, which stays.
         layers = prunable_layers(pl_module, example_input(trainer))
         if isinstance(self.rate, Mapping):
             layers = tuple(name for name in layers if name in self.rate)
-        # Every process of a federation takes the decision of the first.
-        kept = trainer.strategy.broadcast(filters_to_keep(self._scores(trainer, pl_module, layers), self.rate))
-        plan = plan_for(pl_module, kept, example_input(trainer))
+        plan = self.plan(trainer, pl_module, filters_to_keep(self._scores(trainer, pl_module, layers), self.rate))
         self.widths = self.widths or dict(plan.widths)
         if plan.filters:
             prune(pl_module, plan, trainer.optimizers)
@@ -143,15 +119,15 @@ class FilterPruning(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """For the checkpoint: the kept filters, and when they were last chosen."""
-        return {"filters": self.filters, "widths": self.widths, "last_epoch": self._last_epoch}
+        return super().state_dict() | {"filters": self.filters, "widths": self.widths}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """From the checkpoint."""
+        super().load_state_dict(state_dict)
         self.filters, self.widths = dict(state_dict["filters"]), dict(state_dict["widths"])
-        self._last_epoch = state_dict["last_epoch"]
 
     def _scores(self, trainer: Any, pl_module: LightningModule, layers: tuple[str, ...]) -> dict[str, Tensor]:
         if self.importance == "magnitude":
             return filter_magnitudes(pl_module, layers)
-        batches = calibration_batches(trainer, self.num_batches, self.batch_size)
-        return feature_map_ranks(pl_module, batches, layers)
+        images = calibration_images(trainer, self.num_batches * self.batch_size, self.batch_size)
+        return feature_map_ranks(pl_module, images, layers)

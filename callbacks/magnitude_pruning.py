@@ -11,17 +11,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from lightning.pytorch import Callback, LightningModule
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from lightning.pytorch import LightningModule
 from torch.utils.hooks import RemovableHandle
 
+from lightning_fl.callbacks.pruning_callback import PruningCallback
 from lightning_fl.errors import UserError, nearest, require
 from lightning_fl.pruning import Masks, apply_masks, forget_masks, hold_masks, largest, masks_of, prunable
 
 SCOPES = ("global", "layer")
 
 
-class MagnitudePruning(Callback):
+class MagnitudePruning(PruningCallback):
     """Leave out the smallest weights when an epoch begins, and keep them at 0 for the rest of the training.
 
     All trained weights and biases can go, but those of normalisation and of excluded layers; each layer keeps at least its
@@ -52,16 +52,11 @@ class MagnitudePruning(Callback):
         scope: Literal["global", "layer"] = "global",
         exclude: Sequence[str] = ("shortcut", "downsample"),
     ) -> None:
+        super().__init__(prune_epoch, every_n_epochs)
         require(0 <= rate < 1, f"rate is the share of the weights to leave out and lies in [0, 1), got {rate}.")
-        require(prune_epoch >= 0, f"prune_epoch is the index of an epoch, from 0, got {prune_epoch}.")
-        require(
-            every_n_epochs is None or every_n_epochs >= 1, f"every_n_epochs must be at least 1, got {every_n_epochs}."
-        )
         if scope not in SCOPES:
             raise UserError(f"scope {scope!r} is unknown; {nearest(str(scope), SCOPES)}.")
         self.rate = rate
-        self.prune_epoch = prune_epoch
-        self.every_n_epochs = every_n_epochs
         self.scope = scope
         self.exclude = tuple(exclude)
         self._masks: Masks = {}
@@ -72,26 +67,23 @@ class MagnitudePruning(Callback):
         """Of its own for each pruning of a training."""
         return self._generate_state_key(
             rate=self.rate,
-            prune_epoch=self.prune_epoch,
-            every_n_epochs=self.every_n_epochs,
+            prune_epoch=self.schedule.first,
+            every_n_epochs=self.schedule.every,
             scope=self.scope,
             exclude=self.exclude,
         )
 
-    def on_fit_start(self, trainer: Any, pl_module: LightningModule) -> None:
+    def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """There must be something to prune, and an epoch to do it."""
+        super().on_train_start(trainer, pl_module)
         require(bool(prunable(pl_module, self.exclude)), f"{type(pl_module).__name__} has no weight to leave out.")
-        if trainer.max_epochs is not None and 0 <= trainer.max_epochs <= self.prune_epoch:
-            rank_zero_warn(
-                f"nothing is pruned: prune_epoch is {self.prune_epoch}, and the training ends after {trainer.max_epochs} epochs."
-            )
 
     def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Prune if it is time, and see that what was pruned remains so."""
         if trainer.current_epoch == 0:
             self._masks = {}  # of an earlier training
         self._follow(pl_module)
-        if self.rate and self._is_due(trainer.current_epoch):
+        if self.is_due(trainer) and self.rate:
             self._masks = self._choose(pl_module)
         if self._masks:
             parameters = dict(pl_module.named_parameters())
@@ -128,15 +120,12 @@ class MagnitudePruning(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """For the checkpoint."""
-        return {"masks": self._masks}
+        return super().state_dict() | {"masks": self._masks}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """From the checkpoint."""
+        super().load_state_dict(state_dict)
         self._masks = state_dict["masks"]
-
-    def _is_due(self, epoch: int) -> bool:
-        since = epoch - self.prune_epoch
-        return since == 0 or (since > 0 and self.every_n_epochs is not None and since % self.every_n_epochs == 0)
 
     def _follow(self, module: LightningModule) -> None:
         """Another callback may have cut layers of the module since, and its masks with them."""

@@ -45,7 +45,7 @@ class AdaptivelyPruned(Algorithm):
     def announce(self, surgery: Surgery) -> None:
         """The model goes to those that are asked, their answers come back, and everyone is told what is left."""
         pruning, channel, cohort = self.pruning, surgery.channel, set(surgery.cohort)
-        if pruning.plan is surgery.plan:
+        if pruning.pruned_to is surgery.plan:
             ranking = [] if pruning.ranked_by is None else [pruning.ranked_by]
             asked = {*pruning.asked, *ranking}
             channel.tell(sorted(asked - cohort), _message(surgery.params, surgery.buffers))
@@ -80,7 +80,7 @@ class FedAP(AdaptivelyPruned):
             curvature: hessian, or ggn for the generalised Gauss-Newton matrix.
         """
         super().__init__()
-        self.pruning = AdaptivePruning(prune_round, rate_mode, rate, max_sources, curvature, epsilon)
+        self.pruning = AdaptivePruning(prune_round, None, rate_mode, rate, max_sources, curvature, epsilon)
 
 
 class FedDUAP(AdaptivelyPruned):
@@ -114,7 +114,7 @@ class FedDUAP(AdaptivelyPruned):
             curvature: hessian, or ggn for the generalised Gauss-Newton matrix.
         """
         super().__init__(steps=(Apply(), DynamicServerUpdate(C=C, decay=decay, f=f, alpha_max=alpha_max)))
-        self.pruning = AdaptivePruning(prune_round, rate_mode, rate, max_sources, curvature, epsilon)
+        self.pruning = AdaptivePruning(prune_round, None, rate_mode, rate, max_sources, curvature, epsilon)
 
 
 class FedDUMAP(AdaptivelyPruned):
@@ -158,7 +158,7 @@ class FedDUMAP(AdaptivelyPruned):
         update = DynamicServerUpdate(C=C, decay=decay, f=f, alpha_max=alpha_max)
         momentum = Momentum(beta=beta, learning_rate=server_learning_rate, init_with=momentum_init)
         super().__init__(rule=RestartedMomentum(beta=local_beta), steps=(Apply(), update, momentum))
-        self.pruning = AdaptivePruning(prune_round, rate_mode, rate, max_sources, curvature, epsilon)
+        self.pruning = AdaptivePruning(prune_round, None, rate_mode, rate, max_sources, curvature, epsilon)
 
 
 def _lost(surgery: Surgery) -> Message:

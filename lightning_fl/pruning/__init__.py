@@ -16,7 +16,6 @@ from lightning_fl.pruning.training_loss import TrainingLoss, check_curvature
 __all__ = [
     "RATE_MODES",
     "Masks",
-    "Network",
     "Plan",
     "Prunable",
     "Schedule",

@@ -26,7 +26,7 @@ class Schedule:
         whole = isinstance(self.first, int) and not isinstance(self.first, bool)
         require(
             whole and self.first >= 0,
-            f"at_epoch is the epoch before which the network is pruned, a whole number of at least 0, got {self.first}.",
+            f"prune_epoch is the epoch before which the network is pruned, a whole number of at least 0, got {self.first}.",
         )
         whole = self.every is None or (isinstance(self.every, int) and not isinstance(self.every, bool))
         require(

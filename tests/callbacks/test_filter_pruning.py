@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from lightning_fl import FederatedTrainer, UserError
-from lightning_fl.callbacks import FilterPruning
-from lightning_fl.callbacks.calibration import calibration_batches
+from lightning_fl.callbacks import FilterPruning, MagnitudePruning
+from lightning_fl.callbacks.calibration import calibration_images
 from lightning_fl.data import Arrays
 from lightning_fl.modules import ImageClassifier
-from lightning_fl.pruning import Prunable, load_pruned, plans_of
+from lightning_fl.pruning import Prunable, load_pruned, masks_of, plans_of
 
 QUIET: dict[str, Any] = {
     "accelerator": "cpu",
@@ -151,7 +151,7 @@ def by_hand(optimizer_name: str, importance: str) -> nn.Module:
 def test_trains_on_as_a_network_built_small(optimizer: str, importance: Any) -> None:
     module = Classifier(optimizer)
     before = list(module.parameters())
-    callback = FilterPruning(0.4, at_epoch=2, importance=importance)
+    callback = FilterPruning(0.4, prune_epoch=2, importance=importance)
     trainer = fit(module, callback)
     expected = by_hand(optimizer, importance)
     for (name, mine), theirs in zip(module.net.state_dict().items(), expected.state_dict().values(), strict=True):
@@ -166,11 +166,11 @@ def test_trains_on_as_a_network_built_small(optimizer: str, importance: Any) -> 
 @pytest.mark.parametrize("saved_after", [1, 3])
 def test_resumes_before_and_after_pruning_to_the_same_result(saved_after: int, tmp_path: Path) -> None:
     whole = Classifier()
-    uninterrupted = FilterPruning(0.4, at_epoch=2)
+    uninterrupted = FilterPruning(0.4, prune_epoch=2)
     fit(whole, uninterrupted)
-    trainer = fit(Classifier(), FilterPruning(0.4, at_epoch=2), epochs=saved_after)
+    trainer = fit(Classifier(), FilterPruning(0.4, prune_epoch=2), epochs=saved_after)
     trainer.save_checkpoint(tmp_path / "saved.ckpt")
-    resumed, callback = Classifier(), FilterPruning(0.4, at_epoch=2)
+    resumed, callback = Classifier(), FilterPruning(0.4, prune_epoch=2)
     L.Trainer(max_epochs=4, callbacks=callback, **QUIET).fit(resumed, loader(), ckpt_path=tmp_path / "saved.ckpt")
     for a, b in zip(whole.state_dict().values(), resumed.state_dict().values(), strict=True):
         assert torch.equal(a, b)
@@ -184,7 +184,7 @@ def test_a_pruned_checkpoint_is_small_and_loads_everywhere(tmp_path: Path) -> No
     dense = fit(Classifier(), epochs=1)
     dense.save_checkpoint(tmp_path / "dense.ckpt")
     module = Classifier()
-    trainer = fit(module, FilterPruning(0.4, at_epoch=0), epochs=1)
+    trainer = fit(module, FilterPruning(0.4, prune_epoch=0), epochs=1)
     trainer.save_checkpoint(tmp_path / "pruned.ckpt")
     sizes = [
         sum(x.numel() for x in torch.load(tmp_path / name, weights_only=True)["state_dict"].values())
@@ -225,7 +225,7 @@ def test_a_pruned_checkpoint_is_small_and_loads_everywhere(tmp_path: Path) -> No
 def test_the_best_of_several_checkpoints_is_tested_whatever_its_size(tmp_path: Path) -> None:
     keeper = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1, monitor="prune/rate", mode="min")
     module = Classifier()
-    trainer = fit(module, [FilterPruning(0.4, at_epoch=1), keeper], epochs=2, enable_checkpointing=True)
+    trainer = fit(module, [FilterPruning(0.4, prune_epoch=1), keeper], epochs=2, enable_checkpointing=True)
     assert (tmp_path / "epoch=1.ckpt").stat().st_size < (tmp_path / "epoch=0.ckpt").stat().st_size
     assert keeper.best_model_path.endswith("epoch=0.ckpt")
     trainer.test(module, loader(), ckpt_path="best", verbose=False)
@@ -235,7 +235,7 @@ def test_the_best_of_several_checkpoints_is_tested_whatever_its_size(tmp_path: P
 def test_an_image_classifier_loads_from_its_pruned_checkpoint(tmp_path: Path) -> None:
     model = ImageClassifier("lenet5", num_classes=3)
     x = torch.randn(6, 3, 32, 32)
-    trainer = L.Trainer(max_epochs=1, callbacks=FilterPruning({"network.conv2": 0.5}, at_epoch=0), **QUIET)
+    trainer = L.Trainer(max_epochs=1, callbacks=FilterPruning({"network.conv2": 0.5}, prune_epoch=0), **QUIET)
     trainer.fit(model, DataLoader(TensorDataset(x, torch.arange(6) % 3), batch_size=3))
     trainer.save_checkpoint(tmp_path / "model.ckpt", weights_only=True)
     loaded = ImageClassifier.load_from_checkpoint(tmp_path / "model.ckpt", weights_only=True)
@@ -252,7 +252,7 @@ def test_rate_zero_changes_nothing() -> None:
     torch.manual_seed(7)
     fit(plain, shuffle=True)
     torch.manual_seed(7)
-    trainer = fit(pruned, FilterPruning(0.0, at_epoch=1, every_n_epochs=1), shuffle=True)
+    trainer = fit(pruned, FilterPruning(0.0, prune_epoch=1, every_n_epochs=1), shuffle=True)
     assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), pruned.parameters(), strict=True))
     assert plans_of(pruned) == []
     assert trainer.callback_metrics["prune/rate"] == 0
@@ -262,7 +262,7 @@ def test_prunes_again_and_remembers_the_first_filters() -> None:
     module = Classifier("momentum")
     module.configure_optimizers = lambda: torch.optim.SGD(module.parameters(), lr=0.0)  # type: ignore[method-assign]
     before = module.net[0].weight.detach().clone()  # type: ignore[union-attr]
-    callback = FilterPruning(0.3, at_epoch=1, every_n_epochs=2, importance="magnitude")
+    callback = FilterPruning(0.3, prune_epoch=1, every_n_epochs=2, importance="magnitude")
     fit(module, callback, epochs=4)
     kept = callback.filters["net.0"]
     assert len(kept) == 4  # 6 − ⌊0.3 · 6⌋ = 5, then 5 − ⌊0.3 · 5⌋ = 4
@@ -273,7 +273,7 @@ def test_prunes_again_and_remembers_the_first_filters() -> None:
 
 def test_the_last_filter_of_a_layer_stays() -> None:
     module = Classifier()
-    callback = FilterPruning({"net.0": 0.9}, at_epoch=0, every_n_epochs=1, importance="magnitude")
+    callback = FilterPruning({"net.0": 0.9}, prune_epoch=0, every_n_epochs=1, importance="magnitude")
     fit(module, callback, epochs=3)
     assert {name: len(kept) for name, kept in callback.filters.items()} == {"net.0": 1}
     assert module.net[4].weight.shape == (8, 1, 2, 2)  # type: ignore[union-attr]
@@ -281,7 +281,7 @@ def test_the_last_filter_of_a_layer_stays() -> None:
 
 def test_keeps_the_memory_format() -> None:
     module = Classifier().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    trainer = fit(module, FilterPruning(0.4, at_epoch=1), epochs=2)
+    trainer = fit(module, FilterPruning(0.4, prune_epoch=1), epochs=2)
     weight = module.net[4].weight
     assert weight.shape == (5, 4, 2, 2)
     assert weight.is_contiguous(memory_format=torch.channels_last)
@@ -295,14 +295,14 @@ def test_samples_of_the_server_come_before_training_samples() -> None:
 
     class Look(L.Callback):
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-            seen["batches"] = calibration_batches(trainer, 2, 2)
+            seen["images"] = calibration_images(trainer, 3, 2)
 
     L.Trainer(max_epochs=1, callbacks=Look(), **QUIET).fit(Classifier(), datamodule=data)
     held = data.train.stored(data.server_indices)[0]
-    assert torch.equal(torch.cat([images for images, _ in seen["batches"]]), held[:4])
+    assert torch.equal(torch.cat(seen["images"]), held[:3])
     pooled = Arrays(train=(x, y), test=(x, y), num_clients=2, batch_size=5)
     L.Trainer(max_epochs=1, callbacks=Look(), **QUIET).fit(Classifier(), datamodule=pooled)
-    assert [len(images) for images, _ in seen["batches"]] == [2, 2]
+    assert [len(images) for images in seen["images"]] == [2, 1]
 
 
 class Stream(IterableDataset):
@@ -312,7 +312,7 @@ class Stream(IterableDataset):
 
 def test_a_stream_is_read_as_it_comes() -> None:
     module = Classifier()
-    trainer = L.Trainer(max_epochs=1, callbacks=FilterPruning(0.4, at_epoch=0), **QUIET)
+    trainer = L.Trainer(max_epochs=1, callbacks=FilterPruning(0.4, prune_epoch=0), **QUIET)
     trainer.fit(module, DataLoader(Stream(), batch_size=10))
     assert module.net[0].weight.shape[0] == 4  # type: ignore[union-attr]
 
@@ -324,7 +324,7 @@ def test_a_stream_is_read_as_it_comes() -> None:
         ({"rate": -0.1}, "got -0.1"),
         ({"rate": {"net.0": 1.5}}, r"net.0 loses and lies in \[0, 1\), got 1.5"),
         ({"importance": "feature_ranks"}, "importance 'feature_ranks' is unknown; did you mean 'feature_rank'"),
-        ({"at_epoch": -1}, "at least 0, got -1"),
+        ({"prune_epoch": -1}, "at least 0, got -1"),
         ({"every_n_epochs": 0}, "every_n_epochs must be a whole number of at least 1, or None to prune once, got 0"),
         ({"num_batches": 0}, "num_batches must be at least 1, got 0"),
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
@@ -337,14 +337,14 @@ def test_bad_arguments_are_refused(arguments: dict[str, Any], sentence: str) -> 
 
 def test_what_cannot_be_pruned_is_said_before_training() -> None:
     with pytest.raises(UserError, match=r"'net\.5' is no convolution of this network; did you mean 'net\.[04]'"):
-        fit(Classifier(), FilterPruning({"net.5": 0.3}, at_epoch=1))
+        fit(Classifier(), FilterPruning({"net.5": 0.3}, prune_epoch=1))
     linear = Classifier()
     linear.net = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
-    with pytest.raises(UserError, match="no convolution that can lose filters"):
-        fit(linear, FilterPruning(0.3, at_epoch=1))
+    with pytest.raises(UserError, match="no layer of Classifier can lose filters"):
+        fit(linear, FilterPruning(0.3, prune_epoch=1))
     try:
         with pytest.raises(UserError, match="inside DDPStrategy"):
-            fit(Classifier(), FilterPruning(0.3, at_epoch=1), strategy="ddp", devices=1)
+            fit(Classifier(), FilterPruning(0.3, prune_epoch=1), strategy="ddp", devices=1)
     finally:
         torch.distributed.destroy_process_group()
 
@@ -355,13 +355,47 @@ def test_a_pruning_after_the_end_is_reported() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", category=UserWarning)
         warnings.filterwarnings("ignore", ".*(does not have many workers|no `val_dataloader`).*")
-        fit(Classifier(), FilterPruning(0.3, at_epoch=1), epochs=2)
+        fit(Classifier(), FilterPruning(0.3, prune_epoch=1), epochs=2)
 
 
 def test_a_federation_without_server_data_has_no_maps_to_judge_by(tmp_path: Path) -> None:
     data = Arrays(train=samples(), test=samples(), num_clients=2, batch_size=5)
     trainer = FederatedTrainer(
-        max_rounds=2, clients_per_round=2, callbacks=FilterPruning(0.4, at_epoch=1), default_root_dir=tmp_path, **QUIET
+        max_rounds=2,
+        clients_per_round=2,
+        callbacks=FilterPruning(0.4, prune_epoch=1),
+        default_root_dir=tmp_path,
+        **QUIET,
     )
     with pytest.raises(UserError, match="give the data a server_fraction above 0, or take importance 'magnitude'"):
         trainer.fit(Classifier(), data)
+
+
+@pytest.mark.parametrize("filters_first", [True, False])
+@pytest.mark.parametrize("federated", [False, True])
+def test_masks_are_cut_with_the_network(filters_first: bool, federated: bool, tmp_path: Path) -> None:
+    """In either order, and where both prune before the same epoch."""
+    seen: list[tuple[bool, bool]] = []
+
+    class Look(L.Callback):
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            masks, parameters = masks_of(pl_module), dict(pl_module.named_parameters())
+            assert all(mask.shape == parameters[name].shape for name, mask in masks.items())
+            assert all(not parameters[name][~mask].any() for name, mask in masks.items())
+            seen.append((bool(masks), len(parameters["net.0.weight"]) == 4))
+
+    cut, masked = (1, 2) if filters_first else (2, 1)
+    prunings = [
+        FilterPruning(0.4, prune_epoch=cut, importance="magnitude"),
+        MagnitudePruning(0.3, prune_epoch=masked, every_n_epochs=1),
+    ]
+    callbacks = [*(prunings if filters_first else prunings[::-1]), Look()]
+    module = Classifier("momentum")
+    if federated:
+        data = Arrays(train=samples(), test=samples(), num_clients=2, batch_size=5)
+        FederatedTrainer(
+            max_rounds=4, clients_per_round=2, callbacks=callbacks, default_root_dir=tmp_path, **QUIET
+        ).fit(module, data)
+    else:
+        fit(module, callbacks)
+    assert seen == [(epoch >= masked, epoch >= cut) for epoch in range(4)]

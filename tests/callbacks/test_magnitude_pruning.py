@@ -170,7 +170,7 @@ def test_normalisation_and_the_convolutions_beside_residual_blocks_stay_whole() 
         ({"rate": 1.0}, r"\[0, 1\), got 1.0"),
         ({"rate": -0.1}, r"\[0, 1\), got -0.1"),
         ({"prune_epoch": -1}, "got -1"),
-        ({"every_n_epochs": 0}, "at least 1, got 0"),
+        ({"every_n_epochs": 0}, "at least 1, or None to prune once, got 0"),
         ({"scope": "globl"}, "did you mean 'global'"),
     ],
 )
@@ -180,7 +180,9 @@ def test_values_outside_their_range_are_refused(given: dict[str, Any], message: 
 
 
 def test_a_pruning_that_never_comes_and_one_of_nothing(make_stock_trainer: MakeTrainer) -> None:
-    with pytest.warns(UserWarning, match="prune_epoch is 30, and the training ends after 1 epochs"):
+    with pytest.warns(
+        UserWarning, match="MagnitudePruning would prune before epoch 30, but the run ends after 1 epochs"
+    ):
         make_stock_trainer(max_epochs=1, callbacks=MagnitudePruning()).fit(Net(), loader())
     with pytest.raises(UserError, match="Net has no weight to leave out"):
         make_stock_trainer(callbacks=MagnitudePruning(exclude=["net"])).fit(Net(), loader())

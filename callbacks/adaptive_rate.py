@@ -1,0 +1,159 @@
+"""The rate at which a network can be pruned, asked of those who hold data: FedAP's, in any trainer.
+
+    p*_k   from the Hessian of source k's loss on a random batch           lightning_fl.pruning.SourceRate
+    p*     = Σ_k a_k p*_k / Σ_k a_k,   a_k = n_k / (D(P_k) + ε)            lightning_fl.pruning.rates
+
+In a federation the sources are the server and all clients; elsewhere there is one, the training data.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.seed import isolate_rng
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from lightning_fl.callbacks.calibration import moved
+from lightning_fl.callbacks.sources import Source, sources_of
+from lightning_fl.errors import require
+from lightning_fl.pruning import SourceRate, TrainingLoss, check_curvature, plans_of, rates, trainable
+
+
+class AdaptiveRate:
+    """p*, from the curvature of the training loss of the module itself, in evaluation mode, on one batch of each source.
+
+    Sources are shared out over the processes. The random numbers of the run stay as they were.
+
+    Args:
+        mode: how a source's rate is found: `slq_plateau`, the share of the spectrum clearly above 0 (FedAP's authors' code); or
+            `gap`, the share below the first gap that the way from the initial model cannot close (the paper).
+        max_sources: ask only so many of a federation's sources, drawn at random; all if not given.
+        curvature: `hessian`, or `ggn` for the generalised Gauss-Newton matrix of a classifier.
+        epsilon: ε > 0 of the sources' weights.
+        batch_size: samples of a source's batch, at least 1.
+        lanczos_steps: products for each spectrum, at least 2; as many vectors of the model's size are kept meanwhile.
+        probes: random vectors for each spectrum, at least 1.
+        max_rate: no source's rate is larger, in [0, 1).
+
+    Raises:
+        UserError: a value is not allowed.
+
+    Attributes:
+        asked: clients that were asked the last time.
+        metrics: of the last time, `prune/sources` and `prune/nonfinite_sources`, those whose curvature was not finite and whose
+            rate therefore counts as 0.
+    """
+
+    def __init__(
+        self,
+        mode: Literal["slq_plateau", "gap"] = "slq_plateau",
+        max_sources: int | None = None,
+        curvature: Literal["hessian", "ggn"] = "hessian",
+        epsilon: float = 1e-4,
+        batch_size: int = 100,
+        lanczos_steps: int = 50,
+        probes: int = 1,
+        max_rate: float = 0.95,
+    ) -> None:
+        require(max_sources is None or max_sources >= 1, f"max_sources must be at least 1, got {max_sources}.")
+        require(epsilon > 0, f"epsilon must be above 0, got {epsilon}.")
+        require(batch_size >= 1, f"batch_size must be at least 1, got {batch_size}.")
+        check_curvature(curvature)
+        self.source_rate = SourceRate(mode, lanczos_steps, probes, max_rate)
+        self.max_sources = max_sources
+        self.curvature: Literal["hessian", "ggn"] = curvature
+        self.epsilon = epsilon
+        self.batch_size = batch_size
+        self.asked: list[int] = []
+        self.metrics: dict[str, float] = {}
+        self._initial: dict[str, Tensor] = {}
+        self._plans_before = 0
+
+    def reset(self, module: LightningModule) -> None:
+        """A new training begins."""
+        self.asked, self.metrics = [], {}
+        self._initial, self._plans_before = {}, len(plans_of(module))
+
+    def start(self, trainer: Any, module: LightningModule) -> None:
+        """Find out before any training whether it can be asked, and keep the initial model for `gap`, unless a checkpoint has.
+
+        Raises:
+            UserError: the loss has no curvature that could be found.
+        """
+        TrainingLoss(module, self.curvature)
+        if self.source_rate.mode == "gap" and not self._initial:
+            self._initial = {name: tensor.clone().cpu() for name, tensor in trainable(module).items()}
+
+    def forget(self) -> None:
+        """Nobody will be asked again."""
+        self._initial = {}
+
+    def __call__(self, trainer: Any, module: LightningModule) -> float:
+        """Ask; the same p* on every process."""
+        with isolate_rng():
+            return self._overall_rate(trainer, module, sources_of(trainer), seed_of(trainer))
+
+    def state_dict(self) -> dict[str, Any]:
+        """For the checkpoint."""
+        return {"initial": self._initial, "plans_before": self._plans_before}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """From the checkpoint."""
+        self._initial, self._plans_before = state_dict["initial"], state_dict["plans_before"]
+
+    def _overall_rate(
+        self, trainer: Any, module: LightningModule, sources: Sequence[Source], seed: tuple[int, int]
+    ) -> float:
+        """p*."""
+        if self.max_sources is not None and self.max_sources < len(sources):
+            drawn = np.random.default_rng(seed).choice(len(sources), self.max_sources, replace=False)
+            sources = [sources[place] for place in sorted(drawn)]
+        self.asked = [source.client for source in sources if source.client is not None]
+        found = self._rates(trainer, module, sources, seed)
+        finite = np.isfinite(found)
+        self.metrics = {"prune/sources": len(sources), "prune/nonfinite_sources": int((~finite).sum())}
+        weights = rates.source_weights(
+            [source.num_samples for source in sources], [source.degree for source in sources], self.epsilon
+        )
+        return rates.mean_rate(np.where(finite, found, 0.0), weights)
+
+    def _rates(
+        self, trainer: Any, module: LightningModule, sources: Sequence[Source], seed: tuple[int, int]
+    ) -> np.ndarray:
+        """p*_k of each source, which the processes find in turns."""
+        loss, initial = TrainingLoss(module, self.curvature), self._initial_model(module)
+        found = torch.zeros(len(sources), dtype=torch.float64)
+        mine = range(trainer.global_rank, len(sources), trainer.world_size)
+        for place in tqdm(mine, desc="Pruning rates", unit="source", leave=False, disable=not _shows_progress(trainer)):
+            source = sources[place]
+            rng = np.random.default_rng([*seed, place if source.client is None else 1 + source.client])
+            batch = moved(trainer, source.batch(self.batch_size, rng))
+            generator = torch.Generator().manual_seed(int(rng.integers(2**62)))
+            found[place] = self.source_rate(loss.curvature(batch), loss.point, initial, generator)
+        if trainer.world_size > 1:
+            found = trainer.strategy.reduce(found.to(module.device), reduce_op="sum")
+        return found.cpu().numpy()
+
+    def _initial_model(self, module: LightningModule) -> list[Tensor] | None:
+        """w_0, cut as the module has been since."""
+        if not self._initial:
+            return None
+        for plan in plans_of(module)[self._plans_before :]:
+            self._initial = {name: plan.cut(name, tensor) for name, tensor in self._initial.items()}
+        return [self._initial[name].to(now) for name, now in trainable(module).items()]
+
+
+def seed_of(trainer: Any) -> tuple[int, int]:
+    """Of what is drawn for a pruning: the run's seed and the epoch."""
+    return int(os.environ.get("PL_GLOBAL_SEED", "0")), trainer.current_epoch
+
+
+def _shows_progress(trainer: Any) -> bool:
+    bar = trainer.progress_bar_callback
+    return trainer.is_global_zero and bar is not None and getattr(bar, "is_enabled", True)
