@@ -10,6 +10,7 @@ this is what one of them sends: 32k bits for every vector and min(d, kâŒˆlog2 dâ
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import reduce
 from typing import Any, Literal
 
 import torch
@@ -17,6 +18,7 @@ from lightning.pytorch import Callback, LightningModule
 from torch import Tensor
 
 from lightning_fl.errors import UserError, nearest, require
+from lightning_fl.pruning import plans_of
 from lightning_fl.sparse import num_kept, positions_bits, top_k
 
 WEIGHT = "parameter"
@@ -60,14 +62,21 @@ class SparseUpdates(Callback):
         self.error_feedback = error_feedback
         self.sent_bits = 0
         self._residual: Tensor | None = None
+        self._shapes: list[torch.Size] = []
+        self._num_plans = 0
         self._optimizer: torch.optim.Optimizer | None = None
         self._before: list[dict[str, Tensor]] = []
+
+    def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
+        """What was left out, if the checkpoint brought some, belongs to the module as it is now."""
+        self._num_plans = len(plans_of(pl_module))
 
     def on_before_optimizer_step(
         self, trainer: Any, pl_module: LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
         """Keep a copy of what the step is about to change."""
         self._sparsify()  # the step of another optimiser in the same batch
+        self._follow_pruning(pl_module, _parameters(optimizer))
         self._optimizer = optimizer
         self._before = [
             {WEIGHT: p.detach().clone(), **{name: x.clone() for name, x in _moments(optimizer, p).items()}}
@@ -88,11 +97,25 @@ class SparseUpdates(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """For the checkpoint."""
-        return {"sent_bits": self.sent_bits, "residual": self._residual}
+        return {"sent_bits": self.sent_bits, "residual": self._residual, "shapes": [list(x) for x in self._shapes]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """From the checkpoint."""
         self.sent_bits, self._residual = state_dict["sent_bits"], state_dict["residual"]
+        self._shapes = [torch.Size(x) for x in state_dict.get("shapes", [])]  # 0.1 did not save them
+
+    def _follow_pruning(self, module: LightningModule, parameters: list[Tensor]) -> None:
+        """Cut what was left out as the module has been cut since."""
+        plans = plans_of(module)[self._num_plans :]
+        if self._residual is not None and plans:
+            names = {id(parameter): name for name, parameter in module.named_parameters()}
+            parts = self._residual.split([shape.numel() for shape in self._shapes])
+            cut = []
+            for parameter, part, shape in zip(parameters, parts, self._shapes, strict=True):
+                whole = part.view(shape)
+                cut.append(reduce(lambda x, plan: plan.cut(names[id(parameter)], x), plans, whole))
+            self._residual = _flat(cut)
+        self._shapes, self._num_plans = [x.shape for x in parameters], self._num_plans + len(plans)
 
     @torch.no_grad()
     def _sparsify(self) -> None:

@@ -43,7 +43,7 @@ def explain(message: str, parser: ArgumentParser) -> str:
     if match := re.search(r"Expected a dot import path string: (\S+)", message):
         return f"{key} {match[1]!r} is unknown; {nearest(match[1], classes_under(key))}."
     if match := re.search(r"Problem with given class_path '([^']+)'", message):
-        return f"{key} {match[1]!r} is unknown; {_nearest_class(match[1], key)}."
+        return f"{key} {match[1]!r} is unknown; {_members_of(match[1]) or _nearest_class(match[1], key)}."
     if match := re.search(r"not correspond to a subclass of (\w+)", message):
         return f"{key} {given!r} is no {match[1]}; {_nearest_class(given, key)}."
     if match := re.search(r"NestedArg\(key='([\w.]+)'", given):
@@ -84,6 +84,16 @@ def _broken_file() -> str:
             except yaml.YAMLError:
                 return path
     return "the configuration"
+
+
+def _members_of(path: str) -> str:
+    """For an import path of the user's own whose module is there: what it has; "" for any other."""
+    place, _, name = path.rpartition(".")
+    if not place or place.partition(".")[0] == "lightning_fl" or place not in sys.modules:
+        return ""
+    found = sys.modules[place]
+    members = [n for n, x in vars(found).items() if isinstance(x, type) and x.__module__ == place]
+    return f"the module {place!r} has no {name!r}, {nearest(name, members) if members else 'and no class at all'}"
 
 
 def _nearest_class(given: str, key: str) -> str:

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.callbacks import SparseUpdates
 from lightning_fl.data import Arrays
+from lightning_fl.pruning import Plan, prune
 from lightning_fl.sparse import positions_bits
 
 D = 4 * 3 + 3 + 3 + 1
@@ -151,6 +152,34 @@ def test_resumes_with_what_was_left_out(tmp_path: Path) -> None:
     assert callback.sent_bits == counted.sent_bits
     for a, b in zip(whole.parameters(), resumed.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_what_was_left_out_is_cut_with_the_network(resumed: bool, tmp_path: Path) -> None:
+    callback, left_out = SparseUpdates(0.2, error_feedback=True), {}
+    kept = torch.tensor([0, 2])
+    plan = Plan(axes={"net.0.weight": {0: kept}, "net.0.bias": {0: kept}, "net.2.weight": {1: kept}})
+
+    class Cut(L.Callback):
+        def on_train_epoch_start(self, trainer: Any, pl_module: L.LightningModule) -> None:
+            if trainer.current_epoch == 1:
+                left_out["before"] = callback.state_dict()["residual"]
+                prune(pl_module, plan, trainer.optimizers)
+
+        def on_before_optimizer_step(self, *arguments: Any) -> None:
+            if "before" in left_out:
+                left_out.setdefault("after", callback.state_dict()["residual"])
+
+    if resumed:
+        first = L.Trainer(max_epochs=1, callbacks=SparseUpdates(0.2, error_feedback=True), **QUIET)
+        first.fit(Regression("adam"), loader())
+        first.save_checkpoint(tmp_path / "half.ckpt")
+    trainer = L.Trainer(max_epochs=2, callbacks=[callback, Cut()], **QUIET)
+    trainer.fit(Regression("adam"), loader(), ckpt_path=tmp_path / "half.ckpt" if resumed else None)
+    weight, bias, output, last = left_out["before"].split([12, 3, 3, 1])
+    assert left_out["before"].any()
+    parts = [weight.view(3, 4)[kept].flatten(), bias[kept], output[kept], last]
+    assert torch.equal(left_out["after"], torch.cat(parts))
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
