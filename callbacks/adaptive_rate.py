@@ -40,6 +40,7 @@ class AdaptiveRate:
         lanczos_steps: products for each spectrum, at least 2; as many vectors of the model's size are kept meanwhile.
         probes: random vectors for each spectrum, at least 1.
         max_rate: no source's rate is larger, in [0, 1).
+        server_only: in a federation, ask nobody but the server.
 
     Raises:
         UserError: a value is not allowed.
@@ -60,6 +61,7 @@ class AdaptiveRate:
         lanczos_steps: int = 50,
         probes: int = 1,
         max_rate: float = 0.95,
+        server_only: bool = False,
     ) -> None:
         require(max_sources is None or max_sources >= 1, f"max_sources must be at least 1, got {max_sources}.")
         require(epsilon > 0, f"epsilon must be above 0, got {epsilon}.")
@@ -70,6 +72,7 @@ class AdaptiveRate:
         self.curvature: Literal["hessian", "ggn"] = curvature
         self.epsilon = epsilon
         self.batch_size = batch_size
+        self.server_only = server_only
         self.asked: list[int] = []
         self.metrics: dict[str, float] = {}
         self._initial: dict[str, Tensor] = {}
@@ -87,6 +90,7 @@ class AdaptiveRate:
             UserError: the loss has no curvature that could be found.
         """
         TrainingLoss(module, self.curvature)
+        self._sources(trainer)
         if self.source_rate.mode == "gap" and not self._initial:
             self._initial = {name: tensor.clone().cpu() for name, tensor in trainable(module).items()}
 
@@ -97,7 +101,7 @@ class AdaptiveRate:
     def __call__(self, trainer: Any, module: LightningModule) -> float:
         """Ask; the same p* on every process."""
         with isolate_rng():
-            return self._overall_rate(trainer, module, sources_of(trainer), seed_of(trainer))
+            return self._overall_rate(trainer, module, self._sources(trainer), seed_of(trainer))
 
     def state_dict(self) -> dict[str, Any]:
         """For the checkpoint."""
@@ -106,6 +110,19 @@ class AdaptiveRate:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """From the checkpoint."""
         self._initial, self._plans_before = state_dict["initial"], state_dict["plans_before"]
+
+    def _sources(self, trainer: Any) -> Sequence[Source]:
+        """Who may be asked."""
+        sources = sources_of(trainer)
+        if not self.server_only:
+            return sources
+        server = [source for source in sources if source.client is None]
+        require(
+            bool(server),
+            "the rate of pruning is asked of the server's samples, and there are none: give --data.server_fraction, for instance "
+            "0.05, and a --data.client_fraction that leaves room for them, for instance 0.8; or a rate.",
+        )
+        return server
 
     def _overall_rate(
         self, trainer: Any, module: LightningModule, sources: Sequence[Source], seed: tuple[int, int]

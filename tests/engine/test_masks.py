@@ -11,9 +11,10 @@ from lightning.pytorch import Callback
 from roster import ROSTER
 from toys import Perceptron, federation, vector
 
-from lightning_fl import FederatedTrainer
+from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.algorithms import IMC, FedAvg, FedDUM
 from lightning_fl.callbacks import MagnitudePruning
+from lightning_fl.callbacks.adaptive_rate import AdaptiveRate
 
 MakeTrainer = Callable[..., FederatedTrainer]
 each_dense_algorithm = pytest.mark.parametrize("name", [name for name in ROSTER if not name.startswith("IMC")])
@@ -190,3 +191,32 @@ def test_what_is_masked_does_not_count_in_the_norm_that_is_clipped(make_trainer:
     make_trainer(**flags).fit(other, federation())
     np.testing.assert_allclose(vector(module), vector(other) * mask, rtol=0, atol=1e-12)
     assert np.count_nonzero(vector(module)) == 14
+
+
+class Asks(Callback):
+    """What the server's samples say of the pruning rate before round 2."""
+
+    def __init__(self) -> None:
+        self.rates: list[float] = []
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        if trainer.current_epoch == 2:
+            self.rates.append(AdaptiveRate(server_only=True)(trainer, pl_module))
+
+
+def test_imc_asks_the_server_alone_how_much_to_leave_out(make_trainer: MakeTrainer) -> None:
+    """Asking costs no bits, and the mask is that of the rate given by hand."""
+    first, second, asks = Perceptron(), Perceptron(), Asks()
+    second.load_state_dict(first.state_dict())
+    data = ROSTER["FedDU"].federation
+    adaptive = make_trainer(max_rounds=4, callbacks=asks)
+    adaptive.fit(first, data(), IMC(prune_round=2))
+    [rate] = asks.rates
+    assert 0 < rate < 1
+    given = make_trainer(max_rounds=4)
+    given.fit(second, data(), IMC(rate=rate, prune_round=2))
+    assert (vector(first) == vector(second)).all()
+    assert adaptive.run.ledger.state_dict() == given.run.ledger.state_dict()
+    assert int(given.run.mask.sum()) < 26
+    with pytest.raises(UserError, match="asked of the server's samples, and there are none"):
+        make_trainer(max_rounds=4).fit(Perceptron(), federation(), IMC(prune_round=2))
