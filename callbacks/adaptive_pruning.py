@@ -123,6 +123,8 @@ class AdaptivePruning(StructuredPruning):
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Find out whether the module can be pruned, and keep the initial one where the rate looks back at it."""
         super().on_train_start(trainer, pl_module)
+        if self.rate is None and self.schedule.next_after(trainer.current_epoch) is not None:
+            self.adaptive_rate.remember(pl_module)
         if self.will_prune(trainer):
             self.require_prunable(trainer, pl_module)
             if self.rate is None:

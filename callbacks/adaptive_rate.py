@@ -83,16 +83,19 @@ class AdaptiveRate:
         self.asked, self.metrics = [], {}
         self._initial, self._plans_before = {}, len(plans_of(module))
 
+    def remember(self, module: LightningModule) -> None:
+        """Keep the initial model for `gap`, unless a checkpoint has; also where only a longer run will ask."""
+        if self.source_rate.mode == "gap" and not self._initial:
+            self._initial = {name: tensor.clone().cpu() for name, tensor in trainable(module).items()}
+
     def start(self, trainer: Any, module: LightningModule) -> None:
-        """Find out before any training whether it can be asked, and keep the initial model for `gap`, unless a checkpoint has.
+        """Find out before any training whether it can be asked.
 
         Raises:
             UserError: the loss has no curvature that could be found.
         """
         TrainingLoss(module, self.curvature)
         self._sources(trainer)
-        if self.source_rate.mode == "gap" and not self._initial:
-            self._initial = {name: tensor.clone().cpu() for name, tensor in trainable(module).items()}
 
     def forget(self) -> None:
         """Nobody will be asked again."""

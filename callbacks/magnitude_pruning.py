@@ -85,8 +85,10 @@ class MagnitudePruning(PruningCallback):
         """There must be something to prune, and an epoch to do it."""
         super().on_train_start(trainer, pl_module)
         require(bool(prunable(pl_module, self.exclude)), f"{type(pl_module).__name__} has no weight to leave out.")
-        if isinstance(self.rate, AdaptiveRate) and self.will_prune(trainer):
-            self.rate.start(trainer, pl_module)
+        if isinstance(self.rate, AdaptiveRate) and self.schedule.next_after(trainer.current_epoch) is not None:
+            self.rate.remember(pl_module)
+            if self.will_prune(trainer):
+                self.rate.start(trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Prune if it is time, and see that what was pruned remains so."""

@@ -156,7 +156,7 @@ def test_without_server_data_it_is_refused_and_a_late_pruning_warned_of(make_tra
         make_trainer().fit(Imaged(), federation(), HRank(prune_round=1))
     with pytest.warns(UserWarning, match="before epoch 30, but the run ends after 2"):
         make_trainer().fit(Imaged(), federation(), HRank())
-    with pytest.raises(UserError, match="no convolution that can lose filters"):
+    with pytest.raises(UserError, match="no layer of Perceptron can lose filters"):
         make_trainer().fit(Perceptron(), Served(SERVER), HRank(prune_round=1))
 
 
