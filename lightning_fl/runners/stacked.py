@@ -257,7 +257,7 @@ def _backward(stack: Stack, of_step: Sequence[list[Batch]], logs: RowLogs) -> It
             logs.rows, logs.batch_size = rows, batches[0].size
             factors: float | Tensor = batches[0].factor
             if any(batch.factor != factors for batch in batches):
-                factors = torch.tensor([batch.factor for batch in batches], device=stack.params.device)
+                factors = stack.params.new_tensor([batch.factor for batch in batches])
             if found := stack.backward(rows, [batch.content for batch in batches], batches[0].index, factors, logs):
                 yield found
 
