@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Sequence, Sized
+from contextlib import AbstractContextManager
 from math import inf
 from typing import Any
 
@@ -11,8 +11,8 @@ import torch
 from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.utilities.data import extract_batch_size
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
-from torch import nn
 
+from lightning_fl.modes import evaluating
 from lightning_fl.runners.ranks import gather_objects
 from lightning_fl.worker import Worker
 
@@ -124,15 +124,3 @@ def measure(worker: Worker, stage: str, batches: Iterable[Any], resident: bool) 
                     step(batch, *[index] * takes_index)
         getattr(module, f"on_{stage}_epoch_end")()
     return logs.averages(gather_objects(fabric, move_data_to_device(logs.take(), torch.device("cpu"))))
-
-
-@contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside, and every part's own mode again afterwards."""
-    modes = {part: part.training for part in module.modules()}
-    module.eval()
-    try:
-        yield
-    finally:
-        for part, mode in modes.items():
-            part.training = mode

@@ -242,8 +242,8 @@ class FitLoop:
         if masks := masks_of(worker.module):
             mask = torch.ones_like(run.params, dtype=torch.bool)
             views = worker.layout.views(mask)
-            for name, kept in masks.items():
-                views[name].copy_(kept)
+            for name in views.keys() & masks.keys():  # what clients own they keep whole
+                views[name].copy_(masks[name])
             if run.mask is None or not torch.equal(mask, run.mask):
                 self.federation.set_mask(mask)
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.data.samples import Selection
-from lightning_fl.evaluation import evaluating
+from lightning_fl.modes import evaluating
 from lightning_fl.run import Run
 from lightning_fl.runners.ranks import gather_objects, share_of
 from lightning_fl.slots import Message

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from lightning_fl.evaluation import evaluating
+from lightning_fl.modes import evaluating
 from lightning_fl.runners.local import Selection
 from lightning_fl.worker import Worker
 

@@ -21,9 +21,10 @@ from torch.func import functional_call
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.data.degree import non_iid_degree
 from lightning_fl.errors import UserError, require
-from lightning_fl.evaluation import evaluating, measure
+from lightning_fl.evaluation import measure
 from lightning_fl.excerpt import Excerpt
 from lightning_fl.macs import count_layer_macs
+from lightning_fl.modes import evaluating
 from lightning_fl.run import SERVER, Run
 from lightning_fl.runners import LocalPlan, train_locally
 from lightning_fl.slots import Message, Rule, ServerTraining, Setting, is_finite

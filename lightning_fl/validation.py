@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_fl.data import FederatedDataModule
-from lightning_fl.evaluation import evaluating, measure, num_batches
+from lightning_fl.evaluation import measure, num_batches
+from lightning_fl.modes import evaluating
 from lightning_fl.personal import PERSONAL
 from lightning_fl.slots import Setting, State
 from lightning_fl.worker import Worker

@@ -29,7 +29,7 @@ from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError, nearest, require
 from lightning_fl.gates import gate_parameters, gates_of, remove_gates, sliced, without_gates
 from lightning_fl.rules import ControlVariates, Thresholded
-from lightning_fl.slots import Server, Setting, SetUp, Validation
+from lightning_fl.slots import Server, Setting, SetUp, Surgery, Validation
 from lightning_fl.steps import Apply, ControlUpdate
 
 VARIANTS = ("gates", "threshold")
@@ -81,6 +81,7 @@ class FedDP(Algorithm):
             personal=base.personal,
         )
         self.base = base
+        self.trains_in_rounds = base.trains_in_rounds
         self.validation_clients = validation_clients
         self.variant = variant
 
@@ -101,6 +102,10 @@ class FedDP(Algorithm):
     def prepare(self, turn: SetUp) -> None:
         """As the base method."""
         self.base.prepare(turn)
+
+    def announce(self, surgery: Surgery) -> None:
+        """As the base method."""
+        self.base.announce(surgery)
 
     def validate(self, validation: Validation) -> dict[str, float]:
         """Means over the clients with their gates, the model without any, what inference computes, and the paper's cost."""

@@ -8,8 +8,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from lightning_fl.errors import UserError, require
+from lightning_fl.modes import evaluating
 
 Scores = Mapping[str, Tensor]
 """Of each layer, by the name of its module, a score (c_l,) for every filter; low ones go first."""
@@ -102,7 +102,7 @@ def _feature_maps(module: nn.Module, images: Tensor, layers: Sequence[str]) -> d
     handles = [module.get_submodule(name).register_forward_hook(keep(name)) for name in layers]
     handles += [part.register_forward_hook(normalised) for part in module.modules() if isinstance(part, _BatchNorm)]
     try:
-        with torch.no_grad(), _evaluating(module):
+        with torch.no_grad(), evaluating(module):
             module(images)
     finally:
         for handle in handles:
@@ -130,14 +130,3 @@ def _images(module: nn.Module, batch: Any) -> Tensor:
         )
     own = next((p for p in module.parameters() if p.is_floating_point()), images)
     return images.to(own.device, own.dtype) if images.is_floating_point() else images.to(own.device)
-
-
-@contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
-    modes = {part: part.training for part in module.modules()}
-    module.eval()
-    try:
-        yield
-    finally:
-        for part, mode in modes.items():
-            part.training = mode

@@ -103,7 +103,7 @@ def draw_bits(groups: Sequence[Group]) -> Figure | None:
     kinds = [kind for kind in KINDS if any(bits[way][kind] for _, bits in known for way in ("up", "down"))]
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(7.5, 1.7 + 0.32 * len(known)), layout="constrained")
-        both = figure.subplots(1, 2, sharey=True)
+        both = figure.subplots(1, 2, sharex=True, sharey=True)  # a byte is as long on either side
         for axes, way in zip(both, ("up", "down"), strict=True):
             left = np.zeros(len(known))
             for kind, colour in zip(kinds, COLOURS, strict=False):

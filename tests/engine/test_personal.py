@@ -15,6 +15,7 @@ from toys import SIZES, Perceptron, Remembering, federation, read_rows, samples,
 
 from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.algorithms import Algorithm, FedAvg
+from lightning_fl.callbacks import MagnitudePruning
 from lightning_fl.rules import ControlVariates, LocalOptimizer, Proximal
 from lightning_fl.slots import Rule
 from lightning_fl.steps import Apply, ControlUpdate
@@ -208,3 +209,16 @@ def test_bad_input_is_refused_in_a_sentence(
     with pytest.raises(UserError) as error:
         make_trainer().fit(module(), federation(), Algorithm(personal=personal))
     assert [word for word in words if word not in str(error.value)] == []
+
+
+@RUNNERS
+def test_a_mask_leaves_it_whole(runner: str, make_trainer: MakeTrainer) -> None:
+    """The mask is of what crosses; heads of clients keep all their numbers."""
+    trainer = make_trainer(max_rounds=4, runner=runner, callbacks=MagnitudePruning(rate=0.6, prune_epoch=1))
+    trainer.fit(Perceptron(), federation(), Algorithm(personal=["output"]))
+    mask = trainer.run.mask
+    assert mask is not None
+    assert mask.shape == (16,)
+    assert 0 < int(mask.sum()) < 16
+    assert (vector(trainer.lightning_module)[SHARED][~mask.numpy()] == 0).all()
+    assert all((head != 0).all() for head in own(trainer).values())
