@@ -1,15 +1,15 @@
-"""Sparse updates in any Lightning trainer: of every optimiser step only the k largest changes are made (FedAdam-SSM's mask).
+"""Sparse updates in any Lightning trainer: of what optimiser steps do only the k largest changes stay (FedAdam-SSM's mask).
 
-Δw, Δm, Δv = what the optimiser's step changed;  mask = the k largest |Δw| (or |Δm|, |Δv|) over the whole model
+Δw, Δm, Δv = what the optimiser changed in n steps;  mask = the k largest |Δw| (or |Δm|, |Δv|) over the whole model
 w, m, v ← those before + (Δw, Δm, Δv) ⊙ mask
 
-With error feedback Δw + e takes the place of Δw, and e ← (Δw + e) ⊙ (1 − mask). Where workers exchange steps in place of models,
-this is what one of them sends: 32k bits for every vector and min(d, k⌈log2 d⌉) for the mask.
+With error feedback Δw + e takes the place of Δw, and e ← (Δw + e) ⊙ (1 − mask). Where workers exchange updates in place of
+models, this is what one of them sends: 32k bits for every vector and min(d, k⌈log2 d⌉) for the mask.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any, Literal
 
@@ -30,22 +30,39 @@ MASKS: dict[str, tuple[str, ...]] = {
 }
 
 
+@dataclass
+class _Update:
+    """What one optimiser has changed since its last exchange."""
+
+    steps: int = 0
+    before: list[dict[str, Tensor]] = field(default_factory=list)  # parameters and moments at the exchange, by name
+    left_out: Tensor | None = None  # (d,)
+    shapes: list[torch.Size] = field(
+        default_factory=list
+    )  # of the parameters, as left_out has them one after the other
+
+
 class SparseUpdates(Callback):
-    """Let every optimiser step change only a share of the model, and count what sending such steps takes.
+    """Let optimiser steps change only a share of the model, and count what sending such updates takes.
 
-    All parameters of an optimiser are one vector of d numbers; k = max(1, ⌊alpha · d⌋) of them change. Moments that the
-    optimiser keeps for each number (Adam's two, SGD's momentum) share the mask and keep their old values elsewhere. A moment that
-    the first step creates counts from zero. Under DDP every process makes the same step and takes the same mask.
+    All parameters of an optimiser are one vector of d numbers; k = max(1, ⌊alpha · d⌋) of them change in `every_n_steps` steps,
+    or in fewer where the epoch ends. Moments that the optimiser keeps for each number (Adam's two, SGD's momentum) share the mask
+    and keep their old values elsewhere. A moment that the first step creates counts from zero. Under DDP every process makes the
+    same steps and takes the same mask.
 
-    Logs `sparse/bytes`, what the steps so far would have cost to send.
+    Adam learns little from sparse single steps: most numbers hardly ever have their moments renewed. With ten steps or more
+    between two exchanges, as FedAdam-SSM's clients make them, it learns about as well as without the callback.
+
+    Logs `sparse/bytes`, what the updates so far would have cost to send.
 
     Args:
-        alpha: share of the numbers that a step may change, in (0, 1]; 1 changes nothing but the count.
+        alpha: share of the numbers that an update may change, in (0, 1]; 1 changes nothing but the count.
         mask: whose change chooses: that of the `parameters`, the `first_moment` or the `second_moment`.
-        error_feedback: add what was left out of a step to the next one.
+        error_feedback: add what was left out of an update to the next one.
+        every_n_steps: optimiser steps from one exchange to the next; in a federation 1, for its clients exchange by themselves.
 
     Raises:
-        UserError: alpha outside its range, an unknown mask, or an optimiser without the moment that the mask asks for.
+        UserError: an argument outside its range, an unknown mask, or an optimiser without the moment that the mask asks for.
     """
 
     def __init__(
@@ -53,19 +70,21 @@ class SparseUpdates(Callback):
         alpha: float = 0.05,
         mask: Literal["parameters", "first_moment", "second_moment"] = "parameters",
         error_feedback: bool = False,
+        every_n_steps: int = 1,
     ) -> None:
-        require(0 < alpha <= 1, f"alpha is the share of numbers that a step changes and lies in (0, 1], got {alpha}.")
+        require(
+            0 < alpha <= 1, f"alpha is the share of numbers that an update changes and lies in (0, 1], got {alpha}."
+        )
+        require(every_n_steps >= 1, f"every_n_steps must be at least 1, got {every_n_steps}.")
         if mask not in MASKS:
             raise UserError(f"mask {mask!r} is unknown; {nearest(str(mask), MASKS)}.")
         self.alpha = alpha
         self.mask = mask
         self.error_feedback = error_feedback
+        self.every_n_steps = every_n_steps
         self.sent_bits = 0
-        self._residual: Tensor | None = None
-        self._shapes: list[torch.Size] = []
         self._num_plans = 0
-        self._optimizer: torch.optim.Optimizer | None = None
-        self._before: list[dict[str, Tensor]] = []
+        self._updates: dict[int, _Update] = {}  # by the place of the optimiser among the trainer's
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """What was left out, if the checkpoint brought some, belongs to the module as it is now."""
@@ -74,18 +93,22 @@ class SparseUpdates(Callback):
     def on_before_optimizer_step(
         self, trainer: Any, pl_module: LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
-        """Keep a copy of what the step is about to change."""
-        self._sparsify()  # the step of another optimiser in the same batch
-        self._follow_pruning(pl_module, _parameters(optimizer))
-        self._optimizer = optimizer
-        self._before = [
-            {WEIGHT: p.detach().clone(), **{name: x.clone() for name, x in _moments(optimizer, p).items()}}
-            for p in _parameters(optimizer)
-        ]
+        """Keep a copy of what the steps to come will change."""
+        self._exchange(trainer)  # this optimiser may have made a step in the same batch
+        self._follow_pruning(trainer, pl_module)
+        update = self._updates.setdefault(trainer.optimizers.index(optimizer), _Update())
+        if update.steps == 0:
+            parameters = _parameters(optimizer)
+            update.shapes = [p.shape for p in parameters]
+            update.before = [
+                {WEIGHT: p.detach().clone(), **{name: x.clone() for name, x in _moments(optimizer, p).items()}}
+                for p in parameters
+            ]
+        update.steps += 1
 
     def on_train_batch_end(self, trainer: Any, pl_module: LightningModule, *batch: Any) -> None:
         """The step is done, if there was one."""
-        self._sparsify()
+        self._exchange(trainer, in_any_case=self.every_n_steps > 1 and trainer.is_last_batch)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
         """Log the count."""
@@ -93,46 +116,65 @@ class SparseUpdates(Callback):
 
     def on_client_download(self, trainer: Any, pl_module: LightningModule, client: int) -> None:
         """A federation's hook: another client begins, to which what the last one left out is nothing."""
-        self._residual = None
+        require(
+            self.every_n_steps == 1,
+            f"In a federation SparseUpdates takes every_n_steps 1, got {self.every_n_steps}; "
+            "its uploads become sparse by a method such as FedAdamSSM.",
+        )
+        self._updates.clear()
 
     def state_dict(self) -> dict[str, Any]:
         """For the checkpoint."""
-        return {"sent_bits": self.sent_bits, "residual": self._residual, "shapes": [list(x) for x in self._shapes]}
+        return {"sent_bits": self.sent_bits, "updates": {i: dict(vars(x)) for i, x in self._updates.items()}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """From the checkpoint."""
-        self.sent_bits, self._residual = state_dict["sent_bits"], state_dict["residual"]
-        self._shapes = [torch.Size(x) for x in state_dict.get("shapes", [])]  # 0.1 did not save them
+        self.sent_bits = state_dict["sent_bits"]
+        self._updates = {i: _Update(**x) for i, x in state_dict["updates"].items()}
 
-    def _follow_pruning(self, module: LightningModule, parameters: list[Tensor]) -> None:
-        """Cut what was left out as the module has been cut since."""
+    def _exchange(self, trainer: Any, in_any_case: bool = False) -> None:
+        """Thin out the updates that are as long as they get, or all that have begun."""
+        for index, update in self._updates.items():
+            if update.steps == self.every_n_steps or (in_any_case and update.steps):
+                self._thin_out(update, trainer.optimizers[index])
+                update.steps, update.before = 0, []
+
+    def _follow_pruning(self, trainer: Any, module: LightningModule) -> None:
+        """Cut what is kept here as the module has been cut since."""
         plans = plans_of(module)[self._num_plans :]
-        if self._residual is not None and plans:
-            names = {id(parameter): name for name, parameter in module.named_parameters()}
-            parts = self._residual.split([shape.numel() for shape in self._shapes])
-            cut = []
-            for parameter, part, shape in zip(parameters, parts, self._shapes, strict=True):
-                whole = part.view(shape)
-                cut.append(reduce(lambda x, plan: plan.cut(names[id(parameter)], x), plans, whole))
-            self._residual = _flat(cut)
-        self._shapes, self._num_plans = [x.shape for x in parameters], self._num_plans + len(plans)
+        if not plans:
+            return
+        names = {id(parameter): name for name, parameter in module.named_parameters()}
+
+        def cut(parameter: Tensor, tensor: Tensor) -> Tensor:
+            return reduce(lambda x, plan: plan.cut(names[id(parameter)], x), plans, tensor)
+
+        for index, update in self._updates.items():
+            parameters = _parameters(trainer.optimizers[index])
+            update.before = [
+                {name: cut(parameter, x) for name, x in tensors.items()}
+                for parameter, tensors in zip(parameters, update.before, strict=bool(update.before))
+            ]
+            if update.left_out is not None:
+                parts = update.left_out.split([shape.numel() for shape in update.shapes])
+                wholes = zip(parameters, parts, update.shapes, strict=True)
+                update.left_out = _flat([cut(parameter, part.view(shape)) for parameter, part, shape in wholes])
+            update.shapes = [parameter.shape for parameter in parameters]
+        self._num_plans += len(plans)
 
     @torch.no_grad()
-    def _sparsify(self) -> None:
-        """Undo the step but for the largest changes."""
-        optimizer, self._optimizer = self._optimizer, None
-        if optimizer is None:
-            return
+    def _thin_out(self, update: _Update, optimizer: torch.optim.Optimizer) -> None:
+        """Undo an update but for the largest changes."""
         after = [{WEIGHT: p.detach(), **_moments(optimizer, p)} for p in _parameters(optimizer)]
         names = [name for name in after[0] if all(name in tensors for tensors in after)]
+        now = {name: _flat([tensors[name] for tensors in after]) for name in names}
         before = {
-            name: _flat([old.get(name, torch.zeros_like(new[WEIGHT])) for old, new in self._pairs(after)])
+            name: _flat([x.get(name, torch.zeros_like(x[WEIGHT])) for x in update.before]).to(now[name])
             for name in names
         }
-        now = {name: _flat([tensors[name] for tensors in after]) for name in names}
         wanted = now[WEIGHT]
-        if self._residual is not None:
-            wanted = wanted + self._residual.to(wanted)
+        if update.left_out is not None:
+            wanted = wanted + update.left_out.to(wanted)
         leader = next((name for name in MASKS[self.mask] if name in names), None)
         if leader is None:
             raise UserError(
@@ -141,16 +183,13 @@ class SparseUpdates(Callback):
         changes = wanted - before[WEIGHT] if leader == WEIGHT else now[leader] - before[leader]
         positions = top_k(changes, num_kept(self.alpha, len(changes)))
         if self.error_feedback:
-            self._residual = (wanted - before[WEIGHT]).index_fill_(0, positions, 0.0)
+            update.left_out = (wanted - before[WEIGHT]).index_fill_(0, positions, 0.0)
         for name in names:
             kept = before[name].index_copy_(0, positions, (wanted if name == WEIGHT else now[name])[positions])
             for tensors, part in zip(after, kept.split([t[WEIGHT].numel() for t in after]), strict=True):
                 tensors[name].copy_(part.view_as(tensors[name]))
         width = wanted.element_size() * 8
         self.sent_bits += len(names) * width * len(positions) + positions_bits(len(positions), len(changes))
-
-    def _pairs(self, after: list[dict[str, Tensor]]) -> Iterable[tuple[dict[str, Tensor], dict[str, Tensor]]]:
-        return zip(self._before, after, strict=True)
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:

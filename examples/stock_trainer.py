@@ -1,7 +1,7 @@
 """Lightning's own Trainer with two of our callbacks, and no federation: `python stock_trainer.py`.
 
 A small CNN learns scikit-learn's digits. AdaptivePruning cuts filters out of it before the third epoch, as many as the curvature
-of its loss says; SparseUpdates lets every step change a tenth of the weights and counts what sending such steps would take.
+of its loss says; SparseUpdates lets five steps together change a tenth of the weights and counts what sending that takes.
 """
 
 import lightning as L
@@ -62,7 +62,7 @@ def main():
 
     model = SmallCNN()
     before = num_parameters(model)
-    sparse = SparseUpdates(alpha=0.1)
+    sparse = SparseUpdates(alpha=0.1, every_n_steps=5)
     trainer = L.Trainer(
         max_epochs=8,
         accelerator="cpu",

@@ -7,6 +7,7 @@ import lightning as L  # noqa: N812
 import processes
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -57,8 +58,10 @@ def loader() -> DataLoader:
     return DataLoader(TensorDataset(*samples()), batch_size=6)
 
 
-def by_hand(optimizer_name: str, k: int, epochs: int, leader: str = "", feedback: bool = False) -> tuple[Tensor, int]:
-    """The loop with its steps undone coordinate by coordinate; gives the model and the number of moments."""
+def by_hand(
+    optimizer_name: str, k: int, epochs: int, leader: str = "", feedback: bool = False, every: int = 1
+) -> tuple[Tensor, int]:
+    """The loop with its updates undone coordinate by coordinate; gives the model and the number of moments."""
     module = Regression(optimizer_name)
     optimizer, params = module.configure_optimizers(), list(module.parameters())
     residual = torch.zeros(D)
@@ -69,11 +72,14 @@ def by_hand(optimizer_name: str, k: int, epochs: int, leader: str = "", feedback
         return torch.cat([x.detach().flatten() for x in parts]).clone()
 
     for _ in range(epochs):
-        for batch in loader():
+        for step, batch in enumerate(loader()):
             optimizer.zero_grad()
             module.training_step(batch, 0).backward()
-            before = {name: vector(name) for name in ("", "momentum_buffer", "exp_avg", "exp_avg_sq")}
+            if step % every == 0:
+                before = {name: vector(name) for name in ("", "momentum_buffer", "exp_avg", "exp_avg_sq")}
             optimizer.step()
+            if (step + 1) % every and step + 1 < len(loader()):
+                continue
             names = [name for name in before if not name or name in optimizer.state[params[0]]]
             change = vector(leader) - before[leader] + (residual if not leader else 0)
             kept = sorted(range(D), key=lambda i: (-abs(change[i].item()), i))[:k]
@@ -110,17 +116,58 @@ def test_matches_a_hand_written_loop(optimizer: str, mask: Any, leader: str, fee
     trainer.fit(module, loader())
     k = 3  # ⌊0.2 · 19⌋
     expected, num_vectors = by_hand(optimizer, k, 3, leader, feedback)
-    trained = torch.cat([p.detach().flatten() for p in module.parameters()])
-    assert torch.allclose(trained, expected, rtol=0, atol=1e-6)
+    assert torch.allclose(flat(module), expected, rtol=0, atol=1e-6)
     bits = 12 * (num_vectors * 32 * k + positions_bits(k, D))
     assert callback.sent_bits == bits
     assert trainer.callback_metrics["sparse/bytes"] == bits / 8
 
 
+@pytest.mark.parametrize("feedback", [False, True])
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+def test_an_update_is_of_several_steps(optimizer: str, feedback: bool) -> None:
+    callback = SparseUpdates(alpha=0.2, error_feedback=feedback, every_n_steps=3)
+    module = Regression(optimizer)
+    L.Trainer(max_epochs=3, callbacks=callback, **QUIET).fit(module, loader())  # of 4 batches: 3 steps and 1
+    expected, num_vectors = by_hand(optimizer, 3, 3, feedback=feedback, every=3)
+    assert torch.allclose(flat(module), expected, rtol=0, atol=1e-6)
+    assert callback.sent_bits == 6 * (num_vectors * 32 * 3 + positions_bits(3, D))
+
+
+class Pair(L.LightningModule):
+    """Two regressions with an optimiser each, which take turns in every batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.members = nn.ModuleList([Regression("adam"), Regression("momentum")])
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        for member, optimizer in zip(self.members, self.optimizers(), strict=True):
+            optimizer.zero_grad()
+            self.manual_backward(member.training_step(batch, batch_idx))
+            optimizer.step()
+
+    def configure_optimizers(self) -> Any:
+        return [member.configure_optimizers() for member in self.members]
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_every_optimiser_has_its_own_mask_and_remainder(every: int) -> None:
+    pair = Pair()
+    callback = SparseUpdates(alpha=0.2, error_feedback=True, every_n_steps=every)
+    L.Trainer(max_epochs=2, callbacks=callback, **QUIET).fit(pair, loader())
+    for member, name in zip(pair.members, ["adam", "momentum"], strict=True):
+        assert torch.allclose(flat(member), by_hand(name, 3, 2, feedback=True, every=every)[0], rtol=0, atol=1e-6)
+
+
+def flat(module: nn.Module) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in module.parameters()])
+
+
 def fit_with(callbacks: list[Any], optimizer: str = "adam") -> Tensor:
     module = Regression(optimizer)
     L.Trainer(max_epochs=2, callbacks=callbacks, **QUIET).fit(module, loader())
-    return torch.cat([p.detach().flatten() for p in module.parameters()])
+    return flat(module)
 
 
 def test_alpha_one_changes_nothing() -> None:
@@ -135,23 +182,26 @@ def test_bad_input_is_refused() -> None:
         SparseUpdates(alpha=0)
     with pytest.raises(UserError, match="'second' is unknown; did you mean 'second_moment'"):
         SparseUpdates(mask="second")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="every_n_steps must be at least 1, got 0"):
+        SparseUpdates(every_n_steps=0)
     with pytest.raises(UserError, match="needs a moment that SGD does not keep"):
         fit_with([SparseUpdates(mask="second_moment")], "sgd")
 
 
-def test_resumes_with_what_was_left_out(tmp_path: Path) -> None:
-    flags = {**QUIET, "enable_checkpointing": True, "default_root_dir": tmp_path}
-    whole = Regression("adam")
-    counted = SparseUpdates(0.2, error_feedback=True)
-    L.Trainer(max_epochs=4, callbacks=counted, **QUIET).fit(whole, loader())
-    first = L.Trainer(max_epochs=2, callbacks=SparseUpdates(0.2, error_feedback=True), **flags)
-    first.fit(Regression("adam"), loader())
-    first.save_checkpoint(tmp_path / "half.ckpt")
-    resumed, callback = Regression("adam"), SparseUpdates(0.2, error_feedback=True)
-    L.Trainer(max_epochs=4, callbacks=callback, **QUIET).fit(resumed, loader(), ckpt_path=tmp_path / "half.ckpt")
+@pytest.mark.parametrize(("every", "steps"), [(1, 8), (3, 8), (3, 6)])  # 6 steps end within an epoch and an update
+def test_resumes_with_what_was_left_out(every: int, steps: int, tmp_path: Path) -> None:
+    x, y = samples()
+    # Lightning goes on with an epoch at the loader's first batch, so all batches are alike here.
+    batches = DataLoader(TensorDataset(x[:6].repeat(4, 1), y[:6].repeat(4, 1)), batch_size=6)
+    settings: dict[str, Any] = {"alpha": 0.2, "error_feedback": True, "every_n_steps": every}
+    whole, counted = Regression("adam"), SparseUpdates(**settings)
+    checkpoint = ModelCheckpoint(dirpath=tmp_path, filename="half", every_n_train_steps=steps, save_top_k=-1)
+    flags = {**QUIET, "enable_checkpointing": True, "max_epochs": 4, "default_root_dir": tmp_path}
+    L.Trainer(callbacks=[counted, checkpoint], **flags).fit(whole, batches)
+    resumed, callback = Regression("adam"), SparseUpdates(**settings)
+    L.Trainer(callbacks=callback, **flags).fit(resumed, batches, ckpt_path=tmp_path / "half.ckpt")
     assert callback.sent_bits == counted.sent_bits
-    for a, b in zip(whole.parameters(), resumed.parameters(), strict=True):
-        assert torch.equal(a, b)
+    assert torch.equal(flat(whole), flat(resumed))
 
 
 @pytest.mark.parametrize("resumed", [False, True])
@@ -163,12 +213,12 @@ def test_what_was_left_out_is_cut_with_the_network(resumed: bool, tmp_path: Path
     class Cut(L.Callback):
         def on_train_epoch_start(self, trainer: Any, pl_module: L.LightningModule) -> None:
             if trainer.current_epoch == 1:
-                left_out["before"] = callback.state_dict()["residual"]
+                left_out["before"] = callback.state_dict()["updates"][0]["left_out"]
                 prune(pl_module, plan, trainer.optimizers)
 
         def on_before_optimizer_step(self, *arguments: Any) -> None:
             if "before" in left_out:
-                left_out.setdefault("after", callback.state_dict()["residual"])
+                left_out.setdefault("after", callback.state_dict()["updates"][0]["left_out"])
 
     if resumed:
         first = L.Trainer(max_epochs=1, callbacks=SparseUpdates(0.2, error_feedback=True), **QUIET)
@@ -189,11 +239,10 @@ def test_makes_every_local_step_of_a_federation_sparse(optimizer: str) -> None:
 
     class Watch(L.Callback):
         def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-            self.before = torch.cat([p.detach().flatten() for p in pl_module.parameters()])
+            self.before = flat(pl_module)
 
         def on_train_batch_end(self, trainer: Any, pl_module: Any, *rest: Any) -> None:
-            after = torch.cat([p.detach().flatten() for p in pl_module.parameters()])
-            changed.append(int((after != self.before).sum()))
+            changed.append(int((flat(pl_module) != self.before).sum()))
 
     callback = SparseUpdates(0.2, error_feedback=True)
     trainer = FederatedTrainer(
@@ -205,13 +254,19 @@ def test_makes_every_local_step_of_a_federation_sparse(optimizer: str) -> None:
     assert callback.sent_bits == 8 * ((3 if optimizer == "adam" else 1) * 32 * 3 + positions_bits(3, D))
 
 
+def test_a_federation_exchanges_by_itself() -> None:
+    trainer = FederatedTrainer(max_rounds=1, clients_per_round=1, callbacks=SparseUpdates(every_n_steps=2), **QUIET)
+    with pytest.raises(UserError, match="In a federation SparseUpdates takes every_n_steps 1, got 2"):
+        trainer.fit(Regression("sgd"), Arrays(train=samples(), test=samples(), num_clients=2))
+
+
 def train_in_two_processes(folder: Path) -> None:
     """What each process does."""
     module = Regression("adam")
     callback = SparseUpdates(0.2, error_feedback=True)
     trainer = L.Trainer(max_epochs=2, callbacks=callback, devices=2, strategy="ddp", **QUIET)
     trainer.fit(module, loader())
-    mine = torch.cat([p.detach().flatten() for p in module.parameters()])
+    mine = flat(module)
     all_of_them = trainer.strategy.all_gather(mine)
     assert torch.equal(all_of_them[0], all_of_them[1])
     (folder / str(trainer.global_rank)).write_text(f"{callback.sent_bits} {float(mine.abs().sum())}")
