@@ -117,13 +117,22 @@ def test_the_flag_devices_starts_the_other_processes(tmp_path: Path) -> None:
     agree(one, ran(tmp_path / "two", *words, num_processes=2, launcher=(sys.executable,)))
 
 
-@pytest.mark.parametrize(("place", "runner"), [("memory", "stacked"), ("disk", "serial")])
-def test_what_clients_keep_is_there_for_every_process(place: str, runner: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("algorithm", "network", "place", "runner"),
+    [
+        ("toys.Remembering", "linear", "memory", "stacked"),
+        ("toys.Remembering", "linear", "disk", "serial"),
+        ("FedDP", "lenet5", "memory", "serial"),  # control variates and gates, which clients own
+    ],
+)
+def test_what_clients_keep_is_there_for_every_process(
+    algorithm: str, network: str, place: str, runner: str, tmp_path: Path
+) -> None:
     """Clients come back in another process than the one that trained them; on disk both use the same files."""
-    words = ("--model.network", "linear", "--trainer.clients_per_round", "8", "--trainer.max_rounds", "4")
-    one = ran(tmp_path / "one", *words, algorithm="toys.Remembering")
+    words = ("--model.network", network, "--trainer.clients_per_round", "8", "--trainer.max_rounds", "4")
+    one = ran(tmp_path / "one", *words, algorithm=algorithm)
     several = ("--trainer.client_states", place, "--trainer.runner", runner)
-    agree(one, ran(tmp_path / "two", *words, *several, num_processes=2, algorithm="toys.Remembering"))
+    agree(one, ran(tmp_path / "two", *words, *several, num_processes=2, algorithm=algorithm))
     kept = [
         checkpoint.load(tmp_path / run / "checkpoints" / "last.ckpt")["federation"]["run"] for run in ("one", "two")
     ]
