@@ -10,7 +10,7 @@ from torch import nn
 from lightning_fl.aggregators import WeightedMean
 from lightning_fl.codecs import Dense
 from lightning_fl.data import FederatedDataModule
-from lightning_fl.errors import UserError
+from lightning_fl.errors import UserError, require
 from lightning_fl.exchanges import OneShot
 from lightning_fl.personal import personal_names
 from lightning_fl.rules import LocalOptimizer
@@ -160,6 +160,11 @@ class Algorithm:
         """
         for rule in self.rules():
             rule.check(setting)
+            require(
+                self.exchange.sends_whole or not rule.needs_whole_upload,
+                f"The clients of {type(rule).__name__} keep what they tell the server, which must receive all of it: "
+                f"{type(self.exchange).__name__} sends parts, take OneShot.",
+            )
         self.exchange.check(setting, cohort_size)
         for step in self.steps:
             step.check(server)

@@ -8,6 +8,10 @@ server:    w ← w + η_g Σ_k n_k Δ_k / Σ_k n_k                       aggrega
 
 Twice FedAvg's bits in both directions. The paper averages the models with equal weights (`weighting="uniform"`), Li et al.,
 Federated Learning on Non-IID Data Silos, ICDE 2022, by samples. The c_k are averaged with equal weights in either case.
+
+It wants a smaller learning rate than FedAvg. The correction c − c_k stays the same for all τ steps, so where a client's own loss
+is flat it walks τη along the federation's gradient: a gradient step that is stable only while τη times the curvature stays below
+about 2, where a step of FedAvg is η long. The paper's theory asks for the same, η of the order of 1/τ.
 """
 
 from __future__ import annotations

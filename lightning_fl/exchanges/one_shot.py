@@ -12,6 +12,8 @@ from lightning_fl.slots import Channel, Exchange, Result, Upload
 class OneShot(Exchange):
     """One turn: each result is sent up whole, as soon as it is there."""
 
+    sends_whole = True
+
     def collect(self, results: Iterable[Result], channel: Channel) -> Iterator[Upload]:
         """Streams: only one result is alive at a time."""
         for result in results:

@@ -14,6 +14,8 @@ from lightning_fl.slots import Channel, Exchange, Result, Upload
 class WithSampleCount(Exchange):
     """One turn: each result is sent up whole with n_k, an integer of 32 bits, as soon as it is there."""
 
+    sends_whole = True
+
     def collect(self, results: Iterable[Result], channel: Channel) -> Iterator[Upload]:
         """Streams: only one result is alive at a time."""
         for result in results:

@@ -25,6 +25,7 @@ class ControlVariates(Rule):
     """
 
     own_step = True
+    needs_whole_upload = True
     receives = frozenset({CONTROL})
     sends = frozenset({CONTROL})
 

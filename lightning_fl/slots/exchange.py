@@ -89,6 +89,9 @@ class Channel(Protocol):
 class Exchange(ABC):
     """Who uploads what, in how many turns."""
 
+    sends_whole = False
+    """Whether every client that is accepted has sent all of its message."""
+
     def check(self, setting: Setting, cohort_size: int) -> None:  # noqa: B027 -- most exchanges fit any run
         """Before the first round: raise `UserError` where the exchange does not fit the run.
 

@@ -65,6 +65,8 @@ class Rule:
     """Names the rule needs from the server besides `model` and `buffers`."""
     sends = frozenset[str]()
     """Names it uploads besides `model` and `buffers`."""
+    needs_whole_upload = False
+    """Whether its clients keep what they believe the server has received, so that an exchange may leave nothing out."""
     spares = frozenset[str]()
     """Names in its state of parameters that a pruning mask has left out, too."""
 

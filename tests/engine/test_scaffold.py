@@ -15,6 +15,7 @@ from toys import SIZES, Perceptron, federation, samples, vector
 
 from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.algorithms import SCAFFOLD, Algorithm, FedAvg
+from lightning_fl.exchanges import DrawnLayers
 from lightning_fl.rules import ControlVariates
 from lightning_fl.steps import Apply, ControlUpdate
 
@@ -178,6 +179,12 @@ def test_momentum_is_refused_with_the_reason(make_trainer: MakeTrainer) -> None:
     module = Perceptron(configure=lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9))
     with pytest.raises(UserError, match=r"SCAFFOLD makes the clients' steps itself.*SGD with momentum 0.9.*momentum 0"):
         make_trainer().fit(module, federation(), SCAFFOLD())
+
+
+def test_an_exchange_of_parts_is_refused(make_trainer: MakeTrainer) -> None:
+    parts = Algorithm(rule=ControlVariates(), exchange=DrawnLayers(n=1), steps=(Apply(), ControlUpdate()))
+    with pytest.raises(UserError, match=r"ControlVariates keep .* DrawnLayers sends parts, take OneShot"):
+        make_trainer().fit(Perceptron(), federation(), parts)
 
 
 def test_the_parts_put_together_by_hand_are_scaffold(make_trainer: MakeTrainer) -> None:
