@@ -122,7 +122,7 @@ class FedDUMAP(AdaptivelyPruned):
 
     def __init__(
         self,
-        beta: float = 0.9,
+        beta: float = 0.3,
         local_beta: float = 0.9,
         server_learning_rate: float = 1.0,
         momentum_init: Literal["zero", "first"] = "zero",
