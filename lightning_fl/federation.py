@@ -15,7 +15,7 @@ from torch import Tensor
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.clock import SimulatedClock
 from lightning_fl.codecs import Dense
-from lightning_fl.data import FederatedDataModule
+from lightning_fl.data import FederatedDataModule, Source
 from lightning_fl.excerpt import Excerpt
 from lightning_fl.groups import Group
 from lightning_fl.learner import ModuleLearner
@@ -76,6 +76,8 @@ class Federation:
     on_prepared: Callable[[int, int, int], None]
     runner: Runner = serial
     _kept: Excerpt | None = field(default=None, init=False, repr=False)
+    _answers: dict[int, int] = field(default_factory=dict, init=False, repr=False)
+    _asked_about: Message = field(default_factory=dict, init=False, repr=False)
 
     @property
     def setting(self) -> Setting:
@@ -124,6 +126,35 @@ class Federation:
         link = Link(self.setting, Dense(), Dense(), booked, {}, {})
         self.algorithm.announce(Surgery(plan, link, self.setting, self._select_cohort(), run.params, run.buffers))
         run.ledger.add_ahead(booked.round_bits)
+
+    def sources(self) -> list[Source]:
+        """Everyone who holds training samples, for callbacks that ask about the model; see `book_answers`."""
+        return [replace(source, on_answer=self._note_answer) for source in self.data.sources()]
+
+    def _note_answer(self, client: int, count: int) -> None:
+        if not self._answers:
+            self._asked_about = self._broadcast_message()
+        self._answers[client] = self._answers.get(client, 0) + count
+
+    def book_answers(self) -> None:
+        """What crosses because clients have been asked; it belongs to the round that comes next.
+
+        The model that the question was about goes down to them, whole, and their numbers come up. Clients of that round
+        receive what has been left of it in any case, and so only the rest besides.
+        """
+        if not self._answers:
+            return
+        booked, setting, cohort = Ledger(), self.setting, set(self._select_cohort())
+        layout = setting.layout if setting.kept is None else setting.kept.setting.layout
+        left = {"model": layout.numel, "buffers": setting.buffer_layout.numel}
+        rest = {name: x[left[name] :] for name, x in self._asked_about.items()}  # which numbers costs the same
+        link = Link(setting, Dense(), Dense(), booked, {}, {})
+        link.tell([client for client in self._answers if client not in cohort], self._asked_about)
+        link.tell([client for client in self._answers if client in cohort], rest)
+        for client, count in self._answers.items():
+            link.up(client, {"scalars/answers": self.run.params.new_zeros(count)})
+        self.run.ledger.add_ahead(booked.round_bits)
+        self._answers, self._asked_about = {}, {}
 
     def train_round(self) -> dict[str, float]:
         """One round; returns its numbers under the names of `metrics.csv`."""

@@ -224,6 +224,7 @@ class FitLoop:
                 record |= self._validate()
         trainer.hooks.call("on_train_epoch_end", monitoring=False)
         surgery.follow(self.federation)
+        self.federation.book_answers()
         record |= worker.logs.averages(gather_objects(trainer.fabric, worker.logs.take())[:1])
         trainer.publish(record)
         worker.optimizer.end_plateau(run.round, trainer.callback_metrics)
@@ -246,6 +247,7 @@ class FitLoop:
                 views[name].copy_(masks[name])
             if run.mask is None or not torch.equal(mask, run.mask):
                 self.federation.set_mask(mask)
+        self.federation.book_answers()
 
     def _validate(self) -> dict[str, float]:
         """Validation at the end of a round."""

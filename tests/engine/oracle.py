@@ -931,13 +931,19 @@ def efficient_adam(
     return w
 
 
-def imc(problem: Problem, w: np.ndarray, rate: float, round: int) -> np.ndarray:
-    """FedAvg; from the round on with the weights in the forward pass multiplied by a mask, so that the others get no gradient."""
-    mask = np.ones_like(w)
+def imc(problem: Problem, w: np.ndarray, round: int, rate: float | None = None, gap: bool = False) -> np.ndarray:
+    """FedAvg; from the round on with the weights in the forward pass multiplied by a mask, so that the others get no gradient.
+
+    Without a rate it is FedAP's, of the server and all clients.
+    """
+    mask, initial = np.ones_like(w), w
     for t in range(problem.rounds):
         if t == round:
-            threshold = sorted(np.abs(w))[int(np.ceil(rate * len(w)))]
+            found = adaptive_rate(problem, t, w, initial, gap, len(problem.server_x) > 0) if rate is None else rate
+            threshold = sorted(np.abs(w))[int(np.ceil(found * len(w)))]
             mask = (np.abs(w) > threshold).astype(float)
+            for layer in WEIGHTS:  # each keeps a weight
+                mask[max(layer, key=lambda j: abs(w[j]))] = 1
             w = w * mask
 
         def local(w: np.ndarray, batches: Batches, eta: float, mask: np.ndarray = mask) -> np.ndarray:
