@@ -98,6 +98,11 @@ class Federation:
             self._kept = Excerpt.of_masks(setting, run.mask)
         return replace(setting, kept=self._kept)
 
+    @property
+    def plan_of_round(self) -> LocalPlan:
+        """How long a client trains in the round under way, and in what batches."""
+        return self.plan.in_round(self.algorithm.rule, self.setting)
+
     def set_mask(self, mask: Tensor) -> None:
         """Keep these parameters (d,) and no others, everywhere."""
         self.run.set_mask(mask, self.algorithm.rule.spares)
@@ -180,7 +185,8 @@ class Federation:
 
         booked = deepcopy(run.ledger.round_bits)
         mine = share_of(arriving, self.data.client_sizes, fabric.global_rank, fabric.world_size)
-        results = self.runner(self.worker, algorithm.rule, setting, received, mine, self.data, self.plan, run)
+        plan = self.plan_of_round
+        results = self.runner(self.worker, algorithm.rule, setting, received, mine, self.data, plan, run)
 
         accumulator: dict[str, Any] = {}
         outcome = Outcome()
@@ -266,7 +272,8 @@ class Federation:
         arriving = self._arriving(self._select_cohort())
         fabric, sizes = self.worker.fabric, self.data.client_sizes
         mine = share_of(arriving, sizes, fabric.global_rank, fabric.world_size)
-        return sum(self.plan.num_batches(int(sizes[client]), self.worker.skips_single_samples) for client in mine)
+        plan = self.plan_of_round
+        return sum(plan.num_batches(int(sizes[client]), self.worker.skips_single_samples) for client in mine)
 
     def _select_cohort(self) -> list[int]:
         """K clients with samples, uniformly without replacement, by seed and round alone."""
@@ -290,7 +297,7 @@ class Federation:
         run, ledger = self.run, self.run.ledger
         logs = [outcome.logs[client] for client in arriving if client in outcome.logs]
         most = int(self.data.client_sizes[arriving].max(initial=0))
-        num_samples = self.plan.num_samples(most, self.worker.skips_single_samples) if most else 0
+        num_samples = self.plan_of_round.num_samples(most, self.worker.skips_single_samples) if most else 0
         macs = (self.macs or 0) * num_samples
         share = self.macs / run.macs_at_start if self.macs and run.macs_at_start else 1.0
         run.simulated_seconds += self.clock.seconds(ledger.bits("up"), ledger.bits("down"), macs, share)

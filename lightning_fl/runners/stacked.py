@@ -149,7 +149,7 @@ def train_stack(
     local.learning_rate = optimizer.learning_rate
     read = [plan.num_samples(len(member.selection), worker.skips_single_samples) for member in members]
     local.num_samples = stack.params.new_tensor(read).unsqueeze(1)
-    in_pass = [[ceil(member.in_pass / plan.accumulate)] for member in members]
+    in_pass = [[ceil(member.in_pass / max(1, plan.step_batches(member.in_pass)))] for member in members]
     local.steps_in_pass = torch.tensor(in_pass, device=stack.params.device).clamp(min=1)
     if rule.reads_full_gradient:
         worker.seed(members[0].seeds[1])
@@ -209,6 +209,7 @@ def _batches_by_step(worker: Worker, member: Member, plan: LocalPlan, resident: 
     """The batches of a client, those of one optimiser step together."""
     order = torch.Generator().manual_seed(member.seeds[0])
     num_samples, batch_size, count = len(member.selection), plan.batch_size, 0
+    in_step, in_one_pass = plan.step_batches(member.in_pass), min(num_samples, member.in_pass * batch_size)
     transfers = not resident or worker.hooks.changes_batches
     of_step: list[Batch] = []
     while True:
@@ -216,10 +217,10 @@ def _batches_by_step(worker: Worker, member: Member, plan: LocalPlan, resident: 
             if transfers:
                 content = worker.transfer(content, resident)
             size = min(batch_size, num_samples - index * batch_size)
-            of_step.append(Batch(content, size, count, 1 / plan.accumulate))
+            of_step.append(Batch(content, size, count, size / in_one_pass if plan.full_batch else 1 / plan.accumulate))
             count += 1
             is_last = index + 1 == member.in_pass
-            if len(of_step) == plan.accumulate or is_last:
+            if len(of_step) == in_step or is_last:
                 yield of_step
                 of_step = []
             if is_last:

@@ -71,6 +71,10 @@ class Rule:
     def check(self, setting: Setting) -> None:
         """Before the first round: raise `UserError` where the rule does not fit the run."""
 
+    def takes_full_batches(self, setting: Setting) -> bool:
+        """Whether in this round each of a client's steps, as many as ever, follows the gradient on all of its samples."""
+        return False
+
     def init(self, params: Tensor) -> State:
         """State of a client that takes part for the first time; `params` is the model it received."""
         return {}

@@ -428,25 +428,37 @@ def fedda(
     beta: float,
     frozen: bool = False,
     share: Callable[[np.ndarray, int], float] | None = None,
+    full_last: int = 0,
 ) -> np.ndarray:
-    """FedDA of Jin et al. 2022 with SGDM; with `share`, α of (w, t), the server half of FedDU-DA of Liu et al. 2024."""
+    """FedDA of Jin et al. 2022 with SGDM; with `share`, α of (w, t), the server half of FedDU-DA of Liu et al. 2024.
+
+    In the `full_last` last rounds every local iteration takes all samples of the client, or of the server.
+    """
     m, eta = np.zeros_like(w), problem.learning_rate
     for t in range(problem.rounds):
         cohort = problem.cohort(t)
         sizes = [len(problem.x[k]) for k in cohort]
-        sent = [decoupled_momentum(w, m, problem.batches(t, k), eta, beta, frozen) for k in cohort]
+        sent = []
+        for k in cohort:
+            batches = list(problem.batches(t, k))
+            if is_full := t >= problem.rounds - full_last:
+                batches = [(problem.x[k], problem.y[k])] * len(batches)
+            sent.append(decoupled_momentum(w, m, iter(batches), eta, beta, frozen))
         w = w - eta * sum(n * p for n, (p, _) in zip(sizes, sent, strict=True)) / sum(sizes)
         m = sum(n * v for n, (_, v) in zip(sizes, sent, strict=True)) / sum(sizes)
         alpha = share(w, t) if share else 0.0
         if alpha > 1e-3:
-            p, v = decoupled_momentum(w, m, problem.server_batches(t), eta, beta, frozen)
+            batches = list(problem.server_batches(t))
+            if is_full:
+                batches = [(problem.server_x, problem.server_y)] * len(batches)
+            p, v = decoupled_momentum(w, m, iter(batches), eta, beta, frozen)
             w, m = w - eta * alpha * p, m + alpha * (v - m)
     return w
 
 
-def fedduda(problem: Problem, w: np.ndarray, beta: float) -> np.ndarray:
+def fedduda(problem: Problem, w: np.ndarray, beta: float, full_last: int = 0) -> np.ndarray:
     """FedDU-DA of Liu et al. 2024."""
-    return fedda(problem, w, beta, share=lambda w, t: server_share(problem, t, w))
+    return fedda(problem, w, beta, share=lambda w, t: server_share(problem, t, w), full_last=full_last)
 
 
 def mime_lite(problem: Problem, w: np.ndarray, beta: float) -> np.ndarray:
