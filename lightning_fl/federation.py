@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lightning_fl.algorithms import Algorithm
+from lightning_fl.answers import Answers
 from lightning_fl.clock import SimulatedClock
 from lightning_fl.codecs import Dense
 from lightning_fl.data import FederatedDataModule, Source
@@ -20,6 +21,7 @@ from lightning_fl.excerpt import Excerpt
 from lightning_fl.groups import Group
 from lightning_fl.learner import ModuleLearner
 from lightning_fl.link import Ledger, Link
+from lightning_fl.mean_gradient import FullGradient, exchange_gradients
 from lightning_fl.pruning import Plan
 from lightning_fl.run import COHORT, DROPOUT, EXCHANGE, SETUP, Run
 from lightning_fl.runners import (
@@ -76,8 +78,7 @@ class Federation:
     on_prepared: Callable[[int, int, int], None]
     runner: Runner = serial
     _kept: Excerpt | None = field(default=None, init=False, repr=False)
-    _answers: dict[int, int] = field(default_factory=dict, init=False, repr=False)
-    _asked_about: Message = field(default_factory=dict, init=False, repr=False)
+    _answers: Answers = field(default_factory=Answers, init=False, repr=False)
 
     @property
     def setting(self) -> Setting:
@@ -137,29 +138,12 @@ class Federation:
         return [replace(source, on_answer=self._note_answer) for source in self.data.sources()]
 
     def _note_answer(self, client: int, count: int) -> None:
-        if not self._answers:
-            self._asked_about = self._broadcast_message()
-        self._answers[client] = self._answers.get(client, 0) + count
+        self._answers.note(client, count, self._broadcast_message())
 
     def book_answers(self) -> None:
-        """What crosses because clients have been asked; it belongs to the round that comes next.
-
-        The model that the question was about goes down to them, whole, and their numbers come up. Clients of that round
-        receive what has been left of it in any case, and so only the rest besides.
-        """
-        if not self._answers:
-            return
-        booked, setting, cohort = Ledger(), self.setting, set(self._select_cohort())
-        layout = setting.layout if setting.kept is None else setting.kept.setting.layout
-        left = {"model": layout.numel, "buffers": setting.buffer_layout.numel}
-        rest = {name: x[left[name] :] for name, x in self._asked_about.items()}  # which numbers costs the same
-        link = Link(setting, Dense(), Dense(), booked, {}, {})
-        link.tell([client for client in self._answers if client not in cohort], self._asked_about)
-        link.tell([client for client in self._answers if client in cohort], rest)
-        for client, count in self._answers.items():
-            link.up(client, {"scalars/answers": self.run.params.new_zeros(count)})
-        self.run.ledger.add_ahead(booked.round_bits)
-        self._answers, self._asked_about = {}, {}
+        """What crosses because clients have been asked; it belongs to the round that comes next."""
+        if self._answers.counts:
+            self._answers.book(self.run.ledger, self.setting, set(self._select_cohort()))
 
     def train_round(self) -> dict[str, float]:
         """One round; returns its numbers under the names of `metrics.csv`."""
@@ -185,6 +169,12 @@ class Federation:
 
         booked = deepcopy(run.ledger.round_bits)
         mine = share_of(arriving, self.data.client_sizes, fabric.global_rank, fabric.world_size)
+        before: Message = {}
+        if algorithm.rule.reads_mean_gradient:
+            rule, none = FullGradient(algorithm.rule), replace(self.plan, epochs=0, steps=None)
+            gradients = self.runner(self.worker, rule, setting, received, mine, self.data, none, run)
+            mine, before = exchange_gradients(gradients, algorithm.aggregator, link, fabric, mine)
+            received |= before
         plan = self.plan_of_round
         results = self.runner(self.worker, algorithm.rule, setting, received, mine, self.data, plan, run)
 
@@ -208,20 +198,16 @@ class Federation:
         self._take_in(outcome)
         record = self._record(cohort, arriving, outcome)
         if outcome.logs:
-            record |= self._server_turn(setting, list(outcome.logs), shared, accumulator)
+            merged = algorithm.aggregator.finish(accumulator) | before
+            record |= self._server_turn(setting, list(outcome.logs), shared, merged)
         run.round += 1
         return record
 
-    def _server_turn(
-        self, setting: Setting, clients: list[int], shared: Message, accumulator: dict[str, Any]
-    ) -> dict[str, float]:
+    def _server_turn(self, setting: Setting, clients: list[int], shared: Message, merged: Message) -> dict[str, float]:
         """The chain of steps on what the accepted clients sent; returns the steps' own numbers."""
         run, algorithm = self.run, self.algorithm
         dtypes = {"buffers": run.buffers.dtype}
-        merged = {
-            name: x.to(dtypes.get(name, run.params.dtype))
-            for name, x in algorithm.aggregator.finish(accumulator).items()
-        }
+        merged = {name: x.to(dtypes.get(name, run.params.dtype)) for name, x in merged.items()}
         turn = ServerTurn(
             setting=setting,
             server=self.server,

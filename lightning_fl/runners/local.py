@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from lightning_fl.runners.full_gradient import full_gradient
+from lightning_fl.runners.full_gradient import full_gradient, gradient_at_received
 from lightning_fl.slots import LocalTraining, Message, Rule, Setting, State
 from lightning_fl.worker import Worker
 
@@ -155,6 +155,13 @@ def train_locally(
     after_backward, before_step = hooks.listeners("on_after_backward"), hooks.listeners("on_before_optimizer_step")
     precision, fabric = worker.fabric.strategy.precision, worker.fabric
     converts, transfers = precision.precision != "32-true", not resident or hooks.changes_batches
+    of_step: list[tuple[Any, int, float]] = []
+
+    def mask_and_clip() -> None:
+        if mask_gradient is not None:
+            mask_gradient()
+        if plan.clip_value:
+            worker.clip_gradient(plan.clip_value, plan.clip_algorithm)
 
     step = batch_index = 0
     has_gradient = False
@@ -165,6 +172,11 @@ def train_locally(
                 batch = worker.transfer(batch, resident)
             if converts:
                 batch = precision.convert_input(batch)
+            if rule.reads_gradient_at_received:
+                if not of_step:
+                    worker.seed(seeds[1] + step)
+                factor = logs.batch_size / in_one_pass if plan.full_batch else 1 / accumulate
+                of_step.append((batch, batch_index, factor))
             for listener in batch_start:
                 listener(batch, batch_index)
             with precision.forward_context():
@@ -189,12 +201,13 @@ def train_locally(
                     for listener in before_step:
                         listener(optimizer.optimizer)
                     rule.observe(local)
-                    if mask_gradient is not None:
-                        mask_gradient()
-                    if plan.clip_value:
-                        worker.clip_gradient(plan.clip_value, plan.clip_algorithm)
+                    mask_and_clip()
                     if rule.own_step and optimizer.decays:
                         local.gradient.add_(local.params * optimizer.weight_decay)
+                    if rule.reads_gradient_at_received:
+                        worker.seed(seeds[1] + step - 1)
+                        found = gradient_at_received(worker, received, counters, of_step, mask_and_clip)
+                        local.gradient_at_received = found
                     rule.correct(local)
                     rule.step(local)
                     if kept is not None and not optimizer.is_elementwise:
@@ -206,6 +219,7 @@ def train_locally(
                     if optimizer.moves_within_round:
                         optimizer.after_step()
                         local.learning_rate = optimizer.learning_rate
+                of_step.clear()
                 for listener in before_zero:
                     listener(optimizer.optimizer)
                 worker.zero_gradient()

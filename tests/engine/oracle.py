@@ -480,6 +480,26 @@ def mime_lite(problem: Problem, w: np.ndarray, beta: float) -> np.ndarray:
     return w
 
 
+def mime(problem: Problem, w: np.ndarray, beta: float) -> np.ndarray:
+    """Mime of Karimireddy et al. 2021, Algorithm 1 with SGDM, clients weighted by samples."""
+    m, eta = np.zeros_like(w), problem.learning_rate
+    for t in range(problem.rounds):
+        cohort = problem.cohort(t)
+        sizes = [len(problem.x[k]) for k in cohort]
+        full = [gradient(w, problem.x[k], problem.y[k]) for k in cohort]
+        c = sum(n * g for n, g in zip(sizes, full, strict=True)) / sum(sizes)
+        models = []
+        for k in cohort:
+            y = w.copy()
+            for batch in problem.batches(t, k):
+                g = gradient(y, *batch) - gradient(w, *batch) + c
+                y = y - eta * (beta * m + (1 - beta) * g)
+            models.append(y)
+        w = sum(n * y for n, y in zip(sizes, models, strict=True)) / sum(sizes)
+        m = beta * m + (1 - beta) * c
+    return w
+
+
 def scaffold(
     problem: Problem,
     w: np.ndarray,
