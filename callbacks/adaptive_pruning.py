@@ -102,8 +102,6 @@ class AdaptivePruning(StructuredPruning):
         self.rank_samples = rank_samples
         self.ranked_by: int | None = None
         """The client whose images were ranked; None if that was the server, or nobody."""
-        self.pruned_to: Plan | None = None
-        """What it has pruned the module to."""
         self._metrics: dict[str, float] = {}
 
     @property
@@ -117,7 +115,7 @@ class AdaptivePruning(StructuredPruning):
         """A new training begins."""
         super().setup(trainer, pl_module, stage)
         if stage == "fit":
-            self.ranked_by, self.pruned_to, self._metrics = None, None, {}
+            self.ranked_by, self._metrics = None, {}
             self.adaptive_rate.reset(pl_module)
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
@@ -135,8 +133,8 @@ class AdaptivePruning(StructuredPruning):
         if not self.is_due(trainer):
             return
         with isolate_rng():
-            self.pruned_to = self._choose(trainer, pl_module)
-        prune(pl_module, self.pruned_to, trainer.optimizers)
+            plan = self._choose(trainer, pl_module)
+        prune(pl_module, plan, trainer.optimizers)
         if self.schedule.next_after(trainer.current_epoch + 1) is None:
             self.adaptive_rate.forget()
 
@@ -170,7 +168,10 @@ class AdaptivePruning(StructuredPruning):
         if not any(math.floor(share * len(weights[name])) for name, share in by_layer.items()):
             return self.plan(trainer, pl_module, {})
         stand_in = self._stand_in(trainer)
-        self.ranked_by = None if stand_in is None else stand_in.client
+        self.ranked_by = None
+        if stand_in is not None:
+            self.ranked_by = stand_in.client
+            stand_in.answer(sum(len(weight) for weight in weights.values()))
         images = calibration_images(trainer, self.rank_samples, self.batch_size, stand_in, [*seed_of(trainer), 0, 1])
         ranks = feature_map_ranks(pl_module, images, layers)
         return self.plan(trainer, pl_module, filters_to_keep(ranks, by_layer))

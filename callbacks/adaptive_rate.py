@@ -136,6 +136,8 @@ class AdaptiveRate:
             sources = [sources[place] for place in sorted(drawn)]
         self.asked = [source.client for source in sources if source.client is not None]
         found = self._rates(trainer, module, sources, seed)
+        for source in sources:
+            source.answer(1)
         finite = np.isfinite(found)
         self.metrics = {"prune/sources": len(sources), "prune/nonfinite_sources": int((~finite).sum())}
         weights = rates.source_weights(

@@ -31,6 +31,9 @@ class Source(Protocol):
     def batch(self, size: int, rng: np.random.Generator) -> Any:
         """A random batch of at most `size` samples."""
 
+    def answer(self, count: int) -> None:
+        """Take note that it tells so many numbers about the model as it is, which a federation counts; every process does."""
+
 
 class _TrainingData:
     """The training data of a trainer without clients."""
@@ -45,6 +48,9 @@ class _TrainingData:
     def batch(self, size: int, rng: np.random.Generator) -> Any:
         """Random samples of every loader, as the loaders collate them."""
         return tree_map(lambda loader: _draw(loader, size, rng), self._loaders)
+
+    def answer(self, count: int) -> None:
+        """What it tells has no way to go."""
 
 
 def sources_of(trainer: Any) -> Sequence[Source]:

@@ -13,13 +13,15 @@ import torch
 from torch import Tensor
 
 from lightning_fl.algorithms import Algorithm
+from lightning_fl.answers import Answers
 from lightning_fl.clock import SimulatedClock
 from lightning_fl.codecs import Dense
-from lightning_fl.data import FederatedDataModule
+from lightning_fl.data import FederatedDataModule, Source
 from lightning_fl.excerpt import Excerpt
 from lightning_fl.groups import Group
 from lightning_fl.learner import ModuleLearner
 from lightning_fl.link import Ledger, Link
+from lightning_fl.mean_gradient import FullGradient, exchange_gradients
 from lightning_fl.pruning import Plan
 from lightning_fl.run import COHORT, DROPOUT, EXCHANGE, SETUP, Run
 from lightning_fl.runners import (
@@ -76,6 +78,7 @@ class Federation:
     on_prepared: Callable[[int, int, int], None]
     runner: Runner = serial
     _kept: Excerpt | None = field(default=None, init=False, repr=False)
+    _answers: Answers = field(default_factory=Answers, init=False, repr=False)
 
     @property
     def setting(self) -> Setting:
@@ -95,6 +98,11 @@ class Federation:
         if self._kept is None or self._kept.params is not run.mask or self._kept.setting.round != run.round:
             self._kept = Excerpt.of_masks(setting, run.mask)
         return replace(setting, kept=self._kept)
+
+    @property
+    def plan_of_round(self) -> LocalPlan:
+        """How long a client trains in the round under way, and in what batches."""
+        return self.plan.in_round(self.algorithm.rule, self.setting)
 
     def set_mask(self, mask: Tensor) -> None:
         """Keep these parameters (d,) and no others, everywhere."""
@@ -125,6 +133,18 @@ class Federation:
         self.algorithm.announce(Surgery(plan, link, self.setting, self._select_cohort(), run.params, run.buffers))
         run.ledger.add_ahead(booked.round_bits)
 
+    def sources(self) -> list[Source]:
+        """Everyone who holds training samples, for callbacks that ask about the model; see `book_answers`."""
+        return [replace(source, on_answer=self._note_answer) for source in self.data.sources()]
+
+    def _note_answer(self, client: int, count: int) -> None:
+        self._answers.note(client, count, self._broadcast_message())
+
+    def book_answers(self) -> None:
+        """What crosses because clients have been asked; it belongs to the round that comes next."""
+        if self._answers.counts:
+            self._answers.book(self.run.ledger, self.setting, set(self._select_cohort()))
+
     def train_round(self) -> dict[str, float]:
         """One round; returns its numbers under the names of `metrics.csv`."""
         run, algorithm, fabric = self.run, self.algorithm, self.worker.fabric
@@ -149,7 +169,14 @@ class Federation:
 
         booked = deepcopy(run.ledger.round_bits)
         mine = share_of(arriving, self.data.client_sizes, fabric.global_rank, fabric.world_size)
-        results = self.runner(self.worker, algorithm.rule, setting, received, mine, self.data, self.plan, run)
+        before: Message = {}
+        if algorithm.rule.reads_mean_gradient:
+            rule, none = FullGradient(algorithm.rule), replace(self.plan, epochs=0, steps=None)
+            gradients = self.runner(self.worker, rule, setting, received, mine, self.data, none, run)
+            mine, before = exchange_gradients(gradients, algorithm.aggregator, link, fabric, mine)
+            received |= before
+        plan = self.plan_of_round
+        results = self.runner(self.worker, algorithm.rule, setting, received, mine, self.data, plan, run)
 
         accumulator: dict[str, Any] = {}
         outcome = Outcome()
@@ -171,20 +198,16 @@ class Federation:
         self._take_in(outcome)
         record = self._record(cohort, arriving, outcome)
         if outcome.logs:
-            record |= self._server_turn(setting, list(outcome.logs), shared, accumulator)
+            merged = algorithm.aggregator.finish(accumulator) | before
+            record |= self._server_turn(setting, list(outcome.logs), shared, merged)
         run.round += 1
         return record
 
-    def _server_turn(
-        self, setting: Setting, clients: list[int], shared: Message, accumulator: dict[str, Any]
-    ) -> dict[str, float]:
+    def _server_turn(self, setting: Setting, clients: list[int], shared: Message, merged: Message) -> dict[str, float]:
         """The chain of steps on what the accepted clients sent; returns the steps' own numbers."""
         run, algorithm = self.run, self.algorithm
         dtypes = {"buffers": run.buffers.dtype}
-        merged = {
-            name: x.to(dtypes.get(name, run.params.dtype))
-            for name, x in algorithm.aggregator.finish(accumulator).items()
-        }
+        merged = {name: x.to(dtypes.get(name, run.params.dtype)) for name, x in merged.items()}
         turn = ServerTurn(
             setting=setting,
             server=self.server,
@@ -235,7 +258,8 @@ class Federation:
         arriving = self._arriving(self._select_cohort())
         fabric, sizes = self.worker.fabric, self.data.client_sizes
         mine = share_of(arriving, sizes, fabric.global_rank, fabric.world_size)
-        return sum(self.plan.num_batches(int(sizes[client]), self.worker.skips_single_samples) for client in mine)
+        plan = self.plan_of_round
+        return sum(plan.num_batches(int(sizes[client]), self.worker.skips_single_samples) for client in mine)
 
     def _select_cohort(self) -> list[int]:
         """K clients with samples, uniformly without replacement, by seed and round alone."""
@@ -259,7 +283,7 @@ class Federation:
         run, ledger = self.run, self.run.ledger
         logs = [outcome.logs[client] for client in arriving if client in outcome.logs]
         most = int(self.data.client_sizes[arriving].max(initial=0))
-        num_samples = self.plan.num_samples(most, self.worker.skips_single_samples) if most else 0
+        num_samples = self.plan_of_round.num_samples(most, self.worker.skips_single_samples) if most else 0
         macs = (self.macs or 0) * num_samples
         share = self.macs / run.macs_at_start if self.macs and run.macs_at_start else 1.0
         run.simulated_seconds += self.clock.seconds(ledger.bits("up"), ledger.bits("down"), macs, share)

@@ -35,6 +35,7 @@ from lightning_fl.run import SERVER, VALIDATION, Run
 from lightning_fl.runners import LocalPlan, choose_runner
 from lightning_fl.runners.ranks import check_sums, gather_objects
 from lightning_fl.settings import check_monitors, cohort_size
+from lightning_fl.slots import MEAN_GRADIENT
 from lightning_fl.validation import ModelValidation
 
 if TYPE_CHECKING:
@@ -126,13 +127,14 @@ class FitLoop:
         if trainer.fabric.world_size > 1:
             check_sums(algorithm.aggregator)
         algorithm.check(self.federation.setting, self.federation.server, self.federation.cohort_size)
+        before = {MEAN_GRADIENT: torch.zeros_like(run.params)} if algorithm.rule.reads_mean_gradient else {}
         self.federation.runner = choose_runner(
             trainer.runner,
             trainer.clients_at_once,
             worker,
             algorithm.rule,
             self.federation.setting,
-            {"model": run.params, "buffers": run.buffers, **algorithm.share(run.server)},
+            {"model": run.params, "buffers": run.buffers, **algorithm.share(run.server), **before},
             data,
             plan,
             run,
@@ -224,6 +226,7 @@ class FitLoop:
                 record |= self._validate()
         trainer.hooks.call("on_train_epoch_end", monitoring=False)
         surgery.follow(self.federation)
+        self.federation.book_answers()
         record |= worker.logs.averages(gather_objects(trainer.fabric, worker.logs.take())[:1])
         trainer.publish(record)
         worker.optimizer.end_plateau(run.round, trainer.callback_metrics)
@@ -246,6 +249,7 @@ class FitLoop:
                 views[name].copy_(masks[name])
             if run.mask is None or not torch.equal(mask, run.mask):
                 self.federation.set_mask(mask)
+        self.federation.book_answers()
 
     def _validate(self) -> dict[str, float]:
         """Validation at the end of a round."""

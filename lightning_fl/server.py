@@ -119,6 +119,7 @@ class ServerSide:
         worker.personal.copy_(run.personal)
         state, resident = rule.init(received["model"]), self.data.train.resident
         plan = self.plan if epochs is None else replace(self.plan, epochs=epochs, steps=None)
+        plan = plan.in_round(rule, setting)
         local = train_locally(
             worker, rule, setting, received, run.counters, state, samples, plan, (order, own), resident
         )

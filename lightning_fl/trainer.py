@@ -384,7 +384,7 @@ class FederatedTrainer(TrainerSurface):
 
     def sources(self) -> list[Source]:
         """Everyone who holds training samples, for callbacks that ask each of them; a stock Trainer has no such thing."""
-        return self.fit_loop.federation.data.sources()
+        return self.fit_loop.federation.sources()
 
     @property
     def bound_worker(self) -> Worker:

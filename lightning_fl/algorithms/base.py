@@ -15,6 +15,7 @@ from lightning_fl.exchanges import OneShot
 from lightning_fl.personal import personal_names
 from lightning_fl.rules import LocalOptimizer
 from lightning_fl.slots import (
+    MEAN_GRADIENT,
     Aggregator,
     Codec,
     Exchange,
@@ -77,11 +78,18 @@ class Algorithm:
     def _check(self) -> None:
         shared = frozenset().union(*(step.shares for step in self.steps))
         consumed = frozenset().union(*(step.consumes for step in self.steps))
+        before = frozenset({MEAN_GRADIENT} if self.rule.reads_mean_gradient else ())
         problems = [
             f"{type(rule).__name__} needs {_listed(missing)}, which no step shares"
-            for rule in self.rules()
-            if (missing := rule.receives - shared)
+            for place, rule in enumerate(self.rules())
+            if (missing := rule.receives - shared - (frozenset() if place else before))
         ]
+        for part, needed in ((self.aggregator, self.aggregator.needs()), (self.uplink, self.uplink.needs())):
+            if before and (missing := needed - before):
+                problems.append(
+                    f"{type(part).__name__} needs {_listed(missing)}, which is not among what {type(self.rule).__name__} lets "
+                    "clients send before they train"
+                )
         if not self.steps:
             problems.append("it has no server step, so the model would never change (Apply() is FedAvg's)")
         elif not any(step.proposes() for step in self.steps):
@@ -89,7 +97,7 @@ class Algorithm:
             problems.append(
                 f"no step of {chain} proposes a change of the model, so it would never learn: begin with Apply()"
             )
-        if missing := consumed - self.rule.sends:
+        if missing := consumed - self.rule.sends - before:
             problems.append(f"the steps need {_listed(missing)}, which {type(self.rule).__name__} does not send")
         if missing := self.aggregator.needs() - self.rule.sends:
             problems.append(

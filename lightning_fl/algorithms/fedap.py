@@ -17,15 +17,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
 from lightning.pytorch import Callback
-from torch import Tensor
 
 from lightning_fl.algorithms.base import Algorithm
 from lightning_fl.callbacks import AdaptivePruning
-from lightning_fl.cut import Cut
 from lightning_fl.rules import RestartedMomentum
-from lightning_fl.slots import Message, Surgery
 from lightning_fl.steps import Apply, DynamicServerUpdate, Momentum
 
 
@@ -41,20 +37,6 @@ class AdaptivelyPruned(Algorithm):
     def configure_callbacks(self) -> list[Callback]:
         """The pruning."""
         return [self.pruning]
-
-    def announce(self, surgery: Surgery) -> None:
-        """The model goes to those that are asked, their answers come back, and everyone is told what is left."""
-        pruning, channel, cohort = self.pruning, surgery.channel, set(surgery.cohort)
-        if pruning.pruned_to is surgery.plan:
-            ranking = [] if pruning.ranked_by is None else [pruning.ranked_by]
-            asked = {*pruning.asked, *ranking}
-            channel.tell(sorted(asked - cohort), _message(surgery.params, surgery.buffers))
-            channel.tell(sorted(asked & cohort), _lost(surgery))
-            for client in pruning.asked:
-                channel.up(client, {"scalars/rate": surgery.params.new_zeros(1)})
-            for client in ranking:
-                channel.up(client, {"scalars/ranks": surgery.params.new_zeros(len(surgery.units))})
-        super().announce(surgery)
 
 
 class FedAP(AdaptivelyPruned):
@@ -159,17 +141,3 @@ class FedDUMAP(AdaptivelyPruned):
         momentum = Momentum(beta=beta, learning_rate=server_learning_rate, init_with=momentum_init)
         super().__init__(rule=RestartedMomentum(beta=local_beta), steps=(Apply(), update, momentum))
         self.pruning = AdaptivePruning(prune_round, None, rate_mode, rate, max_sources, curvature, epsilon)
-
-
-def _lost(surgery: Surgery) -> Message:
-    """The numbers of the model that the pruned one lacks."""
-    cut = Cut.of(surgery.setting.layout, surgery.setting.buffer_layout, surgery.plan)
-    return _message(_others(surgery.params, cut.places), _others(surgery.buffers, cut.buffer_places))
-
-
-def _others(x: Tensor, places: Tensor) -> Tensor:
-    return x[torch.ones(len(x), dtype=torch.bool, device=x.device).index_fill_(0, places.to(x.device), False)]
-
-
-def _message(params: Tensor, buffers: Tensor) -> Message:
-    return {"model": params} | ({"buffers": buffers} if len(buffers) else {})

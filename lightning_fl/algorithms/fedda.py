@@ -2,6 +2,7 @@
 FedDUDA: Liu et al., FedDUMAP, ACM TIST 2024.
 
 client k:  v = m;  v ← βv + (1 − β)g;  y ← y − ηv;  sends y − w, v − m         rule: DecoupledMomentum
+           g on a minibatch, in the last r rounds on all samples of the client
 server:    w ← w + Σ_k n_k (y_k − w) / Σ_k n_k                                   step: Apply
            m ← Σ_k n_k v_k / Σ_k n_k, sent down with w                           step: SharedMomentum
 FedDUDA    in between, with w_s, v_s of the same training on the server's samples:
@@ -21,14 +22,18 @@ from lightning_fl.steps import Apply, DynamicServerUpdate, SharedMomentum
 class FedDA(Algorithm):
     """The momentum is the federation's: clients go on with it and send it back."""
 
-    def __init__(self, beta: float = 0.9, variant: Literal["evolving", "frozen"] = "evolving") -> None:
+    def __init__(
+        self, beta: float = 0.9, variant: Literal["evolving", "frozen"] = "evolving", full_batch_last: int = 0
+    ) -> None:
         """Fill rule and steps.
 
         Args:
             beta: Momentum β in [0, 1); 0 is FedAvg.
             variant: Whether the momentum moves with the local steps (evolving) or stays the federation's (frozen).
+            full_batch_last: In so many last rounds, r, every local step takes the gradient on all samples of the client; there
+                are as many steps, each as long as a pass.
         """
-        super().__init__(rule=DecoupledMomentum(beta=beta, variant=variant), steps=(Apply(), SharedMomentum()))
+        super().__init__(rule=DecoupledMomentum(beta, variant, full_batch_last), steps=(Apply(), SharedMomentum()))
 
 
 class FedDUDA(Algorithm):
@@ -42,6 +47,7 @@ class FedDUDA(Algorithm):
         decay: float = 0.99,
         f: Literal["one_minus", "inverse"] = "one_minus",
         alpha_max: float | None = None,
+        full_batch_last: int = 0,
     ) -> None:
         """Fill rule and steps.
 
@@ -52,7 +58,8 @@ class FedDUDA(Algorithm):
             decay: Factor of the update from round to round, in (0, 1].
             f: How the update falls with the accuracy: one_minus for 1 − acc, inverse for 1 / (acc + 0.01).
             alpha_max: Bound of the update's share α; 1 for inverse if not given.
+            full_batch_last: In so many last rounds clients and server take the gradient on all of their samples in every step.
         """
-        rule = DecoupledMomentum(beta=beta, variant=variant)
+        rule = DecoupledMomentum(beta, variant, full_batch_last)
         update = DynamicServerUpdate(C=C, decay=decay, f=f, alpha_max=alpha_max, rule=rule)
         super().__init__(rule=rule, steps=(Apply(), update, SharedMomentum()))

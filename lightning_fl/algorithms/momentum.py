@@ -8,7 +8,10 @@ The paper cites Yogi (Reddi et al., NeurIPS 2018) for the first and Mime (Karimi
 these. The cited ones are variants: DeviceM's `mime_lite` is
 client k:  y ← y − η(βm + (1 − β)g);  sends y − w and ∇F_k(w)                  rule: FrozenMomentum
 server:    m ← βm + (1 − β) Σ_k n_k ∇F_k(w) / Σ_k n_k, sent down with w        step: GradientMomentum
-and costs twice FedAvg's bits in both directions.
+and costs twice FedAvg's bits in both directions. `mime`, the whole of it, has in place of g
+client k:  g(y) − g(w; the same minibatch) + c,  c = Σ_k n_k ∇F_k(w) / Σ_k n_k     rule: CorrectedMomentum
+with c of the same clients in the same round. So there are two turns: w and m down, ∇F_k(w) up; c down, y − w up. That is three
+times FedAvg's bits down and twice up, and more than twice its computation, for each step takes two gradients.
 """
 
 from __future__ import annotations
@@ -17,11 +20,11 @@ from typing import Literal
 
 from lightning_fl.algorithms.base import Algorithm
 from lightning_fl.errors import nearest, require
-from lightning_fl.rules import FrozenMomentum, RestartedMomentum
+from lightning_fl.rules import CorrectedMomentum, FrozenMomentum, RestartedMomentum
 from lightning_fl.steps import Apply, GradientMomentum, Momentum, Yogi
 
 SERVER_VARIANTS = ("momentum", "yogi")
-DEVICE_VARIANTS = ("restarted", "mime_lite")
+DEVICE_VARIANTS = ("restarted", "mime_lite", "mime")
 
 
 class ServerM(Algorithm):
@@ -62,18 +65,21 @@ class ServerM(Algorithm):
 class DeviceM(Algorithm):
     """FedAvg with momentum on the clients, restarted in every round."""
 
-    def __init__(self, local_beta: float = 0.9, variant: Literal["restarted", "mime_lite"] = "restarted") -> None:
+    def __init__(
+        self, local_beta: float = 0.9, variant: Literal["restarted", "mime_lite", "mime"] = "restarted"
+    ) -> None:
         """Fill the rule slot.
 
         Args:
-            local_beta: Momentum β' in [0, 1); 0 is FedAvg.
+            local_beta: Momentum β' in [0, 1); 0 is FedAvg, but for mime, whose gradients are corrected then too.
             variant: Momentum restarted in every round, or mime_lite, the server's momentum of full gradients, which stays as it
-                is during local training.
+                is during local training, or mime, which also takes out of each client's gradients how they differ from the mean.
         """
         require(
             variant in DEVICE_VARIANTS, f"variant {variant!r} is unknown; {nearest(str(variant), DEVICE_VARIANTS)}."
         )
-        if variant == "mime_lite":
-            super().__init__(rule=FrozenMomentum(beta=local_beta), steps=(Apply(), GradientMomentum(beta=local_beta)))
-        else:
+        if variant == "restarted":
             super().__init__(rule=RestartedMomentum(beta=local_beta))
+            return
+        rule = FrozenMomentum(beta=local_beta) if variant == "mime_lite" else CorrectedMomentum(beta=local_beta)
+        super().__init__(rule=rule, steps=(Apply(), GradientMomentum(beta=local_beta)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,12 +22,14 @@ class Source:
         indices: which of its samples are held, int64 (n,), not empty.
         degree: the non-IID degree D(P) in [0, 1] of their labels against those of all clients together; 0 where samples have
             no classes.
+        on_answer: called with the client and how many numbers it tells; not for the server, whose answers go nowhere.
     """
 
     client: int | None
     samples: Samples
     indices: np.ndarray
     degree: float = 0.0
+    on_answer: Callable[[int, int], None] | None = None
 
     @property
     def num_samples(self) -> int:
@@ -41,3 +44,8 @@ class Source:
             rng: draws them, without replacement.
         """
         return SampleLoader(self.samples, self.indices, size).draw(size, rng)
+
+    def answer(self, count: int) -> None:
+        """Take note that it tells the server so many numbers about the model as it is."""
+        if self.client is not None and self.on_answer is not None:
+            self.on_answer(self.client, count)

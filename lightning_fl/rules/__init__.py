@@ -2,6 +2,7 @@
 
 from lightning_fl.rules.adam import LocalAdam, SharedAdam, WarmedUpAdam
 from lightning_fl.rules.control_variates import ControlVariates
+from lightning_fl.rules.corrected_momentum import CorrectedMomentum
 from lightning_fl.rules.decoupled_momentum import DecoupledMomentum
 from lightning_fl.rules.frozen_momentum import FrozenMomentum
 from lightning_fl.rules.local_optimizer import LocalOptimizer
@@ -13,6 +14,7 @@ from lightning_fl.rules.thresholded import Thresholded
 
 __all__ = [
     "ControlVariates",
+    "CorrectedMomentum",
     "DecoupledMomentum",
     "FrozenMomentum",
     "LocalAdam",

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 
 from lightning_fl.errors import nearest, require
-from lightning_fl.slots import LocalTraining, Message, Rule
+from lightning_fl.slots import LocalTraining, Message, Rule, Setting
 
 VARIANTS = ("evolving", "frozen")
 
@@ -21,11 +21,13 @@ class DecoupledMomentum(Rule):
 
     `frozen`: u = βm + (1 − β)g;  y ← y − ηu;  sends y − w and the mean of the u's minus m.
 
-    The sum P of the directions that the paper sends is (w − y)/η.
+    The sum P of the directions that the paper sends is (w − y)/η. In the last r rounds g is the gradient on all of the client's
+    samples in every local step, of which there are as many as ever: as the paper's abstract has it, full batches at the end.
 
     Attributes:
         beta: β in [0, 1); 0 is plain SGD. Default of the papers: 0.9.
         variant: whether the momentum moves with the local steps, as in centralised SGD with momentum, or stays the federation's.
+        full_batch_last: r, at least 0.
     """
 
     own_step = True
@@ -33,12 +35,22 @@ class DecoupledMomentum(Rule):
     sends = frozenset({"moments/momentum"})
     beta: float = 0.9
     variant: Literal["evolving", "frozen"] = "evolving"
+    full_batch_last: int = 0
 
     def __post_init__(self) -> None:
         require(0 <= self.beta < 1, f"the momentum beta must lie in [0, 1), got {self.beta}.")
         require(
             self.variant in VARIANTS, f"variant {self.variant!r} is unknown; {nearest(str(self.variant), VARIANTS)}."
         )
+        last = self.full_batch_last
+        require(
+            isinstance(last, int) and not isinstance(last, bool) and last >= 0,
+            f"full_batch_last is a number of rounds, a whole number of at least 0, got {last}.",
+        )
+
+    def takes_full_batches(self, setting: Setting) -> bool:
+        """In the last r rounds."""
+        return setting.round >= setting.num_rounds - self.full_batch_last
 
     def start(self, local: LocalTraining) -> None:
         """v = m, kept as v − m; likewise the sum of u − m."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lightning_fl.errors import require
-from lightning_fl.slots import LocalTraining, Message, Rule
+from lightning_fl.slots import MEAN_GRADIENT, LocalTraining, Message, Rule
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class FrozenMomentum(Rule):
     own_step = True
     reads_full_gradient = True
     receives = frozenset({"moments/momentum"})
-    sends = frozenset({"moments/gradient"})
+    sends = frozenset({MEAN_GRADIENT})
     beta: float = 0.9
 
     def __post_init__(self) -> None:
@@ -34,4 +34,4 @@ class FrozenMomentum(Rule):
 
     def finish(self, local: LocalTraining) -> Message:
         """y − w and ∇F_k(w)."""
-        return {**super().finish(local), "moments/gradient": local.full_gradient}
+        return {**super().finish(local), MEAN_GRADIENT: local.full_gradient}

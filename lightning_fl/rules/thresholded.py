@@ -27,7 +27,8 @@ class Thresholded(Rule):
 
     def __post_init__(self) -> None:
         require(self.threshold >= 0, f"threshold is a magnitude and must be at least 0, got {self.threshold}.")
-        for name in ("reads_gradient", "reads_full_gradient", "own_step", "receives", "sends"):
+        reads = ("reads_gradient", "reads_full_gradient", "reads_mean_gradient", "reads_gradient_at_received")
+        for name in (*reads, "own_step", "receives", "sends", "spares"):
             object.__setattr__(self, name, getattr(self.inner, name))
 
     def check(self, setting: Setting) -> None:
@@ -37,6 +38,10 @@ class Thresholded(Rule):
             any(len(shape) > 2 for shape in setting.layout.shapes),
             "the network has no convolution whose weights could be set to 0: dynamic pruning is for convolutions.",
         )
+
+    def takes_full_batches(self, setting: Setting) -> bool:
+        """Where the other rule does; every step is the end of a pass then."""
+        return self.inner.takes_full_batches(setting)
 
     def init(self, params: Tensor) -> State:
         """The other rule's."""
@@ -48,6 +53,10 @@ class Thresholded(Rule):
         layout = local.setting.layout
         chosen = [torch.full((size,), len(shape) > 2) for size, shape in zip(layout.sizes, layout.shapes, strict=True)]
         local.memory["convolutions"] = torch.cat(chosen).to(local.params.device)
+
+    def observe(self, local: LocalTraining) -> None:
+        """The other rule's."""
+        self.inner.observe(local)
 
     def correct(self, local: LocalTraining) -> None:
         """The other rule's."""

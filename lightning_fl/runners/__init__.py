@@ -2,7 +2,15 @@
 
 from lightning_fl.runners.choice import Runner, choose_runner
 from lightning_fl.runners.local import LocalPlan, train_locally
-from lightning_fl.runners.ranks import Outcome, gather_by_client, gather_others, merge, share_of, share_states
+from lightning_fl.runners.ranks import (
+    Outcome,
+    gather_by_client,
+    gather_objects,
+    gather_others,
+    merge,
+    share_of,
+    share_states,
+)
 from lightning_fl.runners.serial import serial
 from lightning_fl.runners.stacked import stacked
 
@@ -12,6 +20,7 @@ __all__ = [
     "Runner",
     "choose_runner",
     "gather_by_client",
+    "gather_objects",
     "gather_others",
     "merge",
     "serial",

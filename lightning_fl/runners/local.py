@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from lightning_fl.runners.full_gradient import full_gradient
+from lightning_fl.runners.full_gradient import full_gradient, gradient_at_received
 from lightning_fl.slots import LocalTraining, Message, Rule, Setting, State
 from lightning_fl.worker import Worker
 
@@ -35,6 +35,7 @@ class LocalPlan:
         limit_batches: of each pass only this many batches, or this fraction of them.
         accumulate: batches whose gradients add up to one optimiser step.
         clip_value, clip_algorithm: Lightning's `gradient_clip_val` and `gradient_clip_algorithm`.
+        full_batch: every optimiser step, of which there are as many, follows the mean gradient on all samples of a pass.
     """
 
     batch_size: int
@@ -44,6 +45,12 @@ class LocalPlan:
     accumulate: int = 1
     clip_value: float | None = None
     clip_algorithm: str = "norm"
+    full_batch: bool = False
+
+    def in_round(self, rule: Rule, setting: Setting) -> LocalPlan:
+        """With the batches that a rule takes in the round under way."""
+        full_batch = rule.takes_full_batches(setting)
+        return self if full_batch == self.full_batch else replace(self, full_batch=full_batch)
 
     def pass_batches(self, num_samples: int, skip_single: bool) -> int:
         """Batches of one pass over `num_samples` samples."""
@@ -65,10 +72,16 @@ class LocalPlan:
             return 0
         return self.steps if self.steps is not None else (self.epochs or 0) * ceil(in_pass / self.accumulate)
 
+    def step_batches(self, in_pass: int) -> int:
+        """Batches whose gradients add up to one optimiser step; at the end of a pass there may be fewer."""
+        return in_pass if self.full_batch else self.accumulate
+
     def num_samples(self, num_samples: int, skip_single: bool) -> int:
         """Samples read in the whole local training of a client that has `num_samples`."""
         in_pass = self.pass_batches(num_samples, skip_single)
         in_one_pass = min(num_samples, in_pass * self.batch_size)
+        if self.full_batch:
+            return self.num_steps(in_pass) * in_one_pass
         if not in_pass or self.epochs is not None:
             return (self.epochs or 0) * in_one_pass
         passes, rest = divmod(self.num_steps(in_pass), ceil(in_pass / self.accumulate))
@@ -77,6 +90,8 @@ class LocalPlan:
     def num_batches(self, num_samples: int, skip_single: bool) -> int:
         """Batches of the whole local training."""
         in_pass = self.pass_batches(num_samples, skip_single)
+        if self.full_batch:
+            return self.num_steps(in_pass) * in_pass
         return self.epochs * in_pass if self.epochs is not None else self.num_steps(in_pass) * self.accumulate
 
 
@@ -116,7 +131,7 @@ def train_locally(
     worker.zero_gradient()
     local = LocalTraining(setting, received, worker.params, worker.gradient, optimizer.step, state, learning_rate=0.0)
     local.learning_rate = optimizer.learning_rate
-    num_samples, batch_size, accumulate = len(selection), plan.batch_size, plan.accumulate
+    num_samples, batch_size = len(selection), plan.batch_size
     local.num_samples = float(plan.num_samples(num_samples, worker.skips_single_samples))
     kept, mask_gradient = setting.kept, worker.mask_gradient(setting.kept) if setting.kept else None
     if rule.reads_full_gradient:
@@ -133,12 +148,20 @@ def train_locally(
     worker.seed(seeds[1])
     in_pass = worker.batches_in_pass = plan.pass_batches(num_samples, worker.skips_single_samples)
     num_steps = worker.steps_in_training = plan.num_steps(in_pass)
-    local.steps_in_pass = max(1, ceil(in_pass / accumulate))
+    accumulate, in_one_pass = plan.step_batches(in_pass), min(num_samples, in_pass * batch_size)
+    local.steps_in_pass = ceil(in_pass / accumulate) if in_pass else 1
     batch_start, batch_end = hooks.listeners("on_train_batch_start"), hooks.listeners("on_train_batch_end")
     before_zero, before_backward = hooks.listeners("on_before_zero_grad"), hooks.listeners("on_before_backward")
     after_backward, before_step = hooks.listeners("on_after_backward"), hooks.listeners("on_before_optimizer_step")
     precision, fabric = worker.fabric.strategy.precision, worker.fabric
     converts, transfers = precision.precision != "32-true", not resident or hooks.changes_batches
+    of_step: list[tuple[Any, int, float]] = []
+
+    def mask_and_clip() -> None:
+        if mask_gradient is not None:
+            mask_gradient()
+        if plan.clip_value:
+            worker.clip_gradient(plan.clip_value, plan.clip_algorithm)
 
     step = batch_index = 0
     has_gradient = False
@@ -149,6 +172,11 @@ def train_locally(
                 batch = worker.transfer(batch, resident)
             if converts:
                 batch = precision.convert_input(batch)
+            if rule.reads_gradient_at_received:
+                if not of_step:
+                    worker.seed(seeds[1] + step)
+                factor = logs.batch_size / in_one_pass if plan.full_batch else 1 / accumulate
+                of_step.append((batch, batch_index, factor))
             for listener in batch_start:
                 listener(batch, batch_index)
             with precision.forward_context():
@@ -159,7 +187,9 @@ def train_locally(
                 logs.add_loss(loss)
                 for listener in before_backward:
                     listener(loss)
-                fabric.backward(loss if accumulate == 1 else loss / accumulate)
+                if plan.full_batch:
+                    loss = loss * (logs.batch_size / in_one_pass)
+                fabric.backward(loss if accumulate == 1 or plan.full_batch else loss / accumulate)
                 if worker.after_backward():
                     local.learning_rate = optimizer.learning_rate
                 for listener in after_backward:
@@ -171,12 +201,13 @@ def train_locally(
                     for listener in before_step:
                         listener(optimizer.optimizer)
                     rule.observe(local)
-                    if mask_gradient is not None:
-                        mask_gradient()
-                    if plan.clip_value:
-                        worker.clip_gradient(plan.clip_value, plan.clip_algorithm)
+                    mask_and_clip()
                     if rule.own_step and optimizer.decays:
                         local.gradient.add_(local.params * optimizer.weight_decay)
+                    if rule.reads_gradient_at_received:
+                        worker.seed(seeds[1] + step - 1)
+                        found = gradient_at_received(worker, received, counters, of_step, mask_and_clip)
+                        local.gradient_at_received = found
                     rule.correct(local)
                     rule.step(local)
                     if kept is not None and not optimizer.is_elementwise:
@@ -188,6 +219,7 @@ def train_locally(
                     if optimizer.moves_within_round:
                         optimizer.after_step()
                         local.learning_rate = optimizer.learning_rate
+                of_step.clear()
                 for listener in before_zero:
                     listener(optimizer.optimizer)
                 worker.zero_gradient()

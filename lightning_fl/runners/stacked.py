@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
 from lightning_fl.data import FederatedDataModule
-from lightning_fl.logs import RowLogs
+from lightning_fl.logs import LogCollector, RowLogs
 from lightning_fl.personal import PERSONAL
 from lightning_fl.run import CLIENT, Run
 from lightning_fl.runners.local import LocalPlan, Selection
@@ -149,7 +149,7 @@ def train_stack(
     local.learning_rate = optimizer.learning_rate
     read = [plan.num_samples(len(member.selection), worker.skips_single_samples) for member in members]
     local.num_samples = stack.params.new_tensor(read).unsqueeze(1)
-    in_pass = [[ceil(member.in_pass / plan.accumulate)] for member in members]
+    in_pass = [[ceil(member.in_pass / max(1, plan.step_batches(member.in_pass)))] for member in members]
     local.steps_in_pass = torch.tensor(in_pass, device=stack.params.device).clamp(min=1)
     if rule.reads_full_gradient:
         worker.seed(members[0].seeds[1])
@@ -161,6 +161,8 @@ def train_stack(
     rule.start(local)
 
     worker.seed(members[0].seeds[1])
+    # What clients own they have in both stacks.
+    at_received = Stack.of(worker, received, counters, stack.personal) if rule.reads_gradient_at_received else None
     batches = [_batches_by_step(worker, member, plan, resident) for member in members]
     finished: list[tuple[Message, State, State, dict[str, Tensor], int]] = []
     step = 0
@@ -169,6 +171,7 @@ def train_stack(
         if num_left < num_active:
             finished = _finish(worker, rule, local, stack, num_left) + finished
             stack, num_active = stack.first(num_left), num_left
+            at_received = None if at_received is None else at_received.first(num_left)
             local = _rows(local, slice(num_left))
             optimizer.narrow(num_left)
             worker.personal_optimizer.narrow(stack.personal_leaves, num_left)
@@ -176,16 +179,25 @@ def train_stack(
             break
         stack.zero_gradient()
         of_step = [next(steps) for steps in batches[:num_active]]
+        if at_received is not None:
+            worker.seed(members[0].seeds[1] + step)
         for found in _backward(stack, of_step, logs):
             optimizer.take_in(found)
             local.learning_rate = optimizer.learning_rate
         rule.observe(local)
-        if setting.kept is not None:
-            local.gradient.mul_(setting.kept.factors)
-        if plan.clip_value:
-            _clip(local.gradient, list(stack.personal_leaves.values()), plan.clip_value, plan.clip_algorithm)
+        _mask_and_clip(stack, setting, plan)
         if rule.own_step and optimizer.decays:
             local.gradient.add_(local.params * optimizer.weight_decay)
+        if at_received is not None:
+            worker.seed(members[0].seeds[1] + step)
+            at_received.restart(received, counters)
+            at_received.zero_gradient()
+            for _ in _backward(at_received, of_step, RowLogs(LogCollector())):
+                pass
+            _mask_and_clip(at_received, setting, plan)
+            local.gradient_at_received = at_received.gradient
+            if optimizer.decays:
+                local.gradient_at_received.add_(at_received.params * optimizer.weight_decay)
         rule.correct(local)
         rule.step(local)
         if stack.personal_leaves:
@@ -209,6 +221,7 @@ def _batches_by_step(worker: Worker, member: Member, plan: LocalPlan, resident: 
     """The batches of a client, those of one optimiser step together."""
     order = torch.Generator().manual_seed(member.seeds[0])
     num_samples, batch_size, count = len(member.selection), plan.batch_size, 0
+    in_step, in_one_pass = plan.step_batches(member.in_pass), min(num_samples, member.in_pass * batch_size)
     transfers = not resident or worker.hooks.changes_batches
     of_step: list[Batch] = []
     while True:
@@ -216,10 +229,10 @@ def _batches_by_step(worker: Worker, member: Member, plan: LocalPlan, resident: 
             if transfers:
                 content = worker.transfer(content, resident)
             size = min(batch_size, num_samples - index * batch_size)
-            of_step.append(Batch(content, size, count, 1 / plan.accumulate))
+            of_step.append(Batch(content, size, count, size / in_one_pass if plan.full_batch else 1 / plan.accumulate))
             count += 1
             is_last = index + 1 == member.in_pass
-            if len(of_step) == plan.accumulate or is_last:
+            if len(of_step) == in_step or is_last:
                 yield of_step
                 of_step = []
             if is_last:
@@ -275,6 +288,7 @@ def _rows(local: LocalTraining, rows: slice) -> LocalTraining:
         state={name: x[rows] for name, x in local.state.items()},
         memory={name: some(x) for name, x in local.memory.items()},
         full_gradient=some(local.full_gradient),
+        gradient_at_received=some(local.gradient_at_received),
         num_samples=some(torch.as_tensor(local.num_samples)),
         steps_in_pass=some(local.steps_in_pass) if isinstance(local.steps_in_pass, Tensor) else local.steps_in_pass,
     )
@@ -298,6 +312,14 @@ def _finish(
         )
         for row in range(len(part.params))
     ]
+
+
+def _mask_and_clip(stack: Stack, setting: Setting, plan: LocalPlan) -> None:
+    """What is done with the gradients of a step: 0 outside a pruning mask, and clipped."""
+    if setting.kept is not None:
+        stack.gradient.mul_(setting.kept.factors)
+    if plan.clip_value:
+        _clip(stack.gradient, list(stack.personal_leaves.values()), plan.clip_value, plan.clip_algorithm)
 
 
 def _clip(gradient: Tensor, personal: Sequence[Tensor], value: float, algorithm: str) -> None:

@@ -12,7 +12,7 @@ In an upload every vector is a delta: client minus server.
 from lightning_fl.slots.aggregator import Aggregator
 from lightning_fl.slots.codec import Codec, Packed, Payload
 from lightning_fl.slots.exchange import Channel, Exchange, Result, Upload
-from lightning_fl.slots.message import KINDS, Message, State, compressible, is_finite, kind_of
+from lightning_fl.slots.message import KINDS, MEAN_GRADIENT, Message, State, compressible, is_finite, kind_of
 from lightning_fl.slots.rule import LocalTraining, Rule
 from lightning_fl.slots.setting import Setting
 from lightning_fl.slots.step import Learner, Server, ServerTraining, ServerTurn, SetUp, Step
@@ -21,6 +21,7 @@ from lightning_fl.slots.validation import Validation
 
 __all__ = [
     "KINDS",
+    "MEAN_GRADIENT",
     "Aggregator",
     "Channel",
     "Codec",

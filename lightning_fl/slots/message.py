@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 KINDS = ("model", "moments", "mask", "scalars", "buffers", "data")
+MEAN_GRADIENT = "moments/gradient"
+"""What clients send, and receive the mean of, in a turn before the training; see `Rule.reads_mean_gradient`."""
 Message = dict[str, Tensor]
 State = dict[str, Tensor]
 

@@ -31,6 +31,7 @@ class LocalTraining:
         steps_in_pass: optimiser steps of one pass over the client's samples; (K, 1) in a stack.
         sum_learning_rate: sum of the learning rates of these steps.
         full_gradient: gradient (d,) of the loss on all samples at the received model, for rules that read it.
+        gradient_at_received: gradient (d,) of the minibatch loss at the received model, for rules that read it.
         num_samples: samples that the client reads in its steps, those of all passes together; in a stack (K, 1).
     """
 
@@ -46,6 +47,7 @@ class LocalTraining:
     steps_in_pass: int | Tensor = 1
     sum_learning_rate: float | Tensor = 0.0
     full_gradient: Tensor = field(default_factory=lambda: torch.zeros(0))
+    gradient_at_received: Tensor = field(default_factory=lambda: torch.zeros(0))
     num_samples: float | Tensor = 0.0
 
 
@@ -59,6 +61,11 @@ class Rule:
     """Whether `correct` or `step` look at the flat gradient; if not, the runner need not gather it."""
     reads_full_gradient = False
     """Whether it needs the gradient on all samples at the received model, which costs a pass over them."""
+    reads_mean_gradient = False
+    """Whether it needs the mean of these gradients over the clients of the round, as `received[MEAN_GRADIENT]`. That takes a turn
+    before the training: each client sends its own and receives the mean, which the server's steps find merged as well."""
+    reads_gradient_at_received = False
+    """Whether it needs in every step the gradient of the same minibatch at the received model, as long again as the step."""
     own_step = False
     """Whether `step` replaces the module's optimiser, which must then be plain SGD."""
     receives = frozenset[str]()
@@ -72,6 +79,10 @@ class Rule:
 
     def check(self, setting: Setting) -> None:
         """Before the first round: raise `UserError` where the rule does not fit the run."""
+
+    def takes_full_batches(self, setting: Setting) -> bool:
+        """Whether in this round each of a client's steps, as many as ever, follows the gradient on all of its samples."""
+        return False
 
     def init(self, params: Tensor) -> State:
         """State of a client that takes part for the first time; `params` is the model it received."""

@@ -1,4 +1,6 @@
-"""MimeLite's server (Karimireddy et al., Breaking the Centralized Barrier for Cross-Device Federated Learning, 2021)."""
+"""The server of Mime and MimeLite (Karimireddy et al., Breaking the Centralized Barrier for Cross-Device Federated Learning,
+2021).
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_fl.errors import require
-from lightning_fl.slots import Message, ServerTurn, State, Step
+from lightning_fl.slots import MEAN_GRADIENT, Message, ServerTurn, State, Step
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,7 @@ class GradientMomentum(Step):
     """
 
     shares = frozenset({"moments/momentum"})
-    consumes = frozenset({"moments/gradient"})
+    consumes = frozenset({MEAN_GRADIENT})
     beta: float = 0.9
 
     def __post_init__(self) -> None:
@@ -40,4 +42,4 @@ class GradientMomentum(Step):
 
     def __call__(self, turn: ServerTurn, state: State) -> State:
         """Take the mean gradient into m; the model is left as proposed."""
-        return {"momentum": self.beta * state["momentum"] + (1 - self.beta) * turn.merged["moments/gradient"]}
+        return {"momentum": self.beta * state["momentum"] + (1 - self.beta) * turn.merged[MEAN_GRADIENT]}

@@ -428,25 +428,37 @@ def fedda(
     beta: float,
     frozen: bool = False,
     share: Callable[[np.ndarray, int], float] | None = None,
+    full_last: int = 0,
 ) -> np.ndarray:
-    """FedDA of Jin et al. 2022 with SGDM; with `share`, α of (w, t), the server half of FedDU-DA of Liu et al. 2024."""
+    """FedDA of Jin et al. 2022 with SGDM; with `share`, α of (w, t), the server half of FedDU-DA of Liu et al. 2024.
+
+    In the `full_last` last rounds every local iteration takes all samples of the client, or of the server.
+    """
     m, eta = np.zeros_like(w), problem.learning_rate
     for t in range(problem.rounds):
         cohort = problem.cohort(t)
         sizes = [len(problem.x[k]) for k in cohort]
-        sent = [decoupled_momentum(w, m, problem.batches(t, k), eta, beta, frozen) for k in cohort]
+        sent = []
+        for k in cohort:
+            batches = list(problem.batches(t, k))
+            if is_full := t >= problem.rounds - full_last:
+                batches = [(problem.x[k], problem.y[k])] * len(batches)
+            sent.append(decoupled_momentum(w, m, iter(batches), eta, beta, frozen))
         w = w - eta * sum(n * p for n, (p, _) in zip(sizes, sent, strict=True)) / sum(sizes)
         m = sum(n * v for n, (_, v) in zip(sizes, sent, strict=True)) / sum(sizes)
         alpha = share(w, t) if share else 0.0
         if alpha > 1e-3:
-            p, v = decoupled_momentum(w, m, problem.server_batches(t), eta, beta, frozen)
+            batches = list(problem.server_batches(t))
+            if is_full:
+                batches = [(problem.server_x, problem.server_y)] * len(batches)
+            p, v = decoupled_momentum(w, m, iter(batches), eta, beta, frozen)
             w, m = w - eta * alpha * p, m + alpha * (v - m)
     return w
 
 
-def fedduda(problem: Problem, w: np.ndarray, beta: float) -> np.ndarray:
+def fedduda(problem: Problem, w: np.ndarray, beta: float, full_last: int = 0) -> np.ndarray:
     """FedDU-DA of Liu et al. 2024."""
-    return fedda(problem, w, beta, share=lambda w, t: server_share(problem, t, w))
+    return fedda(problem, w, beta, share=lambda w, t: server_share(problem, t, w), full_last=full_last)
 
 
 def mime_lite(problem: Problem, w: np.ndarray, beta: float) -> np.ndarray:
@@ -465,6 +477,26 @@ def mime_lite(problem: Problem, w: np.ndarray, beta: float) -> np.ndarray:
         full = sum(len(problem.x[k]) * gradient(w, problem.x[k], problem.y[k]) for k in cohort) / samples
         w = average(problem, t, w, local)
         m = beta * m + (1 - beta) * full
+    return w
+
+
+def mime(problem: Problem, w: np.ndarray, beta: float) -> np.ndarray:
+    """Mime of Karimireddy et al. 2021, Algorithm 1 with SGDM, clients weighted by samples."""
+    m, eta = np.zeros_like(w), problem.learning_rate
+    for t in range(problem.rounds):
+        cohort = problem.cohort(t)
+        sizes = [len(problem.x[k]) for k in cohort]
+        full = [gradient(w, problem.x[k], problem.y[k]) for k in cohort]
+        c = sum(n * g for n, g in zip(sizes, full, strict=True)) / sum(sizes)
+        models = []
+        for k in cohort:
+            y = w.copy()
+            for batch in problem.batches(t, k):
+                g = gradient(y, *batch) - gradient(w, *batch) + c
+                y = y - eta * (beta * m + (1 - beta) * g)
+            models.append(y)
+        w = sum(n * y for n, y in zip(sizes, models, strict=True)) / sum(sizes)
+        m = beta * m + (1 - beta) * c
     return w
 
 
@@ -931,13 +963,19 @@ def efficient_adam(
     return w
 
 
-def imc(problem: Problem, w: np.ndarray, rate: float, round: int) -> np.ndarray:
-    """FedAvg; from the round on with the weights in the forward pass multiplied by a mask, so that the others get no gradient."""
-    mask = np.ones_like(w)
+def imc(problem: Problem, w: np.ndarray, round: int, rate: float | None = None, gap: bool = False) -> np.ndarray:
+    """FedAvg; from the round on with the weights in the forward pass multiplied by a mask, so that the others get no gradient.
+
+    Without a rate it is FedAP's, of the server and all clients.
+    """
+    mask, initial = np.ones_like(w), w
     for t in range(problem.rounds):
         if t == round:
-            threshold = sorted(np.abs(w))[int(np.ceil(rate * len(w)))]
+            found = adaptive_rate(problem, t, w, initial, gap, len(problem.server_x) > 0) if rate is None else rate
+            threshold = sorted(np.abs(w))[int(np.ceil(found * len(w)))]
             mask = (np.abs(w) > threshold).astype(float)
+            for layer in WEIGHTS:  # each keeps a weight
+                mask[max(layer, key=lambda j: abs(w[j]))] = 1
             w = w * mask
 
         def local(w: np.ndarray, batches: Batches, eta: float, mask: np.ndarray = mask) -> np.ndarray:

@@ -71,6 +71,14 @@ def whole(*kinds: str) -> Costs:
     return costs
 
 
+def in_two_turns(turn: Turn) -> tuple[Bits, Bits]:
+    """w and m down and a gradient up; then the mean gradient down and the model up, but not of clients that are rejected."""
+    vector = turn.width * D
+    going_on = turn.clients - turn.rejected
+    up = {"model": vector * going_on, "moments": vector * turn.clients}
+    return up, {"model": vector * turn.clients, "moments": vector * (turn.clients + going_on)}
+
+
 def with_normaliser(turn: Turn) -> tuple[Bits, Bits]:
     """qd + q + 32 up, qd down."""
     model = {"model": turn.width * D * turn.clients}
@@ -215,6 +223,9 @@ ROSTER = {
         partial(DeviceM, local_beta=0.8, variant="mime_lite"),
         partial(oracle.mime_lite, beta=0.8),
         costs=whole("model", "moments"),
+    ),
+    "DeviceM-mime": Entry(
+        partial(DeviceM, local_beta=0.8, variant="mime"), partial(oracle.mime, beta=0.8), costs=in_two_turns
     ),
     "FedDA": Entry(partial(FedDA, beta=0.8), partial(oracle.fedda, beta=0.8), costs=whole("model", "moments")),
     "FedDA-frozen": Entry(

@@ -170,6 +170,22 @@ def test_bits_of_asking(num_server: int, max_sources: int | None, make_trainer: 
     ]
 
 
+def test_asking_costs_the_same_with_any_method(make_trainer: MakeTrainer) -> None:
+    """The callback alone is FedAP, and books what FedAP books."""
+    one, runs = Convolved(), []
+    other = copy.deepcopy(one)
+    for module, algorithm, callbacks in (
+        (one, FedAP(prune_round=1), []),
+        (other, FedAvg(), [AdaptivePruning(prune_epoch=1)]),
+    ):
+        trainer = make_trainer(max_rounds=3, callbacks=callbacks)
+        trainer.fit(module, federation(), algorithm)
+        runs.append(trainer.run.ledger.state_dict())
+    assert np.array_equal(vector(one), vector(other))
+    assert runs[0] == runs[1]
+    assert runs[0]["total_bits"]["up"]["scalars"] == 32 * (6 + 4)
+
+
 def test_asking_costs_also_where_nothing_is_pruned(make_trainer: MakeTrainer) -> None:
     one, bits = Convolved(lr=0.3), Bits()  # far from the initial model
     other = copy.deepcopy(one)

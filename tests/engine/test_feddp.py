@@ -22,7 +22,8 @@ from lightning_fl.algorithms import SCAFFOLD, Algorithm, FedAvg, FedDP, FedNova,
 from lightning_fl.codecs import Dense
 from lightning_fl.data import Arrays
 from lightning_fl.gates import add_gates, gates_of
-from lightning_fl.slots import Message, Payload, Setting, State
+from lightning_fl.rules import Thresholded
+from lightning_fl.slots import Message, Payload, Rule, Setting, State
 
 MakeTrainer = Callable[..., FederatedTrainer]
 BASES: dict[str, Callable[[], Algorithm]] = {
@@ -282,6 +283,16 @@ def test_the_released_code_drops_small_weights_after_every_pass(
     trainer.fit(module, federation(), FedDP(FedAvg(), variant="threshold", pruning_threshold=0.1))
     np.testing.assert_allclose(vector(module), w, rtol=0, atol=1e-10)
     assert not trainer.run.clients
+
+
+def test_a_rule_around_another_is_the_other_in_all_but_its_step() -> None:
+    """Every method of a rule is passed on, and every property of its class."""
+    public = {name for name in vars(Rule) if not name.startswith("_")}
+    methods = {name for name in public if callable(vars(Rule)[name])}
+    assert methods <= vars(Thresholded).keys()
+    other = object()
+    inner = type("Other", (Rule,), dict.fromkeys(public - methods, other))()
+    assert all(getattr(Thresholded(inner), name) is other for name in public - methods)
 
 
 def momentum(module: Any) -> Any:

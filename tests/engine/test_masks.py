@@ -4,11 +4,13 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import oracle
 import pytest
 import torch
 import toys
 from lightning.pytorch import Callback
-from roster import ROSTER
+from roster import ROSTER, problem
+from test_link import Normalised
 from toys import Perceptron, federation, vector
 
 from lightning_fl import FederatedTrainer, UserError
@@ -220,3 +222,100 @@ def test_imc_asks_the_server_alone_how_much_to_leave_out(make_trainer: MakeTrain
     assert int(given.run.mask.sum()) < 26
     with pytest.raises(UserError, match="asked of the server's samples, and there are none"):
         make_trainer(max_rounds=4).fit(Perceptron(), federation(), IMC(prune_round=2))
+
+
+@pytest.mark.parametrize("num_server", [0, 9])
+@pytest.mark.parametrize("runner", ["serial", "stacked"])
+@pytest.mark.parametrize("rate_mode", ["slq_plateau", "gap"])
+def test_imc_asks_all_as_fedap_does(rate_mode: Any, runner: Any, num_server: int, make_trainer: MakeTrainer) -> None:
+    gap = rate_mode == "gap"
+    given = problem(rounds=4, num_server=num_server)
+    given.learning_rate = 0.02 if gap else 0.1  # near the initial model alone the paper's rule finds something to prune
+    module = Perceptron(lr=given.learning_rate)
+    expected = oracle.imc(given, vector(module), round=2, gap=gap)
+    trainer = make_trainer(max_rounds=4, precision="64-true", runner=runner)
+    data = toys.Served(num_server) if num_server else federation()
+    trainer.fit(module, data, IMC(prune_round=2, rate_mode=rate_mode, rate_source="all"))
+    assert np.count_nonzero(expected) < 26
+    np.testing.assert_allclose(vector(module), expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("max_sources", [None, 3])
+def test_bits_of_asking_all(max_sources: int | None, make_trainer: MakeTrainer) -> None:
+    """Who is asked has the whole model before the mask; of the round's three clients who are not, each has what is left."""
+    watch, algorithm = Watch(), IMC(prune_round=1, rate_source="all", max_sources=max_sources)
+    trainer = make_trainer(max_rounds=3, callbacks=watch)
+    trainer.fit(Perceptron(), toys.Served(9), algorithm)
+    q, left, asked = 32, int(trainer.run.mask.sum()), set(algorithm.pruning.rate.asked)  # type: ignore[union-attr]
+    assert left < 26
+    assert asked <= set(range(6))
+    assert len(asked) == 6 if max_sources is None else 2 <= len(asked) <= 3
+    first, second = (set(problem(rounds=3, num_server=9).cohort(t)) for t in (1, 2))
+    model = q * (26 * len(asked) + left * len(first - asked))
+    found = [{way: {kind: n for kind, n in bits[way].items() if n} for way in ("up", "down")} for bits in watch.bits]
+    assert found == [
+        {"up": {"model": 3 * q * 26}, "down": {"model": 3 * q * 26}},
+        {
+            "up": {"model": 3 * q * left, "scalars": q * len(asked)},
+            "down": {"model": model, "mask": 3 * 26},
+        },
+        {
+            "up": {"model": 3 * q * left},
+            "down": {"model": 3 * q * left} | ({"mask": 26 * len(second - first)} if second - first else {}),
+        },
+    ]
+
+
+def test_asking_all_costs_also_where_nothing_is_left_out(make_trainer: MakeTrainer) -> None:
+    one, watch = Perceptron(lr=0.3), Watch()  # far from the initial model
+    other = Perceptron(lr=0.3)
+    other.load_state_dict(one.state_dict())
+    make_trainer(max_rounds=3).fit(one, toys.Served(9), FedAvg())
+    algorithm = IMC(prune_round=2, rate_mode="gap", rate_source="all")
+    trainer = make_trainer(max_rounds=3, callbacks=watch)
+    trainer.fit(other, toys.Served(9), algorithm)
+    assert trainer.run.mask is None
+    assert np.array_equal(vector(one), vector(other))
+    assert [watch.bits[2]["up"][kind] for kind in ("model", "scalars")] == [3 * 32 * 26, 6 * 32]
+    assert [watch.bits[2]["down"][kind] for kind in ("model", "mask")] == [6 * 32 * 26, 0]
+
+
+@pytest.mark.parametrize("asks_at", ["on_train_epoch_start", "on_train_epoch_end"])
+def test_what_any_callback_asks_of_clients_is_booked_in_the_round_that_comes(
+    asks_at: str, make_trainer: MakeTrainer
+) -> None:
+    """Model and running statistics go down to those who are asked; those who train in the round receive them anyway."""
+    watch, asked = Watch(), [0, 1, 2, 4]
+
+    def ask(self: Any, trainer: Any, pl_module: Any) -> None:
+        if trainer.current_epoch == (1 if asks_at == "on_train_epoch_start" else 0):
+            for source in trainer.sources():
+                if source.client is None or source.client in asked:
+                    source.answer(5)
+
+    curious = type("Curious", (Callback,), {asks_at: ask})()
+    make_trainer(max_rounds=3, callbacks=[watch, curious]).fit(Normalised(), toys.Served(9))
+    plain = Watch()
+    make_trainer(max_rounds=3, callbacks=plain).fit(Normalised(), toys.Served(9))
+    others = len(set(asked) - set(problem(rounds=3, num_server=9).cohort(1)))
+    assert 0 < others < len(asked)
+    expected = plain.bits
+    parameters, buffers = expected[0]["up"]["model"] // 3, expected[0]["up"]["buffers"] // 3
+    expected[1]["up"]["scalars"] += 32 * 5 * len(asked)
+    expected[1]["down"]["model"] += parameters * others
+    expected[1]["down"]["buffers"] += buffers * others
+    assert watch.bits == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"rate_source": "al"}, "rate_source 'al' is unknown; did you mean 'all'"),
+        ({"rate_source": "all", "rate": 0.4}, "rate_source='all' asks for the rate, which is given: rate=0.4"),
+        ({"max_sources": 3}, "max_sources=3 says how many are asked with rate_source='all'"),
+        ({"rate_source": "all", "max_sources": 0}, "max_sources must be at least 1, got 0"),
+    ],
+)
+def test_who_is_asked_must_be_said_in_one_way(given: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        IMC(**given)

@@ -160,7 +160,7 @@ def test_all_misfits_are_reported_at_once() -> None:
         (lambda: ServerM(server_learning_rate=0.0), "0.0"),
         (lambda: ServerM(momentum_init="second"), "'second'"),  # type: ignore[arg-type]
         (lambda: DeviceM(local_beta=1.5), "1.5"),
-        (lambda: DeviceM(variant="mime"), "did you mean 'mime_lite'"),  # type: ignore[arg-type]
+        (lambda: DeviceM(variant="mime_light"), "did you mean 'mime_lite'"),  # type: ignore[arg-type]
         (lambda: ServerM(variant="yogy"), "did you mean 'yogi'"),  # type: ignore[arg-type]
         (lambda: ServerM(variant="yogi", dampening=False), "dampening"),
         (lambda: FedDA(beta=1.0), "1.0"),

@@ -1,0 +1,43 @@
+"""Mime's local rule (Karimireddy et al., Breaking the Centralized Barrier for Cross-Device Federated Learning, 2021)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lightning_fl.errors import require
+from lightning_fl.slots import MEAN_GRADIENT, LocalTraining, Rule
+
+
+@dataclass(frozen=True)
+class CorrectedMomentum(Rule):
+    """g ← g(y) − g(w) + Σ_k p_k ∇F_k(w), both g of the same minibatch;  y ← y − η(βm + (1 − β)g);  sends y − w.
+
+    m is the server's and stays as it is. The sum is over the clients of this very round, at the model w that they received: at
+    y = w every client's step is the cohort's full gradient step, which the mean of an earlier round, of other clients at another
+    model, would not make it. So before they train they send ∇F_k(w), which the server needs for m anyway, and receive the
+    mean. The paper's Algorithm 1 and google/fedjax have it so.
+
+    Random numbers that the module draws, as dropout does, are the same in both gradients. Weight decay is a part of each, and
+    each is clipped by itself where the trainer clips.
+
+    Attributes:
+        beta: β in [0, 1).
+    """
+
+    own_step = True
+    reads_mean_gradient = True
+    reads_gradient_at_received = True
+    receives = frozenset({"moments/momentum", MEAN_GRADIENT})
+    beta: float = 0.9
+
+    def __post_init__(self) -> None:
+        require(0 <= self.beta < 1, f"the client momentum must lie in [0, 1), got {self.beta}.")
+
+    def correct(self, local: LocalTraining) -> None:
+        """g ← g(y) − g(w) + Σ_k p_k ∇F_k(w)."""
+        local.gradient.add_(local.received[MEAN_GRADIENT] - local.gradient_at_received)
+
+    def step(self, local: LocalTraining) -> None:
+        """y ← y − η(βm + (1 − β)g)."""
+        direction = self.beta * local.received["moments/momentum"] + (1 - self.beta) * local.gradient
+        local.params.sub_(direction * local.learning_rate)
