@@ -4,6 +4,7 @@
     python benchmarks/round_time.py                       # the table of docs/benchmarks.md
     python benchmarks/round_time.py --device cuda --precision bf16-mixed --clients 100 --runner auto
     python benchmarks/round_time.py --ranks 2             # our round in two processes, the bare loops in one
+    python benchmarks/round_time.py --peer pfl --peer flower  # other simulators as well, if they are installed
 
 Our round and two hand-written loops (NCHW and channels_last) take turns in one process, each on the same clients, batches and
 epochs. The bare loop loads the global weights into one module, runs plain SGD with `torch.optim.SGD`, and adds the result to a
@@ -13,24 +14,33 @@ turn, so that a busy machine disturbs both alike; `best` is the faster of the tw
 With `--device cuda` a clock is read when the device has done all it was given. The bare loops take the precision as well, by
 `torch.autocast` or by a cast of the model. With `--ranks` Lightning starts this program once more for every further process;
 all but the first wait while the bare loops run.
+
+With `--peer` other simulators take their turns too (`benchmarks/peers/`), after a round of each was seen to give the bare loop's
+model.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import logging
 import os
 import platform
 import statistics
+import sys
 import time
+from contextlib import ExitStack, closing
 from datetime import date
 
 import lightning
+import peers
 import torch
+from peers import Peer, Work
 from torch import Tensor, nn
 
 from lightning_fl import FederatedTrainer, algorithms
 from lightning_fl.data import Arrays
+from lightning_fl.errors import UserError
 from lightning_fl.modules import ImageClassifier, network
 
 LEARNING_RATE = 0.01
@@ -40,20 +50,18 @@ TRUE_DTYPES = {"bf16-true": torch.bfloat16, "64-true": torch.float64}
 class BareLoop:
     """FedAvg by hand: one module, one optimiser, a weighted average."""
 
-    def __init__(
-        self, net: nn.Module, clients: list[tuple[Tensor, Tensor]], options: argparse.Namespace, nhwc: bool
-    ) -> None:
+    def __init__(self, work: Work, options: argparse.Namespace, nhwc: bool = False) -> None:
         memory_format = torch.channels_last if nhwc else torch.contiguous_format
         device, dtype = torch.device(options.device), TRUE_DTYPES.get(options.precision, torch.float32)
-        self.net = net.to(device, dtype, memory_format=memory_format)  # type: ignore[call-overload]
-        self.clients = [(x.to(device, dtype, memory_format=memory_format), y.to(device)) for x, y in clients]
-        self.batch, self.epochs = options.batch_size, options.epochs
+        self.work = work
+        self.net = copy.deepcopy(work.net).to(device, dtype, memory_format=memory_format)  # type: ignore[call-overload]
+        self.clients = [(x.to(device, dtype, memory_format=memory_format), y.to(device)) for x, y in work.clients]
         self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=options.precision == "bf16-mixed")
         self.weights = [p.detach().clone() for p in self.net.parameters()]
 
     def round(self) -> None:
         """One round over all clients."""
-        optimizer = torch.optim.SGD(self.net.parameters(), lr=LEARNING_RATE)
+        optimizer = torch.optim.SGD(self.net.parameters(), lr=self.work.learning_rate)
         total = [torch.zeros_like(w) for w in self.weights]
         samples = sum(len(y) for _, y in self.clients)
         self.net.train()
@@ -61,13 +69,11 @@ class BareLoop:
             with torch.no_grad():
                 for parameter, weight in zip(self.net.parameters(), self.weights, strict=True):
                     parameter.copy_(weight)
-            for _ in range(self.epochs):
-                order = torch.randperm(len(y), device=y.device)
-                for start in range(0, len(y), self.batch):
-                    chosen = order[start : start + self.batch]
+            for _ in range(self.work.epochs):
+                for inputs, labels in self.work.batches(x, y):
                     optimizer.zero_grad()
                     with self.autocast:
-                        loss = nn.functional.cross_entropy(self.net(x[chosen]), y[chosen])
+                        loss = nn.functional.cross_entropy(self.net(inputs), labels)
                     loss.backward()
                     optimizer.step()
             with torch.no_grad():
@@ -77,9 +83,9 @@ class BareLoop:
 
 
 class Alternate(lightning.pytorch.Callback):
-    """Times each round of a federation, and runs the bare loops after it."""
+    """Times each round of a federation, and lets the bare loops and the peers run one after it."""
 
-    def __init__(self, loops: dict[str, BareLoop]) -> None:
+    def __init__(self, loops: dict[str, BareLoop | Peer]) -> None:
         self.loops = loops
         self.seconds: dict[str, list[float]] = {name: [] for name in ("ours", *loops)}
         self._started = 0.0
@@ -106,32 +112,12 @@ def now() -> float:
 
 
 def measure(name: str, samples: int, options: argparse.Namespace) -> None:
-    """Print one row: times of a round and their ratios."""
+    """Print one row for us and one for each peer: times of a round and their ratios."""
     torch.manual_seed(0)
     num_images = options.clients * samples
-    images, labels = torch.rand(num_images, 3, 32, 32), torch.randint(0, 10, (num_images,))
+    images, labels = noise(num_images)
     clients = list(zip(images.split(samples), labels.split(samples), strict=True))
-    loops = {
-        "nchw": BareLoop(network(name, 10), clients, options, nhwc=False),
-        "nhwc": BareLoop(network(name, 10), clients, options, nhwc=True),
-    }
-    alternate = Alternate(loops)
-    trainer = FederatedTrainer(
-        max_rounds=options.turns + 1,
-        clients_per_round=options.clients,
-        local_epochs=options.epochs,
-        limit_val_batches=0,
-        num_sanity_val_steps=0,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        runner=options.runner,
-        precision=options.precision,
-        accelerator=options.device,
-        devices=options.ranks,
-        callbacks=[alternate],
-    )
+    work = Work(network(name, 10), clients, options.batch_size, options.epochs, LEARNING_RATE)
     data = Arrays(
         train=(images, labels),
         test=(images[:10], labels[:10]),
@@ -139,20 +125,75 @@ def measure(name: str, samples: int, options: argparse.Namespace) -> None:
         num_clients=options.clients,
         batch_size=options.batch_size,
     )
-    trainer.fit(ImageClassifier(name, learning_rate=LEARNING_RATE), data, getattr(algorithms, options.algorithm)())
+    with ExitStack() as stack:
+        bare = {"nchw": BareLoop(work, options), "nhwc": BareLoop(work, options, nhwc=True)}
+        asked = {peer: stack.enter_context(closing(peers.load(peer)(work))) for peer in options.peer}
+        alternate = Alternate({**bare, **asked})
+        trainer = FederatedTrainer(
+            max_rounds=options.turns + 1,
+            clients_per_round=options.clients,
+            local_epochs=options.epochs,
+            limit_val_batches=0,
+            num_sanity_val_steps=0,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            runner=options.runner,
+            precision=options.precision,
+            accelerator=options.device,
+            devices=options.ranks,
+            callbacks=[alternate],
+        )
+        trainer.fit(ImageClassifier(name, learning_rate=LEARNING_RATE), data, getattr(algorithms, options.algorithm)())
     if not trainer.is_global_zero:
         return
     seconds = {key: values[1:] for key, values in alternate.seconds.items()}  # the first turn warms up
-    best = [min(pair) for pair in zip(seconds["nchw"], seconds["nhwc"], strict=True)]
-    row = [f"{name:<10}{samples:>8}", *(f"{1e3 * statistics.median(v):>10.1f}" for v in seconds.values())]
-    for loop in (seconds["nchw"], best):
-        ratios = sorted(ours / bare for ours, bare in zip(seconds["ours"], loop, strict=True))
-        row.append(f"   {ratios[0]:.2f} {statistics.median(ratios):.2f} {ratios[-1]:.2f}")
-    print(" ".join(row), flush=True)
+    nchw, nhwc = seconds["nchw"], seconds["nhwc"]
+    best = [min(pair) for pair in zip(nchw, nhwc, strict=True)]
+    for who in ("ours", *asked):
+        row = [
+            f"{name:<10}{samples:>8}  {who:<6}",
+            *(f"{1e3 * statistics.median(v):>10.1f}" for v in (seconds[who], nchw, nhwc)),
+        ]
+        for loop in (nchw, best):
+            ratios = sorted(theirs / bare for theirs, bare in zip(seconds[who], loop, strict=True))
+            row.append(f"   {ratios[0]:.2f} {statistics.median(ratios):.2f} {ratios[-1]:.2f}")
+        print(" ".join(row), flush=True)
+
+
+def noise(num_images: int) -> tuple[Tensor, Tensor]:
+    """Images of CIFAR-10's shape (num_images, 3, 32, 32) and labels (num_images,)."""
+    return torch.rand(num_images, 3, 32, 32), torch.randint(0, 10, (num_images,))
+
+
+def check(name: str, options: argparse.Namespace) -> None:
+    """See that a peer's round gives the bare loop's model: without shuffling, unequal clients, batches that are not full."""
+    torch.manual_seed(0)
+    b = options.batch_size
+    clients = [noise(samples) for samples in (2 * b + (b + 1) // 2, b, b + 1)]
+    work = Work(network("lenet5", 10), clients, b, options.epochs, LEARNING_RATE, shuffle=False)
+    loop = BareLoop(work, options)
+    loop.round()
+    with closing(peers.load(name)(work)) as peer:
+        peers.require_same(name, peer, work, loop.weights)
 
 
 def main() -> None:
-    """Parse the command line and print the table."""
+    """Parse the command line and print the table; a mistake in it is one sentence and exit code 2."""
+    try:
+        run(arguments())
+    except UserError as error:
+        print(f"round_time.py: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def arguments() -> argparse.Namespace:
+    """The command line.
+
+    Raises:
+        UserError: a peer is unknown or not installed, or is asked to do what only our round can.
+    """
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--network", action="append", help="lenet5 and cnn if not given")
     parser.add_argument("--samples", type=int, action="append", help="per client; 2 and 400 if not given")
@@ -166,7 +207,26 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=1, help="processes that our round is spread over")
     parser.add_argument("--precision", choices=("32-true", "bf16-mixed", *TRUE_DTYPES), default="32-true")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument(
+        "--peer", action="append", default=[], metavar="NAME", help=f"time it as well: {', '.join(peers.PACKAGES)}"
+    )
     options = parser.parse_args()
+    alone = ("device", "precision", "ranks", "algorithm")
+    changed = [
+        f"--{name} {getattr(options, name)}" for name in alone if getattr(options, name) != parser.get_default(name)
+    ]
+    if options.peer and changed:
+        raise UserError(
+            f"--peer compares FedAvg in 32 bits in one process on the CPU; it does not go with {', '.join(changed)}."
+        )
+    for name in options.peer:
+        peers.load(name)
+    options.peer = list(dict.fromkeys(options.peer))
+    return options
+
+
+def run(options: argparse.Namespace) -> None:
+    """Print the table."""
     torch.set_num_threads(options.threads)
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     if os.environ.get("LOCAL_RANK", "0") == "0":
@@ -178,8 +238,11 @@ def main() -> None:
             f"{options.algorithm}, {options.precision}, runner {options.runner}, {options.clients} clients, "
             f"batch {options.batch_size}, {options.epochs} epochs, median of {options.turns} turns in ms"
         )
+        for name in options.peer:
+            check(name, options)
+            print(f"{peers.version(name)}: one round gives the model of the bare loop")
         print(
-            "network    samples       ours       nchw       nhwc   ours/nchw        ours/best of both (min median max)"
+            "network    samples  round           ms       nchw       nhwc   ÷ nchw           ÷ best of both (min median max)"
         )
     for name in options.network or ["lenet5", "cnn"]:
         for samples in options.samples or [2, 400]:

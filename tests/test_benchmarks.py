@@ -1,0 +1,105 @@
+"""The programs in benchmarks/: not how fast they are, but that they compare the same work and what they say to a mistake."""
+
+import argparse
+import copy
+import importlib
+import re
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_fl import FederatedTrainer
+from lightning_fl.data import Arrays
+from lightning_fl.modules import ImageClassifier
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+OPTIONS = argparse.Namespace(device="cpu", precision="32-true")
+
+
+@pytest.fixture
+def round_time(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """`benchmarks/round_time.py`, imported where it finds its neighbours."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return importlib.import_module("round_time")
+
+
+@pytest.fixture
+def work(round_time: ModuleType) -> Any:
+    """Clients of unequal sizes, one with a last batch of one sample."""
+    torch.manual_seed(0)
+    clients = [round_time.noise(samples) for samples in (9, 4, 5)]
+    return round_time.Work(ImageClassifier("lenet5").network, clients, batch_size=4, epochs=2, learning_rate=0.1)
+
+
+def test_our_round_gives_the_model_of_the_bare_loops(
+    round_time: ModuleType, work: Any, make_trainer: Callable[..., FederatedTrainer]
+) -> None:
+    module = ImageClassifier(copy.deepcopy(work.net), learning_rate=work.learning_rate)
+    images, labels = round_time.noise(17)
+    batch_size = 6  # all samples of a client, so that no order matters
+    data = Arrays(train=(images, labels), test=(images, labels), num_clients=3, batch_size=batch_size)
+    make_trainer(max_rounds=1, local_epochs=work.epochs, limit_val_batches=0).fit(module, data)
+    clients = [(images[indices], labels[indices]) for indices in data.client_indices]
+    assert {len(y) for _, y in clients} == {5, 6}
+    whole = replace(work, clients=clients, batch_size=batch_size)
+    for nhwc in (False, True):
+        loop = round_time.BareLoop(whole, OPTIONS, nhwc)
+        loop.round()
+        round_time.peers.require_same("this", Finished(module.parameters()), whole, loop.weights)
+
+
+class Finished:
+    """A peer whose round is over."""
+
+    def __init__(self, weights: Iterable[Tensor]) -> None:
+        self.weights = list(weights)
+
+    def round(self) -> None:
+        """Nothing."""
+
+    def global_weights(self) -> list[Tensor]:
+        return self.weights
+
+
+@pytest.mark.parametrize("change", [{}, {"epochs": 3}, {"batch_size": 3}, {"learning_rate": 0.11}])
+def test_a_peer_that_does_other_work_is_found_out(change: dict[str, Any], round_time: ModuleType, work: Any) -> None:
+    work = replace(work, shuffle=False)
+    loop = round_time.BareLoop(work, OPTIONS)
+    loop.round()
+    other = round_time.BareLoop(replace(work, **change), OPTIONS)
+    other.round()
+    with pytest.raises(RuntimeError, match="other work") if change else nullcontext():
+        round_time.peers.require_same("this", Finished(other.weights), work, loop.weights)
+
+
+@pytest.mark.parametrize(
+    ("peer", "sentence"),
+    [
+        ("fedlap", "--peer 'fedlap' is unknown; did you mean 'fedlab'[?] Allowed: fedlab, flower, fluke, pfl."),
+        ("pfl", r"--peer pfl cannot be imported \(.*\); pip install 'pfl\[pytorch\]' first."),
+        ("pfl --ranks 2", r"--peer compares .*; it does not go with --ranks 2."),
+    ],
+)
+def test_a_peer_that_cannot_be_had_is_one_sentence(
+    peer: str,
+    sentence: str,
+    round_time: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(sys.modules, "pfl", None)  # whether it is installed or not
+    monkeypatch.setattr(sys, "argv", ["round_time.py", "--peer", *peer.split()])
+    with pytest.raises(SystemExit) as ended:
+        round_time.main()
+    assert ended.value.code == 2
+    printed = capsys.readouterr()
+    assert re.fullmatch(f"round_time.py: {sentence}\n", printed.err)
+    assert not printed.out
