@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager
-from math import inf
+from math import inf, nan
 from typing import Any
 
 import torch
@@ -124,3 +124,36 @@ def measure(worker: Worker, stage: str, batches: Iterable[Any], resident: bool) 
                     step(batch, *[index] * takes_index)
         getattr(module, f"on_{stage}_epoch_end")()
     return logs.averages(gather_objects(fabric, move_data_to_device(logs.take(), torch.device("cpu"))))
+
+
+def mean_training_loss(worker: Worker, batches: Iterable[Any], resident: bool) -> float:
+    """Mean over samples of the loss that `training_step` returns, in evaluation mode; ranks take turns.
+
+    What the module logs is dropped.
+
+    Args:
+        worker: holds the model.
+        batches: what to run on.
+        resident: whether they lie on the accelerator.
+
+    Returns:
+        The same on every rank; NaN if there was no loss.
+    """
+    module, fabric = worker.module, worker.fabric
+    total = num_samples = 0.0
+    with evaluating(module), torch.no_grad(), worker.lending({}, _nothing):
+        for index, batch in enumerate(batches):
+            if index % fabric.world_size == fabric.global_rank:
+                batch = fabric.strategy.precision.convert_input(worker.transfer(batch, resident))
+                with fabric.strategy.precision.forward_context():
+                    output = module.training_step(batch, *[index] * worker.takes_index)
+                loss = output["loss"] if isinstance(output, Mapping) else output
+                if loss is not None:
+                    size = extract_batch_size(batch)
+                    total, num_samples = total + float(loss) * size, num_samples + size
+    total, num_samples = (sum(parts) for parts in zip(*gather_objects(fabric, (total, num_samples)), strict=True))
+    return total / num_samples if num_samples else nan
+
+
+def _nothing(*arguments: Any, **options: Any) -> None:
+    pass

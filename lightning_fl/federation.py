@@ -21,6 +21,7 @@ from lightning_fl.excerpt import Excerpt
 from lightning_fl.groups import Group
 from lightning_fl.learner import ModuleLearner
 from lightning_fl.link import Ledger, Link
+from lightning_fl.loss_guard import LossGuard
 from lightning_fl.mean_gradient import FullGradient, exchange_gradients
 from lightning_fl.pruning import Plan
 from lightning_fl.run import COHORT, DROPOUT, EXCHANGE, SETUP, Run
@@ -36,7 +37,7 @@ from lightning_fl.runners import (
     share_states,
 )
 from lightning_fl.server import ServerSide
-from lightning_fl.slots import Message, ServerTurn, Setting, SetUp, Surgery, is_finite
+from lightning_fl.slots import Message, ServerTurn, Setting, SetUp, State, Surgery, is_finite
 from lightning_fl.worker import Worker
 
 
@@ -52,6 +53,7 @@ class Federation:
         groups: the layers of the network.
         plan: how long a client trains.
         clock: the simulated time.
+        guard: what is thrown away because the loss explodes.
         eligible: clients that have samples.
         cohort_size: clients selected in a round, K.
         num_rounds: rounds of the run.
@@ -69,6 +71,7 @@ class Federation:
     groups: tuple[Group, ...]
     plan: LocalPlan
     clock: SimulatedClock
+    guard: LossGuard
     eligible: np.ndarray
     cohort_size: int
     num_rounds: int
@@ -151,6 +154,8 @@ class Federation:
         run.open_round()
         cohort = self._select_cohort()
         arriving = self._arriving(cohort)
+        if run.initial_loss is None and self.guard.knows_initial_loss and self.server.num_samples:
+            run.initial_loss = self.server.loss(run.params, run.buffers)
 
         setting, shared = self.setting, algorithm.share(run.server)
         link = Link(
@@ -184,7 +189,8 @@ class Federation:
             result = upload.result
             outcome.num_steps += result.num_steps
             # A codec may leave out what is not finite, and what a client owns is not sent at all.
-            if is_finite(upload.message, result.message, result.owned):
+            is_good = is_finite(upload.message, result.message, result.owned)
+            if is_good and not self.guard.rejects(result, run.initial_loss):
                 algorithm.aggregator.add(accumulator, upload)
                 outcome.accept(result, link.commit(result.client))
             self.on_upload(result.client, place, len(mine))
@@ -195,16 +201,39 @@ class Federation:
         for other in gather_others(fabric, outcome):
             outcome.add(other)
             run.ledger.add(other.bits)
-        self._take_in(outcome)
+        run.num_steps += outcome.num_steps
         record = self._record(cohort, arriving, outcome)
         if outcome.logs:
             merged = algorithm.aggregator.finish(accumulator) | before
-            record |= self._server_turn(setting, list(outcome.logs), shared, merged)
+            record |= self._finish_round(setting, outcome, shared, merged)
+            if run.initial_loss is None and self.guard.knows_initial_loss:
+                run.initial_loss = record.get("train/loss")
         run.round += 1
         return record
 
-    def _server_turn(self, setting: Setting, clients: list[int], shared: Message, merged: Message) -> dict[str, float]:
-        """The chain of steps on what the accepted clients sent; returns the steps' own numbers."""
+    def _finish_round(self, setting: Setting, outcome: Outcome, shared: Message, merged: Message) -> dict[str, float]:
+        """The server's steps, and what they and the clients leave behind unless that is undone; returns the steps' numbers."""
+        run, counters = self.run, dict(self.run.counters)
+        run.counters |= {
+            name: torch.maximum(run.counters[name], x.to(run.params.device)) for name, x in outcome.counters.items()
+        }
+        turn, states = self._server_turn(setting, list(outcome.logs), shared, merged)
+        if self.guard.undoes(turn, run.initial_loss):
+            run.counters = counters
+            return turn.metrics
+        run.server = states
+        run.params, run.buffers = turn.proposal, turn.proposed_buffers
+        if setting.kept is not None:
+            run.params = run.params.clone().mul_(setting.kept.factors)  # whatever a step may have added
+        self._take_in(outcome)
+        if turn.mask is not None and turn.mask is not run.mask:
+            self.set_mask(turn.mask)
+        return turn.metrics
+
+    def _server_turn(
+        self, setting: Setting, clients: list[int], shared: Message, merged: Message
+    ) -> tuple[ServerTurn, dict[str, State]]:
+        """The chain of steps on what the accepted clients sent; returns what they propose and their new states."""
         run, algorithm = self.run, self.algorithm
         dtypes = {"buffers": run.buffers.dtype}
         merged = {name: x.to(dtypes.get(name, run.params.dtype)) for name, x in merged.items()}
@@ -222,14 +251,10 @@ class Federation:
             proposed_buffers=run.buffers,
             mask=run.mask,
         )
-        for key, step in zip(algorithm.step_names(), algorithm.steps, strict=True):
-            run.server[key] = step(turn, run.server[key])
-        run.params, run.buffers = turn.proposal, turn.proposed_buffers
-        if setting.kept is not None:
-            run.params = run.params.clone().mul_(setting.kept.factors)  # whatever a step may have added
-        if turn.mask is not None and turn.mask is not run.mask:
-            self.set_mask(turn.mask)
-        return turn.metrics
+        states = {}
+        for place, (key, step) in enumerate(zip(algorithm.step_names(), algorithm.steps, strict=True)):
+            turn, states[key] = self.guard.take_step(place, step, turn, run.server[key])
+        return turn, states
 
     def _tell_mask(self, link: Link, recipients: Sequence[int]) -> None:
         """Send the mask, d bits, to those who take part for the first time since it changed."""
@@ -242,12 +267,8 @@ class Federation:
         run.told.update(recipients)
 
     def _take_in(self, outcome: Outcome) -> None:
-        """Make the run know what the clients of all ranks did; the ledger knows already."""
+        """Make the run know what the clients of all ranks keep."""
         run, fabric = self.run, self.worker.fabric
-        run.num_steps += outcome.num_steps
-        run.counters |= {
-            name: torch.maximum(run.counters[name], x.to(run.params.device)) for name, x in outcome.counters.items()
-        }
         for kept, new in ((run.clients, outcome.states), (run.client_memory, outcome.memory)):
             for client, state in share_states(fabric, new):
                 kept[client] = state

@@ -97,6 +97,7 @@ class FitLoop:
             accumulate=trainer.accumulate_grad_batches,
             clip_value=trainer.gradient_clip_val,
             clip_algorithm=trainer.gradient_clip_algorithm,
+            tells_last_loss=trainer.loss_guard.clients is not None,
         )
         in_pass = plan.pass_batches(int(data.client_sizes.max()), worker.skips_single_samples)
         trainer.most_local_steps = plan.num_steps(in_pass)
@@ -116,6 +117,7 @@ class FitLoop:
             groups=layer_groups(worker.module, without=worker.personal_layout.names),
             plan=plan,
             clock=trainer.clock,
+            guard=trainer.loss_guard,
             eligible=eligible,
             cohort_size=cohort_size(trainer.clients_per_round, data.num_clients, len(eligible)),
             num_rounds=trainer.max_rounds,
@@ -127,6 +129,7 @@ class FitLoop:
         if trainer.fabric.world_size > 1:
             check_sums(algorithm.aggregator)
         algorithm.check(self.federation.setting, self.federation.server, self.federation.cohort_size)
+        trainer.loss_guard.check(self.federation.server, algorithm.steps)
         before = {MEAN_GRADIENT: torch.zeros_like(run.params)} if algorithm.rule.reads_mean_gradient else {}
         self.federation.runner = choose_runner(
             trainer.runner,

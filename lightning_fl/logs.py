@@ -11,6 +11,7 @@ from torchmetrics import Metric
 
 from lightning_fl.errors import UserError
 
+LOSS = "train/loss"
 Sums = dict[str, tuple[Tensor, float]]
 """By name (sum of value × samples, samples); where another reduction than the mean is asked for, (all values, 0)."""
 
@@ -70,9 +71,14 @@ class LogCollector:
     def add_loss(self, loss: Tensor) -> None:
         """Log the loss of a training step as `train/loss`, unless the module does so itself."""
         if self._module_logs_loss is None:
-            self._module_logs_loss = "train/loss" in self._values
+            self._module_logs_loss = LOSS in self._values
         if not self._module_logs_loss:
-            self.log("train/loss", loss)
+            self.log(LOSS, loss)
+
+    def last_loss(self, count: int) -> float | None:
+        """Mean over samples of the last `count` values of `train/loss`, or of as many as there are; None if there is none."""
+        values, weights = self._values.get(LOSS, [])[-count:], self._weights.get(LOSS, [])[-count:]
+        return _mean(torch.stack([torch.as_tensor(value).squeeze() for value in values]), weights) if values else None
 
     def take(self) -> Sums:
         """What was logged since the last call."""
@@ -136,23 +142,43 @@ class RowLogs(LogCollector):
         super().log(name, value.reshape(len(self.rows)), *how, **named)
         self._rows.setdefault(name, []).append(self.rows)
 
+    def last_losses(self, counts: Sequence[int]) -> list[float | None]:
+        """What `last_loss` gives for each client, of the last so many values of its own."""
+        if not self._values.get(LOSS):
+            return [None] * len(counts)
+        flat, rows, weights = self._flat(LOSS)
+        places = [(rows == row).nonzero().squeeze(1)[-count:] for row, count in enumerate(counts)]
+        return [_mean(flat[place], weights[place]) if len(place) else None for place in places]
+
+    def _flat(self, name: str) -> tuple[Tensor, Tensor, Tensor]:
+        """All values of a name, which row each is of, and its weight."""
+        flat, parts = torch.cat(self._values[name]).double(), self._rows[name]
+        rows = torch.tensor([row for part in parts for row in part], device=flat.device)
+        weights = [float(w) for w, part in zip(self._weights[name], parts, strict=True) for _ in part]
+        return flat, rows, flat.new_tensor(weights)
+
     def take_rows(self, num_rows: int) -> list[Sums]:
         """What each client has logged."""
         taken: list[Sums] = [{} for _ in range(num_rows)]
-        for name, values in self._values.items():
-            flat = torch.cat(values).double()
-            rows = torch.tensor([row for part in self._rows[name] for row in part], device=flat.device)
+        for name in self._values:
+            flat, rows, weights = self._flat(name)
             if not self._is_mean(name):
                 for row in rows.unique().tolist():
                     taken[row][name] = (flat[rows == row], 0.0)
                 continue
-            weights = [float(w) for w, part in zip(self._weights[name], self._rows[name], strict=True) for _ in part]
-            weighted = torch.stack([flat, torch.ones_like(flat)]) * flat.new_tensor(weights)
+            weighted = torch.stack([flat, torch.ones_like(flat)]) * weights
             totals, samples = flat.new_zeros(2, num_rows).index_add_(1, rows, weighted)
             for total, weight, sums in zip(totals, samples.tolist(), taken, strict=True):
                 if weight:
                     sums[name] = (total, weight)
         return taken
+
+
+def _mean(values: Tensor, weights: Tensor | list[float]) -> float:
+    """Under weights, as a number of the host."""
+    values = values.double()
+    weights = torch.as_tensor(weights, dtype=torch.float64, device=values.device)
+    return float(values @ weights / weights.sum())
 
 
 def _reduce(reduction: str | Callable[..., Any], values: Tensor) -> Tensor:

@@ -48,6 +48,7 @@ class Run:
             and memory. None: all are kept.
         told: clients that have been sent the mask.
         macs_at_start: multiply-accumulates of one sample's forward pass before anything was pruned, if they can be counted.
+        initial_loss: what a `LossGuard` compares with, once it is known.
     """
 
     seed: int
@@ -69,6 +70,7 @@ class Run:
     mask: Tensor | None = None
     told: set[int] = field(default_factory=set)
     macs_at_start: int | None = None
+    initial_loss: float | None = None
 
     def random(self, purpose: int, client: int = 0) -> np.random.Generator:
         """The random stream of this round for `purpose` (and client)."""
@@ -161,6 +163,7 @@ class Run:
             "mask": self.mask,
             "told": sorted(self.told),
             "macs_at_start": self.macs_at_start,
+            "initial_loss": self.initial_loss,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -200,6 +203,7 @@ class Run:
         self.mask = None if mask is None else self.layout.relay(mask, source).to(device, copy=True)
         self.told = set(state.get("told", ()))
         self.macs_at_start = state.get("macs_at_start", self.macs_at_start)  # checkpoints of 0.1 have none
+        self.initial_loss = state.get("initial_loss")
 
     def _check_fits(self, state: dict[str, Any]) -> None:
         for kind, layout, prefix in (

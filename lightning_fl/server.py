@@ -21,7 +21,7 @@ from torch.func import functional_call
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.data.degree import non_iid_degree
 from lightning_fl.errors import UserError, require
-from lightning_fl.evaluation import measure
+from lightning_fl.evaluation import mean_training_loss, measure
 from lightning_fl.excerpt import Excerpt
 from lightning_fl.macs import count_layer_macs
 from lightning_fl.modes import evaluating
@@ -162,6 +162,14 @@ class ServerSide:
         within = -1e-6 <= accuracy <= 1 + 1e-6
         require(within, f"an accuracy lies in [0, 1], but the validation_step of {name} logs {accuracy:g}.")
         return min(max(accuracy, 0.0), 1.0)
+
+    def loss(self, params: Tensor, buffers: Tensor) -> float:
+        """Mean over the server's samples of the loss that `training_step` returns, in evaluation mode, without augmentation."""
+        data, worker = self.data, self.worker
+        worker.load(params, buffers, self.run.counters)
+        worker.personal.copy_(self.run.personal)
+        batches = data.train.batches(data.eval_batch_size, data.server_indices)
+        return mean_training_loss(worker, batches, data.train.resident)
 
     def try_accuracy(self) -> None:
         """Judge the initial model on the first samples, so that a module that tells no accuracy does not cost a round."""

@@ -29,6 +29,7 @@ from lightning_fl.errors import UserError
 from lightning_fl.evaluation import as_loaders, evaluate, num_batches
 from lightning_fl.fit_loop import FitLoop
 from lightning_fl.hooks import Hooks
+from lightning_fl.loss_guard import LossGuard
 from lightning_fl.run import Run
 from lightning_fl.session import session
 from lightning_fl.settings import (
@@ -74,6 +75,7 @@ class FederatedTrainer(TrainerSurface):
         checkpoint_every_n_rounds: int = 1,
         dropout_rate: float = 0.0,
         clock: SimulatedClock = SimulatedClock(),  # noqa: B008 -- frozen
+        loss_guard: LossGuard = LossGuard(),  # noqa: B008
         runner: Literal["auto", "serial", "stacked"] = "auto",
         clients_at_once: int | None = None,
         client_states: str | os.PathLike[str] = "memory",
@@ -117,6 +119,7 @@ class FederatedTrainer(TrainerSurface):
             checkpoint_every_n_rounds: Save checkpoints/last.ckpt after every n-th round and after the last.
             dropout_rate: Probability in [0, 1) that a selected client receives the model but never answers.
             clock: The simulated network and computation behind time/simulated_seconds.
+            loss_guard: Reject clients, undo steps of the server or rounds whose loss explodes; off if not given.
             runner: `serial` trains one client after the other, `stacked` several at once; auto stacks on a GPU if the module
                 allows it.
             clients_at_once: Clients that `stacked` trains at once, at most; as many as fit into half of the free memory if
@@ -189,6 +192,7 @@ class FederatedTrainer(TrainerSurface):
         self.checkpoint_every_n_rounds = checkpoint_every_n_rounds
         self.dropout_rate = dropout_rate
         self.clock = clock
+        self.loss_guard = loss_guard
         self.runner: Literal["auto", "serial", "stacked"] = runner
         self.clients_at_once = clients_at_once
         self.client_states = os.fspath(client_states)

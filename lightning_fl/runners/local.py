@@ -36,6 +36,7 @@ class LocalPlan:
         accumulate: batches whose gradients add up to one optimiser step.
         clip_value, clip_algorithm: Lightning's `gradient_clip_val` and `gradient_clip_algorithm`.
         full_batch: every optimiser step, of which there are as many, follows the mean gradient on all samples of a pass.
+        tells_last_loss: results tell the mean training loss of the last pass.
     """
 
     batch_size: int
@@ -46,6 +47,7 @@ class LocalPlan:
     clip_value: float | None = None
     clip_algorithm: str = "norm"
     full_batch: bool = False
+    tells_last_loss: bool = False
 
     def in_round(self, rule: Rule, setting: Setting) -> LocalPlan:
         """With the batches that a rule takes in the round under way."""

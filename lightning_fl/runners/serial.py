@@ -55,6 +55,7 @@ def serial(
         if worker.buffer_layout.names:
             message["buffers"] = worker.read_buffers() - received["buffers"]
         owned = {PERSONAL: worker.personal.clone()} if worker.personal_layout.names else {}
+        last_loss = worker.logs.last_loss(worker.batches_in_pass) if plan.tells_last_loss else None
         yield Result(
             client=client,
             message=message,
@@ -64,5 +65,6 @@ def serial(
             logs=worker.logs.take(),
             num_steps=local.num_steps,
             owned=owned,
+            last_loss=last_loss,
         )
     worker.steps_in_training = 0

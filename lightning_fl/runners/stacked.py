@@ -209,10 +209,14 @@ def train_stack(
             local.learning_rate = optimizer.learning_rate
         if tells:
             _tell_stock_callbacks(worker, of_step)
+    in_a_pass = [max(1, member.in_pass) for member in members]
+    last = logs.last_losses(in_a_pass) if plan.tells_last_loss else [None] * len(members)
     return [
-        Result(member.client, message, float(len(member.selection)), state | owned, counters, sums, num_steps, owned)
-        for member, sums, (message, state, owned, counters, num_steps) in zip(
-            members, logs.take_rows(len(members)), finished, strict=True
+        Result(
+            member.client, message, float(len(member.selection)), state | owned, counters, sums, num_steps, owned, loss
+        )
+        for member, sums, loss, (message, state, owned, counters, num_steps) in zip(
+            members, logs.take_rows(len(members)), last, finished, strict=True
         )
     ]
 

@@ -32,6 +32,7 @@ class Result:
         logs: what the module logged, name to (sum over samples, samples).
         num_steps: optimiser steps it made.
         owned: of its state, what it trained and does not send.
+        last_loss: mean training loss in the last pass over its samples, where the plan asks for it and there is one.
     """
 
     client: int
@@ -42,6 +43,7 @@ class Result:
     logs: dict[str, Any]
     num_steps: int
     owned: State = field(default_factory=dict)
+    last_loss: float | None = None
 
 
 @dataclass

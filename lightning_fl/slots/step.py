@@ -83,6 +83,9 @@ class Server(Protocol):
     def accuracy(self, params: Tensor, buffers: Tensor, rows: slice = slice(None)) -> float:
         """Share of the server's samples (or of those in `rows`) that a model gets right, in evaluation mode."""
 
+    def loss(self, params: Tensor, buffers: Tensor) -> float:
+        """Mean training loss of the server's samples, in evaluation mode."""
+
     def try_accuracy(self) -> None:
         """Raise `UserError` if the module does not tell its accuracy."""
 
