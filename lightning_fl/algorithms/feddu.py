@@ -13,9 +13,10 @@ the rest is FedAvg; before the first round each client sends its label histogram
 The paper's equation (12) has G with the wrong sign and adds the server's term to the next model; this is what (4) and (8) say.
 Its `two_stage` is the authors' code: momentum once for the clients' change and once for the server's.
 
-The paper prints no β; its code has 0.9. FedDU's updates lead straight to where the model will stay, so that G is about w − w*, and
-averaging it makes w swing around w* with a factor of √β from round to round and a period of 2π / arctan √((1 − β)/β) rounds: 20
-for 0.9, seen as such in docs/results.md. FedDUM's default is the 0.3 that beat FedDU there; it swings within three rounds.
+The paper prints no β; its code has 0.9. FedDU's updates lead straight to where the model will stay, so that G is about w − w*,
+and averaging it makes w swing around w* with a factor of √β from round to round and a period of 2π / arctan √((1 − β)/β) rounds:
+20 for 0.9, seen as such in docs/results.md. FedDUM's default is the 0.3 that beat FedDU there; a sixth of its swing is left after
+three rounds.
 """
 
 from __future__ import annotations
