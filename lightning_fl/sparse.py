@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 from functools import reduce
+from math import ceil, log2
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from lightning_fl.bits import bit_width, pack, unpack
+from lightning_fl.errors import nearest, require
 
+IndexBits = Literal["ceil", "exact"]
+INDEX_BITS: tuple[str, ...] = get_args(IndexBits)
 SAMPLE = 50_000  # numbers from which a threshold is guessed
 
 
@@ -112,13 +117,24 @@ def _without_nan(magnitude: Tensor) -> Tensor:
     return torch.where(magnitude.isnan(), -1.0, magnitude)
 
 
-def positions_bits(k: int, count: int) -> int:
+def positions_bits(k: int, count: int, index_bits: IndexBits = "ceil") -> int:
     """Bits that say which k of d coordinates are meant: d in a mask or k·⌈log2 d⌉ in a list, none where all are.
+
+    With `exact` bits a list is ⌈k·log2 d⌉ long, as if its indices were the digits of one number: FedAdam-SSM's paper counts so.
 
     >>> [positions_bits(1092, 21840), positions_bits(487546, 9750922), positions_bits(7, 7), positions_bits(0, 7)]
     [16380, 9750922, 0, 0]
+    >>> positions_bits(1092, 21840, "exact")
+    15741
     """
-    return 0 if k == count else min(count, k * bit_width(count))
+    if k == count:
+        return 0
+    return min(count, k * bit_width(count) if index_bits == "ceil" else ceil(k * log2(count)))
+
+
+def check_index_bits(index_bits: str) -> None:
+    """Raise `UserError` if there is no such way to count."""
+    require(index_bits in INDEX_BITS, f"index_bits {index_bits!r} is unknown; {nearest(str(index_bits), INDEX_BITS)}.")
 
 
 def pack_positions(positions: Tensor, count: int) -> Tensor:

@@ -23,6 +23,7 @@ from lightning_fl.codecs import Changes, Dense, FairTopK, SharedTopK, TopK
 from lightning_fl.errors import UserError, nearest
 from lightning_fl.rules import SharedAdam
 from lightning_fl.slots import Codec
+from lightning_fl.sparse import IndexBits
 from lightning_fl.steps import Apply, Moments
 
 Weighting = Literal["samples", "uniform"]
@@ -62,6 +63,7 @@ class FedAdamTop(Algorithm):
         epsilon: float = 1e-6,
         weighting: Weighting = "samples",
         downlink: Downlink = "dense",
+        index_bits: IndexBits = "ceil",
     ) -> None:
         """Fill the rule, the codecs and the steps.
 
@@ -72,10 +74,11 @@ class FedAdamTop(Algorithm):
             epsilon: ε > 0, inside the root.
             weighting: Average by `samples`, or with `uniform` weights.
             downlink: Broadcast all (`dense`), or only where something has changed (`union` of the masks).
+            index_bits: Count ⌈log2 d⌉ bits for an index, as it is sent (`ceil`), or log2 d, as the paper does (`exact`).
         """
         super().__init__(
             rule=SharedAdam(beta1, beta2, epsilon),
-            uplink=TopK(alpha),
+            uplink=TopK(alpha, index_bits=index_bits),
             downlink=_downlink(downlink),
             aggregator=WeightedMean(weighting),
             steps=(Apply(), Moments()),
@@ -94,6 +97,7 @@ class FedAdamSSM(Algorithm):
         epsilon: float = 1e-6,
         weighting: Weighting = "samples",
         downlink: Downlink = "dense",
+        index_bits: IndexBits = "ceil",
     ) -> None:
         """Fill the rule, the codecs and the steps.
 
@@ -105,12 +109,13 @@ class FedAdamSSM(Algorithm):
             epsilon: ε > 0, inside the root.
             weighting: Average by `samples`, or with `uniform` weights.
             downlink: Broadcast all (`dense`), or only where something has changed (`union` of the masks).
+            index_bits: Count ⌈log2 d⌉ bits for an index, as it is sent (`ceil`), or log2 d, as the paper does (`exact`).
         """
         if mask not in LEADERS:
             raise UserError(f"mask {mask!r} is unknown; {nearest(str(mask), LEADERS)}.")
         super().__init__(
             rule=SharedAdam(beta1, beta2, epsilon),
-            uplink=SharedTopK(alpha, LEADERS[mask]),
+            uplink=SharedTopK(alpha, LEADERS[mask], index_bits=index_bits),
             downlink=_downlink(downlink),
             aggregator=WeightedMean(weighting),
             steps=(Apply(), Moments()),
@@ -129,6 +134,7 @@ class FairnessTop(Algorithm):
         epsilon: float = 1e-6,
         weighting: Weighting = "samples",
         downlink: Downlink = "dense",
+        index_bits: IndexBits = "ceil",
     ) -> None:
         """Fill the rule, the codecs and the steps.
 
@@ -140,10 +146,11 @@ class FairnessTop(Algorithm):
             epsilon: ε > 0, inside the root.
             weighting: Average by `samples`, or with `uniform` weights.
             downlink: Broadcast all (`dense`), or only where something has changed (`union` of the masks).
+            index_bits: Count ⌈log2 d⌉ bits for an index, as it is sent (`ceil`), or log2 d, as the paper does (`exact`).
         """
         super().__init__(
             rule=SharedAdam(beta1, beta2, epsilon),
-            uplink=FairTopK(alpha, union),
+            uplink=FairTopK(alpha, union, index_bits=index_bits),
             downlink=_downlink(downlink),
             aggregator=WeightedMean(weighting),
             steps=(Apply(), Moments()),

@@ -7,7 +7,7 @@ would take up to 2d bits more.
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -16,6 +16,8 @@ from torch import Tensor
 from lightning_fl.errors import UserError, nearest, require
 from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State, compressible
 from lightning_fl.sparse import (
+    IndexBits,
+    check_index_bits,
     num_kept,
     pack_positions,
     positions_bits,
@@ -32,13 +34,16 @@ class OneMask(Codec):
 
     Attributes:
         alpha: share of the coordinates that are sent, in (0, 1]. Default of the paper: 0.05.
+        index_bits: count ⌈log2 d⌉ bits for an index, as it is encoded (`ceil`), or log2 d, as the paper does (`exact`).
     """
 
     alpha: float = 0.05
+    index_bits: IndexBits = field(default="ceil", kw_only=True)
 
     def __post_init__(self) -> None:
         good = 0 < self.alpha <= 1
         require(good, f"alpha is the share of numbers that are sent and lies in (0, 1], got {self.alpha}.")
+        check_index_bits(self.index_bits)
 
     @abstractmethod
     def choose(self, vectors: Message, k: int) -> Tensor:
@@ -60,7 +65,8 @@ class OneMask(Codec):
             count = setting.layout.numel
             positions = self.choose(vectors, num_kept(self.alpha, count))
             payload |= {name: Packed.whole(x[positions]) for name, x in vectors.items()}
-            payload["mask"] = Packed(pack_positions(positions, count), positions_bits(len(positions), count))
+            bits = positions_bits(len(positions), count, self.index_bits)
+            payload["mask"] = Packed(pack_positions(positions, count), bits)
         return payload, {}
 
     def decode(self, payload: Payload, setting: Setting) -> Message:
@@ -82,6 +88,7 @@ class SharedTopK(OneMask):
 
     Attributes:
         alpha: share of the coordinates that are sent, in (0, 1]. Default of the paper: 0.05.
+        index_bits: count ⌈log2 d⌉ bits for an index, as it is encoded (`ceil`), or log2 d, as the paper does (`exact`).
         leader: name of the vector whose k largest numbers make the mask.
     """
 
@@ -102,6 +109,7 @@ class FairTopK(OneMask):
 
     Attributes:
         alpha: share of the coordinates that are sent, in (0, 1]. Default of the paper: 0.05.
+        index_bits: count ⌈log2 d⌉ bits for an index, as it is encoded (`ceil`), or log2 d, as the paper does (`exact`).
         union: `interleaved` takes the vectors' largest numbers in turns, rank by rank, until k distinct coordinates are there
             (FAB-top-k, applied to vectors instead of clients); `max` takes the k largest of max(|x|, |y|, …).
     """

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from lightning_fl.errors import require
 from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State, compressible
-from lightning_fl.sparse import num_kept, pack_positions, positions_bits, top_k, unpack_positions
+from lightning_fl.sparse import (
+    IndexBits,
+    check_index_bits,
+    num_kept,
+    pack_positions,
+    positions_bits,
+    top_k,
+    unpack_positions,
+)
 
 
 @dataclass(frozen=True)
@@ -20,14 +28,17 @@ class TopK(Codec):
 
     Attributes:
         alpha: share of the coordinates that are sent, in (0, 1]. Default of the paper: 0.05.
+        index_bits: count ⌈log2 d⌉ bits for an index, as it is encoded (`ceil`), or log2 d, as the paper does (`exact`).
     """
 
     alpha: float = 0.05
+    index_bits: IndexBits = field(default="ceil", kw_only=True)
 
     def __post_init__(self) -> None:
         require(
             0 < self.alpha <= 1, f"alpha is the share of numbers that are sent and lies in (0, 1], got {self.alpha}."
         )
+        check_index_bits(self.index_bits)
 
     def deltas_only(self) -> bool:
         """Yes, unless everything is kept."""
@@ -47,7 +58,8 @@ class TopK(Codec):
             count = len(vector)
             positions = top_k(vector, num_kept(self.alpha, count))
             payload[name] = Packed.whole(vector[positions])
-            payload[f"mask/{name}"] = Packed(pack_positions(positions, count), positions_bits(len(positions), count))
+            bits = positions_bits(len(positions), count, self.index_bits)
+            payload[f"mask/{name}"] = Packed(pack_positions(positions, count), bits)
         return payload, {}
 
     def decode(self, payload: Payload, setting: Setting) -> Message:

@@ -187,6 +187,7 @@ def test_other_rules_and_steps_take_them_too(codec: Any, make_trainer: MakeTrain
         (lambda: FedAdamSSM(mask="first_momnt"), ["'first_momnt'", "did you mean 'first_moment'"]),  # type: ignore[arg-type]
         (lambda: FairnessTop(union="mx"), ["'mx'", "did you mean 'max'"]),  # type: ignore[arg-type]
         (lambda: FedAdamSSM(downlink="unions"), ["'unions'", "did you mean 'union'"]),  # type: ignore[arg-type]
+        (lambda: FedAdamSSM(index_bits="exakt"), ["'exakt'", "did you mean 'exact'"]),  # type: ignore[arg-type]
         (lambda: FedAdam(weighting="sample"), ["'sample'", "did you mean 'samples'"]),  # type: ignore[arg-type]
         (lambda: FedAdam(beta1=1.0), ["beta1", "[0, 1)", "1.0"]),
         (lambda: FedAdam(beta2=-0.1), ["beta2", "-0.1"]),

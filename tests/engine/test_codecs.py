@@ -294,7 +294,15 @@ def test_a_vector_of_nan_does_not_become_finite(codec: Codec) -> None:
 # The numbers of FedAdam-SSM's setting: 21,840 parameters of the CNN with indices, 9,750,922 of VGG-11 with a mask.
 @pytest.mark.parametrize(
     ("codec", "bits"),
-    [(Dense(), 2_096_640), (SharedTopK(0.05), 121_212), (FairTopK(0.05), 121_212), (TopK(0.05), 153_972)],
+    [
+        (Dense(), 2_096_640),
+        (SharedTopK(0.05), 121_212),
+        (FairTopK(0.05), 121_212),
+        (TopK(0.05), 153_972),
+        (SharedTopK(0.05, index_bits="exact"), 120_573),  # 1,092 · (96 + log2 21,840), rounded up
+        (FairTopK(0.05, index_bits="exact"), 120_573),
+        (TopK(0.05, index_bits="exact"), 152_055),
+    ],
 )
 def test_bits_of_the_cnn(codec: Codec, bits: int) -> None:
     d = 21840
