@@ -86,6 +86,7 @@ def test_a_peer_that_does_other_work_is_found_out(change: dict[str, Any], round_
         ("fedlap", "--peer 'fedlap' is unknown; did you mean 'fedlab'[?] Allowed: fedlab, flower, fluke, pfl."),
         ("pfl", r"--peer pfl cannot be imported \(.*\); pip install 'pfl\[pytorch\]' first."),
         ("pfl --ranks 2", r"--peer compares .*; it does not go with --ranks 2."),
+        ("flower --clock cpu", r"--clock cpu is for what one process computes: .*"),
     ],
 )
 def test_a_peer_that_cannot_be_had_is_one_sentence(
