@@ -94,7 +94,7 @@ def simulate(path: Path, num_clients: int, connection: Connection) -> None:
 
     ray = {"num_cpus": 1, "log_to_driver": False}
     backend = {"init_args": ray, "client_resources": {"num_cpus": 1, "num_gpus": 0}}
-    with contextlib.suppress(EOFError):  # the connection is closed
+    with contextlib.suppress(EOFError, BrokenPipeError):  # the connection is closed
         run_simulation(server_app, client_app, num_clients, backend_config=backend)
 
 
