@@ -16,7 +16,7 @@ from lightning_fl.modules import NETWORKS
 from lightning_fl.settings import PRECISION_ALIASES, PRECISIONS, PROFILERS
 
 VALUES = {
-    "trainer.accelerator": ["auto", "cpu", "gpu", "cuda", "mps"],
+    "trainer.accelerator": ["auto", "cpu", "gpu", "cuda"],
     "trainer.strategy": ["auto", "ddp"],
     "trainer.precision": [*PRECISIONS, *PRECISION_ALIASES],
     "trainer.profiler": [*PROFILERS],

@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from lightning.fabric import Fabric
+from lightning.fabric.accelerators import MPSAccelerator
 from lightning.fabric.strategies.launchers.multiprocessing import _MultiProcessingLauncher
 from lightning.pytorch.callbacks import Callback, Timer
 from lightning.pytorch.loggers import Logger
@@ -159,7 +160,8 @@ def build_fabric(accelerator: Any, strategy: Any, devices: Any, num_nodes: int, 
     )
     try:
         fabric = Fabric(
-            accelerator=accelerator,
+            # Apple's MPS, which `auto` would choose where there is one, knows no float64, in which the updates are summed.
+            accelerator="cpu" if accelerator == "auto" and MPSAccelerator.is_available() else accelerator,
             strategy=strategy,
             devices=devices,
             num_nodes=num_nodes,
@@ -170,6 +172,11 @@ def build_fabric(accelerator: Any, strategy: Any, devices: Any, num_nodes: int, 
         raise UserError(
             f"Fabric cannot be set up with accelerator={accelerator!r}, strategy={strategy!r}, devices={devices!r}: {error}"
         ) from error
+    require(
+        fabric.device.type != "mps",
+        f"accelerator {accelerator!r} is Apple's MPS, which knows no float64, in which the updates are summed; "
+        "allowed on this machine: cpu.",
+    )
     launcher = fabric.strategy.launcher
     require(
         not isinstance(launcher, _MultiProcessingLauncher),

@@ -126,7 +126,7 @@ class FederatedTrainer(TrainerSurface):
                 not given.
             client_states: Where clients' states live between rounds: memory, disk (a folder in default_root_dir that goes
                 with the run), or a folder to make that one in.
-            accelerator: As in Lightning: auto, cpu, gpu, cuda, mps …
+            accelerator: As in Lightning: auto, cpu, gpu, cuda …, but not Apple's mps.
             strategy: As in Fabric; strategies that shard a model are refused.
             devices: Accelerators to use.
             num_nodes: Machines to use.

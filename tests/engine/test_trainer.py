@@ -10,6 +10,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
+from lightning.fabric.accelerators import MPSAccelerator
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from roster import problem
@@ -366,6 +367,14 @@ def test_values_that_are_not_allowed_are_refused(flag: str, value: Any, make_tra
 def test_misspelt_names_find_their_nearest_match(flag: str, given: str, meant: str, make_trainer: MakeTrainer) -> None:
     with pytest.raises(UserError, match=f"did you mean '{meant}'"):
         make_trainer(**{flag: given})
+
+
+def test_apples_mps_which_has_no_float64_is_never_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MPSAccelerator, "is_available", staticmethod(lambda: True))
+    assert FederatedTrainer(accelerator="auto", logger=False).fabric.device.type == "cpu"
+    for accelerator in ("mps", "gpu"):
+        with pytest.raises(UserError, match=f"'{accelerator}' is Apple's MPS, which knows no float64.*: cpu"):
+            FederatedTrainer(accelerator=accelerator, logger=False)
 
 
 def test_local_epochs_and_local_steps_exclude_each_other(make_trainer: MakeTrainer) -> None:
