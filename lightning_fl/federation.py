@@ -279,8 +279,8 @@ class Federation:
         arriving = self._arriving(self._select_cohort())
         fabric, sizes = self.worker.fabric, self.data.client_sizes
         mine = share_of(arriving, sizes, fabric.global_rank, fabric.world_size)
-        plan = self.plan_of_round
-        return sum(plan.num_batches(int(sizes[client]), self.worker.skips_single_samples) for client in mine)
+        plan, skips = self.plan_of_round, self.worker.skips_single_samples
+        return sum(plan.num_batches(int(sizes[client]), skips, self._steps(client)[0]) for client in mine)
 
     def _select_cohort(self) -> list[int]:
         """K clients with samples, uniformly without replacement, by seed and round alone."""
@@ -293,6 +293,16 @@ class Federation:
         if not self.dropout_rate:
             return cohort
         return [client for client in cohort if self.run.random(DROPOUT, client).random() >= self.dropout_rate]
+
+    def _steps(self, client: int) -> tuple[int, int]:
+        """Optimiser steps that a client makes in this round, and those that it would make if it had the time."""
+        plan = self.plan_of_round
+        in_pass = plan.pass_batches(int(self.data.client_sizes[client]), self.worker.skips_single_samples)
+        return plan.steps_done(in_pass, self.run, client), plan.num_steps(in_pass)
+
+    def _num_stragglers(self, arriving: list[int]) -> int:
+        """Clients whose time is up before they are done."""
+        return sum(done < planned for done, planned in map(self._steps, arriving))
 
     def _broadcast_message(self) -> Message:
         message = {"model": self.run.params}
@@ -320,6 +330,7 @@ class Federation:
             "clients/accepted": len(outcome.logs),
             "clients/rejected": len(arriving) - len(outcome.logs),
             "clients/dropped": len(cohort) - len(arriving),
+            **({"clients/straggling": self._num_stragglers(arriving)} if self.plan.straggler_rate else {}),
             "model/parameters": sum(parameter.numel() for parameter in self.worker.module.parameters()),
             **({"model/macs": self.macs} if self.macs is not None else {}),
         }

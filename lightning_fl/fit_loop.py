@@ -98,6 +98,7 @@ class FitLoop:
             clip_value=trainer.gradient_clip_val,
             clip_algorithm=trainer.gradient_clip_algorithm,
             tells_last_loss=trainer.loss_guard.clients is not None,
+            straggler_rate=trainer.straggler_rate,
         )
         in_pass = plan.pass_batches(int(data.client_sizes.max()), worker.skips_single_samples)
         trainer.most_local_steps = plan.num_steps(in_pass)

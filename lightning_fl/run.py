@@ -20,7 +20,7 @@ from lightning_fl.slots import Rule, State
 from lightning_fl.tree import Layout
 
 # What a stream of random numbers is for: part of its seed, so that no two streams coincide.
-COHORT, DROPOUT, CLIENT, SERVER, EXCHANGE, SETUP, VALIDATION = range(7)
+COHORT, DROPOUT, CLIENT, SERVER, EXCHANGE, SETUP, VALIDATION, STRAGGLER = range(8)
 
 
 @dataclass

@@ -31,6 +31,7 @@ def check_rounds(
     local_epochs: int | None,
     local_steps: int | None,
     dropout_rate: float,
+    straggler_rate: float,
     every: dict[str, int],
 ) -> None:
     """Check what decides a round.
@@ -53,6 +54,7 @@ def check_rounds(
     for name, count in {"local_epochs": local_epochs, "local_steps": local_steps}.items():
         require(count is None or _whole(count, 1), f"{name} must be a whole number of at least 1, got {count}.")
     require(0 <= dropout_rate < 1, f"dropout_rate must lie in [0, 1), got {dropout_rate}.")
+    require(0 <= straggler_rate <= 1, f"straggler_rate must lie in [0, 1], got {straggler_rate}.")
     for name, value in every.items():
         require(_whole(value, 1), f"{name} must be a whole number of at least 1, got {value}.")
 

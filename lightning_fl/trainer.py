@@ -74,6 +74,7 @@ class FederatedTrainer(TrainerSurface):
         log_every_n_rounds: int = 1,
         checkpoint_every_n_rounds: int = 1,
         dropout_rate: float = 0.0,
+        straggler_rate: float = 0.0,
         clock: SimulatedClock = SimulatedClock(),  # noqa: B008 -- frozen
         loss_guard: LossGuard = LossGuard(),  # noqa: B008
         runner: Literal["auto", "serial", "stacked"] = "auto",
@@ -118,6 +119,7 @@ class FederatedTrainer(TrainerSurface):
             log_every_n_rounds: Log a row after every n-th round and after the last.
             checkpoint_every_n_rounds: Save checkpoints/last.ckpt after every n-th round and after the last.
             dropout_rate: Probability in [0, 1) that a selected client receives the model but never answers.
+            straggler_rate: Probability in [0, 1] that a client is stopped after a part of its optimiser steps, and sends that.
             clock: The simulated network and computation behind time/simulated_seconds.
             loss_guard: Reject clients, undo steps of the server or rounds whose loss explodes; off if not given.
             runner: `serial` trains one client after the other, `stacked` several at once; auto stacks on a GPU if the module
@@ -165,7 +167,7 @@ class FederatedTrainer(TrainerSurface):
             "accumulate_grad_batches": accumulate_grad_batches,
             "clients_at_once": 1 if clients_at_once is None else clients_at_once,
         }
-        check_rounds(max_rounds, clients_per_round, local_epochs, local_steps, dropout_rate, every)
+        check_rounds(max_rounds, clients_per_round, local_epochs, local_steps, dropout_rate, straggler_rate, every)
         check_flags(num_sanity_val_steps, gradient_clip_val, fast_dev_run)
         check_choice("runner", runner, ("auto", "serial", "stacked"))
         check_client_states(client_states)
@@ -191,6 +193,7 @@ class FederatedTrainer(TrainerSurface):
         self.log_every_n_rounds = log_every_n_rounds
         self.checkpoint_every_n_rounds = checkpoint_every_n_rounds
         self.dropout_rate = dropout_rate
+        self.straggler_rate = straggler_rate
         self.clock = clock
         self.loss_guard = loss_guard
         self.runner: Literal["auto", "serial", "stacked"] = runner

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from lightning_fl.run import STRAGGLER, Run
 from lightning_fl.runners.full_gradient import full_gradient, gradient_at_received
 from lightning_fl.slots import LocalTraining, Message, Rule, Setting, State
 from lightning_fl.worker import Worker
@@ -37,6 +38,7 @@ class LocalPlan:
         clip_value, clip_algorithm: Lightning's `gradient_clip_val` and `gradient_clip_algorithm`.
         full_batch: every optimiser step, of which there are as many, follows the mean gradient on all samples of a pass.
         tells_last_loss: results tell the mean training loss of the last pass.
+        straggler_rate: probability that a client is stopped before it is done.
     """
 
     batch_size: int
@@ -48,6 +50,7 @@ class LocalPlan:
     clip_algorithm: str = "norm"
     full_batch: bool = False
     tells_last_loss: bool = False
+    straggler_rate: float = 0.0
 
     def in_round(self, rule: Rule, setting: Setting) -> LocalPlan:
         """With the batches that a rule takes in the round under way."""
@@ -74,27 +77,38 @@ class LocalPlan:
             return 0
         return self.steps if self.steps is not None else (self.epochs or 0) * ceil(in_pass / self.accumulate)
 
+    def steps_done(self, in_pass: int, run: Run, client: int) -> int:
+        """Optimiser steps that a client makes before the round's time is up: all, or, if it straggles, 1 to all but one."""
+        planned = self.num_steps(in_pass)
+        if not self.straggler_rate or planned < 2:
+            return planned
+        random = run.random(STRAGGLER, client)
+        return int(random.integers(1, planned)) if random.random() < self.straggler_rate else planned
+
     def step_batches(self, in_pass: int) -> int:
         """Batches whose gradients add up to one optimiser step; at the end of a pass there may be fewer."""
         return in_pass if self.full_batch else self.accumulate
 
-    def num_samples(self, num_samples: int, skip_single: bool) -> int:
-        """Samples read in the whole local training of a client that has `num_samples`."""
+    def num_samples(self, num_samples: int, skip_single: bool, num_steps: int | None = None) -> int:
+        """Samples read in the whole local training of a client that has `num_samples`, or in so many steps of it."""
         in_pass = self.pass_batches(num_samples, skip_single)
+        passes, rest = self._passes(in_pass, num_steps)
         in_one_pass = min(num_samples, in_pass * self.batch_size)
-        if self.full_batch:
-            return self.num_steps(in_pass) * in_one_pass
-        if not in_pass or self.epochs is not None:
-            return (self.epochs or 0) * in_one_pass
-        passes, rest = divmod(self.num_steps(in_pass), ceil(in_pass / self.accumulate))
-        return passes * in_one_pass + min(rest * self.accumulate * self.batch_size, in_one_pass)
+        return passes * in_one_pass + rest * self.batch_size
 
-    def num_batches(self, num_samples: int, skip_single: bool) -> int:
-        """Batches of the whole local training."""
+    def num_batches(self, num_samples: int, skip_single: bool, num_steps: int | None = None) -> int:
+        """Batches of the whole local training, or of so many steps of it."""
         in_pass = self.pass_batches(num_samples, skip_single)
-        if self.full_batch:
-            return self.num_steps(in_pass) * in_pass
-        return self.epochs * in_pass if self.epochs is not None else self.num_steps(in_pass) * self.accumulate
+        passes, rest = self._passes(in_pass, num_steps)
+        return passes * in_pass + rest
+
+    def _passes(self, in_pass: int, num_steps: int | None) -> tuple[int, int]:
+        """How often the steps of a local training, or so many of them, read all `in_pass` batches, and the batches after that."""
+        if not in_pass:
+            return 0, 0
+        in_step = self.step_batches(in_pass)
+        passes, rest = divmod(self.num_steps(in_pass) if num_steps is None else num_steps, ceil(in_pass / in_step))
+        return passes, rest * in_step
 
 
 def train_locally(
@@ -108,6 +122,7 @@ def train_locally(
     plan: LocalPlan,
     seeds: tuple[int, int],
     resident: bool,
+    num_steps: int | None = None,
 ) -> LocalTraining:
     """Train the worker's module from the received model on one client's samples.
 
@@ -122,6 +137,7 @@ def train_locally(
         plan: how long and in what batches.
         seeds: of the order of the samples, and of everything the module draws itself.
         resident: whether the samples already lie on the accelerator.
+        num_steps: stop after so many optimiser steps; by default when the plan is done.
 
     Returns:
         The local training after its last step.
@@ -134,7 +150,7 @@ def train_locally(
     local = LocalTraining(setting, received, worker.params, worker.gradient, optimizer.step, state, learning_rate=0.0)
     local.learning_rate = optimizer.learning_rate
     num_samples, batch_size = len(selection), plan.batch_size
-    local.num_samples = float(plan.num_samples(num_samples, worker.skips_single_samples))
+    local.num_samples = float(plan.num_samples(num_samples, worker.skips_single_samples, num_steps))
     kept, mask_gradient = setting.kept, worker.mask_gradient(setting.kept) if setting.kept else None
     if rule.reads_full_gradient:
         worker.seed(seeds[1])
@@ -149,7 +165,8 @@ def train_locally(
     order = torch.Generator().manual_seed(seeds[0])
     worker.seed(seeds[1])
     in_pass = worker.batches_in_pass = plan.pass_batches(num_samples, worker.skips_single_samples)
-    num_steps = worker.steps_in_training = plan.num_steps(in_pass)
+    worker.steps_in_training = plan.num_steps(in_pass)
+    num_steps = worker.steps_in_training if num_steps is None else num_steps
     accumulate, in_one_pass = plan.step_batches(in_pass), min(num_samples, in_pass * batch_size)
     local.steps_in_pass = ceil(in_pass / accumulate) if in_pass else 1
     batch_start, batch_end = hooks.listeners("on_train_batch_start"), hooks.listeners("on_train_batch_end")

@@ -39,6 +39,8 @@ def serial(
         state = run.client_state(client, rule, received["model"])
         worker.personal.copy_(state.pop(PERSONAL, run.personal))
         order, own = run.torch_seeds(CLIENT, client)
+        selection = data.client(client)
+        in_pass = plan.pass_batches(len(selection), worker.skips_single_samples)
         local = train_locally(
             worker,
             rule,
@@ -46,10 +48,11 @@ def serial(
             received,
             run.counters,
             state,
-            data.client(client),
+            selection,
             plan,
             (order, own),
             data.train.resident,
+            plan.steps_done(in_pass, run, client),
         )
         message = rule.finish(local)
         if worker.buffer_layout.names:

@@ -87,13 +87,16 @@ def stacked(
     The other arguments and the results are those of `serial`. What a module draws itself while it trains (dropout) comes from
     one stream for the whole stack, so it differs from what the client would draw alone.
     """
+    in_pass = {k: plan.pass_batches(int(data.client_sizes[k]), worker.skips_single_samples) for k in cohort}
+    num_steps = {client: plan.steps_done(in_pass[client], run, client) for client in cohort}
 
-    def length(client: int) -> tuple[int, int]:
-        in_pass = plan.pass_batches(int(data.client_sizes[client]), worker.skips_single_samples)
-        return plan.num_steps(in_pass), in_pass
+    def together(client: int) -> int:
+        # Schedules inside a round ask how long the client is to train, so clients of one stack must agree on it.
+        return in_pass[client] if worker.optimizer.moves_within_round else 0
 
-    # Schedules inside a round ask how long the client trains, so clients of one stack must agree on it.
-    together = length if worker.optimizer.moves_within_round else lambda client: None
+    def length(client: int) -> tuple[int, int, int]:
+        return together(client), num_steps[client], in_pass[client]
+
     for _, clients in groupby(sorted(cohort, key=length, reverse=True), key=together):
         waiting = list(clients)
         stack_size = ceil(len(waiting) / ceil(len(waiting) / clients_at_once))
@@ -101,10 +104,10 @@ def stacked(
             members = []
             for client in waiting[start : start + stack_size]:
                 worker.hooks.call("on_client_download", client)
-                num_steps, in_pass = length(client)
                 state = run.client_state(client, rule, received["model"])
                 seeds = run.torch_seeds(CLIENT, client)
-                members.append(Member(client, data.client(client), in_pass, num_steps, state, seeds))
+                selection = data.client(client)
+                members.append(Member(client, selection, in_pass[client], num_steps[client], state, seeds))
             yield from train_stack(worker, rule, setting, received, run.counters, members, plan, data.train.resident)
     worker.steps_in_training = 0
 
@@ -144,10 +147,11 @@ def train_stack(
     logs = RowLogs(worker.logs)
     optimizer.bind(stack.params, stack.gradient)
     optimizer.start_client()
-    worker.batches_in_pass, worker.steps_in_training = members[0].in_pass, members[0].num_steps
+    worker.batches_in_pass = max(member.in_pass for member in members)
+    worker.steps_in_training = plan.num_steps(worker.batches_in_pass)
     local = LocalTraining(setting, received, stack.params, stack.gradient, optimizer.step, state)
     local.learning_rate = optimizer.learning_rate
-    read = [plan.num_samples(len(member.selection), worker.skips_single_samples) for member in members]
+    read = [plan.num_samples(len(m.selection), worker.skips_single_samples, m.num_steps) for m in members]
     local.num_samples = stack.params.new_tensor(read).unsqueeze(1)
     in_pass = [[ceil(member.in_pass / max(1, plan.step_batches(member.in_pass)))] for member in members]
     local.steps_in_pass = torch.tensor(in_pass, device=stack.params.device).clamp(min=1)

@@ -2,11 +2,12 @@
 
 The order in which clients are drawn and see their samples is reproduced from its definition: streams seeded with
 (seed, round, purpose, client), purpose 0 for the cohort, 2 for a client's training, 3 for the server's, 4 for what the server
-draws about a client and 5 for what a client does before the first round.
+draws about a client, 5 for what a client does before the first round and 7 for whether and when a client is stopped early.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from math import log2
 from typing import Any
 
@@ -29,6 +30,7 @@ class Problem:
     learning_rate: float = 0.1
     seed: int = 0
     absent: frozenset[int] = frozenset()
+    straggler_rate: float = 0.0
     server_x: np.ndarray = field(default_factory=lambda: np.zeros((0, 3)))
     server_y: np.ndarray = field(default_factory=lambda: np.zeros((0, 2)))
 
@@ -38,7 +40,13 @@ class Problem:
         return [int(k) for k in drawn if k not in self.absent]
 
     def batches(self, t: int, k: int) -> Batches:
-        return self._batches(self.x[k], self.y[k], [self.seed, t, 2, k])
+        return islice(self._batches(self.x[k], self.y[k], [self.seed, t, 2, k]), self.num_steps(t, k))
+
+    def num_steps(self, t: int, k: int) -> int:
+        """All, or of a straggler's steps 1, 2 … or all but one with equal probability (Li et al. 2020, 5.2, has epochs there)."""
+        steps = self.epochs * -(-len(self.x[k]) // self.batch_size)
+        rng = np.random.default_rng([self.seed, t, 7, k])
+        return int(rng.integers(1, steps)) if steps > 1 and rng.random() < self.straggler_rate else steps
 
     def server_batches(self, t: int) -> Batches:
         return self._batches(self.server_x, self.server_y, [self.seed, t, 3, 0])

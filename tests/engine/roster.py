@@ -448,6 +448,7 @@ def problem(
     seed: int = 0,
     absent: frozenset[int] = frozenset(),
     num_server: int = 0,
+    straggler_rate: float = 0.0,
 ) -> oracle.Problem:
     """The oracle's view of `toys.federation()`, or of `toys.Served(num_server)`."""
     data = toys.Served(num_server) if num_server else toys.federation()
@@ -462,6 +463,7 @@ def problem(
         epochs=epochs,
         seed=seed,
         absent=absent,
+        straggler_rate=straggler_rate,
         server_x=x[data.server_indices],
         server_y=y[data.server_indices],
     )

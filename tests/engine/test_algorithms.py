@@ -37,6 +37,17 @@ def test_matches_its_oracle(name: str, precision: str, tolerance: float, make_tr
     np.testing.assert_allclose(vector(module), expected, rtol=0, atol=tolerance)
 
 
+@each_algorithm
+def test_matches_its_oracle_where_clients_straggle(name: str, make_trainer: MakeTrainer) -> None:
+    module, entry = Perceptron(), ROSTER[name]
+    expected = entry.oracle(
+        problem(rounds=5, epochs=3, num_server=entry.num_server, straggler_rate=0.6), vector(module)
+    )
+    trainer = make_trainer(max_rounds=5, local_epochs=3, straggler_rate=0.6, precision="64-true")
+    trainer.fit(module, entry.federation(), algorithm=entry.algorithm())
+    np.testing.assert_allclose(vector(module), expected, rtol=0, atol=1e-10)
+
+
 def test_the_seed_decides_cohort_and_order(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PL_GLOBAL_SEED", "7")
     module = Perceptron()

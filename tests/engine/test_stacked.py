@@ -55,8 +55,14 @@ def assert_same(pair: Any, tolerance: float = 1e-5, of_metrics: float = 1e-4) ->
 
 @pytest.mark.parametrize("name", ROSTER)
 def test_every_algorithm_gives_the_same_answer(name: str, make_trainer: MakeTrainer) -> None:
-    """Stacks of three and two clients with unequal steps; now and then a client drops out."""
-    flags = {"local_epochs": 2, "clients_at_once": 3, "clients_per_round": 5, "dropout_rate": 0.2}
+    """Stacks of three and two clients with unequal steps; now and then a client drops out or straggles."""
+    flags = {
+        "local_epochs": 2,
+        "clients_at_once": 3,
+        "clients_per_round": 5,
+        "dropout_rate": 0.2,
+        "straggler_rate": 0.3,
+    }
     assert_same(fits(make_trainer, Perceptron(), ROSTER[name].federation, ROSTER[name].algorithm(), **flags), 1e-5)
 
 
@@ -160,7 +166,13 @@ def test_every_kind_of_network(network: str, make_trainer: MakeTrainer) -> None:
 def test_cosine_inside_a_round_asks_for_each_clients_length(make_trainer: MakeTrainer) -> None:
     module = ImageClassifier("linear", num_classes=10, in_channels=1, image_size=8, lr_schedule="cosine", lr_decay=0.9)
     data = digits(image_size=8, partition=Dirichlet(alpha=0.5))
-    flags = {"local_epochs": 2, "limit_train_batches": 3, "limit_val_batches": 1, "max_rounds": 2}
+    flags = {
+        "local_epochs": 2,
+        "limit_train_batches": 3,
+        "limit_val_batches": 1,
+        "max_rounds": 2,
+        "straggler_rate": 0.4,
+    }
     assert_same(fits(make_trainer, module, data, clients_per_round=5, **flags))
 
 

@@ -319,6 +319,8 @@ BAD_FLAGS: list[tuple[str, Any]] = [
     ("dropout_rate", 1.0),
     ("dropout_rate", -0.1),
     ("dropout_rate", float("nan")),
+    ("straggler_rate", 1.5),
+    ("straggler_rate", -0.1),
     ("val_every_n_rounds", 0),
     ("log_every_n_rounds", 0),
     ("checkpoint_every_n_rounds", 0),
