@@ -196,7 +196,7 @@ def resume(trainer: Any, path: str) -> None:
             callback.load_state_dict(states[callback.state_key])
     if trainer.datamodule is not None and type(trainer.datamodule).__qualname__ in checkpoint:
         trainer.datamodule.load_state_dict(checkpoint[type(trainer.datamodule).__qualname__])
-    trainer.global_step = trainer.run.num_steps
+    trainer.current_epoch, trainer.global_step = trainer.run.round, trainer.run.num_steps
     for logger in trainer.loggers:
         if isinstance(logger, RoundCSVLogger):
             logger.keep_rounds_before(trainer.run.round)
