@@ -78,9 +78,9 @@ class SaveFitConfig(SaveConfigCallback):
     """Saves the configuration of a `fit` as config.yaml; an evaluation leaves the one of its run alone."""
 
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
-        """Not yet: what an earlier run left is moved aside first."""
+        """Not yet: the folder may be an earlier run's until this one has done a round."""
 
-    def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
+    def on_folder_claimed(self, trainer: Any, pl_module: LightningModule) -> None:
         """Save it, as Lightning does in `setup`."""
         super().setup(trainer, pl_module, "fit")
 

@@ -28,8 +28,10 @@ from lightning_fl.evaluation import as_loaders, evaluate, num_batches
 from lightning_fl.federation import Federation
 from lightning_fl.final_table import final_lines
 from lightning_fl.groups import layer_groups
+from lightning_fl.hooks import check_watched
 from lightning_fl.loggers import log_row, tell
 from lightning_fl.macs import count_macs
+from lightning_fl.metrics_file import RoundCSVLogger
 from lightning_fl.pruning import masks_of
 from lightning_fl.run import SERVER, VALIDATION, Run
 from lightning_fl.runners import LocalPlan, choose_runner
@@ -58,6 +60,9 @@ class FitLoop:
         self.trainer = trainer
         self.has_validated = False
         self.before_round: dict[str, Any] | None = None
+        self._first_round = 0
+        self._owns_folder = False
+        self._knows_metrics = False
         self._val_loaders: list[Iterable[Any]] = []
         self.epoch_loop = SimpleNamespace(
             _should_check_val_epoch=lambda: trainer.validates_this_round,
@@ -74,6 +79,7 @@ class FitLoop:
     def start(self) -> None:
         """Set up the optimiser, the state of the run and the federation."""
         trainer, worker, algorithm = self.trainer, self.trainer.bound_worker, self.trainer.algorithm
+        self.has_validated = self._knows_metrics = self._owns_folder = False
         worker.agree_on_model()
         run = trainer.run = Run(
             seed=int(os.environ.get("PL_GLOBAL_SEED", "0")),
@@ -175,12 +181,9 @@ class FitLoop:
     def run(self) -> None:
         """All rounds, between Lightning's opening and closing hooks."""
         trainer, run = self.trainer, self.trainer.run
+        self._first_round = run.round
         trainer.hooks.call("on_fit_start")
         self._sanity_check()
-        # Nothing is written before something has run: a mistake leaves the earlier run where it is.
-        if trainer.ckpt_path is None and (trainer.loggers or trainer.enable_checkpointing) and trainer.is_global_zero:
-            persistence.set_earlier_run_aside(trainer.default_root_dir)
-        trainer.fabric.barrier()
         hyperparameters = {**trainer.lightning_module.hparams_initial, "algorithm": trainer.algorithm.name}
         tell(trainer, lambda logger: logger.log_hyperparams(hyperparameters))
         trainer.hooks.call("on_train_start")
@@ -190,6 +193,8 @@ class FitLoop:
         trainer.current_epoch = run.round
         trainer.hooks.call("on_train_end")
         self._take_over_changes()
+        if run.round == 0 and trainer.ckpt_path is None:
+            self._begin_to_write()
         trainer.hooks.call("on_fit_end")
         if trainer.enable_checkpointing and trainer.is_global_zero:
             exported = persistence.build_checkpoint(trainer, weights_only=True)
@@ -233,12 +238,46 @@ class FitLoop:
         record |= worker.logs.averages(gather_objects(trainer.fabric, worker.logs.take())[:1])
         trainer.publish(record)
         worker.optimizer.end_plateau(run.round, trainer.callback_metrics)
+        if self.has_validated and not self._knows_metrics:
+            self._knows_metrics = True
+            check_watched(trainer.callbacks, trainer.callback_metrics)
+        if run.round == self._first_round + 1:
+            self._begin_to_write()
         trainer.hooks.call("on_train_epoch_end", monitoring=True)
         record["time/simulated_seconds"] = run.simulated_seconds
         record["time/round_seconds"] = time.perf_counter() - started
         self._log(record)
         if trainer.enable_checkpointing and self._is_due(trainer.checkpoint_every_n_rounds):
             trainer.save_checkpoint(Path(trainer.default_root_dir) / persistence.LAST)
+
+    def claim_folder(self) -> None:
+        """Before anything of this fit is written: an earlier run is moved aside, of a resumed one the rounds to come are dropped.
+
+        Not before there is something to write: a command that fails in its first round leaves everything where it was.
+        """
+        trainer = self.trainer
+        if self._owns_folder or not self._keeps_files:
+            return
+        self._owns_folder = True
+        if trainer.ckpt_path is None:
+            persistence.set_earlier_run_aside(trainer.default_root_dir)
+            return
+        for logger in trainer.loggers:
+            if isinstance(logger, RoundCSVLogger):
+                logger.keep_rounds_before(self._first_round)
+
+    def _begin_to_write(self) -> None:
+        """The first round is done: the folder is this run's, which callbacks that write to it are told."""
+        if not self._keeps_files:
+            return
+        if self.trainer.is_global_zero:
+            self.claim_folder()
+        self.trainer.fabric.barrier()
+        self.trainer.hooks.call("on_folder_claimed")
+
+    @property
+    def _keeps_files(self) -> bool:
+        return bool(self.trainer.loggers) or self.trainer.enable_checkpointing
 
     def _take_over_changes(self) -> None:
         """The server's model is what callbacks made of it; clones, because a step may have kept the old tensors."""

@@ -41,6 +41,7 @@ class RoundCSVLogger(CSVLogger):
     def __init__(self, root: str | os.PathLike[str]) -> None:
         super().__init__(save_dir=os.fspath(root), name="", version="", flush_logs_every_n_steps=1)
         self._beside: dict[str, float] = {}
+        self._hyperparameters: list[Any] = []
 
     @property
     def log_dir(self) -> str:
@@ -56,12 +57,19 @@ class RoundCSVLogger(CSVLogger):
         return self._experiment
 
     @rank_zero_only
+    def log_hyperparams(self, params: Any = None) -> None:
+        """Record hyper-parameters; the file is written with the first row, until when that of an earlier run may be here."""
+        self._hyperparameters.append(params)
+
+    @rank_zero_only
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
         """Record a round; what callbacks log on their own during a round becomes part of its row."""
         self._beside |= metrics
         if "round" in metrics:
+            for params in self._hyperparameters:
+                super().log_hyperparams(params)
             super().log_metrics({**metrics, **self._beside}, step)
-            self._beside = {}
+            self._hyperparameters, self._beside = [], {}
 
     @rank_zero_only
     def keep_rounds_before(self, round_index: int) -> None:

@@ -17,7 +17,6 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from lightning_fl import checkpoint as checkpoints
 from lightning_fl import surgery
 from lightning_fl.errors import UserError
-from lightning_fl.metrics_file import RoundCSVLogger
 from lightning_fl.run import as_saved
 
 LAST = Path("checkpoints") / "last.ckpt"
@@ -53,19 +52,31 @@ def remove_empty(folders: Iterable[Path]) -> None:
 
 
 def set_earlier_run_aside(root: str) -> None:
-    """Move the files of an earlier run in `root` into `root/earlier-1` (2, 3 …), so that a new run loses nothing."""
+    """Move the files of an earlier run in `root` into `root/earlier-1` (2, 3 …), so that a new run loses nothing.
+
+    They gather in `earlier-1.moving`, whose new name completes the move: `bring_earlier_run_back` undoes one that was cut short.
+    """
     folder = Path(root)
     present = [folder / name for name in (METRICS, HPARAMS, CONFIG, EXPORT, LAST.parent) if (folder / name).exists()]
-    if not any(path.name != CONFIG for path in present):
+    if all(path.name in (CONFIG, HPARAMS) for path in present):
         return
     number = 1
     while (folder / f"earlier-{number}").exists():
         number += 1
-    aside = folder / f"earlier-{number}"
-    aside.mkdir()
+    aside, moving = folder / f"earlier-{number}", folder / f"earlier-{number}.moving"
+    moving.mkdir()
     for path in present:
-        os.replace(path, aside / path.name)
+        os.replace(path, moving / path.name)
+    os.replace(moving, aside)
     rank_zero_info(f"The earlier run in {root} was moved to {aside}.")
+
+
+def bring_earlier_run_back(root: str) -> None:
+    """Where a kill came while an earlier run was moved aside, put it back: the new run had written nothing yet."""
+    for moving in Path(root).glob("earlier-*.moving"):
+        for path in moving.iterdir():
+            os.replace(path, Path(root) / path.name)
+        moving.rmdir()
 
 
 def build_checkpoint(trainer: Any, weights_only: bool = False) -> dict[str, Any]:
@@ -93,6 +104,7 @@ def build_checkpoint(trainer: Any, weights_only: bool = False) -> dict[str, Any]
             "algorithm": trainer.algorithm.name,
             "num_clients": trainer.datamodule.num_clients,
             "learning_rates": trainer.worker.optimizer.state_dict(),
+            "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
             "run": as_saved(run_state),
         }
         trainer.hooks.call_callbacks("on_save_checkpoint", checkpoint)
@@ -197,7 +209,9 @@ def resume(trainer: Any, path: str) -> None:
     if trainer.datamodule is not None and type(trainer.datamodule).__qualname__ in checkpoint:
         trainer.datamodule.load_state_dict(checkpoint[type(trainer.datamodule).__qualname__])
     trainer.current_epoch, trainer.global_step = trainer.run.round, trainer.run.num_steps
-    for logger in trainer.loggers:
-        if isinstance(logger, RoundCSVLogger):
-            logger.keep_rounds_before(trainer.run.round)
-    rank_zero_info(f"Resumed {path} after round {trainer.run.round} of {trainer.max_rounds}.")
+    trainer.publish(federation.get("metrics", {}))  # checkpoints of 0.1 have none
+    done = trainer.run.round
+    if done < trainer.max_rounds:
+        rank_zero_info(f"Resumed {path} after round {done} of {trainer.max_rounds}.")
+    else:
+        rank_zero_info(f"Nothing is left to do: max_rounds is {trainer.max_rounds}, and {path} has done {done} rounds.")

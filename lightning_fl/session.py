@@ -61,6 +61,8 @@ def session(
         )
         if trainer.local_rank == 0:
             datamodule.prepare_data()
+        if trainer.fitting and trainer.is_global_zero:
+            persistence.bring_earlier_run_back(trainer.default_root_dir)
         trainer.fabric.barrier()
         datamodule.setup(fn.value)
         if trainer.fitting:

@@ -381,6 +381,8 @@ class FederatedTrainer(TrainerSurface):
             weights_only: Leave the run out.
         """
         if self.is_global_zero:
+            if self.fitting:
+                self.fit_loop.claim_folder()
             is_last = Path(filepath) == Path(self.default_root_dir) / persistence.LAST
             checkpoints.save_atomically(
                 persistence.build_checkpoint(self, weights_only), filepath, keep_previous=is_last
