@@ -156,6 +156,12 @@ class FitLoop:
         trainer.num_val_batches = num_batches(self._val_loaders, trainer.limits["limit_val_batches"])
         self._keep_client_states(run)
         rank_zero_info(data.description())
+        num_clients, num_ranks = self.federation.cohort_size, trainer.world_size
+        if algorithm.trains_in_rounds and num_clients < num_ranks:
+            rank_zero_info(
+                f"A round has {num_clients} {'client' if num_clients == 1 else 'clients'} for {num_ranks} processes: "
+                f"{num_ranks - num_clients} of them train nobody; trainer.devices or trainer.num_nodes can be smaller."
+            )
 
     def prepare(self) -> None:
         """What the method does before its first round."""
