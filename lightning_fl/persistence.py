@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,7 @@ def build_checkpoint(trainer: Any, weights_only: bool = False) -> dict[str, Any]
             "format": checkpoints.FORMAT,
             "algorithm": trainer.algorithm.name,
             "num_clients": trainer.datamodule.num_clients,
+            "max_rounds": trainer.max_rounds,
             "learning_rates": trainer.worker.optimizer.state_dict(),
             "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
             "run": as_saved(run_state),
@@ -213,5 +215,22 @@ def resume(trainer: Any, path: str) -> None:
     done = trainer.run.round
     if done < trainer.max_rounds:
         rank_zero_info(f"Resumed {path} after round {done} of {trainer.max_rounds}.")
+        _tell_of_last_rounds(trainer, federation.get("max_rounds", trainer.max_rounds))
     else:
         rank_zero_info(f"Nothing is left to do: max_rounds is {trainer.max_rounds}, and {path} has done {done} rounds.")
+
+
+def _tell_of_last_rounds(trainer: Any, planned: int) -> None:
+    """Say so where rounds that are done were trained as the last of a shorter run, which they no longer are."""
+    setting, rule = trainer.fit_loop.federation.setting, trainer.algorithm.rule
+
+    def is_full(index: int, num_rounds: int) -> bool:
+        return bool(rule.takes_full_batches(replace(setting, round=index, num_rounds=num_rounds)))
+
+    done = range(trainer.run.round)
+    moved = [index for index in done if is_full(index, planned) and not is_full(index, trainer.max_rounds)]
+    if moved:
+        rank_zero_info(
+            f"Rounds {moved[0]} to {moved[-1]} took full batches as the last of {planned}; "
+            f"of {trainer.max_rounds} rounds the last will again."
+        )
