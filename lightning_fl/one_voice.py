@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 
 import torch.distributed as distributed
 
@@ -34,7 +35,7 @@ def say_once(start: str, sentence: str) -> None:
         store = _store() if num_ranks > 1 else None
         if store is not None:
             if rank > 0:
-                _wait(lambda: store.check([sentence]), PATIENCE_S)
+                _wait(partial(store.check, [sentence]), PATIENCE_S)
             is_first = store.add(sentence, 1) == 1
     except RuntimeError:  # rank 0, whose process may hold the store, has gone without having waited
         store = None
