@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,59 +23,6 @@ EXPORT = "model.ckpt"
 METRICS = "metrics.csv"
 HPARAMS = "hparams.yaml"
 CONFIG = "config.yaml"
-
-
-def require_writable(root: str) -> list[Path]:
-    """Make the run's folder; returns the folders that were not there, the innermost first.
-
-    Raises:
-        UserError: nothing can be written there.
-    """
-    folder = Path(root).absolute()
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    try:
-        os.makedirs(root, exist_ok=True)
-        good = os.access(root, os.W_OK)
-    except OSError:
-        good = False
-    if not good:
-        raise UserError(f"nothing can be written to {root}: give another folder as default_root_dir.")
-    return missing
-
-
-def remove_empty(folders: Iterable[Path]) -> None:
-    """Remove those of these folders in which nothing is, the innermost first."""
-    for folder in folders:
-        with suppress(OSError):
-            folder.rmdir()
-
-
-def set_earlier_run_aside(root: str) -> None:
-    """Move the files of an earlier run in `root` into `root/earlier-1` (2, 3 …), so that a new run loses nothing.
-
-    They gather in `earlier-1.moving`, whose new name completes the move: `bring_earlier_run_back` undoes one that was cut short.
-    """
-    folder = Path(root)
-    present = [folder / name for name in (METRICS, HPARAMS, CONFIG, EXPORT, LAST.parent) if (folder / name).exists()]
-    if all(path.name in (CONFIG, HPARAMS) for path in present):
-        return
-    number = 1
-    while (folder / f"earlier-{number}").exists():
-        number += 1
-    aside, moving = folder / f"earlier-{number}", folder / f"earlier-{number}.moving"
-    moving.mkdir()
-    for path in present:
-        os.replace(path, moving / path.name)
-    os.replace(moving, aside)
-    rank_zero_info(f"The earlier run in {root} was moved to {aside}.")
-
-
-def bring_earlier_run_back(root: str) -> None:
-    """Where a kill came while an earlier run was moved aside, put it back: the new run had written nothing yet."""
-    for moving in Path(root).glob("earlier-*.moving"):
-        for path in moving.iterdir():
-            os.replace(path, Path(root) / path.name)
-        moving.rmdir()
 
 
 def build_checkpoint(trainer: Any, weights_only: bool = False) -> dict[str, Any]:
