@@ -71,6 +71,7 @@ class FitLoop:
         """Put the federation together, and find out what there is to validate on."""
         trainer, worker = self.trainer, self.trainer.bound_worker
         self.has_validated = self._knows_metrics = False
+        self.before_round = None
         self.folder = RunFolder(trainer)
         self.federation = assemble(trainer)
         data = self.federation.data

@@ -30,20 +30,22 @@ def say_once(start: str, sentence: str) -> None:
     rank, num_ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if distributed.is_available() and distributed.is_initialized():
         rank, num_ranks = distributed.get_rank(), distributed.get_world_size()
+    # The agent's store outlives the processes, which it may start once more.
+    key = f"said in attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}: {sentence}"
     is_first = True
     try:
         store = _store() if num_ranks > 1 else None
         if store is not None:
             if rank > 0:
-                _wait(partial(store.check, [sentence]), PATIENCE_S)
-            is_first = store.add(sentence, 1) == 1
+                _wait(partial(store.check, [key]), PATIENCE_S)
+            is_first = store.add(key, 1) == 1
     except RuntimeError:  # rank 0, whose process may hold the store, has gone without having waited
         store = None
     if is_first:
         print(start + (f"on rank {rank}: " if rank > 0 else "") + sentence, file=sys.stderr, flush=True)
     if store is not None and rank == 0:
         # The others that come with the same have to find the store.
-        _wait(lambda: store.add(sentence, 0) == num_ranks, STAY_S)
+        _wait(lambda: store.add(key, 0) == num_ranks, STAY_S)
 
 
 def _store() -> distributed.Store | None:

@@ -175,7 +175,7 @@ def _tell_of_last_rounds(trainer: Any, planned: int) -> None:
     done = range(trainer.run.round)
     moved = [index for index in done if is_full(index, planned) and not is_full(index, trainer.max_rounds)]
     if moved:
+        which = f"Rounds {moved[0]} to {moved[-1]}" if len(moved) > 1 else f"Round {moved[0]}"
         rank_zero_info(
-            f"Rounds {moved[0]} to {moved[-1]} took full batches as the last of {planned}; "
-            f"of {trainer.max_rounds} rounds the last will again."
+            f"{which} took full batches as the last of {planned}; of {trainer.max_rounds} rounds the last will again."
         )

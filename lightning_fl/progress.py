@@ -78,7 +78,7 @@ class RoundProgressBar(ProgressBar):
 
     def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """The clients' clock starts."""
-        self._began = time.perf_counter()
+        self._began, self._trained_s = time.perf_counter(), 0.0
         if self._bar is not None:
             self._bar.set_description_str(f"Round {trainer.current_epoch + 1}/{trainer.max_rounds}", refresh=False)
 
@@ -108,7 +108,8 @@ class RoundProgressBar(ProgressBar):
         self._bar.set_postfix(self._shown, refresh=False)
         self._move_to(trainer.current_epoch + 1)
         # The next round's clients will take the same share of its time; validation and the server take the rest.
-        self._training_share = min(1.0, self._trained_s / max(time.perf_counter() - self._began, 1e-9))
+        if self._trained_s:
+            self._training_share = min(1.0, self._trained_s / (time.perf_counter() - self._began))
 
     def on_train_end(self, trainer: Any, pl_module: LightningModule) -> None:
         """Close the bar."""

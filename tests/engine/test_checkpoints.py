@@ -401,6 +401,31 @@ def test_one_trainer_may_fit_twice(make_trainer: MakeTrainer, tmp_path: Path, ke
     assert read_rows(tmp_path) == read_rows(tmp_path / "earlier-1")
 
 
+def test_a_trainer_that_failed_in_a_round_begins_anew(
+    make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    class FailsOnce(L.Callback):
+        failed = False
+
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            trainer.save_checkpoint(tmp_path / "start.ckpt")
+
+        def on_client_upload(self, trainer: Any, *arguments: Any) -> None:
+            if trainer.current_epoch == 1 and not self.failed:
+                self.failed = True
+                raise ZeroDivisionError
+
+    trainer = make_trainer(callbacks=[FailsOnce()], **keeps_files)
+    with pytest.raises(ZeroDivisionError):
+        trainer.fit(Perceptron(), federation())
+    module = Perceptron()
+    weights = copy.deepcopy(module.state_dict())
+    trainer.fit(module, federation())
+    saved = checkpoint.load(tmp_path / "start.ckpt")
+    assert saved["epoch"] == 0
+    assert all(torch.equal(value, weights[name]) for name, value in saved["state_dict"].items())
+
+
 def test_resuming_cuts_a_metrics_file_that_ran_ahead(
     make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
 ) -> None:

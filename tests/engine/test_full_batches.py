@@ -138,7 +138,7 @@ def test_a_run_that_stopped_goes_on_to_the_same_end(
     ("stopped", "max_rounds", "said"),
     [
         (4, 6, ["Rounds 2 to 3 took full batches as the last of 4; of 6 rounds the last will again."]),
-        (3, 5, ["Rounds 2 to 2 took full batches as the last of 4; of 5 rounds the last will again."]),
+        (3, 5, ["Round 2 took full batches as the last of 4; of 5 rounds the last will again."]),
         (3, 4, []),
         (2, 6, []),
     ],
