@@ -108,7 +108,7 @@ class FitLoop:
         trainer.current_epoch = run.round
         trainer.hooks.call("on_train_end")
         self._take_over_changes()
-        if run.round == 0 and trainer.ckpt_path is None:
+        if run.round == self.folder.first_round and not self.folder.goes_on_here:
             self._begin_to_write()
         trainer.hooks.call("on_fit_end")
         if trainer.enable_checkpointing and trainer.is_global_zero:

@@ -72,10 +72,15 @@ class RoundCSVLogger(CSVLogger):
             self._hyperparameters, self._beside = [], {}
 
     @rank_zero_only
-    def keep_rounds_before(self, round_index: int) -> None:
-        """On resuming: drop the rows of rounds that will be done again, and a last row that a kill cut short."""
+    def keep_rounds_before(self, round_index: int, home: Path | None = None) -> None:
+        """On resuming: drop the rows of rounds that will be done again, and a last row that a kill cut short.
+
+        Args:
+            round_index: the first round that will be done.
+            home: the folder whose rows they are; this one's if not given.
+        """
         path = Path(self.log_dir) / ExperimentWriter.NAME_METRICS_FILE
-        columns, rows = read_rows(path)
+        columns, rows = read_rows(path if home is None else home / path.name)
         kept = [row for row in rows if (row.get("round") or "").isdigit() and int(row["round"]) < round_index]
         if rows:
             write_rows(path, columns, kept)

@@ -36,17 +36,33 @@ class RunFolder:
     def claim(self) -> None:
         """Before anything is written: an earlier run is moved aside, of a resumed one the rounds to come are dropped.
 
+        A run that goes on in another folder brings its rows along.
         Not before there is something to write: a command that fails in its first round leaves everything where it was.
         """
         if self._is_ours or not self.is_used:
             return
         self._is_ours = True
-        if self.trainer.ckpt_path is None:
+        if not self.goes_on_here:
             set_earlier_run_aside(self.trainer.default_root_dir)
+        if self.trainer.ckpt_path is None:
             return
         for logger in self.trainer.loggers:
             if isinstance(logger, RoundCSVLogger):
-                logger.keep_rounds_before(self.first_round)
+                logger.keep_rounds_before(self.first_round, self._home)
+
+    @property
+    def goes_on_here(self) -> bool:
+        """Whether what lies here is the run that the fit goes on with."""
+        return self._home is not None and self._home == Path(self.trainer.default_root_dir).resolve()
+
+    @property
+    def _home(self) -> Path | None:
+        """The folder of the run that the fit goes on with, if it does: the checkpoint's, where that has rows, else this one."""
+        if self.trainer.ckpt_path is None:
+            return None
+        folder = Path(self.trainer.ckpt_path).resolve().parent
+        folder = folder.parent if folder.name == LAST.parent.name else folder
+        return folder if (folder / METRICS).is_file() else Path(self.trainer.default_root_dir).resolve()
 
 
 def require_writable(root: str) -> list[Path]:

@@ -426,6 +426,23 @@ def test_a_trainer_that_failed_in_a_round_begins_anew(
     assert all(torch.equal(value, weights[name]) for name, value in saved["state_dict"].items())
 
 
+@pytest.mark.parametrize("max_rounds", [4, 3])
+def test_a_run_that_goes_on_in_another_folder_brings_its_rows_and_moves_what_is_there(
+    max_rounds: int, make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    for folder, rounds, clients in ((here, 2, 2), (there, 3, 3)):
+        flags = {"max_rounds": rounds, "clients_per_round": clients, "default_root_dir": folder, **keeps_files}
+        make_trainer(**flags).fit(Perceptron(), federation())
+    of_here, of_there, rows = files_in(here), files_in(there), read_rows(there)
+    trainer = make_trainer(max_rounds=max_rounds, default_root_dir=here, **keeps_files)
+    trainer.fit(Perceptron(), federation(), ckpt_path=there / "checkpoints" / "last.ckpt")
+    assert files_in(there) == of_there
+    assert files_in(here / "earlier-1") == of_here
+    assert read_rows(here)[:3] == rows
+    assert len(read_rows(here)) == max_rounds
+
+
 def test_resuming_cuts_a_metrics_file_that_ran_ahead(
     make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
 ) -> None:
