@@ -30,7 +30,7 @@ def say_once(start: str, sentence: str) -> None:
     rank, num_ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if distributed.is_available() and distributed.is_initialized():
         rank, num_ranks = distributed.get_rank(), distributed.get_world_size()
-    # The agent's store outlives the processes, which it may start once more.
+    # The store of torchrun outlives the processes, which it may start once more.
     key = f"said in attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}: {sentence}"
     is_first = True
     try:
@@ -49,7 +49,7 @@ def say_once(start: str, sentence: str) -> None:
 
 
 def _store() -> distributed.Store | None:
-    """The store of the process group, or of the agent that torchrun is; None without either."""
+    """The store of the process group, or torchrun's before there is one; None without either."""
     if distributed.is_initialized():
         return distributed.distributed_c10d._get_default_store()
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":

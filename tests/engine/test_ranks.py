@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from lightning.pytorch import Callback
 from toys import Perceptron, Pruning, Remembering, federation, without_units
 
 from lightning_fl import FederatedTrainer, checkpoint
@@ -257,3 +259,25 @@ def test_a_command_in_two_processes_says_a_thing_once(words: str, said: str, cod
     printed = [(tmp_path / str(rank)).read_text() for rank in (0, 1)]
     assert [text.count(said) for text in printed] == [1, 0]
     assert [(tmp_path / f"{rank}.code").read_text() for rank in (0, 1)] == [code] * 2
+
+
+class Dying(Callback):
+    """Kills the second process in the middle of the third round."""
+
+    def on_client_upload(self, trainer: Any, *arguments: Any) -> None:
+        if trainer.global_rank == 1 and trainer.current_epoch == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_process_that_dies_ends_the_others_and_the_run_goes_on(tmp_path: Path) -> None:
+    words = ("--model.network", "linear", "--trainer.max_rounds", "4")
+    whole = ran(tmp_path / "whole", *words, num_processes=2)
+    run = ["--trainer.default_root_dir", str(tmp_path / "run"), "--trainer.devices", "2"]
+    command = [*COMMAND.split(), *words, *run, "--algorithm", "FedDUSM", "--trainer.callbacks+=test_ranks.Dying"]
+    processes.run(command_heard, str(tmp_path), command, num_processes=2, exit_codes=[0, -signal.SIGKILL])
+    last_line = (tmp_path / "0").read_text().splitlines()[-1]
+    assert last_line.startswith("lightning-fl: another process of this run has died")
+    assert "--ckpt_path last" in last_line
+    assert (tmp_path / "0.code").read_text() == "1"
+    assert checkpoint.load(tmp_path / "run" / "checkpoints" / "last.ckpt")["epoch"] == 2
+    agree(whole, ran(tmp_path / "run", *words, "--ckpt_path", "last", num_processes=2))
