@@ -28,7 +28,7 @@ class TargetReached(Callback):
         stop: whether the training ends there.
 
     Raises:
-        UserError: the mode is neither.
+        UserError: the mode is neither; in training, that the first validated epoch has not logged the metric.
     """
 
     def __init__(
@@ -47,6 +47,23 @@ class TargetReached(Callback):
         self.stop = stop
         self.reached: dict[str, float] | None = None
         self._seen = False
+        self._validated = False
+
+    def on_validation_end(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Note that metrics of a validation are there to be looked at."""
+        self._validated = not trainer.sanity_checking
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
+        """After the first validated epoch, when all that it logs is there, find a misspelt name.
+
+        Raises:
+            UserError: the metric is not among what has been logged; the nearest name is given.
+        """
+        if self._validated and self.monitor not in trainer.callback_metrics:
+            names = trainer.callback_metrics.keys()
+            raise UserError(
+                f"TargetReached monitors {self.monitor!r}, which is not logged; {nearest(self.monitor, names)}."
+            )
 
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
         """Look at the metric."""

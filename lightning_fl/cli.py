@@ -27,6 +27,7 @@ from lightning_fl.cli_errors import explain, root_sentence
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError, nearest
 from lightning_fl.final_table import final_table
+from lightning_fl.one_voice import say_once
 from lightning_fl.report import report
 from lightning_fl.trainer import FederatedTrainer
 
@@ -78,9 +79,9 @@ class SaveFitConfig(SaveConfigCallback):
     """Saves the configuration of a `fit` as config.yaml; an evaluation leaves the one of its run alone."""
 
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
-        """Not yet: what an earlier run left is moved aside first."""
+        """Not yet: the folder may be an earlier run's until this one has done a round."""
 
-    def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
+    def on_folder_claimed(self, trainer: Any, pl_module: LightningModule) -> None:
         """Save it, as Lightning does in `setup`."""
         super().setup(trainer, pl_module, "fit")
 
@@ -204,8 +205,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def fail(sentence: str) -> NoReturn:
-    """One sentence on standard error, exit code 2."""
-    print(f"lightning-fl: error: {sentence}", file=sys.stderr)
+    """One sentence on standard error, from one of the processes, and exit code 2."""
+    say_once("lightning-fl: error: ", sentence)
     sys.exit(USER_MISTAKE)
 
 

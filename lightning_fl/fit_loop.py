@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
 import time
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
-from weakref import finalize
 
 import torch
 from lightning.pytorch.callbacks import WeightAveraging
@@ -22,20 +17,18 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lightning_fl import checkpoint as checkpoints
 from lightning_fl import persistence, surgery, weights_and_biases
-from lightning_fl.client_states import ClientStatesOnDisk
+from lightning_fl.assembly import assemble, keep_client_states
 from lightning_fl.errors import UserError
 from lightning_fl.evaluation import as_loaders, evaluate, num_batches
 from lightning_fl.federation import Federation
 from lightning_fl.final_table import final_lines
-from lightning_fl.groups import layer_groups
+from lightning_fl.hooks import check_watched
 from lightning_fl.loggers import log_row, tell
-from lightning_fl.macs import count_macs
 from lightning_fl.pruning import masks_of
-from lightning_fl.run import SERVER, VALIDATION, Run
-from lightning_fl.runners import LocalPlan, choose_runner
-from lightning_fl.runners.ranks import check_sums, gather_objects
-from lightning_fl.settings import check_monitors, cohort_size
-from lightning_fl.slots import MEAN_GRADIENT
+from lightning_fl.run import SERVER, VALIDATION
+from lightning_fl.run_folder import RunFolder
+from lightning_fl.runners.ranks import gather_objects
+from lightning_fl.settings import check_monitors
 from lightning_fl.validation import ModelValidation
 
 if TYPE_CHECKING:
@@ -46,18 +39,21 @@ class FitLoop:
     """Runs a federation round by round on behalf of a trainer.
 
     Attributes:
-        federation: the round itself; there once `start` has run.
+        federation: the round itself; there once `start` has run, as is `folder`.
         before_round: the state of the run before the round under way, None between rounds: what a checkpoint saved in
             the middle of a round goes back to.
+        folder: what the fit writes to.
         epoch_loop: what stock callbacks read of Lightning's own loop.
     """
 
     federation: Federation
+    folder: RunFolder
 
     def __init__(self, trainer: FederatedTrainer) -> None:
         self.trainer = trainer
         self.has_validated = False
         self.before_round: dict[str, Any] | None = None
+        self._knows_metrics = False
         self._val_loaders: list[Iterable[Any]] = []
         self.epoch_loop = SimpleNamespace(
             _should_check_val_epoch=lambda: trainer.validates_this_round,
@@ -72,85 +68,24 @@ class FitLoop:
         return self.trainer.max_rounds
 
     def start(self) -> None:
-        """Set up the optimiser, the state of the run and the federation."""
-        trainer, worker, algorithm = self.trainer, self.trainer.bound_worker, self.trainer.algorithm
-        worker.agree_on_model()
-        run = trainer.run = Run(
-            seed=int(os.environ.get("PL_GLOBAL_SEED", "0")),
-            layout=worker.layout,
-            buffer_layout=worker.buffer_layout,
-            params=worker.params.clone(),
-            buffers=worker.buffers.clone(),
-            counters=worker.read_counters(),
-            personal_layout=worker.personal_layout,
-            personal=worker.personal.clone(),
-        )
-        data = algorithm.arrange(trainer.data)
-        steps = zip(algorithm.step_names(), algorithm.steps, strict=True)
-        run.server = {key: step.init(run.params) for key, step in steps}
-        limit = trainer.limits["limit_train_batches"]
-        plan = LocalPlan(
-            batch_size=data.batch_size,
-            epochs=trainer.local_epochs,
-            steps=trainer.local_steps,
-            limit_batches=1.0 if limit is None else limit,
-            accumulate=trainer.accumulate_grad_batches,
-            clip_value=trainer.gradient_clip_val,
-            clip_algorithm=trainer.gradient_clip_algorithm,
-            tells_last_loss=trainer.loss_guard.clients is not None,
-            straggler_rate=trainer.straggler_rate,
-        )
-        in_pass = plan.pass_batches(int(data.client_sizes.max()), worker.skips_single_samples)
-        trainer.most_local_steps = plan.num_steps(in_pass)
-        worker.configure_optimizer(flat_gradient=any(rule.reads_gradient for rule in algorithm.rules()))
-        if any(rule.own_step for rule in algorithm.rules()) and not worker.optimizer.is_plain_sgd:
-            raise UserError(
-                f"{algorithm.name} makes the clients' steps itself, in place of plain SGD; "
-                f"{type(worker.module).__name__} has {worker.optimizer.description}: "
-                "let configure_optimizers return torch.optim.SGD with momentum 0."
-            )
-        eligible = data.client_sizes.nonzero()[0]
-        self.federation = Federation(
-            algorithm=algorithm,
-            worker=worker,
-            data=data,
-            run=run,
-            groups=layer_groups(worker.module, without=worker.personal_layout.names),
-            plan=plan,
-            clock=trainer.clock,
-            guard=trainer.loss_guard,
-            eligible=eligible,
-            cohort_size=cohort_size(trainer.clients_per_round, data.num_clients, len(eligible)),
-            num_rounds=trainer.max_rounds,
-            dropout_rate=trainer.dropout_rate,
-            macs=count_macs(worker, data.client(int(data.client_sizes.argmax())), data.train.resident),
-            on_upload=partial(trainer.hooks.call, "on_client_upload"),
-            on_prepared=partial(trainer.hooks.call, "on_client_prepared"),
-        )
-        if trainer.fabric.world_size > 1:
-            check_sums(algorithm.aggregator)
-        algorithm.check(self.federation.setting, self.federation.server, self.federation.cohort_size)
-        trainer.loss_guard.check(self.federation.server, algorithm.steps)
-        before = {MEAN_GRADIENT: torch.zeros_like(run.params)} if algorithm.rule.reads_mean_gradient else {}
-        self.federation.runner = choose_runner(
-            trainer.runner,
-            trainer.clients_at_once,
-            worker,
-            algorithm.rule,
-            self.federation.setting,
-            {"model": run.params, "buffers": run.buffers, **algorithm.share(run.server), **before},
-            data,
-            plan,
-            run,
-        )
-        run.macs_at_start = self.federation.macs
-        worker.load(run.params, run.buffers, run.counters)  # counting and checking may have changed it
-        worker.personal.copy_(run.personal)
+        """Put the federation together, and find out what there is to validate on."""
+        trainer, worker = self.trainer, self.trainer.bound_worker
+        self.has_validated = self._knows_metrics = False
+        self.before_round = None
+        self.folder = RunFolder(trainer)
+        self.federation = assemble(trainer)
+        data = self.federation.data
         if is_overridden("validation_step", worker.module):
             self._val_loaders = as_loaders(data.val_dataloader())
         trainer.num_val_batches = num_batches(self._val_loaders, trainer.limits["limit_val_batches"])
-        self._keep_client_states(run)
+        keep_client_states(trainer)
         rank_zero_info(data.description())
+        num_clients, num_ranks = self.federation.cohort_size, trainer.world_size
+        if trainer.algorithm.trains_in_rounds and num_clients < num_ranks:
+            rank_zero_info(
+                f"A round has {num_clients} {'client' if num_clients == 1 else 'clients'} for {num_ranks} processes: "
+                f"{num_ranks - num_clients} of them train nobody; trainer.devices or trainer.num_nodes can be smaller."
+            )
 
     def prepare(self) -> None:
         """What the method does before its first round."""
@@ -158,30 +93,12 @@ class FitLoop:
         self.trainer.bound_worker.personal.copy_(self.trainer.run.personal)
         self.trainer.bound_worker.load(self.trainer.run.params, self.trainer.run.buffers, self.trainer.run.counters)
 
-    def _keep_client_states(self, run: Run) -> None:
-        """Make the folder that the trainer's `client_states` asks for, one a machine; it goes when the run does."""
-        trainer = self.trainer
-        if trainer.client_states == "memory":
-            return
-        parent = trainer.default_root_dir if trainer.client_states == "disk" else trainer.client_states
-        made = None
-        if trainer.local_rank == 0:
-            persistence.require_writable(parent)
-            made = tempfile.mkdtemp(prefix="client-states-", dir=parent)
-            finalize(run, shutil.rmtree, made, ignore_errors=True)
-        folder = gather_objects(trainer.fabric, made)[trainer.global_rank - trainer.local_rank]
-        run.clients = ClientStatesOnDisk(Path(folder, "rule"), writes=trainer.local_rank == 0)
-        run.client_memory = ClientStatesOnDisk(Path(folder, "codec"), writes=trainer.local_rank == 0)
-
     def run(self) -> None:
         """All rounds, between Lightning's opening and closing hooks."""
         trainer, run = self.trainer, self.trainer.run
+        self.folder.first_round = run.round
         trainer.hooks.call("on_fit_start")
         self._sanity_check()
-        # Nothing is written before something has run: a mistake leaves the earlier run where it is.
-        if trainer.ckpt_path is None and (trainer.loggers or trainer.enable_checkpointing) and trainer.is_global_zero:
-            persistence.set_earlier_run_aside(trainer.default_root_dir)
-        trainer.fabric.barrier()
         hyperparameters = {**trainer.lightning_module.hparams_initial, "algorithm": trainer.algorithm.name}
         tell(trainer, lambda logger: logger.log_hyperparams(hyperparameters))
         trainer.hooks.call("on_train_start")
@@ -191,6 +108,8 @@ class FitLoop:
         trainer.current_epoch = run.round
         trainer.hooks.call("on_train_end")
         self._take_over_changes()
+        if run.round == self.folder.first_round and not self.folder.goes_on_here:
+            self._begin_to_write()
         trainer.hooks.call("on_fit_end")
         if trainer.enable_checkpointing and trainer.is_global_zero:
             exported = persistence.build_checkpoint(trainer, weights_only=True)
@@ -234,12 +153,26 @@ class FitLoop:
         record |= worker.logs.averages(gather_objects(trainer.fabric, worker.logs.take())[:1])
         trainer.publish(record)
         worker.optimizer.end_plateau(run.round, trainer.callback_metrics)
+        if self.has_validated and not self._knows_metrics:
+            self._knows_metrics = True
+            check_watched(trainer.callbacks, trainer.callback_metrics)
+        if run.round == self.folder.first_round + 1:
+            self._begin_to_write()
         trainer.hooks.call("on_train_epoch_end", monitoring=True)
         record["time/simulated_seconds"] = run.simulated_seconds
         record["time/round_seconds"] = time.perf_counter() - started
         self._log(record)
         if trainer.enable_checkpointing and self._is_due(trainer.checkpoint_every_n_rounds):
             trainer.save_checkpoint(Path(trainer.default_root_dir) / persistence.LAST)
+
+    def _begin_to_write(self) -> None:
+        """The first round is done: the folder is this run's, which callbacks that write to it are told."""
+        if not self.folder.is_used:
+            return
+        if self.trainer.is_global_zero:
+            self.folder.claim()
+        self.trainer.fabric.barrier()
+        self.trainer.hooks.call("on_folder_claimed")
 
     def _take_over_changes(self) -> None:
         """The server's model is what callbacks made of it; clones, because a step may have kept the old tensors."""

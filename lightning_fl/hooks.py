@@ -6,15 +6,16 @@ the module.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
-from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
+from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ModelCheckpoint
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from lightning_fl.errors import UserError
+from lightning_fl.callbacks import TargetReached
+from lightning_fl.errors import UserError, nearest
 
 # Hooks of a LightningModule that would change how a step is made. A federation's rule makes the step, so it cannot honour them.
 REFUSED = (
@@ -125,3 +126,23 @@ def check_module(module: LightningModule) -> None:
             f"{type(module).__name__} cannot be trained in a federation, whose rule makes the optimiser steps: "
             f"{'; '.join(problems)}."
         )
+
+
+def check_watched(callbacks: Iterable[Callback], logged: Iterable[str]) -> None:
+    """Refuse callbacks that watch a metric which the first validated round has not logged.
+
+    Raises:
+        UserError: there is one; the nearest name is given.
+    """
+    names = list(logged)
+    for callback in callbacks:
+        needs = (
+            (isinstance(callback, EarlyStopping) and callback.strict)
+            or (isinstance(callback, ModelCheckpoint) and callback.save_top_k != 0)
+            or isinstance(callback, TargetReached)
+        )
+        monitor = getattr(callback, "monitor", None)
+        if needs and monitor is not None and monitor not in names:
+            raise UserError(
+                f"{type(callback).__name__} monitors {monitor!r}, which is not logged; {nearest(monitor, names)}."
+            )

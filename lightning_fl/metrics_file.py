@@ -41,6 +41,7 @@ class RoundCSVLogger(CSVLogger):
     def __init__(self, root: str | os.PathLike[str]) -> None:
         super().__init__(save_dir=os.fspath(root), name="", version="", flush_logs_every_n_steps=1)
         self._beside: dict[str, float] = {}
+        self._hyperparameters: list[Any] = []
 
     @property
     def log_dir(self) -> str:
@@ -56,18 +57,30 @@ class RoundCSVLogger(CSVLogger):
         return self._experiment
 
     @rank_zero_only
+    def log_hyperparams(self, params: Any = None) -> None:
+        """Record hyper-parameters; the file is written with the first row, until when that of an earlier run may be here."""
+        self._hyperparameters.append(params)
+
+    @rank_zero_only
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
         """Record a round; what callbacks log on their own during a round becomes part of its row."""
         self._beside |= metrics
         if "round" in metrics:
+            for params in self._hyperparameters:
+                super().log_hyperparams(params)
             super().log_metrics({**metrics, **self._beside}, step)
-            self._beside = {}
+            self._hyperparameters, self._beside = [], {}
 
     @rank_zero_only
-    def keep_rounds_before(self, round_index: int) -> None:
-        """On resuming: drop the rows of rounds that will be done again, and a last row that a kill cut short."""
+    def keep_rounds_before(self, round_index: int, home: Path | None = None) -> None:
+        """On resuming: drop the rows of rounds that will be done again, and a last row that a kill cut short.
+
+        Args:
+            round_index: the first round that will be done.
+            home: the folder whose rows they are; this one's if not given.
+        """
         path = Path(self.log_dir) / ExperimentWriter.NAME_METRICS_FILE
-        columns, rows = read_rows(path)
+        columns, rows = read_rows(path if home is None else home / path.name)
         kept = [row for row in rows if (row.get("round") or "").isdigit() and int(row["round"]) < round_index]
         if rows:
             write_rows(path, columns, kept)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from lightning_fl import checkpoint as checkpoints
 from lightning_fl import surgery
 from lightning_fl.errors import UserError
-from lightning_fl.metrics_file import RoundCSVLogger
 from lightning_fl.run import as_saved
 
 LAST = Path("checkpoints") / "last.ckpt"
@@ -25,47 +23,6 @@ EXPORT = "model.ckpt"
 METRICS = "metrics.csv"
 HPARAMS = "hparams.yaml"
 CONFIG = "config.yaml"
-
-
-def require_writable(root: str) -> list[Path]:
-    """Make the run's folder; returns the folders that were not there, the innermost first.
-
-    Raises:
-        UserError: nothing can be written there.
-    """
-    folder = Path(root).absolute()
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    try:
-        os.makedirs(root, exist_ok=True)
-        good = os.access(root, os.W_OK)
-    except OSError:
-        good = False
-    if not good:
-        raise UserError(f"nothing can be written to {root}: give another folder as default_root_dir.")
-    return missing
-
-
-def remove_empty(folders: Iterable[Path]) -> None:
-    """Remove those of these folders in which nothing is, the innermost first."""
-    for folder in folders:
-        with suppress(OSError):
-            folder.rmdir()
-
-
-def set_earlier_run_aside(root: str) -> None:
-    """Move the files of an earlier run in `root` into `root/earlier-1` (2, 3 …), so that a new run loses nothing."""
-    folder = Path(root)
-    present = [folder / name for name in (METRICS, HPARAMS, CONFIG, EXPORT, LAST.parent) if (folder / name).exists()]
-    if not any(path.name != CONFIG for path in present):
-        return
-    number = 1
-    while (folder / f"earlier-{number}").exists():
-        number += 1
-    aside = folder / f"earlier-{number}"
-    aside.mkdir()
-    for path in present:
-        os.replace(path, aside / path.name)
-    rank_zero_info(f"The earlier run in {root} was moved to {aside}.")
 
 
 def build_checkpoint(trainer: Any, weights_only: bool = False) -> dict[str, Any]:
@@ -92,7 +49,9 @@ def build_checkpoint(trainer: Any, weights_only: bool = False) -> dict[str, Any]
             "format": checkpoints.FORMAT,
             "algorithm": trainer.algorithm.name,
             "num_clients": trainer.datamodule.num_clients,
+            "max_rounds": trainer.max_rounds,
             "learning_rates": trainer.worker.optimizer.state_dict(),
+            "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
             "run": as_saved(run_state),
         }
         trainer.hooks.call_callbacks("on_save_checkpoint", checkpoint)
@@ -196,8 +155,27 @@ def resume(trainer: Any, path: str) -> None:
             callback.load_state_dict(states[callback.state_key])
     if trainer.datamodule is not None and type(trainer.datamodule).__qualname__ in checkpoint:
         trainer.datamodule.load_state_dict(checkpoint[type(trainer.datamodule).__qualname__])
-    trainer.global_step = trainer.run.num_steps
-    for logger in trainer.loggers:
-        if isinstance(logger, RoundCSVLogger):
-            logger.keep_rounds_before(trainer.run.round)
-    rank_zero_info(f"Resumed {path} after round {trainer.run.round} of {trainer.max_rounds}.")
+    trainer.current_epoch, trainer.global_step = trainer.run.round, trainer.run.num_steps
+    trainer.publish(federation.get("metrics", {}))  # checkpoints of 0.1 have none
+    done = trainer.run.round
+    if done < trainer.max_rounds:
+        rank_zero_info(f"Resumed {path} after round {done} of {trainer.max_rounds}.")
+        _tell_of_last_rounds(trainer, federation.get("max_rounds", trainer.max_rounds))
+    else:
+        rank_zero_info(f"Nothing is left to do: max_rounds is {trainer.max_rounds}, and {path} has done {done} rounds.")
+
+
+def _tell_of_last_rounds(trainer: Any, planned: int) -> None:
+    """Say so where rounds that are done were trained as the last of a shorter run, which they no longer are."""
+    setting, rule = trainer.fit_loop.federation.setting, trainer.algorithm.rule
+
+    def is_full(index: int, num_rounds: int) -> bool:
+        return bool(rule.takes_full_batches(replace(setting, round=index, num_rounds=num_rounds)))
+
+    done = range(trainer.run.round)
+    moved = [index for index in done if is_full(index, planned) and not is_full(index, trainer.max_rounds)]
+    if moved:
+        which = f"Rounds {moved[0]} to {moved[-1]}" if len(moved) > 1 else f"Round {moved[0]}"
+        rank_zero_info(
+            f"{which} took full batches as the last of {planned}; of {trainer.max_rounds} rounds the last will again."
+        )

@@ -1,4 +1,4 @@
-"""The progress bar of a federation: one step a round, with accuracy and megabytes."""
+"""The progress bar of a federation: rounds and the clients within them, with accuracy and megabytes."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ class RoundProgressBar(ProgressBar):
         self._bar: Any = None
         self._shown: dict[str, str] = {}
         self._began = 0.0
+        self._trained_s = 0.0
+        self._training_share = 1.0
 
     def disable(self) -> None:
         """Show nothing."""
@@ -58,8 +60,10 @@ class RoundProgressBar(ProgressBar):
         self._bar.update(position - self._bar.n)
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Open the bar."""
+        """Open the bar, if there is a round to do."""
         self._close()
+        if trainer.current_epoch >= trainer.max_rounds:
+            return
         self._bar = tqdm(
             total=trainer.max_rounds,
             initial=trainer.current_epoch,
@@ -67,21 +71,27 @@ class RoundProgressBar(ProgressBar):
             unit="round",
             dynamic_ncols=True,
             disable=not self._enabled,
-            smoothing=0.1,
+            bar_format="{desc}: {percentage:3.0f}%|{bar}| [{elapsed}<{remaining}, {rate_fmt}{postfix}]",
+            smoothing=0,  # the mean speed since the start: what is left follows from it at any moment of a round
+            miniters=0,
         )
 
     def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """The clients' clock starts."""
-        self._began = time.perf_counter()
+        self._began, self._trained_s = time.perf_counter(), 0.0
+        if self._bar is not None:
+            self._bar.set_description_str(f"Round {trainer.current_epoch + 1}/{trainer.max_rounds}", refresh=False)
 
     def on_client_upload(
         self, trainer: Any, pl_module: LightningModule, client: int, position: int, total: int
     ) -> None:
-        """Show how far the round is; called by federations alone."""
-        if self._bar is not None:
-            self._shown["clients/s"] = f"{position / max(time.perf_counter() - self._began, 1e-9):.3g}"
-            self._bar.set_postfix({"clients": f"{position}/{total}", **self._shown}, refresh=False)
-            self._bar.update(0)
+        """Show how far the round is, in this process's share of the clients; called by federations alone."""
+        if self._bar is None:
+            return
+        self._trained_s = time.perf_counter() - self._began
+        self._shown["clients/s"] = f"{position * trainer.world_size / max(self._trained_s, 1e-9):.3g}"
+        self._bar.set_postfix({"clients": f"{position}/{total}", **self._shown}, refresh=False)
+        self._move_to(trainer.current_epoch + self._training_share * position / total)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
         """Move on by a round."""
@@ -96,7 +106,10 @@ class RoundProgressBar(ProgressBar):
         self._shown["up"] = megabytes(ledger.total_bytes("up"))
         self._shown["down"] = megabytes(ledger.total_bytes("down"))
         self._bar.set_postfix(self._shown, refresh=False)
-        self._bar.update(1)
+        self._move_to(trainer.current_epoch + 1)
+        # The next round's clients will take the same share of its time; validation and the server take the rest.
+        if self._trained_s:
+            self._training_share = min(1.0, self._trained_s / (time.perf_counter() - self._began))
 
     def on_train_end(self, trainer: Any, pl_module: LightningModule) -> None:
         """Close the bar."""
@@ -105,6 +118,9 @@ class RoundProgressBar(ProgressBar):
     def on_exception(self, trainer: Any, pl_module: LightningModule, exception: BaseException) -> None:
         """Close the bar, so that the message stands on a line of its own."""
         self._close()
+
+    def _move_to(self, rounds: float) -> None:
+        self._bar.update(rounds - self._bar.n)
 
     def _close(self) -> None:
         if self._bar is not None:

@@ -13,7 +13,7 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import Checkpoint, ModelSummary, ProgressBar
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerStatus
 
-from lightning_fl import persistence
+from lightning_fl import persistence, run_folder
 from lightning_fl.algorithms import Algorithm, FedAvg
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError
@@ -61,6 +61,8 @@ def session(
         )
         if trainer.local_rank == 0:
             datamodule.prepare_data()
+        if trainer.fitting and trainer.is_global_zero:
+            run_folder.bring_earlier_run_back(trainer.default_root_dir)
         trainer.fabric.barrier()
         datamodule.setup(fn.value)
         if trainer.fitting:
@@ -68,7 +70,7 @@ def session(
             num_eligible = int((datamodule.client_sizes > 0).sum())
             cohort_size(trainer.clients_per_round, datamodule.num_clients, num_eligible)
             if trainer.loggers or trainer.enable_checkpointing:
-                made = persistence.require_writable(trainer.default_root_dir)
+                made = run_folder.require_writable(trainer.default_root_dir)
         trainer.ckpt_path = persistence.resolve(trainer, ckpt_path)
         trainer.profiler.setup(stage=fn.value, local_rank=trainer.local_rank, log_dir=trainer.default_root_dir)
         trainer.hooks.call("setup", fn.value)
@@ -86,7 +88,7 @@ def session(
         raise
     finally:
         tell(trainer, lambda logger: logger.finalize(status))
-        persistence.remove_empty(made)  # where a mistake ended the run before it wrote anything
+        run_folder.remove_empty(made)  # where a mistake ended the run before it wrote anything
         _set_switches(*switches)
         _release(trainer)
         trainer.state.stage = None

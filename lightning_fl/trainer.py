@@ -18,15 +18,13 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lightning_fl import checkpoint as checkpoints
 from lightning_fl import persistence
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.clock import SimulatedClock
 from lightning_fl.data import FederatedDataModule, Source
-from lightning_fl.errors import UserError
-from lightning_fl.evaluation import as_loaders, evaluate, num_batches
+from lightning_fl.evaluation_loop import run_evaluation
 from lightning_fl.fit_loop import FitLoop
 from lightning_fl.hooks import Hooks
 from lightning_fl.loss_guard import LossGuard
@@ -44,7 +42,6 @@ from lightning_fl.settings import (
     check_rounds,
 )
 from lightning_fl.surface import TrainerSurface
-from lightning_fl.validation import ModelValidation, owned_by_clients
 from lightning_fl.worker import Worker
 
 
@@ -314,7 +311,7 @@ class FederatedTrainer(TrainerSurface):
             A list of outputs, one list for each loader if there are several.
         """
         with session(self, TrainerFn.PREDICTING, model, datamodule, algorithm, ckpt_path):
-            _, outputs = self._run_evaluation("predict")
+            _, outputs = run_evaluation(self, "predict")
         if not return_predictions:
             return None
         return outputs[0] if len(outputs) == 1 else outputs
@@ -330,41 +327,11 @@ class FederatedTrainer(TrainerSurface):
     ) -> list[dict[str, float]]:
         """Validation or test outside `fit`."""
         with session(self, fn, model, datamodule, algorithm, ckpt_path):
-            averages, _ = self._run_evaluation("test" if fn == TrainerFn.TESTING else "validation")
+            averages, _ = run_evaluation(self, "test" if fn == TrainerFn.TESTING else "validation")
         if verbose and self.is_global_zero:
             for name, value in averages.items():
                 print(f"{name:<24} {value:.6g}")
         return [averages]
-
-    def _run_evaluation(self, stage: str) -> tuple[dict[str, float], list[list[Any]]]:
-        """One evaluation of the model on the loaders of `stage`."""
-        module, worker = self.lightning_module, self.bound_worker
-        if stage != "predict" and not is_overridden(f"{stage}_step", module):
-            raise UserError(f"{type(module).__name__} has no {stage}_step.")
-        checkpoint = checkpoints.load(self.ckpt_path) if self.ckpt_path is not None else {}
-        if self.ckpt_path is not None:
-            persistence.evaluate_checkpoint(self, self.ckpt_path)
-        short = {"validation": "val"}.get(stage, stage)
-        loaders = as_loaders(getattr(self.data, f"{short}_dataloader")())
-        limits = num_batches(loaders, self.limits[f"limit_{short}_batches"])
-        setattr(self, f"num_{short}_batches", limits)
-        of_method: dict[str, float] = {}
-        if stage != "predict":
-            kept: Mapping[int, Any] = self.run.clients if "run" in vars(self) else {}
-            if checkpoint:
-                kept = checkpoint.get("federation", {}).get("run", {}).get("clients", {})
-            states = owned_by_clients(worker, kept)
-            of_method = self.algorithm.validate(
-                ModelValidation(worker, self.data, stage, loaders, self.limits[f"limit_{short}_batches"], states)
-            )
-        averages, outputs = evaluate(
-            worker, stage, loaders, limits, self.inference_mode, lambda averages: self.publish(averages | of_method)
-        )
-        averages |= of_method
-        for logger in self.loggers[1:]:
-            logger.log_metrics(averages, step=self.global_step)
-            logger.save()
-        return averages, outputs
 
     # -- for loops and callbacks ----------------------------------------------------------------------------------------
 
@@ -384,6 +351,8 @@ class FederatedTrainer(TrainerSurface):
             weights_only: Leave the run out.
         """
         if self.is_global_zero:
+            if self.fitting:
+                self.fit_loop.folder.claim()
             is_last = Path(filepath) == Path(self.default_root_dir) / persistence.LAST
             checkpoints.save_atomically(
                 persistence.build_checkpoint(self, weights_only), filepath, keep_previous=is_last

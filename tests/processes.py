@@ -26,13 +26,16 @@ def run_command(words: Sequence[str], num_processes: int = 1) -> None:
     run(_command, list(words), num_processes=num_processes)
 
 
-def run(work: Callable[..., None], *arguments: Any, num_processes: int = 1) -> None:
+def run(
+    work: Callable[..., None], *arguments: Any, num_processes: int = 1, exit_codes: Sequence[int] | None = None
+) -> None:
     """Do some work in each of so many processes, of one thread each; fails with what they printed if one fails.
 
     Args:
         work: a function of a module.
         arguments: for it.
         num_processes: with two or more, each finds the environment that torchrun makes.
+        exit_codes: of the processes, where some are to end in another way.
     """
     with tempfile.TemporaryDirectory() as folder:
         with socket.socket() as free:
@@ -51,7 +54,7 @@ def run(work: Callable[..., None], *arguments: Any, num_processes: int = 1) -> N
             process.kill()
             process.join()
         codes = [process.exitcode for process in processes]
-        assert codes == [0] * num_processes, "\n".join(path.read_text()[-3000:] for path in printed)
+        assert codes == list(exit_codes or [0] * num_processes), "\n".join(path.read_text()[-3000:] for path in printed)
 
 
 def _begin(

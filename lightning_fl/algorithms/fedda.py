@@ -30,8 +30,8 @@ class FedDA(Algorithm):
         Args:
             beta: Momentum β in [0, 1); 0 is FedAvg.
             variant: Whether the momentum moves with the local steps (evolving) or stays the federation's (frozen).
-            full_batch_last: In so many last rounds, r, every local step takes the gradient on all samples of the client; there
-                are as many steps, each as long as a pass.
+            full_batch_last: In so many last rounds of max_rounds, r, every local step takes the gradient on all samples of the
+                client; there are as many steps, each as long as a pass. A finished run that goes on has such rounds again.
         """
         super().__init__(rule=DecoupledMomentum(beta, variant, full_batch_last), steps=(Apply(), SharedMomentum()))
 

@@ -24,6 +24,8 @@ def serial(
 ) -> Iterator[Result]:
     """Train each client of the cohort and yield its result; one result is alive at a time.
 
+    `on_client_download` is called before each; a method with two turns calls a runner, and so the hook, in each of them.
+
     Args:
         worker: the module on its flat storage.
         rule: what a client does with its gradients.

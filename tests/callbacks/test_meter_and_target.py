@@ -100,6 +100,19 @@ def test_a_budget_ends_the_training(
         CommunicationMeter(0)
 
 
+class Late(Counts):
+    """Logs a metric when its own epoch hook runs, after the callbacks'."""
+
+    def on_train_epoch_end(self) -> None:
+        self.log("train/late", float(self.current_epoch))
+
+
+def test_a_metric_that_the_module_logs_last_may_be_watched(make_stock_trainer: Callable[..., L.Trainer]) -> None:
+    target = TargetReached(1.0, monitor="train/late")
+    make_stock_trainer(max_epochs=4, callbacks=target, num_sanity_val_steps=2).fit(Late(), loader(), loader())
+    assert target.reached is not None
+
+
 @pytest.mark.parametrize("stop", [True, False])
 def test_a_target_is_noted_with_its_price(
     stop: bool, make_stock_trainer: Callable[..., L.Trainer], make_trainer: Callable[..., FederatedTrainer]
@@ -132,5 +145,9 @@ def test_less_may_be_better_and_names_are_checked(make_stock_trainer: Callable[.
     assert low.reached["epoch"] == 0
     with pytest.warns(UserWarning, match=r"'val/acuracy' was never logged; did you mean 'val/accuracy'"):
         make_stock_trainer(max_epochs=1, callbacks=TargetReached(0.3, "val/acuracy")).fit(Counts(), loader(), loader())
+    misspelt = make_stock_trainer(max_epochs=6, callbacks=TargetReached(0.3, "val/acuracy"), check_val_every_n_epoch=2)
+    with pytest.raises(UserError, match=r"monitors 'val/acuracy', which is not logged; did you mean 'val/accuracy'"):
+        misspelt.fit(Counts(), loader(), loader())
+    assert misspelt.current_epoch == 2, "the first validation is that of the second epoch"
     with pytest.raises(UserError, match="mode 'maximum' is unknown"):
         TargetReached(0.3, mode="maximum")  # type: ignore[arg-type]

@@ -1,6 +1,7 @@
 """Runs that are killed, resumed, mixed up, moved aside and exported."""
 
 import copy
+import csv
 import os
 import random
 import subprocess
@@ -13,12 +14,13 @@ import killed_run
 import lightning as L  # noqa: N812
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from torch import nn
 from toys import Perceptron, federation, read_rows, samples
 
 from lightning_fl import FederatedTrainer, UserError, checkpoint
 from lightning_fl.algorithms import FedProx
+from lightning_fl.callbacks import TargetReached
 
 MakeTrainer = Callable[..., FederatedTrainer]
 
@@ -267,6 +269,128 @@ def test_a_new_run_moves_the_earlier_ones_aside(
     assert not (tmp_path / "earlier-3").exists()
 
 
+class Failing(L.Callback):
+    """Fails at a hook, as a callback of the user's may."""
+
+    def __init__(self, hook: str) -> None:
+        setattr(self, hook, self.fail)
+
+    def fail(self, *arguments: Any) -> None:
+        raise ZeroDivisionError("of the user's own")
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+@pytest.mark.parametrize("hook", ["on_train_start", "on_client_download", "on_client_upload", "on_train_epoch_end"])
+def test_a_run_that_fails_before_it_has_done_a_round_leaves_the_earlier_one_where_it_is(
+    hook: str, resumed: bool, make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    make_trainer(max_rounds=3, callbacks=[KeepAll(tmp_path)], **keeps_files).fit(Perceptron(), federation())
+    files = files_in(tmp_path)
+    with pytest.raises(ZeroDivisionError):
+        make_trainer(max_rounds=4, callbacks=[Failing(hook)], **keeps_files).fit(
+            Perceptron(), federation(), ckpt_path=tmp_path / "kept-1.ckpt" if resumed else None
+        )
+    assert files_in(tmp_path) == files
+    make_trainer(max_rounds=4, **keeps_files).fit(Perceptron(), federation(), ckpt_path="last")
+    assert [row["round"] for row in read_rows(tmp_path)] == ["0", "1", "2", "3"]
+
+
+class KeepAll(L.Callback):
+    """A checkpoint after each round."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        trainer.save_checkpoint(self.folder / f"kept-{trainer.current_epoch}.ckpt")
+
+
+@pytest.mark.parametrize(
+    "callback",
+    [
+        EarlyStopping("val/akkuracy"),
+        ModelCheckpoint(monitor="val/akkuracy"),
+        TargetReached(0.99, monitor="val/akkuracy"),
+    ],
+)
+def test_a_misspelt_metric_is_refused_after_a_round_and_the_earlier_run_stays(
+    callback: L.Callback, make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    make_trainer(**keeps_files).fit(Perceptron(), federation())
+    files = files_in(tmp_path)
+    trainer = make_trainer(max_rounds=9, callbacks=[callback], **keeps_files)
+    with pytest.raises(UserError, match="monitors 'val/akkuracy', which is not logged; did you mean 'val/accuracy'"):
+        trainer.fit(Perceptron(), federation())
+    assert trainer.run.round == 1
+    assert files_in(tmp_path) == files
+
+
+class Killed(BaseException):
+    """Nothing catches it."""
+
+
+@pytest.mark.parametrize("moves", range(6))
+def test_a_kill_while_the_earlier_run_is_moved_loses_nothing(
+    moves: int,
+    make_trainer: MakeTrainer,
+    tmp_path: Path,
+    keeps_files: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After each number of files, and after the last; then `last` goes on with the one run or begins the other."""
+    make_trainer(max_rounds=2, **keeps_files).fit(Perceptron(), federation())
+    files = files_in(tmp_path)
+    left = iter(range(moves))
+
+    def replace(source: Any, target: Any) -> None:
+        if next(left, None) is None:
+            raise Killed
+        os.rename(source, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", replace)
+        with pytest.raises(Killed):
+            make_trainer(max_rounds=2, **keeps_files).fit(Perceptron(), federation())
+    make_trainer(max_rounds=3, **keeps_files).fit(Perceptron(), federation(), ckpt_path="last")
+    assert [row["round"] for row in read_rows(tmp_path)] == ["0", "1", "2"]
+    names = sorted(path.name for path in tmp_path.iterdir() if path.is_dir())
+    if (tmp_path / "earlier-1").exists():
+        assert files_in(tmp_path / "earlier-1") == files
+        assert names == ["checkpoints", "earlier-1"]
+    else:
+        assert names == ["checkpoints"]
+        assert read_rows(tmp_path)[:2] == rows_of(files["metrics.csv"])
+
+
+def rows_of(text: bytes) -> list[dict[str, str]]:
+    rows = list(csv.DictReader(text.decode().splitlines()))
+    for row in rows:
+        row.pop("time/round_seconds")
+    return rows
+
+
+@pytest.mark.parametrize("max_rounds", [2, 1])
+def test_with_nothing_left_to_do_the_run_says_so_and_knows_what_it_reached(
+    max_rounds: int,
+    make_trainer: MakeTrainer,
+    tmp_path: Path,
+    keeps_files: dict[str, Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    first = make_trainer(max_rounds=2, **keeps_files)
+    first.fit(Perceptron(), federation())
+    files = files_in(tmp_path)
+    again = make_trainer(max_rounds=max_rounds, **keeps_files)
+    again.fit(Perceptron(), federation(), ckpt_path="last")
+    assert files_in(tmp_path) == files
+    said = [record.message for record in caplog.records if "Nothing is left to do" in record.message]
+    assert len(said) == 1
+    assert f"max_rounds is {max_rounds}, and" in said[0]
+    assert said[0].endswith("has done 2 rounds.")
+    for name in ("val/accuracy", "val/loss", "train/loss"):
+        assert again.callback_metrics[name] == first.callback_metrics[name]
+
+
 def test_one_trainer_may_fit_twice(make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]) -> None:
     first = Perceptron()
     second = copy.deepcopy(first)
@@ -275,6 +399,48 @@ def test_one_trainer_may_fit_twice(make_trainer: MakeTrainer, tmp_path: Path, ke
     trainer.fit(second, federation())
     assert equal(first, second)
     assert read_rows(tmp_path) == read_rows(tmp_path / "earlier-1")
+
+
+def test_a_trainer_that_failed_in_a_round_begins_anew(
+    make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    class FailsOnce(L.Callback):
+        failed = False
+
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            trainer.save_checkpoint(tmp_path / "start.ckpt")
+
+        def on_client_upload(self, trainer: Any, *arguments: Any) -> None:
+            if trainer.current_epoch == 1 and not self.failed:
+                self.failed = True
+                raise ZeroDivisionError
+
+    trainer = make_trainer(callbacks=[FailsOnce()], **keeps_files)
+    with pytest.raises(ZeroDivisionError):
+        trainer.fit(Perceptron(), federation())
+    module = Perceptron()
+    weights = copy.deepcopy(module.state_dict())
+    trainer.fit(module, federation())
+    saved = checkpoint.load(tmp_path / "start.ckpt")
+    assert saved["epoch"] == 0
+    assert all(torch.equal(value, weights[name]) for name, value in saved["state_dict"].items())
+
+
+@pytest.mark.parametrize("max_rounds", [4, 3])
+def test_a_run_that_goes_on_in_another_folder_brings_its_rows_and_moves_what_is_there(
+    max_rounds: int, make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    for folder, rounds, clients in ((here, 2, 2), (there, 3, 3)):
+        flags = {"max_rounds": rounds, "clients_per_round": clients, "default_root_dir": folder, **keeps_files}
+        make_trainer(**flags).fit(Perceptron(), federation())
+    of_here, of_there, rows = files_in(here), files_in(there), read_rows(there)
+    trainer = make_trainer(max_rounds=max_rounds, default_root_dir=here, **keeps_files)
+    trainer.fit(Perceptron(), federation(), ckpt_path=there / "checkpoints" / "last.ckpt")
+    assert files_in(there) == of_there
+    assert files_in(here / "earlier-1") == of_here
+    assert read_rows(here)[:3] == rows
+    assert len(read_rows(here)) == max_rounds
 
 
 def test_resuming_cuts_a_metrics_file_that_ran_ahead(

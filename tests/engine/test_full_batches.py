@@ -110,22 +110,54 @@ def test_what_is_read_is_counted(make_trainer: MakeTrainer) -> None:
     assert (plan.num_samples(0, True), plan.num_batches(0, True)) == (0, 0)
 
 
+class Stops(Callback):
+    """Ends the run after so many rounds."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        trainer.should_stop = trainer.current_epoch + 1 == self.after
+
+
 def test_a_run_that_stopped_goes_on_to_the_same_end(
     make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
 ) -> None:
-    class Stops(Callback):
-        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-            trainer.should_stop = trainer.current_epoch == 2
-
     whole = Perceptron()
     half, algorithm = copy.deepcopy(whole), partial(FedDA, beta=0.8, full_batch_last=2)
     uninterrupted = make_trainer(max_rounds=4)
     uninterrupted.fit(whole, federation(), algorithm())
-    make_trainer(max_rounds=4, callbacks=Stops(), **keeps_files).fit(half, federation(), algorithm())
+    make_trainer(max_rounds=4, callbacks=Stops(3), **keeps_files).fit(half, federation(), algorithm())
     resumed, trainer = Perceptron(), make_trainer(max_rounds=4, **keeps_files)
     trainer.fit(resumed, federation(), algorithm(), ckpt_path="last")
     assert torch.equal(torch.tensor(vector(whole)), torch.tensor(vector(resumed)))
     assert equal_states(uninterrupted.run.state_dict(), trainer.run.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("stopped", "max_rounds", "said"),
+    [
+        (4, 6, ["Rounds 2 to 3 took full batches as the last of 4; of 6 rounds the last will again."]),
+        (3, 5, ["Round 2 took full batches as the last of 4; of 5 rounds the last will again."]),
+        (3, 4, []),
+        (2, 6, []),
+    ],
+)
+def test_the_last_rounds_are_those_of_the_run_that_goes_on(
+    stopped: int,
+    max_rounds: int,
+    said: list[str],
+    make_trainer: MakeTrainer,
+    tmp_path: Path,
+    keeps_files: dict[str, Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A longer run says that it has had last rounds before; where none had been reached there is nothing to say."""
+    algorithm = FedDA(full_batch_last=2)
+    make_trainer(max_rounds=4, callbacks=Stops(stopped), **keeps_files).fit(Perceptron(), federation(), algorithm)
+    trainer = make_trainer(max_rounds=max_rounds, **keeps_files)
+    trainer.fit(Perceptron(), federation(), algorithm, ckpt_path="last")
+    assert [record.message for record in caplog.records if "took full batches" in record.message] == said
 
 
 @pytest.mark.parametrize("given", [-1, 0.5, True])

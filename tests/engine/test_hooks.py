@@ -10,6 +10,7 @@ from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
 from toys import Perceptron, federation
 
 from lightning_fl import FederatedTrainer
+from lightning_fl.algorithms import DeviceM
 from lightning_fl.data import Federated
 
 MakeTrainer = Callable[..., FederatedTrainer]
@@ -112,6 +113,12 @@ def test_clients_are_announced(make_trainer: MakeTrainer) -> None:
     watch = Watch()
     make_trainer(max_rounds=1, callbacks=watch).fit(Perceptron(), federation())
     assert watch.uploads == [(client, place, 3) for place, client in enumerate(watch.downloads, start=1)]
+    in_turns = Watch()
+    make_trainer(max_rounds=1, callbacks=in_turns).fit(Perceptron(), federation(), DeviceM(variant="mime"))
+    assert in_turns.downloads == watch.downloads * 2, (
+        "before the gradient at the received model, and before the training"
+    )
+    assert in_turns.uploads == watch.uploads
 
 
 def test_data_modules_are_torn_down(make_trainer: MakeTrainer) -> None:

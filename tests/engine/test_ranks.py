@@ -1,7 +1,9 @@
 """Clients spread over processes: the shares, and the same answer as in one process."""
 
+import contextlib
 import csv
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +15,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from lightning.pytorch import Callback
 from toys import Perceptron, Pruning, Remembering, federation, without_units
 
 from lightning_fl import FederatedTrainer, checkpoint
+from lightning_fl.cli import main
+from lightning_fl.one_voice import say_once
 from lightning_fl.pruning import Plan
 from lightning_fl.runners.ranks import Outcome, share_of
 
@@ -203,3 +208,76 @@ def test_students_of_all_processes_vote_before_the_first_round(tmp_path: Path) -
     one = ran(tmp_path / "one", *words, algorithm=algorithm)
     assert int(one[0][0]["comm/setup_uplink_bits"]) > 0
     agree(one, ran(tmp_path / "two", *words, num_processes=2, algorithm=algorithm))
+
+
+def speak(folder: str, sentences: list[str]) -> None:
+    """Each process says its sentence, if it has one, to a file of its own."""
+    torch.distributed.init_process_group("gloo")
+    rank = torch.distributed.get_rank()
+    with Path(folder, str(rank)).open("w") as file, contextlib.redirect_stderr(file):
+        if sentences[rank]:
+            say_once("error: ", sentences[rank])
+    torch.distributed.barrier()
+
+
+@pytest.mark.parametrize(
+    ("sentences", "heard"),
+    [
+        (["wrong"] * 3, ["error: wrong\n", "", ""]),
+        (["", "wrong", ""], ["", "error: on rank 1: wrong\n", ""]),
+        (["wrong", "amiss", "wrong"], ["error: wrong\n", "error: on rank 1: amiss\n", ""]),
+    ],
+)
+def test_what_all_processes_say_is_said_once(sentences: list[str], heard: list[str], tmp_path: Path) -> None:
+    processes.run(speak, str(tmp_path), sentences, num_processes=len(sentences))
+    assert [(tmp_path / str(rank)).read_text() for rank in range(len(sentences))] == heard
+
+
+def command_heard(folder: str, words: list[str]) -> None:
+    """Run a command; what it prints and its exit code go to files."""
+    path = Path(folder, os.environ["RANK"])
+    os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), 2)
+    code: Any = 0
+    try:
+        main(words)
+    except SystemExit as ended:
+        code = ended.code
+    path.with_suffix(".code").write_text(str(code))
+
+
+@pytest.mark.parametrize(
+    ("words", "said", "code"),
+    [
+        ("--algorithm FedDF", "lightning-fl: error: Members keeps every upload", "2"),
+        ("--trainer.clients_per_round 1", "A round has 1 client for 2 processes: 1 of them train nobody", "0"),
+    ],
+)
+def test_a_command_in_two_processes_says_a_thing_once(words: str, said: str, code: str, tmp_path: Path) -> None:
+    folder = ["--trainer.default_root_dir", str(tmp_path / "run")]
+    command = [*COMMAND.split(), "--model.network", "linear", "--trainer.devices", "2", *folder, *words.split()]
+    processes.run(command_heard, str(tmp_path), command, num_processes=2)
+    printed = [(tmp_path / str(rank)).read_text() for rank in (0, 1)]
+    assert [text.count(said) for text in printed] == [1, 0]
+    assert [(tmp_path / f"{rank}.code").read_text() for rank in (0, 1)] == [code] * 2
+
+
+class Dying(Callback):
+    """Kills the second process in the middle of the third round."""
+
+    def on_client_upload(self, trainer: Any, *arguments: Any) -> None:
+        if trainer.global_rank == 1 and trainer.current_epoch == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_process_that_dies_ends_the_others_and_the_run_goes_on(tmp_path: Path) -> None:
+    words = ("--model.network", "linear", "--trainer.max_rounds", "4")
+    whole = ran(tmp_path / "whole", *words, num_processes=2)
+    run = ["--trainer.default_root_dir", str(tmp_path / "run"), "--trainer.devices", "2"]
+    command = [*COMMAND.split(), *words, *run, "--algorithm", "FedDUSM", "--trainer.callbacks+=test_ranks.Dying"]
+    processes.run(command_heard, str(tmp_path), command, num_processes=2, exit_codes=[0, -signal.SIGKILL])
+    last_line = (tmp_path / "0").read_text().splitlines()[-1]
+    assert last_line.startswith("lightning-fl: another process of this run has died")
+    assert "--ckpt_path last" in last_line
+    assert (tmp_path / "0.code").read_text() == "1"
+    assert checkpoint.load(tmp_path / "run" / "checkpoints" / "last.ckpt")["epoch"] == 2
+    agree(whole, ran(tmp_path / "run", *words, "--ckpt_path", "last", num_processes=2))
