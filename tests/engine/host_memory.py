@@ -1,0 +1,98 @@
+"""An accelerator made of host memory (`host_memory.cpp`), and what watches the operations on it.
+
+`register()` changes torch for the rest of the process: have a process for it.
+"""
+
+import traceback
+from collections import Counter
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from lightning.fabric.accelerators import CPUAccelerator
+from torch.utils import cpp_extension
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+NAME = "host_memory"
+DEVICE = f"{NAME}:0"
+
+
+def register(build_folder: Path) -> None:
+    """Compile the accelerator and make it known to torch as `host_memory`."""
+    torch.utils.rename_privateuse1_backend(NAME)
+    source = Path(__file__).with_suffix(".cpp")
+    extension = cpp_extension.load("host_memory_accelerator", [str(source)], build_directory=str(build_folder))
+    extension.register_hooks()
+    backend = ModuleType(NAME)
+    functions = {
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "synchronize": lambda device=None: None,
+        "manual_seed_all": lambda seed: None,  # random numbers are the CPU's
+        "get_rng_state": lambda device=None: torch.get_rng_state(),
+        "set_rng_state": lambda state, device=None: torch.set_rng_state(state),
+        "get_amp_supported_dtype": lambda: [torch.bfloat16],
+        "_is_in_bad_fork": lambda: False,
+    }
+    vars(backend).update(functions)
+    torch._register_device_module(NAME, backend)
+
+
+class HostMemory(CPUAccelerator):
+    """For Lightning."""
+
+    def setup_device(self, device: torch.device) -> None:
+        pass
+
+    @staticmethod
+    def parse_devices(devices: Any) -> int:
+        return 1
+
+    @staticmethod
+    def get_parallel_devices(devices: Any) -> list[torch.device]:
+        return [torch.device(DEVICE)]
+
+    @staticmethod
+    def auto_device_count() -> int:
+        return 1
+
+
+# Operations that take tensors of several devices on GPUs, too.
+CROSSING = {"_to_copy", "copy_", "_copy_from", "index", "index_put_", "_index_put_impl_", "lift_fresh", "set_"}
+
+
+class Watch(TorchDispatchMode):
+    """Notes what a GPU would refuse, and what it would be waited for.
+
+    Attributes:
+        mixed: operations whose tensors lie on several devices, with the place in the code.
+        waits: how often each place in the code needed a number of the accelerator's on the host.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mixed: Counter[str] = Counter()
+        self.waits: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, name = kwargs or {}, func.overloadpacket.__name__
+        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        # Numbers on the host may take part in arithmetic with any tensor, but not in these.
+        placed = {x.device.type for x in tensors if x.dim() or name in ("cat", "stack", "dot")}
+        if len(placed) > 1 and name not in CROSSING:
+            self.mixed[f"{name} of {[f'{x.device.type} {tuple(x.shape)}' for x in tensors]} at {_place()}"] += 1
+        if any(x.device.type == NAME for x in tensors) and (
+            name in ("_local_scalar_dense", "nonzero")
+            or (name == "_to_copy" and torch.device(kwargs.get("device") or DEVICE).type == "cpu")
+        ):
+            self.waits[f"{name} at {_place()}"] += 1
+        return func(*args, **kwargs)
+
+
+def _place() -> str:
+    """Where in the package."""
+    frames = [f for f in traceback.extract_stack() if "lightning_fl" in f.filename or "/callbacks/" in f.filename]
+    return " < ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in reversed(frames[-3:]))

@@ -1,0 +1,240 @@
+"""All of the package on an accelerator other than the CPU: `test_accelerator.py` runs this in a process of its own.
+
+The answers are the CPU's, no operation mixes devices, and no step waits for the accelerator.
+"""
+
+import copy
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import host_memory
+import lightning as L  # noqa: N812
+import numpy as np
+import pytest
+import torch
+from lightning.fabric.strategies import SingleDeviceStrategy
+from roster import ROSTER
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+from toys import Perceptron
+
+from lightning_fl import FederatedTrainer
+from lightning_fl.algorithms import (
+    IMC,
+    SCAFFOLD,
+    Algorithm,
+    EfficientAdam,
+    FedAdamSSM,
+    FedAP,
+    FedAvg,
+    FedDP,
+    FedDU,
+    FedDUM,
+    FedDUMAP,
+    FedKT,
+    FedNova,
+    HRank,
+    PruneFL,
+)
+from lightning_fl.callbacks import (
+    AdaptivePruning,
+    CommunicationMeter,
+    DynamicGates,
+    FilterPruning,
+    MagnitudePruning,
+    SparseUpdates,
+)
+from lightning_fl.codecs import Changes, ErrorFeedback, OneBit, Quantiser, TopK
+from lightning_fl.data import Digits, Dirichlet, Federated
+from lightning_fl.modules import ImageClassifier
+
+MakeTrainer = Callable[..., Any]
+each_algorithm = pytest.mark.parametrize("name", ROSTER)
+each_runner = pytest.mark.parametrize("runner", ["serial", "stacked"])
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _registered(tmp_path_factory: pytest.TempPathFactory) -> None:
+    host_memory.register(tmp_path_factory.mktemp("build"))
+
+
+@pytest.fixture
+def watch() -> Iterator[host_memory.Watch]:
+    """What happens on the accelerator in the test; fails it where devices were mixed."""
+    with host_memory.Watch() as watching:
+        yield watching
+    assert not watching.mixed
+
+
+@pytest.fixture
+def on_accelerator(make_trainer: MakeTrainer) -> Callable[..., FederatedTrainer]:
+    def make(**flags: Any) -> FederatedTrainer:
+        strategy = SingleDeviceStrategy(device=torch.device(host_memory.DEVICE))
+        return make_trainer(accelerator=host_memory.HostMemory(), strategy=strategy, **flags)
+
+    return make
+
+
+def numbers(module: L.LightningModule) -> np.ndarray:
+    return torch.cat([value.detach().cpu().double().flatten() for value in module.state_dict().values()]).numpy()
+
+
+def digits(**flags: Any) -> Digits:
+    server = {"client_fraction": 0.8, "server_fraction": 0.1, "server_classes": 10}
+    return Digits(num_clients=20, partition=Dirichlet(alpha=1.0), **{"image_size": 28, **server, **flags})
+
+
+def classifier(network: str = "cnn_mnist", image_size: int = 28, **flags: Any) -> ImageClassifier:
+    return ImageClassifier(network, num_classes=10, in_channels=1, image_size=image_size, learning_rate=0.05, **flags)
+
+
+def test_the_watch_sees_mixed_devices() -> None:
+    with host_memory.Watch() as watching:
+        x = torch.zeros(3, device=host_memory.DEVICE)
+        with pytest.raises(RuntimeError, match="same device"):
+            x + torch.zeros(3)
+        float(x.sum() + torch.tensor(1.0))
+    assert [operation.split()[0] for operation in watching.mixed] == ["add"]
+    assert [operation.split()[0] for operation in watching.waits] == ["_local_scalar_dense"]
+
+
+@each_runner
+@each_algorithm
+def test_every_algorithm_has_the_answer_of_the_cpu(
+    name: str, runner: str, on_accelerator: MakeTrainer, make_trainer: MakeTrainer, watch: host_memory.Watch
+) -> None:
+    entry, here, there = ROSTER[name], Perceptron(), Perceptron()
+    there.load_state_dict(here.state_dict())
+    flags = {"max_rounds": 4, "local_epochs": 2, "clients_per_round": 5, "straggler_rate": 0.3, "runner": runner}
+    make_trainer(**flags).fit(here, entry.federation(), entry.algorithm())
+    trainer = on_accelerator(**flags)
+    trainer.fit(there, entry.federation(), entry.algorithm())
+    assert trainer.run.params.device.type == host_memory.NAME
+    np.testing.assert_allclose(numbers(there), numbers(here), rtol=1e-6, atol=1e-6)
+
+
+@each_runner
+@each_algorithm
+def test_no_step_waits_for_the_accelerator(name: str, runner: str, on_accelerator: MakeTrainer) -> None:
+    """Six more steps of three clients in two rounds take no 36 waits more; which layers a client sends may take a few."""
+    entry, waits = ROSTER[name], []
+    for steps in (2, 8):
+        trainer = on_accelerator(max_rounds=2, local_steps=steps, clients_per_round=3, runner=runner)
+        with host_memory.Watch() as watching:
+            trainer.fit(Perceptron(), entry.federation(), entry.algorithm())
+        waits.append(watching.waits.total())
+    assert waits[1] - waits[0] < 12
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        FedAvg(),
+        SCAFFOLD(),
+        FedAdamSSM(),
+        EfficientAdam(),
+        FedDUM(),
+        FedDP(),
+        PruneFL(),
+        FedAP(prune_round=2, max_sources=3),
+    ],
+    ids=lambda algorithm: algorithm.name,
+)
+def test_a_run_goes_on(
+    algorithm: Algorithm, on_accelerator: MakeTrainer, keeps_files: dict[str, Any], tmp_path: Path, watch: Any
+) -> None:
+    start, ends = classifier(), []
+    for folder, stops in {"whole": (4,), "resumed": (1, 4)}.items():
+        for number, stop in enumerate(stops):
+            module, data = copy.deepcopy(start), digits()
+            keeps_files["default_root_dir"] = tmp_path / folder
+            trainer = on_accelerator(max_rounds=stop, local_steps=2, limit_val_batches=1, **keeps_files)
+            trainer.fit(module, data, algorithm, ckpt_path="last" if number else None)
+        assert trainer.test(module, data)
+        assert trainer.predict(module, data)
+        ends.append(numbers(module))
+    np.testing.assert_array_equal(*ends)
+
+
+class Made(Dataset):
+    """Samples that are made one by one."""
+
+    def __len__(self) -> int:
+        return 200
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.full((1, 28, 28), index / 200), index % 10
+
+
+class Given(L.LightningDataModule):
+    """A datamodule of somebody's own."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        super().__init__()
+        self.dataset = dataset
+
+    def train_dataloader(self) -> DataLoader:
+        return DataLoader(self.dataset, batch_size=10)
+
+
+Make = Callable[[], Any]
+RUNS: dict[str, tuple[Make, Make, Make, dict[str, Any]]] = {
+    "FedDUMAP": (lambda: FedDUMAP(prune_round=1, max_sources=3), classifier, digits, {}),
+    "HRank": (lambda: HRank(rate=0.4, prune_round=1), classifier, digits, {}),
+    "IMC": (lambda: IMC(rate=0.4, prune_round=1), classifier, digits, {}),
+    "PruneFL": (lambda: PruneFL(interval=1, initial_passes=1), classifier, digits, {}),
+    "FedDP, stacked": (lambda: FedDP(base=FedNova()), classifier, digits, {"runner": "stacked"}),
+    "FedDP, threshold": (lambda: FedDP(variant="threshold"), classifier, digits, {}),
+    "FedKT": (lambda: FedKT(preset="light"), classifier, digits, {}),
+    "batch norm": (FedDUM, lambda: classifier("resnet32", 16), lambda: digits(image_size=16), {}),
+    "batch norm, stacked": (
+        FedDU,
+        lambda: classifier("resnet32", 16),
+        lambda: digits(image_size=16),
+        {"runner": "stacked"},
+    ),
+    "cosine and momentum": (FedAvg, lambda: classifier("lenet5", lr_schedule="cosine", momentum=0.9), digits, {}),
+    "clipped and accumulated": (FedAvg, classifier, digits, {"gradient_clip_val": 0.1, "accumulate_grad_batches": 2}),
+    "bfloat16": (FedAvg, classifier, digits, {"precision": "bf16-true"}),
+    "augmented": (FedAvg, classifier, lambda: digits(augment=True), {}),
+    "states in files": (SCAFFOLD, classifier, digits, {"client_states": "disk"}),
+    "top-k": (lambda: Algorithm(uplink=ErrorFeedback(TopK(0.1)), downlink=Changes()), classifier, digits, {}),
+    "few bits": (lambda: Algorithm(uplink=OneBit(), downlink=Quantiser(bits=4)), classifier, digits, {}),
+    "tensors of one's own": (
+        FedAvg,
+        classifier,
+        lambda: Federated(Given(TensorDataset(torch.rand(200, 1, 28, 28), torch.arange(200) % 10)), num_clients=10),
+        {},
+    ),
+    "samples made one by one": (SCAFFOLD, classifier, lambda: Federated(Given(Made()), num_clients=10), {}),
+    "MagnitudePruning": (
+        FedAvg,
+        classifier,
+        digits,
+        {"callbacks": [MagnitudePruning(rate=0.5, prune_epoch=1), CommunicationMeter()]},
+    ),
+    "AdaptivePruning": (
+        FedAdamSSM,
+        classifier,
+        digits,
+        {"callbacks": AdaptivePruning(prune_epoch=1, max_sources=3, lanczos_steps=10)},
+    ),
+    "FilterPruning": (
+        SCAFFOLD,
+        classifier,
+        digits,
+        {"callbacks": FilterPruning(rate=0.5, prune_epoch=1, importance="magnitude")},
+    ),
+    "DynamicGates": (FedAvg, classifier, digits, {"callbacks": DynamicGates(keep=0.5)}),
+    "SparseUpdates": (FedAvg, classifier, digits, {"callbacks": SparseUpdates(alpha=0.1)}),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_it_runs(name: str, on_accelerator: MakeTrainer, keeps_files: dict[str, Any], watch: host_memory.Watch) -> None:
+    algorithm, module, data, flags = RUNS[name]
+    model, datamodule = module(), data()
+    trainer = on_accelerator(max_rounds=3, local_steps=2, limit_val_batches=1, **keeps_files, **flags)
+    trainer.fit(model, datamodule, algorithm())
+    assert trainer.callback_metrics["clients/accepted"] == 3
+    assert np.isfinite(numbers(model)).all()
