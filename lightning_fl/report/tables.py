@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning_fl.progress import megabytes
+from lightning_fl.quantities import in_bytes
 from lightning_fl.report.comparison import SEEDS, Group, Metric, mean_and_spread
 from lightning_fl.report.document import Table
 from lightning_fl.report.published import PublishedRow, PublishedTable, measured
@@ -35,8 +35,8 @@ def _seconds(value: float) -> str:
 
 COSTS: dict[str, tuple[str, Format]] = {
     "rounds": ("rounds", _whole),
-    "uplink": ("uplink", megabytes),
-    "downlink": ("downlink", megabytes),
+    "uplink": ("uplink", in_bytes),
+    "downlink": ("downlink", in_bytes),
     "simulated_seconds": ("simulated time", _seconds),
     "wall_seconds": ("time here", _seconds),
 }
