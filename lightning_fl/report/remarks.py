@@ -72,10 +72,8 @@ def _evaluation(groups: Sequence[Group]) -> list[str]:
     said = []
     for key in sorted({*EVALUATION, *SOURCES.values()} & {*differing([group.curves[0].record for group in groups])}):
         values = list(dict.fromkeys(str(group.settings.get(key)) for group in groups if group.settings))
-        known = (
-            "which may be other samples" if key in EVALUATION else "whether these are the same data is for you to know"
-        )
-        said.append(f"The runs were not evaluated alike: `{key}` is {' and '.join(map(_code, values))}, {known}.")
+        what = "may be of different data" if key in SOURCES.values() else "were not evaluated on the same samples"
+        said.append(f"The runs {what}: `{key}` is {' and '.join(map(_code, values))}.")
     return said
 
 

@@ -15,6 +15,7 @@ from lightning_fl.report.document import Table
 from lightning_fl.report.labels import SEEDS, differing, is_of_method, setting, shown, telling
 from lightning_fl.report.published import PublishedRow, PublishedTable, measured
 from lightning_fl.report.published_settings import in_short
+from lightning_fl.report.records import SOURCES
 from lightning_fl.slots import KINDS
 
 Spread = tuple[float | None, float | None, int]
@@ -202,6 +203,8 @@ def _with_options(given: Mapping[str, Any], key: str) -> str:
     """A value, with the options of the part that it names, such as `Shards(shards_per_client=2)`."""
     if key not in given:
         return NONE
+    if key in SOURCES.values():
+        return str(given[key])
     options = [f"{name[len(key) + 1 :]}={shown(value)}" for name, value in given.items() if name.startswith(f"{key}.")]
     return shown(given[key]) + (f"({', '.join(options)})" if options else "")
 

@@ -360,10 +360,8 @@ def test_runs_of_different_files_are_not_compared(run: Callable[..., tuple], tmp
     assert "Arrays of data/one.npz in a, Arrays of data/two.npz in b" in err
     code, out, _ = run("report", "a", "c")  # on another machine the same file lies elsewhere
     assert code == 0
-    assert (
-        "`data.path` is `data/one.npz` and `elsewhere/one.npz`, whether these are the same data is for you to know"
-        in out
-    )
+    assert "The runs may be of different data: `data.path` is `data/one.npz` and `elsewhere/one.npz`." in out
+    assert "| elsewhere/one.npz |" in out
 
 
 @pytest.mark.parametrize("name", ["CIFAR10", "ImageFolder"])
@@ -380,7 +378,7 @@ def test_other_validation_samples_are_remarked_on(run: Callable[..., tuple], tmp
     write_run(tmp_path / "a", rising(9), data={"val_fraction": 0.0})
     write_run(tmp_path / "b", rising(9), "FedProx", data={"val_fraction": 0.1})
     out = run("report", "a", "b")[1]
-    assert "not evaluated alike: `data.val_fraction` is `0.0` and `0.1`" in out
+    assert "not evaluated on the same samples: `data.val_fraction` is `0.0` and `0.1`" in out
 
 
 # -------------------------------------------------------------------------------------------------- the folder
