@@ -140,8 +140,10 @@ def _sections(groups: Sequence[Group], metric: Metric, published: PublishedTable
             "`rounds` are worked out from them."
         )
         left_out = [f"{group.label} is not here: {why}." for group in groups if (why := published.missing(group))]
-        parts = [about, tables.beside(published, groups), *([left_out] if left_out else [])]
-        sections.append(Section(f"Published: {published.title}", parts))
+        beside = tables.beside(published, groups)
+        sections.append(
+            Section(f"Published: {published.title}", [about, beside, left_out] if left_out else [about, beside])
+        )
     if differing := tables.settings(groups):
         sections.append(Section("Settings that differ", differing))
     if said := remarks(groups):
