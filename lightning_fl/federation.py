@@ -318,6 +318,7 @@ class Federation:
         macs = (self.macs or 0) * num_samples
         share = self.macs / run.macs_at_start if self.macs and run.macs_at_start else 1.0
         run.simulated_seconds += self.clock.seconds(ledger.bits("up"), ledger.bits("down"), macs, share)
+        run.count_uploads(len(arriving), len(outcome.logs))
         return {
             "round": run.round,
             **self.worker.logs.averages(logs),

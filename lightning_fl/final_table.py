@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lightning_fl.metrics_file import read_rows
+from lightning_fl.metrics_file import RoundCSVLogger, read_rows
 from lightning_fl.persistence import EXPORT, METRICS
-from lightning_fl.progress import megabytes
+from lightning_fl.quantities import in_bytes
 
 if TYPE_CHECKING:
     from lightning_fl.trainer import FederatedTrainer
@@ -23,20 +24,26 @@ def final_table(trainer: FederatedTrainer) -> str:
 
 
 def final_lines(trainer: FederatedTrainer) -> list[tuple[str, str]]:
-    """Name and value of accuracy, rounds, megabytes, curve and model."""
-    ledger = trainer.run.ledger
+    """Name and value of accuracy, rounds, bytes, rejected uploads if there were any, curve and model."""
+    run = trainer.run
     lines = [
-        ("rounds", f"{trainer.run.round:,}"),
-        ("uplink", megabytes(ledger.total_bytes("up"))),
-        ("downlink", megabytes(ledger.total_bytes("down"))),
+        ("rounds", f"{run.round:,}"),
+        ("uplink", in_bytes(run.ledger.total_bytes("up"))),
+        ("downlink", in_bytes(run.ledger.total_bytes("down"))),
     ]
-    target = next((name for name in TARGETS if name in trainer.callback_metrics), None)
     root = Path(trainer.default_root_dir)
+    # A run without a curve of its own may find an earlier run's in the folder.
+    curve = root / METRICS if any(isinstance(logger, RoundCSVLogger) for logger in trainer.loggers) else None
+    target = next((name for name in TARGETS if name in trainer.callback_metrics), None)
     if target is not None:
         value = f"{float(trainer.callback_metrics[target]):.4f}"
-        lines.insert(0, (target.replace("val/", ""), value + _best(root / METRICS, target)))
-    if trainer.loggers:
-        lines.append(("curve", _short(root / METRICS)))
+        lines.insert(0, (target.replace("val/", ""), value + (_best(curve, target) if curve else "")))
+    if run.num_rejected:
+        why = "not finite" if trainer.loss_guard.clients is None else "not finite, or of a loss that exploded"
+        uploads = f"{run.num_rejected:,} of {run.num_uploads:,} uploads"
+        lines.append(("rejected", f"{uploads}, in {run.num_rounds_rejecting:,} of {run.round:,} rounds: {why}"))
+    if curve:
+        lines.append(("curve", _short(curve)))
     if trainer.enable_checkpointing:
         lines.append(("model", _short(root / EXPORT)))
     return lines
@@ -45,6 +52,7 @@ def final_lines(trainer: FederatedTrainer) -> list[tuple[str, str]]:
 def _best(path: Path, target: str) -> str:
     """The best value of the curve and its round, if there is a curve."""
     points = [(float(row[target]), int(row["round"])) for row in read_rows(path)[1] if row.get(target)]
+    points = [point for point in points if not isnan(point[0])]
     if not points:
         return ""
     value, round_index = (max if target == "val/accuracy" else min)(points, key=lambda point: point[0])

@@ -10,16 +10,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import ProgressBar
 from tqdm.auto import tqdm
 
-MEGABYTE = 1e6
-
-
-def megabytes(count: float) -> str:
-    """A number of bytes for people.
-
-    >>> megabytes(24_512_000)
-    '24.5 MB'
-    """
-    return f"{count / MEGABYTE:,.1f} MB"
+from lightning_fl.quantities import in_bytes
 
 
 class RoundProgressBar(ProgressBar):
@@ -103,8 +94,8 @@ class RoundProgressBar(ProgressBar):
         for name in dict.fromkeys([*named, *trainer.progress_bar_metrics]):
             if name in metrics:
                 self._shown[name.removeprefix("val/")] = f"{float(metrics[name]):.4g}"
-        self._shown["up"] = megabytes(ledger.total_bytes("up"))
-        self._shown["down"] = megabytes(ledger.total_bytes("down"))
+        self._shown["up"] = in_bytes(ledger.total_bytes("up"))
+        self._shown["down"] = in_bytes(ledger.total_bytes("down"))
         self._bar.set_postfix(self._shown, refresh=False)
         self._move_to(trainer.current_epoch + 1)
         # The next round's clients will take the same share of its time; validation and the server take the rest.

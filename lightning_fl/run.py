@@ -44,6 +44,9 @@ class Run:
         server_memory: codec memory of the downlink.
         ledger: bits that crossed.
         simulated_seconds: what the run would have taken on the simulated network.
+        num_uploads: uploads that have arrived at the server, in all rounds.
+        num_rejected: those of them that it rejected.
+        num_rounds_rejecting: rounds in which it rejected any.
         mask: the parameters that pruning keeps (d,), bools; all others are 0, and so is what belongs to them in every state
             and memory. None: all are kept.
         told: clients that have been sent the mask.
@@ -67,6 +70,9 @@ class Run:
     server_memory: State = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
     simulated_seconds: float = 0.0
+    num_uploads: int = 0
+    num_rejected: int = 0
+    num_rounds_rejecting: int = 0
     mask: Tensor | None = None
     told: set[int] = field(default_factory=set)
     macs_at_start: int | None = None
@@ -86,6 +92,12 @@ class Run:
         self.ledger.open_round()
         self.clients.release_replaced()
         self.client_memory.release_replaced()
+
+    def count_uploads(self, num_arrived: int, num_accepted: int) -> None:
+        """What came of the clients that answered in a round."""
+        self.num_uploads += num_arrived
+        self.num_rejected += num_arrived - num_accepted
+        self.num_rounds_rejecting += num_arrived > num_accepted
 
     def set_mask(self, mask: Tensor, spared: Iterable[str] = ()) -> None:
         """Keep these parameters (d,) and no others.
@@ -160,6 +172,9 @@ class Run:
             "server_memory": dict(self.server_memory),
             "ledger": self.ledger.state_dict(),
             "simulated_seconds": self.simulated_seconds,
+            "num_uploads": self.num_uploads,
+            "num_rejected": self.num_rejected,
+            "num_rounds_rejecting": self.num_rounds_rejecting,
             "mask": self.mask,
             "told": sorted(self.told),
             "macs_at_start": self.macs_at_start,
@@ -199,6 +214,9 @@ class Run:
         self.server_memory = relaid(state["server_memory"], device)
         self.ledger.load_state_dict(state["ledger"])
         self.simulated_seconds = state["simulated_seconds"]
+        self.num_uploads = state.get("num_uploads", 0)  # checkpoints of 0.1 have not counted them
+        self.num_rejected = state.get("num_rejected", 0)
+        self.num_rounds_rejecting = state.get("num_rounds_rejecting", 0)
         mask = state.get("mask")  # checkpoints of 0.1 have none
         self.mask = None if mask is None else self.layout.relay(mask, source).to(device, copy=True)
         self.told = set(state.get("told", ()))

@@ -218,7 +218,7 @@ def test_fit_ends_with_a_short_table(lightning_fl: Command, small: str) -> None:
     assert list(table) == ["accuracy", "rounds", "uplink", "downlink", "curve", "model"]
     assert table["rounds"] == "2"
     bits = 2 * 3 * 32 * (64 * 10 + 10)  # rounds × clients × bits × parameters
-    assert table["uplink"] == table["downlink"] == f"{bits / 8 / 1e6:.1f} MB"
+    assert table["uplink"] == table["downlink"] == f"{bits / 8 / 1e3:.1f} kB"
     assert Path(table["curve"]).is_file()
     assert Path(table["model"]).is_file()
     assert float(table["accuracy"].split()[0]) == pytest.approx(float(metrics("run")[-1]["val/accuracy"]), abs=1e-4)
@@ -232,7 +232,7 @@ def test_the_progress_bar_says_how_far_and_how_fast(lightning_fl: Command, small
     assert speed is not None, last
     assert float(speed[1]) > 0
     assert f"accuracy={float(metrics('run')[-1]['val/accuracy']):.4g}" in last
-    assert "up=0.0 MB, down=0.0 MB" in last  # two rounds of 7,800 bytes
+    assert "up=15.6 kB, down=15.6 kB" in last  # two rounds of 7,800 bytes
     assert re.search(r"\[\d+:\d+<\d+:\d+", last), "the time that is left"
     assert "Round" not in lightning_fl("fit", "--config", small).err
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,22 +9,32 @@ from typing import NoReturn
 
 from lightning_fl.errors import UserError, nearest
 from lightning_fl.report import tables
-from lightning_fl.report.comparison import Group, Metric, group_runs, remarks
+from lightning_fl.report.comparison import Group, Metric, group_runs
 from lightning_fl.report.document import Picture, Section, to_html, to_markdown
+from lightning_fl.report.folder import made, note_written, remove_earlier
 from lightning_fl.report.published import PublishedTable, read_published
 from lightning_fl.report.records import read_run, require_same_data
+from lightning_fl.report.remarks import remarks
 from lightning_fl.report.smoothing import ORDER, WINDOW
 
 
 def _how(metric: Metric) -> str:
     """How the numbers came about."""
-    window = f"Savitzky–Golay filter of window {metric.window} and order {ORDER}"
+    smoothing, read = "Nothing is smoothed.", "curve"
+    if metric.window > 1:
+        rounded = ", accuracies rounded to three decimals" if "accuracy" in metric.name else ""
+        smoothing = (
+            f"Curves are smoothed by a Savitzky–Golay filter of window {metric.window} and order {ORDER} (a smaller window "
+            f"where there are fewer values, none for {ORDER} or fewer){rounded}; pale lines are the raw values."
+        )
+        read = "smoothed curve"
     return (
-        f"Curves are smoothed by a {window} (a smaller window where there are fewer values, none for {ORDER} or fewer), "
-        "accuracies rounded to three decimals. The final value is the best of the smoothed curve, the last one the raw value "
-        "of the last round. A target is reached where the smoothed curve first meets it; pale lines are the raw values. Bytes "
-        "are those of all clients together, with the set-up's; 1 MB is 10^6 bytes. MFLOPs are multiply-accumulates for one "
-        "sample / 10^6. Runs that differ in nothing but their seeds are a mean ± the sample standard deviation."
+        f"{smoothing} The final value is the best of the {read}, the last one the raw value of the last round. A target is "
+        f"reached where the {read} first meets it. Bytes are those of all clients together, with the set-up's; 1 MB is "
+        "10^6 bytes. Simulated time is that of the run's clock, time here that of the machine it ran on. MFLOPs are "
+        "multiply-accumulates for one sample / 10^6. Runs that differ in nothing but their seeds are a mean ± the sample "
+        "standard deviation, or one number where they agree. Numbers are short here; `runs.csv` and `curves.csv` have them "
+        "whole."
     )
 
 
@@ -83,35 +92,25 @@ def report(arguments: Sequence[str]) -> str:
         raise UserError(
             f"the published numbers are accuracies and cannot stand beside {metric.name}; leave --paper out."
         )
-    records = [read_run(path) for path in dict.fromkeys(os.path.normpath(path) for path in given.runs)]
+    records = list({record.folder.resolve(): record for record in map(read_run, given.runs)}.values())
     require_same_data(records)
     groups = group_runs(records, metric)
-    folder = _made(given.out)
-
+    folder = made(given.out)
     sections = _sections(groups, metric, published)
     title = f"{', '.join(dict.fromkeys(group.algorithm for group in groups))}: {metric.short}"
-    for section in sections:
-        for part in section.parts:
-            if isinstance(part, Picture):
-                part.save(folder)
-    (folder / "report.md").write_text(to_markdown(title, sections))
-    if given.html:
-        (folder / "report.html").write_text(to_html(title, sections))
+    pages = {"report.md": to_markdown(title, sections)} | (
+        {"report.html": to_html(title, sections)} if given.html else {}
+    )
+
+    remove_earlier(folder)
+    for name, page in pages.items():
+        (folder / name).write_text(page)
     tables.write_runs(folder / "runs.csv", groups)
     tables.write_curves(folder / "curves.csv", groups, metric)
-    return _printed(sections, folder / ("report.html" if given.html else "report.md"))
-
-
-def _made(path: str) -> Path:
-    folder = Path(path)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        good = os.access(folder, os.W_OK)
-    except OSError:
-        good = False
-    if not good:
-        raise UserError(f"nothing can be written to {path}: give another folder as --out.")
-    return folder
+    pictures = [part for section in sections for part in section.parts if isinstance(part, Picture)]
+    drawn = [name for picture in pictures for name in picture.save(folder)]
+    note_written(folder, [*pages, "runs.csv", "curves.csv", *drawn])
+    return _printed(sections, folder / list(pages)[-1])
 
 
 def _sections(groups: Sequence[Group], metric: Metric, published: PublishedTable | None) -> list[Section]:
@@ -136,10 +135,17 @@ def _sections(groups: Sequence[Group], metric: Metric, published: PublishedTable
         sections.append(Section("Bytes by kind", [tables.bytes_by_kind(groups), picture]))
     if published:
         about = (
-            "The paper's rows, and under each what the runs here have of the same method and setting, at the paper's target. "
-            "Published times are simulated ones on the paper's clock; `rounds` are worked out from them."
+            "The paper's rows, and under each what runs of the same method and network have here, at the paper's target; their "
+            "setting is what they have in place of the paper's. Published times are simulated ones on the paper's clock; "
+            "`rounds` are worked out from them."
         )
-        sections.append(Section(f"Published: {published.title}", [about, tables.beside(published, groups)]))
+        left_out = [f"{group.label} is not here: {why}." for group in groups if (why := published.missing(group))]
+        beside = tables.beside(published, groups)
+        sections.append(
+            Section(f"Published: {published.title}", [about, beside, left_out] if left_out else [about, beside])
+        )
+    if differing := tables.settings(groups):
+        sections.append(Section("Settings that differ", differing))
     if said := remarks(groups):
         sections.append(Section("Remarks", [said]))
     sections.append(Section("How to read it", [_how(metric)]))

@@ -11,37 +11,11 @@ from typing import Any
 import numpy as np
 
 from lightning_fl.errors import UserError, nearest, require
+from lightning_fl.report.labels import identity, labels
 from lightning_fl.report.records import Record
-from lightning_fl.report.smoothing import ORDER, WINDOW, Floats, smooth
+from lightning_fl.report.smoothing import ORDER, WINDOW, Floats, fitting_window, smooth
 from lightning_fl.slots import KINDS
 
-SEEDS = ("seed_everything", "data.seed")
-# Flags that say where and how a run is done, not what is done.
-INCIDENTAL = {
-    *SEEDS,
-    "ckpt_path",
-    "trainer.accelerator",
-    "trainer.benchmark",
-    "trainer.checkpoint_every_n_rounds",
-    "trainer.client_states",
-    "trainer.clients_at_once",
-    "trainer.default_root_dir",
-    "trainer.detect_anomaly",
-    "trainer.deterministic",
-    "trainer.devices",
-    "trainer.enable_checkpointing",
-    "trainer.enable_model_summary",
-    "trainer.enable_progress_bar",
-    "trainer.inference_mode",
-    "trainer.log_every_n_rounds",
-    "trainer.logger",
-    "trainer.max_time",
-    "trainer.num_nodes",
-    "trainer.num_sanity_val_steps",
-    "trainer.profiler",
-    "trainer.runner",
-    "trainer.strategy",
-}
 AXES = {
     "uplink": "comm/total_uplink_bytes",
     "downlink": "comm/total_downlink_bytes",
@@ -112,6 +86,10 @@ class Curve:
     def __post_init__(self) -> None:
         columns = self.record.columns
         if self.metric.name not in columns or np.isnan(columns[self.metric.name]).all():
+            require(
+                not self.record.not_finite.get(self.metric.name),
+                f"{self.metric.name} of the run in {self.record.folder} is nowhere finite; --metric names another column.",
+            )
             names = sorted(name for name in columns if name.startswith(("val/", "train/")))
             raise UserError(
                 f"the run in {self.record.folder} has no {self.metric.name}: "
@@ -132,6 +110,11 @@ class Curve:
     def smoothed(self) -> Floats:
         """The curve that results are read off (n,)."""
         return smooth(self.raw, 3 if "accuracy" in self.metric.name else None, self.metric.window)
+
+    @property
+    def is_smoothed(self) -> bool:
+        """Whether smoothing reaches over more than one value."""
+        return fitting_window(len(self.raw), self.metric.window) > 1
 
     @cached_property
     def rounds(self) -> Floats:
@@ -234,70 +217,9 @@ def group_runs(records: Sequence[Record], metric: Metric) -> list[Group]:
     members: dict[Any, list[Record]] = {}
     for record in records:
         known = "trainer.max_rounds" in record.settings
-        members.setdefault(_identity(record) if known else record.folder, []).append(record)
+        members.setdefault(identity(record) if known else record.folder, []).append(record)
     groups = list(members.values())
     return [
         Group(label, tuple(Curve(record, metric) for record in group))
-        for label, group in zip(_labels([group[0] for group in groups]), groups, strict=True)
+        for label, group in zip(labels([group[0] for group in groups]), groups, strict=True)
     ]
-
-
-def _identity(record: Record) -> tuple[tuple[str, str], ...]:
-    return tuple(sorted((key, str(value)) for key, value in record.settings.items() if key not in INCIDENTAL))
-
-
-def _labels(firsts: Sequence[Record]) -> list[str]:
-    """A method's name, followed by what tells its group from the method's others: by its own settings if these do."""
-    labels = []
-    for record in firsts:
-        peers = [other for other in firsts if other.algorithm == record.algorithm]
-        keys = differing(peers)
-        own = [key for key in keys if key.startswith("algorithm")]
-        enough = len({tuple(str(peer.settings.get(key)) for key in own) for peer in peers}) == len(peers)
-        shown = [
-            f"{key.rpartition('.')[2]}={_shown(record.settings[key])}"
-            for key in (own if enough else keys)
-            if key in record.settings
-        ]
-        labels.append(", ".join([record.algorithm, *shown]))
-    return [
-        label if labels.count(label) == 1 else f"{label} ({record.folder.name})"
-        for label, record in zip(labels, firsts, strict=True)
-    ]
-
-
-def _shown(value: Any) -> str:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def differing(records: Sequence[Record]) -> list[str]:
-    """The settings, seeds and incidentals left out, that are not the same in all records."""
-    known = [record.settings for record in records if record.settings]
-    keys = dict.fromkeys(key for settings in known for key in settings if key not in INCIDENTAL)
-    return [key for key in keys if len({str(settings.get(key)) for settings in known}) > 1]
-
-
-def remarks(groups: Sequence[Group]) -> list[str]:
-    """Sentences about what a reader should know before comparing: gaps, settings that differ, seeds that do not."""
-    said = []
-    records = [curve.record for group in groups for curve in group.curves]
-    for record in records:
-        said += [f"{record.folder}: {gap}." for gap in record.gaps]
-    for key in differing([group.curves[0].record for group in groups]):
-        if not key.startswith("algorithm"):
-            values = ", ".join(
-                f"{_shown(group.settings.get(key))} ({group.label})" for group in groups if group.settings
-            )
-            said.append(f"`{key}` is not the same everywhere: {values}.")
-    for group in groups:
-        seeds = [tuple(curve.record.settings.get(seed) for seed in SEEDS) for curve in group.curves]
-        if len(set(seeds)) < len(seeds):
-            said.append(f"{group.label}: some of its {len(seeds)} runs have the same seeds.")
-    window = groups[0].curves[0].metric.window
-    if short := [curve for group in groups for curve in group.curves if ORDER < len(curve.raw) < 2 * window]:
-        count = "One run has" if len(short) == 1 else f"{len(short)} runs have"
-        said.append(
-            f"{count} fewer than {2 * window} values: smoothing reaches over half of such a curve, whose steep beginning "
-            "then moves its later values. `--window 9` smooths less, `--window 1` not at all."
-        )
-    return said

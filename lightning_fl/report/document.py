@@ -19,12 +19,14 @@ class Table:
     """A table of words.
 
     Attributes:
-        header: of each column; the first column holds names, the others numbers.
+        header: of each column; the first columns hold words, the others numbers.
         rows: as many cells as the header has.
+        num_texts: the columns that hold words, set from the left.
     """
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
+    num_texts: int = 1
 
     def markdown(self) -> str:
         """As Markdown, the columns in line.
@@ -34,21 +36,26 @@ class Table:
         |:-------|-------:|
         | FedAvg |     60 |
         """
-        columns = list(zip(self.header, *self.rows, strict=True))
-        widths = [max(map(len, column)) for column in columns]
+        rows = [[cell.replace("|", "\\|") for cell in row] for row in (self.header, *self.rows)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        places = [(width, place < self.num_texts) for place, width in enumerate(widths)]
         lines = [
             "| "
-            + " | ".join(c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
+            + " | ".join(c.ljust(w) if text else c.rjust(w) for c, (w, text) in zip(row, places, strict=True))
             + " |"
-            for row in (self.header, *self.rows)
+            for row in rows
         ]
-        rule = "|" + "|".join("-" * (w + 1) + ":" if i else ":" + "-" * (w + 1) for i, w in enumerate(widths)) + "|"
+        rule = "|" + "|".join(f":{'-' * (w + 1)}" if text else f"{'-' * (w + 1)}:" for w, text in places) + "|"
         return "\n".join([lines[0], rule, *lines[1:]])
 
     def html(self) -> str:
         """As HTML."""
-        head = "".join(f"<th>{escape(cell)}</th>" for cell in self.header)
-        body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in self.rows)
+        sides = ["", " class=number"]
+        head = "".join(f"<th{sides[i >= self.num_texts]}>{escape(cell)}</th>" for i, cell in enumerate(self.header))
+        body = "".join(
+            "<tr>" + "".join(f"<td{sides[i >= self.num_texts]}>{escape(c)}</td>" for i, c in enumerate(row)) + "</tr>"
+            for row in self.rows
+        )
         return f"<div class=table><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
 
 
@@ -66,10 +73,11 @@ class Picture:
     caption: str
     figure: Figure
 
-    def save(self, folder: Path) -> None:
-        """Write a PNG and an SVG."""
+    def save(self, folder: Path) -> list[str]:
+        """Write a PNG and an SVG; gives their names."""
         self.figure.savefig(folder / f"{self.name}.png")
         self.figure.savefig(folder / f"{self.name}.svg", metadata={"Date": None})
+        return [f"{self.name}.png", f"{self.name}.svg"]
 
     def markdown(self) -> str:
         """As Markdown, beside its files."""
@@ -113,8 +121,9 @@ body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff }
 body { max-width: 62rem; margin: 2rem auto; padding: 0 1rem }
 h1 { font-size: 1.6rem } h2 { font-size: 1.2rem; margin-top: 2.2rem }
 .table { overflow-x: auto } table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem }
-th, td { padding: .3rem .7rem; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap }
-th { border-bottom: 2px solid #888; vertical-align: bottom } th:first-child, td:first-child { text-align: left }
+th, td { padding: .3rem .7rem; text-align: left; border-bottom: 1px solid #ddd }
+th { border-bottom: 2px solid #888; vertical-align: bottom }
+.number { text-align: right; white-space: nowrap } th.number { white-space: normal }
 figure { margin: 1.5rem 0 } img { max-width: 100%; height: auto } figcaption { color: #555; font-size: .9rem }
 """
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from lightning_fl.drawing import COLOURS, STYLE, line_style
+from lightning_fl.quantities import SECONDS, unit_of
 from lightning_fl.report.comparison import Group, Metric
 from lightning_fl.slots import KINDS
 
@@ -23,6 +24,7 @@ AXES = {
     "simulated_seconds": "simulated time",
 }
 HOUR, DAY = 3600, 86400
+BEHIND = 1.5  # where all curves are in front, also those of groups drawn before
 
 
 def draw_curves(groups: Sequence[Group], metric: Metric, axis: str) -> Figure | None:
@@ -35,7 +37,8 @@ def draw_curves(groups: Sequence[Group], metric: Metric, axis: str) -> Figure | 
         drawn = [_draw_group(axes, group, axis, index) for index, group in enumerate(groups)]
         if not any(drawn):
             return None
-        axes.set_ylabel(metric.short + ("" if metric.falls else " (smoothed)"))
+        is_smoothed = any(curve.is_smoothed for group in groups for curve in group.curves)
+        axes.set_ylabel(metric.short + " (smoothed)" * is_smoothed)
         _scale(axes, axis)
         if metric.target is not None:
             axes.axhline(metric.target, color="0.4", linewidth=1, linestyle=":", label=f"target {metric.target:g}")
@@ -52,10 +55,14 @@ def _draw_group(axes: Axes, group: Group, axis: str, index: int) -> bool:
     x, mean, spread = x[known], mean[known], spread[known]
     number = f" ({len(group.curves)} seeds)" if len(group.curves) > 1 else ""
     for curve in group.curves:
-        axes.plot(curve.axis(axis), curve.raw, color=line_style(index)["color"], linewidth=0.7, alpha=0.35)
+        if curve.is_smoothed or len(group.curves) > 1:
+            raw = {"color": line_style(index)["color"], "linewidth": 0.9, "alpha": 0.4, "zorder": BEHIND}
+            axes.plot(curve.axis(axis), curve.raw, **raw)
     axes.plot(x, mean, label=group.label + number, linewidth=1.8, marker="o" * (len(x) == 1), **line_style(index))
     if spread.any():
-        axes.fill_between(x, mean - spread, mean + spread, color=line_style(index)["color"], alpha=0.18, linewidth=0)
+        axes.fill_between(
+            x, mean - spread, mean + spread, color=line_style(index)["color"], alpha=0.18, linewidth=0, zorder=BEHIND
+        )
     return True
 
 
@@ -72,11 +79,14 @@ def _scale(axes: Axes, axis: str) -> None:
         label += " (logarithmic)"
     elif axis == "simulated_seconds":
         longest = axes.get_xlim()[1]
-        unit, name = (1, "s") if longest < 2 * HOUR else (HOUR, "h") if longest < 4 * DAY else (DAY, "days")
+        name = unit_of(longest, SECONDS) if longest < 2 * HOUR else "h" if longest < 4 * DAY else "days"
+        unit = SECONDS.get(name) or {"h": HOUR, "days": DAY}[name]
         axes.xaxis.set_major_formatter(lambda seconds, _: f"{seconds / unit:,.4g}")
         label += f" ({name})"
         if unit > 1:
             axes.xaxis.set_major_locator(matplotlib.ticker.MultipleLocator(_step(longest / unit) * unit))
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel(label)
 
 
@@ -112,7 +122,7 @@ def draw_bits(groups: Sequence[Group]) -> Figure | None:
                 left += width
             axes.set_title(f"{way}link", fontsize="medium")
             axes.xaxis.set_major_formatter(EngFormatter(unit="B"))
-            axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(4))
+            axes.xaxis.set_major_locator(MaxNLocator(4))
             axes.grid(visible=False, axis="y")
         both[0].set_yticks(range(len(known)), [group.label for group, _ in known])
         both[0].invert_yaxis()

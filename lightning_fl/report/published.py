@@ -15,12 +15,12 @@ from importlib.resources import files
 
 from lightning_fl.errors import UserError, nearest
 from lightning_fl.report.comparison import Group, Metric, mean_and_spread
+from lightning_fl.report.published_settings import differences, published_settings
 
 PAPERS = {
     "feddumap": "FedDUMAP (Liu et al., ACM TIST 2024)",
     "fedadam-ssm": "FedAdam-SSM (2024)",
 }
-DATASETS = {"CIFAR10": "CIFAR-10", "CIFAR100": "CIFAR-100", "FashionMNIST": "Fashion-MNIST", "SVHN": "SVHN"}
 # What the papers call the methods that have another name here, and which of their settings that means.
 METHODS: dict[str, tuple[str, dict[str, str]]] = {
     "Data-sharing": ("DataSharing", {}),
@@ -41,6 +41,8 @@ class PublishedRow:
     """One method in one setting of a table.
 
     Attributes:
+        paper: as `--paper` names it.
+        dataset: as the paper calls it.
         network: as `ImageClassifier` calls it.
         method: as the paper calls it.
         setting: what else the paper says of it.
@@ -48,6 +50,7 @@ class PublishedRow:
         numbers: by metric; infinity where the target is never reached.
     """
 
+    paper: str
     dataset: str
     network: str
     method: str
@@ -55,17 +58,21 @@ class PublishedRow:
     target: float | None
     numbers: dict[str, float]
 
+    @property
+    def algorithm(self) -> str:
+        """What the method is called here."""
+        return METHODS.get(self.method, (self.method, {}))[0]
+
     def is_of(self, group: Group) -> bool:
-        """Whether a group's runs are of this method and contradict nothing that the row says of its setting."""
-        name, options = METHODS.get(self.method, (self.method, {}))
-        settings = group.settings
-        wanted = {f"algorithm.{key}": value for key, value in options.items()} | {"model.network": self.network}
-        share = dict(part.split("=") for part in self.setting.split("; ") if part.count("=") == 1).get("p")
-        if share and share.endswith("%"):
-            wanted["data.server_fraction"] = str(float(share.rstrip("%")) / 100)
-        dataset = DATASETS.get(str(settings.get("data")), self.dataset)
-        fits = all(str(settings.get(key, value)) == value for key, value in wanted.items())
-        return group.algorithm == name and fits and dataset == self.dataset
+        """Whether a group's runs are of this method and network."""
+        options = METHODS.get(self.method, ("", {}))[1]
+        fits = all(group.settings.get(f"algorithm.{key}", "parameters") == value for key, value in options.items())
+        return group.algorithm == self.algorithm and fits and group.settings.get("model.network") == self.network
+
+    def differences(self, group: Group) -> list[str]:
+        """What a group's runs have in place of the settings behind this row; empty if they are the same."""
+        wanted = published_settings(self.paper, self.dataset, self.algorithm, self.setting)
+        return list(dict.fromkeys(said for curve in group.curves for said in differences(wanted, curve.record)))
 
 
 @dataclass(frozen=True)
@@ -79,6 +86,23 @@ class PublishedTable:
 
     title: str
     rows: tuple[PublishedRow, ...]
+
+    def nearest_rows(self, group: Group) -> list[PublishedRow]:
+        """The rows of a group's method and network from whose settings its own differ least."""
+        found = [(len(row.differences(group)), row) for row in self.rows if row.is_of(group)]
+        least = min((count for count, _ in found), default=0)
+        return [row for count, row in found if count == least]
+
+    def missing(self, group: Group) -> str | None:
+        """Why no row is of a group's method and network; None if one is."""
+        if any(row.is_of(group) for row in self.rows):
+            return None
+        if all(row.algorithm != group.algorithm for row in self.rows):
+            return f"no row is of {group.algorithm}"
+        network = group.settings.get("model.network")
+        return (
+            "nothing says which network it is" if network is None else f"no row of its method has the network {network}"
+        )
 
 
 def read_published(name: str) -> PublishedTable:
@@ -105,7 +129,7 @@ def read_published(name: str) -> PublishedTable:
             rows.setdefault(key, {})[line["metric"]] = float(line["value"])
             if line["target"]:
                 targets[key] = float(line["target"])
-    found = tuple(PublishedRow(*key, targets.get(key), numbers) for key, numbers in rows.items())
+    found = tuple(PublishedRow(paper, *key, targets.get(key), numbers) for key, numbers in rows.items())
     return PublishedTable(f"{PAPERS[paper]}, table {number}", found)
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ class Record:
         algorithm: name of the method; that of the folder if nothing says it.
         bits: of the whole run by direction and kind; None without a checkpoint to read them from.
         gaps: sentences about what is missing.
+        not_finite: by name the cells of a column in which `nan` or `inf` stands; in `columns` they are NaN.
     """
 
     folder: Path
@@ -40,6 +42,7 @@ class Record:
     algorithm: str
     bits: Bits | None
     gaps: tuple[str, ...]
+    not_finite: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def num_rounds(self) -> int:
@@ -72,7 +75,7 @@ def read_run(path: str | Path) -> Record:
         folder = folder.parent
     if not (folder / METRICS).is_file():
         raise UserError(f"there is no run in {path}: {_where_runs_are(folder)}.")
-    columns, gaps = _read_metrics(folder / METRICS)
+    columns, not_finite, gaps = _read_metrics(folder / METRICS)
     settings, problem = _read_settings(folder)
     gaps += problem
     rounds = columns["round"]
@@ -85,7 +88,7 @@ def read_run(path: str | Path) -> Record:
         gaps.append(f"it ends after {int(rounds[-1]) + 1} of {planned} rounds")
     bits, problem = _read_bits(folder / LAST)
     algorithm = str(settings.get("algorithm") or folder.name)
-    return Record(folder, columns, settings, algorithm, bits, tuple(gaps + problem))
+    return Record(folder, columns, settings, algorithm, bits, tuple(gaps + problem), not_finite)
 
 
 def _where_runs_are(folder: Path) -> str:
@@ -99,13 +102,14 @@ def _where_runs_are(folder: Path) -> str:
     return f"it has no {METRICS}" + (f"; there are runs in {', '.join(below[:8])}" if below else "")
 
 
-def _read_metrics(path: Path) -> tuple[dict[str, Floats], list[str]]:
-    """Columns of the rows that are whole, by round, and what is not."""
+def _read_metrics(path: Path) -> tuple[dict[str, Floats], dict[str, int], list[str]]:
+    """Columns of the rows that are whole, by round; how many of a column's cells are not finite; which rows are not whole."""
     lines = path.read_text(errors="replace").replace("\0", "").splitlines(keepends=True)
     names = next(csv.reader(lines[:1]), [])
     require("round" in names, f"{path} is no run's: its first line names no column round.")
     place = names.index("round")
     numbers: dict[float, list[float]] = {}
+    empty: dict[float, list[bool]] = {}
     num_broken = 0
     for line in lines[1:]:
         cells = next(csv.reader([line]), [])
@@ -116,12 +120,16 @@ def _read_metrics(path: Path) -> tuple[dict[str, Floats], list[str]]:
         # A line that a kill cut short has no end, even if the cut went through its last cell.
         if line.endswith(("\n", "\r")) and len(values) == len(names) and values[place].is_integer():
             numbers[values[place]] = values
+            empty[values[place]] = [not cell for cell in cells]
         else:
             num_broken += 1
     require(bool(numbers), f"{path} has no whole row: nothing was logged, or it was cut short.")
     gaps = [f"{num_broken} of its rows cut short or broken and left out"] if num_broken else []
     table = np.array([numbers[index] for index in sorted(numbers)])
-    return dict(zip(names, table.T, strict=True)), gaps
+    broken = ~np.isfinite(table) & ~np.array([empty[index] for index in sorted(numbers)])
+    table[broken] = np.nan
+    not_finite = {name: int(count) for name, count in zip(names, broken.sum(axis=0), strict=True) if count}
+    return dict(zip(names, table.T, strict=True)), not_finite, gaps
 
 
 def _read_settings(folder: Path) -> tuple[dict[str, Any], list[str]]:
@@ -143,7 +151,11 @@ def flatten(node: Any, prefix: str = "") -> dict[str, Any]:
 
     >>> flatten({"algorithm": {"class_path": "lightning_fl.algorithms.FedProx", "init_args": {"mu": 0.1}}})
     {'algorithm': 'FedProx', 'algorithm.mu': 0.1}
+    >>> flatten({"steps": [{"class_path": "Apply"}, {"class_path": "Momentum", "init_args": {"beta": 0.9}}]})
+    {'steps.0': 'Apply', 'steps.1': 'Momentum', 'steps.1.beta': 0.9}
     """
+    if isinstance(node, list) and any(isinstance(item, dict) for item in node):
+        node = {str(place): item for place, item in enumerate(node)}
     if not isinstance(node, dict):
         return {prefix: node}
     flat: dict[str, Any] = {}
@@ -166,18 +178,32 @@ def _read_bits(path: Path) -> tuple[Bits | None, list[str]]:
     return bits, []
 
 
+# What says which data a module reads, for those that read any.
+SOURCES = {"Arrays": "data.path", "ImageFolder": "data.root", "Federated": "data.datamodule"}
+
+
 def require_same_data(records: Sequence[Record]) -> None:
     """Curves of different tasks have nothing to say to each other.
+
+    Files of one name may lie in different places on different machines; those of different names are different data.
 
     Raises:
         UserError: the runs are of different data sets.
     """
-    found: dict[str, Path] = {}
+    found: dict[tuple[str, ...], tuple[str, Path]] = {}
     for record in records:
         if "data" in record.settings:
-            found.setdefault(str(record.settings["data"]), record.folder)
+            data = str(record.settings["data"])
+            source = record.settings.get(SOURCES.get(data, ""))
+            named = data if source is None else f"{data} of {source}"
+            found.setdefault((data, file_name(source or "")), (named, record.folder))
     require(
         len(found) < 2,
         "the runs are of different data, whose accuracies cannot be compared: "
-        f"{', '.join(f'{data} in {folder}' for data, folder in found.items())}; make a report of each.",
+        f"{', '.join(f'{data} in {folder}' for data, folder in found.values())}; make a report of each.",
     )
+
+
+def file_name(path: object) -> str:
+    """The last part of a path, of any system's; anything else as it is."""
+    return re.split(r"[\\/]", str(path).rstrip("\\/"))[-1] or str(path)

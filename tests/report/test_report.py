@@ -2,59 +2,20 @@
 
 import csv
 import re
-import sys
 from collections.abc import Callable
 from html.parser import HTMLParser
-from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import yaml
-from matplotlib.backends.backend_agg import FigureCanvasAgg
+from made_runs import groups_of, require_readable, rising, write_run
 
-from lightning_fl.cli import main
 from lightning_fl.errors import UserError
 from lightning_fl.report import report
-from lightning_fl.report.comparison import Group, Metric, group_runs
+from lightning_fl.report.comparison import Metric
 from lightning_fl.report.plots import draw_bits, draw_curves
-from lightning_fl.report.published import read_published
 from lightning_fl.report.records import read_run
 from lightning_fl.report.smoothing import smooth
-
-
-def write_run(folder: Path, accuracies: list[float], algorithm: str = "FedAvg", seed: int = 0, **options: Any) -> Path:
-    """The files of a run whose round costs 1,000 bytes up, 3,000 down, 2 simulated seconds and half a second."""
-    folder.mkdir(parents=True)
-    columns = ["round", "val/accuracy", "comm/total_uplink_bytes", "comm/total_downlink_bytes", "clients/selected"]
-    columns += ["model/parameters", "model/macs", "time/simulated_seconds", "time/round_seconds", "step"]
-    with (folder / "metrics.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(columns)
-        for i, accuracy in enumerate(accuracies):
-            writer.writerow([i, accuracy, 1000 * (i + 1), 3000 * (i + 1), 10, 650, 4_500_000, 2.0 * (i + 1), 0.5, i])
-    data = {"class_path": "lightning_fl.data.CIFAR10", "init_args": {"seed": seed, "num_clients": 20}}
-    data["init_args"] |= options.pop("data", {})
-    config = {
-        "seed_everything": seed,
-        "trainer": {"max_rounds": len(accuracies), "default_root_dir": str(folder), "log_every_n_rounds": 1},
-        "model": {"class_path": "lightning_fl.modules.ImageClassifier", "init_args": {"network": "cnn"}},
-        "data": data,
-        "algorithm": {"class_path": f"lightning_fl.algorithms.{algorithm}", "init_args": options},
-    }
-    (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    return folder
-
-
-def rising(num_rounds: int, slope: float = 0.01, start: float = 0.0) -> list[float]:
-    """A straight line, which smoothing leaves as it is."""
-    return [round(start + slope * (i + 1), 6) for i in range(num_rounds)]
-
-
-def groups_of(*folders: Path, **metric: Any) -> list[Group]:
-    return group_runs([read_run(folder) for folder in folders], Metric(**metric))
-
 
 # ------------------------------------------------------------------------------------------------- smoothing
 
@@ -86,6 +47,21 @@ def test_a_short_curve_has_the_largest_window_that_fits(count: int, window: int)
 def test_no_smoothed_accuracy_is_above_every_measured_one() -> None:
     steep = np.array([0.1] * 4 + [0.95] * 36)
     assert smooth(steep).max() == 0.95
+
+
+@pytest.mark.parametrize("count", [5, 6, 40])
+@pytest.mark.parametrize("window", [5, 6, 38, 39])
+def test_what_is_smoothed_is_rounded_and_within_the_values_as_they_are_rounded(count: int, window: int) -> None:
+    values = np.random.default_rng(count).random(count)
+    smoothed = smooth(values, window=window)
+    assert (smoothed == smoothed.round(3)).all()
+    assert values.min().round(3) <= smoothed.min() < smoothed.max() <= values.max().round(3)
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 4])
+def test_a_window_that_a_cubic_passes_through_smooths_nothing(window: int) -> None:
+    values = np.random.default_rng(2).random(40)
+    assert (smooth(values, window=window) == values).all()
 
 
 # --------------------------------------------------------------------------------------------------- numbers
@@ -148,35 +124,6 @@ def test_runs_without_a_configuration_stand_alone(tmp_path: Path) -> None:
     assert [group.label for group in groups] == ["FedProx (a)", "FedProx (b)"]
 
 
-# ------------------------------------------------------------------------------------------------- published
-
-
-def test_the_published_rows_are_those_of_the_paper() -> None:
-    rows = {(row.network, row.method): row for row in read_published("feddumap:12").rows}
-    assert rows["vgg11", "FedDUM"].numbers.items() >= {"simulated_seconds": 7490, "rounds": 77}.items()
-    assert rows["cnn", "FedAvg"].target == 0.6
-    assert rows["cnn", "FedAvg"].numbers["final_accuracy"] == 0.626
-    ssm = {(row.dataset, row.setting, row.method): row for row in read_published("FedAdam-SSM:I").rows}
-    assert ssm["Fashion-MNIST", "IID", "FedAdam"].numbers == {"uplink_mbit_per_client": 24.0}
-    assert ssm["Fashion-MNIST", "IID", "1-bit Adam"].numbers == {"uplink_mbit_per_client": float("inf")}
-
-
-def test_own_runs_stand_under_the_rows_of_their_method_and_setting(tmp_path: Path) -> None:
-    five = {"data": {"server_fraction": 0.05}}
-    write_run(tmp_path / "du", rising(50, 0.0124), "FedDU", **five)
-    write_run(tmp_path / "avg", rising(50, 0.0121))
-    arguments = [str(tmp_path / "du"), str(tmp_path / "avg"), "--out", str(tmp_path / "out")]
-    printed = report([*arguments, "--paper", "feddumap:2"])
-    lines = [line.split("|")[1:-1] for line in printed.partition("## Published")[2].splitlines() if line[:1] == "|"]
-    cells = [[cell.strip() for cell in line] for line in lines]
-    assert all("vgg11" not in line[1] for line in cells), "the runs are of the CNN"
-    place = cells.index(["FedDU", "CIFAR-10, cnn, p=5%", "–", "0.663"])
-    assert cells[place + 1] == ["here: FedDU", "50 rounds", "–", "0.620"]
-    assert sum(line[0] == "here: FedDU" for line in cells) == 1
-    printed = report([*arguments, "--paper", "feddumap:10"])
-    assert re.search(r"here: FedAvg .* 50 rounds .* 0\.6 .* 0\.605 .* 100 s .* 50 .* 4\.50", printed)
-
-
 # --------------------------------------------------------------------------------------------------- pictures
 
 
@@ -206,7 +153,9 @@ def test_a_report_is_files_that_need_nothing_else(tmp_path: Path) -> None:
     assert printed.splitlines()[-1] == f"report  {out / 'report.html'}"
     pictures = [f"accuracy_by_{axis}" for axis in ("uplink", "rounds", "simulated_seconds")]
     files = {f"{name}.{kind}" for name in pictures for kind in ("png", "svg")}
-    assert {path.name for path in out.iterdir()} == files | {"report.md", "report.html", "runs.csv", "curves.csv"}
+    assert {path.name for path in out.iterdir()} == files | {
+        "report.md", "report.html", "runs.csv", "curves.csv", ".report-files.json"
+    }  # fmt: skip
     page = Links()
     text = (out / "report.html").read_text()
     page.feed(text)
@@ -222,10 +171,28 @@ def test_a_report_is_files_that_need_nothing_else(tmp_path: Path) -> None:
     with (out / "runs.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [(row["method"], row["final"], row["target_uplink"]) for row in rows] == [
-        ("FedAvg", "0.5", "40000.0"), ("FedProx", "0.6", "34000.0"),
+        ("FedAvg", "0.5", "40000"), ("FedProx", "0.6", "34000"),
     ]  # fmt: skip
     with (out / "curves.csv").open() as file:
         assert sum(1 for _ in csv.DictReader(file)) == 100
+
+
+@pytest.mark.parametrize(("window", "count", "is_smoothed"), [(1, 50, False), (39, 3, False), (5, 50, True)])
+@pytest.mark.parametrize("name", ["val/accuracy", "val/loss"])
+def test_a_picture_says_whether_it_is_smoothed(
+    tmp_path: Path, name: str, window: int, count: int, is_smoothed: bool
+) -> None:
+    path = write_run(tmp_path / "a", rising(count)) / "metrics.csv"
+    path.write_text(path.read_text().replace("val/accuracy", name))
+    metric = Metric(name=name, window=window)
+    figure = draw_curves(groups_of(tmp_path / "a", name=name, window=window), metric, "rounds")
+    assert figure is not None
+    (axes,) = figure.axes
+    assert axes.get_ylabel() == metric.short + " (smoothed)" * is_smoothed
+    pale = [line for line in axes.lines if line.get_alpha()]
+    assert len(pale) == is_smoothed  # the raw values, behind all curves and not in the legend
+    assert all(line.get_zorder() < other.get_zorder() for line in pale for other in axes.lines if other not in pale)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["FedAvg"]
 
 
 @pytest.mark.parametrize("axis", ["uplink", "rounds", "simulated_seconds"])
@@ -251,48 +218,7 @@ def test_nothing_in_a_picture_overlaps(tmp_path: Path, axis: str, num_rounds: in
     require_readable(figure)
 
 
-def require_readable(figure: Any) -> None:
-    """No text of a picture covers another or leaves the picture, and no legend covers the curves."""
-    renderer = FigureCanvasAgg(figure).get_renderer()
-    figure.draw_without_rendering()
-    texts = [label for axes in figure.axes for label in (axes.xaxis.label, axes.yaxis.label, axes.title)]
-    for axes in figure.axes:
-        for axis in (axes.xaxis, axes.yaxis):
-            low, high = sorted(axis.get_view_interval())
-            ticks = [*axis.get_major_ticks(), *axis.get_minor_ticks()]
-            texts += [tick.label1 for tick in ticks if low <= tick.get_loc() <= high and tick.label1.get_visible()]
-    texts += [text for legend in figure.legends for text in legend.get_texts()]
-    boxes = {(t.get_text(), i): t.get_window_extent(renderer) for i, t in enumerate(texts) if t.get_text()}
-    assert len(boxes) > 4
-    for (name, a), (other, b) in combinations(boxes.items(), 2):
-        assert not a.shrunk(0.98, 0.98).overlaps(b.shrunk(0.98, 0.98)), f"{name} covers {other}"
-    for name, box in boxes.items():
-        assert box.x0 >= 0 <= box.y0, name
-        assert box.x1 <= figure.bbox.x1, name
-        assert box.y1 <= figure.bbox.y1, name
-    for legend in figure.legends:
-        assert not any(legend.get_window_extent(renderer).overlaps(axes.bbox) for axes in figure.axes)
-
-
 # ------------------------------------------------------------------------------------------------- a real run
-
-
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple]:
-    """Run a command line in an empty folder; gives exit code, output and errors."""
-    monkeypatch.chdir(tmp_path)
-
-    def command(*words: str) -> tuple[int, str, str]:
-        capsys.readouterr()
-        monkeypatch.setattr(sys, "argv", ["lightning-fl", *words])
-        code: Any = 0
-        try:
-            main()
-        except SystemExit as ended:
-            code = ended.code or 0
-        return (code, *capsys.readouterr())
-
-    return command
 
 
 def test_bytes_by_kind_are_those_of_the_run(run: Callable[..., tuple], tmp_path: Path) -> None:
@@ -306,8 +232,12 @@ def test_bytes_by_kind_are_those_of_the_run(run: Callable[..., tuple], tmp_path:
     d, k = 650, 32
     masks = 2 * 3 * min(d, k * 10) // 8
     up = [2 * 3 * 4 * k, 2 * 2 * 3 * 4 * k, masks]
+    with Path("report/runs.csv").open() as file:
+        for row in csv.DictReader(file):
+            assert [int(row[f"uplink_{kind}"]) for kind in ("model", "moments", "mask")] == up
     line = next(line for line in out.partition("## Bytes by kind")[2].splitlines() if "FedAdamSSM" in line)
-    assert [int(cell.replace(",", "")) for cell in line.split("|")[2:5]] == up
+    assert [cell.strip() for cell in line.split("|")[2:5]] == ["0.768", "1.54", "0.240"]
+    assert "| up: mask (kB) |" in out
     metrics = Path("runs/0/metrics.csv").read_text().splitlines()
     last = dict(zip(metrics[0].split(","), metrics[-1].split(","), strict=True))
     assert sum(up) == float(last["comm/total_uplink_bytes"])
@@ -385,3 +315,98 @@ def test_the_same_seed_twice_is_remarked_on(tmp_path: Path) -> None:
     assert "some of its 2 runs have the same seeds" in report([str(a), str(b), "--out", str(tmp_path / "out")])
     with pytest.raises(UserError, match="no val/f1"):
         report([str(a), "--metric", "val/f1", "--out", str(tmp_path / "again")])
+
+
+def test_the_same_folder_twice_is_one_run(tmp_path: Path) -> None:
+    a = write_run(tmp_path / "a", rising(50))
+    printed = report([str(a), f"{a}/", str(a / "metrics.csv"), "--out", str(tmp_path / "out")])
+    assert "same seeds" not in printed
+    assert (tmp_path / "out" / "runs.csv").read_text().count("\n") == 2
+
+
+# ------------------------------------------------------------------------------------------- what is remarked on
+
+
+def test_rejected_uploads_are_remarked_on(run: Callable[..., tuple], tmp_path: Path) -> None:
+    write_run(tmp_path / "a", rising(4), rejected=[0, 10, 1, 0])
+    write_run(tmp_path / "b", rising(4), "FedProx")
+    write_run(tmp_path / "c", [0.1] * 4, "FedDU", rejected=[10] * 4, trainer={"loss_guard": {"clients": 3.0}})
+    out = run("report", "a", "b", "c")[1]
+    assert "- a: 11 of 40 uploads were rejected, not finite, in 2 of 4 rounds; in 1 of these none was left, and" in out
+    assert (
+        "- c: 40 of 40 uploads were rejected, not finite or of a loss that exploded, in 4 of 4 rounds; in all of" in out
+    )
+    assert "- b:" not in out
+
+
+def test_values_that_are_not_finite_are_left_out_and_counted(run: Callable[..., tuple], tmp_path: Path) -> None:
+    path = write_run(tmp_path / "a", rising(9)) / "metrics.csv"
+    text = (
+        path.read_text().replace("\n4,0.05,", "\n4,nan,").replace("\n6,0.07,", "\n6,inf,").replace("\n7,0.08,", "\n7,,")
+    )
+    path.write_text(text)
+    code, out, _ = run("report", "a")
+    assert code == 0
+    assert "a: val/accuracy is not finite in 2 rows, left out here." in out
+    path.write_text(re.sub(r"\n(\d),[^,]+,", r"\n\1,nan,", text))
+    assert "val/accuracy of the run in a is nowhere finite" in run("report", "a")[2]
+
+
+def test_runs_of_different_files_are_not_compared(run: Callable[..., tuple], tmp_path: Path) -> None:
+    for name, path in {"a": "data/one.npz", "b": "data/two.npz", "c": "elsewhere/one.npz"}.items():
+        write_run(tmp_path / name, rising(9), data_class="Arrays", data={"path": path})
+    code, _, err = run("report", "a", "b")
+    assert code == 2
+    assert "Arrays of data/one.npz in a, Arrays of data/two.npz in b" in err
+    code, out, _ = run("report", "a", "c")  # on another machine the same file lies elsewhere
+    assert code == 0
+    assert "The runs may be of different data: `data.path` is `data/one.npz` and `elsewhere/one.npz`." in out
+    assert "| elsewhere/one.npz |" in out
+
+
+@pytest.mark.parametrize("name", ["CIFAR10", "ImageFolder"])
+def test_where_a_well_known_data_set_lies_does_not_matter(run: Callable[..., tuple], tmp_path: Path, name: str) -> None:
+    write_run(tmp_path / "a", rising(9), data_class=name, data={"root": "here/photos", "download": True})
+    write_run(tmp_path / "b", rising(9), data_class=name, seed=1, data={"root": "there/photos", "download": False})
+    out = run("report", "a", "b")[1]
+    assert ("| FedAvg |    2 |" in out) == (name == "CIFAR10")
+    write_run(tmp_path / "c", rising(9), data_class=name, seed=1, data={"root": "there/paintings"})
+    assert run("report", "a", "c")[0] == (0 if name == "CIFAR10" else 2)
+
+
+def test_other_validation_samples_are_remarked_on(run: Callable[..., tuple], tmp_path: Path) -> None:
+    write_run(tmp_path / "a", rising(9), data={"val_fraction": 0.0})
+    write_run(tmp_path / "b", rising(9), "FedProx", data={"val_fraction": 0.1})
+    out = run("report", "a", "b")[1]
+    assert "not evaluated on the same samples: `data.val_fraction` is `0.0` and `0.1`" in out
+
+
+# -------------------------------------------------------------------------------------------------- the folder
+
+
+def test_a_report_leaves_nothing_of_the_one_before_it(run: Callable[..., tuple], tmp_path: Path) -> None:
+    path = write_run(tmp_path / "a", rising(9)) / "metrics.csv"
+    path.write_text(path.read_text().replace("clients/accepted", "val/loss"))
+    out = tmp_path / "report"
+    run("report", "a", "--html")
+    (out / "mine.html").write_text("mine")
+    page = (out / "curves.csv").read_text()
+    (out / "curves.csv").write_text(f"{page}mine")
+    assert (out / "report.html").is_file()
+    run("report", "a", "--metric", "val/loss")
+    left = {file.name for file in out.iterdir()}
+    assert "report.html" not in left
+    assert not any(name.startswith("accuracy") for name in left)
+    assert {"mine.html", "loss_by_rounds.png", "report.md"} <= left
+    (out / "report.md").write_text("mine")
+    (out / ".report-files.json").write_text('{"report.md": "0", "../a/metrics.csv": "0"}')
+    assert run("report", "a")[0] == 0
+    assert path.is_file()
+
+
+def test_what_someone_has_changed_is_not_removed(run: Callable[..., tuple], tmp_path: Path) -> None:
+    write_run(tmp_path / "a", rising(9))
+    run("report", "a", "--html")
+    (tmp_path / "report" / "report.html").write_text("notes of mine")
+    run("report", "a")
+    assert (tmp_path / "report" / "report.html").read_text() == "notes of mine"

@@ -1,0 +1,61 @@
+"""Numbers for people: a unit in which they are short, three significant figures, and no number but zero that reads as zero."""
+
+from __future__ import annotations
+
+from math import floor, isfinite, log10
+
+FIGURES = 3
+BYTES = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
+SECONDS = {"µs": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+def significant(value: float) -> str:
+    """Three significant figures; what stands before the point is kept whole, and so is 0.
+
+    >>> [significant(value) for value in (0, 0.00064, 0.9996, 4.5, 153.3, 61_706, 6.4e-7)]
+    ['0', '0.000640', '1.00', '4.50', '153', '61,706', '6.4e-07']
+    """
+    if value == 0:
+        return "0"
+    if not isfinite(value) or not 1e-4 <= abs(value) < 1e15:
+        return f"{value:.{FIGURES}g}"
+    return f"{value:,.{decimals(value)}f}"
+
+
+def decimals(value: float) -> int:
+    """Decimals with which a number has three significant figures.
+
+    >>> [decimals(value) for value in (0.0312, 0.9996, 4.5, 153.3, 0)]
+    [4, 2, 2, 0, 0]
+    """
+    return max(0, FIGURES - 1 - magnitude(value, FIGURES)) if value and isfinite(value) else 0
+
+
+def magnitude(value: float, figures: int) -> int:
+    """The power of ten that a number other than 0 begins with, once it is rounded to so many significant figures.
+
+    >>> magnitude(0.9996, 3), magnitude(0.9996, 4)
+    (0, -1)
+    """
+    return floor(log10(abs(float(f"{value:.{figures - 1}e}"))))
+
+
+def unit_of(value: float, units: dict[str, float]) -> str:
+    """The unit in which a number is at least 1: the largest such, or the smallest there is.
+
+    >>> [unit_of(value, BYTES) for value in (7_800, 999_600, 12, 0)]
+    ['kB', 'MB', 'B', 'B']
+    """
+    rounded = float(f"{value:.{FIGURES - 1}e}")
+    names = list(units)
+    return next((name for name in reversed(names) if rounded >= units[name]), names[0])
+
+
+def in_bytes(count: float) -> str:
+    """A number of bytes, 1 MB being 10^6.
+
+    >>> [in_bytes(count) for count in (148_094_400, 24_512_000, 7_800, 650, 0)]
+    ['148 MB', '24.5 MB', '7.80 kB', '650 B', '0 B']
+    """
+    unit = unit_of(count, BYTES)
+    return f"{count:,.0f} B" if unit == "B" and count == round(count) else f"{significant(count / BYTES[unit])} {unit}"

@@ -1,0 +1,60 @@
+"""The folder of a report: a new report takes the place of the one before, and of nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+
+from lightning_fl.errors import UserError
+
+WRITTEN = ".report-files.json"
+"""Which files the report has written and what was in them, so that those are told from a user's own."""
+
+
+def made(path: str) -> Path:
+    """The folder, made if it was not there.
+
+    Raises:
+        UserError: nothing can be written to it.
+    """
+    folder = Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        good = os.access(folder, os.W_OK)
+    except OSError:
+        good = False
+    if not good:
+        raise UserError(f"nothing can be written to {path}: give another folder as --out.")
+    return folder
+
+
+def remove_earlier(folder: Path) -> None:
+    """Remove the files of an earlier report, but for those that someone has changed since."""
+    for name, digest in _written(folder).items():
+        path = folder / Path(name).name
+        if path.is_file() and _digest(path) == digest:
+            path.unlink()
+    with suppress(FileNotFoundError):
+        (folder / WRITTEN).unlink()
+
+
+def note_written(folder: Path, names: Iterable[str]) -> None:
+    """Remember what this report has written."""
+    digests = {name: _digest(folder / name) for name in names}
+    (folder / WRITTEN).write_text(json.dumps(digests, indent=1) + "\n")
+
+
+def _written(folder: Path) -> dict[str, str]:
+    try:
+        found = json.loads((folder / WRITTEN).read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _digest(path: Path) -> str:
+    return sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,154 @@
+"""Which settings tell runs apart, and the short names that this gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import combinations
+from typing import Any
+
+from lightning_fl.report.records import Record, file_name
+
+SEEDS = ("seed_everything", "data.seed")
+# Flags that say where and how a run is done, not what is done.
+INCIDENTAL = (
+    *SEEDS,
+    "ckpt_path",
+    "data.download",
+    "trainer.accelerator",
+    "trainer.benchmark",
+    "trainer.checkpoint_every_n_rounds",
+    "trainer.client_states",
+    "trainer.clients_at_once",
+    "trainer.default_root_dir",
+    "trainer.detect_anomaly",
+    "trainer.deterministic",
+    "trainer.devices",
+    "trainer.enable_checkpointing",
+    "trainer.enable_model_summary",
+    "trainer.enable_progress_bar",
+    "trainer.inference_mode",
+    "trainer.log_every_n_rounds",
+    "trainer.logger",
+    "trainer.max_time",
+    "trainer.num_nodes",
+    "trainer.num_sanity_val_steps",
+    "trainer.profiler",
+    "trainer.runner",
+    "trainer.strategy",
+)
+# Data sets of which there is one in the world, wherever it lies.
+WELL_KNOWN = ("CIFAR10", "CIFAR100", "Digits", "FashionMNIST", "SVHN")
+LONGEST_LABEL, LONGEST_VALUE, LONGEST_FOLDER = 48, 24, 28
+MOST_SETTINGS, MOST_CANDIDATES = 3, 24
+# Which settings tell most of a run, where several tell runs apart.
+PARTS = ("algorithm", "model", "data", "trainer")
+
+
+def what_is_done(record: Record) -> dict[str, Any]:
+    """A run's settings without seeds and what is incidental."""
+    left_out = INCIDENTAL + (("data.root",) if record.settings.get("data") in WELL_KNOWN else ())
+    return {
+        key: value
+        for key, value in record.settings.items()
+        if not key.endswith(".dirpath") and not any(key == name or key.startswith(f"{name}.") for name in left_out)
+    }
+
+
+def identity(record: Record) -> tuple[tuple[str, str], ...]:
+    """Equal for runs that differ in nothing but their seeds."""
+    return tuple(sorted((key, str(value)) for key, value in what_is_done(record).items()))
+
+
+def differing(records: Sequence[Record]) -> list[str]:
+    """The settings, seeds and incidentals left out, that are not the same in all records that have any."""
+    known = [what_is_done(record) for record in records if record.settings]
+    keys = dict.fromkeys(key for settings in known for key in settings)
+    return [key for key in keys if len({str(settings.get(key)) for settings in known}) > 1]
+
+
+def labels(firsts: Sequence[Record]) -> list[str]:
+    """A short name for each run, no two the same: its method and the fewest settings that tell it from the method's others.
+
+    Where one of a method is too long, or no settings tell them apart, folders stand for the settings of that method's runs.
+    """
+    chosen = {name: telling(name, firsts) for name in {record.algorithm for record in firsts}}
+    found = []
+    for record in firsts:
+        settings = [said for key in chosen[record.algorithm] if (said := setting(record, key))]
+        found.append(", ".join([_short(record.algorithm, LONGEST_FOLDER), *settings]))
+    good = [found.count(label) == 1 and len(label) <= LONGEST_LABEL for label in found]
+    by_folder = {record.algorithm for record, is_good in zip(firsts, good, strict=True) if not is_good}
+    return [
+        f"{_short(record.algorithm, LONGEST_FOLDER)} ({folder})" if record.algorithm in by_folder else label
+        for label, record, folder in zip(found, firsts, _folders(firsts), strict=True)
+    ]
+
+
+def telling(algorithm: str, records: Sequence[Record]) -> tuple[str, ...]:
+    """The fewest settings that tell the runs of a method apart, the method's own if these do; () if none do."""
+    peers = [record for record in records if record.algorithm == algorithm]
+    if len(peers) == 1:
+        return ()
+    keys = sorted(differing(peers), key=_weight)[:MOST_CANDIDATES]
+    own = [key for key in keys if is_of_method(key)]
+    for candidates in (own, keys):
+        for size in range(1, MOST_SETTINGS + 1):
+            for chosen in combinations(candidates, size):
+                if len({tuple(setting(peer, key) for key in chosen) for peer in peers}) == len(peers):
+                    return chosen
+    return ()
+
+
+def _weight(key: str) -> tuple[int, int]:
+    part = key.split(".")[0]
+    return PARTS.index(part) if part in PARTS else len(PARTS), key.count(".")
+
+
+def is_of_method(key: str) -> bool:
+    """Whether a setting is the method's own."""
+    return key.split(".")[0] == "algorithm"
+
+
+def setting(record: Record, key: str) -> str:
+    """A setting in a few characters, such as `mu=0.1`; nothing where the run has none of that name."""
+    if key not in record.settings:
+        return ""
+    name, value = key.rpartition(".")[2], shown(record.settings[key])
+    return value if name.isdigit() else f"{name}={value}"
+
+
+def shown(value: Any) -> str:
+    """A value in a few characters: the last part of a path, the ends of what is long.
+
+    >>> [shown(value) for value in (None, True, 0.1, "data/cifar10.npz", ["fc1", "fc2"])]
+    ['null', 'true', '0.1', 'cifar10.npz', 'fc1+fc2']
+    """
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, list):
+        return _short("+".join(map(shown, value)) or "[]", LONGEST_VALUE)
+    return _short(file_name(value), LONGEST_VALUE)
+
+
+def _short(text: str, longest: int) -> str:
+    """The beginning and the end of what is too long.
+
+    >>> _short("abcdefghij", 7)
+    'abc…hij'
+    """
+    if len(text) <= longest:
+        return text
+    return f"{text[: longest // 2]}…{text[len(text) - (longest - 1) // 2 :]}"
+
+
+def _folders(records: Sequence[Record]) -> list[str]:
+    """Of each record's folder the fewest last parts that no other ends in, in a few characters; no two the same."""
+    parts = [record.folder.absolute().parts for record in records]
+    depth = next(d for d in range(1, 1 + max(map(len, parts))) if _all_differ(path[-d:] for path in parts))
+    names = [_short("/".join(path[-depth:]), LONGEST_FOLDER) for path in parts]
+    return names if _all_differ(names) else [f"{number}: {name}" for number, name in enumerate(names, 1)]
+
+
+def _all_differ(items: Iterable[Any]) -> bool:
+    found = list(items)
+    return len(set(found)) == len(found)

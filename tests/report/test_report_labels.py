@@ -1,0 +1,96 @@
+"""Short names of runs, no two the same."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made_runs import groups_of, require_readable, rising, write_run
+
+from lightning_fl.report.comparison import Metric
+from lightning_fl.report.labels import LONGEST_LABEL, labels
+from lightning_fl.report.plots import draw_bits, draw_curves
+from lightning_fl.report.records import Record
+
+
+def part(name: str, **options: Any) -> dict[str, Any]:
+    return {"class_path": f"lightning_fl.parts.{name}", "init_args": options}
+
+
+def labelled(tmp_path: Path, *runs: dict[str, Any]) -> list[str]:
+    folders = [write_run(tmp_path / f"run{i}", rising(9), **options) for i, options in enumerate(runs)]
+    return [group.label for group in groups_of(*folders)]
+
+
+def test_the_fewest_settings_that_tell_runs_apart(tmp_path: Path) -> None:
+    runs = [{"algorithm": "FedDU", "C": c, "f": f, "decay": c} for c, f in ((1.0, "one_minus"), (2.0, "inverse"))]
+    assert labelled(tmp_path / "a", *runs) == ["FedDU, C=1.0", "FedDU, C=2.0"]
+    grid = [{"algorithm": "FedDUM", "C": c, "beta": b} for c in (1.0, 2.0) for b in (0.5, 0.9)]
+    assert labelled(tmp_path / "b", *grid)[1] == "FedDUM, C=1.0, beta=0.9"
+    # What the method's own settings do not tell apart, others do: the network before the number of rounds.
+    other = [{"model": {"network": name}, "trainer": {"max_rounds": n}} for name, n in (("cnn", 9), ("vgg11", 10))]
+    assert labelled(tmp_path / "c", *other) == ["FedAvg, network=cnn", "FedAvg, network=vgg11"]
+    assert labelled(tmp_path / "d", *runs, {}) == ["FedDU, C=1.0", "FedDU, C=2.0", "FedAvg"]
+
+
+def test_composed_methods_have_short_names(tmp_path: Path) -> None:
+    steps = [part("Apply", learning_rate=1.0), part("Momentum", beta=0.9, dampening=True, init_with="zero")]
+    composed = [
+        {"rule": part("LocalOptimizer"), "steps": steps, "uplink": part("TopK", alpha=0.05, index_bits="ceil")},
+        {"rule": part("Proximal", mu=0.1), "steps": steps[:1], "uplink": part("Dense")},
+    ]
+    found = labelled(tmp_path / "a", *({"algorithm": "Algorithm", **one} for one in composed))
+    assert found == ["Algorithm, rule=LocalOptimizer", "Algorithm, rule=Proximal"]
+    betas = [[steps[0], part("Momentum", beta=beta)] for beta in (0.5, 0.9)]
+    found = labelled(tmp_path / "b", *({"algorithm": "Algorithm", "steps": of} for of in betas))
+    assert found == ["Algorithm, beta=0.5", "Algorithm, beta=0.9"]
+
+
+def test_folders_stand_for_what_would_be_too_long(tmp_path: Path) -> None:
+    many = [{f"option_{key}": value for key in "abcdef"} for value in (1, 2)]
+    long = [{"personal": [f"network.layer{i}.{end}" for i in range(20)]} for end in ("weight", "bias")]
+    assert labelled(tmp_path / "a", *many) == ["FedAvg, option_a=1", "FedAvg, option_a=2"]
+    for name in labelled(tmp_path / "b", *long):
+        assert len(name) <= LONGEST_LABEL
+    same = [write_run(tmp_path / seed / "run", rising(9)) for seed in "ab"]
+    for folder in same:
+        (folder / "config.yaml").unlink()
+        (folder / "hparams.yaml").write_text("algorithm: FedAvg\n")
+    assert [group.label for group in groups_of(*same)] == ["FedAvg (a/run)", "FedAvg (b/run)"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.text("ab/", min_size=1, max_size=60), st.dictionaries(st.sampled_from("xyz"), st.text(max_size=90))
+        ),
+        min_size=1,
+        max_size=6,
+        unique_by=lambda run: Path(run[0]).absolute(),
+    )
+)
+def test_no_two_labels_are_the_same(runs: list[tuple[str, dict[str, str]]]) -> None:
+    records = [
+        Record(Path(folder), {}, {f"algorithm.{key}": value for key, value in options.items()}, "FedAvg", None, ())
+        for folder, options in runs
+    ]
+    found = labels(records)
+    assert len(set(found)) == len(found)
+    assert max(map(len, found)) <= LONGEST_LABEL
+
+
+@pytest.mark.parametrize("axis", ["uplink", "rounds", "simulated_seconds"])
+def test_legends_of_runs_that_differ_in_much_can_be_read(tmp_path: Path, axis: str) -> None:
+    folders = [
+        write_run(
+            tmp_path / f"a_rather_long_name_of_a_folder_{i}", rising(50, 0.01 - i / 1000), data={"num_clients": 10**i}
+        )
+        for i in range(6)
+    ]
+    runs = groups_of(*folders)
+    figure = draw_curves(runs, Metric(target=0.3), axis)
+    assert figure is not None
+    require_readable(figure)
+    assert draw_bits(runs) is None

@@ -1,0 +1,148 @@
+"""Published numbers beside one's own: the right rows, and in which respects the runs are others."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from made_runs import rising, write_run
+
+from lightning_fl import algorithms, data
+from lightning_fl.modules import NETWORKS
+from lightning_fl.report import report
+from lightning_fl.report.comparison import Curve, Group, Metric
+from lightning_fl.report.published import read_published
+from lightning_fl.report.published_settings import published_settings
+from lightning_fl.report.records import Record, flatten
+
+
+def test_the_published_rows_are_those_of_the_paper() -> None:
+    rows = {(row.network, row.method): row for row in read_published("feddumap:12").rows}
+    assert rows["vgg11", "FedDUM"].numbers.items() >= {"simulated_seconds": 7490, "rounds": 77}.items()
+    assert rows["cnn", "FedAvg"].target == 0.6
+    assert rows["cnn", "FedAvg"].numbers["final_accuracy"] == 0.626
+    ssm = {(row.dataset, row.setting, row.method): row for row in read_published("FedAdam-SSM:I").rows}
+    assert ssm["Fashion-MNIST", "IID", "FedAdam"].numbers == {"uplink_mbit_per_client": 24.0}
+    assert ssm["Fashion-MNIST", "IID", "1-bit Adam"].numbers == {"uplink_mbit_per_client": float("inf")}
+
+
+def test_own_runs_stand_under_the_rows_of_their_method_and_setting(tmp_path: Path) -> None:
+    five = {"data": {"server_fraction": 0.05}}
+    write_run(tmp_path / "du", rising(50, 0.0124), "FedDU", **five)
+    write_run(tmp_path / "avg", rising(50, 0.0121))
+    arguments = [str(tmp_path / "du"), str(tmp_path / "avg"), "--out", str(tmp_path / "out")]
+    printed = report([*arguments, "--paper", "feddumap:2"])
+    lines = [line.split("|")[1:-1] for line in printed.partition("## Published")[2].splitlines() if line[:1] == "|"]
+    cells = [[cell.strip() for cell in line] for line in lines]
+    assert all("vgg11" not in line[1] for line in cells), "the runs are of the CNN"
+    place = cells.index(["FedDU", "CIFAR-10, cnn, p=5%", "–", "0.663"])
+    others = "unknown partition, server classes: all, 20 clients, 50 rounds"
+    assert cells[place + 1] == ["↳ here: FedDU", others, "–", "0.620"]
+    assert sum(line[0] == "↳ here: FedDU" for line in cells) == 1
+    printed = report([*arguments, "--paper", "feddumap:10"])
+    assert re.search(r"here: FedAvg .* 50 rounds .* 0\.6 .* 0\.605 .* 100 \| +50 \| +4\.50 ", printed)
+
+
+PUBLISHED = [read_published(f"feddumap:{number}") for number in range(2, 14)] + [read_published("fedadam-ssm:I")]
+ROWS = [row for published in PUBLISHED for row in published.rows]
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+def test_every_row_names_what_there_is() -> None:
+    assert {row.network for row in ROWS} <= set(NETWORKS)
+    assert {row.algorithm for row in ROWS} <= set(algorithms.__all__)
+    for row in ROWS:
+        assert hasattr(data, published_settings(row.paper, row.dataset, row.algorithm, row.setting)["data"])
+
+
+def shipped(task: Path, method: Path, **more: Any) -> Group:
+    """What a run of two files of `configs` leaves behind, in its last round."""
+    given: dict[str, Any] = {}
+    for path in (task, method):
+        given |= flatten(yaml.safe_load(path.read_text()))
+    given["trainer.local_steps"] = given.get("trainer.local_steps")
+    given |= more
+    columns = {"round": np.array([given["trainer.max_rounds"] - 1.0]), "val/accuracy": np.array([0.5])}
+    record = Record(task, columns, given, given["algorithm"], None, ())
+    return Group(given["algorithm"], (Curve(record, Metric()),))
+
+
+TASKS = sorted([*CONFIGS.glob("feddumap/*.yaml"), *CONFIGS.glob("fedadam_ssm/*.yaml")])
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda path: path.stem)
+def test_the_experiments_that_come_with_the_package_are_those_of_the_papers(task: Path) -> None:
+    names = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "fashionmnist": "Fashion-MNIST", "svhn": "SVHN"}
+    dataset = names[task.stem.split("_")[1]]
+    setting = {"iid": "IID", "dirichlet": "Dirichlet(0.1)"}.get(task.stem.split("_")[-1])
+    num_rows = 0
+    for published in PUBLISHED:
+        for method in (task.parent / "methods").glob("*.yaml"):
+            group = shipped(task, method)
+            for row in (row for row in published.rows if row.is_of(group) and row.dataset == dataset):
+                if row.paper.replace("-", "_") != task.parent.name or setting not in (None, row.setting):
+                    continue
+                num_rows += 1
+                assert row in published.nearest_rows(group) or row.setting, row
+                if row.setting in ("", setting) or "misprinted" in row.setting:
+                    assert row.differences(group) == []
+    assert num_rows > 2 or task.stem == "resnet18_cifar100", "the paper's table has no ResNet-18"
+
+
+TASK, METHODS = CONFIGS / "feddumap" / "cnn_cifar10.yaml", CONFIGS / "feddumap" / "methods"
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "said"),
+    [
+        ("data", "Digits", "Digits"),
+        ("data.partition", "IID", "IID"),
+        ("data.partition.shards_per_client", 4, "Shards(4)"),
+        ("trainer.clients_per_round", 0.2, "20 a round"),
+        ("trainer.local_epochs", 1, "1 epoch"),
+        ("trainer.local_steps", 7, "7 steps"),
+        ("trainer.max_rounds", 60, "60 rounds"),
+        ("data.batch_size", 64, "batch 64"),
+        ("data.augment", False, "not augmented"),
+        ("data.server_fraction", 0.02, "p=2%"),
+        ("data.server_degree", 0.61, "server classes: 2"),
+        ("algorithm.C", 1.5, "C=1.5"),
+        ("model.lr_decay", 1.0, "lr_decay 1"),
+    ],
+)
+def test_each_respect_in_which_a_run_differs_is_said(flag: str, value: Any, said: str) -> None:
+    (row,) = (r for r in read_published("feddumap:12").rows if (r.network, r.method) == ("cnn", "FedDU"))
+    group = shipped(TASK, METHODS / "feddu.yaml", **{flag: value})
+    assert row.differences(group) == [said]
+
+
+@pytest.mark.parametrize(
+    ("number", "more", "setting"),
+    [
+        (2, {"data.server_fraction": 0.05}, "p=5%"),
+        (2, {"data.server_fraction": 0.05, "data": "Digits"}, "p=5%"),
+        (3, {"algorithm.f": "inverse"}, "p=10%; f'=1/(acc+eps)"),
+        (4, {"algorithm.C": 0.5, "data.server_fraction": 0.01}, "p=1%; C=0.5"),
+        (5, {"data.server_classes": 10}, "p=10%; server_noniid_degree=9.0e-6"),
+    ],
+)
+def test_a_run_stands_under_the_row_of_its_setting(number: int, more: dict[str, Any], setting: str) -> None:
+    published = read_published(f"feddumap:{number}")
+    found = published.nearest_rows(shipped(TASK, METHODS / "feddu.yaml", **more))
+    assert [row.setting for row in found] == [setting]
+
+
+def test_runs_of_another_data_set_or_partition_are_said_to_be(tmp_path: Path) -> None:
+    write_run(tmp_path / "iid", rising(9), "FedAdamSSM", data_class="Digits", model={"network": "cnn_mnist"},
+              data={"partition": {"class_path": "lightning_fl.data.IID"}}, mask="parameters")  # fmt: skip
+    write_run(tmp_path / "other", rising(9), "FedProx", data_class="Digits")
+    write_run(tmp_path / "linear", rising(9), "FedAdam", data_class="Digits", model={"network": "linear"})
+    folders = [str(tmp_path / name) for name in ("iid", "other", "linear")]
+    printed = report([*folders, "--out", str(tmp_path / "out"), "--paper", "fedadam-ssm:I"]).splitlines()
+    (place,) = (i for i, line in enumerate(printed) if "here: FedAdamSSM" in line)
+    assert re.match(r"\| FedAdam-SSM +\| Fashion-MNIST, cnn_mnist, IID +\|", printed[place - 1])
+    assert "| Digits" in printed[place]
+    assert "- FedProx is not here: no row is of FedProx." in printed
+    assert "- FedAdam is not here: no row of its method has the network linear." in printed

@@ -1,0 +1,53 @@
+"""Numbers in tables: units, significant figures, and none but zero that reads as zero."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_fl.quantities import in_bytes, significant
+from lightning_fl.report.comparison import mean_and_spread
+from lightning_fl.report.document import Table
+from lightning_fl.report.tables import Column, table
+
+KINDS = ["share", "count", "figures", "bytes", "seconds"]
+
+
+def is_zero(text: str) -> bool:
+    return not any(digit in text for digit in "123456789")
+
+
+@given(st.floats(1e-12, 1e18))
+def test_only_zero_reads_as_zero(value: float) -> None:
+    assert not is_zero(significant(value))
+    assert not is_zero(in_bytes(value))
+    assert float(significant(value).replace(",", "")) == pytest.approx(value, rel=5e-3)
+
+
+@given(st.lists(st.floats(1e-9, 1e12), min_size=1, max_size=3), st.sampled_from(KINDS), st.floats(0, 1e12))
+def test_no_mean_and_no_deviation_reads_as_zero(values: list[float], kind: str, other: float) -> None:
+    mean, spread, count = mean_and_spread(values)
+    rows = [(["a"], {"x": (mean, spread, count)}), (["b"], {"x": (other, None, 1)})]
+    (_, cell), _ = table(["method"], {"x": Column("x", kind)}, rows).rows  # type: ignore[arg-type]
+    shown = cell.split(" ± ")
+    assert not any(map(is_zero, shown)), cell
+    assert len(shown) == 1 + bool(spread)
+
+
+def test_one_unit_for_all_columns_of_a_kind() -> None:
+    columns = {"up": Column("up", "bytes"), "down": Column("down", "bytes"), "time": Column("time", "seconds")}
+    rows = [
+        (["a"], {"up": (23_400.0, None, 1), "down": (2.34e6, 1.2e5, 2), "time": (0.0037, None, 1)}),
+        (["b"], {"up": (0.0, 0.0, 2), "time": (0.0202, 0.00004, 2)}),
+    ]
+    found = table(["method"], columns, rows)
+    assert list(found.header) == ["method", "up (MB)", "down (MB)", "time (ms)"]
+    assert [list(row) for row in found.rows] == [
+        ["a", "0.0234", "2.34 ± 0.12", "3.70"],
+        ["b", "0", "–", "20.20 ± 0.04"],
+    ]
+
+
+def test_a_bar_in_a_name_does_not_end_its_cell() -> None:
+    lines = Table(["a|b", "c"], [["x", "1"]]).markdown().splitlines()
+    assert lines[0] == r"| a\|b |  c |".replace("  c", " c")
+    assert len({len(line) for line in lines}) == 1

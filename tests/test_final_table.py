@@ -1,0 +1,70 @@
+"""What `fit` says at its end: of this run, all of it, and nothing of another."""
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lightning_fl.cli import main
+
+Fit = Callable[..., dict[str, str]]
+
+
+@pytest.fixture
+def fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Fit:
+    """Three clients a round of a linear model on digits, in the folder `run`; gives the table by name."""
+    monkeypatch.chdir(tmp_path)
+    words = ["--model=ImageClassifier", "--model.network=linear", "--data=Digits", "--data.num_clients=5"]
+    words += ["--trainer.max_rounds=3", "--trainer.clients_per_round=3", "--trainer.default_root_dir=run"]
+    words += [
+        "--trainer.accelerator=cpu",
+        "--trainer.enable_progress_bar=false",
+        "--trainer.enable_model_summary=false",
+    ]
+
+    def command(*more: str) -> dict[str, str]:
+        capsys.readouterr()
+        monkeypatch.setattr(sys, "argv", ["lightning-fl", "fit", *words, *more])
+        main()
+        return dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+
+    return command
+
+
+@pytest.mark.parametrize("without", ["--trainer.logger=false", "--trainer.fast_dev_run=true"])
+def test_a_run_without_a_curve_says_nothing_of_the_run_before_it(fit: Fit, without: str) -> None:
+    assert "best" in fit()["accuracy"]
+    again = fit(without, "--trainer.enable_checkpointing=false", "--model.learning_rate=1e-9")
+    assert re.fullmatch(r"0\.\d{4}", again["accuracy"])
+    assert "curve" not in again
+
+
+def test_a_resumed_run_knows_its_best_from_before(fit: Fit) -> None:
+    still = "--model.learning_rate=1e-9"  # the accuracy stays what it is in round 1
+    assert fit(still)["accuracy"].endswith("after round 1)")
+    assert fit(still, "--ckpt_path=last", "--trainer.max_rounds=4")["accuracy"].endswith("after round 1)")
+
+
+def test_rejected_uploads_are_counted_in_the_table(fit: Fit) -> None:
+    assert "rejected" not in fit()
+    boom = ["--model.learning_rate=1e38", "--trainer.max_rounds=2"]
+    assert fit(*boom)["rejected"] == "6 of 6 uploads, in 2 of 2 rounds: not finite"
+    # Neither the rows that are missing nor the rounds before a resumption are forgotten.
+    more = ["--model.learning_rate=1e38", "--ckpt_path=last", "--trainer.log_every_n_rounds=4"]
+    assert fit(*more, "--trainer.max_rounds=4")["rejected"] == "12 of 12 uploads, in 4 of 4 rounds: not finite"
+    unseen = fit(*boom, "--trainer.logger=false", "--trainer.enable_checkpointing=false")
+    assert unseen["rejected"].startswith("6 of 6 uploads")
+
+
+def test_a_loss_that_exploded_is_a_reason(fit: Fit) -> None:
+    server = ["--data.client_fraction=0.8", "--data.server_fraction=0.1"]  # whose samples give the initial loss
+    guarded = fit(*server, "--trainer.loss_guard.clients=2", "--model.learning_rate=100")
+    assert guarded["rejected"] == "9 of 9 uploads, in 3 of 3 rounds: not finite, or of a loss that exploded"
+
+
+def test_no_bytes_but_zero_read_as_zero(fit: Fit) -> None:
+    assert fit()["uplink"] == "23.4 kB"
+    one_client = fit("--data.image_size=8", "--trainer.max_rounds=1", "--trainer.clients_per_round=1")
+    assert one_client["downlink"] == "2.60 kB"
