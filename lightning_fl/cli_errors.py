@@ -35,11 +35,9 @@ def explain(message: str, parser: ArgumentParser) -> str:
             return sentence(match, parser)
     key = re.search(r'[Kk]ey "([^"]+)"', message)
     values = [match[1] for pattern in GIVEN if (match := re.search(pattern, message)) and "Namespace(" not in match[1]]
-    found = _value_misfit(key[1], _read(values[0]), parser) if key and values else None
-    return (
-        found
-        or " ".join(line.strip(" -") for line in re.sub(r'Parser key "([^"]+)"', r"\1", message).split("\n")).strip()
-    )
+    misfit = _value_misfit(key[1], _read(values[0]), parser) if key and values else None
+    lines = re.sub(r'Parser key "([^"]+)"', r"\1", message).splitlines()
+    return misfit or " ".join(line.strip(" -") for line in lines if line.strip())
 
 
 def root_sentence(error: BaseException, kinds: tuple[type[BaseException], ...]) -> str | None:
@@ -151,11 +149,12 @@ def _read(given: str) -> Any:
 def _value_misfit(key: str, given: Any, parser: ArgumentParser) -> str | None:
     """What is wrong with a value, known from the type of its key; None where that is not known."""
     place = f"{key} of {_class_of(parser)}" if hasattr(parser, "_inner_parser") else key
-    if key.rpartition(".")[2] in ROOMS:
-        return class_misfit(given, key, place)
     hint = next((getattr(a, "_typehint", None) or a.type for a in parser._actions if a.dest == key), None)
     if hint is None:
         return None
+    _, base = ROOMS.get(key.rpartition(".")[2], ([], None))
+    if base is not None and base.__name__ in in_words(hint):
+        return class_misfit(given, key, place)
     if isinstance(given, str) and (choices := choices_of(hint)):
         return f"{place} {given!r} is unknown; {nearest(given, choices)}."
     return f"{place} must be {in_words(hint)}, got {shown(given)}."
@@ -169,7 +168,9 @@ def _no_group(match: re.Match[str], parser: ArgumentParser) -> str:
 
 
 def _no_class_to_explain(match: re.Match[str], parser: ArgumentParser) -> str:
-    return class_misfit(match[2], match[1], f"--{match[1]}.help") or match[0]
+    key, name = match.groups()
+    misfit = class_misfit(name, key, f"--{key}.help") if key.rpartition(".")[2] in ROOMS else None
+    return misfit or f"--{key}.help wants a class that {key} may be, got {name!r}."
 
 
 SENTENCES: dict[str, Callable[[re.Match[str], ArgumentParser], str]] = {

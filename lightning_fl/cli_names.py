@@ -1,4 +1,4 @@
-"""The commands, and the classes that a key of the configuration may name, found by the last part of the key."""
+"""What there is to name: commands, and the classes that a key of the configuration may have, by the last part of the key."""
 
 from __future__ import annotations
 
@@ -36,8 +36,7 @@ ROOMS: dict[str, tuple[list[Any], type]] = {
     "callbacks": ([callbacks, lightning_callbacks], lightning_callbacks.Callback),
     "logger": ([lightning_loggers], lightning_loggers.Logger),
 }
-
-
+"""By the last part of a key where its classes are, and what they are."""
 LISTS = ("callbacks", "logger", "stages", "steps")
 """Keys that may name several classes."""
 BASES = (
@@ -108,8 +107,8 @@ def class_misfit(given: Any, key: str, place: str) -> str | None:
     if not hasattr(found, last):
         own = [n for n, x in vars(found).items() if isinstance(x, type) and x.__module__ == module]
         of_ours = module.partition(".")[0] == "lightning_fl"
-        others = nearest(last, known) if of_ours else nearest(last, own) if own else "it has no class at all"
-        return f"{place} {name!r} is unknown: the module {module!r} has no {last!r}; {others}."
+        others = nearest(last, known) if of_ours else nearest(last, own) if own else "and no class at all"
+        return f"{place} {name!r} is unknown: the module {module!r} has no {last!r}, {others}."
     member = getattr(found, last)
     if not (isinstance(member, type) and issubclass(member, base)):
         return f"{place} {name!r} is no {base.__name__}; {nearest(last, known)}."

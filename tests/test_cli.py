@@ -368,6 +368,7 @@ MISTAKES = {
     "help of an algorithm": (["--algorithm.help", "FedProxx"], ["'FedProxx'", "did you mean 'FedProx'", "ServerM"]),
     "help of a model": (["--model.help", "Nope"], ["'Nope'", "ImageClassifier"]),
     "help of a callback": (["--trainer.callbacks.help", "Earlystoping"], ["did you mean 'EarlyStopping'"]),
+    "help of what has no names": (["--trainer.profiler.help", "Nope"], ["--trainer.profiler.help", "'Nope'"]),
     "batch size finder": (["--trainer.callbacks", "BatchSizeFinder"], ["BatchSizeFinder", "data.batch_size"]),
     "learning rate finder": (["--trainer.callbacks", "LearningRateFinder"], ["LearningRateFinder", "learning_rate"]),
     "duration": (["--trainer.callbacks", "Timer", "--trainer.callbacks.duration", "1h"], ["1h", "DD:HH:MM:SS"]),
@@ -560,6 +561,21 @@ def test_what_is_to_be_printed_is_checked_too(lightning_fl: Command, small: str,
     Path("file.yaml").write_text(text)
     outcome = lightning_fl("fit", "--config", small, "--config", "file.yaml", "--print_config")
     assert f"did you mean {meant}" in outcome.sentence
+
+
+def test_a_class_of_the_user_s_own_may_call_its_parameters_as_it_likes(
+    lightning_fl: Command, small: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("own_names.py").write_text(
+        "from lightning_fl.algorithms import Algorithm\n\n\nclass Own(Algorithm):\n"
+        "    def __init__(self, base: float = 2.0, model: str = 'x') -> None:\n        super().__init__()\n"
+    )
+    monkeypatch.syspath_prepend(".")
+    words = ["fit", "--config", small, "--algorithm", "own_names.Own"]
+    assert lightning_fl(*words, "--algorithm.base", "ten").sentence == "base of Own must be float, got ten."
+    assert "Own has no parameter 'bas'" in lightning_fl(*words, "--algorithm.bas", "3").sentence
+    assert lightning_fl(*words, "--algorithm.base", "3").code == 0
+    assert "algorithm.base must be float, got null" in lightning_fl(*words, "--algorithm.base", "null").sentence
 
 
 def test_null_is_a_value_where_the_type_has_it(lightning_fl: Command, small: str) -> None:
