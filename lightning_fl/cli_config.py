@@ -27,13 +27,13 @@ def check_file(path: str | os.PathLike[str]) -> None:
         UserError: it is no text, no YAML, empty, or has something else where a mapping must be.
     """
     try:
-        text = Path(path).read_text()
+        text = Path(path).read_text(encoding="utf-8")
         content, node = yaml.safe_load(text), yaml.compose(text, yaml.SafeLoader)
     except UnicodeDecodeError:
         raise UserError(f"{path} is no text file: a configuration is YAML with the keys {KEYS}.") from None
     except yaml.YAMLError as error:
         raise UserError(f"{path} is no YAML: {' '.join(str(error).split())}.") from error
-    require(content is not None, f"{path} is empty: a configuration has the keys {KEYS}.")
+    require(content not in (None, {}), f"{path} is empty: a configuration has the keys {KEYS}.")
     require(isinstance(content, dict), f"{path} must be a mapping with the keys {KEYS}, got {shown(content)}.")
     if twice := _key_given_twice(node):
         raise UserError(
@@ -52,7 +52,8 @@ def _key_given_twice(node: Any) -> yaml.ScalarNode | None:
             if key.value in keys:
                 return key
             keys.add(key.value)
-    return next((found for _, value in pairs if (found := _key_given_twice(value))), None)
+    inner = node.value if isinstance(node, yaml.SequenceNode) else [value for _, value in pairs]
+    return next((found for value in inner if (found := _key_given_twice(value))), None)
 
 
 def check_group(given: Any, found: Any, key: str) -> None:
@@ -70,10 +71,11 @@ def check_group(given: Any, found: Any, key: str) -> None:
         isinstance(given, Mapping),
         f"{key} must be a mapping with the parameters of {found.__name__}, got {shown(given)}.",
     )
-    parameters = parameters_of(found)
-    for name in given.keys() & parameters.keys():
-        value, parameter, place = given[name], parameters[name], f"{key}.{name}"
-        hint, group = parameter.annotation, group_of(parameter.annotation)
+    for name, parameter in parameters_of(found).items():
+        if name not in given:
+            continue
+        value, hint, place = given[name], parameter.annotation, f"{key}.{name}"
+        group = group_of(hint)
         is_null = value is None and parameter.default is not None and not allows_null(hint)
         is_scalar = group is not None and value is not None and not isinstance(value, Mapping | group)
         require(not is_null and not is_scalar, f"{place} must be {in_words(hint)}, got {shown(value)}.")

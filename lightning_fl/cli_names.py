@@ -40,7 +40,6 @@ ROOMS: dict[str, tuple[list[Any], type]] = {
 LISTS = ("callbacks", "logger", "stages", "steps")
 """Keys that may name several classes."""
 BASES = (
-    lightning_callbacks.BaseFinetuning,
     lightning_callbacks.BasePredictionWriter,
     lightning_callbacks.Callback,
     lightning_callbacks.Checkpoint,

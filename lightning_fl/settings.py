@@ -11,6 +11,8 @@ from typing import Any
 from lightning.fabric import Fabric
 from lightning.fabric.strategies.launchers.multiprocessing import _MultiProcessingLauncher
 from lightning.pytorch.callbacks import (
+    BackboneFinetuning,
+    BaseFinetuning,
     BatchSizeFinder,
     Callback,
     DeviceStatsMonitor,
@@ -29,7 +31,13 @@ PRECISIONS = ("32-true", "bf16-mixed", "bf16-true", "64-true")
 PRECISION_ALIASES = {"32": "32-true", "64": "64-true", "bf16": "bf16-mixed"}
 STRATEGIES = ("auto", "ddp")
 SHARDED_STRATEGIES = ("fsdp", "deepspeed", "xla", "model_parallel", "tensor_parallel")
+FINETUNING = (
+    "lets layers thaw in the middle of a run, and what clients train and send is settled when it begins: set requires_grad in "
+    "the module"
+)
 REFUSED_CALLBACKS: dict[type[Callback], str] = {
+    BackboneFinetuning: FINETUNING,
+    BaseFinetuning: FINETUNING,
     BatchSizeFinder: "tries batch sizes in a training of its own, which a federation has none of: set data.batch_size",
     LearningRateFinder: "tries learning rates in a training of its own, which a federation has none of: compare runs with "
     "model.learning_rate",

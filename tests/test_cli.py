@@ -369,6 +369,8 @@ MISTAKES = {
     "help of a model": (["--model.help", "Nope"], ["'Nope'", "ImageClassifier"]),
     "help of a callback": (["--trainer.callbacks.help", "Earlystoping"], ["did you mean 'EarlyStopping'"]),
     "help of what has no names": (["--trainer.profiler.help", "Nope"], ["--trainer.profiler.help", "'Nope'"]),
+    "layers that thaw": (["--trainer.callbacks", "BackboneFinetuning"], ["BackboneFinetuning", "requires_grad"]),
+    "monitor of steps": (["--trainer.callbacks", "DeviceStatsMonitor"], ["DeviceStatsMonitor", "--trainer.profiler"]),
     "batch size finder": (["--trainer.callbacks", "BatchSizeFinder"], ["BatchSizeFinder", "data.batch_size"]),
     "learning rate finder": (["--trainer.callbacks", "LearningRateFinder"], ["LearningRateFinder", "learning_rate"]),
     "duration": (["--trainer.callbacks", "Timer", "--trainer.callbacks.duration", "1h"], ["1h", "DD:HH:MM:SS"]),
@@ -533,6 +535,11 @@ FILES = {
     "a network for the model": ("model: cnn\n", ["'cnn'", "--model.network cnn", "ImageClassifier"]),
     "a key twice": ("trainer: {max_rounds: 1}\nmodel: {}\ntrainer: {}\n", ["file.yaml", "trainer twice", "line 3"]),
     "a key twice further in": ("trainer:\n  max_rounds: 1\n  max_rounds: 2\n", ["max_rounds twice", "line 3"]),
+    "a key twice in a list": (
+        "trainer: {callbacks: [{class_path: Timer, class_path: EarlyStopping}]}\n",
+        ["class_path twice", "line 1"],
+    ),
+    "an empty mapping": ("{}\n", ["file.yaml", "empty"]),
     "a group that is misspelt": ("trianer: {max_rounds: 3}\n", ["'trianer.max_rounds'", "trainer"]),
     "misspelt callback": (
         "trainer: {callbacks: [Timer, {class_path: EarlyStoping}]}\n",
