@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lightning_fl.callbacks.calibration import example_input
 from lightning_fl.errors import UserError, require
+from lightning_fl.gates import gates_of
 from lightning_fl.pruning import Plan, Schedule, plan_for, plans_of, prunable_layers, shrink_when_loading
 
 
@@ -74,6 +75,14 @@ class StructuredPruning(PruningCallback):
         """Let a dense module load what a pruned one has saved."""
         super().setup(trainer, pl_module, stage)
         self._loading = self._loading or shrink_when_loading(pl_module)
+
+    def on_fit_start(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Find out whether another callback has given the module gates."""
+        require(
+            not gates_of(pl_module),
+            f"{type(self).__name__} cannot cut out filters that the gates of dynamic pruning (FedDP, DynamicGates) choose anew "
+            "for each image: take one of the two.",
+        )
 
     def teardown(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
         """Leave the module as it was found."""

@@ -109,11 +109,13 @@ def _local_plan(trainer: FederatedTrainer, data: FederatedDataModule) -> LocalPl
 
 def _configure_optimizer(worker: Worker, algorithm: Algorithm) -> None:
     worker.configure_optimizer(flat_gradient=any(rule.reads_gradient for rule in algorithm.rules()))
-    if any(rule.own_step for rule in algorithm.rules()) and not worker.optimizer.is_plain_sgd:
+    own = next((rule for rule in algorithm.rules() if rule.own_step), None)
+    if own is not None and not worker.optimizer.is_plain_sgd:
+        flag = "give --model.momentum 0, or " if worker.module.hparams.get("momentum") else ""
         raise UserError(
-            f"{algorithm.name} makes the clients' steps itself, in place of plain SGD; "
+            f"{algorithm.name} makes the clients' steps itself, in place of plain SGD, {own.why_plain_sgd}; "
             f"{type(worker.module).__name__} has {worker.optimizer.description}: "
-            "let configure_optimizers return torch.optim.SGD with momentum 0."
+            f"{flag}let configure_optimizers return torch.optim.SGD with momentum 0."
         )
 
 

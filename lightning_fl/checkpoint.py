@@ -84,7 +84,7 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
     """
     path = Path(path)
     if not path.is_file():
-        raise UserError(f"there is no checkpoint at {path}{_alternatives(path)}.")
+        raise UserError(f"there is no checkpoint at {path}{_alternatives(path)}; allowed: a file, last, best.")
     try:
         with mapped(path):
             checkpoint = torch.load(path, map_location="cpu", weights_only=True)

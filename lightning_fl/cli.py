@@ -10,8 +10,10 @@ import inspect
 import os
 import sys
 from collections.abc import Sequence
+from enum import Enum
 from importlib.util import find_spec
 from pathlib import Path
+from pydoc import locate
 from typing import Any, NoReturn
 
 import torch
@@ -22,10 +24,13 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightning_fl import __version__, algorithms, callbacks, checkpoint, data, modules, weights_and_biases
 from lightning_fl.algorithms import Algorithm
-from lightning_fl.cli_completion import offer_names
-from lightning_fl.cli_errors import explain, root_sentence
+from lightning_fl.cli_completion import offer_names, report_flags
+from lightning_fl.cli_config import check_class, check_file, check_group
+from lightning_fl.cli_errors import explain, missing_package, root_sentence
+from lightning_fl.cli_names import COMMANDS
+from lightning_fl.cli_types import parameters_of, shown
 from lightning_fl.data import FederatedDataModule
-from lightning_fl.errors import UserError, nearest
+from lightning_fl.errors import UserError, nearest, require
 from lightning_fl.final_table import final_table
 from lightning_fl.one_voice import say_once
 from lightning_fl.report import report
@@ -36,10 +41,14 @@ DESCRIPTION = (
     "`lightning-fl list` names every algorithm, network, data set and callback; `lightning-fl report RUN…` compares runs "
     "(`lightning-fl report --help`); `lightning-fl --version` says the version."
 )
+LIST_HELP = (
+    "usage: lightning-fl list\n\nName every algorithm, network, data set, partition and callback, with one line each."
+)
 OTHER_FAILURE = 1
 USER_MISTAKE = 2
 INTERRUPTED = 130
-COMMANDS = ("fit", "validate", "test", "predict", "list", "report")
+LINKED = ("num_classes", "in_channels", "image_size")
+"""What the model is told by the data."""
 
 
 class FederatedArgumentParser(LightningArgumentParser):
@@ -60,6 +69,20 @@ class FederatedArgumentParser(LightningArgumentParser):
             )
         return super().add_lightning_class_args(lightning_class, nested_key, *arguments, **options)
 
+    def parse_path(self, path: Any, *arguments: Any, **options: Any) -> Any:
+        """As jsonargparse's, which would pass over much of what a file that is no configuration has."""
+        if os.path.isfile(path):
+            check_file(path)
+        return super().parse_path(path, *arguments, **options)
+
+    def get_defaults(self, *arguments: Any, **options: Any) -> Any:
+        """As jsonargparse's, with plain words for members of enumerations of words, which it cannot write to a file."""
+        defaults = super().get_defaults(*arguments, **options)
+        for key, value in defaults.items():
+            if isinstance(value, str) and isinstance(value, Enum):
+                defaults[key] = str(value.value)
+        return defaults
+
     def get_completion_script(self, *arguments: Any, **options: Any) -> str:
         """As jsonargparse's, with the names that a configuration may use and the commands that need no parser."""
         commands = self._subcommands_action
@@ -67,7 +90,7 @@ class FederatedArgumentParser(LightningArgumentParser):
         for command in commands.choices.values():
             offer_names(command)
         for name in set(COMMANDS) - commands.choices.keys():
-            commands.add_subcommand(name, LightningArgumentParser())
+            commands.add_subcommand(name, report_flags() if name == "report" else LightningArgumentParser())
         return super().get_completion_script(*arguments, **options)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
@@ -123,6 +146,30 @@ class FederatedCLI(LightningCLI):
         }
         super().__init__(model_class, datamodule_class, args=args, **{**defaults, **options})  # type: ignore[arg-type]
 
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """As LightningCLI's, and refuse what the parser lets through."""
+        super().parse_arguments(parser, args)
+        config = self.config[self.config.subcommand].as_dict()
+        seed, most = config["seed_everything"], 2**32 - 1
+        good = isinstance(seed, int) and 0 <= seed <= most
+        require(good, f"seed_everything must be true, false or lie in [0, {most}], got {shown(seed)}.")
+        check_group(config["trainer"], self.trainer_class, "trainer")
+        for key in ("model", "data", "algorithm"):
+            check_class(config[key], key)
+        self._given_model = config["model"]
+
+    def instantiate_classes(self) -> None:
+        """As LightningCLI's, which takes what the data know about the model from them, whatever else was said of it."""
+        super().instantiate_classes()
+        parameters = parameters_of(locate(self._given_model["class_path"]))
+        for name in LINKED:
+            given, known = self._given_model.get("init_args", {}).get(name), getattr(self.datamodule, name)
+            require(
+                given == known or name not in parameters or given == parameters[name].default,
+                f"model.{name} is {given}, but {type(self.datamodule).__name__} has {known}: leave it out, it is taken from "
+                "the data.",
+            )
+
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
         """The trainer's methods, and which of their arguments come from elsewhere."""
@@ -132,7 +179,7 @@ class FederatedCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add `algorithm`, and tell the model what the data know."""
         parser.add_subclass_arguments(Algorithm, "algorithm", required=False, default={"class_path": "FedAvg"})
-        for name in ("num_classes", "in_channels", "image_size"):
+        for name in LINKED:
             parser.link_arguments(f"data.{name}", f"model.init_args.{name}", apply_on="instantiate")
 
     def _parse_ckpt_path(self) -> None:
@@ -175,13 +222,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         if given and not given[0].startswith("-") and given[0] not in COMMANDS:
             raise UserError(f"there is no command {given[0]!r}; {nearest(given[0], COMMANDS)}.")
-        if given[:1] == ["list"]:
-            if given[1:]:
-                raise UserError(f"lightning-fl list takes no arguments, got {' '.join(given[1:])}.")
+        if given in (["list", "--help"], ["list", "-h"]):
+            print(LIST_HELP)
+        elif given[:1] == ["list"]:
+            require(len(given) == 1, f"lightning-fl list takes no arguments, got {' '.join(given[1:])}.")
             print(listing())
         elif given[:1] == ["report"]:
             print(report(given[1:]))
-        elif given == ["--version"]:
+        elif given[:1] == ["--version"]:
             print(f"lightning-fl {__version__}")
         else:
             FederatedCLI(args=arguments)
@@ -199,6 +247,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sentence = root_sentence(error, (UserError, MisconfigurationException))
         if sentence is None and "Early stopping conditioned on metric" in str(error):
             sentence = str(error)
+        sentence = sentence or missing_package(error)
         if sentence is None:
             raise
         fail(sentence)

@@ -7,17 +7,20 @@ classes are those that have a name in a configuration, and their flags are made 
 
 from __future__ import annotations
 
-import inspect
 from argparse import ArgumentParser
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any
+
+from lightning.pytorch.cli import LightningArgumentParser
 
 from lightning_fl.cli_names import classes_under
+from lightning_fl.cli_types import choices_of, parameters_of
 from lightning_fl.modules import NETWORKS
-from lightning_fl.settings import PRECISION_ALIASES, PRECISIONS, PROFILERS
+from lightning_fl.report.command import build_parser
+from lightning_fl.settings import PRECISION_ALIASES, PRECISIONS, PROFILERS, STRATEGIES
 
 VALUES = {
     "trainer.accelerator": ["auto", "cpu", "gpu", "cuda"],
-    "trainer.strategy": ["auto", "ddp"],
+    "trainer.strategy": [*STRATEGIES],
     "trainer.precision": [*PRECISIONS, *PRECISION_ALIASES],
     "trainer.profiler": [*PROFILERS],
     "trainer.client_states": ["memory", "disk"],
@@ -44,36 +47,20 @@ def _offer_parameters(
     for offered in classes.values():
         if offered in around:
             continue
-        for name, hint in _parameters(offered).items():
+        for name, parameter in parameters_of(offered).items():
             if f"{flag}.{name}" in parser._option_string_actions:
                 continue
             inner = classes_under(name)
-            choices = [*NETWORKS] if name == "network" else [*inner] or _values(hint)
+            choices = [*NETWORKS] if name == "network" else [*inner] or choices_of(parameter.annotation)
             options: dict[str, Any] = {"choices": choices} if choices else {}
             parser.add_argument(f"{flag}.{name}", **options)
             _offer_parameters(parser, f"{flag}.{name}", inner, (*around, offered))
 
 
-def _parameters(offered: type) -> dict[str, Any]:
-    """Parameters of a class with their types, also those that it hands on to its bases in `**kwargs`."""
-    found: dict[str, Any] = {}
-    for base in offered.__mro__:
-        init = vars(base).get("__init__")
-        if init is None or base is object:
-            continue
-        try:
-            hints = get_type_hints(init)
-        except Exception:  # names that a library imports for type checkers alone
-            hints = {}
-        parameters = inspect.signature(init).parameters.values()
-        named = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-        found |= {name: hints.get(name) for name in named[1:] if name not in found}
-        if not any(p.kind == p.VAR_KEYWORD for p in parameters):
-            break
-    return found
-
-
-def _values(hint: Any) -> list[str]:
-    if hint is bool:
-        return ["true", "false"]
-    return [str(value) for value in get_args(hint)] if get_origin(hint) is Literal else []
+def report_flags() -> LightningArgumentParser:
+    """The flags of `report`, which has a parser of its own, for a script that jsonargparse writes."""
+    parser = LightningArgumentParser()
+    for action in build_parser()._actions:
+        if action.option_strings and action.dest != "help":
+            parser.add_argument(*action.option_strings, action="store_true" if action.nargs == 0 else "store")
+    return parser

@@ -11,7 +11,16 @@ from typing import Any
 from lightning.fabric import Fabric
 from lightning.fabric.accelerators import MPSAccelerator
 from lightning.fabric.strategies.launchers.multiprocessing import _MultiProcessingLauncher
-from lightning.pytorch.callbacks import Callback, Timer
+from lightning.pytorch.callbacks import (
+    BackboneFinetuning,
+    BaseFinetuning,
+    BatchSizeFinder,
+    Callback,
+    DeviceStatsMonitor,
+    LearningRateFinder,
+    ThroughputMonitor,
+    Timer,
+)
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.profilers import AdvancedProfiler, PassThroughProfiler, Profiler, PyTorchProfiler, SimpleProfiler
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -21,7 +30,21 @@ from lightning_fl.metrics_file import RoundCSVLogger
 
 PRECISIONS = ("32-true", "bf16-mixed", "bf16-true", "64-true")
 PRECISION_ALIASES = {"32": "32-true", "64": "64-true", "bf16": "bf16-mixed"}
+STRATEGIES = ("auto", "ddp")
 SHARDED_STRATEGIES = ("fsdp", "deepspeed", "xla", "model_parallel", "tensor_parallel")
+FINETUNING = (
+    "lets layers thaw in the middle of a run, and what clients train and send is settled when it begins: set requires_grad in "
+    "the module"
+)
+REFUSED_CALLBACKS: dict[type[Callback], str] = {
+    BackboneFinetuning: FINETUNING,
+    BaseFinetuning: FINETUNING,
+    BatchSizeFinder: "tries batch sizes in a training of its own, which a federation has none of: set data.batch_size",
+    LearningRateFinder: "tries learning rates in a training of its own, which a federation has none of: compare runs with "
+    "model.learning_rate",
+    DeviceStatsMonitor: "logs from step to step, and a federation logs rounds: --trainer.profiler simple says where time goes",
+    ThroughputMonitor: "logs from step to step, and a federation logs rounds: time/round_seconds is in metrics.csv",
+}
 PROFILERS = {"simple": SimpleProfiler, "advanced": AdvancedProfiler, "pytorch": PyTorchProfiler}
 
 
@@ -106,6 +129,20 @@ def check_limits(limits: dict[str, int | float | None]) -> None:
             require(0 <= value <= 1, f"{name} as a fraction must lie in [0, 1], got {value}.")
 
 
+def check_callbacks(callbacks: Iterable[Callback]) -> None:
+    """Check that the callbacks can do in a federation what they are for, and let timers look at their clocks after rounds.
+
+    Raises:
+        UserError: one cannot; the sentence says why, and what there is instead.
+    """
+    for callback in callbacks:
+        for refused, reason in REFUSED_CALLBACKS.items():
+            require(not isinstance(callback, refused), f"{type(callback).__name__} {reason}.")
+        # A federation stops nowhere else, and clients that are trained at once make no steps one after the other.
+        if isinstance(callback, Timer):
+            callback._interval = "epoch"
+
+
 def check_monitors(callbacks: Iterable[Callback], logged: Iterable[str]) -> None:
     """Find a misspelt `monitor` before anything is trained.
 
@@ -158,8 +195,11 @@ def build_fabric(accelerator: Any, strategy: Any, devices: Any, num_nodes: int, 
     require(
         not any(sharded in name for sharded in SHARDED_STRATEGIES),
         f"strategy {name!r} shards one model over accelerators, which a federation of whole client models cannot use; "
-        "allowed: auto, ddp.",
+        f"allowed: {', '.join(STRATEGIES)}.",
     )
+    # Of ddp's variants Fabric knows which there are, and those that start processes themselves are refused below.
+    known = not isinstance(strategy, str) or name in STRATEGIES or name.startswith("ddp_")
+    require(known, f"strategy {name!r} is not available in a federation; {nearest(name, STRATEGIES)}.")
     try:
         fabric = Fabric(
             # Apple's MPS, which `auto` would choose where there is one, knows no float64, in which the updates are summed.

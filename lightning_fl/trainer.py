@@ -35,6 +35,7 @@ from lightning_fl.settings import (
     build_loggers,
     build_profiler,
     build_timer,
+    check_callbacks,
     check_choice,
     check_client_states,
     check_flags,
@@ -213,6 +214,7 @@ class FederatedTrainer(TrainerSurface):
         self.loggers = build_loggers(logger, self.default_root_dir)
         self.profiler = build_profiler(profiler)
         given = [] if callbacks is None else [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
+        check_callbacks(given)
         self.given_callbacks = self.callbacks = given
         self.worker: Worker | None = None
         self.fit_loop = FitLoop(self)

@@ -69,6 +69,10 @@ class ImageClassifier(Prunable, LightningModule):
         network_options: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
+        require(
+            num_classes is not None,
+            "the data do not tell num_classes: give it, as --data.num_classes at a command line",
+        )
         require(num_classes >= 2, f"num_classes must be at least 2, got {num_classes}")
         require(0 < learning_rate < math.inf, f"learning_rate must be above 0 and finite, got {learning_rate}")
         require(0 <= momentum < 1, f"momentum must be in [0, 1), got {momentum}")

@@ -25,7 +25,7 @@ from typing import Any, Literal
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from lightning_fl.errors import nearest, require
+from lightning_fl.errors import UserError, nearest, require
 
 
 def network(
@@ -58,7 +58,10 @@ def network(
     for option in options:
         known = nearest(option, allowed) if allowed else "it has none"
         require(option in allowed, f"network {name!r} has no option {option!r}: {known}")
-    return NETWORKS[name](num_classes, in_channels, image_size, **options)
+    try:
+        return NETWORKS[name](num_classes, in_channels, image_size, **options)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"network {name!r} cannot be built with the options {options}: {error}") from error
 
 
 def usual_input(name: str) -> tuple[int, int]:

@@ -1,18 +1,23 @@
 """The command line: configurations, names, saved runs, checkpoints, and every mistake that a user can make with them."""
 
+import inspect
 import re
 import sys
 from collections.abc import Callable
 from dataclasses import fields
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser
+from lightning.pytorch import Trainer
 
 from lightning_fl import aggregators, codecs, exchanges, rules, steps
 from lightning_fl.cli import main
+from lightning_fl.cli_stock_flags import STOCK_FLAGS
+from lightning_fl.trainer import FederatedTrainer
 
 QUICKSTART = str(Path(__file__).parents[1] / "configs" / "quickstart.yaml")
 
@@ -309,8 +314,68 @@ def test_help_says_what_can_be_said(lightning_fl: Command) -> None:
 
 # -------------------------------------------------------------------------------------------------- mistakes
 
+LENET5 = ["--model.network", "lenet5", "--data.image_size", "32"]
 MISTAKES = {
-    "no command": ([], ["fit", "validate", "test", "predict"]),
+    "no command": ([], ["fit", "validate", "test", "predict", "list", "report"]),
+    "configuration before the command": (["--config", "small.yaml", "fit"], ["fit --config"]),
+    "no flag": (["fit", "small.yaml"], ["'small.yaml'", "--config"]),
+    "flag without a value": (["--trainer.max_rounds"], ["--trainer.max_rounds", "value"]),
+    "argument of list": (["list", "callbacks"], ["list", "callbacks"]),
+    "null for a number": (["--algorithm", "FedProx", "--algorithm.mu", "null"], ["algorithm.mu", "float", "null"]),
+    "null for a count": (["--algorithm", "FedLDF", "--algorithm.n", "null"], ["algorithm.n", "int", "null"]),
+    "null for a parameter of the model": (["--model.learning_rate", "null"], ["model.learning_rate", "float", "null"]),
+    "null for a parameter of a base class": (["--data.num_clients", "null"], ["data.num_clients", "int", "null"]),
+    "null for a flag": (["--trainer.max_rounds", "null"], ["trainer.max_rounds", "int", "null"]),
+    "null for a group": (["--trainer.loss_guard", "null"], ["trainer.loss_guard", "mapping", "server_steps", "null"]),
+    "null for a part of a part": (
+        ["--algorithm", "Algorithm", "--algorithm.rule", "Proximal", "--algorithm.rule.mu", "null"],
+        ["mu of Proximal", "float", "null"],
+    ),
+    "null for an algorithm": (["--algorithm", "null"], ["algorithm", "Algorithm", "class_path", "null"]),
+    "list of lists": (["--algorithm", "FedLDF", "--algorithm.groups", "[a, b]"], ["groups of FedLDF", "list of str"]),
+    "algorithm of another kind": (["--algorithm", "torch.nn.Linear"], ["'torch.nn.Linear'", "no Algorithm", "FedAvg"]),
+    "missing module": (["--algorithm", "oddd.Odd"], ["'oddd.Odd'", "no module 'oddd'", "FedAvg"]),
+    "base method": (["--algorithm", "FedDP", "--algorithm.base", "FedAvgg"], ["'FedAvgg'", "did you mean 'FedAvg'"]),
+    "base that is the same again": (
+        ["--algorithm", "FedDP", "--algorithm.base", "FedDP"],
+        ["FedDP itself", "FedAvg", "SCAFFOLD"],
+    ),
+    "clients to validate with": (
+        ["--algorithm", "FedDP", "--algorithm.validation_clients", "50", *LENET5],
+        ["validation_clients", "50", "20"],
+    ),
+    "gates and filters": (
+        [
+            "--algorithm",
+            "FedDP",
+            "--trainer.callbacks",
+            "FilterPruning",
+            "--trainer.callbacks.prune_epoch",
+            "1",
+            *LENET5,
+        ],
+        ["FilterPruning", "gates", "FedDP"],
+    ),
+    "momentum under SCAFFOLD": (
+        ["--algorithm", "SCAFFOLD", "--model.momentum", "0.9"],
+        ["SCAFFOLD", "momentum 0.9", "1/(1 − ρ)", "--model.momentum 0"],
+    ),
+    "slot of a method": (
+        ["--algorithm", "FedAvg", "--algorithm.uplink", "TopK"],
+        ["'uplink'", "FedAvg", "--algorithm Algorithm", "--algorithm.uplink"],
+    ),
+    "classes that the data do not have": (["--model.num_classes", "5"], ["num_classes", "5", "Digits", "10"]),
+    "help of an algorithm": (["--algorithm.help", "FedProxx"], ["'FedProxx'", "did you mean 'FedProx'", "ServerM"]),
+    "help of a model": (["--model.help", "Nope"], ["'Nope'", "ImageClassifier"]),
+    "help of a callback": (["--trainer.callbacks.help", "Earlystoping"], ["did you mean 'EarlyStopping'"]),
+    "help of what has no names": (["--trainer.profiler.help", "Nope"], ["--trainer.profiler.help", "'Nope'"]),
+    "layers that thaw": (["--trainer.callbacks", "BackboneFinetuning"], ["BackboneFinetuning", "requires_grad"]),
+    "monitor of steps": (["--trainer.callbacks", "DeviceStatsMonitor"], ["DeviceStatsMonitor", "--trainer.profiler"]),
+    "batch size finder": (["--trainer.callbacks", "BatchSizeFinder"], ["BatchSizeFinder", "data.batch_size"]),
+    "learning rate finder": (["--trainer.callbacks", "LearningRateFinder"], ["LearningRateFinder", "learning_rate"]),
+    "duration": (["--trainer.callbacks", "Timer", "--trainer.callbacks.duration", "1h"], ["1h", "DD:HH:MM:SS"]),
+    "strategy by name": (["--trainer.strategy", "dpp"], ["'dpp'", "did you mean 'ddp'", "auto"]),
+    "epochs": (["--trainer.max_epochs", "3"], ["trainer.max_epochs", "max_rounds", "local_epochs"]),
     "command": (["fitt"], ["'fitt'", "'fit'", "validate", "list"]),
     "another command": (["lst"], ["'lst'", "did you mean 'list'"]),
     "part": (["--algorithm", "Algorithm", "--algorithm.rule", "Proximl"], ["'Proximl'", "did you mean 'Proximal'"]),
@@ -340,6 +405,14 @@ MISTAKES = {
     "network": (["--model.network", "lenet6"], ["'lenet6'", "'lenet5'", "vgg11_bn"]),
     "network option": (["--model.network_options", "{dropuot: 0.1}"], ["'dropuot'"]),
     "network parameter": (["--model.netwrk", "cnn"], ["'netwrk'", "'network'"]),
+    "value of a network option": (
+        ["--model.network", "vgg11", "--data.image_size", "32", "--model.network_options", "{dropout: x}"],
+        ["vgg11", "'dropout': 'x'"],
+    ),
+    "data that do not know their classes": (
+        ["--data", "Federated", "--data.datamodule", "Digits"],
+        ["num_classes", "--data.num_classes"],
+    ),
     "images too small": (["--model.network", "lenet5", "--data.image_size", "8"], ["lenet5", "8×8"]),
     "model": (["--model", "ImageClasifier"], ["'ImageClasifier'", "'ImageClassifier'"]),
     "model by path": (
@@ -376,7 +449,10 @@ MISTAKES = {
         ["val/acuracy", "val/accuracy"],
     ),
     "logger": (["--trainer.logger", "WandLogger"], ["'WandLogger'", "'WandbLogger'"]),
-    "missing data set": (["--data", "CIFAR10", "--data.root", "nowhere"], ["CIFAR10", "nowhere", "download"]),
+    "missing data set": (
+        ["--data", "CIFAR10", "--data.root", "nowhere"],
+        ["CIFAR10", "nowhere", "--data.download true"],
+    ),
     "missing arrays": (["--data", "Arrays", "--data.path", "nowhere.npz"], ["nowhere.npz"]),
     "missing images": (["--data", "ImageFolder", "--data.root", "nowhere"], ["nowhere", "ROOT/train/CLASS/"]),
     "more clients than samples": (["--data.num_clients", "5000"], ["5,000", "1,437"]),
@@ -392,7 +468,10 @@ MISTAKES = {
     "epochs and steps": (["--trainer.local_steps", "3"], ["local_epochs", "local_steps"]),
     "strategy": (["--trainer.strategy", "fsdp"], ["fsdp", "auto"]),
     "precision": (["--trainer.precision", "16-mixed"], ["16-mixed", "bf16-mixed"]),
-    "flag of Lightning's that a federation cannot honour": (["--trainer.sync_batchnorm", "true"], ["sync_batchnorm"]),
+    "flag of Lightning's that a federation cannot honour": (
+        ["--trainer.sync_batchnorm", "true"],
+        ["trainer.sync_batchnorm", "clients are trained apart", "running statistics"],
+    ),
     "folder that cannot be written": (["--trainer.default_root_dir", "/proc/nowhere"], ["/proc/nowhere"]),
     "missing checkpoint": (["--ckpt_path", "nowhere.ckpt"], ["nowhere.ckpt"]),
     "best of nothing": (["--ckpt_path", "best"], ["best", "ModelCheckpoint"]),
@@ -405,13 +484,146 @@ def test_a_mistake_ends_with_one_sentence(
 ) -> None:
     Path("broken.yaml").write_text("trainer: [\n")
     Path("misspelt.yaml").write_text("trainer: {max_roundz: 3}\n")
-    whole = words if words and not words[0].startswith("-") else ["fit", "--config", small, *words] if words else []
+    whole = (
+        words
+        if words and (words[-1] == "fit" or not words[0].startswith("-"))
+        else ["fit", "--config", small, *words]
+        if words
+        else []
+    )
     sentence = lightning_fl(*whole).sentence
     assert [name for name in named if name not in sentence] == [], sentence
-    assert not re.search(r"Parser key|Subtypes|<class |allowed: \.|typing\.", sentence), (
-        f"the parser's own words: {sentence}"
-    )
+    assert not re.search(
+        r"Parser key|Subtypes|<class |allowed: \.|typing\.|collections\.|None|Unable to|Subclass types", sentence
+    ), f"the parser's own words: {sentence}"
     assert not Path("run").exists(), "nothing is written before something is trained"
+
+
+FILES = {
+    "nothing": ("", ["file.yaml", "empty", "trainer", "model"]),
+    "comments": ("# trainer:\n", ["file.yaml", "empty"]),
+    "a list": ("- trainer\n- model\n", ["file.yaml", "mapping", "trainer"]),
+    "a word": ("hello\n", ["file.yaml", "mapping", "hello"]),
+    "no YAML": ("trainer: {max_rounds: [\n", ["file.yaml", "YAML"]),
+    "seed": ("seed_everything: -1\n", ["seed_everything", "-1", "4294967295"]),
+    "null for a seed": ("trainer: {}\nseed_everything: \n", ["seed_everything", "null"]),
+    "tabs": ("trainer:\n\tmax_rounds: 3\n", ["file.yaml", "YAML"]),
+    "a key without anything": ("trainer:\n", ["file.yaml", "trainer"]),
+    "number for the trainer": ("trainer: 3\n", ["trainer", "mapping", "3"]),
+    "list for the trainer": ("trainer: [max_rounds]\n", ["trainer", "mapping", "max_rounds"]),
+    "null for the trainer": ("trainer:\nseed_everything: 1\n", ["trainer", "mapping", "null"]),
+    "number for the model": ("model: 3\n", ["model", "LightningModule", "class_path", "3"]),
+    "number for the data": ("data: 3\n", ["data", "FederatedDataModule", "class_path", "3"]),
+    "number for the algorithm": ("algorithm: 3\n", ["algorithm", "Algorithm", "class_path", "3"]),
+    "list for the algorithm": ("algorithm: [FedAvg]\n", ["algorithm", "one class", "FedAvg"]),
+    "number for parameters": ("model: {class_path: ImageClassifier, init_args: 3}\n", ["init_args", "mapping"]),
+    "parameters beside the class": (
+        "data: {init_args: {partition: {class_path: Dirichlet, alpha: 3}}}\n",
+        ["class_path", "init_args"],
+    ),
+    "class_path by another name": ("algorithm: {classpath: FedProx}\n", ["class_path", "classpath"]),
+    "null for a group": ("trainer: {clock: }\n", ["trainer.clock", "macs_per_second", "null"]),
+    "number for a group": ("trainer: {clock: 3}\n", ["trainer.clock", "macs_per_second", "3"]),
+    "null in a group": ("trainer: {clock: {macs_per_second: }}\n", ["trainer.clock.macs_per_second", "float", "null"]),
+    "null in a list of parts": (
+        "algorithm: {class_path: Algorithm, init_args: {steps: [{class_path: Momentum, init_args: {beta: }}]}}\n",
+        ["algorithm.steps.beta", "float", "null"],
+    ),
+    "flag of Lightning's": ("trainer: {max_steps: 10}\n", ["trainer.max_steps", "local_steps"]),
+    "a class as a key": ("algorithm: {FedProx: {mu: 1}}\n", ["class_path", "init_args", "FedProx.mu"]),
+    "a call": ("algorithm: FedProx(mu=0.1)\n", ["'FedProx(mu=0.1)'", "did you mean 'FedProx'"]),
+    "a network for the model": ("model: cnn\n", ["'cnn'", "--model.network cnn", "ImageClassifier"]),
+    "a key twice": ("trainer: {max_rounds: 1}\nmodel: {}\ntrainer: {}\n", ["file.yaml", "trainer twice", "line 3"]),
+    "a key twice further in": ("trainer:\n  max_rounds: 1\n  max_rounds: 2\n", ["max_rounds twice", "line 3"]),
+    "a key twice in a list": (
+        "trainer: {callbacks: [{class_path: Timer, class_path: EarlyStopping}]}\n",
+        ["class_path twice", "line 1"],
+    ),
+    "an empty mapping": ("{}\n", ["file.yaml", "empty"]),
+    "a group that is misspelt": ("trianer: {max_rounds: 3}\n", ["'trianer.max_rounds'", "trainer"]),
+    "misspelt callback": (
+        "trainer: {callbacks: [Timer, {class_path: EarlyStoping}]}\n",
+        ["did you mean 'EarlyStopping'"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "named"), FILES.values(), ids=FILES.keys())
+def test_a_mistake_in_a_file_ends_with_one_sentence(
+    lightning_fl: Command, small: str, text: str, named: list[str]
+) -> None:
+    Path("file.yaml").write_text(text)
+    test_a_mistake_ends_with_one_sentence(lightning_fl, small, ["--config", "file.yaml"], named)
+
+
+def test_a_configuration_of_no_text_is_refused(lightning_fl: Command, small: str) -> None:
+    Path("model.ckpt").write_bytes(bytes(range(128, 256)))
+    assert "model.ckpt is no text" in lightning_fl("fit", "--config", "model.ckpt").sentence
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"), [("trainer: {max_roundz: 1}", "'trainer.max_rounds'"), ("modell: cnn", "'model'")]
+)
+def test_what_is_to_be_printed_is_checked_too(lightning_fl: Command, small: str, text: str, meant: str) -> None:
+    Path("file.yaml").write_text(text)
+    outcome = lightning_fl("fit", "--config", small, "--config", "file.yaml", "--print_config")
+    assert f"did you mean {meant}" in outcome.sentence
+
+
+def test_a_class_of_the_user_s_own_may_call_its_parameters_as_it_likes(
+    lightning_fl: Command, small: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("own_names.py").write_text(
+        "from lightning_fl.algorithms import Algorithm\n\n\nclass Own(Algorithm):\n"
+        "    def __init__(self, base: float = 2.0, model: str = 'x') -> None:\n        super().__init__()\n"
+    )
+    monkeypatch.syspath_prepend(".")
+    words = ["fit", "--config", small, "--algorithm", "own_names.Own"]
+    assert lightning_fl(*words, "--algorithm.base", "ten").sentence == "base of Own must be float, got ten."
+    assert "Own has no parameter 'bas'" in lightning_fl(*words, "--algorithm.bas", "3").sentence
+    assert lightning_fl(*words, "--algorithm.base", "3").code == 0
+    assert "algorithm.base must be float, got null" in lightning_fl(*words, "--algorithm.base", "null").sentence
+
+
+def test_null_is_a_value_where_the_type_has_it(lightning_fl: Command, small: str) -> None:
+    Path("nulls.yaml").write_text("trainer: {loss_guard: {rounds: }, max_time: , callbacks: , logger: }\n")
+    assert lightning_fl("fit", "--config", small, "--config", "nulls.yaml").code == 0
+
+
+def test_every_flag_of_lightning_s_trainer_is_there_or_explained() -> None:
+    stock, ours = (set(inspect.signature(trainer).parameters) for trainer in (Trainer, FederatedTrainer))
+    assert stock - ours == set(STOCK_FLAGS)
+
+
+@pytest.mark.parametrize(
+    ("flag", "module", "package"),
+    [
+        ("--trainer.logger=MLFlowLogger", "mlflow", "mlflow"),
+        ("--trainer.logger=CometLogger", "comet_ml", "comet-ml"),
+        ("--trainer.logger={class_path: TensorBoardLogger, init_args: {save_dir: run}}", "tensorboard", "tensorboard"),
+    ],
+)
+def test_a_missing_package_ends_with_what_to_install(
+    lightning_fl: Command, small: str, flag: str, module: str, package: str
+) -> None:
+    if find_spec(module):
+        pytest.skip(f"{module} is installed")
+    sentence = lightning_fl("fit", "--config", small, flag).sentence
+    assert re.search(rf"\w+Logger needs a package that is not installed: pip install .*{package}", sentence), sentence
+    assert not Path("run").exists()
+
+
+def test_a_timer_ends_a_run(lightning_fl: Command, small: str) -> None:
+    timer = ["--trainer.callbacks", "Timer", "--trainer.callbacks.duration", "00:00:00:01"]
+    assert printed(lightning_fl("fit", "--config", small, *timer, "--print_config"))
+    ended = lightning_fl("fit", "--config", small, *timer, "--trainer.max_rounds", "1000000")
+    assert ended.code == 0, ended.err
+    assert 0 < len(metrics("run")) < 1000000
+    assert Path("run/model.ckpt").is_file()
+
+
+def test_list_has_help(lightning_fl: Command) -> None:
+    assert "lightning-fl list" in lightning_fl("list", "--help").out
 
 
 def test_a_truncated_checkpoint_is_refused(lightning_fl: Command, small: str) -> None:

@@ -19,6 +19,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
 OFFERED = {
     "commands": (["f"], {"fit"}),
     "every command": ([""], {"fit", "validate", "test", "predict", "list"}),
+    "a flag of a command without a parser": (["report", "--t"], {"--target"}),
     "a flag": (["fit", "--trainer.max_r"], {"--trainer.max_rounds"}),
     "algorithms": (["fit", "--algorithm", "FedP"], {"FedProx"}),
     "a parameter of an algorithm": (["fit", "--algorithm.mu"], {"--algorithm.mu"}),

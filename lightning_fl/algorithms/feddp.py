@@ -69,6 +69,10 @@ class FedDP(Algorithm):
             validation_clients is None or validation_clients >= 1,
             f"validation_clients must be at least 1, got {validation_clients}.",
         )
+        require(
+            base is None or (isinstance(base, Algorithm) and not isinstance(base, FedDP)),
+            f"base is the method under the gates, such as FedAvg(), FedProx(), FedNova() or SCAFFOLD(), got {_shown(base)}.",
+        )
         self.gates = ClientGates(DynamicGates(keep, penalty, gate_mode, detach_gate_input, seed=seed))
         base = _scaffold() if base is None else base
         super().__init__(
@@ -95,7 +99,12 @@ class FedDP(Algorithm):
         return self.base.arrange(data)
 
     def check(self, setting: Setting, server: Server, cohort_size: int) -> None:
-        """The run fits the base method, and the threshold."""
+        """The run fits the base method, the threshold, and the clients to validate with."""
+        require(
+            self.validation_clients is None or self.validation_clients <= setting.num_clients,
+            f"validation_clients is {self.validation_clients}, but the federation has {setting.num_clients} clients: give at "
+            f"most {setting.num_clients}, or leave it out to validate with all.",
+        )
         self.base.check(setting, server, cohort_size)
         super().check(setting, server, cohort_size)
 
@@ -159,6 +168,10 @@ def _leave_out(module: nn.Module, state_dict: dict[str, Any], prefix: str, local
     """Hook of `state_dict`: without the gates."""
     for name in gate_parameters(module):
         state_dict.pop(prefix + name, None)
+
+
+def _shown(base: Any) -> str:
+    return "FedDP itself" if isinstance(base, FedDP) else repr(base)
 
 
 def _scaffold() -> Algorithm:

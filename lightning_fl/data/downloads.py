@@ -71,8 +71,8 @@ class DownloadableImages(ImageDataModule):
                 remedy = f"could not be downloaded to {folder}: check the network, or put the files there yourself"
             else:
                 remedy = (
-                    f"has no complete files in {folder}: pass download=True to download them, or give the folder that "
-                    "has them as root"
+                    f"has no complete files in {folder}: give --data.download true (download=True) to download them, or the "
+                    "folder that has them as --data.root"
                 )
             reason = f"{type(error).__name__}: {error}".rstrip(".").replace("\n", " ")
             raise UserError(f"{type(self).__name__} {remedy} ({reason}).") from error

@@ -25,6 +25,9 @@ class ControlVariates(Rule):
     """
 
     own_step = True
+    why_plain_sgd = (
+        "where momentum ρ would make its estimate of a client's mean gradient about 1/(1 − ρ) times too large"
+    )
     needs_whole_upload = True
     receives = frozenset({CONTROL})
     sends = frozenset({CONTROL})

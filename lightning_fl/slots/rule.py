@@ -68,6 +68,8 @@ class Rule:
     """Whether it needs in every step the gradient of the same minibatch at the received model, as long again as the step."""
     own_step = False
     """Whether `step` replaces the module's optimiser, which must then be plain SGD."""
+    why_plain_sgd = "so that what an optimiser does beyond it would be lost"
+    """Why there must be no other, behind "in place of plain SGD, …"."""
     receives = frozenset[str]()
     """Names the rule needs from the server besides `model` and `buffers`."""
     sends = frozenset[str]()

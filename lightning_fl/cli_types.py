@@ -1,0 +1,108 @@
+"""What the parameters of a class may be: their types, in the words of an error sentence."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from inspect import Parameter
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+
+def parameters_of(found: Any) -> dict[str, Parameter]:
+    """Parameters of a class with their types, also those that it hands on to its bases in `**kwargs`.
+
+    A type that a library imports for type checkers alone is `Any`.
+    """
+    named: dict[str, Parameter] = {}
+    for base in getattr(found, "__mro__", ()):
+        init = vars(base).get("__init__")
+        if init is None or base is object:
+            continue
+        try:
+            hints = get_type_hints(init)
+        except Exception:
+            hints = {}
+        given = list(inspect.signature(init).parameters.values())[1:]
+        for parameter in given:
+            if (
+                parameter.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+                and parameter.name not in named
+            ):
+                named[parameter.name] = parameter.replace(annotation=hints.get(parameter.name, Any))
+        if not any(parameter.kind == Parameter.VAR_KEYWORD for parameter in given):
+            break
+    return named
+
+
+def members_of(hint: Any) -> tuple[Any, ...]:
+    """What a union is of; of any other type itself."""
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+
+
+def choices_of(hint: Any) -> list[str]:
+    """The values that a type has, as they are typed; none where they cannot be counted."""
+    if hint is bool:
+        return ["true", "false"]
+    return [str(value) for value in get_args(hint)] if get_origin(hint) is Literal else []
+
+
+def group_of(hint: Any) -> type | None:
+    """The class whose parameters a mapping gives without naming it, such as the trainer's clock; None where there is none."""
+    plain = [member for member in members_of(hint) if is_dataclass(member) and not inspect.isabstract(member)]
+    return next((member for member in plain if isinstance(member, type) and fields(member)), None)
+
+
+def allows_null(hint: Any) -> bool:
+    """Whether null is a value of a type.
+
+    >>> allows_null(float | None), allows_null(float)
+    (True, False)
+    """
+    return any(member in (None, NoneType, Any, object) or not _is_known(member) for member in members_of(hint))
+
+
+def in_words(hint: Any) -> str:
+    """A type as the end of "must be …".
+
+    >>> in_words(int | float), in_words(dict[str, list[int]]), in_words(Literal["norm", "value"] | None)
+    ('int or float', 'a mapping from str to a list of int', 'norm or value or null')
+    """
+    return " or ".join(dict.fromkeys(_in_words(member) for member in members_of(hint)))
+
+
+def shown(value: Any) -> str:
+    """A value as YAML has it.
+
+    >>> shown(None), shown("many"), shown(True)
+    ('null', 'many', 'true')
+    """
+    return (
+        {None: "null", True: "true", False: "false"}[value]
+        if value is None or isinstance(value, bool)
+        else str(value) or "nothing"
+    )
+
+
+def _is_known(hint: Any) -> bool:
+    return isinstance(hint, type) or get_origin(hint) is not None
+
+
+def _in_words(hint: Any) -> str:
+    origin, inner = get_origin(hint) or hint, get_args(hint)
+    if hint in (None, NoneType):
+        return "null"
+    if origin is Literal:
+        return " or ".join(map(str, inner))
+    if not isinstance(origin, type):
+        return str(hint).removeprefix("typing.")
+    if group := group_of(origin):
+        return f"a mapping with {', '.join(field.name for field in fields(group))}"
+    if origin is Callable or origin in (str, int, float, bool):
+        return origin.__name__.lower()
+    if issubclass(origin, Mapping):
+        return f"a mapping from {in_words(inner[0])} to {in_words(inner[1])}" if len(inner) == 2 else "a mapping"
+    if issubclass(origin, Iterable):
+        return f"a list of {in_words(inner[0])}" if inner else "a list"
+    return origin.__name__
