@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 from enum import Enum
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from pydoc import locate
@@ -48,7 +49,7 @@ OTHER_FAILURE = 1
 USER_MISTAKE = 2
 INTERRUPTED = 130
 LINKED = ("num_classes", "in_channels", "image_size")
-"""What the model is told by the data."""
+"""What the model is told by the data that know it."""
 
 
 class FederatedArgumentParser(LightningArgumentParser):
@@ -159,16 +160,27 @@ class FederatedCLI(LightningCLI):
         self._given_model = config["model"]
 
     def instantiate_classes(self) -> None:
-        """As LightningCLI's, which takes what the data know about the model from them, whatever else was said of it."""
+        """As LightningCLI's, and compare what was said of the model with what the data know of it, which goes first."""
         super().instantiate_classes()
-        parameters = parameters_of(locate(self._given_model["class_path"]))
+        model, of_data = self._given_model, type(self.datamodule).__name__
+        parameters = parameters_of(locate(model["class_path"]))
         for name in LINKED:
-            given, known = self._given_model.get("init_args", {}).get(name), getattr(self.datamodule, name)
+            given, known = self._given(name), getattr(self.datamodule, name)
             require(
-                given == known or name not in parameters or given == parameters[name].default,
-                f"model.{name} is {given}, but {type(self.datamodule).__name__} has {known}: leave it out, it is taken from "
-                "the data.",
+                given == known or known is None or name not in parameters or given == parameters[name].default,
+                f"model.{name} is {given}, but {of_data} has {known}: leave it out, it is taken from the data.",
             )
+        is_square = getattr(self.datamodule, "image_size", None) or self._given("image_size")
+        by_name = isinstance(self.model, modules.ImageClassifier) and isinstance(model["init_args"]["network"], str)
+        require(
+            bool(is_square) or not (by_name and isinstance(self.datamodule, data.Arrays | data.ImageFolder)),
+            f"the images of {of_data} are not square, as those of the networks of ImageClassifier are: make them so, which "
+            "--data ImageFolder --data.image_size does, or give a network of your own.",
+        )
+
+    def _given(self, name: str) -> Any:
+        """What the configuration says of a parameter of the model."""
+        return self._given_model.get("init_args", {}).get(name)
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
@@ -179,8 +191,14 @@ class FederatedCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add `algorithm`, and tell the model what the data know."""
         parser.add_subclass_arguments(Algorithm, "algorithm", required=False, default={"class_path": "FedAvg"})
-        for name in LINKED:
-            parser.link_arguments(f"data.{name}", f"model.init_args.{name}", apply_on="instantiate")
+        parser.link_arguments("data.num_classes", "model.init_args.num_classes", apply_on="instantiate")
+        for name in ("in_channels", "image_size"):
+            told = partial(self._known_or_given, name)
+            parser.link_arguments(f"data.{name}", f"model.init_args.{name}", told, apply_on="instantiate")
+
+    def _known_or_given(self, name: str, known: int | None) -> int | None:
+        """What the data know of their images, or else what the configuration says of the model."""
+        return self._given(name) if known is None else known
 
     def _parse_ckpt_path(self) -> None:
         path = self.config[self.config.subcommand].get("ckpt_path") if self.config.get("subcommand") else None

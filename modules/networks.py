@@ -60,6 +60,8 @@ def network(
         require(option in allowed, f"network {name!r} has no option {option!r}: {known}")
     try:
         return NETWORKS[name](num_classes, in_channels, image_size, **options)
+    except UserError:
+        raise
     except (TypeError, ValueError) as error:
         raise UserError(f"network {name!r} cannot be built with the options {options}: {error}") from error
 
@@ -70,7 +72,8 @@ def usual_input(name: str) -> tuple[int, int]:
     >>> usual_input("cnn_mnist")
     (1, 28)
     """
-    require(name in NETWORKS, f"unknown network {name!r}: {nearest(name, NETWORKS)}")
+    own = f"a class of your own is given as {{class_path: {name}}}; " if "." in name else ""
+    require(name in NETWORKS, f"unknown network {name!r}: {own}{nearest(name, NETWORKS)}")
     parameters = inspect.signature(NETWORKS[name]).parameters
     return parameters["in_channels"].default, parameters["image_size"].default
 

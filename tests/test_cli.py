@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser
@@ -99,6 +100,46 @@ def printed(outcome: Outcome) -> dict:
 
 
 # ------------------------------------------------------------------------------------------- configurations
+
+
+def write_images(path: str, *shape: int) -> None:
+    """Ten classes of random images, for `Arrays`."""
+    rng = np.random.default_rng(0)
+    parts = {"train": 60, "test": 20}
+    images = {f"{part}_images": rng.integers(0, 256, (count, *shape), dtype=np.uint8) for part, count in parts.items()}
+    np.savez(path, **images, **{f"{part}_labels": np.arange(count) % 10 for part, count in parts.items()})
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (16, 16, 3)], ids=["grey", "colour"])
+def test_the_network_has_the_size_of_the_images(lightning_fl: Command, small: str, shape: tuple[int, ...]) -> None:
+    write_images("images.npz", *shape)
+    arrays = ("--data", "Arrays", "--data.path", "images.npz", "--data.num_clients", "5")
+    assert lightning_fl("fit", "--config", small, *arrays).code == 0
+    assert metrics("run")[-1]["model/parameters"] == str(10 * (np.prod(shape) + 1))
+
+
+def test_images_that_are_not_square_need_a_network_of_ones_own(lightning_fl: Command, small: str) -> None:
+    write_images("images.npz", 8, 6, 3)
+    arrays = ("--data", "Arrays", "--data.path", "images.npz", "--data.num_clients", "5")
+    assert "the images of Arrays are not square" in lightning_fl("fit", "--config", small, *arrays).sentence
+    Path("wide.py").write_text(
+        "import torch\n\nclass Wide(torch.nn.Sequential):\n    def __init__(self):\n"
+        "        super().__init__(torch.nn.Flatten(), torch.nn.Linear(144, 10))\n"
+    )
+    own = ("--model", "ImageClassifier", "--model.network", "{class_path: wide.Wide}")
+    assert lightning_fl("fit", "--config", small, *arrays, *own).code == 0
+
+
+def test_what_the_data_do_not_know_is_taken_from_the_model(lightning_fl: Command, small: str) -> None:
+    Path("given.py").write_text(
+        "import torch\nfrom lightning import LightningDataModule\nfrom torch.utils.data import DataLoader, TensorDataset\n\n"
+        "class Given(LightningDataModule):\n    def train_dataloader(self):\n"
+        "        return DataLoader(TensorDataset(torch.rand(40, 1, 9, 9), torch.arange(40) % 3), batch_size=4)\n"
+    )
+    words = "--data Federated --data.datamodule given.Given --data.num_classes 3 --data.num_clients 5"
+    model = "--model ImageClassifier --model.network linear --model.in_channels 1 --model.image_size 9"
+    assert lightning_fl("fit", "--config", small, *words.split(), *model.split()).code == 0
+    assert metrics("run")[-1]["model/parameters"] == "246"  # 3 · (81 + 1)
 
 
 def test_a_later_file_changes_what_it_names_and_the_command_line_has_the_last_word(
@@ -403,6 +444,7 @@ MISTAKES = {
     "value of a union": (["--trainer.clients_per_round", "ten"], ["clients_per_round", "int", "float", "ten"]),
     "seed": (["--seed_everything", "lucky"], ["seed_everything", "lucky"]),
     "network": (["--model.network", "lenet6"], ["'lenet6'", "'lenet5'", "vgg11_bn"]),
+    "network by path": (["--model.network", "wide.Wide"], ["'wide.Wide'", "{class_path: wide.Wide}", "lenet5"]),
     "network option": (["--model.network_options", "{dropuot: 0.1}"], ["'dropuot'"]),
     "network parameter": (["--model.netwrk", "cnn"], ["'netwrk'", "'network'"]),
     "value of a network option": (

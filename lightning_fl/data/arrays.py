@@ -61,10 +61,15 @@ class Arrays(ImageDataModule):
         """The channels of the images (reads the data); None if they are not n×C×H×W."""
         return self._shape[1]
 
+    @property
+    def image_size(self) -> int | None:
+        """The height and width of the images (reads the data); None if they are not n×C×H×H."""
+        return self._shape[2]
+
     def read(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """Read and check the arrays."""
         tensors = self._tensors
-        # Note the numbers of classes and channels while the tensors are here: from now on TensorSamples alone keeps
+        # Note the numbers of classes, channels and pixels while the tensors are here: from now on TensorSamples alone keeps
         # them.
         _ = self._shape
         del self._tensors
@@ -82,11 +87,14 @@ class Arrays(ImageDataModule):
         return train, test
 
     @cached_property
-    def _shape(self) -> tuple[int | None, int | None]:
+    def _shape(self) -> tuple[int | None, int | None, int | None]:
+        """Classes, channels, and pixels of a side."""
         train, test = self._tensors
         x, labels = train[0], [*train[1:], *test[1:]]
         are_classes = bool(labels) and all(y.ndim == 1 and len(y) and not y.is_floating_point() for y in labels)
-        return max(int(y.max()) for y in labels) + 1 if are_classes else None, x.shape[1] if x.ndim == 4 else None
+        num_classes = max(int(y.max()) for y in labels) + 1 if are_classes else None
+        _, channels, height, width = x.shape if x.ndim == 4 else (None,) * 4
+        return num_classes, channels, height if height == width else None
 
 
 def _read_file(path: str) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:

@@ -25,7 +25,12 @@ class Digits(ImageDataModule):
     def __init__(self, image_size: int = 8, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         check_whole("image_size", image_size, 8)
-        self.image_size = image_size
+        self._image_size = image_size
+
+    @property
+    def image_size(self) -> int:
+        """As given."""
+        return self._image_size
 
     @property
     def num_classes(self) -> int:

@@ -34,7 +34,6 @@ class DownloadableImages(ImageDataModule):
 
     def __init__(self, root: str = "data", download: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.image_size = self.pixels
         self.root = root
         self.download = download
 
@@ -47,6 +46,11 @@ class DownloadableImages(ImageDataModule):
     def in_channels(self) -> int:
         """Known without the files."""
         return self.channels
+
+    @property
+    def image_size(self) -> int:
+        """Known without the files."""
+        return self.pixels
 
     @abstractmethod
     def open(self, train: bool, download: bool) -> tuple[Tensor | np.ndarray, Any]:

@@ -33,7 +33,7 @@ class ImageFolder(ImageDataModule):
         if image_size is not None:
             check_whole("image_size", image_size, 1)
         self.root = root
-        self.image_size = image_size
+        self._image_size = image_size
 
     @property
     def num_classes(self) -> int:
@@ -44,6 +44,14 @@ class ImageFolder(ImageDataModule):
     def in_channels(self) -> int:
         """3."""
         return 3
+
+    @property
+    def image_size(self) -> int | None:
+        """As given, or that of the first image if it is square (reads it)."""
+        if self._image_size is not None:
+            return self._image_size
+        height, width, _ = self._pixels(self._files("train")[0][0]).shape
+        return height if height == width else None
 
     def read(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """Decode every image."""
@@ -57,14 +65,20 @@ class ImageFolder(ImageDataModule):
         require(len(classes) > 0, f"{folder} is missing or has no class folders: {LAYOUT}.")
         return classes
 
-    def _decode(self, part: str) -> tuple[Tensor, Tensor]:
+    def _files(self, part: str) -> list[tuple[str, int]]:
+        """Paths and classes of the images."""
         from torchvision.datasets import ImageFolder as Files
-        from tqdm.auto import tqdm
 
+        self._classes(part)
         try:
-            files = Files(str(Path(self.root) / part)).samples
+            return Files(str(Path(self.root) / part)).samples
         except FileNotFoundError as error:
             raise UserError(f"A class folder of {self.root}/{part} has no images ({error}): {LAYOUT}.") from error
+
+    def _decode(self, part: str) -> tuple[Tensor, Tensor]:
+        from tqdm.auto import tqdm
+
+        files = self._files(part)
         first = self._pixels(files[0][0])
         images = torch.empty((len(files), *first.shape), dtype=torch.uint8)
 
@@ -96,8 +110,8 @@ class ImageFolder(ImageDataModule):
                 image = opened.convert("RGB")
         except OSError as error:
             raise UserError(f"{path} is not a readable image ({error}).") from error
-        if self.image_size is not None:
-            image = image.resize((self.image_size, self.image_size), Image.Resampling.BILINEAR)
+        if self._image_size is not None:
+            image = image.resize((self._image_size, self._image_size), Image.Resampling.BILINEAR)
         return np.array(image)
 
 

@@ -106,8 +106,6 @@ class FederatedDataModule(L.LightningDataModule, ABC):
         self.seed = seed
 
         self._is_set_up = False
-        self.image_size: int | None = None
-        """Height and width of the images in pixels, or None if it is not known before they are read."""
         self.train: Samples
         """All training samples: the clients', their validation parts, and the server's pool."""
         self.test: Samples | None = None
@@ -137,6 +135,11 @@ class FederatedDataModule(L.LightningDataModule, ABC):
     @property
     def in_channels(self) -> int | None:
         """The number of channels of an image, or None if the data are not images."""
+        return None
+
+    @property
+    def image_size(self) -> int | None:
+        """Height and width of the images in pixels, or None if the data are no images or these are not square."""
         return None
 
     @property

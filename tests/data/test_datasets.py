@@ -170,7 +170,7 @@ def write_folder(root: Path, classes: str = "ab", size: tuple[int, int] = (6, 5)
 def test_image_folder(tmp_path: Path) -> None:
     written = write_folder(tmp_path)
     module = ImageFolder(str(tmp_path), num_clients=2)
-    assert (module.num_classes, module.in_channels) == (2, 3)
+    assert (module.num_classes, module.in_channels, module.image_size) == (2, 3, None)  # 6×5 pixels
     images, labels = read_all(module)
     assert torch.equal(images, expected(np.stack([written[f"train/{name}/{i}"] for name in "ab" for i in range(3)])))
     assert labels.tolist() == [0, 0, 0, 1, 1, 1]
@@ -179,8 +179,16 @@ def test_image_folder(tmp_path: Path) -> None:
 def test_image_folder_resizes_and_turns_grey_into_colour(tmp_path: Path) -> None:
     write_folder(tmp_path)
     Image.fromarray(random_images(9, 9)).save(tmp_path / "train" / "a" / "grey.jpg")
-    images, _ = read_all(ImageFolder(str(tmp_path), image_size=4, num_clients=2))
-    assert images.shape == (7, 3, 4, 4)
+    module = ImageFolder(str(tmp_path), image_size=4, num_clients=2)
+    assert module.image_size == 4
+    assert read_all(module)[0].shape == (7, 3, 4, 4)
+
+
+def test_image_folder_of_square_images_knows_their_size(tmp_path: Path) -> None:
+    for part in ("train", "test"):
+        (tmp_path / part / "a").mkdir(parents=True)
+        Image.fromarray(random_images(9, 9, 3)).save(tmp_path / part / "a" / "0.png")
+    assert ImageFolder(str(tmp_path)).image_size == 9
 
 
 def test_image_folder_mistakes(tmp_path: Path) -> None:
@@ -235,7 +243,7 @@ def test_arrays_of_grey_images_with_labels_in_a_column(tmp_path: Path) -> None:
     images, labels = read_all(module)
     assert torch.equal(images, expected(grey[..., None]))
     assert labels.tolist() == list(range(8))
-    assert (module.num_classes, module.in_channels) == (8, 1)
+    assert (module.num_classes, module.in_channels, module.image_size) == (8, 1, None)  # 6×5 pixels
 
 
 @pytest.mark.parametrize(
@@ -285,7 +293,7 @@ def test_arrays_from_python() -> None:
     images = Arrays(
         train=(torch.randn(20, 3, 4, 4), np.arange(20) % 3), test=(torch.randn(2, 3, 4, 4), np.array([0, 1]))
     )
-    assert (images.num_classes, images.in_channels) == (3, 3)
+    assert (images.num_classes, images.in_channels, images.image_size) == (3, 3, 4)
 
 
 def test_mistakes_from_python() -> None:
