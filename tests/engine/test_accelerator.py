@@ -1,4 +1,4 @@
-"""The package on accelerators: a GPU where there is one, and everywhere one that is made of host memory (`host_memory.cpp`)."""
+"""The package on an accelerator other than the CPU, made of host memory (`host_memory.cpp`): no GPU is needed."""
 
 import os
 import shutil
