@@ -22,7 +22,7 @@ from lightning_fl.macs import count_macs
 from lightning_fl.run import Run
 from lightning_fl.run_folder import require_writable
 from lightning_fl.runners import LocalPlan, Runner, choose_runner
-from lightning_fl.runners.ranks import check_sums, gather_objects
+from lightning_fl.runners.ranks import gather_objects
 from lightning_fl.settings import cohort_size
 from lightning_fl.slots import MEAN_GRADIENT
 from lightning_fl.worker import Worker
@@ -68,8 +68,6 @@ def assemble(trainer: FederatedTrainer) -> Federation:
         on_upload=partial(trainer.hooks.call, "on_client_upload"),
         on_prepared=partial(trainer.hooks.call, "on_client_prepared"),
     )
-    if trainer.fabric.world_size > 1:
-        check_sums(algorithm.aggregator)
     algorithm.check(federation.setting, federation.server, federation.cohort_size)
     trainer.loss_guard.check(federation.server, algorithm.steps)
     federation.runner = _runner(trainer, federation)

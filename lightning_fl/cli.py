@@ -231,10 +231,9 @@ class FederatedCLI(LightningCLI):
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if "" not in sys.path:
-        sys.path.insert(
-            0, ""
-        )  # classes of the user's own, in the working directory, as `python script.py` would find them
+    # Where classes of the user's own are looked up; by its name, because the parser reads a file in that file's folder.
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
     if find_spec("shtab"):
         os.environ.setdefault("JSONARGPARSE_ADD_PRINT_COMPLETION_ARGUMENT", "true")
     try:

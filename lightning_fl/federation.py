@@ -35,9 +35,10 @@ from lightning_fl.runners import (
     serial,
     share_of,
     share_states,
+    share_uploads,
 )
 from lightning_fl.server import ServerSide
-from lightning_fl.slots import Message, ServerTurn, Setting, SetUp, State, Surgery, is_finite
+from lightning_fl.slots import Message, ServerTurn, Setting, SetUp, State, Surgery, Upload, is_finite
 from lightning_fl.worker import Worker
 
 
@@ -124,7 +125,7 @@ class Federation:
         learner = ModuleLearner(self.worker, self.data, run, self.eligible, self.on_prepared)
         turn = SetUp(self.setting, self.data, link, self.server, learner, run.params, run.buffers)
         self.algorithm.prepare(turn)
-        run.params, run.buffers = (self.worker.fabric.broadcast(x).to(x.device) for x in (turn.params, turn.buffers))
+        run.params, run.buffers = self._of_rank_zero(turn.params), self._of_rank_zero(turn.buffers)
         if turn.mask is not None:
             self.set_mask(turn.mask)
         run.ledger.close_setup()
@@ -184,6 +185,7 @@ class Federation:
         results = self.runner(self.worker, algorithm.rule, setting, received, mine, self.data, plan, run)
 
         accumulator: dict[str, Any] = {}
+        members: list[Upload] = []
         outcome = Outcome()
         for place, upload in enumerate(algorithm.exchange.collect(results, link), start=1):
             result = upload.result
@@ -191,12 +193,17 @@ class Federation:
             # A codec may leave out what is not finite, and what a client owns is not sent at all.
             is_good = is_finite(upload.message, result.message, result.owned)
             if is_good and not self.guard.rejects(result, run.initial_loss):
-                algorithm.aggregator.add(accumulator, upload)
+                if self._shares_uploads:
+                    members.append(upload)
+                else:
+                    algorithm.aggregator.add(accumulator, upload)
                 outcome.accept(result, link.commit(result.client))
             self.on_upload(result.client, place, len(mine))
         link.close_round()
 
         outcome.bits = run.ledger.since(booked)
+        for upload in share_uploads(fabric, members, arriving) if self._shares_uploads else ():
+            algorithm.aggregator.add(accumulator, upload)
         accumulator = merge(fabric, algorithm.aggregator, accumulator)
         for other in gather_others(fabric, outcome):
             outcome.add(other)
@@ -223,6 +230,8 @@ class Federation:
             return turn.metrics
         run.server = states
         run.params, run.buffers = turn.proposal, turn.proposed_buffers
+        if self._shares_uploads:  # every rank has learned from them, and rounding must not lead them apart
+            run.params, run.buffers = self._of_rank_zero(run.params), self._of_rank_zero(run.buffers)
         if setting.kept is not None:
             run.params = run.params.clone().mul_(setting.kept.factors)  # whatever a step may have added
         self._take_in(outcome)
@@ -273,6 +282,14 @@ class Federation:
             for client, state in share_states(fabric, new):
                 kept[client] = state
         fabric.barrier()  # where states are files that one process of a machine writes, they are there for all
+
+    @property
+    def _shares_uploads(self) -> bool:
+        """Whether every rank needs the uploads of all."""
+        return self.worker.fabric.world_size > 1 and self.algorithm.aggregator.reduction == "members"
+
+    def _of_rank_zero(self, x: Tensor) -> Tensor:
+        return self.worker.fabric.broadcast(x).to(x.device)
 
     def num_batches(self) -> int:
         """Batches of the round that comes next, over all clients that will answer and that this rank trains."""

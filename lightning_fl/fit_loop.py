@@ -84,7 +84,8 @@ class FitLoop:
         if trainer.algorithm.trains_in_rounds and num_clients < num_ranks:
             rank_zero_info(
                 f"A round has {num_clients} {'client' if num_clients == 1 else 'clients'} for {num_ranks} processes: "
-                f"{num_ranks - num_clients} of them train nobody; trainer.devices or trainer.num_nodes can be smaller."
+                f"{num_ranks - num_clients} of them {'trains' if num_ranks - num_clients == 1 else 'train'} nobody; "
+                "trainer.devices or trainer.num_nodes can be smaller."
             )
 
     def prepare(self) -> None:

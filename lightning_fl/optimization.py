@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from inspect import Parameter, signature
 from typing import Any
 
 import torch
@@ -69,6 +70,12 @@ class ModuleOptimizer:
                 f"got {len(optimizers)}."
             )
         self.optimizer: torch.optim.Optimizer = optimizers[0]
+        closure = signature(self.optimizer.step).parameters.get("closure")
+        if closure is not None and closure.default is Parameter.empty:
+            raise UserError(
+                f"{type(self.optimizer).__name__} wants the loss again and again in a step (a closure), and a federation makes "
+                "a step from one gradient: let configure_optimizers return SGD, Adam or another that needs no more."
+            )
         self.scheduler_configs = _configure_schedulers_automatic_opt(schedulers, monitor)
         for config in self.scheduler_configs:
             if config.interval == "step" and isinstance(config.scheduler, ReduceLROnPlateau):

@@ -81,7 +81,8 @@ class WandbRun(Callback):
             self._id = str(run.id)
             for axis in AXES:
                 run.define_metric(axis)
-            self._defined = set(AXES)
+            run.define_metric("time/round_seconds", step_metric="round")  # told when the round is over
+            self._defined = {*AXES, "time/round_seconds"}
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Send the partition's labels as a picture."""

@@ -627,6 +627,17 @@ def test_a_class_of_the_user_s_own_may_call_its_parameters_as_it_likes(
     assert "algorithm.base must be float, got null" in lightning_fl(*words, "--algorithm.base", "null").sentence
 
 
+def test_classes_of_the_working_directory_are_found_from_a_file_elsewhere(lightning_fl: Command, small: str) -> None:
+    """The parser reads a file in that file's folder."""
+    Path("own_elsewhere.py").write_text(
+        "from lightning_fl.algorithms import Algorithm\n\n\nclass Own(Algorithm):\n    pass\n"
+    )
+    Path("folder").mkdir()
+    Path("folder", "own.yaml").write_text("algorithm: own_elsewhere.Own\n")
+    outcome = lightning_fl("fit", "--config", small, "--config", "folder/own.yaml")
+    assert outcome.code == 0, outcome.err
+
+
 def test_null_is_a_value_where_the_type_has_it(lightning_fl: Command, small: str) -> None:
     Path("nulls.yaml").write_text("trainer: {loss_guard: {rounds: }, max_time: , callbacks: , logger: }\n")
     assert lightning_fl("fit", "--config", small, "--config", "nulls.yaml").code == 0

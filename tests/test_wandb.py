@@ -114,7 +114,7 @@ def test_a_run_is_written_offline_and_gone_on_with(monkeypatch: pytest.MonkeyPat
         assert row.items() >= {name: line[name] for name in line if name != "step"}.items()
     axes = first["axes"]
     assert {axes["val/accuracy"], axes["val/loss"], axes["train/loss"]} == {"comm/total_uplink_bytes"}
-    assert axes["clients/accepted"] == axes["comm/uplink_bits"] == "round"
+    assert axes["clients/accepted"] == axes["comm/uplink_bits"] == axes["time/round_seconds"] == "round"
     for name in ("comm/total_uplink_bytes", "comm/total_downlink_bytes", "time/simulated_seconds", "round"):
         assert axes[name] == ""
     assert first["config"]["algorithm"] == {"class_path": "lightning_fl.algorithms.FedProx", "init_args": {"mu": 0.25}}

@@ -84,6 +84,8 @@ def load_pruned(module_class: type[Module], path: str | Path, **kwargs: Any) -> 
         path: the checkpoint.
         kwargs: of `load_from_checkpoint`: hyper-parameters to override, `map_location`, `strict` …
     """
+    if issubclass(module_class, Prunable):
+        return module_class.load_from_checkpoint(path, **kwargs)
     shrinking: Any = type(module_class.__name__, (Prunable, module_class), {"__module__": module_class.__module__})
     module = shrinking.load_from_checkpoint(path, **kwargs)
     module.__class__ = module_class

@@ -10,6 +10,7 @@ from lightning_fl.runners.ranks import (
     merge,
     share_of,
     share_states,
+    share_uploads,
 )
 from lightning_fl.runners.serial import serial
 from lightning_fl.runners.stacked import stacked
@@ -26,6 +27,7 @@ __all__ = [
     "serial",
     "share_of",
     "share_states",
+    "share_uploads",
     "stacked",
     "train_locally",
 ]

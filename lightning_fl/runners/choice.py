@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from traceback import extract_tb
 from typing import Literal
 
 import torch
@@ -97,10 +99,10 @@ def _try(
     obstacles = []
     if not worker.optimizer.is_elementwise:
         obstacles.append(
-            f"its optimiser {worker.optimizer.description} does not step every number by itself, as SGD and Adam do"
+            f"its optimiser {worker.optimizer.description} does not step every number by itself, as SGD, Adam and RMSprop do"
         )
     obstacles += [
-        f"{' and '.join(listeners)} waits for each client's {hook}"
+        f"{' and '.join(listeners)} waits for each client's {hook}, where on_client_upload would do"
         for hook in STEP_HOOKS
         if (listeners := worker.hooks.overridden_by(hook))
     ]
@@ -136,12 +138,19 @@ def _try(
         if any(x.dim() != 1 for x in results[0].message.values()):
             obstacles.append(f"{type(rule).__name__} does not keep clients apart along the leading axis")
     except Exception as error:  # whatever a user's module may raise
-        obstacles.append(f"a step of two clients at once failed ({_first_sentence(error)})")
+        is_the_optimizers = any("optim" in Path(frame.filename).parts for frame in extract_tb(error.__traceback__))
+        if worker.optimizer.is_elementwise or not is_the_optimizers:  # else it has been named
+            obstacles.append(
+                f"a step of two clients at once failed ({_first_sentence(error)}), where numbers must stay tensors, with "
+                "torch.where in place of if"
+            )
     if any(parameter.grad is not None for parameter in worker.module.parameters()):
-        obstacles.append("it reaches its parameters by a way of its own")
+        obstacles.append("it reaches its parameters by a way of its own, not as its attributes")
         worker.module.zero_grad()
     if updates != [metric.update_count for metric in metrics]:
-        obstacles.append("training_step updates a torchmetrics object, which cannot tell clients apart")
+        obstacles.append(
+            "training_step updates a torchmetrics object, which cannot tell clients apart, where self.log(name, value) would do"
+        )
         for metric in metrics:
             metric.reset()
     return obstacles, saved_bytes // 2 + COPIES_OF_THE_MODEL * worker.params.nbytes

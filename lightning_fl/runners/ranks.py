@@ -17,9 +17,8 @@ from lightning.fabric import Fabric
 from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
 
-from lightning_fl.errors import UserError
 from lightning_fl.logs import Sums
-from lightning_fl.slots import Aggregator, Result, State
+from lightning_fl.slots import Aggregator, Result, State, Upload
 
 
 def share_of(clients: Sequence[int], sizes: np.ndarray, rank: int, num_ranks: int) -> list[int]:
@@ -142,19 +141,33 @@ def gather_by_client(fabric: Fabric, clients: Sequence[int], mine: dict[int, Any
     return {client: known[client] for client in clients if client in known}
 
 
-def check_sums(aggregator: Aggregator) -> None:
-    """Raise `UserError` if the aggregator keeps every upload, which cannot be summed over ranks."""
-    if aggregator.reduction != "sum":
-        raise UserError(
-            f"{type(aggregator).__name__} keeps every upload, so its clients cannot be spread over ranks: give devices=1."
+def share_uploads(fabric: Fabric, mine: Sequence[Upload], clients: Sequence[int]) -> list[Upload]:
+    """The accepted uploads of all ranks on each, for an aggregator that keeps them; of their results only client and weight.
+
+    Args:
+        fabric: the processes.
+        mine: uploads of this rank's clients.
+        clients: of the round, in whose order they come.
+    """
+    weights = gather_by_client(fabric, clients, {upload.result.client: upload.result.weight for upload in mine})
+    messages = dict(share_states(fabric, {upload.result.client: upload.message for upload in mine}))
+    sent = dict(share_states(fabric, {upload.result.client: upload.sent for upload in mine}))
+    return [
+        Upload(
+            Result(client, {}, weight, {}, {}, {}, num_steps=0),
+            *({name: x.to(fabric.device) for name, x in part[client].items()} for part in (messages, sent)),
         )
+        for client, weight in weights.items()
+    ]
 
 
 def merge(fabric: Fabric, aggregator: Aggregator, accumulator: dict[str, Any]) -> dict[str, Any]:
-    """The accumulator of all ranks together, by sums: each number crosses once, whatever the number of clients."""
-    if fabric.world_size == 1:
+    """The accumulator of all ranks together, by sums: each number crosses once, whatever the number of clients.
+
+    One of members has everything already, see `share_uploads`.
+    """
+    if fabric.world_size == 1 or aggregator.reduction == "members":
         return accumulator
-    check_sums(aggregator)
     sizes = gather_objects(fabric, {name: len(total) for name, total in accumulator.items()})
     merged = {}
     # A rank whose clients all dropped out has nothing to add, but it must take part.

@@ -111,7 +111,11 @@ def test_what_a_pruned_run_leaves_loads_without_a_trainer(
     trainer.fit(trained, Served(9), method())
     assert trained.hidden.out_channels == 1, "pruned twice"
     x = torch.randn(5, 3)
-    for loaded in (load_pruned(Convolved, tmp_path / file), Loadable.load_from_checkpoint(tmp_path / file)):
+    for loaded in (
+        load_pruned(Convolved, tmp_path / file),
+        load_pruned(Loadable, tmp_path / file),
+        Loadable.load_from_checkpoint(tmp_path / file),
+    ):
         assert loaded.hparams["lr"] == 0.05
         assert loaded.hidden.out_channels == 1
         assert torch.equal(loaded(x), trained(x))

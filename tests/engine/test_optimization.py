@@ -177,3 +177,10 @@ def test_modules_reach_their_optimiser_and_scheduler(make_trainer: MakeTrainer) 
     trainer = make_trainer(max_rounds=3)
     trainer.fit(Asks(configure=step_of(by_round)), federation())
     assert trainer.callback_metrics["rate"] == pytest.approx(0.2 * 0.25)
+
+
+@pytest.mark.parametrize("runner", ["serial", "stacked", "auto"])
+def test_an_optimiser_that_wants_a_closure_is_refused(runner: str, make_trainer: MakeTrainer) -> None:
+    module = Perceptron(configure=lambda m: torch.optim.LBFGS(m.parameters()))
+    with pytest.raises(UserError, match=r"LBFGS wants the loss again and again .*closure"):
+        make_trainer(runner=runner).fit(module, federation())

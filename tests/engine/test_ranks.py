@@ -122,6 +122,13 @@ def test_the_flag_devices_starts_the_other_processes(tmp_path: Path) -> None:
     agree(one, ran(tmp_path / "two", *words, num_processes=2, launcher=(sys.executable,)))
 
 
+def test_uploads_that_are_kept_reach_every_process(tmp_path: Path) -> None:
+    words = ("--model.network", "lenet5", "--trainer.clients_per_round", "8", "--trainer.max_rounds", "3")
+    one = ran(tmp_path / "one", *words, algorithm="FedDF --algorithm.max_steps 20")
+    assert all(float(row["feddf/steps"]) for row in one[0])
+    agree(one, ran(tmp_path / "two", *words, num_processes=2, algorithm="FedDF --algorithm.max_steps 20"))
+
+
 @pytest.mark.parametrize(
     ("algorithm", "network", "place", "runner"),
     [
@@ -248,8 +255,12 @@ def command_heard(folder: str, words: list[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "said", "code"),
     [
-        ("--algorithm FedDF", "lightning-fl: error: Members keeps every upload", "2"),
-        ("--trainer.clients_per_round 1", "A round has 1 client for 2 processes: 1 of them train nobody", "0"),
+        (
+            "--algorithm SCAFFOLD --model.momentum 0.9",
+            "lightning-fl: error: SCAFFOLD makes the clients' steps itself",
+            "2",
+        ),
+        ("--trainer.clients_per_round 1", "A round has 1 client for 2 processes: 1 of them trains nobody", "0"),
     ],
 )
 def test_a_command_in_two_processes_says_a_thing_once(words: str, said: str, code: str, tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from lightning_fl.algorithms import Algorithm, DataSharing, FedAvg, FedDF, Hybri
 from lightning_fl.data import Arrays
 from lightning_fl.data.dataset_samples import DatasetSamples
 from lightning_fl.modules import ImageClassifier
-from lightning_fl.runners.ranks import check_sums
 from lightning_fl.slots import Result, Upload
 
 MakeTrainer = Callable[..., FederatedTrainer]
@@ -143,12 +142,6 @@ class Demanding(Perceptron):
 def test_distillation_needs_logits(module: Perceptron, sentence: str, make_trainer: MakeTrainer) -> None:
     with pytest.raises(UserError, match=sentence):
         make_trainer().fit(module, Served(9), FedDF())
-
-
-def test_keeping_every_upload_needs_one_process() -> None:
-    check_sums(WeightedMean())
-    with pytest.raises(UserError, match=r"Members keeps every upload.*devices=1"):
-        check_sums(Members(WeightedMean()))
 
 
 def test_members_are_what_came_in() -> None:
