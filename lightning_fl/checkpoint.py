@@ -89,9 +89,11 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
         with mapped(path):
             checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch and pickle raise anything on what is no checkpoint
-        reason = str(error).strip().partition(". ")[0].splitlines()[0] if str(error).strip() else type(error).__name__
+        said = str(error).strip()
+        # Of what is no zip file torch tries to make a pickle, and its errors say nothing.
+        reason = f" ({said.partition('. ')[0].splitlines()[0]})" if said and zipfile.is_zipfile(path) else ""
         raise UserError(
-            f"the checkpoint {path} cannot be read, it is truncated or no checkpoint ({reason}){_alternatives(path)}."
+            f"the checkpoint {path} cannot be read, it is truncated or no checkpoint{reason}{_alternatives(path)}."
         ) from error
     if not isinstance(checkpoint, dict) or "state_dict" not in checkpoint:
         raise UserError(f"the file {path} is no Lightning checkpoint: it has no state_dict.")

@@ -122,9 +122,7 @@ def _class_of(parser: ArgumentParser) -> str:
 
 def _nearest_key(given: str, parser: ArgumentParser) -> str:
     """The nearest of a parser's keys; all of them only where they are few."""
-    keys = sorted(
-        {a.dest for a in parser._actions} - {"help", "config", "print_config", "print_completion", "subcommand"}
-    )
+    keys = sorted({a.dest for a in parser._actions} - {"help", "print_completion", "subcommand"})
     group, _, leaf = given.rpartition(".")
     siblings = [key for key in keys if key.rpartition(".")[0] == group] if leaf else keys
     few = siblings or [key for key in keys if "." not in key]

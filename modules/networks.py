@@ -348,7 +348,9 @@ def _side(name: str, image_size: int, shrink: Callable[[int], int]) -> int:
     if side < 1:
         smallest = next(size for size in count(image_size) if shrink(size) >= 1)
         require(
-            False, f"network {name!r} needs images of at least {smallest}×{smallest}, got {image_size}×{image_size}"
+            False,
+            f"network {name!r} needs images of at least {smallest}×{smallest}, got {image_size}×{image_size}; Digits and "
+            "ImageFolder enlarge theirs to their image_size",
         )
     return side
 

@@ -444,6 +444,12 @@ MISTAKES = {
     "value of a union": (["--trainer.clients_per_round", "ten"], ["clients_per_round", "int", "float", "ten"]),
     "seed": (["--seed_everything", "lucky"], ["seed_everything", "lucky"]),
     "network": (["--model.network", "lenet6"], ["'lenet6'", "'lenet5'", "vgg11_bn"]),
+    "flag that prints": (["--print_confg"], ["--print_confg", "did you mean 'print_config'"]),
+    "arrays that are none": (
+        ["--data", "Arrays", "--data.path", "small.yaml"],
+        ["small.yaml is not a readable .npz file."],
+    ),
+    "checkpoint that is none": (["--ckpt_path", "small.yaml"], ["small.yaml cannot be read", "or no checkpoint"]),
     "network by path": (["--model.network", "wide.Wide"], ["'wide.Wide'", "{class_path: wide.Wide}", "lenet5"]),
     "network option": (["--model.network_options", "{dropuot: 0.1}"], ["'dropuot'"]),
     "network parameter": (["--model.netwrk", "cnn"], ["'netwrk'", "'network'"]),

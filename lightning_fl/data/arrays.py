@@ -6,7 +6,7 @@ import zlib
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
+from zipfile import BadZipFile, is_zipfile
 
 import numpy as np
 import torch
@@ -114,7 +114,9 @@ def _read_file(path: str) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...
     except UserError:
         raise
     except (ValueError, OSError, BadZipFile, EOFError, zlib.error) as error:
-        raise UserError(f"{path} is not a readable .npz file ({error}).") from error
+        # Of what is no zip file NumPy thinks that it may be a pickle, and advises to load it.
+        reason = f" ({error})" if is_zipfile(path) else ""
+        raise UserError(f"{path} is not a readable .npz file{reason}.") from error
     for key, array in zip(KEYS, arrays, strict=True):
         images = key.endswith("images")
         good = array.dtype == np.uint8 and array.ndim in (3, 4) if images else array.dtype.kind in "iu"

@@ -48,7 +48,9 @@ def _without_settings(records: Iterable[Record]) -> list[str]:
     unknown = [_code(str(record.folder)) for record in records if "data" not in record.settings]
     if not unknown:
         return []
-    what = "it has no config.yaml" if len(unknown) == 1 else "they have no config.yaml"
+    what = (
+        "it has no config.yaml that can be read" if len(unknown) == 1 else "they have no config.yaml that can be read"
+    )
     return [f"Nothing says on which data and with which settings {', '.join(unknown)} ran: {what}."]
 
 
@@ -71,7 +73,9 @@ def _evaluation(groups: Sequence[Group]) -> list[str]:
     """Settings by which runs of one data set may not have been evaluated on the same samples."""
     said = []
     for key in sorted({*EVALUATION, *SOURCES.values()} & {*differing([group.curves[0].record for group in groups])}):
-        values = list(dict.fromkeys(str(group.settings.get(key)) for group in groups if group.settings))
+        values = list(dict.fromkeys(str(group.settings[key]) for group in groups if key in group.settings))
+        if len(values) < 2:  # of a run without a configuration nobody knows
+            continue
         what = "may be of different data" if key in SOURCES.values() else "were not evaluated on the same samples"
         said.append(f"The runs {what}: `{key}` is {' and '.join(map(_code, values))}.")
     return said

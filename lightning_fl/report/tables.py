@@ -108,6 +108,8 @@ def _cell(found: Spread, column: Column, unit: float) -> str:
         places = decimals(mean)
     if not spread:
         return _fixed(mean, places)
+    if -magnitude(spread, 1) > places + 1:  # so small beside the mean that it would take digits which nobody reads
+        return f"{_fixed(mean, places)} ± {significant(spread)}"
     places = max(places, -magnitude(spread, 1))
     return f"{_fixed(mean, places)} ± {_fixed(spread, places)}"
 
