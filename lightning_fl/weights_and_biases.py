@@ -72,6 +72,8 @@ class WandbRun(Callback):
             try:
                 # What the logger hands to wandb.init: the environment, which says the same, is read but once in a process.
                 logger._wandb_init.update(self._missing(logger))
+                if logger._wandb_init.get("anonymous", "allow") is None:  # which nobody gave, and W&B warns of
+                    del logger._wandb_init["anonymous"]
                 run = logger.experiment
             except Exception as error:
                 raise UserError(
