@@ -65,8 +65,12 @@ class RunFolder:
         return folder if (folder / METRICS).is_file() else Path(self.trainer.default_root_dir).resolve()
 
 
-def require_writable(root: str) -> list[Path]:
-    """Make the run's folder; returns the folders that were not there, the innermost first.
+def require_writable(root: str, flag: str = "default_root_dir") -> list[Path]:
+    """Make a folder; returns the folders that were not there, the innermost first.
+
+    Args:
+        root: the folder.
+        flag: what names it to the user.
 
     Raises:
         UserError: nothing can be written there.
@@ -79,7 +83,7 @@ def require_writable(root: str) -> list[Path]:
     except OSError:
         good = False
     if not good:
-        raise UserError(f"nothing can be written to {root}: give another folder as default_root_dir.")
+        raise UserError(f"nothing can be written to {root}: give another folder as {flag}.")
     return missing
 
 

@@ -11,11 +11,12 @@ from lightning_fl.errors import UserError, nearest
 from lightning_fl.report import tables
 from lightning_fl.report.comparison import Group, Metric, group_runs
 from lightning_fl.report.document import Picture, Section, to_html, to_markdown
-from lightning_fl.report.folder import made, note_written, remove_earlier
+from lightning_fl.report.folder import note_written, remove_earlier
 from lightning_fl.report.published import PublishedTable, read_published
 from lightning_fl.report.records import read_run, require_same_data
 from lightning_fl.report.remarks import remarks
 from lightning_fl.report.smoothing import ORDER, WINDOW
+from lightning_fl.run_folder import require_writable
 
 
 def _how(metric: Metric) -> str:
@@ -95,7 +96,8 @@ def report(arguments: Sequence[str]) -> str:
     records = list({record.folder.resolve(): record for record in map(read_run, given.runs)}.values())
     require_same_data(records)
     groups = group_runs(records, metric)
-    folder = made(given.out)
+    folder = Path(given.out)
+    require_writable(given.out, flag="--out")
     sections = _sections(groups, metric, published)
     title = f"{', '.join(dict.fromkeys(group.algorithm for group in groups))}: {metric.short}"
     pages = {"report.md": to_markdown(title, sections)} | (

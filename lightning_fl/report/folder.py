@@ -3,33 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
-from lightning_fl.errors import UserError
-
 WRITTEN = ".report-files.json"
 """Which files the report has written and what was in them, so that those are told from a user's own."""
-
-
-def made(path: str) -> Path:
-    """The folder, made if it was not there.
-
-    Raises:
-        UserError: nothing can be written to it.
-    """
-    folder = Path(path)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        good = os.access(folder, os.W_OK)
-    except OSError:
-        good = False
-    if not good:
-        raise UserError(f"nothing can be written to {path}: give another folder as --out.")
-    return folder
 
 
 def remove_earlier(folder: Path) -> None:
