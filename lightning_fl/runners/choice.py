@@ -138,7 +138,9 @@ def _try(
         if any(x.dim() != 1 for x in results[0].message.values()):
             obstacles.append(f"{type(rule).__name__} does not keep clients apart along the leading axis")
     except Exception as error:  # whatever a user's module may raise
-        is_the_optimizers = any("optim" in Path(frame.filename).parts for frame in extract_tb(error.__traceback__))
+        is_the_optimizers = any(
+            {"optim", "optimization.py"} & {*Path(frame.filename).parts} for frame in extract_tb(error.__traceback__)
+        )
         if worker.optimizer.is_elementwise or not is_the_optimizers:  # else it has been named
             obstacles.append(
                 f"a step of two clients at once failed ({_first_sentence(error)}), where numbers must stay tensors, with "

@@ -407,3 +407,10 @@ def test_resumes_bit_for_bit(make_trainer: MakeTrainer, tmp_path: Path, keeps_fi
             make_trainer(**flags).fit(fitted, federation(), ckpt_path="last" if number else None)
         weights.append(vector(fitted))
     np.testing.assert_array_equal(*weights)
+
+
+def test_an_optimiser_in_the_way_is_named_once(make_trainer: MakeTrainer) -> None:
+    module = Perceptron(configure=lambda m: torch.optim.Adafactor(m.parameters()))
+    with pytest.raises(UserError, match="Adafactor does not step every number by itself") as refusal:
+        make_trainer(runner="stacked").fit(module, federation())
+    assert "a step of two clients" not in str(refusal.value)
