@@ -10,7 +10,6 @@ Liu et al., Efficient Federated Learning Using Dynamic Update and Adaptive Pruni
 
 from __future__ import annotations
 
-import math
 from typing import Any, Literal
 
 import numpy as np
@@ -32,6 +31,7 @@ from lightning_fl.pruning import (
     rates,
     trainable,
 )
+from lightning_fl.rounding import share_of
 
 
 class AdaptivePruning(StructuredPruning):
@@ -165,7 +165,7 @@ class AdaptivePruning(StructuredPruning):
         by_layer = {name: rates.layer_rate(weight, threshold) for name, weight in weights.items()}
         self._metrics = {"prune/rate": rate, "prune/threshold": threshold, **self.adaptive_rate.metrics}
         self._metrics |= {f"prune/rate/{name}": share for name, share in by_layer.items()}
-        if not any(math.floor(share * len(weights[name])) for name, share in by_layer.items()):
+        if not any(share_of(share, len(weights[name])) for name, share in by_layer.items()):
             return self.plan(trainer, pl_module, {})
         stand_in = self._stand_in(trainer)
         self.ranked_by = None

@@ -8,6 +8,7 @@ from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from lightning_fl.errors import UserError, nearest, require
+from lightning_fl.rounding import reaches
 
 # What is kept of the moment, where the trainer knows it.
 COSTS = ("comm/total_uplink_bytes", "comm/total_downlink_bytes", "time/simulated_seconds")
@@ -22,7 +23,7 @@ class TargetReached(Callback):
     what it was when the metric falls back, and is kept in checkpoints. The epoch is logged once, as `target/epoch`.
 
     Args:
-        target: the value to reach.
+        target: the value to reach; a value that lies within rounding of it has reached it.
         monitor: name of the metric.
         mode: `max` if more is better, `min` if less is.
         stop: whether the training ends there.
@@ -72,9 +73,7 @@ class TargetReached(Callback):
             return
         self._seen = True
         value = float(metrics[self.monitor])
-        if self.reached is not None or (value < self.target if self.mode == "max" else value > self.target):
-            return
-        if value != value:
+        if self.reached is not None or not reaches(value, self.target, falls=self.mode == "min"):
             return
         known = {name: float(metrics[name]) for name in COSTS if name in metrics}
         self.reached = {"epoch": trainer.current_epoch, "step": trainer.global_step, "value": value, **known}

@@ -53,12 +53,18 @@ def records(file: Path) -> list[Record]:
     return found
 
 
+def eventually(look: Callable[[], Any]) -> Any:
+    """What `look` finds, once there is something to find: W&B writes from a process of its own, in its own time."""
+    until = time.monotonic() + 120
+    while not (found := look()) and time.monotonic() < until:
+        time.sleep(0.2)
+    return found
+
+
 def written(folder: Path) -> dict[str, Any]:
     """The run of one offline folder: its id, rows, axes, configuration and artefacts."""
-    (file,) = folder.glob("*.wandb")
-    until = time.monotonic() + 60
-    while not any(record.HasField("exit") for record in records(file)) and time.monotonic() < until:
-        time.sleep(0.2)  # W&B writes from a process of its own
+    (file,) = eventually(lambda: list(folder.glob("*.wandb")))
+    assert eventually(lambda: any(record.HasField("exit") for record in records(file)))
     found: dict[str, Any] = {"rows": [], "axes": {}, "config": {}, "artifacts": {}}
     for record in records(file):
         kind = record.WhichOneof("record_type")
@@ -104,7 +110,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
 
 def test_a_run_is_written_offline_and_gone_on_with(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     run(monkeypatch, "--trainer.max_rounds", "2")
-    (folder,) = (tmp_path / "wandb").glob("offline-run-*")
+    (folder,) = eventually(lambda: list((tmp_path / "wandb").glob("offline-run-*")))
     first = written(folder)
     rows = [row for row in first["rows"] if "val/accuracy" in row]
     header, *lines = Path("run/metrics.csv").read_text().splitlines()
@@ -122,15 +128,15 @@ def test_a_run_is_written_offline_and_gone_on_with(monkeypatch: pytest.MonkeyPat
     assert first["config"]["data"]["init_args"]["num_clients"] == 10
     shown = next(row for row in first["rows"] if any(name.startswith("partition") for name in row))
     assert "images" in json.dumps(shown)
-    assert list((folder / "files" / "media" / "images").glob("partition*.png"))
+    assert eventually(lambda: list((folder / "files" / "media" / "images").glob("partition*.png")))
     assert first["artifacts"]["model"] == ["model.ckpt"]
     assert first["artifacts"]["config"] == ["config.yaml"]
-    tables = list((folder / "files" / "media" / "table").glob("final*.json"))
+    tables = eventually(lambda: list((folder / "files" / "media" / "table").glob("final*.json")))
     assert dict(json.loads(tables[0].read_text())["data"])["rounds"] == "2"
 
     run(monkeypatch, "--trainer.max_rounds", "3", "--ckpt_path", "last")
-    folders = [path for path in (tmp_path / "wandb").glob("offline-run-*") if path != folder]
-    again = written(folders[0])
+    (other,) = eventually(lambda: [path for path in (tmp_path / "wandb").glob("offline-run-*") if path != folder])
+    again = written(other)
     assert again["id"] == first["id"]
     assert [row["round"] for row in again["rows"] if "val/accuracy" in row] == [2]
 

@@ -13,6 +13,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from lightning_fl.algorithms.base import Algorithm
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import require
+from lightning_fl.rounding import share_of
 from lightning_fl.slots import SetUp
 
 
@@ -38,7 +39,7 @@ class DataSharing(Algorithm):
         if not num_server:
             rank_zero_warn("DataSharing has no server data to share, so it is FedAvg: give --data.server_fraction.")
             return data
-        return data.share(min(num_server, int(self.cap * data.client_sizes.sum())))
+        return data.share(min(num_server, share_of(self.cap, int(data.client_sizes.sum()))))
 
     def prepare(self, turn: SetUp) -> None:
         """Send the samples, as bytes where they are stored so, and warm the model up."""

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from lightning_fl.errors import UserError, require
 from lightning_fl.modes import evaluating
+from lightning_fl.rounding import share_of
 
 Scores = Mapping[str, Tensor]
 """Of each layer, by the name of its module, a score (c_l,) for every filter; low ones go first."""
@@ -82,7 +82,7 @@ def filters_to_keep(scores: Scores, rates: float | Mapping[str, float]) -> dict[
     kept = {}
     for name, own in scores.items():
         rate = rates.get(name, 0.0) if isinstance(rates, Mapping) else rates
-        lost = lowest(own, math.floor(rate * len(own) + 1e-9))  # 0.29 · 100 is 28.999…
+        lost = lowest(own, share_of(rate, len(own)))
         stays = torch.ones(len(own), dtype=torch.bool)
         stays[lost] = False
         kept[name] = stays.nonzero().flatten()

@@ -11,10 +11,11 @@ is largest for the candidates with Z_j / t_j > Γ(M), which are found in descend
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import floor
 
 import torch
 from torch import Tensor
+
+from lightning_fl.rounding import share_of
 
 
 def smallest_kept(weights: Tensor, kept: Tensor, layers: Iterable[slice], share: float) -> Tensor:
@@ -36,7 +37,7 @@ def smallest_kept(weights: Tensor, kept: Tensor, layers: Iterable[slice], share:
     removable = torch.zeros_like(kept)
     for layer in layers:
         places = kept[layer].nonzero().squeeze(1)
-        count = floor(share * len(places) + 1e-9)  # the share is a product of floats
+        count = share_of(share, len(places))
         order = weights[layer][places].abs().argsort(stable=True)[:count]
         removable[layer.start + places[order]] = True
     return removable

@@ -14,6 +14,7 @@ from lightning_fl.errors import UserError, nearest, require
 from lightning_fl.report.labels import identity, labels
 from lightning_fl.report.records import Record
 from lightning_fl.report.smoothing import ORDER, WINDOW, Floats, fitting_window, smooth
+from lightning_fl.rounding import reaches
 from lightning_fl.slots import KINDS
 
 AXES = {
@@ -61,9 +62,9 @@ class Metric:
         return any(word in self.name for word in ("loss", "error"))
 
     def reached(self, values: Floats) -> int | None:
-        """The first place at which the target is reached; None if it is not."""
+        """The first place at which the target is reached, to within rounding; None if it is not."""
         assert self.target is not None
-        places = np.flatnonzero(values <= self.target if self.falls else values >= self.target)
+        places = np.flatnonzero(reaches(values, self.target, self.falls))
         return int(places[0]) if len(places) else None
 
     def best(self, values: Floats) -> float:

@@ -50,4 +50,5 @@ def smooth(values: Floats, decimals: int | None = 3, window: int = WINDOW) -> Fl
     from scipy.signal import savgol_filter
 
     smoothed: Floats = savgol_filter(values, window, ORDER).clip(values.min(), values.max())
-    return smoothed if decimals is None else smoothed.round(decimals)
+    # Twice, so that the last bit of the filter does not decide what becomes of a half.
+    return smoothed if decimals is None else smoothed.round(decimals + 6).round(decimals)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lightning_fl.errors import UserError, require
 from lightning_fl.pruning.reconfiguration import fastest, smallest_kept
+from lightning_fl.rounding import share_of
 from lightning_fl.slots import Rule, Server, ServerTurn, Setting, SetUp, State, Step
 
 IMPORTANCE = "scalars/importance"
@@ -155,7 +156,7 @@ class Reconfiguration(Step):
         fixed = kept & ~removable
         bound = None
         if self.max_density is not None:
-            bound = int(self.max_density * int(prunable.sum())) - int(fixed[prunable].sum())
+            bound = share_of(self.max_density, int(prunable.sum())) - int(fixed[prunable].sum())
         chosen = fastest(
             prunable & ~fixed,
             importance,

@@ -138,6 +138,26 @@ def test_a_target_is_noted_with_its_price(
     assert kept.reached == target.reached
 
 
+class Rounded(Counts):
+    """Its metric is a float32, as those of torchmetrics are: 0.1, 0.3 and 0.9 differ from what is written here."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val/accuracy", torch.tensor(0.9, dtype=torch.float32))
+        self.log("val/loss", torch.tensor(0.1, dtype=torch.float32))
+
+
+@pytest.mark.parametrize(("monitor", "target", "mode"), [("val/accuracy", 0.9, "max"), ("val/loss", 0.1, "min")])
+def test_a_target_that_is_reached_to_within_rounding_is_reached(
+    make_stock_trainer: Callable[..., L.Trainer], monitor: str, target: float, mode: str
+) -> None:
+    reached = TargetReached(target, monitor, mode)  # type: ignore[arg-type]
+    make_stock_trainer(max_epochs=1, callbacks=reached).fit(Rounded(), loader(), loader())
+    assert reached.reached is not None
+    nearly = TargetReached(target * (1.001 if mode == "max" else 0.999), monitor, mode)  # type: ignore[arg-type]
+    make_stock_trainer(max_epochs=1, callbacks=nearly).fit(Rounded(), loader(), loader())
+    assert nearly.reached is None
+
+
 def test_less_may_be_better_and_names_are_checked(make_stock_trainer: Callable[..., L.Trainer]) -> None:
     low = TargetReached(0.15, mode="min", stop=False)
     make_stock_trainer(max_epochs=2, callbacks=low).fit(Counts(), loader(), loader())

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.signal as signal
 from made_runs import groups_of, require_readable, rising, write_run
 
 from lightning_fl.errors import UserError
@@ -99,6 +100,30 @@ def test_rounds_without_evaluation_and_lower_is_better(tmp_path: Path) -> None:
     assert numbers["final"] == pytest.approx(0.4)
     assert numbers["target_rounds"] == 10
     assert numbers["target_uplink"] == 10_000
+
+
+@pytest.mark.parametrize("toward", [-np.inf, np.inf])
+@pytest.mark.parametrize("name", ["val/loss", "val/accuracy"])
+def test_a_target_that_is_touched_is_reached_whatever_the_last_bit_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, toward: float
+) -> None:
+    values = rising(30, -0.02, 1.0) if name == "val/loss" else rising(30, 0.02)
+    path = write_run(tmp_path / "a", values) / "metrics.csv"
+    path.write_text(path.read_text().replace("val/accuracy", name))
+    savgol_filter = signal.savgol_filter
+    monkeypatch.setattr(signal, "savgol_filter", lambda *how: np.nextafter(savgol_filter(*how), toward))
+    (group,) = groups_of(path.parent, name=name, target=values[14])
+    assert group.curves[0].numbers["target_rounds"] == 15
+
+
+@pytest.mark.parametrize("toward", [-np.inf, np.inf])
+def test_the_last_bit_does_not_decide_how_an_accuracy_is_rounded(
+    monkeypatch: pytest.MonkeyPatch, toward: float
+) -> None:
+    halves = (np.arange(100) / 1000 + 0.0005).round(9)  # a straight line, which smoothing leaves as it is
+    savgol_filter = signal.savgol_filter
+    monkeypatch.setattr(signal, "savgol_filter", lambda *how: np.nextafter(savgol_filter(*how), toward))
+    assert (smooth(halves)[1:-1] == halves.round(3)[1:-1]).all()
 
 
 def test_seeds_become_mean_and_spread(tmp_path: Path) -> None:
