@@ -21,8 +21,8 @@ import torch
 
 from lightning_fl.codecs import Dense, ErrorFeedback, FairTopK, OneBit, Quantiser, SharedTopK, TopK
 from lightning_fl.slots import Codec, Message, Setting
-from lightning_fl.sparse import num_kept
-from lightning_fl.tree import Layout
+from lightning_fl.vectors.layout import Layout
+from lightning_fl.vectors.top_k import num_kept
 
 ALPHA = 0.05
 CODECS: dict[str, tuple[Codec, int]] = {

@@ -16,10 +16,10 @@ import numpy as np
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.seed import isolate_rng
 
+from lightning_fl.callbacks._calibration import calibration_images, example_input
+from lightning_fl.callbacks._pruning_callback import StructuredPruning
+from lightning_fl.callbacks._sources import Source, sources_of
 from lightning_fl.callbacks.adaptive_rate import AdaptiveRate, seed_of
-from lightning_fl.callbacks.calibration import calibration_images, example_input
-from lightning_fl.callbacks.pruning_callback import StructuredPruning
-from lightning_fl.callbacks.sources import Source, sources_of
 from lightning_fl.errors import UserError, nearest, require
 from lightning_fl.pruning import (
     RATE_MODES,
@@ -28,9 +28,9 @@ from lightning_fl.pruning import (
     filters_to_keep,
     prunable_layers,
     prune,
-    rates,
     trainable,
 )
+from lightning_fl.pruning.curvature import layer_rates as rates
 from lightning_fl.rounding import share_of
 
 

@@ -1,7 +1,7 @@
 """The rate at which a network can be pruned, asked of those who hold data: FedAP's, in any trainer.
 
     p*_k   from the Hessian of source k's loss on a random batch           lightning_fl.pruning.SourceRate
-    p*     = Σ_k a_k p*_k / Σ_k a_k,   a_k = n_k / (D(P_k) + ε)            lightning_fl.pruning.rates
+    p*     = Σ_k a_k p*_k / Σ_k a_k,   a_k = n_k / (D(P_k) + ε)            lightning_fl.pruning.curvature.layer_rates
 
 In a federation the sources are the server and all clients; elsewhere there is one, the training data.
 """
@@ -19,10 +19,11 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from lightning_fl.callbacks.calibration import moved
-from lightning_fl.callbacks.sources import Source, sources_of
+from lightning_fl.callbacks._calibration import moved
+from lightning_fl.callbacks._sources import Source, sources_of
 from lightning_fl.errors import require
-from lightning_fl.pruning import SourceRate, TrainingLoss, check_curvature, plans_of, rates, trainable
+from lightning_fl.pruning import SourceRate, TrainingLoss, check_curvature, plans_of, trainable
+from lightning_fl.pruning.curvature import layer_rates as rates
 
 
 class AdaptiveRate:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lightning_fl.errors import UserError, nearest, require
 from lightning_fl.pruning import plans_of
-from lightning_fl.sparse import num_kept, positions_bits, top_k
+from lightning_fl.vectors.top_k import num_kept, positions_bits, top_k
 
 WEIGHT = "parameter"
 # Whose change chooses, by the names that torch's optimisers give their moments.

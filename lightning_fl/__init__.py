@@ -21,7 +21,7 @@ __all__ = ["Algorithm", "FederatedCLI", "FederatedDataModule", "FederatedTrainer
 
 if TYPE_CHECKING:
     from lightning_fl.algorithms import Algorithm as Algorithm
-    from lightning_fl.cli import FederatedCLI as FederatedCLI
+    from lightning_fl.cli.federated_cli import FederatedCLI as FederatedCLI
     from lightning_fl.data import FederatedDataModule as FederatedDataModule
     from lightning_fl.errors import UserError as UserError
     from lightning_fl.trainer import FederatedTrainer as FederatedTrainer

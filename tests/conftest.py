@@ -16,6 +16,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True)
+def _seeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test starts from the same seeds."""
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
+    torch.manual_seed(0)
+
+
 @pytest.fixture
 def make_trainer(tmp_path: Path) -> Callable[..., FederatedTrainer]:
     """Make a quiet trainer on the CPU that writes nothing; give `**keeps_files` or other flags to change that."""

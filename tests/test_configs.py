@@ -128,7 +128,9 @@ def test_a_trial_of_every_sweep_runs(path: Path, lightning_fl: Run, tmp_path: Pa
     assert (env, program, words[0]) == ("/usr/bin/env", "lightning-fl", "fit")
     (tmp_path / "configs").symlink_to(FOLDER)
     assert "--trainer.logger=WandbLogger" in words
-    words[words.index("--trainer.logger=WandbLogger")] = "--trainer.logger=true"  # tests/test_wandb.py starts W&B
+    words[words.index("--trainer.logger=WandbLogger")] = (
+        "--trainer.logger=true"  # tests/outputs/test_wandb_run.py starts W&B
+    )
     base = Path(next(word for word in words if word.startswith("--config=")).removeprefix("--config="))
     command = " ".join(words)
     printed = yaml.safe_load(lightning_fl(f"{command} --print_config"))

@@ -1,25 +1,25 @@
 """The methods by their papers' names, each a recipe of slots."""
 
-from lightning_fl.algorithms.base import Algorithm
-from lightning_fl.algorithms.data_sharing import DataSharing
-from lightning_fl.algorithms.efficient_adam import EfficientAdam
-from lightning_fl.algorithms.fedadam import FairnessTop, FedAdam, FedAdamSSM, FedAdamTop
-from lightning_fl.algorithms.fedap import FedAP, FedDUAP, FedDUMAP
+from lightning_fl.algorithms.algorithm import Algorithm
+from lightning_fl.algorithms.fedadam_ssm.efficient_adam import EfficientAdam
+from lightning_fl.algorithms.fedadam_ssm.fedadam import FairnessTop, FedAdam, FedAdamSSM, FedAdamTop
+from lightning_fl.algorithms.fedadam_ssm.one_bit_adam import OneBitAdam
 from lightning_fl.algorithms.fedavg import FedAvg
-from lightning_fl.algorithms.fedda import FedDA, FedDUDA
-from lightning_fl.algorithms.feddf import FedDF
 from lightning_fl.algorithms.feddp import FedDP
-from lightning_fl.algorithms.feddu import FedDU, FedDUDM, FedDUM, FedDUS, FedDUSM
-from lightning_fl.algorithms.fedkt import FedKT
+from lightning_fl.algorithms.feddumap.data_sharing import DataSharing
+from lightning_fl.algorithms.feddumap.fedap import FedAP, FedDUAP, FedDUMAP
+from lightning_fl.algorithms.feddumap.fedda import FedDA, FedDUDA
+from lightning_fl.algorithms.feddumap.feddf import FedDF
+from lightning_fl.algorithms.feddumap.feddu import FedDU, FedDUDM, FedDUM, FedDUS, FedDUSM
+from lightning_fl.algorithms.feddumap.fedkt import FedKT
+from lightning_fl.algorithms.feddumap.hrank import HRank
+from lightning_fl.algorithms.feddumap.hybrid_fl import HybridFL
+from lightning_fl.algorithms.feddumap.imc import IMC
+from lightning_fl.algorithms.feddumap.momentum import DeviceM, ServerM
+from lightning_fl.algorithms.feddumap.prunefl import PruneFL
 from lightning_fl.algorithms.fedldf import HDFL, FedADP, FedLDF, RandomLayers
 from lightning_fl.algorithms.fednova import FedNova
 from lightning_fl.algorithms.fedprox import FedProx
-from lightning_fl.algorithms.hrank import HRank
-from lightning_fl.algorithms.hybrid_fl import HybridFL
-from lightning_fl.algorithms.imc import IMC
-from lightning_fl.algorithms.momentum import DeviceM, ServerM
-from lightning_fl.algorithms.one_bit_adam import OneBitAdam
-from lightning_fl.algorithms.prunefl import PruneFL
 from lightning_fl.algorithms.scaffold import SCAFFOLD
 
 __all__ = [

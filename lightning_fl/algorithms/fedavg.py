@@ -7,7 +7,7 @@ server:    w ← w + Σ_k n_k Δ_k / Σ_k n_k                           aggregat
 
 from __future__ import annotations
 
-from lightning_fl.algorithms.base import Algorithm
+from lightning_fl.algorithms.algorithm import Algorithm
 
 
 class FedAvg(Algorithm):

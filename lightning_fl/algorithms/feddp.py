@@ -23,7 +23,7 @@ from lightning.pytorch import Callback, LightningModule
 from torch import nn
 
 from lightning_fl.aggregators import WeightedMean
-from lightning_fl.algorithms.base import Algorithm, mean_over_clients
+from lightning_fl.algorithms.algorithm import Algorithm, mean_over_clients
 from lightning_fl.callbacks import DynamicGates
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError, nearest, require

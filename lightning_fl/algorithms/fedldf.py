@@ -16,9 +16,9 @@ from __future__ import annotations
 from typing import Literal
 
 from lightning_fl.aggregators import MaskedMean
-from lightning_fl.algorithms.base import Algorithm
+from lightning_fl.algorithms.algorithm import Algorithm
 from lightning_fl.exchanges import DrawnClients, DrawnLayers, LayerDivergence, PrunedUnits
-from lightning_fl.groups import Groups
+from lightning_fl.vectors.layer_groups import Groups
 
 
 class FedLDF(Algorithm):

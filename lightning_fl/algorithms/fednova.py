@@ -14,7 +14,7 @@ of batch normalisation are averaged as FedAvg averages them. Where all clients m
 from __future__ import annotations
 
 from lightning_fl.aggregators import NormalisedMean
-from lightning_fl.algorithms.base import Algorithm
+from lightning_fl.algorithms.algorithm import Algorithm
 from lightning_fl.exchanges import WithSampleCount
 from lightning_fl.rules import Normalised
 

@@ -6,7 +6,7 @@ the rest is FedAvg
 
 from __future__ import annotations
 
-from lightning_fl.algorithms.base import Algorithm
+from lightning_fl.algorithms.algorithm import Algorithm
 from lightning_fl.rules import Proximal
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 from typing import Literal
 
 from lightning_fl.aggregators import WeightedMean
-from lightning_fl.algorithms.base import Algorithm
+from lightning_fl.algorithms.algorithm import Algorithm
 from lightning_fl.rules import ControlVariates
 from lightning_fl.steps import Apply, ControlUpdate
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State, compressible
-from lightning_fl.sparse import pack_positions, positions_bits, unpack_positions
+from lightning_fl.vectors.top_k import pack_positions, positions_bits, unpack_positions
 
 POSITIONS = "mask/changed"
 

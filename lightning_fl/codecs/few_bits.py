@@ -17,9 +17,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lightning_fl.bits import pack, unpack
 from lightning_fl.errors import UserError, nearest, require
 from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State, compressible
+from lightning_fl.vectors.bit_packing import pack, unpack
 
 Groups = Literal["tensor", "global"]
 SCALES = "scalars/scale/"

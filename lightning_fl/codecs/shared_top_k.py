@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lightning_fl.errors import UserError, nearest, require
 from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State, compressible
-from lightning_fl.sparse import (
+from lightning_fl.vectors.top_k import (
     IndexBits,
     check_index_bits,
     num_kept,

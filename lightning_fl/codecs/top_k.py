@@ -8,7 +8,7 @@ import torch
 
 from lightning_fl.errors import require
 from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State, compressible
-from lightning_fl.sparse import (
+from lightning_fl.vectors.top_k import (
     IndexBits,
     check_index_bits,
     num_kept,

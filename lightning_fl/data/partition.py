@@ -19,7 +19,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from lightning_fl.data.checks import check_whole, is_real
+from lightning_fl.checks import check_whole, is_real
 from lightning_fl.errors import UserError, require
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from lightning_fl.data.loaders import SampleLoader
-from lightning_fl.data.samples import Samples
+from lightning_fl.data.samples.loaders import SampleLoader
+from lightning_fl.data.samples.tensor_samples import Samples
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lightning_fl.groups import Group
-from lightning_fl.layer_choice import LayerChoice
+from lightning_fl.exchanges.base import LayerChoice
 from lightning_fl.slots import Channel, Result, Setting
+from lightning_fl.vectors.layer_groups import Group
 
 
 @dataclass(frozen=True)

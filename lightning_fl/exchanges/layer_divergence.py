@@ -9,9 +9,9 @@ from typing import Literal
 from torch import Tensor
 
 from lightning_fl.errors import nearest, require
-from lightning_fl.groups import Group, Groups, check_choice, norms, resolve
-from lightning_fl.layer_choice import LayerChoice
+from lightning_fl.exchanges.base import LayerChoice
 from lightning_fl.slots import Channel, Result, Setting
+from lightning_fl.vectors.layer_groups import Group, Groups, check_choice, norms, resolve
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 
 from lightning_fl.errors import nearest, require
-from lightning_fl.excerpt import Excerpt
-from lightning_fl.groups import Group, Groups, as_yaml, check_choice, resolve
 from lightning_fl.slots import Channel, Exchange, Result, Setting, Upload, is_finite
+from lightning_fl.vectors.layer_groups import Group, Groups, as_yaml, check_choice, resolve
+from lightning_fl.vectors.submodel import Excerpt
 
 SCORES = ("delta", "magnitude")
 

@@ -2,16 +2,16 @@
 federations.
 """
 
-from lightning_fl.pruning.curvature import trainable
+from lightning_fl.pruning.apply_plan import plans_of, prune
+from lightning_fl.pruning.curvature.products import trainable
+from lightning_fl.pruning.curvature.source_rate import RATE_MODES, SourceRate
+from lightning_fl.pruning.curvature.training_loss import TrainingLoss, check_curvature
 from lightning_fl.pruning.graph import plan_for, prunable_layers
 from lightning_fl.pruning.importance import feature_map_ranks, filter_magnitudes, filters_to_keep, lowest
 from lightning_fl.pruning.loading import Prunable, load_pruned, shrink, shrink_when_loading
 from lightning_fl.pruning.masks import Masks, apply_masks, forget_masks, hold_masks, largest, masks_of, prunable
 from lightning_fl.pruning.plan import Plan
 from lightning_fl.pruning.schedule import Schedule
-from lightning_fl.pruning.source_rate import RATE_MODES, SourceRate
-from lightning_fl.pruning.surgery import plans_of, prune
-from lightning_fl.pruning.training_loss import TrainingLoss, check_curvature
 
 __all__ = [
     "RATE_MODES",

@@ -23,8 +23,8 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lightning_fl.errors import UserError, nearest, require
+from lightning_fl.pruning.apply_plan import prune
 from lightning_fl.pruning.plan import Plan
-from lightning_fl.pruning.surgery import prune
 
 TOLERANCE = 1e-8
 """Relative difference, in float64, up to which two networks compute the same."""

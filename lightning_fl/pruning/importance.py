@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from lightning_fl.errors import UserError, require
-from lightning_fl.modes import evaluating
+from lightning_fl.evaluation_mode import evaluating
 from lightning_fl.rounding import share_of
 
 Scores = Mapping[str, Tensor]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 
-from lightning_fl.pruning.surgery import PLANS, plans_of, replace_data, tell_shape
+from lightning_fl.pruning.apply_plan import PLANS, plans_of, replace_data, tell_shape
 
 Module = TypeVar("Module", bound=nn.Module)
 

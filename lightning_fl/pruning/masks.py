@@ -1,6 +1,6 @@
 """Masks: which numbers of a network stay, those of largest magnitude, while all others are 0 and remain so.
 
-A mask changes neither shapes nor multiply-accumulates of a network, unlike the cut of `lightning_fl.pruning.surgery`.
+A mask changes neither shapes nor multiply-accumulates of a network, unlike the cut of `lightning_fl.pruning.apply_plan`.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from lightning_fl.errors import UserError, nearest
+from lightning_fl.outputs.run_folder import require_writable
 from lightning_fl.report import tables
 from lightning_fl.report.comparison import Group, Metric, group_runs
 from lightning_fl.report.document import Picture, Section, to_html, to_markdown
@@ -16,7 +17,6 @@ from lightning_fl.report.published import PublishedTable, read_published
 from lightning_fl.report.records import read_run, require_same_data
 from lightning_fl.report.remarks import remarks
 from lightning_fl.report.smoothing import ORDER, WINDOW
-from lightning_fl.run_folder import require_writable
 
 
 def _how(metric: Metric) -> str:

@@ -10,8 +10,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from lightning_fl.drawing import COLOURS, STYLE, line_style
-from lightning_fl.quantities import SECONDS, unit_of
+from lightning_fl.outputs.figures import COLOURS, STYLE, line_style
+from lightning_fl.outputs.units import SECONDS, unit_of
 from lightning_fl.report.comparison import Group, Metric
 from lightning_fl.slots import KINDS
 

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import yaml
 
-from lightning_fl import checkpoint
 from lightning_fl.errors import UserError, nearest, require
-from lightning_fl.persistence import CONFIG, HPARAMS, LAST, METRICS
+from lightning_fl.outputs import checkpoint_file as checkpoint
 from lightning_fl.report.smoothing import Floats
+from lightning_fl.trainer.checkpointing import CONFIG, HPARAMS, LAST, METRICS
 
 Bits = dict[str, dict[str, int]]
 """By direction (`up`, `down`) and kind."""

@@ -9,7 +9,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
-from lightning_fl.quantities import BYTES, SECONDS, decimals, magnitude, significant, unit_of
+from lightning_fl.outputs.units import BYTES, SECONDS, decimals, magnitude, significant, unit_of
 from lightning_fl.report.comparison import Group, Metric, mean_and_spread
 from lightning_fl.report.document import Table
 from lightning_fl.report.labels import SEEDS, differing, is_of_method, setting, shown, telling

@@ -4,19 +4,19 @@ A part is a frozen dataclass of hyper-parameters. It holds no tensor, module or 
 `Run` alone. Every method of the base classes is the identity, or as near to it as the slot allows, so that a method states
 only what is special about it.
 
-Tensors are flat: `d` trainable parameters are one vector (d,), see `lightning_fl.tree`. A message is a dict of such vectors
-under names `kind` or `kind/name`, whose kind (`KINDS`) is the line of the ledger that books it: `model`, `moments/control`.
-In an upload every vector is a delta: client minus server.
+Tensors are flat: `d` trainable parameters are one vector (d,), see `lightning_fl.vectors.layout`. A message is a dict of such
+vectors under names `kind` or `kind/name`, whose kind (`KINDS`) is the line of the ledger that books it: `model`,
+`moments/control`. In an upload every vector is a delta: client minus server.
 """
 
 from lightning_fl.slots.aggregator import Aggregator
 from lightning_fl.slots.codec import Codec, Packed, Payload
 from lightning_fl.slots.exchange import Channel, Exchange, Result, Upload
 from lightning_fl.slots.message import KINDS, MEAN_GRADIENT, Message, State, compressible, is_finite, kind_of
+from lightning_fl.slots.pruning_turn import Surgery
 from lightning_fl.slots.rule import LocalTraining, Rule
 from lightning_fl.slots.setting import Setting
 from lightning_fl.slots.step import Learner, Server, ServerTraining, ServerTurn, SetUp, Step
-from lightning_fl.slots.surgery import Surgery
 from lightning_fl.slots.validation import Validation
 
 __all__ = [

@@ -14,7 +14,7 @@ from lightning_fl.slots.message import Message, State
 from lightning_fl.slots.setting import Setting
 
 if TYPE_CHECKING:
-    from lightning_fl.excerpt import Excerpt
+    from lightning_fl.vectors.submodel import Excerpt
 
 T = TypeVar("T")
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lightning_fl.groups import Group
-from lightning_fl.tree import Layout
+from lightning_fl.vectors.layer_groups import Group
+from lightning_fl.vectors.layout import Layout
 
 if TYPE_CHECKING:
-    from lightning_fl.excerpt import Excerpt
+    from lightning_fl.vectors.submodel import Excerpt
 
 
 @dataclass(frozen=True)

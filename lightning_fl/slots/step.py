@@ -18,7 +18,7 @@ from lightning_fl.slots.setting import Setting
 
 if TYPE_CHECKING:
     from lightning_fl.data import FederatedDataModule
-    from lightning_fl.data.samples import Selection
+    from lightning_fl.data.samples.tensor_samples import Selection
 
 
 @dataclass
@@ -37,7 +37,7 @@ class ServerTraining:
 
 
 class Server(Protocol):
-    """What the server can do with samples of its own, see `lightning_fl.server`.
+    """What the server can do with samples of its own, see `lightning_fl.server.server_side`.
 
     Attributes:
         num_samples: samples the server holds, n_0; 0 if it has none.
@@ -106,7 +106,7 @@ class Server(Protocol):
 
 
 class Learner(Protocol):
-    """The module as a classifier that a method trains before the first round, see `lightning_fl.learner`.
+    """The module as a classifier that a method trains before the first round, see `lightning_fl.server.pretraining`.
 
     A model is a message of `model` (d,) and `buffers` (d_b,), whole, no delta.
     """

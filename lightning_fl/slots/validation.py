@@ -10,7 +10,7 @@ from lightning_fl.slots.setting import Setting
 
 
 class Validation(Protocol):
-    """A validation or test of the server's model, see `lightning_fl.validation`.
+    """A validation or test of the server's model, see `lightning_fl.server.validation`.
 
     Attributes:
         setting: of the run, or None outside of one.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lightning_fl.errors import require
-from lightning_fl.excerpt import through
 from lightning_fl.slots import Codec, Message, ServerTurn, State, Step
+from lightning_fl.vectors.submodel import through
 
 CHANGE = "model/change"
 

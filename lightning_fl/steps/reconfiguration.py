@@ -9,7 +9,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor
 
 from lightning_fl.errors import UserError, require
-from lightning_fl.pruning.reconfiguration import fastest, smallest_kept
+from lightning_fl.pruning.prunefl_mask import fastest, smallest_kept
 from lightning_fl.rounding import share_of
 from lightning_fl.slots import Rule, Server, ServerTurn, Setting, SetUp, State, Step
 

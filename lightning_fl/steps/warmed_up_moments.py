@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lightning_fl.excerpt import through
 from lightning_fl.slots import Codec, Message, ServerTurn, State, Step
+from lightning_fl.vectors.submodel import through
 
 MOMENTUM = "moments/momentum"
 

@@ -14,7 +14,7 @@ from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.algorithms import FedAdamSSM
 from lightning_fl.callbacks import CommunicationMeter, TargetReached
 from lightning_fl.data import Arrays
-from lightning_fl.metrics_file import read_rows
+from lightning_fl.outputs.metrics_csv import read_rows
 
 D = 4 * 1 + 1
 

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 
 from lightning_fl.data import DatasetSamples, Normalize, Samples, TensorSamples, crop_and_flip
-from lightning_fl.data.dataset_samples import dataset_labels, samples_of
+from lightning_fl.data.samples.dataset_samples import dataset_labels, samples_of
 from lightning_fl.errors import UserError
 
 CPU = torch.device("cpu")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_fl.quantities import in_bytes, significant
+from lightning_fl.outputs.units import in_bytes, significant
 from lightning_fl.report.comparison import mean_and_spread
 from lightning_fl.report.document import Table
 from lightning_fl.report.tables import Column, table

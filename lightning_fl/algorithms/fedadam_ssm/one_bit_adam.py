@@ -1,0 +1,83 @@
+"""1-bit Adam: Tang et al., 1-bit Adam: Communication Efficient Large-Scale Training with Adam's Convergence Speed, ICML 2021.
+
+first T_w rounds: FedAdam, 3 · 32 · d bits each way; then V is fixed, and
+
+client k:  m ← β₁m + (1 − β₁)g;  y ← y − η m / √(V + ε), L steps   rule: WarmedUpAdam
+           z = u + e;  upload C(z) = s · sgn(z);  e ← z − C(z)     codec: ErrorFeedback of OneBit
+server:    y = Σ p C(z) + ē;  M ← C(y);  ē ← y − M                 aggregator: WeightedMean, step: WarmedUpMoments
+           w ← w − η L M / √(V + ε)
+           broadcast M; clients that hold w and V make w too       codec: Followed
+
+The paper's method has one step to a round, L = 1, where u = m. For more, u is the mean momentum of the L steps and the server
+goes L times as far. The authors put ε outside the root; here it is inside in both phases. The broadcast of round T_w still
+brings all of (w, M, V), so that clients start the second phase from what the first one ended with.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+
+from lightning_fl.aggregators import WeightedMean
+from lightning_fl.algorithms.algorithm import Algorithm
+from lightning_fl.codecs import ErrorFeedback, Followed, OneBit
+from lightning_fl.errors import require
+from lightning_fl.rules import WarmedUpAdam
+from lightning_fl.slots import Server, Setting
+from lightning_fl.steps import WarmedUpMoments
+
+MOMENTUM = "moments/momentum"
+
+
+class OneBitAdam(Algorithm):
+    """FedAdam for a while, then momentum in one bit a number, both ways, with error feedback on both sides."""
+
+    def __init__(
+        self,
+        warmup: int | float = 0.2,
+        scale: Literal["l2", "l1"] = "l2",
+        groups: Literal["tensor", "global"] = "tensor",
+        momentum_mask: bool = True,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-6,
+        weighting: Literal["samples", "uniform"] = "samples",
+    ) -> None:
+        """Fill all slots but the exchange.
+
+        Args:
+            warmup: T_w, the rounds of FedAdam: a count of at least 1, or a fraction of the run's rounds. Give a count to a run
+                that may be made longer later.
+            scale: s = ‖z‖₂ / √n (`l2`), the authors', or ‖z‖₁ / n (`l1`), which is never further from z than zero is.
+            groups: Numbers z that share a scale: each `tensor` of the model, or `global`.
+            momentum_mask: Leave coordinates alone that had no gradient in the warm-up.
+            beta1: β₁ in [0, 1), of the first moment.
+            beta2: β₂ in [0, 1), of the second moment.
+            epsilon: ε > 0, inside the root.
+            weighting: Average by `samples`, or with `uniform` weights.
+        """
+        whole = isinstance(warmup, int) and not isinstance(warmup, bool)
+        require(
+            warmup >= 1 if whole else 0 < warmup <= 1,
+            f"warmup is a count of rounds of at least 1, or a fraction of the run in (0, 1], got {warmup}: "
+            "without any there is no second moment to scale by.",
+        )
+        self.warmup = warmup
+        codec = OneBit(scale, groups, names=(MOMENTUM,), known=("scalars/learning_rate",))
+        super().__init__(
+            rule=WarmedUpAdam(beta1, beta2, epsilon, warmup, momentum_mask),
+            uplink=ErrorFeedback(codec),
+            downlink=Followed(codec, MOMENTUM),
+            aggregator=WeightedMean(weighting),
+            steps=(WarmedUpMoments(codec, epsilon, warmup, momentum_mask),),
+        )
+
+    def check(self, setting: Setting, server: Server, cohort_size: int) -> None:
+        """Warn where the run ends before the second phase, too."""
+        super().check(setting, server, cohort_size)
+        if isinstance(self.warmup, int) and self.warmup > setting.num_rounds:
+            rank_zero_warn(
+                f"the warm-up of OneBitAdam takes {self.warmup} rounds and the run has {setting.num_rounds}: "
+                "nothing will be compressed."
+            )

@@ -1,0 +1,56 @@
+"""Data sharing: Zhao et al., Federated Learning with Non-IID Data, 2018, as FedDUMAP (Liu et al., ACM TIST 2024) has it.
+
+before the first round: every client receives min(n_0, cap · Σ_k n_k) of the server's samples, drawn at random
+client k:  trains on its own samples and those; n_k is the number of both
+the rest is FedAvg
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+
+from lightning_fl.algorithms.algorithm import Algorithm
+from lightning_fl.data import FederatedDataModule
+from lightning_fl.errors import require
+from lightning_fl.rounding import share_of
+from lightning_fl.slots import SetUp
+
+
+class DataSharing(Algorithm):
+    """FedAvg whose clients also train on samples of the server."""
+
+    def __init__(self, cap: float = 0.05, warmup_epochs: int = 0) -> None:
+        """Keep FedAvg's parts.
+
+        Args:
+            cap: The most that a client receives, as a share of all clients' samples, in (0, 1].
+            warmup_epochs: Epochs of the initial model on the server's samples before the first round.
+        """
+        require(0 < cap <= 1, f"cap is the most that a client receives and must lie in (0, 1], got {cap}.")
+        require(warmup_epochs >= 0, f"warmup_epochs must be at least 0, got {warmup_epochs}.")
+        super().__init__()
+        self.cap = cap
+        self.warmup_epochs = warmup_epochs
+
+    def arrange(self, data: FederatedDataModule) -> FederatedDataModule:
+        """Give every client its part of the server's samples."""
+        num_server = len(data.server_indices)
+        if not num_server:
+            rank_zero_warn("DataSharing has no server data to share, so it is FedAvg: give --data.server_fraction.")
+            return data
+        return data.share(min(num_server, share_of(self.cap, int(data.client_sizes.sum()))))
+
+    def prepare(self, turn: SetUp) -> None:
+        """Send the samples, as bytes where they are stored so, and warm the model up."""
+        data = turn.data
+        for client, held in enumerate(data.client_indices):
+            received = held[np.isin(held, data.server_indices)]
+            if len(received):
+                turn.channel.down(client, {f"data/{part}": x for part, x in enumerate(data.train.stored(received))})
+        if self.warmup_epochs and turn.server.num_samples:
+            trained = turn.server.train(
+                {"model": turn.params, "buffers": turn.buffers}, epochs=self.warmup_epochs
+            ).message
+            turn.params = turn.params + trained["model"]
+            turn.buffers = turn.buffers + trained.get("buffers", 0)

@@ -1,0 +1,143 @@
+"""FedAP, FedDUAP and FedDUMAP: Liu et al., Efficient Federated Learning Using Dynamic Update and Adaptive Pruning with Momentum
+on Shared Server Data, ACM TIST 2024.
+
+before round T, once:  the server and all clients tell p*_k, at which their loss would let the model be pruned
+                       p* = Σ_k a_k p*_k / Σ_k a_k,  a_k = n_k / (D(P_k) + ε)
+                       filters of low rank go, of each layer as many as the magnitudes of its weights say
+                                                                                callback: AdaptivePruning
+then a usual round;    FedAP is FedAvg with it, FedDUAP FedDU, FedDUMAP FedDUM (momentum of the server is cut as the model is)
+
+What crosses because of it is booked in round T: q·d down to each client that is asked, who needs the model as it was (to those
+that train in this round only what the pruned model lacks, which they receive anyway); q up from each; one bit for each filter
+down to all. Where the server has no samples, a client ranks the feature maps, q up for each filter. From then on models have d'
+numbers.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from lightning.pytorch import Callback
+
+from lightning_fl.algorithms.algorithm import Algorithm
+from lightning_fl.callbacks import AdaptivePruning
+from lightning_fl.rules import RestartedMomentum
+from lightning_fl.steps import Apply, DynamicServerUpdate, Momentum
+
+
+class AdaptivelyPruned(Algorithm):
+    """Any slots, and FedAP's pruning once.
+
+    Attributes:
+        pruning: the callback.
+    """
+
+    pruning: AdaptivePruning
+
+    def configure_callbacks(self) -> list[Callback]:
+        """The pruning."""
+        return [self.pruning]
+
+
+class FedAP(AdaptivelyPruned):
+    """FedAvg, and a structured pruning whose rate all sources of data decide."""
+
+    def __init__(
+        self,
+        prune_round: int = 30,
+        rate_mode: Literal["slq_plateau", "gap", "fixed"] = "slq_plateau",
+        rate: float | None = None,
+        epsilon: float = 1e-4,
+        max_sources: int | None = None,
+        curvature: Literal["hessian", "ggn"] = "hessian",
+    ) -> None:
+        """Prepare the pruning.
+
+        Args:
+            prune_round: Round T, from 0, before whose training the model is pruned.
+            rate_mode: How a source finds its rate: slq_plateau (the authors' code), gap (the paper's rule), or fixed.
+            rate: The rate p* in [0, 1) for fixed; 0 is FedAvg.
+            epsilon: ε > 0 in the weights of the sources.
+            max_sources: Ask only so many sources, drawn at random; all if not given.
+            curvature: hessian, or ggn for the generalised Gauss-Newton matrix.
+        """
+        super().__init__()
+        self.pruning = AdaptivePruning(prune_round, None, rate_mode, rate, max_sources, curvature, epsilon)
+
+
+class FedDUAP(AdaptivelyPruned):
+    """FedDU with FedAP's pruning."""
+
+    def __init__(
+        self,
+        C: float = 1.0,  # noqa: N803 -- the paper's name
+        decay: float = 0.99,
+        f: Literal["one_minus", "inverse"] = "one_minus",
+        alpha_max: float | None = None,
+        prune_round: int = 30,
+        rate_mode: Literal["slq_plateau", "gap", "fixed"] = "slq_plateau",
+        rate: float | None = None,
+        epsilon: float = 1e-4,
+        max_sources: int | None = None,
+        curvature: Literal["hessian", "ggn"] = "hessian",
+    ) -> None:
+        """Fill the step slot and prepare the pruning.
+
+        Args:
+            C: Scale C ≥ 0 of the server's update; 0 is FedAP.
+            decay: Factor of the update from round to round, in (0, 1].
+            f: How the update falls with the accuracy: one_minus for 1 − acc, inverse for 1 / (acc + 0.01).
+            alpha_max: Bound of the update's share α; 1 for inverse if not given.
+            prune_round: Round T, from 0, before whose training the model is pruned.
+            rate_mode: How a source finds its rate: slq_plateau (the authors' code), gap (the paper's rule), or fixed.
+            rate: The rate p* in [0, 1) for fixed; 0 is FedDU.
+            epsilon: ε > 0 in the weights of the sources.
+            max_sources: Ask only so many sources, drawn at random; all if not given.
+            curvature: hessian, or ggn for the generalised Gauss-Newton matrix.
+        """
+        super().__init__(steps=(Apply(), DynamicServerUpdate(C=C, decay=decay, f=f, alpha_max=alpha_max)))
+        self.pruning = AdaptivePruning(prune_round, None, rate_mode, rate, max_sources, curvature, epsilon)
+
+
+class FedDUMAP(AdaptivelyPruned):
+    """FedDUM with FedAP's pruning."""
+
+    def __init__(
+        self,
+        beta: float = 0.3,
+        local_beta: float = 0.9,
+        server_learning_rate: float = 1.0,
+        momentum_init: Literal["zero", "first"] = "zero",
+        C: float = 1.0,  # noqa: N803
+        decay: float = 0.99,
+        f: Literal["one_minus", "inverse"] = "one_minus",
+        alpha_max: float | None = None,
+        prune_round: int = 30,
+        rate_mode: Literal["slq_plateau", "gap", "fixed"] = "slq_plateau",
+        rate: float | None = None,
+        epsilon: float = 1e-4,
+        max_sources: int | None = None,
+        curvature: Literal["hessian", "ggn"] = "hessian",
+    ) -> None:
+        """Fill rule and steps and prepare the pruning.
+
+        Args:
+            beta: Momentum β of the server, in [0, 1).
+            local_beta: Momentum β' of the clients, in [0, 1); with both 0 and server_learning_rate 1 it is FedDUAP.
+            server_learning_rate: η_g > 0.
+            momentum_init: Start from m = 0 (`zero`) or from the first round's change (`first`).
+            C: Scale C ≥ 0 of the server's update.
+            decay: Factor of the update from round to round, in (0, 1].
+            f: How the update falls with the accuracy: one_minus for 1 − acc, inverse for 1 / (acc + 0.01).
+            alpha_max: Bound of the update's share α; 1 for inverse if not given.
+            prune_round: Round T, from 0, before whose training the model is pruned.
+            rate_mode: How a source finds its rate: slq_plateau (the authors' code), gap (the paper's rule), or fixed.
+            rate: The rate p* in [0, 1) for fixed; 0 is FedDUM.
+            epsilon: ε > 0 in the weights of the sources.
+            max_sources: Ask only so many sources, drawn at random; all if not given.
+            curvature: hessian, or ggn for the generalised Gauss-Newton matrix.
+        """
+        update = DynamicServerUpdate(C=C, decay=decay, f=f, alpha_max=alpha_max)
+        momentum = Momentum(beta=beta, learning_rate=server_learning_rate, init_with=momentum_init)
+        super().__init__(rule=RestartedMomentum(beta=local_beta), steps=(Apply(), update, momentum))
+        self.pruning = AdaptivePruning(prune_round, None, rate_mode, rate, max_sources, curvature, epsilon)

@@ -1,0 +1,65 @@
+"""FedDA: Jin et al., Accelerated Federated Learning with Decoupled Adaptive Optimization, ICML 2022, with SGD and momentum; and
+FedDUDA: Liu et al., FedDUMAP, ACM TIST 2024.
+
+client k:  v = m;  v ← βv + (1 − β)g;  y ← y − ηv;  sends y − w, v − m         rule: DecoupledMomentum
+           g on a minibatch, in the last r rounds on all samples of the client
+server:    w ← w + Σ_k n_k (y_k − w) / Σ_k n_k                                   step: Apply
+           m ← Σ_k n_k v_k / Σ_k n_k, sent down with w                           step: SharedMomentum
+FedDUDA    in between, with w_s, v_s of the same training on the server's samples:
+           w ← w + α (w_s − w);  m ← m + α (v_s − m)                             step: DynamicServerUpdate
+Twice FedAvg's bits in both directions. The paper's full text was not at hand for the local rule: see `DecoupledMomentum`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from lightning_fl.algorithms.algorithm import Algorithm
+from lightning_fl.rules import DecoupledMomentum
+from lightning_fl.steps import Apply, DynamicServerUpdate, SharedMomentum
+
+
+class FedDA(Algorithm):
+    """The momentum is the federation's: clients go on with it and send it back."""
+
+    def __init__(
+        self, beta: float = 0.9, variant: Literal["evolving", "frozen"] = "evolving", full_batch_last: int = 0
+    ) -> None:
+        """Fill rule and steps.
+
+        Args:
+            beta: Momentum β in [0, 1); 0 is FedAvg.
+            variant: Whether the momentum moves with the local steps (evolving) or stays the federation's (frozen).
+            full_batch_last: In so many last rounds of max_rounds, r, every local step takes the gradient on all samples of the
+                client; there are as many steps, each as long as a pass. A finished run that goes on has such rounds again.
+        """
+        super().__init__(rule=DecoupledMomentum(beta, variant, full_batch_last), steps=(Apply(), SharedMomentum()))
+
+
+class FedDUDA(Algorithm):
+    """FedDU on top of FedDA: the server trains with the federation's momentum too."""
+
+    def __init__(
+        self,
+        beta: float = 0.9,
+        variant: Literal["evolving", "frozen"] = "evolving",
+        C: float = 1.0,  # noqa: N803 -- the paper's name
+        decay: float = 0.99,
+        f: Literal["one_minus", "inverse"] = "one_minus",
+        alpha_max: float | None = None,
+        full_batch_last: int = 0,
+    ) -> None:
+        """Fill rule and steps.
+
+        Args:
+            beta: Momentum β in [0, 1); 0 is FedDU.
+            variant: Whether the momentum moves with the local steps (evolving) or stays the federation's (frozen).
+            C: Scale C ≥ 0 of the server's update; 0 is FedDA.
+            decay: Factor of the update from round to round, in (0, 1].
+            f: How the update falls with the accuracy: one_minus for 1 − acc, inverse for 1 / (acc + 0.01).
+            alpha_max: Bound of the update's share α; 1 for inverse if not given.
+            full_batch_last: In so many last rounds clients and server take the gradient on all of their samples in every step.
+        """
+        rule = DecoupledMomentum(beta, variant, full_batch_last)
+        update = DynamicServerUpdate(C=C, decay=decay, f=f, alpha_max=alpha_max, rule=rule)
+        super().__init__(rule=rule, steps=(Apply(), update, SharedMomentum()))

@@ -1,0 +1,51 @@
+"""FedDF: Lin et al., Ensemble Distillation for Robust Model Fusion in Federated Learning, NeurIPS 2020.
+
+server:    w_h ← w + Σ_k n_k Δ_k / Σ_k n_k; the clients' models are kept         aggregator: Members of WeightedMean, step: Apply
+           w ← w_h after Adam on KL(softmax(mean of the clients' logits) ‖ softmax(student's logits)),
+           on the inputs of the server's samples                                 step: Distillation
+the rest is FedAvg
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from lightning_fl.aggregators import Members, WeightedMean
+from lightning_fl.algorithms.algorithm import Algorithm
+from lightning_fl.steps import Apply, Distillation
+
+
+class FedDF(Algorithm):
+    """FedAvg, and then the average model learns from the clients' models on the server's inputs."""
+
+    def __init__(
+        self,
+        max_steps: int = 200,
+        batch_size: int = 128,
+        learning_rate: float = 1e-3,
+        temperature: float = 1.0,
+        average: Literal["logits", "probs"] = "logits",
+        val_fraction: float = 0.1,
+        freeze_batch_norm: bool = False,
+    ) -> None:
+        """Fill aggregator and steps.
+
+        Args:
+            max_steps: Steps of the distillation in a round, at least 0; 0 is FedAvg, the paper makes up to 10,000.
+            batch_size: Of the distillation.
+            learning_rate: Of its Adam, falling to 0 along a cosine.
+            temperature: Softens the logits, above 0.
+            average: Whether the clients' logits are averaged, or their probs.
+            val_fraction: Share of the server's samples held out to choose the best of the models on the way.
+            freeze_batch_norm: Keep the statistics of batch normalisation as averaged.
+        """
+        distillation = Distillation(
+            max_steps=max_steps,
+            batch_size=batch_size,
+            learning_rate=learning_rate,
+            temperature=temperature,
+            average=average,
+            val_fraction=val_fraction,
+            freeze_batch_norm=freeze_batch_norm,
+        )
+        super().__init__(aggregator=Members(WeightedMean()), steps=(Apply(), distillation))

@@ -1,0 +1,177 @@
+"""FedKT: Li et al., Practical One-Shot Federated Learning for Cross-Silo Setting, IJCAI 2021, without noise for privacy.
+
+before the first round the server's inputs X go to every client, and
+client k:  s times: shuffles its samples and cuts them into t parts; a teacher learns from each part;
+           X gets the labels that most teachers give; a student learns X with these labels
+           uploads the s students
+server:    X gets the labels with the most votes of all clients: s of a client whose students agree, none if they do not
+           (`consistent`; else one of each student); samples without a vote are left out; the final model learns the rest
+mode       one_shot: that is all.  init_fedavg: FedAvg goes on from the final model, as in `fedkt_fedavg` of the authors' code
+
+All learn with Adam on the cross-entropy of hard labels. Of classes with equally many votes the smallest wins. With t = 1 there is
+nothing to vote on among the teachers: as in the authors' code they go up themselves, and X stays at the server. Their code draws
+new weights for each model; here all start from the run's initial model, which any client can make from the seed and which keeps
+what a network was pretrained for, and differ by their samples and order.
+
+Bits: 8·C·H·W·n_0 down for images in bytes and s·q·d up (with float buffers) for each client, booked as set-up.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from torch import Tensor
+
+from lightning_fl.algorithms.algorithm import Algorithm
+from lightning_fl.data.samples.tensor_samples import Selection
+from lightning_fl.errors import UserError, nearest, require
+from lightning_fl.slots import Message, Server, Setting, SetUp, is_finite
+
+MODES = ("one_shot", "init_fedavg")
+PRESETS = {"paper": (2, 5, 100), "light": (1, 2, 20)}
+"""s, t and epochs."""
+
+
+class FedKT(Algorithm):
+    """Clients' students vote on labels for the server's inputs, from which the model learns before FedAvg begins."""
+
+    def __init__(
+        self,
+        mode: Literal["one_shot", "init_fedavg"] = "init_fedavg",
+        preset: Literal["paper", "light"] = "paper",
+        s: int | None = None,
+        t: int | None = None,
+        epochs: int | None = None,
+        learning_rate: float = 1e-3,
+        batch_size: int = 64,
+        consistent: bool = True,
+    ) -> None:
+        """Keep FedAvg's parts.
+
+        Args:
+            mode: Go on with FedAvg (init_fedavg), or stop after one round in which nobody trains (one_shot).
+            preset: Values of s, t and epochs that are not given: paper has 2, 5 and 100, light 1, 2 and 20.
+            s: Students of a client, at least 1.
+            t: Teachers of a student, at least 1; 1 sends the teachers themselves.
+            epochs: Passes of every training, at least 1.
+            learning_rate: Of Adam, above 0.
+            batch_size: Of these trainings, at least 1.
+            consistent: Count a client's votes only where its students agree.
+        """
+        require(mode in MODES, f"mode {mode!r} is unknown; {nearest(str(mode), MODES)}.")
+        require(preset in PRESETS, f"preset {preset!r} is unknown; {nearest(str(preset), PRESETS)}.")
+        given = (s, t, epochs)
+        s, t, epochs = (own if value is None else value for value, own in zip(given, PRESETS[preset], strict=True))
+        for name, value in {"s": s, "t": t, "epochs": epochs, "batch_size": batch_size}.items():
+            require(value >= 1, f"{name} of FedKT must be at least 1, got {value}.")
+        require(learning_rate > 0, f"learning_rate of FedKT must be positive, got {learning_rate}.")
+        super().__init__()
+        self.trains_in_rounds = mode == "init_fedavg"
+        self.s = s
+        self.t = t
+        self.epochs = epochs
+        self.learning_rate = learning_rate
+        self.batch_size = batch_size
+        self.consistent = consistent
+
+    def check(self, setting: Setting, server: Server, cohort_size: int) -> None:
+        """There must be server data and classes, and the module must give logits."""
+        super().check(setting, server, cohort_size)
+        server.require_samples()
+        if not server.has_labels:
+            raise UserError(
+                "FedKT's teachers learn classes, which these data do not give (in targets, labels or tensors[1])."
+            )
+        server.try_logits()
+
+    def prepare(self, turn: SetUp) -> None:
+        """All of the method but FedAvg's rounds."""
+        data, smallest = turn.data, int(turn.data.client_sizes[turn.data.client_sizes > 0].min())
+        if smallest < self.t:
+            rank_zero_warn(
+                f"t={self.t} teachers of a student need as many samples; a client that has fewer, such as {smallest}, trains "
+                "one on each."
+            )
+        public = data.train.select(data.server_indices)
+        votes = turn.learner.sum_over_clients(lambda client: self._votes_of(client, turn, public))
+        labelled = (votes.sum(1) > 0).numpy() if votes.dim() else np.zeros(len(public), dtype=bool)
+        rank_zero_info(
+            f"FedKT: the clients' votes give {labelled.sum():,} of the server's {len(public):,} inputs a label."
+        )
+        if not labelled.any():
+            rank_zero_warn("no input of the server got a vote, so FedKT leaves the initial model as it is.")
+            return
+        chosen = data.train.select(data.server_indices[labelled])
+        random = np.random.default_rng(turn.server.seed)
+        final = self._train(turn, chosen, votes[labelled].argmax(1), random)
+        if is_finite(final):
+            turn.params, turn.buffers = final["model"], final["buffers"]
+
+    def _votes_of(self, client: int, turn: SetUp, public: Selection) -> Tensor:
+        """Train a client's students and send them; returns how it votes (n_0, C), none if a student is not finite."""
+        data, learner, random = turn.data, turn.learner, turn.channel.random(client)
+        held, initial = data.client_indices[client], {"model": turn.params, "buffers": turn.buffers}
+        if self.t > 1:
+            turn.channel.down(client, {"data/inputs": data.train.stored(data.server_indices)[0]})
+        ballots = []
+        for _ in range(self.s):
+            order = random.permutation(held)
+            student, teachers = initial, []
+            for part in np.array_split(order, min(self.t, len(order))):
+                assert data.train.labels is not None
+                labels = torch.from_numpy(data.train.labels[part])
+                student = self._train(turn, data.train.select(part), labels, random)
+                if self.t > 1:
+                    teachers.append(learner.votes(student, public))
+            if self.t > 1:
+                student = self._train(turn, public, torch.stack(teachers).sum(0).argmax(1), random)
+            delta = {name: x - initial[name] for name, x in student.items() if len(x)}
+            seen = turn.channel.up(client, delta)
+            if is_finite(seen):
+                ballots.append(learner.votes({name: x + seen.get(name, 0) for name, x in initial.items()}, public))
+        if len(ballots) < self.s:
+            rank_zero_warn(f"a student of client {client} is not finite, so its votes do not count.")
+            return torch.zeros((), dtype=torch.int64)
+        return tally(torch.stack(ballots), self.consistent)
+
+    def _train(self, turn: SetUp, samples: Selection, labels: Tensor, random: np.random.Generator) -> Message:
+        start = {"model": turn.params, "buffers": turn.buffers}
+        return turn.learner.train(start, samples, labels, self.epochs, self.batch_size, self.learning_rate, random)
+
+    def configure_callbacks(self) -> list[Callback]:
+        """With one_shot the one that ends the run."""
+        return [] if self.trains_in_rounds else [OneRound()]
+
+
+def tally(ballots: Tensor, consistent: bool) -> Tensor:
+    """A client's votes from those of its s students.
+
+    Args:
+        ballots: (s, m, C), a one in every row.
+        consistent: leave samples out on which the students differ.
+
+    Returns:
+        (m, C), how many votes each class gets.
+
+    >>> students = torch.tensor([[[1, 0], [0, 1]], [[1, 0], [1, 0]]])
+    >>> tally(students, consistent=True).tolist(), tally(students, consistent=False).tolist()
+    ([[2, 0], [0, 0]], [[2, 0], [1, 1]])
+    """
+    votes = ballots.sum(0)
+    return votes * (votes == len(ballots)) if consistent else votes
+
+
+class OneRound(Callback):
+    """Makes the first round the last."""
+
+    def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
+        """A run that goes on has had it."""
+        trainer.should_stop = trainer.should_stop or trainer.run.round > 0
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
+        """The round under way is the last."""
+        trainer.should_stop = True

@@ -1,0 +1,19 @@
+"""Hybrid-FL: Yoshida et al., Hybrid-FL for Wireless Networks, ICC 2020, as FedDUMAP (Liu et al., ACM TIST 2024) has it.
+
+server:    w_s ← w after E local epochs on the server's n_0 samples
+           w ← (Σ_k n_k w_k + n_0 w_s) / (Σ_k n_k + n_0)                         steps: Apply, ServerAsClient
+the rest is FedAvg. The original also schedules clients by their channels and takes samples from some of them.
+"""
+
+from __future__ import annotations
+
+from lightning_fl.algorithms.algorithm import Algorithm
+from lightning_fl.steps import Apply, ServerAsClient
+
+
+class HybridFL(Algorithm):
+    """FedAvg in which the server takes part as one more client."""
+
+    def __init__(self) -> None:
+        """Fill the step slot."""
+        super().__init__(steps=(Apply(), ServerAsClient()))

@@ -1,0 +1,85 @@
+"""Momentum on one side: the baselines ServerM and DeviceM of FedDUMAP (Liu et al., ACM TIST 2024).
+
+ServerM    Δ = Σ_k n_k Δ_k / Σ_k n_k;  m ← βm + (1 − β)Δ;  w ← w + η_g m      steps: Apply, Momentum (or Yogi)
+DeviceM    v ← βv + (1 − β)g;  y ← y − ηv;  v = 0 at the start of a round      rule: RestartedMomentum
+the rest is FedAvg; neither sends anything more
+
+The paper cites Yogi (Reddi et al., NeurIPS 2018) for the first and Mime (Karimireddy et al., 2021) for the second, but describes
+these. The cited ones are variants: DeviceM's `mime_lite` is
+client k:  y ← y − η(βm + (1 − β)g);  sends y − w and ∇F_k(w)                  rule: FrozenMomentum
+server:    m ← βm + (1 − β) Σ_k n_k ∇F_k(w) / Σ_k n_k, sent down with w        step: GradientMomentum
+and costs twice FedAvg's bits in both directions. `mime`, the whole of it, has in place of g
+client k:  g(y) − g(w; the same minibatch) + c,  c = Σ_k n_k ∇F_k(w) / Σ_k n_k     rule: CorrectedMomentum
+with c of the same clients in the same round. So there are two turns: w and m down, ∇F_k(w) up; c down, y − w up. That is three
+times FedAvg's bits down and twice up, and more than twice its computation, for each step takes two gradients.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from lightning_fl.algorithms.algorithm import Algorithm
+from lightning_fl.errors import nearest, require
+from lightning_fl.rules import CorrectedMomentum, FrozenMomentum, RestartedMomentum
+from lightning_fl.steps import Apply, GradientMomentum, Momentum, Yogi
+
+SERVER_VARIANTS = ("momentum", "yogi")
+DEVICE_VARIANTS = ("restarted", "mime_lite", "mime")
+
+
+class ServerM(Algorithm):
+    """FedAvg with momentum on the server."""
+
+    def __init__(
+        self,
+        beta: float = 0.9,
+        server_learning_rate: float = 1.0,
+        momentum_init: Literal["zero", "first"] = "zero",
+        dampening: bool = True,
+        variant: Literal["momentum", "yogi"] = "momentum",
+    ) -> None:
+        """Fill the step slot.
+
+        Args:
+            beta: Momentum β in [0, 1); 0 with server_learning_rate 1 is FedAvg.
+            server_learning_rate: η_g > 0.
+            momentum_init: Start from m = 0 (`zero`) or from the first round's change (`first`).
+            dampening: Weigh the new change by (1 − β); False is FedAvgM.
+            variant: Plain momentum, or yogi, which divides it by a running size of the changes: its steps are about
+                server_learning_rate in every coordinate, so give for instance 0.01. It takes neither momentum_init nor dampening.
+        """
+        require(
+            variant in SERVER_VARIANTS, f"variant {variant!r} is unknown; {nearest(str(variant), SERVER_VARIANTS)}."
+        )
+        if variant == "yogi":
+            require(
+                momentum_init == "zero" and dampening,
+                "yogi starts from zero and with dampening: leave momentum_init and dampening out.",
+            )
+            super().__init__(steps=(Apply(), Yogi(beta=beta, learning_rate=server_learning_rate)))
+            return
+        momentum = Momentum(beta=beta, learning_rate=server_learning_rate, init_with=momentum_init, dampening=dampening)
+        super().__init__(steps=(Apply(), momentum))
+
+
+class DeviceM(Algorithm):
+    """FedAvg with momentum on the clients, restarted in every round."""
+
+    def __init__(
+        self, local_beta: float = 0.9, variant: Literal["restarted", "mime_lite", "mime"] = "restarted"
+    ) -> None:
+        """Fill the rule slot.
+
+        Args:
+            local_beta: Momentum β' in [0, 1); 0 is FedAvg, but for mime, whose gradients are corrected then too.
+            variant: Momentum restarted in every round, or mime_lite, the server's momentum of full gradients, which stays as it
+                is during local training, or mime, which also takes out of each client's gradients how they differ from the mean.
+        """
+        require(
+            variant in DEVICE_VARIANTS, f"variant {variant!r} is unknown; {nearest(str(variant), DEVICE_VARIANTS)}."
+        )
+        if variant == "restarted":
+            super().__init__(rule=RestartedMomentum(beta=local_beta))
+            return
+        rule = FrozenMomentum(beta=local_beta) if variant == "mime_lite" else CorrectedMomentum(beta=local_beta)
+        super().__init__(rule=rule, steps=(Apply(), GradientMomentum(beta=local_beta)))

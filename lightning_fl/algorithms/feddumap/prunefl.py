@@ -1,0 +1,67 @@
+"""FedAvg + PruneFL: Jiang et al., Model Pruning Enables Efficient Federated Learning on Edge Devices, IEEE TNNLS 2023.
+
+before the first round: the server trains on batches of its own under a mask μ that it reconfigures      step: Reconfiguration
+client k:  trains under μ;  Z_k ← Z_k + (Σ_steps g)² · (samples read), g of masked weights too            rule: SquaredGradients
+server:    w ← w + Σ_k n_k Δ_k / Σ_k n_k                                                                  step: Apply
+every 50 rounds: the clients send Z_k, q·d bits;  μ ← the mask with the largest ΣZ / Σt                   step: Reconfiguration
+
+Only the m kept parameters cross. A client is sent μ, d bits, when it takes part for the first time since μ changed. The mean of
+the Z_k takes the place of their sum, which chooses the same mask.
+"""
+
+from __future__ import annotations
+
+from lightning_fl.aggregators import WeightedMean
+from lightning_fl.algorithms.algorithm import Algorithm
+from lightning_fl.rules import SquaredGradients
+from lightning_fl.steps import Apply, Reconfiguration
+
+
+class PruneFL(Algorithm):
+    """FedAvg under a mask that the server chooses on its data and then by the clients' gradients, for the fastest training."""
+
+    def __init__(
+        self,
+        interval: int | None = 50,
+        shrink: float = 0.3,
+        half_life: float = 10_000,
+        max_density: float | None = None,
+        initial_passes: int = 1000,
+        initial_batches: int = 10,
+        initial_interval: int = 50,
+        seconds_per_mac: float = 3e-11,
+        bandwidth: float = 5e7,
+        fixed_share: float = 0.1,
+    ) -> None:
+        """Fill rule, aggregator and steps.
+
+        Args:
+            interval: Rounds from one reconfiguration to the next; null: none after the first round.
+            shrink: Share of a layer's kept weights, its smallest, that may go in a reconfiguration, in [0, 1).
+            half_life: Rounds in which that share falls to a half.
+            max_density: Share of the weights that is kept at most, in (0, 1].
+            initial_passes: Passes on the server's data before the first round at the most; 0 starts with the whole network, and
+                with interval null that is FedAvg.
+            initial_batches: Batches of the server in each pass.
+            initial_interval: Passes from one reconfiguration before the first round to the next.
+            seconds_per_mac: Of a client that trains, for each multiply-accumulate of its samples' forward passes.
+            bandwidth: Of a client, bits in a second.
+            fixed_share: Time of all that cannot be pruned, as a share of what all weights take.
+        """
+        step = Reconfiguration(
+            rule=SquaredGradients(interval=1, each_step=True),
+            shrink=shrink,
+            half_life=half_life,
+            max_density=max_density,
+            seconds_per_mac=seconds_per_mac,
+            bandwidth=bandwidth,
+            fixed_share=fixed_share,
+            initial_passes=initial_passes,
+            initial_batches=initial_batches,
+            initial_interval=initial_interval,
+        )
+        super().__init__(
+            rule=SquaredGradients(interval=interval),
+            aggregator=WeightedMean(uniform=("moments/control", "scalars/importance")),
+            steps=(Apply(), step),
+        )

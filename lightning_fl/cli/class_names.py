@@ -1,0 +1,114 @@
+"""What there is to name: commands, and the classes that a key of the configuration may have, by the last part of the key."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+from lightning.pytorch import LightningModule
+from lightning.pytorch import callbacks as lightning_callbacks
+from lightning.pytorch import loggers as lightning_loggers
+
+from lightning_fl import aggregators, algorithms, callbacks, codecs, data, exchanges, modules, rules, steps
+from lightning_fl.cli.type_descriptions import shown
+from lightning_fl.errors import nearest
+from lightning_fl.slots import Aggregator, Codec, Exchange, Rule, Step
+from lightning_fl.trainer.flags import REFUSED_CALLBACKS
+
+COMMANDS = ("fit", "validate", "test", "predict", "list", "report")
+ROOMS: dict[str, tuple[list[Any], type]] = {
+    "algorithm": ([algorithms], algorithms.Algorithm),
+    "base": ([algorithms], algorithms.Algorithm),
+    "rule": ([rules], Rule),
+    "uplink": ([codecs], Codec),
+    "downlink": ([codecs], Codec),
+    "codec": ([codecs], Codec),
+    "exchange": ([exchanges], Exchange),
+    "aggregator": ([aggregators], Aggregator),
+    "inner": ([aggregators], Aggregator),
+    "steps": ([steps], Step),
+    "stages": ([steps], Step),
+    "data": ([data], data.FederatedDataModule),
+    "partition": ([data], data.Partition),
+    "model": ([modules], LightningModule),
+    "callbacks": ([callbacks, lightning_callbacks], lightning_callbacks.Callback),
+    "logger": ([lightning_loggers], lightning_loggers.Logger),
+}
+"""By the last part of a key where its classes are, and what they are."""
+LISTS = ("callbacks", "logger", "stages", "steps")
+"""Keys that may name several classes."""
+BASES = (
+    lightning_callbacks.BasePredictionWriter,
+    lightning_callbacks.Callback,
+    lightning_callbacks.Checkpoint,
+    lightning_callbacks.ProgressBar,
+    *REFUSED_CALLBACKS,
+)
+"""What is no class to name: it is there to be derived from, or a federation has no use for it."""
+
+
+def classes_under(key: str) -> dict[str, type]:
+    """By name the classes of ours and Lightning's that `key` may name; none for a key that names no class.
+
+    >>> sorted(classes_under("data.partition"))
+    ['Dirichlet', 'IID', 'Shards']
+    """
+    folders, base = ROOMS.get(key.rpartition(".")[2], ([], object))
+    found = [getattr(folder, name) for folder in folders for name in getattr(folder, "__all__", [])]
+    named = [c for c in found if isinstance(c, type) and issubclass(c, base) and not _is_base(c)]
+    return {c.__name__: c for c in sorted(named, key=lambda c: c.__name__)}
+
+
+def _is_base(found: type) -> bool:
+    return inspect.isabstract(found) or found in BASES
+
+
+def class_misfit(given: Any, key: str, place: str) -> str | None:
+    """What is wrong with how a class is given, by its name or by a mapping with class_path, or a list of such.
+
+    Args:
+        given: for a key of the configuration.
+        key: that names classes.
+        place: what to call it.
+
+    Returns:
+        A sentence; None if the class is there and is of the right kind.
+    """
+    leaf = key.rpartition(".")[2]
+    base = ROOMS[leaf][1]
+    if isinstance(given, list):
+        inner = next((misfit for one in given if (misfit := class_misfit(one, key, place))), None)
+        return inner or (
+            None if leaf in LISTS else f"{place} must be one class of {base.__name__}, got {shown(given)}."
+        )
+    if isinstance(given, Mapping) and "class_path" not in given:
+        return f"{place} needs class_path, which names a class, got {', '.join(map(str, given))}."
+    name = given["class_path"] if isinstance(given, Mapping) else given
+    if not isinstance(name, str):
+        allowed = f"the name of a class of {base.__name__}, or a mapping with class_path and init_args"
+        return f"{place} must be {allowed}, got {shown(name)}."
+    known = classes_under(key)
+    module, _, last = name.rpartition(".")
+    if not module or not name.replace(".", "").isidentifier():
+        network = (
+            f"it is a network: give --{key}.network {name}; " if leaf == "model" and name in modules.NETWORKS else ""
+        )
+        begins = name.partition("(")[0]
+        return None if name in known else f"{place} {name!r} is unknown; {network}{nearest(begins, known)}."
+    try:
+        found = import_module(module)
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+            return f"{place} {name!r} is unknown: there is no module {error.name!r}; {nearest(last, known)}."
+        return f"{place} {name!r}: importing {module} failed ({type(error).__name__}: {error})."
+    if not hasattr(found, last):
+        own = [n for n, x in vars(found).items() if isinstance(x, type) and x.__module__ == module]
+        of_ours = module.partition(".")[0] == "lightning_fl"
+        others = nearest(last, known) if of_ours else nearest(last, own) if own else "and no class at all"
+        return f"{place} {name!r} is unknown: the module {module!r} has no {last!r}, {others}."
+    member = getattr(found, last)
+    if not (isinstance(member, type) and issubclass(member, base)):
+        return f"{place} {name!r} is no {base.__name__}; {nearest(last, known)}."
+    return None

@@ -1,0 +1,66 @@
+"""What the shell offers after TAB: every flag, the names of classes, and the parameters of those classes.
+
+jsonargparse writes the script (`--print_completion`). On its own it would offer each class that a type allows with the
+parameters of each, and of the classes that those allow, which for a network goes through all of torch without end. Here the
+classes are those that have a name in a configuration, and their flags are made first, which it then leaves alone.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from typing import Any
+
+from lightning.pytorch.cli import LightningArgumentParser
+
+from lightning_fl.cli.class_names import classes_under
+from lightning_fl.cli.type_descriptions import choices_of, parameters_of
+from lightning_fl.modules import NETWORKS
+from lightning_fl.report.command import build_parser
+from lightning_fl.trainer.flags import PRECISION_ALIASES, PRECISIONS, PROFILERS, STRATEGIES
+
+VALUES = {
+    "trainer.accelerator": ["auto", "cpu", "gpu", "cuda"],
+    "trainer.strategy": [*STRATEGIES],
+    "trainer.precision": [*PRECISIONS, *PRECISION_ALIASES],
+    "trainer.profiler": [*PROFILERS],
+    "trainer.client_states": ["memory", "disk"],
+    "ckpt_path": ["last", "best"],
+}
+
+
+def offer_names(parser: ArgumentParser) -> None:
+    """Give a command's flags the names that they may take, and the parameters of named classes flags of their own."""
+    for action in list(parser._actions):
+        if action.dest in VALUES:
+            action.choices = VALUES[action.dest]
+        elif action.dest.endswith(".help"):
+            action.choices = [*classes_under(action.dest.removesuffix(".help"))] or None
+        elif classes := classes_under(action.dest):
+            action.choices = [*classes]
+            _offer_parameters(parser, action.option_strings[0], classes)
+
+
+def _offer_parameters(
+    parser: ArgumentParser, flag: str, classes: dict[str, type], around: tuple[type, ...] = ()
+) -> None:
+    """Flags for the parameters of `classes`; of a class inside itself, as codecs may be, none."""
+    for offered in classes.values():
+        if offered in around:
+            continue
+        for name, parameter in parameters_of(offered).items():
+            if f"{flag}.{name}" in parser._option_string_actions:
+                continue
+            inner = classes_under(name)
+            choices = [*NETWORKS] if name == "network" else [*inner] or choices_of(parameter.annotation)
+            options: dict[str, Any] = {"choices": choices} if choices else {}
+            parser.add_argument(f"{flag}.{name}", **options)
+            _offer_parameters(parser, f"{flag}.{name}", inner, (*around, offered))
+
+
+def report_flags() -> LightningArgumentParser:
+    """The flags of `report`, which has a parser of its own, for a script that jsonargparse writes."""
+    parser = LightningArgumentParser()
+    for action in build_parser()._actions:
+        if action.option_strings and action.dest != "help":
+            parser.add_argument(*action.option_strings, action="store_true" if action.nargs == 0 else "store")
+    return parser

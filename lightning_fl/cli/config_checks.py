@@ -1,0 +1,92 @@
+"""What the parser lets through: files that are no configuration, and null where a parameter's type has none.
+
+To the parser null means "not given", and what is given for a group such as `trainer` and is no mapping says nothing to it; the
+one would end in the middle of a run, the other in another run than was asked for.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from pydoc import locate
+from typing import Any
+
+import yaml
+
+from lightning_fl.cli.type_descriptions import allows_null, group_of, in_words, parameters_of, shown
+from lightning_fl.errors import UserError, require
+
+KEYS = "seed_everything, trainer, model, data, algorithm and ckpt_path"
+
+
+def check_file(path: str | os.PathLike[str]) -> None:
+    """Check that a file can be a configuration.
+
+    Raises:
+        UserError: it is no text, no YAML, empty, or has something else where a mapping must be.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        content, node = yaml.safe_load(text), yaml.compose(text, yaml.SafeLoader)
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is no text file: a configuration is YAML with the keys {KEYS}.") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"{path} is no YAML: {' '.join(str(error).split())}.") from error
+    require(content not in (None, {}), f"{path} is empty: a configuration has the keys {KEYS}.")
+    require(isinstance(content, dict), f"{path} must be a mapping with the keys {KEYS}, got {shown(content)}.")
+    if twice := _key_given_twice(node):
+        raise UserError(
+            f"{path} has {twice.value} twice in one place, the second time in line {twice.start_mark.line + 1}."
+        )
+    without = [key for key, value in content.items() if value is None]
+    require(len(without) < len(content), f"{path} has nothing under {', '.join(map(str, without))}.")
+
+
+def _key_given_twice(node: Any) -> yaml.ScalarNode | None:
+    """Of which YAML would keep the last alone."""
+    pairs = node.value if isinstance(node, yaml.MappingNode) else []
+    keys: set[str] = set()
+    for key, _ in pairs:
+        if isinstance(key, yaml.ScalarNode):
+            if key.value in keys:
+                return key
+            keys.add(key.value)
+    inner = node.value if isinstance(node, yaml.SequenceNode) else [value for _, value in pairs]
+    return next((found for value in inner if (found := _key_given_twice(value))), None)
+
+
+def check_group(given: Any, found: Any, key: str) -> None:
+    """Check that what the parser made of a class's parameters has no null where their types have none.
+
+    Args:
+        given: a value for each parameter; classes as mappings with class_path and init_args.
+        found: the class.
+        key: where this is in the configuration.
+
+    Raises:
+        UserError: there is one, or something else where a mapping must be.
+    """
+    require(
+        isinstance(given, Mapping),
+        f"{key} must be a mapping with the parameters of {found.__name__}, got {shown(given)}.",
+    )
+    for name, parameter in parameters_of(found).items():
+        if name not in given:
+            continue
+        value, hint, place = given[name], parameter.annotation, f"{key}.{name}"
+        group = group_of(hint)
+        is_null = value is None and parameter.default is not None and not allows_null(hint)
+        is_scalar = group is not None and value is not None and not isinstance(value, Mapping | group)
+        require(not is_null and not is_scalar, f"{place} must be {in_words(hint)}, got {shown(value)}.")
+        if group is not None and isinstance(value, Mapping) and "class_path" not in value:
+            check_group(value, group, place)
+        for inner in value if isinstance(value, list) else [value]:
+            check_class(inner, place)
+
+
+def check_class(given: Any, key: str) -> None:
+    """The same for a class with its parameters; anything else is left alone."""
+    found = locate(given["class_path"]) if isinstance(given, Mapping) and given.get("class_path") else None
+    if isinstance(found, type):
+        check_group(given.get("init_args") or {}, found, key)

@@ -1,0 +1,306 @@
+"""`lightning-fl`: LightningCLI with a FederatedTrainer and an algorithm.
+
+`fit`, `validate`, `test` and `predict` take configurations as every LightningCLI does; `list` names what there is; `report`
+compares runs. A user's mistake ends with one sentence on standard error and exit code 2.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from collections.abc import Sequence
+from enum import Enum
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from pydoc import locate
+from typing import Any, NoReturn
+
+import torch
+import yaml
+from lightning.pytorch import LightningModule
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+from lightning_fl import __version__, algorithms, callbacks, data, modules
+from lightning_fl.algorithms import Algorithm
+from lightning_fl.cli.class_names import COMMANDS
+from lightning_fl.cli.completion import offer_names, report_flags
+from lightning_fl.cli.config_checks import check_class, check_file, check_group
+from lightning_fl.cli.error_messages import explain, missing_package, root_sentence
+from lightning_fl.cli.print_once import say_once
+from lightning_fl.cli.type_descriptions import parameters_of, shown
+from lightning_fl.data import FederatedDataModule
+from lightning_fl.errors import UserError, nearest, require
+from lightning_fl.outputs import checkpoint_file as checkpoint
+from lightning_fl.outputs import wandb_run as weights_and_biases
+from lightning_fl.outputs.final_table import final_table
+from lightning_fl.report import report
+from lightning_fl.trainer import FederatedTrainer
+
+DESCRIPTION = (
+    "Federated-learning experiments for PyTorch Lightning. "
+    "`lightning-fl list` names every algorithm, network, data set and callback; `lightning-fl report RUN…` compares runs "
+    "(`lightning-fl report --help`); `lightning-fl --version` says the version."
+)
+LIST_HELP = (
+    "usage: lightning-fl list\n\nName every algorithm, network, data set, partition and callback, with one line each."
+)
+OTHER_FAILURE = 1
+USER_MISTAKE = 2
+INTERRUPTED = 130
+LINKED = ("num_classes", "in_channels", "image_size")
+"""What the model is told by the data that know it."""
+
+
+class FederatedArgumentParser(LightningArgumentParser):
+    """Accepts a trainer that is not Lightning's, and says what is wrong in one sentence."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **{"description": DESCRIPTION, **options})
+        # A misspelt flag is a mistake, not an abbreviation.
+        self.allow_abbrev = False
+
+    def add_lightning_class_args(
+        self, lightning_class: Any, nested_key: str, *arguments: Any, **options: Any
+    ) -> list[str]:
+        """As LightningCLI's, which refuses any trainer but its own here."""
+        if isinstance(lightning_class, type) and issubclass(lightning_class, FederatedTrainer):
+            return self.add_class_arguments(
+                lightning_class, nested_key, fail_untyped=False, instantiate=False, sub_configs=True
+            )
+        return super().add_lightning_class_args(lightning_class, nested_key, *arguments, **options)
+
+    def parse_path(self, path: Any, *arguments: Any, **options: Any) -> Any:
+        """As jsonargparse's, which would pass over much of what a file that is no configuration has."""
+        if os.path.isfile(path):
+            check_file(path)
+        return super().parse_path(path, *arguments, **options)
+
+    def get_defaults(self, *arguments: Any, **options: Any) -> Any:
+        """As jsonargparse's, with plain words for members of enumerations of words, which it cannot write to a file."""
+        defaults = super().get_defaults(*arguments, **options)
+        for key, value in defaults.items():
+            if isinstance(value, str) and isinstance(value, Enum):
+                defaults[key] = str(value.value)
+        return defaults
+
+    def get_completion_script(self, *arguments: Any, **options: Any) -> str:
+        """As jsonargparse's, with the names that a configuration may use and the commands that need no parser."""
+        commands = self._subcommands_action
+        assert commands is not None
+        for command in commands.choices.values():
+            offer_names(command)
+        for name in set(COMMANDS) - commands.choices.keys():
+            commands.add_subcommand(name, report_flags() if name == "report" else LightningArgumentParser())
+        return super().get_completion_script(*arguments, **options)
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """End with one sentence and exit code 2."""
+        fail(explain(message, self))
+
+
+class SaveFitConfig(SaveConfigCallback):
+    """Saves the configuration of a `fit` as config.yaml; an evaluation leaves the one of its run alone."""
+
+    def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
+        """Not yet: the folder may be an earlier run's until this one has done a round."""
+
+    def on_folder_claimed(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Save it, as Lightning does in `setup`."""
+        super().setup(trainer, pl_module, "fit")
+
+    def save_config(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
+        """Give it to Weights & Biases, too."""
+        if weights_and_biases.is_used(trainer):
+            config = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
+            weights_and_biases.send_config(trainer, config, Path(trainer.log_dir) / self.config_filename)
+
+
+class FederatedCLI(LightningCLI):
+    """LightningCLI whose trainer is a FederatedTrainer, with the key `algorithm` besides `trainer`, `model` and `data`."""
+
+    def __init__(
+        self,
+        model_class: type[LightningModule] = LightningModule,
+        datamodule_class: type[FederatedDataModule] = FederatedDataModule,
+        args: Sequence[str] | None = None,
+        **options: Any,
+    ) -> None:
+        """Parse, build and run.
+
+        Args:
+            model_class: Base class of the models that `--model` may name.
+            datamodule_class: Base class of the data that `--data` may name.
+            args: Command line; that of the process if not given.
+            **options: Further arguments of LightningCLI.
+        """
+        defaults: dict[str, Any] = {
+            "trainer_class": FederatedTrainer,
+            "parser_class": FederatedArgumentParser,
+            "subclass_mode_model": True,
+            "subclass_mode_data": True,
+            "auto_configure_optimizers": False,
+            "save_config_callback": SaveFitConfig,
+            "save_config_kwargs": {"overwrite": True},
+            "seed_everything_default": 0,
+            "parser_kwargs": {"prog": "lightning-fl", "default_env": True},
+        }
+        super().__init__(model_class, datamodule_class, args=args, **{**defaults, **options})  # type: ignore[arg-type]
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """As LightningCLI's, and refuse what the parser lets through."""
+        super().parse_arguments(parser, args)
+        config = self.config[self.config.subcommand].as_dict()
+        seed, most = config["seed_everything"], 2**32 - 1
+        good = isinstance(seed, int) and 0 <= seed <= most
+        require(good, f"seed_everything must be true, false or lie in [0, {most}], got {shown(seed)}.")
+        check_group(config["trainer"], self.trainer_class, "trainer")
+        for key in ("model", "data", "algorithm"):
+            check_class(config[key], key)
+        self._given_model = config["model"]
+
+    def instantiate_classes(self) -> None:
+        """As LightningCLI's, and compare what was said of the model with what the data know of it, which goes first."""
+        super().instantiate_classes()
+        model, of_data = self._given_model, type(self.datamodule).__name__
+        parameters = parameters_of(locate(model["class_path"]))
+        for name in LINKED:
+            given, known = self._given(name), getattr(self.datamodule, name)
+            require(
+                given == known or known is None or name not in parameters or given == parameters[name].default,
+                f"model.{name} is {given}, but {of_data} has {known}: leave it out, it is taken from the data.",
+            )
+        is_square = getattr(self.datamodule, "image_size", None) or self._given("image_size")
+        by_name = isinstance(self.model, modules.ImageClassifier) and isinstance(model["init_args"]["network"], str)
+        require(
+            bool(is_square) or not (by_name and isinstance(self.datamodule, data.Arrays | data.ImageFolder)),
+            f"the images of {of_data} are not square, as those of the networks of ImageClassifier are: make them so, which "
+            "--data ImageFolder --data.image_size does, or give a network of your own.",
+        )
+
+    def _given(self, name: str) -> Any:
+        """What the configuration says of a parameter of the model."""
+        return self._given_model.get("init_args", {}).get(name)
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """The trainer's methods, and which of their arguments come from elsewhere."""
+        given = {"model", "datamodule", "algorithm", "verbose", "return_predictions"}
+        return dict.fromkeys(("fit", "validate", "test", "predict"), given)
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add `algorithm`, and tell the model what the data know."""
+        parser.add_subclass_arguments(Algorithm, "algorithm", required=False, default={"class_path": "FedAvg"})
+        parser.link_arguments("data.num_classes", "model.init_args.num_classes", apply_on="instantiate")
+        for name in ("in_channels", "image_size"):
+            told = partial(self._known_or_given, name)
+            parser.link_arguments(f"data.{name}", f"model.init_args.{name}", told, apply_on="instantiate")
+
+    def _known_or_given(self, name: str, known: int | None) -> int | None:
+        """What the data know of their images, or else what the configuration says of the model."""
+        return self._given(name) if known is None else known
+
+    def _parse_ckpt_path(self) -> None:
+        path = self.config[self.config.subcommand].get("ckpt_path") if self.config.get("subcommand") else None
+        if path and path not in ("last", "best"):
+            checkpoint.load(path)  # a sentence instead of a traceback where it cannot be read
+        with checkpoint.mapped(path or ""):
+            super()._parse_ckpt_path()
+
+    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
+        return {
+            **super()._prepare_subcommand_kwargs(subcommand),
+            "algorithm": self._get(self.config_init, "algorithm"),
+        }
+
+    def after_fit(self) -> None:
+        """Say what was reached and where it is."""
+        if self.trainer.is_global_zero:
+            print(final_table(self.trainer))  # type: ignore[arg-type]
+
+    def predict(self, **arguments: Any) -> None:
+        """Predict, and leave the predictions in a file: a list of what `predict_step` returned, batch by batch."""
+        path = Path(self.trainer.default_root_dir) / "predictions.pt"
+        predictions = self.trainer.predict(**arguments)
+        if self.trainer.is_global_zero:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            torch.save(predictions, path)
+            print(f"predictions  {path}")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The console script."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    # Where classes of the user's own are looked up; by its name, because the parser reads a file in that file's folder.
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    if find_spec("shtab"):
+        os.environ.setdefault("JSONARGPARSE_ADD_PRINT_COMPLETION_ARGUMENT", "true")
+    try:
+        if given and not given[0].startswith("-") and given[0] not in COMMANDS:
+            raise UserError(f"there is no command {given[0]!r}; {nearest(given[0], COMMANDS)}.")
+        if given in (["list", "--help"], ["list", "-h"]):
+            print(LIST_HELP)
+        elif given[:1] == ["list"]:
+            require(len(given) == 1, f"lightning-fl list takes no arguments, got {' '.join(given[1:])}.")
+            print(listing())
+        elif given[:1] == ["report"]:
+            print(report(given[1:]))
+        elif given[:1] == ["--version"]:
+            print(f"lightning-fl {__version__}")
+        else:
+            FederatedCLI(args=arguments)
+    except KeyboardInterrupt:
+        print("\nlightning-fl: interrupted; --ckpt_path last goes on after the last whole round.", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+    except Exception as error:
+        if "by peer" in str(error):  # what gloo and NCCL say of a connection that broke
+            print(
+                "lightning-fl: another process of this run has died, its own messages say why; "
+                "--ckpt_path last goes on after the last whole round.",
+                file=sys.stderr,
+            )
+            sys.exit(OTHER_FAILURE)
+        sentence = root_sentence(error, (UserError, MisconfigurationException))
+        if sentence is None and "Early stopping conditioned on metric" in str(error):
+            sentence = str(error)
+        sentence = sentence or missing_package(error)
+        if sentence is None:
+            raise
+        fail(sentence)
+
+
+def fail(sentence: str) -> NoReturn:
+    """One sentence on standard error, from one of the processes, and exit code 2."""
+    say_once("lightning-fl: error: ", sentence)
+    sys.exit(USER_MISTAKE)
+
+
+def listing() -> str:
+    """Every algorithm, network, data set and callback with one line each."""
+    groups: dict[str, dict[str, Any]] = {
+        "algorithms": _classes(algorithms),
+        "networks": dict(modules.NETWORKS),
+        "data": {name: c for name, c in _classes(data).items() if issubclass(c, FederatedDataModule)},
+        "partitions": {name: c for name, c in _classes(data).items() if issubclass(c, data.Partition)},
+        "callbacks": _classes(callbacks),
+    }
+    lines: list[str] = []
+    for title, members in groups.items():
+        shown = {name: member for name, member in sorted(members.items()) if not inspect.isabstract(member)}
+        if shown:
+            lines += ["", title] if lines else [title]
+            width = max(map(len, shown))
+            lines += [f"  {name:<{width}}  {_first_line(member)}" for name, member in shown.items()]
+    return "\n".join(lines)
+
+
+def _classes(package: Any) -> dict[str, type]:
+    names = getattr(package, "__all__", [])
+    return {name: getattr(package, name) for name in names if isinstance(getattr(package, name), type)}
+
+
+def _first_line(member: Any) -> str:
+    return (inspect.getdoc(member) or "").partition("\n")[0]

@@ -1,0 +1,171 @@
+"""Which runner trains the clients."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from traceback import extract_tb
+from typing import Literal
+
+import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
+from torch import Tensor
+from torchmetrics import Metric
+
+from lightning_fl.clients.flat_module import Worker
+from lightning_fl.clients.local_training import LocalPlan
+from lightning_fl.clients.serial import serial
+from lightning_fl.clients.stacked import Member, stacked, train_stack
+from lightning_fl.data import FederatedDataModule
+from lightning_fl.errors import UserError
+from lightning_fl.slots import Message, Result, Rule, Setting
+from lightning_fl.state.run_state import CLIENT, Run
+
+Runner = Callable[
+    [Worker, Rule, Setting, Message, Sequence[int], FederatedDataModule, LocalPlan, Run],
+    Iterator[Result],
+]
+
+# Hooks that run in the middle of one client's step, which in a stack is every client's.
+STEP_HOOKS = (
+    "on_train_batch_start",
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "on_before_zero_grad",
+    "on_train_batch_end",
+)
+SHARE_OF_FREE_MEMORY = 0.5
+ASSUMED_FREE_MEMORY = 4 * 2**30
+COPIES_OF_THE_MODEL = 8  # parameters, gradient, upload, states of optimiser and rule, and what their arithmetic needs
+
+
+def choose_runner(
+    wanted: Literal["auto", "serial", "stacked"],
+    clients_at_once: int | None,
+    worker: Worker,
+    rule: Rule,
+    setting: Setting,
+    received: Message,
+    data: FederatedDataModule,
+    plan: LocalPlan,
+    run: Run,
+) -> Runner:
+    """The runner that was asked for; `auto` stacks on a GPU where the module allows it (on a CPU only tiny batches gain).
+
+    Args:
+        wanted: the trainer's flag.
+        clients_at_once: most clients of a stack; None: as many as half of the free memory holds.
+        worker: holds the module, with its optimiser.
+        rule: what a client does with its gradients.
+        setting: of the run.
+        received: what comes down in the first round.
+        data: the clients' samples.
+        plan: how long a client trains.
+        run: the state of the run; not changed.
+
+    Raises:
+        UserError: `stacked` was asked for and something stands in its way; everything that does is named.
+    """
+    if wanted == "serial" or (wanted == "auto" and worker.fabric.device.type != "cuda"):
+        return serial
+    obstacles, client_bytes = _try(worker, rule, setting, received, data, plan, run)
+    name = type(worker.module).__name__
+    if obstacles and wanted == "stacked":
+        raise UserError(
+            f"runner 'stacked' cannot train {name}: {'; '.join(obstacles)}. Mend that, or give runner 'auto' or 'serial'."
+        )
+    if obstacles:
+        rank_zero_info(f"Clients train one after the other, because {name} cannot be stacked: {'; '.join(obstacles)}.")
+        return serial
+    if clients_at_once is None:
+        clients_at_once = max(1, int(SHARE_OF_FREE_MEMORY * _free_memory(worker.fabric.device) / client_bytes))
+    return partial(stacked, clients_at_once=clients_at_once)
+
+
+def _try(
+    worker: Worker,
+    rule: Rule,
+    setting: Setting,
+    received: Message,
+    data: FederatedDataModule,
+    plan: LocalPlan,
+    run: Run,
+) -> tuple[list[str], int]:
+    """What stands in the way of stacking, found by one step of a stack of two, and the bytes that each client needs."""
+    obstacles = []
+    if not worker.optimizer.is_elementwise:
+        obstacles.append(
+            f"its optimiser {worker.optimizer.description} does not step every number by itself, as SGD, Adam and RMSprop do"
+        )
+    obstacles += [
+        f"{' and '.join(listeners)} waits for each client's {hook}, where on_client_upload would do"
+        for hook in STEP_HOOKS
+        if (listeners := worker.hooks.overridden_by(hook))
+    ]
+    client = int(data.client_sizes.argmax())
+    selection = data.client(client)
+    in_pass = plan.pass_batches(len(selection), worker.skips_single_samples)
+    if not in_pass:
+        return obstacles, 1
+    seeds, state = run.torch_seeds(CLIENT, client), run.first_state(rule, received["model"])
+    twins = [Member(client, selection, in_pass, 1, state, seeds) for _ in range(2)]
+    metrics = [m for m in worker.module.modules() if isinstance(m, Metric)]
+    updates = [metric.update_count for metric in metrics]
+    saved_bytes = 0
+
+    def count(saved: Tensor) -> Tensor:
+        nonlocal saved_bytes
+        saved_bytes += saved.nbytes
+        return saved
+
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda saved: saved):
+            results = train_stack(
+                worker,
+                rule,
+                setting,
+                received,
+                run.counters,
+                twins,
+                replace(plan, epochs=None, steps=1),
+                data.train.resident,
+                tells=False,
+            )
+        if any(x.dim() != 1 for x in results[0].message.values()):
+            obstacles.append(f"{type(rule).__name__} does not keep clients apart along the leading axis")
+    except Exception as error:  # whatever a user's module may raise
+        is_the_optimizers = any(
+            {"optim", "optimizer.py"} & {*Path(frame.filename).parts} for frame in extract_tb(error.__traceback__)
+        )
+        if worker.optimizer.is_elementwise or not is_the_optimizers:  # else it has been named
+            obstacles.append(
+                f"a step of two clients at once failed ({_first_sentence(error)}), where numbers must stay tensors, with "
+                "torch.where in place of if"
+            )
+    if any(parameter.grad is not None for parameter in worker.module.parameters()):
+        obstacles.append("it reaches its parameters by a way of its own, not as its attributes")
+        worker.module.zero_grad()
+    if updates != [metric.update_count for metric in metrics]:
+        obstacles.append(
+            "training_step updates a torchmetrics object, which cannot tell clients apart, where self.log(name, value) would do"
+        )
+        for metric in metrics:
+            metric.reset()
+    return obstacles, saved_bytes // 2 + COPIES_OF_THE_MODEL * worker.params.nbytes
+
+
+def _first_sentence(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).split('. ')[0].splitlines()[0] if str(error) else ''}"
+
+
+def _free_memory(device: torch.device) -> int:
+    """Free bytes of the accelerator or the host."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    if "SC_AVPHYS_PAGES" not in getattr(os, "sysconf_names", {}):  # macOS and Windows do not tell
+        return ASSUMED_FREE_MEMORY
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

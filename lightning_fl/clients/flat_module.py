@@ -1,0 +1,327 @@
+"""The one working module of a process: its parameters are views of flat vectors, so that every client is one copy away."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.fabric import Fabric
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from torch import Tensor, nn
+
+from lightning_fl.clients.hooks import Hooks
+from lightning_fl.clients.module_logs import LogCollector
+from lightning_fl.clients.optimizer import ModuleOptimizer
+from lightning_fl.errors import UserError, require
+from lightning_fl.pruning import Plan, plans_of
+from lightning_fl.pruning.apply_plan import PLANS
+from lightning_fl.vectors.layout import FlatGradient, Layout, Tree, common_dtype
+from lightning_fl.vectors.personal import PersonalOptimizer
+from lightning_fl.vectors.submodel import Excerpt
+
+
+class Worker:
+    """A LightningModule bound to flat storage.
+
+    Attributes:
+        module: the module, on the accelerator.
+        fabric: for precision, autocast and backward.
+        hooks: who listens to which Lightning hook.
+        logs: what the module logs goes here.
+        layout: where each trainable parameter lies, but for the personal ones.
+        params: parameters (d,); the module's own are views of it.
+        personal_layout, personal: likewise for what clients own (g,).
+        gradient: gradient (d,) of the last backward pass, where the rule reads it.
+        buffer_layout, buffers: likewise for float buffers (d_b,).
+        counter_names: names of the module's integer buffers.
+        optimizer: drives the module's optimiser; set by `configure_optimizer`.
+        personal_optimizer: steps what clients own; set likewise.
+        reads_gradient: whether gradients are gathered in `gradient`.
+        takes_index: whether `training_step` asks for the batch's index.
+        skips_single_samples: whether a last batch of one sample is left out.
+        batches_in_pass, steps_in_training: of the local training under way, for schedules that ask the trainer.
+    """
+
+    optimizer: ModuleOptimizer
+    personal_optimizer: PersonalOptimizer
+
+    def __init__(
+        self,
+        module: LightningModule,
+        fabric: Fabric,
+        hooks: Hooks,
+        channels_last: bool,
+        personal: Collection[str] = (),
+    ) -> None:
+        self.module = module
+        self.fabric = fabric
+        self.hooks = hooks
+        self.logs = LogCollector()
+        self._channels_last = channels_last
+        self._personal_names = frozenset(personal)
+        self._lay_out()
+        self.takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
+        self.batches_in_pass = 0
+        self.steps_in_training = 0
+        # A batch of one has no variance: batch normalisation refuses to train on it.
+        self.skips_single_samples = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules())
+
+    def _lay_out(self) -> None:
+        """Bring parameters and float buffers together in flat vectors, and make the module's own views of them."""
+        self._plans = plans_of(self.module)
+        named = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
+        trainable = {name: p for name, p in named.items() if name not in self._personal_names}
+        self.personal_leaves = {name: p for name, p in named.items() if name in self._personal_names}
+        dtype = common_dtype(named)
+        self.layout = Layout.of(trainable, self._channels_last)
+        self.params = self.layout.flatten(
+            {name: parameter.detach() for name, parameter in trainable.items()},
+            torch.empty(self.layout.numel, dtype=dtype, device=self.fabric.device),
+        )
+        self.gradient = torch.zeros(0, dtype=dtype, device=self.fabric.device)
+        self._parameters = list(trainable.values())
+        for parameter, view in zip(self._parameters, self.layout.views(self.params).values(), strict=True):
+            parameter.data = view
+        self.personal_layout = Layout.of(self.personal_leaves)
+        self.personal = torch.empty(self.personal_layout.numel, dtype=dtype, device=self.fabric.device)
+        self.personal_layout.flatten({name: p.detach() for name, p in self.personal_leaves.items()}, self.personal)
+        for name, view in self.personal_layout.views(self.personal).items():
+            self.personal_leaves[name].data = view
+
+        self._homes = {name: _home(self.module, name) for name, _ in self.module.named_buffers()}
+        self._places = _places(self.module)
+        buffers = {name: buffer for name, buffer in self.module.named_buffers() if buffer.is_floating_point()}
+        self.counter_names = [name for name in self._homes if name not in buffers]
+        self.buffer_layout = Layout.of(buffers)
+        widest = dtype
+        for buffer in buffers.values():
+            widest = torch.promote_types(widest, buffer.dtype)
+        self.buffers = self.buffer_layout.flatten(
+            buffers, torch.empty(self.buffer_layout.numel, dtype=widest, device=self.fabric.device)
+        )
+        self._buffer_views = self.buffer_layout.views(self.buffers)
+        for name, buffer in buffers.items():
+            if buffer.dtype == widest:
+                buffer.data = self._buffer_views[name]
+
+    @property
+    def new_plans(self) -> list[Plan]:
+        """How the module has been pruned since it was laid out."""
+        return plans_of(self.module)[len(self._plans) :]
+
+    def take_for_pruned(self, plans: list[Plan]) -> None:
+        """The module has the shapes that these plans lead to, also where it was made small at once."""
+        vars(self.module)[PLANS] = list(plans)
+        self._plans = plans
+
+    def holds(self, layout: Layout) -> bool:
+        """Whether the module's parameters are views of vectors of this layout."""
+        return self.layout == layout and not self.new_plans
+
+    def lay_out_anew(self) -> None:
+        """The module has been pruned: bind it to shorter vectors, with the values it has now, and its optimiser to it."""
+        plans = self.new_plans
+        self._lay_out()
+        if self.has_optimizer:
+            if self.reads_gradient:
+                self.gradient = torch.zeros_like(self.params)
+            self.optimizer.follow(plans, self.layout)
+            self.bind_optimizer()
+
+    def configure_optimizer(self, flat_gradient: bool) -> None:
+        """Set up the module's optimiser; with `flat_gradient` every gradient is a view of `gradient`.
+
+        Raises:
+            UserError: the module has nothing to train, or not one optimiser, or it leaves out what clients are to own.
+        """
+        if not self._parameters:
+            raise UserError(f"{type(self.module).__name__} has no trainable parameter: there is nothing to federate.")
+        self.reads_gradient = flat_gradient
+        if flat_gradient:
+            self.gradient = torch.zeros_like(self.params)
+        self.optimizer = ModuleOptimizer(self.module, self.layout)
+        trained = {name for names in self.optimizer.personal_names for name in names}
+        for name in self.personal_leaves:
+            require(
+                name in trained,
+                f"clients are to own {name!r}, but configure_optimizers of {type(self.module).__name__} does not train it: "
+                "give the optimizer all of self.parameters().",
+            )
+        self.personal_optimizer = PersonalOptimizer(self.optimizer.optimizer, self.optimizer.personal_names)
+        self.bind_optimizer()
+
+    def bind_optimizer(self) -> None:
+        """Make the optimiser step this module, and only what has had a gradient in the training that begins."""
+        self.personal_optimizer.bind(self.personal_leaves)
+        is_bound = getattr(self.optimizer, "params", None) is self.params
+        if is_bound and not (self._flat_gradient and self._flat_gradient.has_grown):
+            return
+        self._flat_gradient: FlatGradient | None = None
+        self.zero_gradient()
+        if self.reads_gradient:
+            self._flat_gradient = FlatGradient(self.layout, self._parameters, self.gradient)
+        self.optimizer.bind(self.params, self.gradient if self.reads_gradient else None)
+
+    @property
+    def has_optimizer(self) -> bool:
+        """Whether `configure_optimizer` has been called."""
+        return hasattr(self, "optimizer")
+
+    def release(self) -> None:
+        """Give the module tensors of its own again, with the values it has now."""
+        for parameter in (*self._parameters, *self.personal_leaves.values()):
+            parameter.grad = None
+            parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
+        for name in self._buffer_views:
+            self.buffer(name).data = self.buffer(name).data.clone()
+
+    def load(self, params: Tensor, buffers: Tensor, counters: dict[str, Tensor]) -> None:
+        """Put a model into the module: one copy of the parameters, one of the float buffers."""
+        self.params.copy_(params)
+        if self._buffer_views:
+            self.buffers.copy_(buffers)
+            for name, view in self._buffer_views.items():
+                buffer = self.buffer(name)
+                if buffer.data_ptr() != view.data_ptr():
+                    buffer.copy_(view)
+        for name in self.counter_names:
+            self.buffer(name).copy_(counters[name])
+
+    def agree_on_model(self) -> None:
+        """Give every rank the model of rank 0: an unseeded script initialises it differently in each process."""
+        if self.fabric.world_size > 1:
+            for tensor in (*self.module.state_dict().values(), self.personal):
+                tensor.copy_(self.fabric.broadcast(tensor))
+
+    def read_buffers(self) -> Tensor:
+        """The module's float buffers (d_b,), also those that it replaced instead of writing to."""
+        for name, view in self._buffer_views.items():
+            buffer = self.buffer(name)
+            if buffer.data_ptr() != view.data_ptr():
+                view.copy_(buffer)
+        return self.buffers
+
+    def state_dict(self, run_state: dict[str, Any]) -> dict[str, Tensor]:
+        """The module's `state_dict` with the server's model in it, while a client's is loaded.
+
+        Args:
+            run_state: the server's `params`, `buffers` and `counters`, and the `personal` that all clients began with.
+        """
+        trained = self.params.clone(), self.read_buffers().clone(), self.read_counters()
+        own = self.personal.clone()
+        self.load(run_state["params"], run_state["buffers"], run_state["counters"])
+        self.personal.copy_(run_state["personal"])
+        copied = {
+            name: value.detach().clone(memory_format=torch.contiguous_format)
+            for name, value in self.module.state_dict().items()
+        }
+        self.load(*trained)
+        self.personal.copy_(own)
+        return copied
+
+    def read_counters(self) -> dict[str, Tensor]:
+        """Copies of the module's integer buffers, by name."""
+        return {name: self.buffer(name).clone() for name in self.counter_names}
+
+    def buffer(self, name: str) -> Tensor:
+        """The buffer that the module has under this name now."""
+        owner, leaf = self._homes[name]
+        return getattr(owner, leaf)
+
+    @contextmanager
+    def lending(self, tensors: Tree, log: Callable[..., None]) -> Iterator[None]:
+        """Let the module compute with other tensors in the places of its parameters and buffers.
+
+        Args:
+            tensors: by the names of the parameters and buffers.
+            log: takes the place of the module's `log`.
+        """
+        places = [(home, leaf, name) for name in tensors for home, leaf in self._places[name]]
+        own = [home[leaf] for home, leaf, _ in places]
+        attributes = vars(self.module)
+        previous = attributes.get("log")
+        try:
+            for home, leaf, name in places:
+                home[leaf] = tensors[name]
+            attributes["log"] = log
+            yield
+        finally:
+            attributes.pop("log")
+            if previous is not None:
+                attributes["log"] = previous
+            for (home, leaf, _), tensor in zip(places, own, strict=True):
+                home[leaf] = tensor
+
+    def zero_gradient(self) -> None:
+        """Forget the gradient of the last step; views of the flat gradient are put back where something removed them."""
+        for leaf in self.personal_leaves.values():
+            leaf.grad = None
+        if self._flat_gradient is not None:
+            self._flat_gradient.zero()
+            return
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def after_backward(self) -> bool:
+        """Take parameters that have got their first gradient into the optimiser's steps; returns whether there are any."""
+        found = self._flat_gradient.discover() if self._flat_gradient is not None else []
+        if found:
+            self.optimizer.take_in(found)
+        return bool(found)
+
+    def mask_gradient(self, kept: Excerpt) -> Callable[[], Any]:
+        """What gives only the kept parameters a gradient, by multiplication in place."""
+        if self.reads_gradient:
+            return partial(self.gradient.mul_, kept.factors)
+        pairs = list(zip(self._parameters, self.layout.views(kept.factors).values(), strict=True))
+
+        def mask() -> None:
+            for parameter, factors in pairs:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(factors)
+
+        return mask
+
+    def clip_gradient(self, value: float, algorithm: str) -> None:
+        """Clip in place, as Lightning's `gradient_clip_val` and `gradient_clip_algorithm` say."""
+        trained = [*self._parameters, *self.personal_leaves.values()]
+        if algorithm == "value":
+            nn.utils.clip_grad_value_(trained, value)
+        else:
+            nn.utils.clip_grad_norm_(trained, value)
+
+    def transfer(self, batch: Any, resident: bool) -> Any:
+        """Bring a batch to the accelerator, where a resident one already is, and let the batch hooks change it."""
+        if resident and not self.hooks.changes_batches:
+            return batch
+        return self.hooks.transfer_batch(batch, self.fabric.device)
+
+    def seed(self, seed: int) -> None:
+        """Seed every global random generator a module may draw from, so that what it draws depends on `seed` alone."""
+        torch.default_generator.manual_seed(seed)
+        if self.fabric.device.type == "cuda":
+            torch.cuda.default_generators[self.fabric.device.index or 0].manual_seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002 -- modules and transforms draw from the global one
+        random.seed(seed)
+
+
+def _places(module: nn.Module) -> dict[str, list[tuple[dict[str, Any], str]]]:
+    """Where each parameter and buffer is kept; tied ones are in several places under their first name."""
+    places: dict[int, list[tuple[dict[str, Any], str]]] = {}
+    for owner in module.modules():
+        for home in (owner._parameters, owner._buffers):
+            for leaf, tensor in home.items():
+                if tensor is not None:
+                    places.setdefault(id(tensor), []).append((home, leaf))
+    return {name: places[id(tensor)] for name, tensor in [*module.named_parameters(), *module.named_buffers()]}
+
+
+def _home(module: nn.Module, name: str) -> tuple[nn.Module, str]:
+    path, _, leaf = name.rpartition(".")
+    return module.get_submodule(path), leaf

@@ -1,0 +1,341 @@
+"""The module's own optimiser and learning-rate schedulers, as a federation drives them.
+
+One optimiser serves all clients: its state is emptied when a client starts. Schedulers with `interval: epoch` step once a round;
+those with `interval: step` step with the optimiser and start anew with every client, from the learning rate of the round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from inspect import Parameter, signature
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.core.optimizer import _configure_optimizers, _configure_schedulers_automatic_opt
+from lightning.pytorch.utilities.types import LRSchedulerConfig
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.sgd import sgd
+
+from lightning_fl.errors import UserError
+from lightning_fl.pruning import Plan
+from lightning_fl.vectors.layout import Layout
+
+# Their update of a coordinate looks at that coordinate alone, so they may step one flat vector instead of many tensors.
+ELEMENTWISE = (
+    torch.optim.SGD,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.Adamax,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.Adagrad,
+    torch.optim.Adadelta,
+    torch.optim.RMSprop,
+    torch.optim.Rprop,
+    torch.optim.ASGD,
+)
+
+
+class ModuleOptimizer:
+    """Drives the one optimiser that `configure_optimizers` returns.
+
+    Attributes:
+        optimizer: the module's optimiser.
+        scheduler_configs: its schedulers, as Lightning's `LRSchedulerConfig`.
+        is_elementwise: whether its update of a coordinate looks at that coordinate alone.
+        personal_names: of the parameters in each of its groups that clients own, which it does not step itself.
+        params: what it steps: see `bind`.
+    """
+
+    def __init__(self, module: LightningModule, layout: Layout) -> None:
+        """Call `configure_optimizers` and take over; `bind` says what is to be stepped.
+
+        Args:
+            module: whose optimiser it is.
+            layout: where each of its parameters lies in the flat vectors; what trains and is not there is personal.
+
+        Raises:
+            UserError: the module has no optimiser, or several.
+        """
+        configured: Any = module.configure_optimizers()
+        optimizers, schedulers, monitor = (
+            _configure_optimizers(configured) if configured is not None else ([], [], None)
+        )
+        if len(optimizers) != 1:
+            raise UserError(
+                f"{type(module).__name__}.configure_optimizers must return one optimizer for federated training, "
+                f"got {len(optimizers)}."
+            )
+        self.optimizer: torch.optim.Optimizer = optimizers[0]
+        closure = signature(self.optimizer.step).parameters.get("closure")
+        if closure is not None and closure.default is Parameter.empty:
+            raise UserError(
+                f"{type(self.optimizer).__name__} wants the loss again and again in a step (a closure), and a federation makes "
+                "a step from one gradient: let configure_optimizers return SGD, Adam or another that needs no more."
+            )
+        self.scheduler_configs = _configure_schedulers_automatic_opt(schedulers, monitor)
+        for config in self.scheduler_configs:
+            if config.interval == "step" and isinstance(config.scheduler, ReduceLROnPlateau):
+                raise UserError(
+                    "ReduceLROnPlateau watches a metric of the round, so its interval must be 'epoch', got 'step'."
+                )
+        self._plain_sgd = _is_plain_sgd(self.optimizer)
+        self._step_configs = [c for c in self.scheduler_configs if c.interval == "step"]
+        self._fresh_schedulers = [deepcopy(c.scheduler.state_dict()) for c in self._step_configs]
+        self._steps = 0
+        groups = self.optimizer.param_groups
+        self._fresh_rates = [group["lr"] for group in groups]
+        self._base_rates = [group.get("initial_lr", group["lr"]) for group in groups]
+        self.round_rates = list(self._base_rates)
+        self._layout = layout
+        self._named = dict(module.named_parameters())
+        shared = set(layout.names)
+        personal = {id(p): name for name, p in self._named.items() if p.requires_grad and name not in shared}
+        self._groups = [[p for p in group["params"] if id(p) not in personal] for group in groups]
+        self.personal_names = [[personal[id(p)] for p in group["params"] if id(p) in personal] for group in groups]
+        # Adagrad of some releases of torch makes its state when it is made, not in the first step: such an optimiser keeps the
+        # parameters it was given, and every client starts from that state.
+        self._fresh_optimizer = {p: deepcopy(state) for p, state in self.optimizer.state.items()}
+        self.is_elementwise = type(self.optimizer) in ELEMENTWISE and not self._fresh_optimizer
+        # Schedulers warn if they step before the optimiser does, which a rule's own step or the plain one never calls.
+        self.optimizer._opt_called = True
+
+    def bind(self, params: Tensor, gradient: Tensor | None) -> None:
+        """Step `params` from now on, which take part once `take_in` has named them.
+
+        Args:
+            params: (d,), of which the module's parameters are views, or a stack (n, d) of clients, for an elementwise optimiser.
+            gradient: of the same shape, of which the gradient of each parameter is a view; None: the module's parameters carry
+                their gradients themselves, and all of them take part.
+        """
+        self.params, self._gradient = params, gradient
+        self._weight_decay: float | Tensor | None = None
+        self._group_slices: list[list[slice]] = [[] for _ in self._groups]
+        self.step: Callable[[], Any] = self.optimizer.step
+        if gradient is None:
+            self._group_slices = [_slices(group, self._layout, self._named) for group in self._groups]
+            if self._plain_sgd:
+                self.step = self._plain_step
+        for group, members in zip(self.optimizer.param_groups, self._groups, strict=True):
+            group["params"] = [] if gradient is not None and self.is_elementwise else list(members)
+
+    def follow(self, plans: Sequence[Plan], layout: Layout) -> None:
+        """The module has been pruned: its parameters are the same objects, but have other shapes.
+
+        Args:
+            plans: what was kept, one after the other.
+            layout: where each parameter lies now.
+        """
+        self._layout = layout
+        names = {parameter: name for name, parameter in self._named.items()}
+        for parameter, state in self._fresh_optimizer.items():
+            for key, value in state.items():
+                if isinstance(value, Tensor) and value.dim() == parameter.dim():
+                    for plan in plans:
+                        value = plan.cut(names[parameter], value)
+                    state[key] = value
+
+    def narrow(self, num_clients: int) -> None:
+        """Go on with the first clients of the stack alone."""
+        assert self._gradient is not None
+        self.params, self._gradient = self.params[:num_clients], self._gradient[:num_clients]
+        for group in self.optimizer.param_groups:
+            for stretch in group["params"]:
+                shape, gradient, state = stretch.shape, stretch.grad, self.optimizer.state[stretch]
+                stretch.grad = None
+                stretch.data = stretch.data[:num_clients]
+                stretch.grad = gradient[:num_clients]
+                for name, value in state.items():
+                    if isinstance(value, Tensor) and value.shape == shape:
+                        state[name] = value[:num_clients]
+
+    @property
+    def is_plain_sgd(self) -> bool:
+        """Whether the optimiser is SGD without momentum that descends, so that a rule may put its own step in its place."""
+        return self._plain_sgd
+
+    @property
+    def momentum(self) -> float | None:
+        """ρ of SGD, v ← ρv + g; 0 for other optimisers, None with dampening or nesterov, or where it is not one constant."""
+        if type(self.optimizer) is not torch.optim.SGD:
+            return 0.0
+        if any(getattr(config.scheduler, "cycle_momentum", False) for config in self.scheduler_configs):
+            return None
+        groups = self.optimizer.param_groups
+        if len({group["momentum"] for group in groups}) > 1:
+            return None
+        rho = groups[0]["momentum"]
+        return None if rho and any(group["dampening"] or group["nesterov"] for group in groups) else float(rho)
+
+    @property
+    def description(self) -> str:
+        """The optimiser in a few words, for error sentences."""
+        momentum = self.optimizer.param_groups[0].get("momentum")
+        return type(self.optimizer).__name__ + (f" with momentum {momentum}" if momentum else "")
+
+    def take_in(self, names: Sequence[str]) -> None:
+        """From now on step these parameters too.
+
+        Until a parameter has had a gradient nothing of it may change, neither by weight decay nor by momentum. An elementwise
+        optimiser steps contiguous stretches of the flat vector instead of single parameters.
+        """
+        wanted = {id(self._named[name]) for name in names}
+        self._weight_decay = None
+        for group, members, slices in zip(self.optimizer.param_groups, self._groups, self._group_slices, strict=True):
+            taken = _slices([p for p in members if id(p) in wanted], self._layout, self._named)
+            slices += taken
+            if self.is_elementwise and self._gradient is not None:
+                for part in taken:
+                    stretch = nn.Parameter(self.params[..., part])
+                    stretch.grad = self._gradient[..., part]
+                    group["params"].append(stretch)
+
+    def _plain_step(self) -> None:
+        """SGD without the wrapping of `Optimizer.step`, on the parameters themselves: same numbers, less time."""
+        with torch.no_grad():
+            for group, params in zip(self.optimizer.param_groups, self._groups, strict=True):
+                used = [p for p in params if p.grad is not None]
+                sgd(
+                    used,
+                    [p.grad for p in used],
+                    [None] * len(used),
+                    foreach=True,
+                    weight_decay=group["weight_decay"],
+                    momentum=0.0,
+                    lr=group["lr"],
+                    dampening=0.0,
+                    nesterov=False,
+                    maximize=False,
+                )
+
+    def start_client(self) -> None:
+        """Empty the optimiser's state and start the step-wise schedulers anew from the learning rate of the round."""
+        self.optimizer.state.clear()
+        self.optimizer.state.update({p: deepcopy(state) for p, state in self._fresh_optimizer.items()})
+        self._steps = 0
+        self._weight_decay = None
+        if not self._step_configs:
+            return
+        factors = [now / base if base else 1.0 for now, base in zip(self.round_rates, self._base_rates, strict=True)]
+        for group, rate, factor in zip(self.optimizer.param_groups, self._fresh_rates, factors, strict=True):
+            group["lr"] = rate * factor
+        for config, fresh in zip(self._step_configs, self._fresh_schedulers, strict=True):
+            config.scheduler.load_state_dict(deepcopy(fresh))
+            if hasattr(config.scheduler, "base_lrs"):
+                config.scheduler.base_lrs = list(self.round_rates)
+
+    def after_step(self) -> None:
+        """Move the step-wise schedulers."""
+        self._steps += 1
+        for config in self._step_configs:
+            if self._steps % config.frequency == 0:
+                scheduler: Any = config.scheduler
+                scheduler.step()
+
+    @property
+    def moves_within_round(self) -> bool:
+        """Whether the learning rate changes from step to step."""
+        return bool(self._step_configs)
+
+    def end_round(self, num_rounds: int) -> None:
+        """Move the epoch-wise schedulers, a round being an epoch; those that wait for a metric are moved by `end_plateau`.
+
+        Args:
+            num_rounds: rounds completed.
+        """
+        self._move([c for c in self._epoch_configs(num_rounds) if not isinstance(c.scheduler, ReduceLROnPlateau)], {})
+
+    def end_plateau(self, num_rounds: int, metrics: Mapping[str, Any]) -> None:
+        """Move the schedulers that watch a metric.
+
+        Raises:
+            UserError: the metric was not logged.
+        """
+        self._move([c for c in self._epoch_configs(num_rounds) if isinstance(c.scheduler, ReduceLROnPlateau)], metrics)
+
+    def _epoch_configs(self, num_rounds: int) -> list[LRSchedulerConfig]:
+        return [c for c in self.scheduler_configs if c.interval == "epoch" and num_rounds % c.frequency == 0]
+
+    def _move(self, configs: list[LRSchedulerConfig], metrics: Mapping[str, Any]) -> None:
+        if not configs:
+            return
+        for group, rate in zip(self.optimizer.param_groups, self.round_rates, strict=True):
+            group["lr"] = rate
+        for config in configs:
+            scheduler: Any = config.scheduler
+            if not isinstance(scheduler, ReduceLROnPlateau):
+                scheduler.step()
+            elif config.monitor is not None and config.monitor in metrics:
+                scheduler.step(metrics[config.monitor])
+            elif config.strict:
+                raise UserError(
+                    f"ReduceLROnPlateau monitors {config.monitor!r}, which was not logged; "
+                    f"logged: {', '.join(sorted(metrics))}."
+                )
+        self.round_rates = [group["lr"] for group in self.optimizer.param_groups]
+
+    @property
+    def learning_rate(self) -> float | Tensor:
+        """The learning rate now: a number, or (d,) where parameter groups differ (0 where no group holds the parameter)."""
+        return self._per_coordinate("lr")
+
+    @property
+    def decays(self) -> bool:
+        """Whether any parameter group has weight decay."""
+        return any(group["weight_decay"] for group in self.optimizer.param_groups)
+
+    @property
+    def weight_decay(self) -> float | Tensor:
+        """The weight decay: a number, or (d,) where parameter groups differ; the same through a local training."""
+        if self._weight_decay is None:
+            self._weight_decay = self._per_coordinate("weight_decay")
+        return self._weight_decay
+
+    def _per_coordinate(self, key: str) -> float | Tensor:
+        groups = self.optimizer.param_groups
+        covered = sum(part.stop - part.start for slices in self._group_slices for part in slices)
+        if len(groups) == 1 and covered == self.params.shape[-1]:
+            return float(groups[0][key])
+        values = self.params.new_zeros(self.params.shape[-1])
+        for group, slices in zip(groups, self._group_slices, strict=True):
+            for part in slices:
+                values[part] = float(group[key])
+        return values
+
+    def state_dict(self) -> dict[str, Any]:
+        """Learning rates of the round and states of the epoch-wise schedulers."""
+        states = [c.scheduler.state_dict() for c in self.scheduler_configs if c.interval == "epoch"]
+        return {"round_rates": list(self.round_rates), "schedulers": states}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """From the checkpoint."""
+        self.round_rates = list(state["round_rates"])
+        for group, rate in zip(self.optimizer.param_groups, self.round_rates, strict=True):
+            group["lr"] = rate
+        configs = [c for c in self.scheduler_configs if c.interval == "epoch"]
+        for config, saved in zip(configs, state["schedulers"], strict=True):
+            config.scheduler.load_state_dict(saved)
+
+
+def _is_plain_sgd(optimizer: torch.optim.Optimizer) -> bool:
+    return type(optimizer) is torch.optim.SGD and not any(
+        g["momentum"] or g["maximize"] for g in optimizer.param_groups
+    )
+
+
+def _slices(parameters: list[nn.Parameter], layout: Layout, named: dict[str, nn.Parameter]) -> list[slice]:
+    """The stretches of the flat vector that these parameters cover, neighbours joined."""
+    place = {
+        id(named[name]): slice(offset, offset + size)
+        for name, offset, size in zip(layout.names, layout.offsets, layout.sizes, strict=True)
+    }
+    joined: list[slice] = []
+    for part in sorted((place[id(p)] for p in parameters if id(p) in place), key=lambda part: part.start):
+        if joined and joined[-1].stop == part.start:
+            joined[-1] = slice(joined[-1].start, part.stop)
+        else:
+            joined.append(part)
+    return joined

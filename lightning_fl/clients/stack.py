@@ -1,0 +1,172 @@
+"""The models of several clients, one row each, trained by one module in one mapped call."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from lightning_fl.clients.flat_module import Worker
+from lightning_fl.clients.module_logs import RowLogs
+from lightning_fl.slots import Message
+from lightning_fl.vectors.layout import FlatGradient, Tree
+
+
+class Stack:
+    """n clients on flat storage with a leading axis.
+
+    `torch.func.vmap` makes of the module's `training_step` one that does the same for every row: convolutions become grouped
+    ones, matrix products batched ones, and a kernel that would serve one small client serves all of them.
+
+    Attributes:
+        params, gradient: (n, d).
+        personal: what the clients own (n, g); `personal_leaves` are its parts by name, with their gradients.
+        buffers: float buffers (n, d_b), changed in place.
+        counters: integer buffers by name (n, ...), changed in place.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        params: Tensor,
+        personal: Tensor,
+        buffers: Tensor,
+        counters: Tree,
+        gradient: Tensor,
+        known: Sequence[str] = (),
+    ) -> None:
+        """Lay the clients out.
+
+        Args:
+            worker: holds the module, whose own tensors are left alone.
+            params: (n, d).
+            personal: (n, g).
+            buffers: (n, d_b).
+            counters: (n, ...) by name.
+            gradient: (n, d).
+            known: parameters that have had a gradient.
+        """
+        self._worker = worker
+        self.params, self.buffers, self.counters, self.gradient = params, buffers, counters, gradient
+        self.personal = personal
+        views = worker.personal_layout.views(personal)
+        self.personal_leaves = {name: x.detach().requires_grad_() for name, x in views.items()}
+        self._leaves = {name: x.detach().requires_grad_() for name, x in worker.layout.views(params).items()}
+        self._flat_gradient = FlatGradient(worker.layout, list(self._leaves.values()), gradient, known)
+        self._buffer_views = worker.buffer_layout.views(buffers)
+
+    @classmethod
+    def of(cls, worker: Worker, received: Message, counters: Mapping[str, Tensor], personal: Tensor) -> Stack:
+        """A stack in which every client has what came down, and what it owns (n, g)."""
+        num_clients = len(personal)
+        params, buffers = (received[name].expand(num_clients, -1).clone() for name in ("model", "buffers"))
+        stacked = {name: x.expand(num_clients, *x.shape).clone() for name, x in counters.items()}
+        return cls(worker, params, personal, buffers, stacked, torch.zeros_like(params))
+
+    def restart(self, received: Message, counters: Mapping[str, Tensor]) -> None:
+        """Give every client what came down once more."""
+        self.params.copy_(received["model"])
+        self.buffers.copy_(received["buffers"])
+        for name, counter in self.counters.items():
+            counter.copy_(counters[name])
+
+    def first(self, num_clients: int) -> Stack:
+        """The first clients alone, on the same storage."""
+        return Stack(
+            self._worker,
+            self.params[:num_clients],
+            self.personal[:num_clients],
+            self.buffers[:num_clients],
+            {name: x[:num_clients] for name, x in self.counters.items()},
+            self.gradient[:num_clients],
+            self._flat_gradient.names,
+        )
+
+    def zero_gradient(self) -> None:
+        """Forget the gradients."""
+        for leaf in self.personal_leaves.values():
+            leaf.grad = None
+        self._flat_gradient.zero()
+
+    def backward(
+        self, rows: Sequence[int], batches: Sequence[Any], batch_index: int, factors: float | Tensor, logs: RowLogs
+    ) -> list[str]:
+        """Add the gradients of one batch of each of some clients.
+
+        Args:
+            rows: the clients, in ascending order.
+            batches: one for each, all of one structure and with tensors of equal shapes.
+            batch_index: what `training_step` gets.
+            factors: of the losses, one for all or one for each.
+            logs: takes what the module logs.
+
+        Returns:
+            Names of the parameters that have got their first gradient.
+        """
+        if len(rows) == len(self.params):
+            losses = self._losses(batches, batch_index, logs)
+            with warnings.catch_warnings():
+                # Autograd would rather have dense gradients; a row of a stack is not, which costs it nothing here.
+                warnings.filterwarnings("ignore", "grad and param do not obey")
+                self._worker.fabric.backward((losses * factors).sum())
+            return self._flat_gradient.discover()
+        # Clients with batches of another size train on copies of their rows.
+        index = torch.tensor(rows, device=self.params.device)
+        counters = {name: x[index] for name, x in self.counters.items()}
+        params, personal = self.params[index], self.personal[index]
+        part = Stack(self._worker, params, personal, self.buffers[index], counters, torch.zeros_like(params))
+        part.backward(range(len(rows)), batches, batch_index, factors, logs)
+        self.gradient.index_add_(0, index, part.gradient)
+        for name, leaf in part.personal_leaves.items():
+            if leaf.grad is not None:
+                whole = self.personal_leaves[name]
+                whole.grad = torch.zeros_like(whole) if whole.grad is None else whole.grad
+                whole.grad.index_add_(0, index, leaf.grad)
+        self.buffers.index_copy_(0, index, part.buffers)
+        for name, counter in self.counters.items():
+            counter.index_copy_(0, index, part.counters[name])
+        return self._flat_gradient.admit(part._flat_gradient.names)
+
+    def _losses(self, batches: Sequence[Any], batch_index: int, logs: RowLogs) -> Tensor:
+        """The loss of each row (n,) with the graph behind it."""
+        worker, module, precision = self._worker, self._worker.module, self._worker.fabric.strategy.precision
+        values, structure = tree_flatten(batches[0])
+        places = [place for place, value in enumerate(values) if isinstance(value, Tensor)]
+        columns = list(zip(*(tree_flatten(batch)[0] for batch in batches), strict=True))
+        tensors = precision.convert_input([torch.stack(columns[place]) for place in places])
+        # Lent as copies in their own dtype: mapped batch normalisation writes to dense tensors only.
+        lent = {name: view.to(worker.buffer(name).dtype).contiguous() for name, view in self._buffer_views.items()}
+        lent |= self.counters
+        recorded: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+
+        def train(params: Tree, buffers: Tree, rows: list[Tensor]) -> tuple[Any, list[Tensor], Tree]:
+            for place, row in zip(places, rows, strict=True):
+                values[place] = row
+            batch, logged = tree_unflatten(values, structure), []
+
+            def record(name: str, value: Any, *how: Any, **named: Any) -> None:
+                recorded.append((name, how, named))
+                logged.append(torch.as_tensor(value))
+
+            with worker.lending(params | buffers, record):
+                output = module.training_step(batch, batch_index) if worker.takes_index else module.training_step(batch)
+                replaced = {name: x for name in buffers if (x := worker.buffer(name)) is not buffers[name]}
+            return output["loss"] if isinstance(output, Mapping) else output, logged, replaced
+
+        with precision.forward_context():
+            losses, logged, replaced = vmap(train, randomness="different")(
+                self._leaves | self.personal_leaves, lent, tensors
+            )
+        for name, value in {**lent, **replaced}.items():
+            home = self._buffer_views[name] if name in self._buffer_views else self.counters[name]
+            if value is not home:
+                home.copy_(value.detach())
+        for (name, how, named), value in zip(recorded, logged, strict=True):
+            logs.log(name, value, *how, **named)
+        logs.add_loss(losses)
+        return losses

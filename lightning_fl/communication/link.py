@@ -1,0 +1,225 @@
+"""The only door between the server and the clients: everything that crosses is encoded, counted and decoded here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+
+from lightning_fl.codecs import Dense
+from lightning_fl.slots import KINDS, Codec, Message, Payload, Setting, State, kind_of
+from lightning_fl.vectors.submodel import Excerpt
+
+Direction = Literal["up", "down"]
+T = TypeVar("T")
+
+
+def _zero_bits() -> dict[str, dict[str, int]]:
+    return {direction: dict.fromkeys(KINDS, 0) for direction in ("up", "down")}
+
+
+@dataclass
+class Ledger:
+    """Bits that crossed, as exact integers, by direction and kind (`lightning_fl.slots.KINDS`).
+
+    Attributes:
+        round_bits: of the round under way, all clients together.
+        total_bits: of all rounds and of the set-up before them.
+        setup_bits: of the set-up alone.
+        coming_bits: of the round that comes next, counted in the total already.
+    """
+
+    round_bits: dict[str, dict[str, int]] = field(default_factory=_zero_bits)
+    total_bits: dict[str, dict[str, int]] = field(default_factory=_zero_bits)
+    setup_bits: dict[str, dict[str, int]] = field(default_factory=_zero_bits)
+    coming_bits: dict[str, dict[str, int]] = field(default_factory=_zero_bits)
+
+    def book(self, direction: Direction, payload: Payload, recipients: int = 1) -> None:
+        """Add a payload's bits, once for each recipient."""
+        for name, packed in payload.items():
+            self.add({direction: {kind_of(name): packed.bits * recipients}})
+
+    def since(self, earlier: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+        """Bits booked in this round since `round_bits` was `earlier`."""
+        return {
+            direction: {kind: bits - earlier[direction][kind] for kind, bits in kinds.items()}
+            for direction, kinds in self.round_bits.items()
+        }
+
+    def add(self, bits: dict[str, dict[str, int]]) -> None:
+        """Add bits to the round and the total, by direction and kind."""
+        self._add(bits, self.round_bits)
+
+    def add_ahead(self, bits: dict[str, dict[str, int]]) -> None:
+        """Add bits to the round that comes next and the total, by direction and kind."""
+        self._add(bits, self.coming_bits)
+
+    def _add(self, bits: dict[str, dict[str, int]], to: dict[str, dict[str, int]]) -> None:
+        for direction, kinds in bits.items():
+            for kind, count in kinds.items():
+                to[direction][kind] += count
+                self.total_bits[direction][kind] += count
+
+    def close_setup(self) -> None:
+        """What was booked so far is the set-up's."""
+        self.setup_bits, self.round_bits = self.round_bits, _zero_bits()
+
+    def open_round(self) -> None:
+        """Start counting a new round, with what was booked ahead of it."""
+        self.round_bits, self.coming_bits = self.coming_bits, _zero_bits()
+
+    def bits(self, direction: Direction) -> int:
+        """Bits of the round under way in one direction."""
+        return sum(self.round_bits[direction].values())
+
+    def setup(self) -> dict[str, int]:
+        """Bits of the set-up in both directions; empty if nothing crossed."""
+        bits = {direction: sum(kinds.values()) for direction, kinds in self.setup_bits.items()}
+        return bits if any(bits.values()) else {}
+
+    def total_bytes(self, direction: Direction) -> float:
+        """Bytes of the whole run in one direction; a fraction where packed bits do not fill the last byte."""
+        bits = sum(self.total_bits[direction].values())
+        return bits // 8 if bits % 8 == 0 else bits / 8
+
+    def state_dict(self) -> dict[str, Any]:
+        """For the checkpoint."""
+        return deepcopy(vars(self))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """From the checkpoint."""
+        self.round_bits, self.total_bits = state["round_bits"], state["total_bits"]
+        self.setup_bits = state.get("setup_bits", _zero_bits())  # checkpoints of 0.1 have neither
+        self.coming_bits = state.get("coming_bits", _zero_bits())
+
+
+def _alone(mine: dict[int, Any]) -> dict[int, Any]:
+    """One process knows all there is to know."""
+    return mine
+
+
+class Link:
+    """Sends messages through the codecs and books them.
+
+    A client's new codec memory (what error feedback keeps) is given out by `commit`, once the server has accepted the upload:
+    a client whose upload is dropped has sent nothing. The run keeps it from the end of the round.
+    """
+
+    def __init__(
+        self,
+        setting: Setting,
+        uplink: Codec,
+        downlink: Codec,
+        ledger: Ledger,
+        client_memory: Mapping[int, State],
+        server_memory: State,
+        gather: Callable[[dict[int, Any]], dict[int, Any]] = _alone,
+        random: Callable[[int], np.random.Generator] = np.random.default_rng,
+    ) -> None:
+        self.setting = setting
+        self.uplink = uplink
+        self.downlink = downlink
+        self.ledger = ledger
+        self.client_memory = client_memory
+        self.server_memory = server_memory
+        self.received: Message = {}
+        self._gather = gather
+        self._random = random
+        self._pending: dict[int, State] = {}
+
+    def broadcast(self, recipients: Sequence[int], message: Message) -> Message:
+        """Send one message to every recipient; returns what each of them receives.
+
+        Where the next broadcast builds on this one, it goes to all clients of the federation and is counted for all.
+        """
+        num_recipients = self.setting.num_clients if self.downlink.for_all() else len(recipients)
+        self.received, memory = self._send(
+            "down", self.downlink, message, dict(self.server_memory), self.setting.kept, num_recipients, follow=True
+        )
+        self.server_memory.clear()
+        self.server_memory.update(memory)
+        return self.received
+
+    def down(self, client: int, message: Message) -> Message:
+        """Send one client a message of its own, whole."""
+        return self._send("down", self.downlink, message, {}, self.setting.kept)[0]
+
+    def tell(self, clients: Sequence[int], message: Message) -> None:
+        """Send each of some clients the same message, whatever the codec."""
+        self._send("down", Dense(), message, {}, None, len(clients))
+
+    def up(self, client: int, message: Message, excerpt: Excerpt | None = None) -> Message:
+        """Send a client's message, or an excerpt of it, to the server; returns what the server sees, 0 where nothing was sent."""
+        memory = self._pending[client] if client in self._pending else self._kept(client, message)
+        within = self.setting.kept if excerpt is None else excerpt.within(self.setting)
+        seen, memory = self._send("up", self.uplink, message, memory, within)
+        if memory:
+            self._pending[client] = memory
+        return seen
+
+    def _kept(self, client: int, message: Message) -> State:
+        """A copy of a client's codec memory where its message lies."""
+        device = next((x.device for x in message.values()), None)
+        return {name: x.to(device, copy=True) for name, x in self.client_memory.get(client, {}).items()}
+
+    def gather(self, mine: dict[int, T]) -> dict[int, T]:
+        """What all processes know of their clients, in the order of the cohort."""
+        return self._gather(mine)
+
+    def random(self, client: int) -> np.random.Generator:
+        """The server's random numbers for a client in this round."""
+        return self._random(client)
+
+    def _send(
+        self,
+        direction: Direction,
+        codec: Codec,
+        message: Message,
+        memory: State,
+        excerpt: Excerpt | None,
+        recipients: int = 1,
+        follow: bool = False,
+    ) -> tuple[Message, State]:
+        """Encode, book, decode; returns what arrives and the sender's new memory, which stays where it has nothing to encode.
+
+        Of an excerpt nothing else crosses, and 0 arrives. With `follow` the recipients have what the earlier broadcasts brought.
+        """
+        if excerpt is not None:
+            shorter, known = excerpt.take(message), excerpt.take(memory)
+            arrived, known = self._cross(direction, codec, shorter, known, excerpt.setting, recipients, follow)
+            # A vector of which nothing is sent takes no storage.
+            nothing = {name: x.new_zeros(1).expand_as(x) for name, x in message.items() if name not in arrived}
+            return {**nothing, **excerpt.put(arrived, {})}, excerpt.put(known, memory)
+        return self._cross(direction, codec, message, memory, self.setting, recipients, follow)
+
+    def _cross(
+        self,
+        direction: Direction,
+        codec: Codec,
+        message: Message,
+        memory: State,
+        setting: Setting,
+        recipients: int,
+        follow: bool,
+    ) -> tuple[Message, State]:
+        """The message as it is, through the codec."""
+        exact = {name: x for name, x in message.items() if not codec.takes(name)}
+        coded = {name: x for name, x in message.items() if name not in exact}
+        arrived: Message = {}
+        for part, through in ((exact, Dense()), (coded, codec)):
+            if part:
+                payload, kept = through.encode(part, memory, setting)
+                self.ledger.book(direction, payload, recipients)
+                arrived |= through.follow(payload, memory, setting) if follow else through.decode(payload, setting)
+        return arrived, kept if coded else memory
+
+    def commit(self, client: int) -> State:
+        """The server accepted this client's upload; returns the codec memory that it is to keep, {} for none."""
+        return self._pending.pop(client, {})
+
+    def close_round(self) -> None:
+        """Forget the codec memory of uploads that were not accepted."""
+        self._pending.clear()

@@ -1,0 +1,1 @@
+"""Image data sets as federated data modules."""

@@ -1,0 +1,163 @@
+"""Arrays: an `.npz` file of images and labels, or tensors from Python."""
+
+from __future__ import annotations
+
+import zlib
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile, is_zipfile
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_fl.checks import check_whole
+from lightning_fl.data.datasets.image_data_module import ImageDataModule
+from lightning_fl.errors import UserError, nearest, require
+
+KEYS = ("train_images", "train_labels", "test_images", "test_labels")
+
+
+class Arrays(ImageDataModule):
+    """An `.npz` file with `train_images train_labels test_images test_labels`, or tensors or arrays from Python.
+
+    Args:
+        path: the `.npz` file: uint8 images n×H×W×C or n×H×W, integer labels (n,).
+        train: in place of a path, (x, y) or a lone x, as tensors or arrays. A uint8 x is images n×H×W×C or n×H×W; any
+            other x is kept as it is, so float images are n×C×H×W. An integer y (n,) is the class of each sample, any
+            other y a target.
+        test: as train; goes with it.
+        num_classes: how many classes there are, at least 1; None: the largest label plus one.
+        **kwargs: of ImageDataModule and FederatedDataModule.
+    """
+
+    def __init__(
+        self,
+        path: str | None = None,
+        train: Any = None,
+        test: Any = None,
+        num_classes: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if num_classes is not None:
+            check_whole("num_classes", num_classes, 1)
+        require(
+            (train is None) == (test is None) and (path is None) != (train is None),
+            "Arrays takes either path, or train and test together.",
+        )
+        self.path = path
+        self._given = (train, test)
+        self._num_classes = num_classes
+
+    @property
+    def num_classes(self) -> int | None:
+        """As given, or the largest label plus one (reads the data); None without integer labels."""
+        return self._shape[0] if self._num_classes is None else self._num_classes
+
+    @property
+    def in_channels(self) -> int | None:
+        """The channels of the images (reads the data); None if they are not n×C×H×W."""
+        return self._shape[1]
+
+    @property
+    def image_size(self) -> int | None:
+        """The height and width of the images (reads the data); None if they are not n×C×H×H."""
+        return self._shape[2]
+
+    def read(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Read and check the arrays."""
+        tensors = self._tensors
+        # Note the numbers of classes, channels and pixels while the tensors are here: from now on TensorSamples alone keeps
+        # them.
+        _ = self._shape
+        del self._tensors
+        return tensors
+
+    @cached_property
+    def _tensors(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        given = self._given if self.path is None else _read_file(self.path)
+        train, test = _tensors_of("train", given[0]), _tensors_of("test", given[1])
+        shapes = [[tuple(tensor.shape[1:]) for tensor in part] for part in (train, test)]
+        require(
+            shapes[0] == shapes[1],
+            f"A training sample has the shapes {shapes[0]} but a test sample {shapes[1]}: make them equal.",
+        )
+        return train, test
+
+    @cached_property
+    def _shape(self) -> tuple[int | None, int | None, int | None]:
+        """Classes, channels, and pixels of a side."""
+        train, test = self._tensors
+        x, labels = train[0], [*train[1:], *test[1:]]
+        are_classes = bool(labels) and all(y.ndim == 1 and len(y) and not y.is_floating_point() for y in labels)
+        num_classes = max(int(y.max()) for y in labels) + 1 if are_classes else None
+        _, channels, height, width = x.shape if x.ndim == 4 else (None,) * 4
+        return num_classes, channels, height if height == width else None
+
+
+def _read_file(path: str) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
+    require(Path(path).is_file(), f"There is no file {Path(path).resolve()}.")
+    try:
+        file = np.load(path, allow_pickle=False)
+        require(
+            isinstance(file, np.lib.npyio.NpzFile),
+            f"{path} is a single array: give an .npz file with {', '.join(KEYS)}.",
+        )
+        with file:
+            missing = [key for key in KEYS if key not in file]
+            if missing:
+                hints = [f"{key} ({nearest(key, file.files)})" for key in missing] if file.files else missing
+                raise UserError(f"{path} lacks {'; '.join(hints)}.")
+            arrays = [file[key] for key in KEYS]
+    except UserError:
+        raise
+    except (ValueError, OSError, BadZipFile, EOFError, zlib.error) as error:
+        # Of what is no zip file NumPy thinks that it may be a pickle, and advises to load it.
+        reason = f" ({error})" if is_zipfile(path) else ""
+        raise UserError(f"{path} is not a readable .npz file{reason}.") from error
+    for key, array in zip(KEYS, arrays, strict=True):
+        images = key.endswith("images")
+        good = array.dtype == np.uint8 and array.ndim in (3, 4) if images else array.dtype.kind in "iu"
+        wanted = "uint8 images n×H×W×C or n×H×W" if images else "integer labels (n,)"
+        require(good, f"{key} of {path} is {array.dtype} {array.shape}: expected are {wanted}.")
+    return (arrays[0], arrays[1]), (arrays[2], arrays[3])
+
+
+def _tensors_of(name: str, given: Any) -> tuple[Tensor, ...]:
+    parts = tuple(given) if isinstance(given, (tuple, list)) else (given,)
+    arrays = all(isinstance(part, (Tensor, np.ndarray)) for part in parts)
+    require(
+        arrays and len(parts) in (1, 2),
+        f"{name} must be (x, y) or a lone x, as tensors or arrays, not {type(given).__name__}.",
+    )
+    tensors = [_images(name, torch.as_tensor(parts[0]))]
+    if len(parts) == 2:
+        tensors.append(_labels(torch.as_tensor(parts[1])))
+        require(
+            len(tensors[0]) == len(tensors[1]),
+            f"{name} has {len(tensors[0]):,} samples but {len(tensors[1]):,} labels: give one label per sample.",
+        )
+    return tuple(tensors)
+
+
+def _images(name: str, x: Tensor) -> Tensor:
+    if x.dtype != torch.uint8:
+        return x
+    shape = tuple(x.shape)
+    require(len(shape) in (3, 4), f"The {name} images are uint8 with shape {shape}: expected are n×H×W×C or n×H×W.")
+    if len(shape) == 3:
+        return x.unsqueeze(1)
+    channels_first = shape[1] in (1, 3, 4) and shape[3] not in (1, 3, 4)
+    require(
+        not channels_first,
+        f"The {name} images have the shape {shape}, with channels first: give uint8 images as n×H×W×C.",
+    )
+    return x.permute(0, 3, 1, 2)
+
+
+def _labels(y: Tensor) -> Tensor:
+    if y.is_floating_point():
+        return y
+    return (y.squeeze(1) if y.ndim == 2 and y.shape[1] == 1 else y).long()

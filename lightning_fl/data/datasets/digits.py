@@ -1,0 +1,62 @@
+"""Handwritten digits that come with scikit-learn: 1,797 images of 8×8, no download. For first steps and for tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812  (PyTorch's own name for it)
+from torch import Tensor
+
+from lightning_fl.checks import check_whole
+from lightning_fl.data.datasets.image_data_module import ImageDataModule
+from lightning_fl.data.federated_data_module import HELD_OUT
+
+
+class Digits(ImageDataModule):
+    """The 1,797 handwritten digits of scikit-learn, a stratified fifth of them as test set (drawn by the seed).
+
+    Args:
+        image_size: height and width in pixels, at least 8; the 8×8 images are enlarged bilinearly.
+        **kwargs: of ImageDataModule and FederatedDataModule.
+    """
+
+    def __init__(self, image_size: int = 8, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        check_whole("image_size", image_size, 8)
+        self._image_size = image_size
+
+    @property
+    def image_size(self) -> int:
+        """As given."""
+        return self._image_size
+
+    @property
+    def num_classes(self) -> int:
+        """10."""
+        return 10
+
+    @property
+    def in_channels(self) -> int:
+        """1."""
+        return 1
+
+    def read(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Read, enlarge and split the images; the ink, 0..16, becomes 0..255."""
+        from sklearn.datasets import load_digits
+        from sklearn.model_selection import train_test_split
+
+        digits = load_digits()
+        images = torch.from_numpy(digits.images).float().unsqueeze(1) * (255 / 16)
+        if self.image_size != 8:
+            images = F.interpolate(images, size=self.image_size, mode="bilinear")
+        images = images.round().to(torch.uint8)
+        labels = torch.from_numpy(digits.target.astype(np.int64))
+        train, test = train_test_split(
+            np.arange(len(labels)),
+            test_size=0.2,
+            stratify=digits.target,
+            random_state=int(self._rng(HELD_OUT).integers(2**31)),
+        )
+        return (images[train], labels[train]), (images[test], labels[test])

@@ -1,0 +1,119 @@
+"""Images in folders, one folder per class, decoded once into uint8 tensors."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_fl.checks import check_whole
+from lightning_fl.data.datasets.image_data_module import ImageDataModule
+from lightning_fl.errors import UserError, require
+
+LAYOUT = "expected are images in ROOT/train/CLASS/ and ROOT/test/CLASS/, with the same classes in both"
+
+
+class ImageFolder(ImageDataModule):
+    """Colour images in `root/train/<class>/` and `root/test/<class>/`; classes are numbered in alphabetical order.
+
+    Args:
+        root: folder that holds `train` and `test`.
+        image_size: height and width in pixels to which every image is resized (without keeping its proportions), at
+            least 1;
+            None: the images must be of one size.
+        **kwargs: of ImageDataModule and FederatedDataModule.
+    """
+
+    def __init__(self, root: str, image_size: int | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if image_size is not None:
+            check_whole("image_size", image_size, 1)
+        self.root = root
+        self._image_size = image_size
+
+    @property
+    def num_classes(self) -> int:
+        """The number of class folders."""
+        return len(self._classes("train"))
+
+    @property
+    def in_channels(self) -> int:
+        """3."""
+        return 3
+
+    @property
+    def image_size(self) -> int | None:
+        """As given, or that of the first image if it is square (reads it)."""
+        if self._image_size is not None:
+            return self._image_size
+        height, width, _ = self._pixels(self._files("train")[0][0]).shape
+        return height if height == width else None
+
+    def read(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Decode every image."""
+        train, test = self._classes("train"), self._classes("test")
+        require(train == test, f"{self.root}/train has the classes {train} but {self.root}/test has {test}: {LAYOUT}.")
+        return self._decode("train"), self._decode("test")
+
+    def _classes(self, part: str) -> list[str]:
+        folder = Path(self.root) / part
+        classes = sorted(entry.name for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else []
+        require(len(classes) > 0, f"{folder} is missing or has no class folders: {LAYOUT}.")
+        return classes
+
+    def _files(self, part: str) -> list[tuple[str, int]]:
+        """Paths and classes of the images."""
+        from torchvision.datasets import ImageFolder as Files
+
+        self._classes(part)
+        try:
+            return Files(str(Path(self.root) / part)).samples
+        except FileNotFoundError as error:
+            raise UserError(f"A class folder of {self.root}/{part} has no images ({error}): {LAYOUT}.") from error
+
+    def _decode(self, part: str) -> tuple[Tensor, Tensor]:
+        from tqdm.auto import tqdm
+
+        files = self._files(part)
+        first = self._pixels(files[0][0])
+        images = torch.empty((len(files), *first.shape), dtype=torch.uint8)
+
+        def decode(position: int) -> None:
+            path = files[position][0]
+            pixels = self._pixels(path)
+            require(
+                pixels.shape == first.shape,
+                f"{path} is {_size(pixels)} but {files[0][0]} is {_size(first)}: give image_size to resize all images "
+                "to one size.",
+            )
+            images[position] = torch.from_numpy(pixels)
+
+        # Decoding leaves Python's lock, so threads share the work; the bar appears only if it takes a while.
+        with ThreadPoolExecutor() as threads:
+            decoded = threads.map(decode, range(len(files)))
+            for _ in tqdm(
+                decoded, total=len(files), desc=f"Decoding {part} images", unit="image", delay=2, leave=False
+            ):
+                pass
+        return images.permute(0, 3, 1, 2), torch.tensor([label for _, label in files])
+
+    def _pixels(self, path: str) -> np.ndarray:
+        """(H, W, 3) uint8."""
+        from PIL import Image
+
+        try:
+            with Image.open(path) as opened:
+                image = opened.convert("RGB")
+        except OSError as error:
+            raise UserError(f"{path} is not a readable image ({error}).") from error
+        if self._image_size is not None:
+            image = image.resize((self._image_size, self._image_size), Image.Resampling.BILINEAR)
+        return np.array(image)
+
+
+def _size(pixels: np.ndarray) -> str:
+    return f"{pixels.shape[1]}×{pixels.shape[0]} pixels"

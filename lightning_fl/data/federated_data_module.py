@@ -1,0 +1,336 @@
+"""`FederatedDataModule`: a `LightningDataModule` whose training data are divided over clients and a server.
+
+The training samples are split into the clients' pool and the server's pool; the clients' pool is divided by a
+`Partition`; each client may hold out a part of its own for validation; the server draws its data from its pool
+(Liu et al., Efficient Federated Learning Using Dynamic Update and Adaptive Pruning with Momentum on Shared Server Data,
+ACM TIST 2024: 40,000 CIFAR images for the clients, the server's drawn from the other 10,000). In a stock `L.Trainer`
+the same module is the centralised baseline: all clients' samples pooled and shuffled.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import lightning as L  # noqa: N812  (Lightning's own name for it)
+import numpy as np
+import torch
+
+from lightning_fl.checks import check_share, check_whole
+from lightning_fl.data.non_iid_degree import label_histograms, non_iid_degree
+from lightning_fl.data.partition import IID, Partition, cut, require_enough
+from lightning_fl.data.samples.loaders import SampleLoader
+from lightning_fl.data.samples.tensor_samples import Samples, Selection
+from lightning_fl.data.server_samples import draw_classes, draw_degree, draw_uniform
+from lightning_fl.data.sources import Source
+from lightning_fl.errors import UserError, require
+
+# Each purpose has its own random stream, so that changing one (say, the server's data) leaves the others as they were.
+POOL, PARTITION, VALIDATION, SERVER, HELD_OUT, SHARED = range(6)
+
+
+class FederatedDataModule(L.LightningDataModule, ABC):
+    """Training data divided over clients and a server. A subclass says in `load` where they come from.
+
+    Args:
+        num_clients: clients in the federation, at least 1 and at most the number of training samples.
+        batch_size: samples per training batch, at least 1.
+        partition: how the clients' samples are divided: IID, Shards or Dirichlet.
+        client_fraction: share of the training samples that goes to the clients, in (0, 1]; the rest is the server's
+            pool.
+        server_fraction: samples the server holds, as a share of the clients' samples, in [0, 1); drawn from its pool.
+        server_classes: draw the server's samples from this many random classes in equal parts; None: from all as they
+            come.
+        server_degree: draw the server's samples with this non-IID degree, in [0, 1]; not together with server_classes.
+        val_fraction: share of its samples that each client holds out for validation, in [0, 1); 0: validate on the
+            test set.
+        eval_batch_size: samples per batch in validation, test and prediction, at least 1.
+        seed: decides every split, at least 0.
+
+    Raises:
+        UserError: a value is not allowed; or, in `setup`, the data are too few for it.
+    """
+
+    shuffled_files = False
+    """Whether the training samples come in random order, which is then kept; if not, they are shuffled first."""
+
+    def __init__(
+        self,
+        num_clients: int = 100,
+        batch_size: int = 10,
+        partition: Partition = IID(),  # noqa: B008  (immutable)
+        client_fraction: float = 1.0,
+        server_fraction: float = 0.0,
+        server_classes: int | None = None,
+        server_degree: float | None = None,
+        val_fraction: float = 0.0,
+        eval_batch_size: int = 500,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        check_whole("num_clients", num_clients, 1)
+        check_whole("batch_size", batch_size, 1)
+        require(
+            isinstance(partition, Partition),
+            f"partition={partition!r} is not a Partition: give an instance such as IID(), Shards() or Dirichlet().",
+        )
+        check_share("client_fraction", client_fraction, zero=False, one=True)
+        check_share("server_fraction", server_fraction, zero=True, one=False)
+        require(
+            server_fraction * client_fraction <= 1 - client_fraction + 1e-9,
+            f"server_fraction={server_fraction} of the clients' share is more than client_fraction={client_fraction} "
+            f"leaves to the server: lower client_fraction to {1 / (1 + server_fraction):.3g} or less.",
+        )
+        require(
+            server_classes is None or server_degree is None,
+            f"server_classes={server_classes} and server_degree={server_degree} exclude each other: give one of them.",
+        )
+        if server_classes is not None:
+            check_whole("server_classes", server_classes, 1)
+        if server_degree is not None:
+            check_share("server_degree", server_degree, zero=True, one=True)
+        check_share("val_fraction", val_fraction, zero=True, one=False)
+        check_whole("eval_batch_size", eval_batch_size, 1)
+        check_whole("seed", seed, 0)
+        self.num_clients = num_clients
+        self.batch_size = batch_size
+        self.partition = partition
+        self.client_fraction = client_fraction
+        self.server_fraction = server_fraction
+        self.server_classes = server_classes
+        self.server_degree = server_degree
+        self.val_fraction = val_fraction
+        self.eval_batch_size = eval_batch_size
+        self.seed = seed
+
+        self._is_set_up = False
+        self.train: Samples
+        """All training samples: the clients', their validation parts, and the server's pool."""
+        self.test: Samples | None = None
+        """The test samples, or None where `test_dataloader` comes from elsewhere."""
+        self.client_indices: list[np.ndarray] = []
+        """Per client the int64 indices into `train` that it trains on."""
+        self.client_val_indices: list[np.ndarray] = []
+        """Per client the int64 indices into `train` that it holds out."""
+        self.server_indices: np.ndarray = np.zeros(0, dtype=np.int64)
+        """The int64 indices into `train` that the server holds."""
+        self.client_sizes: np.ndarray = np.zeros(0, dtype=np.int64)
+        """(N,) int64 training samples per client."""
+        self.label_histograms: np.ndarray | None = None
+        """(N, C) int64 training samples per client and class; None without classes."""
+        self.server_histogram: np.ndarray | None = None
+        """(C,) int64 server samples per class; None without classes."""
+
+    @abstractmethod
+    def load(self) -> tuple[Samples, Samples | None]:
+        """Read the data: training samples and test samples. Called once."""
+
+    @property
+    def num_classes(self) -> int | None:
+        """The number of classes, or None if the data have none."""
+        return None
+
+    @property
+    def in_channels(self) -> int | None:
+        """The number of channels of an image, or None if the data are not images."""
+        return None
+
+    @property
+    def image_size(self) -> int | None:
+        """Height and width of the images in pixels, or None if the data are no images or these are not square."""
+        return None
+
+    @property
+    def unit(self) -> str:
+        """What `description` calls the samples."""
+        return "samples" if self.in_channels is None else "images"
+
+    def setup(self, stage: str | None = None) -> None:
+        """Load and split, once; every stage sees the same split.
+
+        Raises:
+            UserError: the data are missing, or too few for what was asked.
+        """
+        if self._is_set_up:
+            return
+        self.train, self.test = self.load()
+        num_samples = len(self.train)
+        order = np.arange(num_samples) if self.shuffled_files else self._rng(POOL).permutation(num_samples)
+        num_pooled = round(self.client_fraction * num_samples)
+        pool, server_pool = order[:num_pooled], order[num_pooled:]
+        self._check_labels()
+        self._split_clients(pool)
+        self._draw_server(server_pool, round(self.server_fraction * num_pooled))
+        self.after_split()
+        self._is_set_up = True
+
+    def after_split(self) -> None:
+        """A subclass may finish its samples here, knowing which of them the clients hold. Does nothing otherwise."""
+
+    def client(self, k: int) -> Selection:
+        """The training samples of client `k`, 0..num_clients-1."""
+        return self.train.select(self.client_indices[k])
+
+    def enlarged(self, extra: Sequence[np.ndarray]) -> FederatedDataModule:
+        """A copy whose clients also train on other samples; it shares everything else with this one.
+
+        Args:
+            extra: per client int64 indices into `train`.
+        """
+        changed = copy.copy(self)
+        pairs = zip(self.client_indices, extra, strict=True)
+        changed.client_indices = [np.concatenate([own, more]) for own, more in pairs]
+        changed._count_clients()
+        return changed
+
+    def share(self, count: int) -> FederatedDataModule:
+        """A copy in which every client also trains on `count` random samples of the server's.
+
+        Args:
+            count: at most as many as the server holds; if as many, all clients share the same.
+        """
+        held = self.server_indices
+        if count == len(held):
+            return self.enlarged([held] * self.num_clients)
+        draws = (np.random.default_rng([self.seed, SHARED, client]) for client in range(self.num_clients))
+        return self.enlarged([rng.choice(held, count, replace=False) for rng in draws])
+
+    def server_data(self) -> Selection | None:
+        """The server's samples, or None if it has none."""
+        return self.train.select(self.server_indices) if len(self.server_indices) else None
+
+    def sources(self) -> list[Source]:
+        """Everyone who holds training samples: the server, if it has any, then each client that has."""
+        holders: list[tuple[int | None, np.ndarray]] = [(None, self.server_indices), *enumerate(self.client_indices)]
+        holders = [(client, indices) for client, indices in holders if len(indices)]
+        degrees = np.zeros(len(holders))
+        if self.label_histograms is not None and self.server_histogram is not None:
+            counts = [
+                self.server_histogram if client is None else self.label_histograms[client] for client, _ in holders
+            ]
+            degrees = non_iid_degree(np.array(counts), self.label_histograms.sum(0))
+        return [
+            Source(client, self.train, indices, float(degree))
+            for (client, indices), degree in zip(holders, degrees, strict=True)
+        ]
+
+    def place(self, device: torch.device, channels_last: bool = False) -> None:
+        """Move what can be moved to `device` once: see `Samples.place`."""
+        self.train.place(device, channels_last)
+        if self.test is not None:
+            self.test.place(device, channels_last)
+
+    def train_dataloader(self) -> Any:
+        """All clients' training samples pooled and shuffled: a centralised baseline."""
+        return SampleLoader(self.train, np.concatenate(self.client_indices), self.batch_size, self.seed)
+
+    def val_dataloader(self) -> Any:
+        """The clients' validation parts together, or the test set if `val_fraction` is 0."""
+        if self.val_fraction > 0:
+            return SampleLoader(self.train, np.concatenate(self.client_val_indices), self.eval_batch_size)
+        return self.test_dataloader()
+
+    def test_dataloader(self) -> Any:
+        """The test set, in order."""
+        require(self.test is not None, f"{type(self).__name__} has no test data.")
+        assert self.test is not None
+        return SampleLoader(self.test, None, self.eval_batch_size)
+
+    def predict_dataloader(self) -> Any:
+        """The test set, in order."""
+        return self.test_dataloader()
+
+    def description(self) -> str:
+        """One line on what `setup` made of the data, for people."""
+        smallest, largest = self.client_sizes.min(), self.client_sizes.max()
+        each = f"{smallest:,}" if smallest == largest else f"{smallest:,}-{largest:,}"
+        clients = f"{self.num_clients:,} clients by {self.partition}, {each} each"
+        server = f"{len(self.server_indices):,} server {self.unit}" if len(self.server_indices) else "no server data"
+        if self.label_histograms is not None and self.server_histogram is not None:
+            pooled = self.label_histograms.sum(0)
+            num_held = (self.label_histograms > 0).sum(1).mean()
+            degree = non_iid_degree(self.label_histograms, pooled).mean()
+            clients += f" ({num_held:.1f} of {self.num_classes} classes per client, non-IID degree {degree:.2f})"
+            if len(self.server_indices):
+                server += f" (non-IID degree {non_iid_degree(self.server_histogram, pooled):.2g})"
+        num_held_out = sum(map(len, self.client_val_indices))
+        held_out = f"; {num_held_out:,} held out for validation" if num_held_out else ""
+        test = "test data as given" if self.test is None else f"{len(self.test):,} test {self.unit}"
+        return (
+            f"{type(self).__name__}: {self.client_sizes.sum():,} training {self.unit} over {clients}{held_out}; "
+            f"{server}; {test}."
+        )
+
+    def _rng(self, purpose: int) -> np.random.Generator:
+        return np.random.default_rng([self.seed, purpose])
+
+    def _check_labels(self) -> None:
+        labels, num_classes = self.train.labels, self.num_classes
+        if labels is None:
+            require(
+                not self.partition.needs_labels,
+                f"{self.partition} needs the class of each sample, which these data do not give (in targets, labels "
+                "or tensors[1]): use IID().",
+            )
+            require(
+                self.server_classes is None and self.server_degree is None,
+                "server_classes and server_degree need the class of each sample, which these data do not give.",
+            )
+            return
+        if num_classes is None or not len(labels):
+            return
+        require(
+            bool(labels.min() >= 0 and labels.max() < num_classes),
+            f"The labels go from {labels.min()} to {labels.max()}, but num_classes={num_classes} allows 0 to "
+            f"{num_classes - 1}.",
+        )
+
+    def _split_clients(self, pool: np.ndarray) -> None:
+        require_enough(len(pool), self.num_clients)
+        labels = self.train.labels
+        pool_labels = np.zeros(len(pool), dtype=np.int64) if labels is None else labels[pool]
+        parts = self.partition(pool_labels, self.num_clients, self._rng(PARTITION))
+        parts = cut(pool[np.concatenate(parts)], np.array([len(part) for part in parts]))
+        if self.val_fraction > 0:
+            rng = self._rng(VALIDATION)
+            mixed = [rng.permutation(part) for part in parts]
+            num_held_out = [min(round(self.val_fraction * len(part)), len(part) - 1) for part in parts]
+            require(
+                sum(num_held_out) > 0,
+                f"val_fraction={self.val_fraction} holds out no sample of any client, because the largest has "
+                f"{max(map(len, parts))}: raise it or use fewer clients.",
+            )
+            self.client_val_indices = [part[:count] for part, count in zip(mixed, num_held_out, strict=True)]
+            parts = [part[count:] for part, count in zip(mixed, num_held_out, strict=True)]
+        else:
+            self.client_val_indices = [part[:0] for part in parts]
+        self.client_indices = parts
+        self._count_clients()
+
+    def _count_clients(self) -> None:
+        parts, labels = self.client_indices, self.train.labels
+        self.client_sizes = np.array([len(part) for part in parts], dtype=np.int64)
+        if labels is not None and self.num_classes is not None:
+            self.label_histograms = label_histograms(labels, parts, self.num_classes)
+
+    def _draw_server(self, pool: np.ndarray, count: int) -> None:
+        rng = self._rng(SERVER)
+        require(
+            count > 0 or self.server_fraction == 0,
+            f"server_fraction={self.server_fraction} of the clients' samples is less than one sample: raise it or set "
+            "it to 0.",
+        )
+        labels, num_classes = self.train.labels, self.num_classes
+        if count == 0 or (self.server_classes is None and self.server_degree is None):
+            self.server_indices = draw_uniform(pool, count, rng)
+        elif labels is None or num_classes is None or self.label_histograms is None:
+            raise UserError("server_classes and server_degree need data with classes: leave both out.")
+        elif self.server_classes is not None:
+            self.server_indices = draw_classes(pool, labels, count, self.server_classes, num_classes, rng)
+        elif self.server_degree is not None:
+            reference = self.label_histograms.sum(0)
+            self.server_indices = draw_degree(pool, labels, count, self.server_degree, reference, rng)
+        if labels is not None and num_classes is not None:
+            self.server_histogram = np.bincount(labels[self.server_indices], minlength=num_classes)

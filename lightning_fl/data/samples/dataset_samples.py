@@ -1,0 +1,238 @@
+"""Any map-style `Dataset` as `Samples`: one `DataLoader`, pointed at one client after another."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
+
+from lightning_fl.checks import check_whole
+from lightning_fl.data.samples.tensor_samples import Samples, Selection, TensorSamples
+from lightning_fl.errors import require
+
+
+class DatasetSamples(Samples):
+    """Samples read from a map-style `Dataset` through a `DataLoader` that is constructed once.
+
+    What the dataset draws at random (augmentation) follows the pass's generator and not the number of workers. With
+    workers only one shuffled pass can be under way at a time: starting another ends the first with an error.
+
+    Args:
+        dataset: any dataset with `__len__` and `__getitem__`.
+        collate_fn: makes a batch of a list of samples; None: PyTorch's default.
+        num_workers: processes that read ahead, at least 0; they are started once and kept.
+        worker_init_fn: called in each worker with its number.
+
+    Raises:
+        UserError: an `IterableDataset`, which cannot be divided.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        collate_fn: Callable[[list], Any] | None = None,
+        num_workers: int = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+    ) -> None:
+        require_map_style(dataset)
+        check_whole("num_workers", num_workers, 0)
+        self.dataset = dataset
+        self.labels = dataset_labels(dataset)
+        self._options: dict[str, Any] = {
+            "collate_fn": collate_fn,
+            "num_workers": num_workers,
+            "worker_init_fn": worker_init_fn,
+        }
+        self._turn = 0
+        self._sampler = _BatchSampler()
+        self._loader: DataLoader | None = None
+
+    @property
+    def resident(self) -> bool:
+        """False: batches come from the host's memory."""
+        return False
+
+    def __len__(self) -> int:
+        """The number of samples."""
+        return len(self.dataset)  # type: ignore[arg-type]
+
+    def place(self, device: torch.device, channels_last: bool = False) -> None:
+        """Pin batches for a CUDA device. Moving them, and their memory format, is left to who reads them."""
+        self._options["pin_memory"] = device.type == "cuda"
+        self._loader = None
+
+    def select(self, indices: np.ndarray) -> DatasetSelection:
+        """The samples at `indices`; nothing is read yet."""
+        return DatasetSelection(self, np.asarray(indices))
+
+    def batches(self, batch_size: int, indices: np.ndarray | None = None) -> Iterator[Any]:
+        """Yield the samples in order: see `Samples.batches`. It may run while a shuffled pass is under way."""
+        chosen = np.arange(len(self)) if indices is None else np.asarray(indices)
+        # Persistent workers serve one pass at a time, and an evaluation may fall within a training pass: hence its own
+        # loader.
+        loader = DataLoader(
+            self.dataset,
+            batch_sampler=_BatchSampler(_cut(chosen, batch_size)),
+            generator=torch.Generator(),
+            **self._options,
+        )
+        return iter(loader)
+
+    def stored(self, indices: np.ndarray) -> list[Tensor]:
+        """The tensors of the samples as one batch: see `Samples.stored`."""
+        leaves = tree_leaves(next(self.batches(len(indices), indices)))
+        return [x.int() if x.dtype == torch.int64 else x for x in leaves if isinstance(x, Tensor)]
+
+    def shuffled_pass(self, batches: list[list[int]]) -> Iterator[Any]:
+        """Yield one batch for each list of indices, from the loader that all selections share."""
+        if self._loader is None:
+            persistent = self._options["num_workers"] > 0
+            seeded = _SeededDataset(self.dataset)
+            self._loader = DataLoader(
+                seeded, batch_sampler=self._sampler, persistent_workers=persistent, **self._options
+            )
+        self._turn += 1
+        turn = self._turn
+        self._sampler.batches = batches
+        # Without a generator of its own, each pass would take a number from PyTorch's global one.
+        self._loader.generator = torch.Generator()
+        for batch in self._loader:
+            if turn != self._turn and self._options["num_workers"] > 0:
+                raise RuntimeError(
+                    "Another pass over the same data has begun: finish one client's pass before the next."
+                )
+            yield batch
+
+
+class DatasetSelection(Selection):
+    """Indices into `DatasetSamples`."""
+
+    __slots__ = ("_indices", "_samples")
+
+    def __init__(self, samples: DatasetSamples, indices: np.ndarray) -> None:
+        self._samples = samples
+        self._indices = indices
+
+    def __len__(self) -> int:
+        """The number of samples."""
+        return len(self._indices)
+
+    def batches(self, batch_size: int, generator: torch.Generator | None = None) -> Iterator[Any]:
+        """Yield every sample once: see `Selection.batches`."""
+        if generator is None:
+            return self._samples.batches(batch_size, self._indices)
+        order = torch.randperm(len(self._indices), generator=generator).numpy()
+        batches = _cut(self._indices[order], batch_size)
+        seeds = torch.randint(2**31, (len(batches),), generator=generator).tolist()
+        return self._samples.shuffled_pass([[seed, *batch] for seed, batch in zip(seeds, batches, strict=True)])
+
+
+class _BatchSampler:
+    """Lists of indices, replaced from pass to pass."""
+
+    def __init__(self, batches: Sequence[list[int]] = ()) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self.batches)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+class _SeededDataset(Dataset):
+    """A dataset whose every batch begins with the seed of what is drawn at random in it."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)  # type: ignore[arg-type]
+
+    def __getitems__(self, seed_and_indices: list[int]) -> list:
+        seed, *indices = seed_and_indices
+        with _seeded(seed):
+            if hasattr(self.dataset, "__getitems__"):
+                return self.dataset.__getitems__(indices)
+            return [self.dataset[index] for index in indices]
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[index]
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Seed the generators that datasets use (torch, numpy, random), and put them back as they were."""
+    torch_state, python_state = torch.get_rng_state(), random.getstate()
+    numpy_state = np.random.get_state()  # noqa: NPY002
+    torch.default_generator.manual_seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(torch_state)
+        np.random.set_state(numpy_state)  # noqa: NPY002
+        random.setstate(python_state)
+
+
+def _cut(indices: np.ndarray, batch_size: int) -> list[list[int]]:
+    listed = indices.tolist()
+    return [listed[start : start + batch_size] for start in range(0, len(listed), batch_size)]
+
+
+def samples_of(
+    dataset: Dataset, collate_fn: Callable[[list], Any] | None = None, num_workers: int = 0, **options: Any
+) -> Samples:
+    """`TensorSamples`, which are faster, of a plain `TensorDataset` (or a `Subset` of one); else `DatasetSamples`."""
+    base, indices = dataset, None
+    while isinstance(base, Subset):
+        positions = np.asarray(base.indices, dtype=np.int64)
+        indices = positions if indices is None else positions[indices]
+        base = base.dataset
+    plain = type(base) is TensorDataset and collate_fn in (None, default_collate)
+    # TensorSamples takes uint8 for images and scales them, which this dataset's own reader does not expect.
+    if plain and base.tensors[0].dtype != torch.uint8:  # type: ignore[attr-defined]
+        tensors: tuple[torch.Tensor, ...] = base.tensors  # type: ignore[attr-defined]
+        return TensorSamples(*(t if indices is None else t[torch.from_numpy(indices)] for t in tensors))
+    return DatasetSamples(dataset, collate_fn, num_workers, **options)
+
+
+def require_map_style(dataset: Any) -> None:
+    """Raise `UserError` unless `dataset` has a length and can be indexed."""
+    map_style = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+    require(
+        map_style and not isinstance(dataset, IterableDataset),
+        f"{type(dataset).__name__} cannot be divided over clients: give a map-style Dataset with __len__ and "
+        "__getitem__, not an IterableDataset.",
+    )
+
+
+def dataset_labels(dataset: Any) -> np.ndarray | None:
+    """(n,) int64 classes: a dataset's `targets`, `labels` or second tensor, also through `Subset`; else None."""
+    if isinstance(dataset, Subset):
+        whole = dataset_labels(dataset.dataset)
+        return None if whole is None else whole[np.asarray(dataset.indices, dtype=np.int64)]
+    if isinstance(dataset, ConcatDataset):
+        parts = [dataset_labels(part) for part in dataset.datasets]
+        known = [part for part in parts if part is not None]
+        return np.concatenate(known) if len(known) == len(parts) else None
+    tensors = getattr(dataset, "tensors", ())
+    for found in (getattr(dataset, "targets", None), getattr(dataset, "labels", None), *tensors[1:2]):
+        if found is None:
+            continue
+        try:
+            labels = np.asarray(found)
+        except ValueError:
+            # Ragged targets, such as boxes: no class per sample.
+            continue
+        if labels.shape == (len(dataset),) and labels.dtype.kind in "iu":
+            return labels.astype(np.int64)
+    return None

@@ -1,0 +1,265 @@
+"""How training reads samples: `Samples` is a data set, `Selection` the samples of one client.
+
+`TensorSamples` is the fast path: everything lies in tensors on the accelerator and a batch is a view of one gather.
+`lightning_fl.data.samples.dataset_samples.DatasetSamples` reads any map-style `Dataset` through a `DataLoader`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lightning_fl.errors import require
+
+Augment = Callable[[Tensor, torch.Generator], Tensor]
+"""Float images (B, C, H, W) and a CPU generator to images of the same shape and memory format."""
+
+
+class Selection(ABC):
+    """Some samples of a data set, ready to be trained on: usually one client's."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """The number of samples."""
+
+    @abstractmethod
+    def batches(self, batch_size: int, generator: torch.Generator | None = None) -> Iterator[Any]:
+        """Yield every sample once. The last batch holds what is left and may be smaller.
+
+        Args:
+            batch_size: samples per batch, at least 1.
+            generator: a CPU generator that decides the order, `torch.randperm(len(self), generator=generator)` before all else,
+                and any augmentation; None: the order given to `select`, without augmentation.
+        """
+
+
+class Samples(ABC):
+    """A data set that can be read as clients, and in order for evaluation."""
+
+    labels: np.ndarray | None
+    """(n,) int64 class of each sample, or None where there is none."""
+
+    @property
+    @abstractmethod
+    def resident(self) -> bool:
+        """Whether batches come already on the device given to `place`; if not, who reads them has to move them."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """The number of samples."""
+
+    @abstractmethod
+    def place(self, device: torch.device, channels_last: bool = False) -> None:
+        """Get ready to feed `device`; called once, before training.
+
+        Args:
+            device: the accelerator that will train.
+            channels_last: whether (B, C, H, W) batches should have the memory format `torch.channels_last`.
+        """
+
+    @abstractmethod
+    def select(self, indices: np.ndarray) -> Selection:
+        """The samples at `indices` (int64), in that order."""
+
+    @abstractmethod
+    def stored(self, indices: np.ndarray) -> list[Tensor]:
+        """The samples at `indices` (int64, not empty) as one would send them: bytes where they are bytes, integers in 32 bits."""
+
+    @abstractmethod
+    def batches(self, batch_size: int, indices: np.ndarray | None = None) -> Iterator[Any]:
+        """Yield the samples (at `indices`; None: all) in order and without augmentation, in memory of one batch.
+
+        Args:
+            batch_size: samples per batch, at least 1; the last batch may be smaller.
+            indices: (m,) int64, or None for all.
+        """
+
+
+class TensorSamples(Samples):
+    """Samples that are rows of tensors. A batch is a tuple of tensors, or the lone tensor if there is only one.
+
+    If the first tensor is uint8 it holds images: it is kept so, and what is read is float32 in [0, 1].
+
+    Args:
+        *tensors: equal first dimension n, usually (n, C, H, W) images and (n,) int64 classes.
+        labels: (n,) integers; None: the second tensor, if it holds one integer per sample.
+        transform: applied to float batches of the first tensor, such as `Normalize`; a module moves with `place`.
+        augment: applied to a client's images anew in every shuffled pass, before `transform`.
+
+    Raises:
+        UserError: no tensor, or tensors or labels of different lengths.
+    """
+
+    def __init__(
+        self,
+        *tensors: Tensor,
+        labels: np.ndarray | None = None,
+        transform: Callable[[Tensor], Tensor] | None = None,
+        augment: Augment | None = None,
+    ) -> None:
+        require(len(tensors) > 0, "TensorSamples needs at least one tensor.")
+        lengths = [len(tensor) for tensor in tensors]
+        if labels is None and len(tensors) > 1 and tensors[1].ndim == 1 and not tensors[1].is_floating_point():
+            labels = tensors[1].cpu().numpy()
+        lengths += [] if labels is None else [len(labels)]
+        require(len(set(lengths)) == 1, f"Samples, targets and labels must have one length, but theirs are {lengths}.")
+        self.labels = None if labels is None else np.asarray(labels, dtype=np.int64)
+        self.transform = transform
+        self.augment = augment
+        self._stored = [tensor.contiguous() for tensor in tensors]
+        self._channels_last = False
+
+    @property
+    def resident(self) -> bool:
+        """True: the tensors themselves lie on the device."""
+        return True
+
+    @property
+    def sample_shape(self) -> torch.Size:
+        """Shape of one sample of the first tensor, such as (C, H, W)."""
+        return self._shown(self._stored[0]).shape[1:]
+
+    def __len__(self) -> int:
+        """The number of samples."""
+        return len(self._stored[0])
+
+    def place(self, device: torch.device, channels_last: bool = False) -> None:
+        """Move the tensors to `device`; with `channels_last` store (n, C, H, W) ones with C innermost."""
+        if channels_last != self._channels_last:
+            order = (0, 2, 3, 1) if channels_last else (0, 3, 1, 2)
+            self._stored = [t.permute(order).contiguous() if t.ndim == 4 else t for t in self._stored]
+            self._channels_last = channels_last
+        self._stored = [tensor.to(device) for tensor in self._stored]
+        if isinstance(self.transform, nn.Module):
+            self.transform.to(device)
+
+    def select(self, indices: np.ndarray) -> TensorSelection:
+        """Gather the samples at `indices` and convert them, once for all passes over them."""
+        stored = self._gather(indices)
+        first = self._as_float(stored[0])
+        # The standard recipe augments before it normalises (the border is black), so then normalising waits for the
+        # pass.
+        late = None if self.augment is None else self.transform
+        if self.transform is not None and self.augment is None:
+            first = self.transform(self._shown(first))
+            first = first.permute(0, 2, 3, 1) if self._channels_last and first.ndim == 4 else first
+        return TensorSelection([first, *stored[1:]], self._channels_last, self.augment, late)
+
+    def batches(self, batch_size: int, indices: np.ndarray | None = None) -> Iterator[Any]:
+        """Yield the samples in order, converted batch by batch: see `Samples.batches`."""
+        for start in range(0, len(self) if indices is None else len(indices), batch_size):
+            if indices is None:
+                stored = [tensor[start : start + batch_size] for tensor in self._stored]
+            else:
+                stored = self._gather(indices[start : start + batch_size])
+            first = self._shown(self._as_float(stored[0]))
+            if self.transform is not None:
+                first = self.transform(first)
+            yield (first, *map(self._shown, stored[1:])) if len(stored) > 1 else first
+
+    def stored(self, indices: np.ndarray) -> list[Tensor]:
+        """The tensors' rows: see `Samples.stored`."""
+        return [x.int() if x.dtype == torch.int64 else x for x in self._gather(indices)]
+
+    def channel_moments(self, indices: np.ndarray, rows: int = 2048) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation of each channel of the first tensor at `indices`, as read without `transform`.
+
+        Args:
+            indices: (m,) int64, not empty.
+            rows: how many samples to convert at a time.
+
+        Returns:
+            Two (C,) float64 tensors on the CPU.
+        """
+        total = torch.zeros(2, self.sample_shape[0], dtype=torch.float64)
+        num_values = len(indices) * self.sample_shape[1:].numel()
+        for start in range(0, len(indices), rows):
+            part = self._shown(self._as_float(self._gather(indices[start : start + rows])[0])).double()
+            channels = part.transpose(0, 1).flatten(1)
+            total += torch.stack([channels.sum(1), channels.square().sum(1)]).cpu()
+        mean, square = total / num_values
+        return mean, (square - mean.square()).clamp_min(0).sqrt()
+
+    def _gather(self, indices: np.ndarray) -> list[Tensor]:
+        index = torch.as_tensor(indices, device=self._stored[0].device)
+        return [tensor.index_select(0, index) for tensor in self._stored]
+
+    def _shown(self, tensor: Tensor) -> Tensor:
+        return tensor.permute(0, 3, 1, 2) if self._channels_last and tensor.ndim == 4 else tensor
+
+    @staticmethod
+    def _as_float(tensor: Tensor) -> Tensor:
+        return tensor.float().div_(255) if tensor.dtype == torch.uint8 else tensor
+
+
+class TensorSelection(Selection):
+    """Rows of `TensorSamples`, gathered and converted."""
+
+    __slots__ = ("_any_nhwc", "_augment", "_nhwc", "_on_cpu", "_stored", "_transform")
+
+    def __init__(
+        self,
+        stored: list[Tensor],
+        channels_last: bool,
+        augment: Augment | None,
+        transform: Callable[[Tensor], Tensor] | None,
+    ) -> None:
+        self._stored = stored
+        self._nhwc = [channels_last and tensor.ndim == 4 for tensor in stored]
+        self._any_nhwc = any(self._nhwc)
+        self._on_cpu = stored[0].device.type == "cpu"
+        self._augment = augment
+        self._transform = transform
+
+    def __len__(self) -> int:
+        """The number of samples."""
+        return len(self._stored[0])
+
+    def batches(self, batch_size: int, generator: torch.Generator | None = None) -> Iterator[Any]:
+        """Yield every sample once, as views of one gather: see `Selection.batches`."""
+        tensors = self._stored
+        num_samples = len(tensors[0])
+        if generator is not None:
+            order = torch.randperm(num_samples, generator=generator)
+            if not self._on_cpu:
+                order = order.to(tensors[0].device)
+            tensors = [tensor.index_select(0, order) for tensor in tensors]
+        if self._any_nhwc:
+            tensors = [t.permute(0, 3, 1, 2) if nhwc else t for t, nhwc in zip(tensors, self._nhwc, strict=True)]
+        if self._augment is not None and generator is not None and num_samples:
+            tensors = [self._augment(tensors[0], generator), *tensors[1:]]
+        if self._transform is not None:
+            tensors = [self._transform(tensors[0]), *tensors[1:]]
+        if num_samples <= batch_size:
+            # Federations often have clients of one batch: spare them the splitting, which would be a third of the pass.
+            return iter((tuple(tensors) if len(tensors) > 1 else tensors[0],) if num_samples else ())
+        if len(tensors) == 1:
+            return iter(tensors[0].split(batch_size))
+        return zip(*[tensor.split(batch_size) for tensor in tensors], strict=True)
+
+
+class Normalize(nn.Module):
+    """Images minus `mean`, over `std`, channel by channel.
+
+    Args:
+        mean: (C,) in the units of the images.
+        std: (C,), a channel that is constant (0) is only centred.
+    """
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, mean: Tensor, std: Tensor) -> None:
+        super().__init__()
+        shape = (-1, 1, 1)
+        self.register_buffer("mean", mean.float().view(shape))
+        self.register_buffer("scale", torch.where(std > 0, 1 / std, 1.0).float().view(shape))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Normalise (B, C, H, W) float images; the memory format is kept."""
+        return (images - self.mean) * self.scale

@@ -1,0 +1,107 @@
+"""Of every layer only n clients of a round send theirs: the turns that FedLDF and its baselines have in common.
+
+turn 1    every client k trains and gets a score for each layer l              up: whatever the score is made from
+turn 2    of each layer the n clients with the highest scores are chosen       down: L bits for each client
+turn 3    each client sends the layers that it was chosen for                  up: Σ_l s_kl d_l numbers
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from torch import Tensor
+
+from lightning_fl.errors import require
+from lightning_fl.slots import Channel, Exchange, Message, Result, Setting, Upload, is_finite
+from lightning_fl.vectors.layer_groups import Group, as_yaml
+from lightning_fl.vectors.submodel import Excerpt
+
+
+@dataclass(frozen=True)
+class LayerChoice(Exchange):
+    """The turns; how a layer is scored is left open.
+
+    No layer goes up before all scores are known, so the deltas of the round's clients live until then: K·d numbers, less
+    those of clients that n others are ahead of in every layer. A client whose score or delta is not finite is never chosen,
+    sends no layer and is rejected; where fewer than n are left, all of them send.
+
+    Attributes:
+        n: clients that send a layer, 1 ≤ n ≤ K.
+        print_groups: print the layers before the first round, as a map that `groups` takes.
+    """
+
+    announces = True
+    """Whether turn 2 costs bits; where a client is chosen for everything or nothing, that is a header of the protocol."""
+
+    n: int = 4
+    print_groups: bool = False
+
+    def __post_init__(self) -> None:
+        require(self.n >= 1, f"n is how many clients send a layer and must be at least 1, got {self.n}.")
+
+    def check(self, setting: Setting, cohort_size: int) -> None:
+        """n ≤ K, and the groups hold every parameter once."""
+        require(
+            self.n <= cohort_size,
+            f"n={self.n} clients cannot send each layer where a round has {cohort_size}: give n in [1, {cohort_size}] or more "
+            "clients_per_round.",
+        )
+        layers = self.layers(setting)
+        if self.print_groups:
+            rank_zero_only(print)(as_yaml(layers), flush=True)
+
+    @abstractmethod
+    def layers(self, setting: Setting) -> tuple[Group, ...]:
+        """The L layers, a partition of the parameters."""
+
+    @abstractmethod
+    def score(self, result: Result, layers: tuple[Group, ...], channel: Channel) -> Tensor:
+        """Scores (L,) of a client whose delta is finite; what they take to cross goes through the channel."""
+
+    def collect(self, results: Iterable[Result], channel: Channel) -> Iterator[Upload]:
+        """All three turns; a client that is chosen for nothing counts as accepted, but what it keeps between rounds stays."""
+        layers = self.layers(channel.setting)
+        waiting: dict[int, Result] = {}
+        scores: dict[int, list[float]] = {}
+        for result in results:
+            score = self.score(result, layers, channel)
+            if not (score.isfinite().all() and is_finite(result.message)):
+                yield Upload(result, {"scalars/score": torch.full_like(score, torch.nan)})
+                continue
+            waiting[result.client], scores[result.client] = result, score.tolist()
+            for client, chosen in best(scores, self.n).items():
+                if not chosen.any():
+                    waiting[client] = replace(waiting[client], message=_without_delta(waiting[client].message))
+        everyone = best(channel.gather(scores), self.n)
+        for client in list(waiting):
+            result, chosen = waiting.pop(client), everyone[client]
+            if self.announces:
+                chosen = channel.down(client, {"mask/layers": chosen})["mask/layers"]
+            if not chosen.any():
+                result = replace(result, state={})  # what it has not sent the server cannot have accepted
+            device = result.message["model"].device
+            excerpt = Excerpt.of(channel.setting, layers, chosen.to(device).split(1), device)
+            yield Upload(result, channel.up(client, result.message, excerpt), excerpt.masks(result.message))
+
+
+def best(scores: Mapping[int, list[float]], n: int) -> dict[int, Tensor]:
+    """For each client in which layers (L,) it has one of the n highest scores; of equal scores the earlier client's.
+
+    >>> {client: chosen.tolist() for client, chosen in best({7: [0.5, 1.0], 2: [0.5, 3.0], 4: [0.1, 2.0]}, n=1).items()}
+    {7: [True, False], 2: [False, True], 4: [False, False]}
+    """
+    if not scores:
+        return {}
+    table = torch.tensor(list(scores.values()), dtype=torch.float64)
+    places = table.argsort(dim=0, descending=True, stable=True)[:n]
+    chosen = torch.zeros_like(table, dtype=torch.bool).scatter_(0, places, True)
+    return dict(zip(scores, chosen, strict=True))
+
+
+def _without_delta(message: Message) -> Message:
+    """Zeros that take no storage, for a client that will be chosen for no layer; it may still send buffers of no layer."""
+    return {name: x if name == "buffers" else x.new_zeros(1).expand_as(x) for name, x in message.items()}

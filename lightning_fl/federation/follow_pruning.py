@@ -1,0 +1,134 @@
+"""A federation follows a structured pruning of its module, whoever made it.
+
+Callbacks cut the module in place (`lightning_fl.pruning.prune`) and know nothing of federations. Everything that has the shape
+of parameters or buffers then follows by the same lists of places (`lightning_fl.vectors.pruning_map`): the server's model and its
+steps' states, what all clients keep, the memory of the codecs on both sides. The module is laid out anew, layers and
+multiply-accumulates are found again, and the method says what crosses because of it (`Algorithm.announce`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lightning.fabric import Fabric
+from torch import Tensor, nn
+
+from lightning_fl.clients.flat_module import Worker
+from lightning_fl.errors import UserError, require
+from lightning_fl.federation.round import Federation
+from lightning_fl.processes import gather_objects
+from lightning_fl.pruning import Plan, plans_of, prune
+from lightning_fl.pruning.apply_plan import PLANS
+from lightning_fl.server.macs import count_macs
+from lightning_fl.vectors.layer_groups import layer_groups
+
+
+def follow(federation: Federation) -> None:
+    """Make the federation follow where callbacks have pruned the module since the last call.
+
+    Raises:
+        UserError: processes have pruned it differently.
+    """
+    worker, run = federation.worker, federation.run
+    plans = worker.new_plans
+    _check_agreement(worker.fabric, plans)
+    if not plans:
+        return
+    for name in worker.personal_leaves:
+        require(
+            all(name not in plan.axes for plan in plans),
+            f"pruning would cut {name!r}, which every client has a version of its own of: prune other layers, or let the server "
+            "have it.",
+        )
+    for plan in plans:
+        federation.announce(plan)
+        if plan.axes:
+            run.surgery(plan)
+    worker.fabric.barrier()  # where states are files that one process of a machine writes, they are there for all
+    worker.lay_out_anew()
+    _look_again(federation)
+
+
+def as_saved(module: nn.Module) -> dict[str, Any]:
+    """What a checkpoint says of the prunings that have made a module what it is; {} if it is dense."""
+    plans = plans_of(module)
+    return {PLANS: [dict(vars(plan)) for plan in plans]} if plans else {}
+
+
+def rebuild(federation: Federation, checkpoint: dict[str, Any]) -> None:
+    """Prune module and run as those of a checkpoint were, whose run fits then.
+
+    Raises:
+        UserError: it does not fit; the module is as it was.
+    """
+    worker, run = federation.worker, federation.run
+    plans = missing_plans(worker.module, checkpoint)
+    for plan in plans:
+        run.surgery(plan)
+    run.load_state_dict(checkpoint["federation"]["run"])
+    if plans:
+        prune_bound(worker, plans)
+        _look_again(federation)
+    elif PLANS in checkpoint:
+        worker.take_for_pruned(_saved_plans(checkpoint))
+
+
+def prune_bound(worker: Worker, plans: Sequence[Plan]) -> None:
+    """Prune a module that is bound to flat storage, and bind it anew."""
+    optimizers = [worker.optimizer.optimizer] if worker.has_optimizer else []
+    for plan in plans:
+        prune(worker.module, plan, optimizers)
+    worker.lay_out_anew()
+
+
+def missing_plans(module: nn.Module, checkpoint: dict[str, Any]) -> list[Plan]:
+    """What has still to be done to a module before it has the shapes of a checkpoint's; nothing if it would not help."""
+    wanted, shapes = _shapes(checkpoint["state_dict"]), _shapes(module.state_dict())
+    if shapes == wanted:
+        return []
+    missing = _saved_plans(checkpoint)[len(plans_of(module)) :]
+    for plan in missing:
+        shapes = {name: _cut_shape(name, shape, plan) for name, shape in shapes.items()}
+    return missing if shapes == wanted else []
+
+
+def _saved_plans(checkpoint: dict[str, Any]) -> list[Plan]:
+    return [Plan(**plain) for plain in checkpoint.get(PLANS, [])]
+
+
+def _look_again(federation: Federation) -> None:
+    """Find out what the federation knows of the module."""
+    worker, data = federation.worker, federation.data
+    model = worker.params.clone(), worker.read_buffers().clone(), worker.read_counters()
+    federation.groups = layer_groups(worker.module)
+    federation.macs = count_macs(worker, data.client(int(data.client_sizes.argmax())), data.train.resident)
+    worker.load(*model)
+
+
+def _shapes(state_dict: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(x.shape) for name, x in state_dict.items() if isinstance(x, Tensor)}
+
+
+def _cut_shape(name: str, shape: tuple[int, ...], plan: Plan) -> tuple[int, ...]:
+    """The shape that a plan leaves of a tensor; () if the plan is not for it."""
+    sizes = list(shape)
+    for axis, kept in plan.axes.get(name, {}).items():
+        if axis >= len(sizes) or int(kept.max()) >= sizes[axis]:
+            return ()
+        sizes[axis] = len(kept)
+    return tuple(sizes)
+
+
+def _check_agreement(fabric: Fabric, plans: Sequence[Plan]) -> None:
+    """Raise `UserError` unless all processes have pruned their modules alike."""
+    if fabric.world_size == 1:
+        return
+    kept = [
+        {name: {axis: x.tolist() for axis, x in axes.items()} for name, axes in plan.axes.items()} for plan in plans
+    ]
+    if any(theirs != kept for theirs in gather_objects(fabric, kept)):
+        raise UserError(
+            "the processes have pruned their models differently: what a callback prunes must be the same in each, so it must "
+            "not depend on a random number or on samples that only one of them has seen."
+        )

@@ -1,0 +1,1 @@
+"""What a run leaves behind: its folder, metrics.csv, checkpoints, progress bar, final table, loggers, figures."""

@@ -1,0 +1,64 @@
+"""The short table at the end of a run."""
+
+from __future__ import annotations
+
+from math import isnan
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lightning_fl.outputs.metrics_csv import RoundCSVLogger, read_rows
+from lightning_fl.outputs.units import in_bytes
+from lightning_fl.trainer.checkpointing import EXPORT, METRICS
+
+if TYPE_CHECKING:
+    from lightning_fl.trainer import FederatedTrainer
+
+TARGETS = ("val/accuracy", "val/loss", "train/loss")
+
+
+def final_table(trainer: FederatedTrainer) -> str:
+    """What a finished `fit` has reached and where it is, a line each."""
+    lines = final_lines(trainer)
+    width = max(len(name) for name, _ in lines)
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in lines)
+
+
+def final_lines(trainer: FederatedTrainer) -> list[tuple[str, str]]:
+    """Name and value of accuracy, rounds, bytes, rejected uploads if there were any, curve and model."""
+    run = trainer.run
+    lines = [
+        ("rounds", f"{run.round:,}"),
+        ("uplink", in_bytes(run.ledger.total_bytes("up"))),
+        ("downlink", in_bytes(run.ledger.total_bytes("down"))),
+    ]
+    root = Path(trainer.default_root_dir)
+    # A run without a curve of its own may find an earlier run's in the folder.
+    curve = root / METRICS if any(isinstance(logger, RoundCSVLogger) for logger in trainer.loggers) else None
+    target = next((name for name in TARGETS if name in trainer.callback_metrics), None)
+    if target is not None:
+        value = f"{float(trainer.callback_metrics[target]):.4f}"
+        lines.insert(0, (target.replace("val/", ""), value + (_best(curve, target) if curve else "")))
+    if run.num_rejected:
+        why = "not finite" if trainer.loss_guard.clients is None else "not finite, or of a loss that exploded"
+        uploads = f"{run.num_rejected:,} of {run.num_uploads:,} uploads"
+        lines.append(("rejected", f"{uploads}, in {run.num_rounds_rejecting:,} of {run.round:,} rounds: {why}"))
+    if curve:
+        lines.append(("curve", _short(curve)))
+    if trainer.enable_checkpointing:
+        lines.append(("model", _short(root / EXPORT)))
+    return lines
+
+
+def _best(path: Path, target: str) -> str:
+    """The best value of the curve and its round, if there is a curve."""
+    points = [(float(row[target]), int(row["round"])) for row in read_rows(path)[1] if row.get(target)]
+    points = [point for point in points if not isnan(point[0])]
+    if not points:
+        return ""
+    value, round_index = (max if target == "val/accuracy" else min)(points, key=lambda point: point[0])
+    return f" (best {value:.4f} after round {round_index + 1})"
+
+
+def _short(path: Path) -> str:
+    """Relative to the working directory where that is shorter to read."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

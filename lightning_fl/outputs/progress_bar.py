@@ -1,0 +1,119 @@
+"""The progress bar of a federation: rounds and the clients within them, with accuracy and megabytes."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from lightning.pytorch import LightningModule
+from lightning.pytorch.callbacks import ProgressBar
+from tqdm.auto import tqdm
+
+from lightning_fl.outputs.units import in_bytes
+
+
+class RoundProgressBar(ProgressBar):
+    """Shows the round, clients done and their speed, accuracy, megabytes up and down, and the time that is left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._enabled = True
+        self._bar: Any = None
+        self._shown: dict[str, str] = {}
+        self._began = 0.0
+        self._trained_s = 0.0
+        self._training_share = 1.0
+
+    def disable(self) -> None:
+        """Show nothing."""
+        self._enabled = False
+
+    def enable(self) -> None:
+        """Show again."""
+        self._enabled = True
+
+    @property
+    def is_enabled(self) -> bool:
+        """Whether anything is shown."""
+        return self._enabled
+
+    def print(self, *arguments: Any, **options: Any) -> None:
+        """Print above the bar."""
+        tqdm.write(" ".join(map(str, arguments)), file=options.get("file", sys.stdout))
+
+    def on_client_prepared(
+        self, trainer: Any, pl_module: LightningModule, client: int, position: int, total: int
+    ) -> None:
+        """Show how far the turn before the first round is; called by methods whose clients have work there."""
+        if self._bar is None:
+            self._bar = tqdm(total=total, desc="Set-up", unit="client", dynamic_ncols=True, disable=not self._enabled)
+        self._bar.update(position - self._bar.n)
+
+    def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Open the bar, if there is a round to do."""
+        self._close()
+        if trainer.current_epoch >= trainer.max_rounds:
+            return
+        self._bar = tqdm(
+            total=trainer.max_rounds,
+            initial=trainer.current_epoch,
+            desc="Round",
+            unit="round",
+            dynamic_ncols=True,
+            disable=not self._enabled,
+            bar_format="{desc}: {percentage:3.0f}%|{bar}| [{elapsed}<{remaining}, {rate_fmt}{postfix}]",
+            smoothing=0,  # the mean speed since the start: what is left follows from it at any moment of a round
+            miniters=0,
+        )
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
+        """The clients' clock starts."""
+        self._began, self._trained_s = time.perf_counter(), 0.0
+        if self._bar is not None:
+            self._bar.set_description_str(f"Round {trainer.current_epoch + 1}/{trainer.max_rounds}", refresh=False)
+
+    def on_client_upload(
+        self, trainer: Any, pl_module: LightningModule, client: int, position: int, total: int
+    ) -> None:
+        """Show how far the round is, in this process's share of the clients; called by federations alone."""
+        if self._bar is None:
+            return
+        self._trained_s = time.perf_counter() - self._began
+        self._shown["clients/s"] = f"{position * trainer.world_size / max(self._trained_s, 1e-9):.3g}"
+        self._bar.set_postfix({"clients": f"{position}/{total}", **self._shown}, refresh=False)
+        self._move_to(trainer.current_epoch + self._training_share * position / total)
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Move on by a round."""
+        if self._bar is None:
+            return
+        metrics, ledger = trainer.callback_metrics, trainer.run.ledger
+        self._shown = {name: shown for name, shown in self._shown.items() if name == "clients/s"}
+        named = [name for name in ("val/accuracy", "val/loss") if name in metrics][:1] or ["train/loss"]
+        for name in dict.fromkeys([*named, *trainer.progress_bar_metrics]):
+            if name in metrics:
+                self._shown[name.removeprefix("val/")] = f"{float(metrics[name]):.4g}"
+        self._shown["up"] = in_bytes(ledger.total_bytes("up"))
+        self._shown["down"] = in_bytes(ledger.total_bytes("down"))
+        self._bar.set_postfix(self._shown, refresh=False)
+        self._move_to(trainer.current_epoch + 1)
+        # The next round's clients will take the same share of its time; validation and the server take the rest.
+        if self._trained_s:
+            self._training_share = min(1.0, self._trained_s / (time.perf_counter() - self._began))
+
+    def on_train_end(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Close the bar."""
+        self._close()
+
+    def on_exception(self, trainer: Any, pl_module: LightningModule, exception: BaseException) -> None:
+        """Close the bar, so that the message stands on a line of its own."""
+        self._close()
+
+    def _move_to(self, rounds: float) -> None:
+        self._bar.update(rounds - self._bar.n)
+
+    def _close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None

@@ -1,0 +1,179 @@
+"""Clients sharded over the processes of Fabric: GPUs, CPU cores or machines.
+
+Every rank draws the same cohort, trains its share of it on its own copy of the model, and holds the same model again when the
+uploads have been summed. What a client sends is counted by the rank that simulates it. Modules are never wrapped in DDP, which
+would average the gradients of different clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.fabric import Fabric
+from lightning.fabric.utilities import move_data_to_device
+from torch import Tensor
+
+from lightning_fl.clients.module_logs import Sums
+from lightning_fl.slots import Aggregator, Result, State, Upload
+
+
+def share_of(clients: Sequence[int], sizes: np.ndarray, rank: int, num_ranks: int) -> list[int]:
+    """The clients that `rank` trains: the largest first, each to the rank with the fewest samples so far.
+
+    Args:
+        clients: indices of the clients of the round.
+        sizes: samples of every client of the federation (N,).
+        rank: of this process.
+        num_ranks: processes.
+
+    Returns:
+        A part of `clients` in their order; the parts of all ranks are a partition.
+    """
+    if num_ranks == 1:
+        return list(clients)
+    samples = [0] * num_ranks
+    mine = []
+    for place in sorted(range(len(clients)), key=lambda place: -int(sizes[clients[place]])):
+        lightest = samples.index(min(samples))
+        samples[lightest] += int(sizes[clients[place]])
+        if lightest == rank:
+            mine.append(place)
+    return [clients[place] for place in sorted(mine)]
+
+
+@dataclass
+class Outcome:
+    """What the clients of a rank, or of several, did in a round, besides their uploads.
+
+    Attributes:
+        num_steps: optimiser steps they made.
+        logs: what the module logged, by accepted client.
+        states: what accepted clients of this rank keep between rounds, on the host; others' come with `share_states`.
+        memory: their codecs' memory, likewise.
+        counters: the maximum of their integer buffers, by name.
+        bits: what they sent and what was sent to them alone, by direction and kind.
+    """
+
+    num_steps: int = 0
+    logs: dict[int, Sums] = field(default_factory=dict)
+    states: dict[int, State] = field(default_factory=dict)
+    memory: dict[int, State] = field(default_factory=dict)
+    counters: dict[str, Tensor] = field(default_factory=dict)
+    bits: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def accept(self, result: Result, memory: State) -> None:
+        """Note a client whose upload the server has accepted.
+
+        Args:
+            result: of the client.
+            memory: its codec's memory after the upload.
+        """
+        self.logs[result.client] = result.logs
+        if result.state:
+            self.states[result.client] = {name: x.cpu() for name, x in result.state.items()}
+        if memory:
+            self.memory[result.client] = {name: x.cpu() for name, x in memory.items()}
+        self._raise_counters(result.counters)
+
+    def _raise_counters(self, counters: dict[str, Tensor]) -> None:
+        for name, counter in counters.items():
+            self.counters[name] = torch.maximum(self.counters.get(name, counter), counter)
+
+    def add(self, other: Outcome) -> None:
+        """Take another rank's outcome in, but for what its clients keep."""
+        self.num_steps += other.num_steps
+        self.logs |= other.logs
+        self._raise_counters(other.counters)
+        for direction, kinds in other.bits.items():
+            here_kinds = self.bits.setdefault(direction, {})
+            for kind, bits in kinds.items():
+                here_kinds[kind] = here_kinds.get(kind, 0) + bits
+
+
+def gather_others(fabric: Fabric, mine: Outcome) -> list[Outcome]:
+    """The outcomes of all other ranks, without what their clients keep, on this rank's accelerator."""
+    small = move_data_to_device(vars(replace(mine, states={}, memory={})), torch.device("cpu"))
+    parts = gather_objects(fabric, small)
+    others = [part for rank, part in enumerate(parts) if rank != fabric.global_rank]
+    return [Outcome(**move_data_to_device(part, fabric.device)) for part in others]
+
+
+def share_states(fabric: Fabric, mine: dict[int, State]) -> Iterator[tuple[int, State]]:
+    """What clients of all ranks keep, in the same order on each: any rank may train any of them next.
+
+    Vectors cross one by one, each once to every rank, so that the crossing takes the memory of one client's state.
+
+    Args:
+        fabric: the processes.
+        mine: states of this rank's clients.
+    """
+    forms = {client: [(name, x.shape, x.dtype) for name, x in state.items()] for client, state in mine.items()}
+    for source, theirs in enumerate(gather_objects(fabric, forms)):
+        for client, form in theirs.items():
+            if fabric.world_size == 1:
+                yield client, mine[client]
+                continue
+            state = {}
+            for name, shape, dtype in form:
+                x = mine[client][name] if source == fabric.global_rank else torch.empty(shape, dtype=dtype)
+                crossing = x.contiguous().view(-1).view(torch.uint8).to(fabric.device)
+                torch.distributed.broadcast(crossing, source)
+                state[name] = crossing.cpu().view(dtype).view(shape)
+            yield client, state
+
+
+def gather_objects(fabric: Fabric, mine: Any) -> list[Any]:
+    """What each rank holds, in order of ranks; small things only, they are pickled."""
+    if fabric.world_size == 1:
+        return [mine]
+    parts: list[Any] = [None] * fabric.world_size
+    torch.distributed.all_gather_object(parts, mine)
+    return parts
+
+
+def gather_by_client(fabric: Fabric, clients: Sequence[int], mine: dict[int, Any]) -> dict[int, Any]:
+    """What the ranks know of their clients, together, in the order of `clients`; small things only."""
+    known = {client: value for part in gather_objects(fabric, mine) for client, value in part.items()}
+    return {client: known[client] for client in clients if client in known}
+
+
+def share_uploads(fabric: Fabric, mine: Sequence[Upload], clients: Sequence[int]) -> list[Upload]:
+    """The accepted uploads of all ranks on each, for an aggregator that keeps them; of their results only client and weight.
+
+    Args:
+        fabric: the processes.
+        mine: uploads of this rank's clients.
+        clients: of the round, in whose order they come.
+    """
+    weights = gather_by_client(fabric, clients, {upload.result.client: upload.result.weight for upload in mine})
+    messages = dict(share_states(fabric, {upload.result.client: upload.message for upload in mine}))
+    sent = dict(share_states(fabric, {upload.result.client: upload.sent for upload in mine}))
+    return [
+        Upload(
+            Result(client, {}, weight, {}, {}, {}, num_steps=0),
+            *({name: x.to(fabric.device) for name, x in part[client].items()} for part in (messages, sent)),
+        )
+        for client, weight in weights.items()
+    ]
+
+
+def merge(fabric: Fabric, aggregator: Aggregator, accumulator: dict[str, Any]) -> dict[str, Any]:
+    """The accumulator of all ranks together, by sums: each number crosses once, whatever the number of clients.
+
+    One of members has everything already, see `share_uploads`.
+    """
+    if fabric.world_size == 1 or aggregator.reduction == "members":
+        return accumulator
+    sizes = gather_objects(fabric, {name: len(total) for name, total in accumulator.items()})
+    merged = {}
+    # A rank whose clients all dropped out has nothing to add, but it must take part.
+    for name, size in {name: size for part in sizes for name, size in part.items()}.items():
+        total = accumulator.get(name)
+        if total is None:
+            total = torch.zeros(size, dtype=torch.float64, device=fabric.device)
+        merged[name] = fabric.all_reduce(total, reduce_op="sum")
+    return merged

@@ -1,0 +1,1 @@
+"""Pruning rates from the curvature of the training loss."""

@@ -1,0 +1,82 @@
+"""What one batch says a network can be pruned at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lightning_fl.errors import UserError, nearest, require
+from lightning_fl.pruning.curvature.products import Product
+from lightning_fl.pruning.curvature.spectral_rates import gap_rate, lipschitz_constant, plateau_rate
+from lightning_fl.pruning.curvature.spectrum import exact_spectrum, spectrum
+
+RATE_MODES = ("slq_plateau", "gap")
+EXACT = 2000
+"""Parameters up to which the gap is looked for among all eigenvalues."""
+
+
+@dataclass(frozen=True)
+class SourceRate:
+    """p*_k, from the spectrum of the Hessian.
+
+    Attributes:
+        mode: `slq_plateau`, the authors' code, or `gap`, the paper's rule.
+        steps: Lanczos steps, at least 2.
+        probes: random vectors, at least 1.
+        max_rate: the answer is at most this, in [0, 1).
+    """
+
+    mode: Literal["slq_plateau", "gap"] = "slq_plateau"
+    steps: int = 50
+    probes: int = 1
+    max_rate: float = 0.95
+
+    def __post_init__(self) -> None:
+        """Check."""
+        if self.mode not in RATE_MODES:
+            raise UserError(f"rate_mode {self.mode!r} is unknown; {nearest(str(self.mode), RATE_MODES)}.")
+        require(self.steps >= 2, f"lanczos_steps must be at least 2, got {self.steps}.")
+        require(self.probes >= 1, f"probes must be at least 1, got {self.probes}.")
+        require(0 <= self.max_rate < 1, f"max_rate lies in [0, 1), got {self.max_rate}.")
+
+    def __call__(
+        self,
+        curvature: Callable[[Sequence[Tensor]], Product],
+        point: Sequence[Tensor],
+        initial: Sequence[Tensor] | None,
+        generator: torch.Generator,
+    ) -> float:
+        """The rate of one source.
+
+        Args:
+            curvature: the Hessian of its loss at any point, as a product.
+            point: the parameters w_T.
+            initial: w_0, of which `gap` alone knows; None is w_T.
+            generator: of the CPU.
+
+        Returns:
+            A rate in [0, max_rate], or NaN if something was not finite.
+        """
+        here, start = curvature(point), _vector_like(point)
+        exact = self.mode == "gap" and len(start) <= EXACT
+        found = exact_spectrum(here, start) if exact else spectrum(here, start, generator, self.steps, self.probes)
+        if not found.is_finite:
+            return float("nan")
+        if self.mode == "slq_plateau":
+            return plateau_rate(found, self.max_rate)
+        way = [before - now for before, now in zip(point if initial is None else initial, point, strict=True)]
+
+        def on_the_way(share: float) -> Product:
+            return curvature([now + share * step for now, step in zip(point, way, strict=True)])
+
+        return gap_rate(found, lipschitz_constant(here, on_the_way, start, generator), self.max_rate)
+
+
+def _vector_like(point: Sequence[Tensor]) -> Tensor:
+    """A vector as long as all parameters together, of 32 bits at least: half precision is not enough to be orthogonal in."""
+    dtype = torch.promote_types(point[0].dtype, torch.float32)
+    return torch.empty(sum(part.numel() for part in point), dtype=dtype, device=point[0].device)

@@ -1,0 +1,121 @@
+"""How much of a network its loss could spare, read off the spectrum of the Hessian: FedAP's expected rates.
+
+Liu et al., Efficient Federated Learning Using Dynamic Update and Adaptive Pruning with Momentum on Shared Server Data, ACM TIST
+2024. With H the Hessian at the model w_T, Δ = w_0 − w_T from there to the initial model, and 𝓛 the Lipschitz constant of
+B(Δ) = HΔ − ∇L(w_T + Δ):
+
+    p* = m / d,   m the first with λ_{m+1} − λ_m > 4𝓛        the paper, whose print lacks the Δ after H       `gap_rate`
+    p* = share of the spectrum clearly above 0                what the authors' code does                      `plateau_rate`
+
+The paper's needs all d eigenvalues; of a large network the Ritz values and their weights take their place. 𝓛 is the largest
+spectral norm of H(w_T) − H(w_T + sΔ) on the way. The code's is a heuristic of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_fl.pruning.curvature.products import Product
+from lightning_fl.pruning.curvature.spectrum import Spectrum, spectral_norm
+
+GRID = 10_000
+MARGIN = 0.01
+VARIANCE = 1e-5
+FIRST_INCREMENT, LAST_INCREMENT = 0.1, 1e-5
+PLATEAU = 0.005
+WAY = (0.25, 0.5, 0.75, 1.0)
+
+
+def plateau_rate(spectrum: Spectrum, max_rate: float = 0.95) -> float:
+    """The share of the spectrum above the first level s where it hardly falls any more.
+
+    The Ritz values are smoothed to a density, ratio(s) = 1 − ∫_{λ ≤ s} density. s goes from 0 in steps of 0.1 until three steps
+    in a row change the ratio by less than 0.005 each. Where it falls below half of ratio(0) before, the steps were too long and
+    it starts again with half of them; with steps below 1e-5 the answer is ratio(0).
+
+    Args:
+        spectrum: of the Hessian.
+        max_rate: the answer is at most this.
+
+    Returns:
+        A rate in [0, max_rate]; NaN if the spectrum is not finite.
+
+    >>> two = Spectrum(np.array([0.0, 5.0]), np.array([0.6, 0.4]))
+    >>> round(plateau_rate(two), 6)
+    0.4
+    """
+    if not spectrum.is_finite:
+        return float("nan")
+    above = _share_above(spectrum)
+    increment, first = FIRST_INCREMENT, above(0.0)
+    while increment >= LAST_INCREMENT:
+        ratios = [first]
+        while ratios[-1] >= first / 2:
+            falls = -np.diff(ratios[-4:])
+            if len(falls) == 3 and bool((falls < PLATEAU).all()):
+                return float(np.clip(ratios[-1], 0.0, max_rate))
+            ratios.append(above(len(ratios) * increment))
+        increment /= 2
+    return float(np.clip(first, 0.0, max_rate))
+
+
+def gap_rate(spectrum: Spectrum, lipschitz: float, max_rate: float = 0.95) -> float:
+    """The share of the spectrum below its first gap of more than 4𝓛; 0 if there is none.
+
+    Args:
+        spectrum: of the Hessian.
+        lipschitz: 𝓛 ≥ 0.
+        max_rate: the answer is at most this.
+
+    Returns:
+        A rate in [0, max_rate]; NaN if something is not finite.
+
+    >>> values = np.array([0, 0.001, 0.002, 0.003, 0.5, 0.6, 2])
+    >>> round(gap_rate(Spectrum(values, np.full(7, 1 / 7)), 0.05) * 7, 9)
+    4.0
+    """
+    if not (spectrum.is_finite and np.isfinite(lipschitz)):
+        return float("nan")
+    gaps = np.diff(spectrum.values) > 4 * lipschitz
+    if not gaps.any():
+        return 0.0
+    return float(min(spectrum.weights[: int(gaps.argmax()) + 1].sum(), max_rate))
+
+
+def lipschitz_constant(
+    here: Product,
+    on_the_way: Callable[[float], Product],
+    start: Tensor,
+    generator: torch.Generator,
+    iterations: int = 10,
+) -> float:
+    """𝓛: how far the Hessian changes on the way to the initial model.
+
+    Args:
+        here: H(w_T).
+        on_the_way: H(w_T + sΔ) for s in (0, 1].
+        start: as in `spectrum`.
+        generator: of the CPU.
+        iterations: of the power method, for each of the four points.
+    """
+
+    def norm_at(share: float) -> float:
+        there = on_the_way(share)
+        return spectral_norm(lambda vector: here(vector) - there(vector), start, generator, iterations)
+
+    return float(np.max([norm_at(share) for share in WAY]))
+
+
+def _share_above(spectrum: Spectrum) -> Callable[[float], float]:
+    """ratio(s) of the smoothed spectrum, of area 1."""
+    grid = np.linspace(spectrum.values.min() - MARGIN, spectrum.values.max() + MARGIN, GRID)
+    variance = VARIANCE * max(1.0, grid[-1] - grid[0])
+    density = np.zeros(GRID)
+    for value, weight in zip(spectrum.values, spectrum.weights, strict=True):
+        density += weight * np.exp(-((grid - value) ** 2) / (2 * variance))
+    below = np.concatenate([[0.0], np.cumsum(density) / density.sum()])
+    return lambda level: float(1 - below[np.searchsorted(grid, level, side="right")])

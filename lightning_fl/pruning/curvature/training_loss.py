@@ -1,0 +1,132 @@
+"""How the loss that a LightningModule trains on curves, found on a copy of it, so that nothing of the module changes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from torch import Tensor, nn
+
+from lightning_fl.errors import UserError, nearest, require
+from lightning_fl.pruning.curvature.products import (
+    Function,
+    Product,
+    as_function,
+    gauss_newton_product,
+    hessian_product,
+    trainable,
+)
+
+CURVATURES = ("hessian", "ggn")
+
+
+def check_curvature(curvature: str) -> None:
+    """Raise `UserError` if this is no curvature."""
+    if curvature not in CURVATURES:
+        raise UserError(f"curvature {curvature!r} is unknown; {nearest(str(curvature), CURVATURES)}.")
+
+
+class TrainingLoss:
+    """What a module's `training_step` gives, as a function of its trainable parameters.
+
+    Dropout is off and batch normalisation takes its running statistics. What the step logs goes nowhere.
+
+    Attributes:
+        point: the parameters as the module has them, in the order of `trainable`.
+    """
+
+    def __init__(self, module: LightningModule, curvature: Literal["hessian", "ggn"] = "hessian") -> None:
+        """Copy the module.
+
+        Args:
+            module: any with automatic optimisation.
+            curvature: `hessian`, or `ggn` for the generalised Gauss-Newton matrix of a classifier, whose `forward` gives logits
+                and whose loss is their cross-entropy.
+        """
+        name = type(module).__name__
+        require(
+            module.automatic_optimization,
+            f"{name} steps its optimisers itself (automatic_optimization = False), so its training_step cannot be tried out.",
+        )
+        check_curvature(curvature)
+        self._name = name
+        self._twin = _twin(module)
+        self._takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
+        self._kind = curvature
+        self.point: list[Tensor] = list(trainable(self._twin).values())
+
+    def curvature(self, batch: Any) -> Callable[[Sequence[Tensor]], Product]:
+        """The curvature of the loss of a batch, at any point.
+
+        Raises:
+            UserError: training_step gives no loss; or for `ggn`, the module is no classifier by cross-entropy.
+        """
+        loss = as_function(self._twin, lambda twin: self._loss(twin, batch))
+        if self._kind == "hessian":
+            return lambda point: self._tried(lambda: hessian_product(loss, point))
+        outputs, labels = self._classifier(loss, batch)
+        return lambda point: self._tried(
+            lambda: gauss_newton_product(outputs, lambda logits: F.cross_entropy(logits, labels), point)
+        )
+
+    def _loss(self, twin: nn.Module, batch: Any) -> Tensor:
+        result = twin.training_step(batch, *[0] * self._takes_index)  # type: ignore[operator]
+        loss = result["loss"] if isinstance(result, dict) else result
+        if not isinstance(loss, Tensor):
+            raise UserError(f"the training_step of {self._name} gives no loss, but {type(loss).__name__}.")
+        return loss
+
+    def _classifier(self, loss: Function, batch: Any) -> tuple[Function, Tensor]:
+        """Logits as a function of the parameters, and the labels; if that is what the loss is made of."""
+        sentence = (
+            f"curvature='ggn' needs a classifier: {self._name}.forward(batch[0]) has to give logits (n, C), and the loss has "
+            "to be their mean cross-entropy with the classes batch[1]; take curvature='hessian'."
+        )
+        require(isinstance(batch, (tuple, list)) and len(batch) == 2, sentence)
+        inputs, labels = batch
+        outputs = as_function(self._twin, lambda twin: twin(inputs))
+        with torch.no_grad():
+            try:
+                expected = F.cross_entropy(outputs(self.point), labels)
+            except Exception as error:
+                raise UserError(f"{sentence} It fails: {error}") from error
+            same = torch.allclose(expected, loss(self.point), rtol=1e-3, equal_nan=True)
+        require(same, sentence)
+        return outputs, labels
+
+    def _tried(self, build: Callable[[], Product]) -> Product:
+        """A product whose failures say what to do."""
+        product = self._explained(build)
+        return lambda vector: self._explained(lambda: product(vector))
+
+    def _explained(self, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except (NotImplementedError, RuntimeError) as error:
+            if "not implemented" not in str(error):
+                raise
+            other = "ggn" if self._kind == "hessian" else "hessian"
+            raise UserError(
+                f"the loss of {self._name} cannot be differentiated twice: {error}; curvature={other!r} may work."
+            ) from error
+
+
+def _twin(module: LightningModule) -> LightningModule:
+    """A copy in evaluation mode that has the same trainer, and logs nothing."""
+    trainer = vars(module).get("_trainer")
+    attached = [vars(part).get(name) for part in module.modules() for name in ("_trainer", "_fabric", "log")]
+    twin = copy.deepcopy(module, {id(thing): None for thing in attached if thing is not None})
+    for name in ("log", "log_dict"):
+        vars(twin)[name] = _nothing
+    if trainer is not None:
+        twin.trainer = trainer
+    return twin.eval()
+
+
+def _nothing(*arguments: Any, **options: Any) -> None:
+    pass

@@ -1,0 +1,159 @@
+"""Validation, test and prediction of the model that the worker holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from contextlib import AbstractContextManager
+from math import inf, nan
+from typing import Any
+
+import torch
+from lightning.fabric.utilities import move_data_to_device
+from lightning.pytorch.utilities.data import extract_batch_size
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+
+from lightning_fl.clients.flat_module import Worker
+from lightning_fl.evaluation_mode import evaluating
+from lightning_fl.processes import gather_objects
+
+
+def as_loaders(loaders: Any) -> list[Iterable[Any]]:
+    """A loader, a list of loaders or nothing, as a list."""
+    if loaders is None:
+        return []
+    return list(loaders) if isinstance(loaders, (list, tuple)) else [loaders]
+
+
+def num_batches(loaders: Sequence[Iterable[Any]], limit: int | float | None) -> list[int | float]:
+    """Batches to run of each loader under Lightning's `limit_*_batches` (a count, a fraction or None for all)."""
+    counts: list[int | float] = []
+    for loader in loaders:
+        length = len(loader) if isinstance(loader, Sized) else inf
+        if isinstance(limit, int):
+            counts.append(min(length, limit))
+        else:
+            counts.append(length if limit is None or limit == 1.0 else int(length * limit))
+    return counts
+
+
+def evaluate(
+    worker: Worker,
+    stage: str,
+    loaders: Sequence[Iterable[Any]],
+    limits: Sequence[int | float],
+    inference_mode: bool,
+    publish: Callable[[dict[str, float]], None],
+) -> tuple[dict[str, float], list[list[Any]]]:
+    """Run `<stage>_step` over all loaders in evaluation mode; ranks take turns with the batches, except in `predict`.
+
+    Args:
+        worker: holds the model.
+        stage: `validation`, `test` or `predict`; also the prefix of the hooks.
+        loaders: what to run on.
+        limits: batches to run of each.
+        inference_mode: `torch.inference_mode` or `torch.no_grad`.
+        publish: takes the averages before the last hook, in which callbacks look at them.
+
+    Returns:
+        The averages by samples of what the module logged, and the outputs of each loader (kept for `predict` alone).
+    """
+    module, hooks, logs = worker.module, worker.hooks, worker.logs
+    step = getattr(module, f"{stage}_step")
+    takes_index = is_param_in_hook_signature(step, "batch_idx", min_args=2)
+    takes_loader = is_param_in_hook_signature(step, "dataloader_idx")
+    fabric = worker.fabric
+    precision, rank, num_ranks = fabric.strategy.precision, fabric.global_rank, fabric.world_size
+    no_grad: AbstractContextManager[Any] = torch.inference_mode() if inference_mode else torch.no_grad()
+    outputs: list[list[Any]] = [[] for _ in loaders]
+    logs.take()
+    hooks.call(f"on_{stage}_model_eval")
+    with evaluating(module), no_grad:
+        hooks.call(f"on_{stage}_start")
+        hooks.call(f"on_{stage}_epoch_start")
+        for loader_index, (loader, limit) in enumerate(zip(loaders, limits, strict=True)):
+            logs.dataloader_suffix = f"/dataloader_idx_{loader_index}" if len(loaders) > 1 else ""
+            resident = getattr(getattr(loader, "samples", None), "resident", False)
+            for index, batch in enumerate(loader):
+                if index >= limit:
+                    break
+                if stage != "predict" and index % num_ranks != rank:
+                    continue
+                batch = precision.convert_input(worker.transfer(batch, resident))
+                logs.batch_size = extract_batch_size(batch)
+                hooks.call(f"on_{stage}_batch_start", batch, index, loader_index)
+                arguments = [batch] + [index] * takes_index + [loader_index] * takes_loader
+                with precision.forward_context():
+                    output = step(*arguments)
+                hooks.call(f"on_{stage}_batch_end", output, batch, index, loader_index)
+                if stage == "predict":
+                    outputs[loader_index].append(output)
+        logs.dataloader_suffix = ""
+        hooks.call(f"on_{stage}_epoch_end")
+        averages = logs.averages(gather_objects(fabric, move_data_to_device(logs.take(), torch.device("cpu"))))
+        publish(averages)
+        hooks.call(f"on_{stage}_end")
+    hooks.call(f"on_{stage}_model_train")
+    return averages, outputs
+
+
+def measure(worker: Worker, stage: str, batches: Iterable[Any], resident: bool) -> dict[str, float]:
+    """What a module logs when `<stage>_step` runs over `batches`, in evaluation mode; ranks take turns.
+
+    The module's own hooks before and after the epoch run too, for that is where some log; callbacks hear nothing of it.
+
+    Args:
+        worker: holds the model.
+        stage: `validation` or `test`.
+        batches: what to run on.
+        resident: whether they lie on the accelerator.
+
+    Returns:
+        Averages by samples, the same on every rank.
+    """
+    module, logs, fabric = worker.module, worker.logs, worker.fabric
+    step, precision = getattr(module, f"{stage}_step"), fabric.strategy.precision
+    takes_index = is_param_in_hook_signature(step, "batch_idx", min_args=2)
+    logs.take()
+    with evaluating(module), torch.no_grad():
+        getattr(module, f"on_{stage}_epoch_start")()
+        for index, batch in enumerate(batches):
+            if index % fabric.world_size == fabric.global_rank:
+                batch = precision.convert_input(worker.transfer(batch, resident))
+                logs.batch_size = extract_batch_size(batch)
+                with precision.forward_context():
+                    step(batch, *[index] * takes_index)
+        getattr(module, f"on_{stage}_epoch_end")()
+    return logs.averages(gather_objects(fabric, move_data_to_device(logs.take(), torch.device("cpu"))))
+
+
+def mean_training_loss(worker: Worker, batches: Iterable[Any], resident: bool) -> float:
+    """Mean over samples of the loss that `training_step` returns, in evaluation mode; ranks take turns.
+
+    What the module logs is dropped.
+
+    Args:
+        worker: holds the model.
+        batches: what to run on.
+        resident: whether they lie on the accelerator.
+
+    Returns:
+        The same on every rank; NaN if there was no loss.
+    """
+    module, fabric = worker.module, worker.fabric
+    total = num_samples = 0.0
+    with evaluating(module), torch.no_grad(), worker.lending({}, _nothing):
+        for index, batch in enumerate(batches):
+            if index % fabric.world_size == fabric.global_rank:
+                batch = fabric.strategy.precision.convert_input(worker.transfer(batch, resident))
+                with fabric.strategy.precision.forward_context():
+                    output = module.training_step(batch, *[index] * worker.takes_index)
+                loss = output["loss"] if isinstance(output, Mapping) else output
+                if loss is not None:
+                    size = extract_batch_size(batch)
+                    total, num_samples = total + float(loss) * size, num_samples + size
+    total, num_samples = (sum(parts) for parts in zip(*gather_objects(fabric, (total, num_samples)), strict=True))
+    return total / num_samples if num_samples else nan
+
+
+def _nothing(*arguments: Any, **options: Any) -> None:
+    pass

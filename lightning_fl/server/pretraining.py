@@ -1,0 +1,166 @@
+"""The module as a classifier that methods train before the first round: Adam on hard labels, from weights they give.
+
+The one working module of a process serves for every model, with one optimiser and one flat gradient: a training begins with a
+copy of its start. Methods reach it through `SetUp.learner` (`lightning_fl.slots.Learner`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from lightning_fl.clients.flat_module import Worker
+from lightning_fl.data import FederatedDataModule
+from lightning_fl.data.samples.tensor_samples import Selection
+from lightning_fl.evaluation_mode import evaluating
+from lightning_fl.processes import gather_objects, share_of
+from lightning_fl.slots import Message
+from lightning_fl.state.run_state import Run
+from lightning_fl.vectors.layout import FlatGradient
+
+
+@dataclass
+class ModuleLearner:
+    """Implements `lightning_fl.slots.Learner` with the module's `forward`; callbacks and `training_step` hear nothing of it.
+
+    Attributes:
+        worker: the module.
+        data: the clients' samples.
+        run: counts the steps and the bits; what the module's integer buffers begin with.
+        eligible: clients that have samples.
+        on_client: called with each client of this process that is done, its place and their number.
+    """
+
+    worker: Worker
+    data: FederatedDataModule
+    run: Run
+    eligible: np.ndarray
+    on_client: Callable[[int, int, int], None]
+
+    def train(
+        self,
+        start: Message,
+        samples: Selection,
+        labels: Tensor,
+        epochs: int,
+        batch_size: int,
+        learning_rate: float,
+        random: np.random.Generator,
+    ) -> Message:
+        """Adam on the cross-entropy of the logits, in training mode, with the augmentation of the data if there is any.
+
+        Args:
+            start: `model` (d,) and `buffers` (d_b,) to start from.
+            samples: m samples, of whose batches the first part is what `forward` takes.
+            labels: their classes (m,), in the order of the selection.
+            epochs: passes over the samples.
+            batch_size: of the minibatches.
+            learning_rate: of Adam.
+            random: gives the order and what the module draws itself.
+
+        Returns:
+            `model` and `buffers` after the last step.
+        """
+        worker, adam = self.worker, self._adam
+        order, own = (int(seed) for seed in random.integers(2**63, size=2))
+        worker.load(start["model"], start["buffers"], self.run.counters)
+        worker.seed(own)
+        adam.state.clear()
+        adam.param_groups[0]["lr"] = learning_rate
+        labels = labels.to(worker.fabric.device)
+        generator = torch.Generator().manual_seed(order)
+        for _ in range(epochs):
+            for inputs, classes in self._labelled(samples, labels, batch_size, generator):
+                self._gradient.zero()
+                with worker.fabric.strategy.precision.forward_context():
+                    loss = F.cross_entropy(worker.module(inputs), classes)
+                worker.fabric.backward(loss)
+                adam.step()
+                self.run.num_steps += 1
+        for parameter in self._parameters:
+            parameter.grad = None
+        worker.zero_gradient()
+        return {"model": worker.params.clone(), "buffers": worker.read_buffers().clone()}
+
+    def votes(self, model: Message, samples: Selection) -> Tensor:
+        """The class with the largest logit gets a sample's vote, of equal ones the first.
+
+        Args:
+            model: `model` (d,) and `buffers` (d_b,).
+            samples: m samples, of whose batches the first part is what `forward` takes.
+
+        Returns:
+            (m, C), int64 on the host, a one in every row.
+        """
+        worker = self.worker
+        worker.load(model["model"], model["buffers"], self.run.counters)
+        parts = []
+        with evaluating(worker.module), torch.no_grad():
+            for batch in samples.batches(self.data.eval_batch_size):
+                with worker.fabric.strategy.precision.forward_context():
+                    logits = worker.module(self._inputs(batch))
+                parts.append(F.one_hot(logits.argmax(1), logits.shape[1]))
+        return torch.cat(parts).cpu()
+
+    def sum_over_clients(self, work: Callable[[int], Tensor]) -> Tensor:
+        """Σ_k work(k), the same on every process; bits and steps of the others' clients are taken over.
+
+        Args:
+            work: what a client has to give, integers of one shape, from its index.
+        """
+        run, fabric = self.run, self.worker.fabric
+        booked, steps_before = deepcopy(run.ledger.round_bits), run.num_steps
+        clients = [int(client) for client in self.eligible]
+        mine = share_of(clients, self.data.client_sizes, fabric.global_rank, fabric.world_size)
+        total = torch.zeros((), dtype=torch.int64)
+        for place, client in enumerate(mine, start=1):
+            total = total + work(client)
+            self.on_client(client, place, len(mine))
+        parts = gather_objects(fabric, (total, run.ledger.since(booked), run.num_steps - steps_before))
+        for rank, (others, bits, num_steps) in enumerate(parts):
+            if rank != fabric.global_rank:
+                total = total + others
+                run.ledger.add(bits)
+                run.num_steps += num_steps
+        return total
+
+    @cached_property
+    def _parameters(self) -> list[nn.Parameter]:
+        return [parameter for parameter in self.worker.module.parameters() if parameter.requires_grad]
+
+    @cached_property
+    def _gradient(self) -> FlatGradient:
+        """Lays every gradient into that of the one vector that Adam steps."""
+        layout, vector = self.worker.layout, self._adam.param_groups[0]["params"][0].grad
+        return FlatGradient(layout, self._parameters, vector, known=layout.names)
+
+    @cached_property
+    def _adam(self) -> torch.optim.Adam:
+        params = nn.Parameter(self.worker.params)
+        params.grad = torch.zeros_like(params)
+        return torch.optim.Adam([params])
+
+    def _labelled(
+        self, samples: Selection, labels: Tensor, batch_size: int, generator: torch.Generator
+    ) -> Iterator[tuple[Any, Tensor]]:
+        """One pass: inputs and classes of each minibatch, without a last one that batch normalisation cannot take."""
+        state = generator.get_state()
+        order = torch.randperm(len(samples), generator=generator)
+        generator.set_state(state)
+        parts = labels[order.to(labels.device)].split(batch_size)
+        for classes, batch in zip(parts, samples.batches(batch_size, generator), strict=True):
+            if not (self.worker.skips_single_samples and len(classes) == 1):
+                yield self._inputs(batch), classes
+
+    def _inputs(self, batch: Any) -> Any:
+        worker = self.worker
+        batch = worker.fabric.strategy.precision.convert_input(worker.transfer(batch, self.data.train.resident))
+        return batch[0] if isinstance(batch, (tuple, list)) else batch

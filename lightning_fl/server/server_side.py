@@ -1,0 +1,259 @@
+"""The server's side of a run: samples of its own, and the module to train and judge on them.
+
+A method reaches it through `ServerTurn.server` (`lightning_fl.slots.Server`). Training on the server is a client's local
+training: the same minibatch loop, epochs, batch size and learning rate of the round, its order drawn from (seed, round). Every
+rank makes it, and all take the result of rank 0, so that rounding cannot drive their models apart.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor
+from torch.func import functional_call
+
+from lightning_fl.clients.flat_module import Worker
+from lightning_fl.clients.local_training import LocalPlan, train_locally
+from lightning_fl.data import FederatedDataModule
+from lightning_fl.data.non_iid_degree import non_iid_degree
+from lightning_fl.errors import UserError, require
+from lightning_fl.evaluation_mode import evaluating
+from lightning_fl.server.evaluation import mean_training_loss, measure
+from lightning_fl.server.macs import count_layer_macs
+from lightning_fl.slots import Message, Rule, ServerTraining, Setting, is_finite
+from lightning_fl.state.run_state import SERVER, Run
+from lightning_fl.vectors.submodel import Excerpt
+
+
+@dataclass
+class ServerSide:
+    """Implements `lightning_fl.slots.Server`.
+
+    Attributes:
+        worker: the module, which the clients train too.
+        data: the server's samples, and what is known of the clients'.
+        run: all that changes; a training counts its steps and the integer buffers there.
+        plan: how long a client trains, and so the server.
+        setting: of the run.
+    """
+
+    worker: Worker
+    data: FederatedDataModule
+    run: Run
+    plan: LocalPlan
+    setting: Setting
+
+    @property
+    def num_samples(self) -> int:
+        """n_0."""
+        return len(self.data.server_indices)
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether the data have classes."""
+        return self.data.label_histograms is not None
+
+    @property
+    def seed(self) -> int:
+        """The first of the server's seeds in this round, which also orders the samples in `train`."""
+        return self.run.torch_seeds(SERVER)[0]
+
+    def require_samples(self) -> None:
+        """Raise `UserError` if the server has no samples."""
+        require(
+            self.num_samples > 0,
+            "the method trains on data of the server, and there are none: give --data.server_fraction, for instance 0.05, and a "
+            "--data.client_fraction that leaves room for them, for instance 0.8.",
+        )
+
+    @property
+    def batch_size(self) -> int:
+        """B."""
+        return self.plan.batch_size
+
+    @property
+    def samples_per_client(self) -> float:
+        """Samples that a client reads in a round's training, all passes together, on average over those that have some."""
+        sizes = self.data.client_sizes[self.data.client_sizes > 0]
+        return float(np.mean([self.plan.num_samples(int(size), self.worker.skips_single_samples) for size in sizes]))
+
+    def layer_macs(self) -> dict[str, int]:
+        """Multiply-accumulates of each layer, by its name, for one sample; {} where they cannot be counted."""
+        samples = self.data.server_data() or self.data.client(int(self.data.client_sizes.argmax()))
+        macs = count_layer_macs(self.worker, samples, self.data.train.resident)
+        return macs or {}
+
+    def train(
+        self,
+        received: Message,
+        rule: Rule | None = None,
+        epochs: int | None = None,
+        rows: slice = slice(None),
+        mask: Tensor | None = None,
+    ) -> ServerTraining:
+        """Train on the server's samples as a client would.
+
+        Args:
+            received: the model to start from: `model` (d,), `buffers` (d_b,), and what the rule receives besides.
+            rule: makes the steps; the module's own optimiser if not given.
+            epochs: passes over the samples; as a client makes if not given.
+            rows: which of the server's samples.
+            mask: the parameters to train (d,), all others being 0; those of the run's pruning mask if not given.
+
+        Returns:
+            Deltas from `received`. Numbers that are not finite count for nothing, as in a client's upload.
+        """
+        worker, run, rule = self.worker, self.run, rule or Rule()
+        self.require_samples()
+        samples = self.data.train.select(self.data.server_indices[rows])
+        setting = self.setting
+        if mask is not None:
+            setting = replace(setting, kept=Excerpt.of_masks(replace(setting, kept=None), mask))
+        order, own = run.torch_seeds(SERVER)
+        worker.personal.copy_(run.personal)
+        state, resident = rule.init(received["model"]), self.data.train.resident
+        plan = self.plan if epochs is None else replace(self.plan, epochs=epochs, steps=None)
+        plan = plan.in_round(rule, setting)
+        local = train_locally(
+            worker, rule, setting, received, run.counters, state, samples, plan, (order, own), resident
+        )
+        worker.steps_in_training = 0
+        worker.logs.forget()
+        message = rule.finish(local)
+        if worker.buffer_layout.names:
+            message["buffers"] = worker.read_buffers() - received["buffers"]
+        if worker.fabric.world_size > 1:
+            message = {name: worker.fabric.broadcast(x).to(x.device) for name, x in message.items()}
+        run.num_steps += local.num_steps
+        if not is_finite(message):
+            return ServerTraining({name: torch.zeros_like(x) for name, x in message.items()}, 0.0, local.num_steps)
+        run.counters |= {name: torch.maximum(run.counters[name], x) for name, x in worker.read_counters().items()}
+        return ServerTraining(message, float(len(samples)), local.num_steps)
+
+    def accuracy(self, params: Tensor, buffers: Tensor, rows: slice = slice(None)) -> float:
+        """Share of the server's samples that a model gets right: the accuracy that `validation_step` logs of them.
+
+        Evaluation mode, no augmentation, no callbacks.
+
+        Args:
+            params: (d,).
+            buffers: (d_b,).
+            rows: which of the server's samples.
+
+        Raises:
+            UserError: `validation_step` logs no accuracy, or one outside [0, 1].
+        """
+        worker, data = self.worker, self.data
+        name = type(worker.module).__name__
+        if not is_overridden("validation_step", worker.module):
+            raise UserError(
+                f"the method needs the accuracy on the server's data: give {name} a validation_step that logs 'val/accuracy'."
+            )
+        worker.load(params, buffers, self.run.counters)
+        worker.personal.copy_(self.run.personal)
+        batches = data.train.batches(data.eval_batch_size, data.server_indices[rows])
+        accuracy = accuracy_in(measure(worker, "validation", batches, data.train.resident), name)
+        within = -1e-6 <= accuracy <= 1 + 1e-6
+        require(within, f"an accuracy lies in [0, 1], but the validation_step of {name} logs {accuracy:g}.")
+        return min(max(accuracy, 0.0), 1.0)
+
+    def loss(self, params: Tensor, buffers: Tensor) -> float:
+        """Mean over the server's samples of the loss that `training_step` returns, in evaluation mode, without augmentation."""
+        data, worker = self.data, self.worker
+        worker.load(params, buffers, self.run.counters)
+        worker.personal.copy_(self.run.personal)
+        batches = data.train.batches(data.eval_batch_size, data.server_indices)
+        return mean_training_loss(worker, batches, data.train.resident)
+
+    def try_accuracy(self) -> None:
+        """Judge the initial model on the first samples, so that a module that tells no accuracy does not cost a round."""
+        self.accuracy(self.run.params, self.run.buffers, slice(self.data.eval_batch_size))
+
+    def inputs(self, rows: Tensor, batch_size: int) -> Iterator[Any]:
+        """What `forward` takes of the server's samples: of each batch its first part; no augmentation.
+
+        Args:
+            rows: (m,) which of the server's samples, in the order in which they come.
+            batch_size: samples of a batch; the last may be smaller.
+        """
+        data, worker = self.data, self.worker
+        for batch in data.train.batches(batch_size, data.server_indices[rows.numpy()]):
+            batch = worker.fabric.strategy.precision.convert_input(worker.transfer(batch, data.train.resident))
+            yield batch[0] if isinstance(batch, (tuple, list)) else batch
+
+    def logits(self, params: Tensor, buffers: Tensor, inputs: Any, training: bool = False) -> Tensor:
+        """The module's `forward` as a function of flat vectors.
+
+        Args:
+            params: (d,), in which it can be differentiated.
+            buffers: (d_b,), changed in place where training mode changes buffers.
+            inputs: for `forward`.
+            training: training or evaluation mode.
+
+        Returns:
+            (m, C).
+        """
+        worker = self.worker
+        if self.setting.kept is not None:
+            params = params * self.setting.kept.factors.to(params.dtype)
+        tree = worker.layout.views(params) | worker.buffer_layout.views(buffers) | worker.read_counters()
+        with evaluating(worker.module), worker.fabric.strategy.precision.forward_context():
+            worker.module.train(training)
+            return functional_call(worker.module, tree, (inputs,))
+
+    def try_logits(self) -> None:
+        """Run `forward` on two samples, so that a module without logits does not cost a round."""
+        name, logits = type(self.worker.module).__name__, None
+        with torch.no_grad():
+            try:
+                inputs = next(self.inputs(torch.arange(min(2, self.num_samples)), batch_size=2))
+                logits = self.logits(self.run.params, self.run.buffers, inputs)
+            except Exception as error:
+                raise UserError(
+                    f"the method needs {name}.forward(inputs) to return logits, but it fails: {error}"
+                ) from error
+        found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        require(
+            isinstance(logits, Tensor) and logits.ndim == 2,
+            f"the method needs {name}.forward(inputs) to return logits (samples, classes), got {found}.",
+        )
+
+    def degrees(self, clients: Sequence[int]) -> tuple[float, float]:
+        """Non-IID degrees D of the samples of `clients` together, and of the server's (`lightning_fl.data.non_iid_degree`)."""
+        histograms, own = self.data.label_histograms, self.data.server_histogram
+        assert histograms is not None
+        assert own is not None
+        everyone = histograms.sum(0)
+        cohort = histograms[np.asarray(clients)].sum(0)
+        return float(non_iid_degree(cohort, everyone)), float(non_iid_degree(own, everyone))
+
+    def label_histograms(self) -> Tensor:
+        """Samples of each client and class, float32 (N, C)."""
+        assert self.data.label_histograms is not None
+        return torch.from_numpy(self.data.label_histograms).float()
+
+
+def accuracy_in(logged: Mapping[str, float], module: str) -> float:
+    """The accuracy among what a module has logged: `val/accuracy`, or the one name with the word accuracy or acc in it.
+
+    >>> accuracy_in({"val_loss": 2.0, "val_acc": 0.4}, "Classifier")
+    0.4
+
+    Raises:
+        UserError: there is none, or there are several.
+    """
+    if "val/accuracy" in logged:
+        return logged["val/accuracy"]
+    found = [name for name in logged if {"accuracy", "acc"} & set(re.split(r"[\W_]+", name.lower()))]
+    if len(found) == 1:
+        return logged[found[0]]
+    raise UserError(
+        f"the method needs the accuracy on the server's data: let the validation_step of {module} log 'val/accuracy'; "
+        f"it logs {', '.join(map(repr, sorted(logged))) or 'nothing'}."
+    )

@@ -1,0 +1,122 @@
+"""Measuring the server's model with what each client owns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from lightning_fl.clients.flat_module import Worker
+from lightning_fl.data import FederatedDataModule
+from lightning_fl.evaluation_mode import evaluating
+from lightning_fl.server.evaluation import measure, num_batches
+from lightning_fl.slots import Setting, State
+from lightning_fl.vectors.personal import PERSONAL
+
+
+@dataclass
+class ModelValidation:
+    """Implements `lightning_fl.slots.Validation`. The worker holds the server's model.
+
+    Attributes:
+        worker: the module.
+        data: the clients' own validation parts.
+        stage: `validation` or `test`.
+        loaders: the data of the validation.
+        limit: Lightning's `limit_val_batches` or `limit_test_batches`.
+        states: of the clients that have taken part.
+        setting: of the run, or None outside of one.
+        cohort_size: clients of a round, K; 0 outside of a run.
+        random: draws the clients to validate with.
+    """
+
+    worker: Worker
+    data: FederatedDataModule
+    stage: str
+    loaders: Sequence[Iterable[Any]]
+    limit: int | float | None
+    states: Mapping[int, State]
+    setting: Setting | None = None
+    cohort_size: int = 0
+    random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+
+    def __post_init__(self) -> None:
+        self._common = self.worker.personal.clone()
+
+    @property
+    def module(self) -> Any:
+        """The module."""
+        return self.worker.module
+
+    @property
+    def owns(self) -> bool:
+        """Whether clients own parts of the model."""
+        return bool(self.worker.personal_layout.names)
+
+    def clients(self, most: int | None = None) -> list[int]:
+        """All clients, or `most` of them, drawn."""
+        everyone = self.data.num_clients
+        if most is None or most >= everyone:
+            return list(range(everyone))
+        return sorted(int(client) for client in self.random.choice(everyone, most, replace=False))
+
+    def has_taken_part(self, client: int) -> bool:
+        """Whether a client has values of its own."""
+        return client in self.states
+
+    def averages(self, client: int | None = None) -> dict[str, float]:
+        """What the module logs with what a client owns, or with what all began with."""
+        return self._measure(client, self._batches(), self._resident())
+
+    def local_averages(self, client: int) -> dict[str, float]:
+        """The same on the client's own validation part; {} if it has none."""
+        rows = self.data.client_val_indices[client]
+        if not len(rows):
+            return {}
+        size, train = self.data.eval_batch_size, self.data.train
+        length = -(-len(rows) // size)
+        limit = min(length, self.limit) if isinstance(self.limit, int) else length
+        return self._measure(client, islice(train.batches(size, rows), limit), train.resident)
+
+    def macs(self, inside: Callable[[Any], AbstractContextManager[Any]]) -> int | None:
+        """Multiply-accumulates of `forward` for one sample inside a context; None where `forward` does not take one alone."""
+        worker, precision = self.worker, self.worker.fabric.strategy.precision
+        batch = precision.convert_input(worker.transfer(next(self._batches()), self._resident()))
+        inputs = batch[0] if isinstance(batch, (tuple, list)) else batch
+        if not isinstance(inputs, Tensor):
+            return None
+        counter = FlopCounterMode(display=False)
+        with torch.no_grad(), evaluating(worker.module), precision.forward_context(), inside(worker.module), counter:
+            try:
+                worker.module(inputs[:1])
+            except Exception:  # a forward that wants something else is none of our business
+                return None
+        return int(counter.get_total_flops()) // 2
+
+    def _measure(self, client: int | None, batches: Iterable[Any], resident: bool) -> dict[str, float]:
+        state = {} if client is None else self.states.get(client, {})
+        self.worker.personal.copy_(state.get(PERSONAL, self._common))
+        try:
+            return measure(self.worker, self.stage, batches, resident)
+        finally:
+            self.worker.personal.copy_(self._common)
+
+    def _batches(self) -> Iterator[Any]:
+        for loader, limit in zip(self.loaders, num_batches(self.loaders, self.limit), strict=True):
+            yield from (batch for index, batch in enumerate(loader) if index < limit)
+
+    def _resident(self) -> bool:
+        return all(getattr(getattr(loader, "samples", None), "resident", False) for loader in self.loaders)
+
+
+def owned_by_clients(worker: Worker, states: Mapping[int, State]) -> dict[int, State]:
+    """Of what clients have kept in some run the values for what they own in this module."""
+    own = {client: state[PERSONAL] for client, state in states.items() if PERSONAL in state}
+    return {client: {PERSONAL: x} for client, x in own.items() if x.shape == worker.personal.shape}

@@ -1,0 +1,151 @@
+"""From a trainer's flags, model, data and method to the federation that it drives."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+from weakref import finalize
+
+import torch
+
+from lightning_fl.algorithms import Algorithm
+from lightning_fl.clients.choose_runner import Runner, choose_runner
+from lightning_fl.clients.flat_module import Worker
+from lightning_fl.clients.local_training import LocalPlan
+from lightning_fl.data import FederatedDataModule
+from lightning_fl.errors import UserError
+from lightning_fl.federation.round import Federation
+from lightning_fl.outputs.run_folder import require_writable
+from lightning_fl.processes import gather_objects
+from lightning_fl.server.macs import count_macs
+from lightning_fl.slots import MEAN_GRADIENT
+from lightning_fl.state.client_states import ClientStatesOnDisk
+from lightning_fl.state.run_state import Run
+from lightning_fl.trainer.flags import cohort_size
+from lightning_fl.vectors.layer_groups import layer_groups
+
+if TYPE_CHECKING:
+    from lightning_fl.trainer import FederatedTrainer
+
+
+def assemble(trainer: FederatedTrainer) -> Federation:
+    """Set up the optimiser and `trainer.run`, check that everything fits, and choose a runner.
+
+    Args:
+        trainer: in a session, with its model on the accelerator.
+
+    Raises:
+        UserError: something does not fit.
+    """
+    worker, algorithm = trainer.bound_worker, trainer.algorithm
+    worker.agree_on_model()
+    run = trainer.run = _initial_run(worker)
+    data = algorithm.arrange(trainer.data)
+    steps = zip(algorithm.step_names(), algorithm.steps, strict=True)
+    run.server = {key: step.init(run.params) for key, step in steps}
+    plan = _local_plan(trainer, data)
+    in_pass = plan.pass_batches(int(data.client_sizes.max()), worker.skips_single_samples)
+    trainer.most_local_steps = plan.num_steps(in_pass)
+    _configure_optimizer(worker, algorithm)
+    eligible = data.client_sizes.nonzero()[0]
+    federation = Federation(
+        algorithm=algorithm,
+        worker=worker,
+        data=data,
+        run=run,
+        groups=layer_groups(worker.module, without=worker.personal_layout.names),
+        plan=plan,
+        clock=trainer.clock,
+        guard=trainer.loss_guard,
+        eligible=eligible,
+        cohort_size=cohort_size(trainer.clients_per_round, data.num_clients, len(eligible)),
+        num_rounds=trainer.max_rounds,
+        dropout_rate=trainer.dropout_rate,
+        macs=count_macs(worker, data.client(int(data.client_sizes.argmax())), data.train.resident),
+        on_upload=partial(trainer.hooks.call, "on_client_upload"),
+        on_prepared=partial(trainer.hooks.call, "on_client_prepared"),
+    )
+    algorithm.check(federation.setting, federation.server, federation.cohort_size)
+    trainer.loss_guard.check(federation.server, algorithm.steps)
+    federation.runner = _runner(trainer, federation)
+    run.macs_at_start = federation.macs
+    worker.load(run.params, run.buffers, run.counters)  # counting and checking may have changed it
+    worker.personal.copy_(run.personal)
+    return federation
+
+
+def _initial_run(worker: Worker) -> Run:
+    return Run(
+        seed=int(os.environ.get("PL_GLOBAL_SEED", "0")),
+        layout=worker.layout,
+        buffer_layout=worker.buffer_layout,
+        params=worker.params.clone(),
+        buffers=worker.buffers.clone(),
+        counters=worker.read_counters(),
+        personal_layout=worker.personal_layout,
+        personal=worker.personal.clone(),
+    )
+
+
+def _local_plan(trainer: FederatedTrainer, data: FederatedDataModule) -> LocalPlan:
+    limit = trainer.limits["limit_train_batches"]
+    return LocalPlan(
+        batch_size=data.batch_size,
+        epochs=trainer.local_epochs,
+        steps=trainer.local_steps,
+        limit_batches=1.0 if limit is None else limit,
+        accumulate=trainer.accumulate_grad_batches,
+        clip_value=trainer.gradient_clip_val,
+        clip_algorithm=trainer.gradient_clip_algorithm,
+        tells_last_loss=trainer.loss_guard.clients is not None,
+        straggler_rate=trainer.straggler_rate,
+    )
+
+
+def _configure_optimizer(worker: Worker, algorithm: Algorithm) -> None:
+    worker.configure_optimizer(flat_gradient=any(rule.reads_gradient for rule in algorithm.rules()))
+    own = next((rule for rule in algorithm.rules() if rule.own_step), None)
+    if own is not None and not worker.optimizer.is_plain_sgd:
+        flag = "give --model.momentum 0, or " if worker.module.hparams.get("momentum") else ""
+        raise UserError(
+            f"{algorithm.name} makes the clients' steps itself, in place of plain SGD, {own.why_plain_sgd}; "
+            f"{type(worker.module).__name__} has {worker.optimizer.description}: "
+            f"{flag}let configure_optimizers return torch.optim.SGD with momentum 0."
+        )
+
+
+def _runner(trainer: FederatedTrainer, federation: Federation) -> Runner:
+    """The runner that the flags and the module allow, tried on what would come down first."""
+    algorithm, run = federation.algorithm, federation.run
+    before = {MEAN_GRADIENT: torch.zeros_like(run.params)} if algorithm.rule.reads_mean_gradient else {}
+    return choose_runner(
+        trainer.runner,
+        trainer.clients_at_once,
+        federation.worker,
+        algorithm.rule,
+        federation.setting,
+        {"model": run.params, "buffers": run.buffers, **algorithm.share(run.server), **before},
+        federation.data,
+        federation.plan,
+        run,
+    )
+
+
+def keep_client_states(trainer: FederatedTrainer) -> None:
+    """Make the folder that the trainer's `client_states` asks for, one a machine; it goes when the run does."""
+    if trainer.client_states == "memory":
+        return
+    run = trainer.run
+    parent = trainer.default_root_dir if trainer.client_states == "disk" else trainer.client_states
+    made = None
+    if trainer.local_rank == 0:
+        require_writable(parent)
+        made = tempfile.mkdtemp(prefix="client-states-", dir=parent)
+        finalize(run, shutil.rmtree, made, ignore_errors=True)
+    folder = gather_objects(trainer.fabric, made)[trainer.global_rank - trainer.local_rank]
+    run.clients = ClientStatesOnDisk(Path(folder, "rule"), writes=trainer.local_rank == 0)
+    run.client_memory = ClientStatesOnDisk(Path(folder, "codec"), writes=trainer.local_rank == 0)

@@ -1,0 +1,181 @@
+"""What a run leaves behind, and how it is taken up again."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import lightning
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+
+from lightning_fl.errors import UserError
+from lightning_fl.federation import follow_pruning as surgery
+from lightning_fl.outputs import checkpoint_file as checkpoints
+from lightning_fl.state.run_state import as_saved
+
+LAST = Path("checkpoints") / "last.ckpt"
+EXPORT = "model.ckpt"
+METRICS = "metrics.csv"
+HPARAMS = "hparams.yaml"
+CONFIG = "config.yaml"
+
+
+def build_checkpoint(trainer: Any, weights_only: bool = False) -> dict[str, Any]:
+    """An ordinary Lightning checkpoint of the server's model; unless `weights_only`, with the run under `federation`."""
+    module: LightningModule = trainer.lightning_module
+    run_state = trainer.fit_loop.before_round or trainer.run.state_dict()
+    checkpoint: dict[str, Any] = {
+        "epoch": run_state["round"],
+        "global_step": run_state["num_steps"],
+        "pytorch-lightning_version": lightning.__version__,
+        "state_dict": trainer.bound_worker.state_dict(run_state) if trainer.fit_loop.before_round else _copied(module),
+    }
+    checkpoint |= surgery.as_saved(module)
+    for part in (module, trainer.datamodule):
+        if part is not None and part.hparams:
+            if hasattr(part, "_hparams_name"):
+                checkpoint[part.CHECKPOINT_HYPER_PARAMS_NAME] = part._hparams_name
+            checkpoint[part.CHECKPOINT_HYPER_PARAMS_KEY] = checkpoints.plain(dict(part.hparams))
+    if not weights_only:
+        checkpoint["callbacks"] = {c.state_key: state for c in trainer.callbacks if (state := c.state_dict())}
+        checkpoint["optimizer_states"] = []
+        checkpoint["lr_schedulers"] = []
+        checkpoint["federation"] = {
+            "format": checkpoints.FORMAT,
+            "algorithm": trainer.algorithm.name,
+            "num_clients": trainer.datamodule.num_clients,
+            "max_rounds": trainer.max_rounds,
+            "learning_rates": trainer.worker.optimizer.state_dict(),
+            "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
+            "run": as_saved(run_state),
+        }
+        trainer.hooks.call_callbacks("on_save_checkpoint", checkpoint)
+        if trainer.datamodule is not None:
+            datamodule_state = trainer.datamodule.state_dict()
+            if datamodule_state:
+                checkpoint[type(trainer.datamodule).__qualname__] = datamodule_state
+    module.on_save_checkpoint(checkpoint)
+    return checkpoint
+
+
+def _copied(module: LightningModule) -> dict[str, Any]:
+    return {
+        name: value.detach().clone(memory_format=torch.contiguous_format) for name, value in module.state_dict().items()
+    }
+
+
+def resolve(trainer: Any, ckpt_path: str | os.PathLike[str] | None) -> str | None:
+    """The file that `ckpt_path` means: `last`, `best`, a path, or None.
+
+    Raises:
+        UserError: `best` of a run without a ModelCheckpoint that monitors something.
+    """
+    if ckpt_path is None:
+        return None
+    last = Path(trainer.default_root_dir) / LAST
+    if ckpt_path == "last":
+        if last.is_file():
+            return str(last)
+        if trainer.fitting:
+            rank_zero_warn(f"ckpt_path='last': there is no {last} yet, so the run starts from the beginning.")
+            return None
+        raise UserError(
+            f"ckpt_path='last': there is no checkpoint at {last}; give the run's folder as default_root_dir."
+        )
+    if ckpt_path == "best":
+        best = trainer._best_path()
+        if not best and last.is_file():
+            states = checkpoints.load(last).get("callbacks", {})
+            best = next((s["best_model_path"] for s in states.values() if s.get("best_model_path")), "")
+        if not best:
+            raise UserError(
+                "ckpt_path='best' needs a run with a ModelCheckpoint callback that monitors a metric "
+                f"(--trainer.callbacks+={ModelCheckpoint.__name__} --trainer.callbacks.monitor val/accuracy); "
+                "'last' or a path work without."
+            )
+        return str(best)
+    return str(ckpt_path)
+
+
+def evaluate_checkpoint(trainer: Any, path: str) -> None:
+    """Put the model of the checkpoint at `path` into the trainer's module, which is pruned first if that was.
+
+    Raises:
+        UserError: it is unreadable or belongs to another model.
+    """
+    module, checkpoint = trainer.lightning_module, checkpoints.load(path)
+    if plans := surgery.missing_plans(module, checkpoint):
+        surgery.prune_bound(trainer.bound_worker, plans)
+    load_model(module, checkpoint, path)
+
+
+def load_model(module: LightningModule, checkpoint: dict[str, Any], path: str) -> None:
+    """Put a checkpoint's weights into the module.
+
+    Raises:
+        UserError: they belong to another model.
+    """
+    before = _copied(module)
+    module.on_load_checkpoint(checkpoint)
+    try:
+        module.load_state_dict(checkpoint["state_dict"], strict=module.strict_loading)
+    except RuntimeError as error:
+        module.load_state_dict(before)  # torch has loaded what fitted
+        reason = " ".join(line.strip() for line in str(error).splitlines()[1:3])
+        raise UserError(
+            f"the checkpoint {path} belongs to another model than {type(module).__name__}: {reason}"
+        ) from None
+
+
+def resume(trainer: Any, path: str) -> None:
+    """Take up the run in the checkpoint at `path` where it stopped.
+
+    Raises:
+        UserError: the checkpoint is unreadable or belongs to another model, algorithm or federation.
+    """
+    checkpoint = checkpoints.load(path)
+    federation = checkpoints.federation_of(checkpoint, path, trainer.algorithm.name)
+    if federation["num_clients"] != trainer.datamodule.num_clients:
+        raise UserError(
+            f"the checkpoint {path} is of a federation of {federation['num_clients']} clients, "
+            f"this one has {trainer.datamodule.num_clients}: give the same data."
+        )
+    surgery.rebuild(trainer.fit_loop.federation, checkpoint)
+    load_model(trainer.lightning_module, checkpoint, path)
+    trainer.worker.optimizer.load_state_dict(federation["learning_rates"])
+    trainer.hooks.call_callbacks("on_load_checkpoint", checkpoint)
+    states = checkpoint.get("callbacks", {})
+    for callback in trainer.callbacks:
+        if callback.state_key in states:
+            callback.load_state_dict(states[callback.state_key])
+    if trainer.datamodule is not None and type(trainer.datamodule).__qualname__ in checkpoint:
+        trainer.datamodule.load_state_dict(checkpoint[type(trainer.datamodule).__qualname__])
+    trainer.current_epoch, trainer.global_step = trainer.run.round, trainer.run.num_steps
+    trainer.publish(federation.get("metrics", {}))  # checkpoints of 0.1 have none
+    done = trainer.run.round
+    if done < trainer.max_rounds:
+        rank_zero_info(f"Resumed {path} after round {done} of {trainer.max_rounds}.")
+        _tell_of_last_rounds(trainer, federation.get("max_rounds", trainer.max_rounds))
+    else:
+        rank_zero_info(f"Nothing is left to do: max_rounds is {trainer.max_rounds}, and {path} has done {done} rounds.")
+
+
+def _tell_of_last_rounds(trainer: Any, planned: int) -> None:
+    """Say so where rounds that are done were trained as the last of a shorter run, which they no longer are."""
+    setting, rule = trainer.fit_loop.federation.setting, trainer.algorithm.rule
+
+    def is_full(index: int, num_rounds: int) -> bool:
+        return bool(rule.takes_full_batches(replace(setting, round=index, num_rounds=num_rounds)))
+
+    done = range(trainer.run.round)
+    moved = [index for index in done if is_full(index, planned) and not is_full(index, trainer.max_rounds)]
+    if moved:
+        which = f"Rounds {moved[0]} to {moved[-1]}" if len(moved) > 1 else f"Round {moved[0]}"
+        rank_zero_info(
+            f"{which} took full batches as the last of {planned}; of {trainer.max_rounds} rounds the last will again."
+        )

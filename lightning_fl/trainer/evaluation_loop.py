@@ -1,0 +1,58 @@
+"""Validation, test or prediction outside of `fit`: the model of a checkpoint or at hand, on all loaders of a stage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
+from lightning_fl.errors import UserError
+from lightning_fl.outputs import checkpoint_file as checkpoints
+from lightning_fl.server.evaluation import as_loaders, evaluate, num_batches
+from lightning_fl.server.validation import ModelValidation, owned_by_clients
+from lightning_fl.trainer import checkpointing as persistence
+
+if TYPE_CHECKING:
+    from lightning_fl.trainer import FederatedTrainer
+
+
+def run_evaluation(trainer: FederatedTrainer, stage: str) -> tuple[dict[str, float], list[list[Any]]]:
+    """One evaluation of the trainer's model.
+
+    Args:
+        trainer: in a session; the model comes from its `ckpt_path`, if there is one.
+        stage: `validation`, `test` or `predict`.
+
+    Returns:
+        The averages of what module and method have logged, and the outputs of each loader.
+
+    Raises:
+        UserError: the module has no step for the stage, or the checkpoint is of another model.
+    """
+    module, worker = trainer.lightning_module, trainer.bound_worker
+    if stage != "predict" and not is_overridden(f"{stage}_step", module):
+        raise UserError(f"{type(module).__name__} has no {stage}_step.")
+    kept: Mapping[int, Any] = trainer.run.clients if "run" in vars(trainer) else {}
+    if trainer.ckpt_path is not None:
+        kept = checkpoints.load(trainer.ckpt_path).get("federation", {}).get("run", {}).get("clients", {})
+        persistence.evaluate_checkpoint(trainer, trainer.ckpt_path)
+    short = {"validation": "val"}.get(stage, stage)
+    loaders, limit = (
+        as_loaders(getattr(trainer.data, f"{short}_dataloader")()),
+        trainer.limits[f"limit_{short}_batches"],
+    )
+    limits = num_batches(loaders, limit)
+    setattr(trainer, f"num_{short}_batches", limits)
+    of_method: dict[str, float] = {}
+    if stage != "predict":
+        states = owned_by_clients(worker, kept)
+        of_method = trainer.algorithm.validate(ModelValidation(worker, trainer.data, stage, loaders, limit, states))
+    averages, outputs = evaluate(
+        worker, stage, loaders, limits, trainer.inference_mode, lambda averages: trainer.publish(averages | of_method)
+    )
+    averages |= of_method
+    for logger in trainer.loggers[1:]:
+        logger.log_metrics(averages, step=trainer.global_step)
+        logger.save()
+    return averages, outputs

@@ -1,0 +1,266 @@
+"""The rounds of a `fit`: hooks, validation, schedules, the log row and the checkpoint around `Federation.train_round`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.pytorch.callbacks import WeightAveraging
+from lightning.pytorch.trainer.states import RunningStage
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
+
+from lightning_fl.clients.hooks import check_watched
+from lightning_fl.errors import UserError
+from lightning_fl.federation import follow_pruning as surgery
+from lightning_fl.federation.round import Federation
+from lightning_fl.outputs import checkpoint_file as checkpoints
+from lightning_fl.outputs import wandb_run as weights_and_biases
+from lightning_fl.outputs.final_table import final_lines
+from lightning_fl.outputs.loggers import log_row, tell
+from lightning_fl.outputs.run_folder import RunFolder
+from lightning_fl.processes import gather_objects
+from lightning_fl.pruning import masks_of
+from lightning_fl.server.evaluation import as_loaders, evaluate, num_batches
+from lightning_fl.server.validation import ModelValidation
+from lightning_fl.state.run_state import SERVER, VALIDATION
+from lightning_fl.trainer import checkpointing as persistence
+from lightning_fl.trainer.build_federation import assemble, keep_client_states
+from lightning_fl.trainer.flags import check_monitors
+
+if TYPE_CHECKING:
+    from lightning_fl.trainer import FederatedTrainer
+
+
+class FitLoop:
+    """Runs a federation round by round on behalf of a trainer.
+
+    Attributes:
+        federation: the round itself; there once `start` has run, as is `folder`.
+        before_round: the state of the run before the round under way, None between rounds: what a checkpoint saved in
+            the middle of a round goes back to.
+        folder: what the fit writes to.
+        epoch_loop: what stock callbacks read of Lightning's own loop.
+    """
+
+    federation: Federation
+    folder: RunFolder
+
+    def __init__(self, trainer: FederatedTrainer) -> None:
+        self.trainer = trainer
+        self.has_validated = False
+        self.before_round: dict[str, Any] | None = None
+        self._knows_metrics = False
+        self._val_loaders: list[Iterable[Any]] = []
+        self.epoch_loop = SimpleNamespace(
+            _should_check_val_epoch=lambda: trainer.validates_this_round,
+            val_loop=_HasRun(self),
+            batch_progress=SimpleNamespace(is_last_batch=False),
+            _batches_that_stepped=0,
+        )
+
+    @property
+    def max_epochs(self) -> int:
+        """Rounds of the run."""
+        return self.trainer.max_rounds
+
+    def start(self) -> None:
+        """Put the federation together, and find out what there is to validate on."""
+        trainer, worker = self.trainer, self.trainer.bound_worker
+        self.has_validated = self._knows_metrics = False
+        self.before_round = None
+        self.folder = RunFolder(trainer)
+        self.federation = assemble(trainer)
+        data = self.federation.data
+        if is_overridden("validation_step", worker.module):
+            self._val_loaders = as_loaders(data.val_dataloader())
+        trainer.num_val_batches = num_batches(self._val_loaders, trainer.limits["limit_val_batches"])
+        keep_client_states(trainer)
+        rank_zero_info(data.description())
+        num_clients, num_ranks = self.federation.cohort_size, trainer.world_size
+        if trainer.algorithm.trains_in_rounds and num_clients < num_ranks:
+            rank_zero_info(
+                f"A round has {num_clients} {'client' if num_clients == 1 else 'clients'} for {num_ranks} processes: "
+                f"{num_ranks - num_clients} of them {'trains' if num_ranks - num_clients == 1 else 'train'} nobody; "
+                "trainer.devices or trainer.num_nodes can be smaller."
+            )
+
+    def prepare(self) -> None:
+        """What the method does before its first round."""
+        self.federation.prepare()
+        self.trainer.bound_worker.personal.copy_(self.trainer.run.personal)
+        self.trainer.bound_worker.load(self.trainer.run.params, self.trainer.run.buffers, self.trainer.run.counters)
+
+    def run(self) -> None:
+        """All rounds, between Lightning's opening and closing hooks."""
+        trainer, run = self.trainer, self.trainer.run
+        self.folder.first_round = run.round
+        trainer.hooks.call("on_fit_start")
+        self._sanity_check()
+        hyperparameters = {**trainer.lightning_module.hparams_initial, "algorithm": trainer.algorithm.name}
+        tell(trainer, lambda logger: logger.log_hyperparams(hyperparameters))
+        trainer.hooks.call("on_train_start")
+        while run.round < trainer.max_rounds and not trainer.should_stop:
+            trainer.current_epoch = run.round
+            self._round()
+        trainer.current_epoch = run.round
+        trainer.hooks.call("on_train_end")
+        self._take_over_changes()
+        if run.round == self.folder.first_round and not self.folder.goes_on_here:
+            self._begin_to_write()
+        trainer.hooks.call("on_fit_end")
+        if trainer.enable_checkpointing and trainer.is_global_zero:
+            exported = persistence.build_checkpoint(trainer, weights_only=True)
+            checkpoints.save_atomically(exported, Path(trainer.default_root_dir) / persistence.EXPORT)
+        weights_and_biases.send_results(trainer, final_lines(trainer), trainer.enable_checkpointing)
+
+    def _round(self) -> None:
+        """One round with everything around it."""
+        trainer, run, worker, started = self.trainer, self.trainer.run, self.trainer.bound_worker, time.perf_counter()
+        worker.seed(run.torch_seeds(SERVER)[0])
+        trainer.state.stage = RunningStage.TRAINING
+        trainer.round_batches = self.federation.num_batches()
+        trainer.hooks.call("on_train_epoch_start")
+        self._take_over_changes()
+        # Lightning's GradientAccumulationScheduler sets the trainer's number when an epoch starts.
+        self.federation.plan = replace(self.federation.plan, accumulate=trainer.accumulate_grad_batches)
+        self.before_round = run.state_dict()
+        with trainer.profiler.profile("train_round"):
+            record = self.federation.train_round()
+        if worker.new_plans:
+            raise UserError(
+                "a callback has pruned the model in the middle of a round, while the clients were training: "
+                "it must do so when an epoch starts (on_train_epoch_start)."
+            )
+        worker.load(run.params, run.buffers, run.counters)
+        worker.personal.copy_(run.personal)
+        worker.optimizer.end_round(run.round)
+        self.before_round = None
+        trainer.global_step = run.num_steps
+        trainer.publish({**record, "time/simulated_seconds": run.simulated_seconds})
+        for callback in trainer.callbacks:
+            # Averages of weights follow optimiser steps; `global_step` moves, and so they do, when the server makes its own.
+            if isinstance(callback, WeightAveraging):
+                callback.on_train_batch_end(trainer, worker.module, None, None, trainer.round_batches)  # type: ignore[arg-type]
+        if trainer.validates_this_round and trainer.enable_validation:
+            with trainer.profiler.profile("validate"):
+                record |= self._validate()
+        trainer.hooks.call("on_train_epoch_end", monitoring=False)
+        surgery.follow(self.federation)
+        self.federation.book_answers()
+        record |= worker.logs.averages(gather_objects(trainer.fabric, worker.logs.take())[:1])
+        trainer.publish(record)
+        worker.optimizer.end_plateau(run.round, trainer.callback_metrics)
+        if self.has_validated and not self._knows_metrics:
+            self._knows_metrics = True
+            check_watched(trainer.callbacks, trainer.callback_metrics)
+        if run.round == self.folder.first_round + 1:
+            self._begin_to_write()
+        trainer.hooks.call("on_train_epoch_end", monitoring=True)
+        record["time/simulated_seconds"] = run.simulated_seconds
+        record["time/round_seconds"] = time.perf_counter() - started
+        self._log(record)
+        if trainer.enable_checkpointing and self._is_due(trainer.checkpoint_every_n_rounds):
+            trainer.save_checkpoint(Path(trainer.default_root_dir) / persistence.LAST)
+
+    def _begin_to_write(self) -> None:
+        """The first round is done: the folder is this run's, which callbacks that write to it are told."""
+        if not self.folder.is_used:
+            return
+        if self.trainer.is_global_zero:
+            self.folder.claim()
+        self.trainer.fabric.barrier()
+        self.trainer.hooks.call("on_folder_claimed")
+
+    def _take_over_changes(self) -> None:
+        """The server's model is what callbacks made of it; clones, because a step may have kept the old tensors."""
+        surgery.follow(self.federation)
+        run, worker = self.trainer.run, self.trainer.bound_worker
+        run.params, run.buffers = worker.params.clone(), worker.read_buffers().clone()
+        if masks := masks_of(worker.module):
+            mask = torch.ones_like(run.params, dtype=torch.bool)
+            views = worker.layout.views(mask)
+            for name in views.keys() & masks.keys():  # what clients own they keep whole
+                views[name].copy_(masks[name])
+            if run.mask is None or not torch.equal(mask, run.mask):
+                self.federation.set_mask(mask)
+        self.federation.book_answers()
+
+    def _validate(self) -> dict[str, float]:
+        """Validation at the end of a round."""
+        trainer = self.trainer
+        trainer.state.stage = RunningStage.VALIDATING
+        self.has_validated = True
+        federation = self.federation
+        validation = ModelValidation(
+            trainer.bound_worker,
+            trainer.data,
+            "validation",
+            self._val_loaders,
+            trainer.limits["limit_val_batches"],
+            trainer.run.clients,
+            federation.setting,
+            federation.cohort_size,
+            trainer.run.random(VALIDATION),
+        )
+        of_method = trainer.algorithm.validate(validation)
+        averages, _ = evaluate(
+            trainer.bound_worker,
+            "validation",
+            self._val_loaders,
+            trainer.num_val_batches,
+            trainer.inference_mode,
+            lambda averages: trainer.publish(averages | of_method),
+        )
+        trainer.state.stage = RunningStage.TRAINING
+        return averages | of_method
+
+    def _sanity_check(self) -> None:
+        """A few validation batches before anything is trained, so that an error in them does not cost a round."""
+        trainer, steps = self.trainer, self.trainer.num_sanity_val_steps
+        limits = [count if steps == -1 else min(count, steps) for count in trainer.num_val_batches]
+        trainer.num_sanity_val_batches = limits
+        if not sum(limits):
+            return
+        trainer.state.stage = RunningStage.SANITY_CHECKING
+        trainer.hooks.call("on_sanity_check_start")
+        evaluate(
+            trainer.bound_worker,
+            "validation",
+            self._val_loaders,
+            limits,
+            trainer.inference_mode,
+            lambda averages: check_monitors(trainer.callbacks, averages),
+        )
+        trainer.hooks.call("on_sanity_check_end")
+        trainer.state.stage = RunningStage.TRAINING
+
+    def _log(self, record: dict[str, float]) -> None:
+        """One row to every logger."""
+        trainer, hidden = self.trainer, self.trainer.bound_worker.logs.unlogged_names
+        row = {name: value for name, value in record.items() if name not in hidden}
+        trainer.logged_metrics = {name: torch.tensor(float(value)) for name, value in row.items()}
+        if not self._is_due(trainer.log_every_n_rounds):
+            return
+        log_row(trainer, row, int(record["round"]))
+
+    def _is_due(self, every: int) -> bool:
+        """Whether something done every n-th round is due after the round just done, which the last always is."""
+        rounds, trainer = self.trainer.run.round, self.trainer
+        return rounds % every == 0 or rounds >= trainer.max_rounds or trainer.should_stop
+
+
+class _HasRun:
+    """ModelCheckpoint asks whether validation has run before it complains of a missing metric."""
+
+    def __init__(self, loop: FitLoop) -> None:
+        self._loop = loop
+
+    @property
+    def _has_run(self) -> bool:
+        return self._loop.has_validated

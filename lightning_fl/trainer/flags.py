@@ -1,0 +1,263 @@
+"""Checks of the trainer's arguments, and the Lightning objects they stand for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from datetime import timedelta
+from difflib import get_close_matches
+from typing import Any
+
+from lightning.fabric import Fabric
+from lightning.fabric.accelerators import MPSAccelerator
+from lightning.fabric.strategies.launchers.multiprocessing import _MultiProcessingLauncher
+from lightning.pytorch.callbacks import (
+    BackboneFinetuning,
+    BaseFinetuning,
+    BatchSizeFinder,
+    Callback,
+    DeviceStatsMonitor,
+    LearningRateFinder,
+    ThroughputMonitor,
+    Timer,
+)
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.profilers import AdvancedProfiler, PassThroughProfiler, Profiler, PyTorchProfiler, SimpleProfiler
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+from lightning_fl.errors import UserError, nearest, require
+from lightning_fl.outputs.metrics_csv import RoundCSVLogger
+
+PRECISIONS = ("32-true", "bf16-mixed", "bf16-true", "64-true")
+PRECISION_ALIASES = {"32": "32-true", "64": "64-true", "bf16": "bf16-mixed"}
+STRATEGIES = ("auto", "ddp")
+SHARDED_STRATEGIES = ("fsdp", "deepspeed", "xla", "model_parallel", "tensor_parallel")
+FINETUNING = (
+    "lets layers thaw in the middle of a run, and what clients train and send is settled when it begins: set requires_grad in "
+    "the module"
+)
+REFUSED_CALLBACKS: dict[type[Callback], str] = {
+    BackboneFinetuning: FINETUNING,
+    BaseFinetuning: FINETUNING,
+    BatchSizeFinder: "tries batch sizes in a training of its own, which a federation has none of: set data.batch_size",
+    LearningRateFinder: "tries learning rates in a training of its own, which a federation has none of: compare runs with "
+    "model.learning_rate",
+    DeviceStatsMonitor: "logs from step to step, and a federation logs rounds: --trainer.profiler simple says where time goes",
+    ThroughputMonitor: "logs from step to step, and a federation logs rounds: time/round_seconds is in metrics.csv",
+}
+PROFILERS = {"simple": SimpleProfiler, "advanced": AdvancedProfiler, "pytorch": PyTorchProfiler}
+
+
+def check_rounds(
+    max_rounds: int,
+    clients_per_round: int | float,
+    local_epochs: int | None,
+    local_steps: int | None,
+    dropout_rate: float,
+    straggler_rate: float,
+    every: dict[str, int],
+) -> None:
+    """Check what decides a round.
+
+    Raises:
+        UserError: a value is not allowed.
+    """
+    require(_whole(max_rounds, 0), f"max_rounds must be a whole number of at least 0, got {max_rounds}.")
+    if isinstance(clients_per_round, int):
+        require(clients_per_round >= 1, f"clients_per_round must be at least 1, got {clients_per_round}.")
+    else:
+        require(
+            0 < clients_per_round <= 1,
+            f"clients_per_round as a fraction must lie in (0, 1], got {clients_per_round}; a count is a whole number.",
+        )
+    require(
+        local_epochs is None or local_steps is None,
+        f"local_epochs={local_epochs} and local_steps={local_steps} exclude each other: give one of them.",
+    )
+    for name, count in {"local_epochs": local_epochs, "local_steps": local_steps}.items():
+        require(count is None or _whole(count, 1), f"{name} must be a whole number of at least 1, got {count}.")
+    require(0 <= dropout_rate < 1, f"dropout_rate must lie in [0, 1), got {dropout_rate}.")
+    require(0 <= straggler_rate <= 1, f"straggler_rate must lie in [0, 1], got {straggler_rate}.")
+    for name, value in every.items():
+        require(_whole(value, 1), f"{name} must be a whole number of at least 1, got {value}.")
+
+
+def check_flags(num_sanity_val_steps: int, gradient_clip_val: float | None, fast_dev_run: bool | int) -> None:
+    """Check the flags that are numbers of their own kind.
+
+    Raises:
+        UserError: a value is not allowed.
+    """
+    require(_whole(num_sanity_val_steps, -1), f"num_sanity_val_steps must be at least -1, got {num_sanity_val_steps}.")
+    require(_whole(int(fast_dev_run), 0), f"fast_dev_run is a number of rounds of at least 0, got {fast_dev_run}.")
+    good = gradient_clip_val is None or gradient_clip_val >= 0
+    require(good, f"gradient_clip_val must be at least 0, got {gradient_clip_val}.")
+
+
+def check_choice(name: str, given: Any, allowed: tuple[Any, ...]) -> None:
+    """Check a flag with few values.
+
+    Raises:
+        UserError: the value is none of them; the nearest is named.
+    """
+    require(given in allowed, f"{name} {given!r} is unknown; {nearest(str(given), map(str, allowed))}.")
+
+
+def check_client_states(given: str | os.PathLike[str]) -> None:
+    """Check where clients' states are to live.
+
+    Raises:
+        UserError: it is neither `memory` nor `disk` nor a folder.
+    """
+    good = given in ("memory", "disk") or os.path.isdir(given)
+    require(
+        good,
+        f"client_states {os.fspath(given)!r} is no folder; {nearest(os.fspath(given), ('memory', 'disk'))}, or a folder.",
+    )
+
+
+def check_limits(limits: dict[str, int | float | None]) -> None:
+    """Check the `limit_*_batches`.
+
+    Raises:
+        UserError: a value is neither a count nor a fraction.
+    """
+    for name, value in limits.items():
+        if isinstance(value, int) or value is None:
+            require(value is None or value >= 0, f"{name} as a count must be at least 0, got {value}.")
+        else:
+            require(0 <= value <= 1, f"{name} as a fraction must lie in [0, 1], got {value}.")
+
+
+def check_callbacks(callbacks: Iterable[Callback]) -> None:
+    """Check that the callbacks can do in a federation what they are for, and let timers look at their clocks after rounds.
+
+    Raises:
+        UserError: one cannot; the sentence says why, and what there is instead.
+    """
+    for callback in callbacks:
+        for refused, reason in REFUSED_CALLBACKS.items():
+            require(not isinstance(callback, refused), f"{type(callback).__name__} {reason}.")
+        # A federation stops nowhere else, and clients that are trained at once make no steps one after the other.
+        if isinstance(callback, Timer):
+            callback._interval = "epoch"
+
+
+def check_monitors(callbacks: Iterable[Callback], logged: Iterable[str]) -> None:
+    """Find a misspelt `monitor` before anything is trained.
+
+    A name that the validation did not log may still come from the training, so only near misses are refused.
+
+    Raises:
+        UserError: a callback watches a name that differs in a letter or two from one that was logged.
+    """
+    names = list(logged)
+    for callback in callbacks:
+        monitor = getattr(callback, "monitor", None)
+        if isinstance(monitor, str) and monitor not in names and get_close_matches(monitor, names, cutoff=0.9):
+            raise UserError(
+                f"{type(callback).__name__} monitors {monitor!r}, which is not logged; {nearest(monitor, names)}."
+            )
+
+
+def _whole(value: Any, least: int) -> bool:
+    return isinstance(value, int) and value >= least
+
+
+def cohort_size(clients_per_round: int | float, num_clients: int, num_eligible: int) -> int:
+    """Clients of a round, K.
+
+    Raises:
+        UserError: more are asked for than there are.
+    """
+    if isinstance(clients_per_round, float):
+        return min(max(1, round(clients_per_round * num_clients)), num_eligible)
+    require(
+        clients_per_round <= num_eligible,
+        f"clients_per_round is {clients_per_round}, but the federation has {num_eligible} clients with samples: "
+        f"give at most {num_eligible}, or a fraction in (0, 1].",
+    )
+    return clients_per_round
+
+
+def build_fabric(accelerator: Any, strategy: Any, devices: Any, num_nodes: int, precision: Any, plugins: Any) -> Fabric:
+    """The Fabric that drives a run.
+
+    Raises:
+        UserError: a federation cannot honour the strategy, the precision or the number of devices.
+    """
+    precision = PRECISION_ALIASES.get(str(precision), str(precision or "32-true"))
+    require(
+        precision in PRECISIONS,
+        f"precision {precision!r} is not available in a federation; {nearest(precision, PRECISIONS)}.",
+    )
+    name = strategy if isinstance(strategy, str) else type(strategy).__name__.lower()
+    require(
+        not any(sharded in name for sharded in SHARDED_STRATEGIES),
+        f"strategy {name!r} shards one model over accelerators, which a federation of whole client models cannot use; "
+        f"allowed: {', '.join(STRATEGIES)}.",
+    )
+    # Of ddp's variants Fabric knows which there are, and those that start processes themselves are refused below.
+    known = not isinstance(strategy, str) or name in STRATEGIES or name.startswith("ddp_")
+    require(known, f"strategy {name!r} is not available in a federation; {nearest(name, STRATEGIES)}.")
+    try:
+        fabric = Fabric(
+            # Apple's MPS, which `auto` would choose where there is one, knows no float64, in which the updates are summed.
+            accelerator="cpu" if accelerator == "auto" and MPSAccelerator.is_available() else accelerator,
+            strategy=strategy,
+            devices=devices,
+            num_nodes=num_nodes,
+            precision=None if plugins is not None and precision == "32-true" else precision,
+            plugins=plugins,
+        )
+    except (RuntimeError, ValueError, TypeError, MisconfigurationException) as error:
+        raise UserError(
+            f"Fabric cannot be set up with accelerator={accelerator!r}, strategy={strategy!r}, devices={devices!r}: {error}"
+        ) from error
+    require(
+        fabric.device.type != "mps",
+        f"accelerator {accelerator!r} is Apple's MPS, which knows no float64, in which the updates are summed; "
+        "allowed on this machine: cpu.",
+    )
+    launcher = fabric.strategy.launcher
+    require(
+        not isinstance(launcher, _MultiProcessingLauncher),
+        f"strategy {name!r} forks or spawns its processes, from which a trained model does not come back; "
+        "allowed: auto and ddp, in a script or at the command line.",
+    )
+    return fabric
+
+
+def build_loggers(logger: Logger | Iterable[Logger] | bool | None, root: str) -> list[Logger]:
+    """`metrics.csv` first, then the loggers that were given; `logger=False` is none at all."""
+    if logger is False:
+        return []
+    given = [] if logger is None or logger is True else [logger] if isinstance(logger, Logger) else list(logger)
+    return [RoundCSVLogger(root), *given]
+
+
+def build_profiler(profiler: Profiler | str | None) -> Profiler:
+    """The profiler that was named.
+
+    Raises:
+        UserError: there is none of that name.
+    """
+    if isinstance(profiler, str):
+        if profiler not in PROFILERS:
+            raise UserError(f"profiler {profiler!r} is unknown; {nearest(profiler, PROFILERS)}.")
+        return PROFILERS[profiler]()
+    return profiler or PassThroughProfiler()
+
+
+def build_timer(max_time: str | timedelta | dict[str, int] | None) -> Timer | None:
+    """Lightning's timer, which ends the run after `max_time`.
+
+    Raises:
+        UserError: that is no time.
+    """
+    if max_time is None:
+        return None
+    try:
+        return Timer(duration=max_time, interval="epoch")
+    except (MisconfigurationException, TypeError) as error:
+        raise UserError(f"max_time {max_time!r} is no time: give DD:HH:MM:SS, such as 00:02:30:00.") from error

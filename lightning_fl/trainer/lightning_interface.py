@@ -1,0 +1,276 @@
+"""What Lightning's own callbacks, loggers and modules read of a trainer.
+
+A round is an epoch, so stock callbacks work in a federation as long as the trainer answers to these names. Nothing here does
+any work: `FederatedTrainer` adds the rounds.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from lightning.fabric import Fabric
+from lightning.pytorch import Callback, LightningDataModule, LightningModule
+from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ModelCheckpoint, ProgressBar, Timer
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerState, TrainerStatus
+from lightning.pytorch.utilities.types import LRSchedulerConfig
+from torch import Tensor
+
+from lightning_fl.clients.flat_module import Worker
+
+
+class TrainerSurface:
+    """Attributes and properties under the names of `lightning.pytorch.Trainer`, with a round as the epoch."""
+
+    fabric: Fabric
+    callbacks: list[Callback]
+    loggers: list[Logger]
+    lightning_module: LightningModule
+    datamodule: LightningDataModule | None
+    default_root_dir: str
+    fast_dev_run: bool | int
+    max_rounds: int
+    timer: Timer | None
+    val_every_n_rounds: int
+    accumulate_grad_batches: int
+    worker: Worker | None
+    barebones = False
+    val_check_interval = 1.0
+    reload_dataloaders_every_n_epochs = 0
+    max_steps = -1
+    min_steps = None
+    min_epochs = None
+
+    def __init__(self) -> None:
+        self.state = TrainerState()
+        self.should_stop = False
+        self.ckpt_path: str | None = None
+        self.callback_metrics: dict[str, Tensor] = {}
+        self.logged_metrics: dict[str, Tensor] = {}
+        self.progress_bar_metrics: dict[str, float] = {}
+        self.num_val_batches: list[int | float] = []
+        self.num_sanity_val_batches: list[int | float] = []
+        self.num_test_batches: list[int | float] = []
+        self.num_predict_batches: list[int | float] = []
+        self.current_epoch = 0
+        self.global_step = 0
+        self.round_batches = 0
+        self.most_local_steps = 0
+        self.predict_loop = SimpleNamespace(current_batch_indices=[], epoch_batch_indices=[], predictions=[])
+
+    # -- where we are ------------------------------------------------------------------------------------------------
+
+    @property
+    def fitting(self) -> bool:
+        """Whether `fit` is running."""
+        return self.state.fn == TrainerFn.FITTING
+
+    @property
+    def training(self) -> bool:
+        """Whether clients are training."""
+        return self.state.stage == RunningStage.TRAINING
+
+    @property
+    def validating(self) -> bool:
+        """Whether validation is running."""
+        return self.state.stage == RunningStage.VALIDATING
+
+    @property
+    def testing(self) -> bool:
+        """Whether the test is running."""
+        return self.state.stage == RunningStage.TESTING
+
+    @property
+    def predicting(self) -> bool:
+        """Whether prediction is running."""
+        return self.state.stage == RunningStage.PREDICTING
+
+    @property
+    def evaluating(self) -> bool:
+        """Whether validation or test is running."""
+        return self.state.stage is not None and self.state.stage.evaluating
+
+    @property
+    def sanity_checking(self) -> bool:
+        """Whether the validation before the first round is running."""
+        return self.state.stage == RunningStage.SANITY_CHECKING
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the run was interrupted."""
+        return self.state.status == TrainerStatus.INTERRUPTED
+
+    @property
+    def max_epochs(self) -> int:
+        """Rounds of the run."""
+        return self.max_rounds
+
+    @property
+    def check_val_every_n_epoch(self) -> int:
+        """Rounds between validations."""
+        return self.val_every_n_rounds
+
+    @property
+    def validates_this_round(self) -> bool:
+        """Whether the round under way ends with a validation: every n-th does, and the last."""
+        done = self.current_epoch + 1
+        return done % self.val_every_n_rounds == 0 or done >= self.max_rounds or self.should_stop
+
+    @property
+    def enable_validation(self) -> bool:
+        """Whether there is something to validate on."""
+        return sum(self.num_val_batches) > 0
+
+    @property
+    def num_training_batches(self) -> int:
+        """Batches of one pass of the client that is training, so that schedules by epoch are right; else of the whole round."""
+        if self.worker is not None and self.worker.steps_in_training:
+            return self.worker.batches_in_pass
+        return self.round_batches
+
+    @property
+    def estimated_stepping_batches(self) -> int:
+        """Optimiser steps of the client that is training, else of the largest: step-wise schedules span one training."""
+        training = self.worker.steps_in_training if self.worker is not None else 0
+        return training or self.most_local_steps
+
+    # -- with what ---------------------------------------------------------------------------------------------------
+
+    @property
+    def model(self) -> LightningModule:
+        """The module."""
+        return self.lightning_module
+
+    @property
+    def strategy(self) -> Any:
+        """Fabric's strategy, with the few names of Lightning's own that callbacks use."""
+        return _StrategyView(self.fabric, self.optimizers)
+
+    @property
+    def accelerator(self) -> Any:
+        """Fabric's accelerator."""
+        return self.fabric.accelerator
+
+    @property
+    def precision(self) -> str:
+        """Such as `32-true`."""
+        return str(self.fabric.strategy.precision.precision)
+
+    @property
+    def global_rank(self) -> int:
+        """Rank of this process."""
+        return self.fabric.global_rank
+
+    @property
+    def local_rank(self) -> int:
+        """Rank of this process on its machine."""
+        return self.fabric.local_rank
+
+    @property
+    def node_rank(self) -> int:
+        """Rank of this machine."""
+        return self.fabric.node_rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes."""
+        return self.fabric.world_size
+
+    @property
+    def num_devices(self) -> int:
+        """Accelerators on this machine that the run uses."""
+        return self.fabric.world_size // getattr(self.fabric.strategy, "num_nodes", 1)
+
+    @property
+    def is_global_zero(self) -> bool:
+        """Whether this process logs and saves."""
+        return self.fabric.is_global_zero
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """The module's optimiser, which all clients share."""
+        return [self.worker.optimizer.optimizer] if self.worker is not None and self.worker.has_optimizer else []
+
+    @property
+    def lr_scheduler_configs(self) -> list[LRSchedulerConfig]:
+        """The module's schedulers."""
+        return self.worker.optimizer.scheduler_configs if self.worker is not None and self.worker.has_optimizer else []
+
+    @property
+    def logger(self) -> Logger | None:
+        """The first logger."""
+        return self.loggers[0] if self.loggers else None
+
+    @property
+    def log_dir(self) -> str:
+        """The run's folder."""
+        return self.default_root_dir
+
+    @property
+    def progress_bar_callback(self) -> ProgressBar | None:
+        """The progress bar, ours or the user's."""
+        return next((c for c in self.callbacks if isinstance(c, ProgressBar)), None)
+
+    @property
+    def early_stopping_callbacks(self) -> list[EarlyStopping]:
+        """All early-stopping callbacks."""
+        return [c for c in self.callbacks if isinstance(c, EarlyStopping)]
+
+    @property
+    def checkpoint_callbacks(self) -> list[Checkpoint]:
+        """All checkpoint callbacks."""
+        return [c for c in self.callbacks if isinstance(c, Checkpoint)]
+
+    @property
+    def checkpoint_callback(self) -> Checkpoint | None:
+        """The first checkpoint callback, those with a monitored metric before others."""
+        found = sorted(self.checkpoint_callbacks, key=lambda c: getattr(c, "monitor", None) is None)
+        return found[0] if found else None
+
+    @property
+    def precision_plugin(self) -> Any:
+        """Fabric's precision."""
+        return self.fabric.strategy.precision
+
+    @property
+    def _data_connector(self) -> Any:
+        """The module asks whose batch hooks to call when ModelSummary runs its example input."""
+        selector = SimpleNamespace(get_instance=lambda hook_name: self.lightning_module)
+        return SimpleNamespace(_datahook_selector=selector)
+
+    @property
+    def _logger_connector(self) -> Any:
+        """LearningRateMonitor asks whether steps are logged; here rounds are."""
+        return SimpleNamespace(should_update_logs=False)
+
+    def _best_path(self) -> str:
+        """The best checkpoint of the first ModelCheckpoint that has one."""
+        paths = [c.best_model_path for c in self.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
+        return next((path for path in paths if path), "")
+
+
+class _StrategyView:
+    """Fabric's strategy under the names of `lightning.pytorch.strategies.Strategy`."""
+
+    def __init__(self, fabric: Fabric, optimizers: list[torch.optim.Optimizer]) -> None:
+        self._fabric = fabric
+        self._lightning_optimizers = optimizers
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._fabric.strategy, name)
+
+    def reduce(self, tensor: Tensor, *arguments: Any, **options: Any) -> Tensor:
+        """Mean over ranks."""
+        return self._fabric.all_reduce(tensor, reduce_op=options.get("reduce_op") or "mean")  # type: ignore[return-value]
+
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+        """Whether all ranks (or any) say yes."""
+        votes = self._fabric.all_reduce(torch.tensor(int(decision), device=self._fabric.device), reduce_op="sum")
+        return int(votes) == self._fabric.world_size if all else int(votes) > 0  # type: ignore[arg-type]
+
+    def remove_checkpoint(self, path: str) -> None:
+        """Delete a checkpoint file."""
+        if self._fabric.is_global_zero:
+            self._fabric.strategy.checkpoint_io.remove_checkpoint(path)

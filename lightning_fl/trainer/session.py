@@ -1,0 +1,191 @@
+"""What surrounds a fit, validation, test or prediction: attaching model and data, and leaving everything as it was."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from lightning.pytorch import Callback, LightningDataModule, LightningModule
+from lightning.pytorch.callbacks import Checkpoint, ModelSummary, ProgressBar
+from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerStatus
+
+from lightning_fl.algorithms import Algorithm, FedAvg
+from lightning_fl.clients.flat_module import Worker
+from lightning_fl.clients.hooks import Hooks, check_module
+from lightning_fl.data import FederatedDataModule
+from lightning_fl.errors import UserError
+from lightning_fl.outputs import run_folder
+from lightning_fl.outputs.loggers import tell
+from lightning_fl.outputs.progress_bar import RoundProgressBar
+from lightning_fl.outputs.wandb_run import WandbRun, is_used
+from lightning_fl.trainer import checkpointing as persistence
+from lightning_fl.trainer.flags import cohort_size
+from lightning_fl.trainer.memory_format import prefers_channels_last
+
+if TYPE_CHECKING:
+    from lightning_fl.trainer import FederatedTrainer
+
+STAGES = {
+    TrainerFn.FITTING: RunningStage.TRAINING,
+    TrainerFn.VALIDATING: RunningStage.VALIDATING,
+    TrainerFn.TESTING: RunningStage.TESTING,
+    TrainerFn.PREDICTING: RunningStage.PREDICTING,
+}
+
+
+@contextmanager
+def session(
+    trainer: FederatedTrainer,
+    fn: TrainerFn,
+    model: LightningModule | None,
+    datamodule: LightningDataModule | None,
+    algorithm: Algorithm | None,
+    ckpt_path: str | os.PathLike[str] | None,
+) -> Iterator[None]:
+    """Attach model, data and algorithm to the trainer, run what is inside, and take everything down, whatever happens.
+
+    Raises:
+        UserError: something given does not fit; nothing has been trained or written then.
+    """
+    model, datamodule = _attach(trainer, fn, model, datamodule, algorithm)
+    switches, made = _switches(), list[Path]()
+    try:
+        _set_switches(
+            trainer.detect_anomaly or switches[0],
+            bool(trainer.deterministic) or switches[1],
+            trainer.deterministic == "warn" if trainer.deterministic else switches[2],
+            trainer.benchmark or switches[3],
+        )
+        if trainer.local_rank == 0:
+            datamodule.prepare_data()
+        if trainer.fitting and trainer.is_global_zero:
+            run_folder.bring_earlier_run_back(trainer.default_root_dir)
+        trainer.fabric.barrier()
+        datamodule.setup(fn.value)
+        if trainer.fitting:
+            check_module(model)
+            num_eligible = int((datamodule.client_sizes > 0).sum())
+            cohort_size(trainer.clients_per_round, datamodule.num_clients, num_eligible)
+            if trainer.loggers or trainer.enable_checkpointing:
+                made = run_folder.require_writable(trainer.default_root_dir)
+        trainer.ckpt_path = persistence.resolve(trainer, ckpt_path)
+        trainer.profiler.setup(stage=fn.value, local_rank=trainer.local_rank, log_dir=trainer.default_root_dir)
+        trainer.hooks.call("setup", fn.value)
+        model.configure_model()
+        _place(trainer, model, datamodule)
+        yield
+        datamodule.teardown(fn.value)
+        trainer.hooks.call("teardown", fn.value)
+        trainer.state.status = TrainerStatus.FINISHED
+        status = "success"
+    except BaseException as error:
+        trainer.state.status = TrainerStatus.INTERRUPTED
+        status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        trainer.hooks.call("on_exception", error)
+        raise
+    finally:
+        tell(trainer, lambda logger: logger.finalize(status))
+        run_folder.remove_empty(made)  # where a mistake ended the run before it wrote anything
+        _set_switches(*switches)
+        _release(trainer)
+        trainer.state.stage = None
+
+
+def _switches() -> tuple[bool, bool, bool, bool]:
+    """Torch's global switches that the trainer's flags set."""
+    return (
+        torch.is_anomaly_enabled(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.backends.cudnn.benchmark,
+    )
+
+
+def _set_switches(detect_anomaly: bool, deterministic: bool, warn_only: bool, benchmark: bool) -> None:
+    torch.autograd.set_detect_anomaly(detect_anomaly)
+    torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+    torch.backends.cudnn.benchmark = benchmark
+
+
+def _attach(
+    trainer: FederatedTrainer,
+    fn: TrainerFn,
+    model: LightningModule | None,
+    datamodule: LightningDataModule | None,
+    algorithm: Algorithm | None,
+) -> tuple[LightningModule, FederatedDataModule]:
+    """Make the trainer know what it works on; outside `fit` what it had last serves where nothing is given."""
+    if fn != TrainerFn.FITTING:
+        model = getattr(trainer, "lightning_module", None) if model is None else model
+        datamodule = getattr(trainer, "datamodule", None) if datamodule is None else datamodule
+        algorithm = getattr(trainer, "algorithm", None) if algorithm is None else algorithm
+    if model is None:
+        raise UserError("there is no model to evaluate: give one, or call fit first.")
+    if not isinstance(model, LightningModule):
+        raise UserError(f"model must be a LightningModule, got {type(model).__name__}.")
+    if not isinstance(datamodule, FederatedDataModule):
+        raise UserError(
+            f"datamodule must be a FederatedDataModule, got {type(datamodule).__name__}: "
+            "lightning_fl.data.Federated(datamodule, num_clients=…) makes one of any other data."
+        )
+    trainer.state.fn, trainer.state.stage, trainer.state.status = fn, STAGES[fn], TrainerStatus.RUNNING
+    if fn == TrainerFn.FITTING:
+        trainer.__dict__.pop("run", None)
+        trainer.current_epoch = trainer.global_step = 0
+    trainer.lightning_module, trainer.datamodule, trainer.algorithm = model, datamodule, algorithm or FedAvg()
+    trainer.should_stop, trainer.callback_metrics, trainer.progress_bar_metrics = False, {}, {}
+    model.trainer = trainer  # type: ignore[assignment]
+    datamodule.trainer = trainer  # type: ignore[assignment]
+    trainer.callbacks = _all_callbacks(trainer, model)
+    trainer.hooks = Hooks(trainer, model, datamodule, trainer.callbacks)
+    return model, datamodule
+
+
+def _all_callbacks(trainer: FederatedTrainer, model: LightningModule) -> list[Callback]:
+    """The user's callbacks, then the module's and the algorithm's, then what the flags ask for."""
+    configured = model.configure_callbacks()
+    own = [configured] if isinstance(configured, Callback) else list(configured)
+    types = {type(callback) for callback in own}
+    callbacks = [c for c in trainer.given_callbacks if type(c) not in types] + own
+    callbacks += trainer.algorithm.configure_callbacks()
+    if trainer.fitting and is_used(trainer):
+        callbacks.insert(0, WandbRun())
+    if trainer.timer is not None:
+        callbacks.append(trainer.timer)
+    if trainer.enable_model_summary and trainer.fitting and not any(isinstance(c, ModelSummary) for c in callbacks):
+        callbacks.append(ModelSummary())
+    if not trainer.enable_progress_bar:
+        callbacks = [c for c in callbacks if not isinstance(c, ProgressBar)]
+    elif not any(isinstance(c, ProgressBar) for c in callbacks):
+        callbacks.append(RoundProgressBar())
+    # Lightning too calls checkpoint callbacks last, so that they save what the others have done.
+    return sorted(callbacks, key=lambda callback: isinstance(callback, Checkpoint))
+
+
+def _place(trainer: FederatedTrainer, model: LightningModule, datamodule: FederatedDataModule) -> None:
+    """Bring model and data to the accelerator and bind the model to flat storage."""
+    model.to(trainer.fabric.device)
+    trainer.fabric.strategy.precision.convert_module(model)
+    channels_last = prefers_channels_last(model, trainer.fabric.device)
+    trainer.worker = Worker(
+        model, trainer.fabric, trainer.hooks, channels_last, trainer.algorithm.personal_parameters(model)
+    )
+    datamodule.place(trainer.fabric.device, channels_last)
+    model.log = trainer.worker.logs.log  # type: ignore[method-assign]
+
+
+def _release(trainer: FederatedTrainer) -> None:
+    """Give the module its own tensors, with the server's values after a fit, and its own `log` again."""
+    if trainer.worker is None:
+        return
+    # An error may have come between a pruning and the run's following it.
+    if trainer.fitting and "run" in vars(trainer) and trainer.worker.holds(trainer.run.layout):
+        trainer.worker.load(trainer.run.params, trainer.run.buffers, trainer.run.counters)
+        trainer.worker.personal.copy_(trainer.run.personal)
+    trainer.lightning_module.__dict__.pop("log", None)
+    trainer.worker.release()
+    trainer.worker = None

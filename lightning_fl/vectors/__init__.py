@@ -1,0 +1,1 @@
+"""Flat storage of models: layouts, submodels, pruning maps, layer groups, top-k selection, bit packing."""

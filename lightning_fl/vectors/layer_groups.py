@@ -1,0 +1,205 @@
+"""The layers of a network: groups of parameters that a method sends, scores or keeps together.
+
+Papers speak of layers, PyTorch knows tensors. Found from the modules alone, a layer is
+
+- a convolution or linear layer, with the BatchNorm that directly follows it: the next module of the same parent, as many
+  features as the layer has outputs;
+- any other module that holds parameters and has no children, for instance a BatchNorm on its own or an embedding;
+- any other parameter alone, for instance a token that a transformer declares beside its layers.
+
+Running statistics travel with the layer that they belong to. What is not right for a network can be given in full:
+
+>>> from torch import nn
+>>> module = nn.Sequential()
+>>> module.conv, module.bn, module.fc = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Linear(32, 10)
+>>> print(as_yaml(layer_groups(module)))
+conv: [conv.weight, conv.bias, bn.weight, bn.bias]
+fc: [fc.weight, fc.bias]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from itertools import zip_longest
+
+import torch
+import yaml
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+
+from lightning_fl.errors import nearest, require
+from lightning_fl.vectors.layout import Layout
+
+Groups = str | Mapping[str, Sequence[str]]
+"""How a user says it: `layer`, `tensor`, or the parameters of every group by its name."""
+CHOICES = ("layer", "tensor")
+
+
+@dataclass(frozen=True)
+class Group:
+    """Parameters that are sent together, and the running statistics that go with them.
+
+    Attributes:
+        name: of the group, unique.
+        parameters: their names.
+        buffers: names of the float buffers that travel with them.
+        axis: of tensors with two axes or more, the one that counts the outputs: 1 in a transposed convolution, else 0.
+    """
+
+    name: str
+    parameters: tuple[str, ...]
+    buffers: tuple[str, ...] = ()
+    axis: int = 0
+
+    def num_units(self, layout: Layout) -> int:
+        """Output channels or neurons of the group, c_l; 1 where its parameters do not agree on their number."""
+        shapes = dict(zip(layout.names, layout.shapes, strict=True))
+        counts = {self._outputs(shapes[name]) for name in self.parameters}
+        return counts.pop() if len(counts) == 1 else 1
+
+    def by_unit(self, tensor: Tensor, num_units: int) -> Tensor:
+        """Read a tensor of the group one unit a row (c_l, …), or whole in one row (1, …); a view."""
+        if self._outputs(tuple(tensor.shape)) != num_units or tensor.dim() == 0:
+            return tensor.unsqueeze(0)
+        return tensor.movedim(self.unit_axis(tensor.dim()), 0)
+
+    def unit_axis(self, dimensions: int) -> int:
+        """Which axis of a tensor with so many axes counts the units."""
+        return self.axis if dimensions > 1 else 0
+
+    def _outputs(self, shape: tuple[int, ...]) -> int:
+        return shape[self.unit_axis(len(shape))] if shape else 1
+
+
+def layer_groups(module: nn.Module, without: Collection[str] = ()) -> tuple[Group, ...]:
+    """The layers of `module`, in the order of their parameters; frozen ones and those of `without` belong to none."""
+    trainable = [name for name, p in module.named_parameters() if p.requires_grad and name not in without]
+    free = dict.fromkeys(trainable)
+    free_buffers = {name for name, buffer in module.named_buffers() if buffer.is_floating_point()}
+    groups = []
+    for name, members in _layers("", module):
+        parameters = [n for path, member in members for n in _names(path, member.named_parameters()) if n in free]
+        buffers = [n for path, member in members for n in _names(path, member.named_buffers()) if n in free_buffers]
+        if parameters:
+            axis = int(isinstance(members[0][1], _ConvTransposeNd))
+            groups.append(Group(name or "model", tuple(parameters), tuple(buffers), axis))
+            free = {name: None for name in free if name not in parameters}
+            free_buffers -= set(buffers)
+    groups += [Group(name, (name,)) for name in free]
+    return tuple(sorted(groups, key=lambda group: trainable.index(group.parameters[0])))
+
+
+def _layers(path: str, module: nn.Module) -> Iterator[tuple[str, list[tuple[str, nn.Module]]]]:
+    """Every layer with the modules that make it up."""
+    children = list(module.named_children())
+    if _width(module) is not None or not children:
+        yield path, [(path, module)]
+        return
+    taken = None
+    for (name, child), (next_name, following) in zip_longest(children, children[1:], fillvalue=("", None)):
+        if child is taken or child is None:
+            continue
+        inside = f"{path}.{name}" if path else name
+        if isinstance(following, _BatchNorm) and following.num_features == _width(child):
+            taken = following
+            yield inside, [(inside, child), (f"{path}.{next_name}" if path else next_name, following)]
+        else:
+            yield from _layers(inside, child)
+
+
+def _width(module: nn.Module) -> int | None:
+    """Outputs of a convolution or linear layer; None for any other module."""
+    if isinstance(module, _ConvNd):
+        return module.out_channels
+    return module.out_features if isinstance(module, nn.Linear) else None
+
+
+def _names(path: str, named: Iterator[tuple[str, Tensor]]) -> list[str]:
+    return [f"{path}.{name}" if path else name for name, _ in named]
+
+
+def check_choice(asked: Groups) -> None:
+    """Raise `UserError` unless this is `layer`, `tensor` or a map, whatever the map holds."""
+    known = isinstance(asked, Mapping) or asked in CHOICES
+    require(known, f"groups {asked!r} is unknown; {nearest(str(asked), CHOICES)}, or a map of groups.")
+
+
+def resolve(asked: Groups, found: Sequence[Group], layout: Layout, buffer_layout: Layout) -> tuple[Group, ...]:
+    """The groups that a user asks for.
+
+    A buffer that is in no group of a map goes with the first parameter of its module, or of its layer.
+
+    Args:
+        asked: `layer`, `tensor` (every tensor is a group), or a map from names to names of parameters and buffers.
+        found: the layers of the network.
+        layout: of its parameters.
+        buffer_layout: of its float buffers.
+
+    Raises:
+        UserError: the choice is unknown, or the map does not hold every parameter once.
+    """
+    check_choice(asked)
+    if asked == "layer":
+        return tuple(found)
+    given = {name: [name] for name in layout.names} if isinstance(asked, str) else asked
+    home = _check_map(given, layout, buffer_layout)
+    axes = {name: group.axis for group in found for name in group.parameters}
+    travelling: dict[str, list[str]] = {name: [] for name in given}
+    for buffer in buffer_layout.names:
+        owner = buffer.rpartition(".")[0]
+        beside = [name for name in layout.names if name.rpartition(".")[0] == owner]
+        beside += [group.parameters[0] for group in found if buffer in group.buffers]
+        if buffer in home or beside:
+            travelling[home.get(buffer) or home[beside[0]]].append(buffer)
+    groups = []
+    for name, members in given.items():
+        parameters = tuple(member for member in members if member in layout.names)
+        groups.append(Group(name, parameters, tuple(travelling[name]), axes.get(parameters[0], 0)))
+    return tuple(groups)
+
+
+def _check_map(given: Mapping[str, Sequence[str]], layout: Layout, buffer_layout: Layout) -> dict[str, str]:
+    """The group of every name in a map that is complete."""
+    home: dict[str, str] = {}
+    known = (*layout.names, *buffer_layout.names)
+    for group, members in given.items():
+        listed = isinstance(members, (list, tuple)) and bool(members)
+        require(listed, f"group {group!r} must list names of parameters, such as [{known[0]}], got {members!r}.")
+        for member in members:
+            if member not in known:
+                require(
+                    False, f"group {group!r} names {member!r}, which the model does not train; {_near(member, known)}."
+                )
+            other = home.setdefault(member, group)
+            twice = other != group or list(members).count(member) > 1
+            require(not twice, f"groups: {member!r} is in group {other!r} and again in {group!r}: name it once.")
+        has_parameters = any(member in layout.names for member in members)
+        require(has_parameters, f"group {group!r} holds buffers alone: put them with the parameters they belong to.")
+    missing = [name for name in layout.names if name not in home]
+    rest = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+    require(
+        not missing, f"groups: no group holds {', '.join(map(repr, missing[:1]))}{rest}: every parameter needs one."
+    )
+    return home
+
+
+def _near(given: str, known: Sequence[str]) -> str:
+    """The nearest of names that may be too many to list."""
+    match = get_close_matches(str(given), known, n=1)
+    return f"did you mean {match[0]!r}" if match else "print_groups: true shows what it does train"
+
+
+def as_yaml(groups: Sequence[Group]) -> str:
+    """Groups as the map that the option `groups` takes."""
+    listed = {group.name: list(group.parameters) for group in groups}
+    return yaml.safe_dump(listed, sort_keys=False, default_flow_style=None, width=1000).rstrip()
+
+
+def norms(groups: Sequence[Group], vector: Tensor, layout: Layout) -> Tensor:
+    """Euclidean length (L,) of each group's stretch of `vector` (d,), in float64; buffers play no part."""
+    views = layout.views(vector)
+    lengths = {name: torch.linalg.vector_norm(view, dtype=torch.float64) for name, view in views.items()}
+    return torch.stack([torch.stack([lengths[name] for name in group.parameters]).norm() for group in groups])

@@ -1,0 +1,82 @@
+"""What a structured pruning leaves of flat vectors: one list of places for parameters, and one for float buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lightning_fl.pruning import Plan
+from lightning_fl.slots import State
+from lightning_fl.vectors.layout import Layout
+
+
+@dataclass(frozen=True)
+class Cut:
+    """From the flat vectors of a network to those of the pruned one, d → d' and d_b → d_b'.
+
+    Attributes:
+        before, buffers_before: layouts of the network as it was.
+        layout, buffer_layout: of the pruned one.
+        places: of the kept parameters in the old vector (d',).
+        buffer_places: of the kept float buffers (d_b',).
+    """
+
+    before: Layout
+    buffers_before: Layout
+    layout: Layout
+    buffer_layout: Layout
+    places: Tensor
+    buffer_places: Tensor
+
+    @classmethod
+    def of(cls, layout: Layout, buffer_layout: Layout, plan: Plan) -> Cut:
+        """What `plan` does to vectors of these layouts."""
+        after, places = _cut(layout, plan)
+        buffers_after, buffer_places = _cut(buffer_layout, plan)
+        return cls(layout, buffer_layout, after, buffers_after, places, buffer_places)
+
+    def params(self, x: Tensor) -> Tensor:
+        """(…, d) → (…, d')."""
+        return x.index_select(-1, self.places.to(x.device))
+
+    def buffers(self, x: Tensor) -> Tensor:
+        """(…, d_b) → (…, d_b')."""
+        return x.index_select(-1, self.buffer_places.to(x.device))
+
+    def state(self, state: Mapping[str, Tensor]) -> State:
+        """A state of a part, or a codec's memory; what is no vector of the network stays: see `layout_of`."""
+        kept = {}
+        for name, x in state.items():
+            layout = layout_of(name, x, self.before, self.buffers_before)
+            if layout is not None:
+                x = self.params(x) if layout is self.before else self.buffers(x)
+            kept[name] = x
+        return kept
+
+
+def layout_of(name: str, x: Tensor, layout: Layout, buffer_layout: Layout) -> Layout | None:
+    """How an entry of a state or of a codec's memory is laid out; None: it is no vector of the network.
+
+    Lengths alone could deceive, so names decide first: an entry with `buffers` in its path is one of the float buffers, one with
+    `scalars`, `data` or `personal` (what a client owns) is not laid out so, and any other is one of the parameters.
+
+    Args:
+        name: of the entry, such as `momentum` or `residual/model`.
+        x: vectors (…, d) or (…, d_b), or anything else.
+        layout: of the parameters.
+        buffer_layout: of the float buffers.
+    """
+    path = name.split("/")
+    if not {"scalars", "data", "personal"}.isdisjoint(path):
+        return None
+    expected = buffer_layout if "buffers" in path else layout
+    return expected if x.shape[-1:] == (expected.numel,) else None
+
+
+def _cut(layout: Layout, plan: Plan) -> tuple[Layout, Tensor]:
+    places = {name: plan.cut(name, view) for name, view in layout.views(torch.arange(layout.numel)).items()}
+    after = Layout(layout.names, tuple(tuple(x.shape) for x in places.values()), layout.channels_last)
+    return after, after.flatten(places, torch.empty(after.numel, dtype=torch.int64))

@@ -1,0 +1,161 @@
+"""Every algorithm of the roster: its oracle, resuming, order of clients, drop-outs, broken uploads."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import Callback
+from roster import ROSTER, Turn, problem
+from toys import Perceptron, federation, read_rows, samples, vector
+
+from lightning_fl import FederatedTrainer
+from lightning_fl.federation.round import Federation
+
+MakeTrainer = Callable[..., FederatedTrainer]
+each_algorithm = pytest.mark.parametrize("name", ROSTER)
+
+
+def equal_states(a: Any, b: Any) -> bool:
+    """Whether two nests of dictionaries hold bit for bit the same tensors."""
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(equal_states(a[key], b[key]) for key in a)
+    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+
+
+@each_algorithm
+@pytest.mark.parametrize(("precision", "tolerance"), [("64-true", 1e-10), ("32-true", 1e-5)])
+def test_matches_its_oracle(name: str, precision: str, tolerance: float, make_trainer: MakeTrainer) -> None:
+    module = Perceptron()
+    entry = ROSTER[name]
+    expected = entry.oracle(problem(rounds=5, epochs=2, num_server=entry.num_server), vector(module))
+    trainer = make_trainer(max_rounds=5, local_epochs=2, precision=precision)
+    trainer.fit(module, entry.federation(), algorithm=ROSTER[name].algorithm())
+    np.testing.assert_allclose(vector(module), expected, rtol=0, atol=tolerance)
+
+
+@each_algorithm
+def test_matches_its_oracle_where_clients_straggle(name: str, make_trainer: MakeTrainer) -> None:
+    module, entry = Perceptron(), ROSTER[name]
+    expected = entry.oracle(
+        problem(rounds=5, epochs=3, num_server=entry.num_server, straggler_rate=0.6), vector(module)
+    )
+    trainer = make_trainer(max_rounds=5, local_epochs=3, straggler_rate=0.6, precision="64-true")
+    trainer.fit(module, entry.federation(), algorithm=entry.algorithm())
+    np.testing.assert_allclose(vector(module), expected, rtol=0, atol=1e-10)
+
+
+def test_the_seed_decides_cohort_and_order(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PL_GLOBAL_SEED", "7")
+    module = Perceptron()
+    start = vector(module)
+    make_trainer(max_rounds=3, precision="64-true").fit(module, federation())
+    matches = [
+        np.abs(vector(module) - ROSTER["FedAvg"].oracle(problem(rounds=3, seed=seed), start)).max() < 1e-10
+        for seed in (7, 0)
+    ]
+    assert matches == [True, False]
+
+
+@each_algorithm
+def test_resumed_equals_uninterrupted_bit_for_bit(
+    name: str, make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    module = Perceptron()
+    fits = {}
+    for part, stops in {"whole": (4,), "resumed": (2, 4)}.items():
+        fitted, root = copy.deepcopy(module), tmp_path / part
+        for number, stop in enumerate(stops):
+            trainer = make_trainer(max_rounds=stop, default_root_dir=root, **keeps_files)
+            # A new module: everything must come from the checkpoint.
+            fitted = copy.deepcopy(module) if number == 0 else Perceptron()
+            trainer.fit(
+                fitted, ROSTER[name].federation(), ROSTER[name].algorithm(), ckpt_path="last" if number else None
+            )
+        fits[part] = fitted.state_dict(), trainer.run.state_dict(), read_rows(root)
+    for whole, resumed in zip(fits["whole"], fits["resumed"], strict=True):
+        assert equal_states(whole, resumed)
+
+
+@each_algorithm
+def test_order_of_the_cohort_does_not_matter(
+    name: str, make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Perceptron()
+    second = copy.deepcopy(first)
+    make_trainer(max_rounds=3, clients_per_round=6).fit(first, ROSTER[name].federation(), ROSTER[name].algorithm())
+    select = Federation._select_cohort
+    monkeypatch.setattr(Federation, "_select_cohort", lambda self: sorted(select(self)))
+    make_trainer(max_rounds=3, clients_per_round=6).fit(second, ROSTER[name].federation(), ROSTER[name].algorithm())
+    np.testing.assert_allclose(vector(first), vector(second), rtol=0, atol=1e-6)
+
+
+@each_algorithm
+def test_a_round_that_nobody_survives_changes_nothing(
+    name: str, make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arriving = Federation._arriving
+    monkeypatch.setattr(
+        Federation, "_arriving", lambda self, cohort: [] if self.run.round == 1 else arriving(self, cohort)
+    )
+    states: dict[tuple[int, str], Any] = {}
+
+    class Watch(Callback):
+        def note(self, trainer: Any, moment: str) -> None:
+            run = trainer.run
+            kept = {"params": run.params, "server": run.server, "clients": run.clients, "counters": run.counters}
+            states[trainer.current_epoch, moment] = copy.deepcopy(kept)
+            states[trainer.current_epoch, moment]["metrics"] = dict(trainer.callback_metrics)
+
+        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+            self.note(trainer, "start")
+
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            self.note(trainer, "end")
+
+    make_trainer(max_rounds=3, callbacks=Watch()).fit(Perceptron(), ROSTER[name].federation(), ROSTER[name].algorithm())
+    metrics = states[1, "end"].pop("metrics")
+    states[1, "start"].pop("metrics")
+    assert equal_states(states[1, "start"], states[1, "end"])
+    assert [int(metrics[f"clients/{x}"]) for x in ("selected", "accepted", "rejected", "dropped")] == [3, 0, 0, 3]
+    assert metrics["comm/uplink_bits"] == 0
+    assert metrics["comm/downlink_bits"] > 0
+    assert not torch.equal(states[2, "start"]["params"], states[2, "end"]["params"])
+
+
+class Poisoned(Perceptron):
+    """The loss is NaN on samples whose first feature is beyond 100."""
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        poison = torch.where(batch[0][:, 0].max() > 100, torch.nan, 1.0)
+        return super().loss((batch[0].clamp(max=100), batch[1])) * poison
+
+
+@each_algorithm
+def test_a_nan_upload_is_as_if_its_client_were_absent(name: str, make_trainer: MakeTrainer) -> None:
+    entry = ROSTER[name]
+    x, y = samples(entry.num_samples)
+    data = entry.federation()
+    data.setup("fit")
+    bad = 3
+    x[data.client_indices[bad][0]] = 1000.0
+    rejected = []
+
+    class Watch(Callback):
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            metrics = trainer.callback_metrics
+            rejected.append((int(metrics["clients/rejected"]), int(metrics["clients/accepted"])))
+            up, _ = entry.costs(Turn(trainer.current_epoch, clients=6, rejected=1, width=64))
+            assert metrics["comm/uplink_bits"] == sum(up.values()), "what a rejected client has sent stays charged"
+            assert torch.isfinite(metrics["train/loss"])
+
+    module = Poisoned()
+    given = problem(rounds=3, cohort_size=6, absent=frozenset({bad}), num_server=entry.num_server)
+    expected = entry.oracle(given, vector(module))
+    trainer = make_trainer(max_rounds=3, clients_per_round=6, precision="64-true", callbacks=Watch())
+    trainer.fit(module, entry.federation(train=(x, y)), entry.algorithm())
+    np.testing.assert_allclose(vector(module), expected, rtol=0, atol=1e-10)
+    assert rejected == [(1, 5)] * 3

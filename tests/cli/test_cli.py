@@ -1,0 +1,759 @@
+"""The command line: configurations, names, saved runs, checkpoints, and every mistake that a user can make with them."""
+
+import inspect
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import yaml
+from jsonargparse import ArgumentError, ArgumentParser
+from lightning.pytorch import Trainer
+
+from lightning_fl import aggregators, codecs, exchanges, rules, steps
+from lightning_fl.cli import main
+from lightning_fl.cli.refused_flags import STOCK_FLAGS
+from lightning_fl.trainer import FederatedTrainer
+
+QUICKSTART = str(Path(__file__).parents[2] / "configs" / "quickstart.yaml")
+
+
+class Outcome(NamedTuple):
+    """How a command ended: exit code and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def sentence(self) -> str:
+        """The one line that a user's mistake ends with; the run must have ended so."""
+        mistakes = [line for line in self.err.splitlines() if "error:" in line]
+        assert self.code == 2, f"exit code {self.code}: {self.err}"
+        assert len(mistakes) == 1, self.err
+        assert mistakes[0].startswith("lightning-fl: error: "), mistakes[0]
+        assert self.err.splitlines()[-1] == mistakes[0], "the mistake is not the last line"
+        assert "Traceback" not in self.err
+        return mistakes[0].removeprefix("lightning-fl: error: ")
+
+
+Command = Callable[..., Outcome]
+
+
+@pytest.fixture
+def lightning_fl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Run a command line in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> Outcome:
+        capsys.readouterr()
+        monkeypatch.setattr(sys, "argv", ["lightning-fl", *map(str, words)])
+        code: int | str | None = 0
+        try:
+            main()
+        except SystemExit as ended:
+            code = ended.code
+        printed = capsys.readouterr()
+        return Outcome(int(code or 0), printed.out, printed.err)
+
+    return run
+
+
+SMALL = {
+    "seed_everything": 3,
+    "trainer": {
+        "max_rounds": 2,
+        "clients_per_round": 3,
+        "local_epochs": 1,
+        "default_root_dir": "run",
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    },
+    "algorithm": "FedAvg",
+    "model": {"class_path": "ImageClassifier", "init_args": {"network": "linear", "learning_rate": 0.1}},
+    "data": {"class_path": "Digits", "init_args": {"num_clients": 20}},
+}
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> str:
+    """A configuration of two rounds that takes a moment."""
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(SMALL))
+    return "small.yaml"
+
+
+def metrics(folder: str) -> list[dict[str, str]]:
+    """The rows of metrics.csv without the time they took."""
+    header, *rows = Path(folder, "metrics.csv").read_text().splitlines()
+    tables = [dict(zip(header.split(","), row.split(","), strict=True)) for row in rows]
+    return [{name: value for name, value in row.items() if name != "time/round_seconds"} for row in tables]
+
+
+def printed(outcome: Outcome) -> dict:
+    assert outcome.code == 0, outcome.err
+    return yaml.safe_load(outcome.out)
+
+
+# ------------------------------------------------------------------------------------------- configurations
+
+
+def write_images(path: str, *shape: int) -> None:
+    """Ten classes of random images, for `Arrays`."""
+    rng = np.random.default_rng(0)
+    parts = {"train": 60, "test": 20}
+    images = {f"{part}_images": rng.integers(0, 256, (count, *shape), dtype=np.uint8) for part, count in parts.items()}
+    np.savez(path, **images, **{f"{part}_labels": np.arange(count) % 10 for part, count in parts.items()})
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (16, 16, 3)], ids=["grey", "colour"])
+def test_the_network_has_the_size_of_the_images(lightning_fl: Command, small: str, shape: tuple[int, ...]) -> None:
+    write_images("images.npz", *shape)
+    arrays = ("--data", "Arrays", "--data.path", "images.npz", "--data.num_clients", "5")
+    assert lightning_fl("fit", "--config", small, *arrays).code == 0
+    assert metrics("run")[-1]["model/parameters"] == str(10 * (np.prod(shape) + 1))
+
+
+def test_images_that_are_not_square_need_a_network_of_ones_own(lightning_fl: Command, small: str) -> None:
+    write_images("images.npz", 8, 6, 3)
+    arrays = ("--data", "Arrays", "--data.path", "images.npz", "--data.num_clients", "5")
+    assert "the images of Arrays are not square" in lightning_fl("fit", "--config", small, *arrays).sentence
+    Path("wide.py").write_text(
+        "import torch\n\nclass Wide(torch.nn.Sequential):\n    def __init__(self):\n"
+        "        super().__init__(torch.nn.Flatten(), torch.nn.Linear(144, 10))\n"
+    )
+    own = ("--model", "ImageClassifier", "--model.network", "{class_path: wide.Wide}")
+    assert lightning_fl("fit", "--config", small, *arrays, *own).code == 0
+
+
+def test_what_the_data_do_not_know_is_taken_from_the_model(lightning_fl: Command, small: str) -> None:
+    Path("given.py").write_text(
+        "import torch\nfrom lightning import LightningDataModule\nfrom torch.utils.data import DataLoader, TensorDataset\n\n"
+        "class Given(LightningDataModule):\n    def train_dataloader(self):\n"
+        "        return DataLoader(TensorDataset(torch.rand(40, 1, 9, 9), torch.arange(40) % 3), batch_size=4)\n"
+    )
+    words = "--data Federated --data.datamodule given.Given --data.num_classes 3 --data.num_clients 5"
+    model = "--model ImageClassifier --model.network linear --model.in_channels 1 --model.image_size 9"
+    assert lightning_fl("fit", "--config", small, *words.split(), *model.split()).code == 0
+    assert metrics("run")[-1]["model/parameters"] == "246"  # 3 · (81 + 1)
+
+
+def test_a_later_file_changes_what_it_names_and_the_command_line_has_the_last_word(
+    lightning_fl: Command, small: str
+) -> None:
+    Path("other.yaml").write_text("trainer: {max_rounds: 7, local_epochs: 4}\n")
+    config = printed(
+        lightning_fl("fit", "--config", small, "--config", "other.yaml", "--trainer.max_rounds", "9", "--print_config")
+    )
+    trainer = config["trainer"]
+    assert (trainer["max_rounds"], trainer["local_epochs"], trainer["clients_per_round"]) == (9, 4, 3)
+
+
+def test_a_printed_configuration_prints_itself(lightning_fl: Command, small: str) -> None:
+    words = ["--algorithm", "FedProx", "--algorithm.mu", "0.5", "--data.partition", "Shards"]
+    first = lightning_fl("fit", "--config", small, *words, "--trainer.callbacks+=LearningRateMonitor", "--print_config")
+    Path("printed.yaml").write_text(first.out)
+    assert printed(lightning_fl("fit", "--config", "printed.yaml", "--print_config")) == printed(first)
+
+
+def test_short_names_class_paths_and_parameters_say_the_same(lightning_fl: Command, small: str) -> None:
+    short = ["--algorithm", "FedProx", "--algorithm.mu", "0.5"]
+    long = ["--algorithm.class_path", "lightning_fl.algorithms.FedProx", "--algorithm.init_args.mu", "0.5"]
+    expected = {"class_path": "lightning_fl.algorithms.FedProx", "init_args": {"mu": 0.5}}
+    for words in (short, long):
+        assert printed(lightning_fl("fit", "--config", small, *words, "--print_config"))["algorithm"] == expected
+
+
+def test_an_algorithm_put_together_at_the_command_line_is_saved_whole(lightning_fl: Command, small: str) -> None:
+    words = ["--algorithm", "Algorithm", "--algorithm.rule", "Proximal", "--algorithm.rule.mu", "0.5"]
+    assert lightning_fl("fit", "--config", small, *words).code == 0
+    assert "Unable to serialize" not in Path("run/config.yaml").read_text()
+    assert lightning_fl("fit", "--config", "run/config.yaml", "--trainer.default_root_dir", "again").code == 0
+    assert metrics("again") == metrics("run")
+
+
+def test_any_codec_serves_any_method(lightning_fl: Command, small: str) -> None:
+    quantiser = {"class_path": "Quantiser", "init_args": {"levels": "uniform", "bits": 4, "groups": "global"}}
+    slots = {
+        "rule": {"class_path": "Proximal", "init_args": {"mu": 0.01}},
+        "uplink": {
+            "class_path": "ErrorFeedback",
+            "init_args": {"codec": {"class_path": "TopK", "init_args": {"alpha": 0.1}}},
+        },
+        "downlink": {"class_path": "Followed", "init_args": {"codec": quantiser}},
+        "steps": ["Apply", {"class_path": "Compress", "init_args": {"codec": quantiser}}],
+    }
+    Path("compressed.yaml").write_text(yaml.safe_dump({"algorithm": {"class_path": "Algorithm", "init_args": slots}}))
+    assert lightning_fl("fit", "--config", small, "--config", "compressed.yaml").code == 0
+    last = metrics("run")[-1]
+    d, k = 650, 65  # 8 × 8 pixels, ten classes
+    assert int(last["comm/uplink_bits"]) == 3 * (32 * k + min(d, k * 10))
+    assert int(last["comm/downlink_bits"]) == 20 * (4 * d + 32)
+    flags = ["--algorithm", "Algorithm", "--algorithm.uplink", "OneBit", "--algorithm.uplink.scale", "l1"]
+    assert lightning_fl("fit", "--config", small, *flags).code == 0
+    assert int(metrics("run")[-1]["comm/uplink_bits"]) == 3 * (d + 2 * 32)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("FedAdamSSM --algorithm.mask paramters", "did you mean 'parameters'"),
+        ("FedAdamSSM --algorithm.alpha 0", "alpha is the share of numbers"),
+        ("EfficientAdam --algorithm.quantiser unifrom", "did you mean 'uniform'"),
+        ("Algorithm --algorithm.uplink TpK", "did you mean 'TopK'"),
+        ("Algorithm --algorithm.uplink TopK --algorithm.uplink.alpha 2", "alpha is the share of numbers"),
+        ("Algorithm --algorithm.downlink TopK", "cannot send the whole model down"),
+    ],
+)
+def test_mistakes_with_codecs_end_with_a_sentence(words: str, sentence: str, lightning_fl: Command, small: str) -> None:
+    assert sentence in lightning_fl("fit", "--config", small, "--algorithm", *words.split()).sentence
+
+
+def test_another_algorithm_forgets_the_parameters_of_the_first(lightning_fl: Command, small: str) -> None:
+    words = ["--algorithm", "FedProx", "--algorithm.mu", "0.5", "--algorithm", "ServerM"]
+    algorithm = printed(lightning_fl("fit", "--config", small, *words, "--print_config"))["algorithm"]
+    assert algorithm["class_path"] == "lightning_fl.algorithms.ServerM"
+    assert "mu" not in algorithm["init_args"]
+
+
+def test_callbacks_are_added_one_by_one(lightning_fl: Command, small: str) -> None:
+    first = ["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor", "val/accuracy"]
+    second = ["--trainer.callbacks+=lightning.pytorch.callbacks.Timer", "--trainer.callbacks.interval", "epoch"]
+    callbacks = printed(lightning_fl("fit", "--config", small, *first, *second, "--print_config"))["trainer"][
+        "callbacks"
+    ]
+    names = [callback["class_path"] for callback in callbacks]
+    assert names == ["lightning.pytorch.callbacks.EarlyStopping", "lightning.pytorch.callbacks.Timer"]
+    assert callbacks[0]["init_args"]["monitor"] == "val/accuracy"
+
+
+def test_a_callback_from_the_command_line_works(lightning_fl: Command, small: str) -> None:
+    stopping = ["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor", "val/accuracy"]
+    stopping += ["--trainer.callbacks.mode", "max", "--trainer.callbacks.patience", "1"]
+    stopping += ["--trainer.callbacks.min_delta", "1.0"]  # no round can be so much better
+    assert lightning_fl("fit", "--config", small, *stopping, "--trainer.max_rounds", "9").code == 0
+    assert len(metrics("run")) == 2
+
+
+def test_the_environment_beats_its_own_file_and_the_command_line_beats_both(
+    lightning_fl: Command, small: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PL_FIT__CONFIG", small)
+    monkeypatch.setenv("PL_FIT__TRAINER__MAX_ROUNDS", "5")
+    monkeypatch.setenv("PL_FIT__TRAINER__LOCAL_EPOCHS", "6")
+    trainer = printed(lightning_fl("fit", "--trainer.local_epochs", "7", "--print_config"))["trainer"]
+    assert (trainer["max_rounds"], trainer["local_epochs"], trainer["clients_per_round"]) == (5, 7, 3)
+
+
+def test_the_model_is_told_what_the_data_know(lightning_fl: Command, small: str) -> None:
+    outcome = lightning_fl("fit", "--config", small, "--data.image_size", "12", "--trainer.max_rounds", "1")
+    assert outcome.code == 0, outcome.err
+    assert metrics("run")[0]["model/parameters"] == str(12 * 12 * 10 + 10)
+
+
+# ------------------------------------------------------------------------------------------------------ runs
+
+
+def test_fit_ends_with_a_short_table(lightning_fl: Command, small: str) -> None:
+    outcome = lightning_fl("fit", "--config", small)
+    table = dict(line.split(maxsplit=1) for line in outcome.out.splitlines())
+    assert list(table) == ["accuracy", "rounds", "uplink", "downlink", "curve", "model"]
+    assert table["rounds"] == "2"
+    bits = 2 * 3 * 32 * (64 * 10 + 10)  # rounds × clients × bits × parameters
+    assert table["uplink"] == table["downlink"] == f"{bits / 8 / 1e3:.1f} kB"
+    assert Path(table["curve"]).is_file()
+    assert Path(table["model"]).is_file()
+    assert float(table["accuracy"].split()[0]) == pytest.approx(float(metrics("run")[-1]["val/accuracy"]), abs=1e-4)
+
+
+def test_the_progress_bar_says_how_far_and_how_fast(lightning_fl: Command, small: str) -> None:
+    shown = lightning_fl("fit", "--config", small, "--trainer.enable_progress_bar", "true")
+    last = re.split(r"[\r\n]+", shown.err.partition("Round")[2])
+    last = [line for line in last if "2/2" in line][-1]
+    speed = re.search(r"clients/s=([\d.e+]+)", last)
+    assert speed is not None, last
+    assert float(speed[1]) > 0
+    assert f"accuracy={float(metrics('run')[-1]['val/accuracy']):.4g}" in last
+    assert "up=15.6 kB, down=15.6 kB" in last  # two rounds of 7,800 bytes
+    assert re.search(r"\[\d+:\d+<\d+:\d+", last), "the time that is left"
+    assert "Round" not in lightning_fl("fit", "--config", small).err
+
+
+def test_a_saved_configuration_runs_again_to_the_same_metrics(lightning_fl: Command, small: str) -> None:
+    assert lightning_fl("fit", "--config", small, "--algorithm", "ServerM", "--algorithm.beta", "0.5").code == 0
+    # Evaluating in the folder of the run must not change what the run was.
+    assert lightning_fl("test", "--config", small, "--ckpt_path", "last", "--trainer.limit_test_batches", "1").code == 0
+    assert lightning_fl("fit", "--config", "run/config.yaml", "--trainer.default_root_dir", "again").code == 0
+    assert metrics("again") == metrics("run")
+    assert yaml.safe_load(Path("again/config.yaml").read_text())["algorithm"]["init_args"]["beta"] == 0.5
+
+
+def test_a_second_run_in_a_folder_moves_the_first_aside(lightning_fl: Command, small: str) -> None:
+    lightning_fl("fit", "--config", small, "--trainer.max_rounds", "1")
+    first = metrics("run")
+    lightning_fl("fit", "--config", small)
+    assert metrics("run/earlier-1") == first
+    assert len(metrics("run")) == 2
+
+
+@pytest.mark.parametrize("checkpoint", ["last", "run/checkpoints/last.ckpt"])
+def test_a_run_goes_on_to_where_it_would_have_come(lightning_fl: Command, small: str, checkpoint: str) -> None:
+    assert lightning_fl("fit", "--config", small, "--trainer.max_rounds", "4").code == 0
+    whole = metrics("run")
+    assert lightning_fl("fit", "--config", small, "--trainer.max_rounds", "2").code == 0
+    assert lightning_fl("fit", "--config", small, "--trainer.max_rounds", "4", "--ckpt_path", checkpoint).code == 0
+    assert metrics("run") == whole
+
+
+def test_going_on_with_last_starts_where_there_is_none(lightning_fl: Command, small: str) -> None:
+    assert lightning_fl("fit", "--config", small, "--ckpt_path", "last").code == 0
+    assert len(metrics("run")) == 2
+
+
+def test_evaluation_of_checkpoints(lightning_fl: Command, small: str) -> None:
+    keep_best = ["--trainer.callbacks+=ModelCheckpoint", "--trainer.callbacks.monitor", "val/accuracy"]
+    keep_best += ["--trainer.callbacks.mode", "max"]
+    assert lightning_fl("fit", "--config", small, *keep_best).code == 0
+    accuracies = [float(row["val/accuracy"]) for row in metrics("run")]
+    expected = {"last": accuracies[-1], "run/model.ckpt": accuracies[-1], "best": max(accuracies)}
+    for checkpoint, accuracy in expected.items():
+        # Without val_fraction both use the test set.
+        for command in ("validate", "test") if checkpoint == "last" else ("validate",):
+            outcome = lightning_fl(command, "--config", small, "--ckpt_path", checkpoint)
+            assert outcome.code == 0, outcome.err
+            found = re.search(r"accuracy +([\d.]+)", outcome.out)
+            assert found is not None
+            assert float(found[1]) == pytest.approx(accuracy, abs=1e-5)
+    assert lightning_fl("predict", "--config", small, "--ckpt_path", "best").code == 0
+
+
+# ----------------------------------------------------------------------------------------------- information
+
+
+def test_list_names_all_there_is(lightning_fl: Command) -> None:
+    from lightning_fl import algorithms, modules  # `lightning_fl` is the command here
+
+    outcome = lightning_fl("list")
+    first_words = {line.split()[0] for line in outcome.out.splitlines() if line}
+    assert first_words >= {*algorithms.__all__, *modules.NETWORKS, "Digits", "Federated", "Dirichlet"}
+    assert all(len(line.split()) > 2 for line in outcome.out.splitlines() if line.startswith(" "))
+
+
+def test_help_says_what_can_be_said(lightning_fl: Command) -> None:
+    overview = lightning_fl("--help")
+    assert overview.code == 0
+    assert all(word in overview.out for word in ("fit", "validate", "test", "predict", "list"))
+    whole = lightning_fl("fit", "--help")
+    assert whole.code == 0
+    assert "Rounds of communication" in whole.out
+    assert "Weight μ" in lightning_fl("fit", "--algorithm.help", "FedProx").out
+
+
+# -------------------------------------------------------------------------------------------------- mistakes
+
+LENET5 = ["--model.network", "lenet5", "--data.image_size", "32"]
+MISTAKES = {
+    "no command": ([], ["fit", "validate", "test", "predict", "list", "report"]),
+    "configuration before the command": (["--config", "small.yaml", "fit"], ["fit --config"]),
+    "no flag": (["fit", "small.yaml"], ["'small.yaml'", "--config"]),
+    "flag without a value": (["--trainer.max_rounds"], ["--trainer.max_rounds", "value"]),
+    "argument of list": (["list", "callbacks"], ["list", "callbacks"]),
+    "null for a number": (["--algorithm", "FedProx", "--algorithm.mu", "null"], ["algorithm.mu", "float", "null"]),
+    "null for a count": (["--algorithm", "FedLDF", "--algorithm.n", "null"], ["algorithm.n", "int", "null"]),
+    "null for a parameter of the model": (["--model.learning_rate", "null"], ["model.learning_rate", "float", "null"]),
+    "null for a parameter of a base class": (["--data.num_clients", "null"], ["data.num_clients", "int", "null"]),
+    "null for a flag": (["--trainer.max_rounds", "null"], ["trainer.max_rounds", "int", "null"]),
+    "null for a group": (["--trainer.loss_guard", "null"], ["trainer.loss_guard", "mapping", "server_steps", "null"]),
+    "null for a part of a part": (
+        ["--algorithm", "Algorithm", "--algorithm.rule", "Proximal", "--algorithm.rule.mu", "null"],
+        ["mu of Proximal", "float", "null"],
+    ),
+    "null for an algorithm": (["--algorithm", "null"], ["algorithm", "Algorithm", "class_path", "null"]),
+    "list of lists": (["--algorithm", "FedLDF", "--algorithm.groups", "[a, b]"], ["groups of FedLDF", "list of str"]),
+    "algorithm of another kind": (["--algorithm", "torch.nn.Linear"], ["'torch.nn.Linear'", "no Algorithm", "FedAvg"]),
+    "missing module": (["--algorithm", "oddd.Odd"], ["'oddd.Odd'", "no module 'oddd'", "FedAvg"]),
+    "base method": (["--algorithm", "FedDP", "--algorithm.base", "FedAvgg"], ["'FedAvgg'", "did you mean 'FedAvg'"]),
+    "base that is the same again": (
+        ["--algorithm", "FedDP", "--algorithm.base", "FedDP"],
+        ["FedDP itself", "FedAvg", "SCAFFOLD"],
+    ),
+    "clients to validate with": (
+        ["--algorithm", "FedDP", "--algorithm.validation_clients", "50", *LENET5],
+        ["validation_clients", "50", "20"],
+    ),
+    "gates and filters": (
+        [
+            "--algorithm",
+            "FedDP",
+            "--trainer.callbacks",
+            "FilterPruning",
+            "--trainer.callbacks.prune_epoch",
+            "1",
+            *LENET5,
+        ],
+        ["FilterPruning", "gates", "FedDP"],
+    ),
+    "momentum under SCAFFOLD": (
+        ["--algorithm", "SCAFFOLD", "--model.momentum", "0.9"],
+        ["SCAFFOLD", "momentum 0.9", "1/(1 − ρ)", "--model.momentum 0"],
+    ),
+    "slot of a method": (
+        ["--algorithm", "FedAvg", "--algorithm.uplink", "TopK"],
+        ["'uplink'", "FedAvg", "--algorithm Algorithm", "--algorithm.uplink"],
+    ),
+    "classes that the data do not have": (["--model.num_classes", "5"], ["num_classes", "5", "Digits", "10"]),
+    "help of an algorithm": (["--algorithm.help", "FedProxx"], ["'FedProxx'", "did you mean 'FedProx'", "ServerM"]),
+    "help of a model": (["--model.help", "Nope"], ["'Nope'", "ImageClassifier"]),
+    "help of a callback": (["--trainer.callbacks.help", "Earlystoping"], ["did you mean 'EarlyStopping'"]),
+    "help of what has no names": (["--trainer.profiler.help", "Nope"], ["--trainer.profiler.help", "'Nope'"]),
+    "layers that thaw": (["--trainer.callbacks", "BackboneFinetuning"], ["BackboneFinetuning", "requires_grad"]),
+    "monitor of steps": (["--trainer.callbacks", "DeviceStatsMonitor"], ["DeviceStatsMonitor", "--trainer.profiler"]),
+    "batch size finder": (["--trainer.callbacks", "BatchSizeFinder"], ["BatchSizeFinder", "data.batch_size"]),
+    "learning rate finder": (["--trainer.callbacks", "LearningRateFinder"], ["LearningRateFinder", "learning_rate"]),
+    "duration": (["--trainer.callbacks", "Timer", "--trainer.callbacks.duration", "1h"], ["1h", "DD:HH:MM:SS"]),
+    "strategy by name": (["--trainer.strategy", "dpp"], ["'dpp'", "did you mean 'ddp'", "auto"]),
+    "epochs": (["--trainer.max_epochs", "3"], ["trainer.max_epochs", "max_rounds", "local_epochs"]),
+    "command": (["fitt"], ["'fitt'", "'fit'", "validate", "list"]),
+    "another command": (["lst"], ["'lst'", "did you mean 'list'"]),
+    "part": (["--algorithm", "Algorithm", "--algorithm.rule", "Proximl"], ["'Proximl'", "did you mean 'Proximal'"]),
+    "part of a part": (
+        [
+            "--algorithm",
+            "Algorithm",
+            "--algorithm.aggregator",
+            "Members",
+            "--algorithm.aggregator.inner",
+            "WeightedMea",
+        ],
+        ["'WeightedMea'", "did you mean 'WeightedMean'"],
+    ),
+    "number or word": (["--algorithm", "FedDUS", "--algorithm.tau_eff", "ful"], ["tau_eff", "float or full", "ful"]),
+    "folder for client states": (["--trainer.client_states", "dsik"], ["'dsik'", "did you mean 'disk'", "folder"]),
+    "no model": (["fit", "--data", "Digits"], ["model"]),
+    "no data": (["fit", "--model", "ImageClassifier"], ["data"]),
+    "no such file": (["fit", "--config", "nowhere.yaml"], ["nowhere.yaml"]),
+    "no YAML": (["fit", "--config", "broken.yaml"], ["broken.yaml"]),
+    "key in a file": (["fit", "--config", "misspelt.yaml"], ["max_roundz", "max_rounds"]),
+    "flag": (["--trainer.max_round", "3"], ["--trainer.max_round", "trainer.max_rounds"]),
+    "group": (["--trianer.max_rounds", "3"], ["--trianer.max_rounds", "trainer"]),
+    "value": (["--trainer.max_rounds", "many"], ["max_rounds", "int", "many"]),
+    "value of a union": (["--trainer.clients_per_round", "ten"], ["clients_per_round", "int", "float", "ten"]),
+    "seed": (["--seed_everything", "lucky"], ["seed_everything", "lucky"]),
+    "network": (["--model.network", "lenet6"], ["'lenet6'", "'lenet5'", "vgg11_bn"]),
+    "flag that prints": (["--print_confg"], ["--print_confg", "did you mean 'print_config'"]),
+    "arrays that are none": (
+        ["--data", "Arrays", "--data.path", "small.yaml"],
+        ["small.yaml is not a readable .npz file."],
+    ),
+    "checkpoint that is none": (["--ckpt_path", "small.yaml"], ["small.yaml cannot be read", "or no checkpoint"]),
+    "network by path": (["--model.network", "wide.Wide"], ["'wide.Wide'", "{class_path: wide.Wide}", "lenet5"]),
+    "network option": (["--model.network_options", "{dropuot: 0.1}"], ["'dropuot'"]),
+    "network parameter": (["--model.netwrk", "cnn"], ["'netwrk'", "'network'"]),
+    "value of a network option": (
+        ["--model.network", "vgg11", "--data.image_size", "32", "--model.network_options", "{dropout: x}"],
+        ["vgg11", "'dropout': 'x'"],
+    ),
+    "data that do not know their classes": (
+        ["--data", "Federated", "--data.datamodule", "Digits"],
+        ["num_classes", "--data.num_classes"],
+    ),
+    "images too small": (["--model.network", "lenet5", "--data.image_size", "8"], ["lenet5", "8×8"]),
+    "model": (["--model", "ImageClasifier"], ["'ImageClasifier'", "'ImageClassifier'"]),
+    "model by path": (
+        ["--model", "lightning_fl.modules.ImageClasifier"],
+        ["'lightning_fl.modules.ImageClasifier'", "ImageClassifier"],
+    ),
+    "class of another kind": (["--model", "torch.nn.Linear"], ["torch.nn.Linear", "LightningModule"]),
+    "data": (["--data", "Digit"], ["'Digit'", "'Digits'", "CIFAR10"]),
+    "partition": (["--data.partition", "Dirichle"], ["'Dirichle'", "'Dirichlet'", "IID"]),
+    "part of a class that is named later": (["fit", "--data.partition", "IID", "--data", "Digits"], ["--data first"]),
+    "partition parameter": (["--data.partition", "Dirichlet", "--data.partition.alpha", "0"], ["alpha", "0"]),
+    "algorithm": (["--algorithm", "FedAgv"], ["'FedAgv'", "'FedAvg'", "ServerM"]),
+    "algorithm by path": (["--algorithm", "lightning_fl.algorithms.FedAgv"], ["FedAgv", "FedAvg"]),
+    "algorithm parameter": (["--algorithm", "FedProx", "--algorithm.mi", "1"], ["'mi'", "mu"]),
+    "parameter where there is none": (["--algorithm", "FedAvg", "--algorithm.mu", "1"], ["'mu'", "FedAvg", "none"]),
+    "algorithm value": (["--algorithm", "FedProx", "--algorithm.mu", "-1"], ["mu", "-1", "at least 0"]),
+    "more senders than clients": (["--algorithm", "HDFL", "--algorithm.n", "4"], ["n=4", "[1, 3]"]),
+    "kind of groups": (["--algorithm", "FedLDF", "--algorithm.groups", "layr"], ["'layr'", "'layer'", "tensor"]),
+    "groups that miss a parameter": (
+        ["--algorithm", "FedLDF", "--algorithm.n", "1", "--algorithm.groups", "{a: [network.fc.weight]}"],
+        ["'network.fc.bias'"],
+    ),
+    "broadcast": (["--algorithm", "FedLDF", "--algorithm.broadcast", "al"], ["broadcast", "'al'", "'all'"]),
+    "score": (["--algorithm", "FedADP", "--algorithm.score", "magnitud"], ["'magnitud'", "'magnitude'"]),
+    "share that is kept": (["--algorithm", "FedADP", "--algorithm.keep", "1.5"], ["keep", "(0, 1]", "1.5"]),
+    "callback": (["--trainer.callbacks+=EarlyStoping"], ["'EarlyStoping'", "'EarlyStopping'"]),
+    "callback parameter": (
+        ["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitr", "val/loss"],
+        ["'monitr'", "'monitor'"],
+    ),
+    "callback without what it needs": (["--trainer.callbacks+=EarlyStopping"], ["EarlyStopping", "monitor"]),
+    "metric to monitor": (
+        ["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor", "val/acuracy"],
+        ["val/acuracy", "val/accuracy"],
+    ),
+    "logger": (["--trainer.logger", "WandLogger"], ["'WandLogger'", "'WandbLogger'"]),
+    "missing data set": (
+        ["--data", "CIFAR10", "--data.root", "nowhere"],
+        ["CIFAR10", "nowhere", "--data.download true"],
+    ),
+    "missing arrays": (["--data", "Arrays", "--data.path", "nowhere.npz"], ["nowhere.npz"]),
+    "missing images": (["--data", "ImageFolder", "--data.root", "nowhere"], ["nowhere", "ROOT/train/CLASS/"]),
+    "more clients than samples": (["--data.num_clients", "5000"], ["5,000", "1,437"]),
+    "more clients in a round than there are": (["--trainer.clients_per_round", "21"], ["21", "20"]),
+    "fraction of clients": (["--trainer.clients_per_round", "1.5"], ["1.5", "(0, 1]"]),
+    "no clients": (["--trainer.clients_per_round", "0"], ["clients_per_round", "0"]),
+    "negative fraction of clients": (["--trainer.clients_per_round=-0.5"], ["-0.5", "(0, 1]"]),
+    "fraction of samples": (["--data.client_fraction", "1.5"], ["client_fraction", "1.5", "(0, 1]"]),
+    "no samples": (["--data.client_fraction", "0"], ["client_fraction", "0", "(0, 1]"]),
+    "fraction for validation": (["--data.val_fraction", "1.0"], ["val_fraction", "1.0", "[0, 1)"]),
+    "dropout rate": (["--trainer.dropout_rate", "1.0"], ["dropout_rate", "1.0", "[0, 1)"]),
+    "fraction of batches": (["--trainer.limit_val_batches", "1.5"], ["limit_val_batches", "1.5", "[0, 1]"]),
+    "epochs and steps": (["--trainer.local_steps", "3"], ["local_epochs", "local_steps"]),
+    "strategy": (["--trainer.strategy", "fsdp"], ["fsdp", "auto"]),
+    "precision": (["--trainer.precision", "16-mixed"], ["16-mixed", "bf16-mixed"]),
+    "flag of Lightning's that a federation cannot honour": (
+        ["--trainer.sync_batchnorm", "true"],
+        ["trainer.sync_batchnorm", "clients are trained apart", "running statistics"],
+    ),
+    "folder that cannot be written": (["--trainer.default_root_dir", "/proc/nowhere"], ["/proc/nowhere"]),
+    "missing checkpoint": (["--ckpt_path", "nowhere.ckpt"], ["nowhere.ckpt"]),
+    "best of nothing": (["--ckpt_path", "best"], ["best", "ModelCheckpoint"]),
+}
+
+
+@pytest.mark.parametrize(("words", "named"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_a_mistake_ends_with_one_sentence(
+    lightning_fl: Command, small: str, words: list[str], named: list[str]
+) -> None:
+    Path("broken.yaml").write_text("trainer: [\n")
+    Path("misspelt.yaml").write_text("trainer: {max_roundz: 3}\n")
+    whole = (
+        words
+        if words and (words[-1] == "fit" or not words[0].startswith("-"))
+        else ["fit", "--config", small, *words]
+        if words
+        else []
+    )
+    sentence = lightning_fl(*whole).sentence
+    assert [name for name in named if name not in sentence] == [], sentence
+    assert not re.search(
+        r"Parser key|Subtypes|<class |allowed: \.|typing\.|collections\.|None|Unable to|Subclass types", sentence
+    ), f"the parser's own words: {sentence}"
+    assert not Path("run").exists(), "nothing is written before something is trained"
+
+
+FILES = {
+    "nothing": ("", ["file.yaml", "empty", "trainer", "model"]),
+    "comments": ("# trainer:\n", ["file.yaml", "empty"]),
+    "a list": ("- trainer\n- model\n", ["file.yaml", "mapping", "trainer"]),
+    "a word": ("hello\n", ["file.yaml", "mapping", "hello"]),
+    "no YAML": ("trainer: {max_rounds: [\n", ["file.yaml", "YAML"]),
+    "seed": ("seed_everything: -1\n", ["seed_everything", "-1", "4294967295"]),
+    "null for a seed": ("trainer: {}\nseed_everything: \n", ["seed_everything", "null"]),
+    "tabs": ("trainer:\n\tmax_rounds: 3\n", ["file.yaml", "YAML"]),
+    "a key without anything": ("trainer:\n", ["file.yaml", "trainer"]),
+    "number for the trainer": ("trainer: 3\n", ["trainer", "mapping", "3"]),
+    "list for the trainer": ("trainer: [max_rounds]\n", ["trainer", "mapping", "max_rounds"]),
+    "null for the trainer": ("trainer:\nseed_everything: 1\n", ["trainer", "mapping", "null"]),
+    "number for the model": ("model: 3\n", ["model", "LightningModule", "class_path", "3"]),
+    "number for the data": ("data: 3\n", ["data", "FederatedDataModule", "class_path", "3"]),
+    "number for the algorithm": ("algorithm: 3\n", ["algorithm", "Algorithm", "class_path", "3"]),
+    "list for the algorithm": ("algorithm: [FedAvg]\n", ["algorithm", "one class", "FedAvg"]),
+    "number for parameters": ("model: {class_path: ImageClassifier, init_args: 3}\n", ["init_args", "mapping"]),
+    "parameters beside the class": (
+        "data: {init_args: {partition: {class_path: Dirichlet, alpha: 3}}}\n",
+        ["class_path", "init_args"],
+    ),
+    "class_path by another name": ("algorithm: {classpath: FedProx}\n", ["class_path", "classpath"]),
+    "null for a group": ("trainer: {clock: }\n", ["trainer.clock", "macs_per_second", "null"]),
+    "number for a group": ("trainer: {clock: 3}\n", ["trainer.clock", "macs_per_second", "3"]),
+    "null in a group": ("trainer: {clock: {macs_per_second: }}\n", ["trainer.clock.macs_per_second", "float", "null"]),
+    "null in a list of parts": (
+        "algorithm: {class_path: Algorithm, init_args: {steps: [{class_path: Momentum, init_args: {beta: }}]}}\n",
+        ["algorithm.steps.beta", "float", "null"],
+    ),
+    "flag of Lightning's": ("trainer: {max_steps: 10}\n", ["trainer.max_steps", "local_steps"]),
+    "a class as a key": ("algorithm: {FedProx: {mu: 1}}\n", ["class_path", "init_args", "FedProx.mu"]),
+    "a call": ("algorithm: FedProx(mu=0.1)\n", ["'FedProx(mu=0.1)'", "did you mean 'FedProx'"]),
+    "a network for the model": ("model: cnn\n", ["'cnn'", "--model.network cnn", "ImageClassifier"]),
+    "a key twice": ("trainer: {max_rounds: 1}\nmodel: {}\ntrainer: {}\n", ["file.yaml", "trainer twice", "line 3"]),
+    "a key twice further in": ("trainer:\n  max_rounds: 1\n  max_rounds: 2\n", ["max_rounds twice", "line 3"]),
+    "a key twice in a list": (
+        "trainer: {callbacks: [{class_path: Timer, class_path: EarlyStopping}]}\n",
+        ["class_path twice", "line 1"],
+    ),
+    "an empty mapping": ("{}\n", ["file.yaml", "empty"]),
+    "a group that is misspelt": ("trianer: {max_rounds: 3}\n", ["'trianer.max_rounds'", "trainer"]),
+    "misspelt callback": (
+        "trainer: {callbacks: [Timer, {class_path: EarlyStoping}]}\n",
+        ["did you mean 'EarlyStopping'"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "named"), FILES.values(), ids=FILES.keys())
+def test_a_mistake_in_a_file_ends_with_one_sentence(
+    lightning_fl: Command, small: str, text: str, named: list[str]
+) -> None:
+    Path("file.yaml").write_text(text)
+    test_a_mistake_ends_with_one_sentence(lightning_fl, small, ["--config", "file.yaml"], named)
+
+
+def test_a_configuration_of_no_text_is_refused(lightning_fl: Command, small: str) -> None:
+    Path("model.ckpt").write_bytes(bytes(range(128, 256)))
+    assert "model.ckpt is no text" in lightning_fl("fit", "--config", "model.ckpt").sentence
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"), [("trainer: {max_roundz: 1}", "'trainer.max_rounds'"), ("modell: cnn", "'model'")]
+)
+def test_what_is_to_be_printed_is_checked_too(lightning_fl: Command, small: str, text: str, meant: str) -> None:
+    Path("file.yaml").write_text(text)
+    outcome = lightning_fl("fit", "--config", small, "--config", "file.yaml", "--print_config")
+    assert f"did you mean {meant}" in outcome.sentence
+
+
+def test_a_class_of_the_user_s_own_may_call_its_parameters_as_it_likes(
+    lightning_fl: Command, small: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("own_names.py").write_text(
+        "from lightning_fl.algorithms import Algorithm\n\n\nclass Own(Algorithm):\n"
+        "    def __init__(self, base: float = 2.0, model: str = 'x') -> None:\n        super().__init__()\n"
+    )
+    monkeypatch.syspath_prepend(".")
+    words = ["fit", "--config", small, "--algorithm", "own_names.Own"]
+    assert lightning_fl(*words, "--algorithm.base", "ten").sentence == "base of Own must be float, got ten."
+    assert "Own has no parameter 'bas'" in lightning_fl(*words, "--algorithm.bas", "3").sentence
+    assert lightning_fl(*words, "--algorithm.base", "3").code == 0
+    assert "algorithm.base must be float, got null" in lightning_fl(*words, "--algorithm.base", "null").sentence
+
+
+def test_classes_of_the_working_directory_are_found_from_a_file_elsewhere(lightning_fl: Command, small: str) -> None:
+    """The parser reads a file in that file's folder."""
+    Path("own_elsewhere.py").write_text(
+        "from lightning_fl.algorithms import Algorithm\n\n\nclass Own(Algorithm):\n    pass\n"
+    )
+    Path("folder").mkdir()
+    Path("folder", "own.yaml").write_text("algorithm: own_elsewhere.Own\n")
+    outcome = lightning_fl("fit", "--config", small, "--config", "folder/own.yaml")
+    assert outcome.code == 0, outcome.err
+
+
+def test_null_is_a_value_where_the_type_has_it(lightning_fl: Command, small: str) -> None:
+    Path("nulls.yaml").write_text("trainer: {loss_guard: {rounds: }, max_time: , callbacks: , logger: }\n")
+    assert lightning_fl("fit", "--config", small, "--config", "nulls.yaml").code == 0
+
+
+def test_every_flag_of_lightning_s_trainer_is_there_or_explained() -> None:
+    stock, ours = (set(inspect.signature(trainer).parameters) for trainer in (Trainer, FederatedTrainer))
+    assert stock - ours == set(STOCK_FLAGS)
+
+
+@pytest.mark.parametrize(
+    ("flag", "module", "package"),
+    [
+        ("--trainer.logger=MLFlowLogger", "mlflow", "mlflow"),
+        ("--trainer.logger=CometLogger", "comet_ml", "comet-ml"),
+        ("--trainer.logger={class_path: TensorBoardLogger, init_args: {save_dir: run}}", "tensorboard", "tensorboard"),
+    ],
+)
+def test_a_missing_package_ends_with_what_to_install(
+    lightning_fl: Command, small: str, flag: str, module: str, package: str
+) -> None:
+    if find_spec(module):
+        pytest.skip(f"{module} is installed")
+    sentence = lightning_fl("fit", "--config", small, flag).sentence
+    assert re.search(rf"\w+Logger needs a package that is not installed: pip install .*{package}", sentence), sentence
+    assert not Path("run").exists()
+
+
+def test_a_timer_ends_a_run(lightning_fl: Command, small: str) -> None:
+    timer = ["--trainer.callbacks", "Timer", "--trainer.callbacks.duration", "00:00:00:01"]
+    assert printed(lightning_fl("fit", "--config", small, *timer, "--print_config"))
+    ended = lightning_fl("fit", "--config", small, *timer, "--trainer.max_rounds", "1000000")
+    assert ended.code == 0, ended.err
+    assert 0 < len(metrics("run")) < 1000000
+    assert Path("run/model.ckpt").is_file()
+
+
+def test_list_has_help(lightning_fl: Command) -> None:
+    assert "lightning-fl list" in lightning_fl("list", "--help").out
+
+
+def test_a_truncated_checkpoint_is_refused(lightning_fl: Command, small: str) -> None:
+    lightning_fl("fit", "--config", small)
+    last = Path("run/checkpoints/last.ckpt")
+    last.write_bytes(last.read_bytes()[: last.stat().st_size // 2])
+    before = metrics("run")
+    path = str(last)
+    for command, checkpoint in (
+        ("fit", "last"),
+        ("fit", path),
+        ("validate", path),
+        ("test", "last"),
+        ("predict", path),
+    ):
+        sentence = lightning_fl(command, "--config", small, "--ckpt_path", checkpoint).sentence
+        assert "truncated" in sentence
+        assert "previous.ckpt" in sentence
+    assert metrics("run") == before
+    assert lightning_fl("test", "--config", small, "--ckpt_path", "run/checkpoints/previous.ckpt").code == 0
+
+
+def test_a_file_that_is_no_checkpoint_is_refused(lightning_fl: Command, small: str) -> None:
+    assert "small.yaml" in lightning_fl("fit", "--config", small, "--ckpt_path", small).sentence
+
+
+@pytest.mark.parametrize("checkpoint", ["last", "run/checkpoints/last.ckpt"])
+@pytest.mark.parametrize("command", ["fit", "test"])
+def test_a_checkpoint_of_another_model_is_refused(
+    lightning_fl: Command, small: str, command: str, checkpoint: str
+) -> None:
+    lightning_fl("fit", "--config", small)
+    words = ["--model.network", "lenet5", "--data.image_size", "32", "--ckpt_path", checkpoint]
+    assert "another model" in lightning_fl(command, "--config", small, *words).sentence
+
+
+def test_a_checkpoint_of_another_algorithm_or_federation_is_not_resumed(lightning_fl: Command, small: str) -> None:
+    lightning_fl("fit", "--config", small)
+    resume = ["fit", "--config", small, "--ckpt_path", "last", "--trainer.max_rounds", "3"]
+    sentence = lightning_fl(*resume, "--algorithm", "ServerM").sentence
+    assert "FedAvg" in sentence
+    assert "ServerM" in sentence
+    sentence = lightning_fl(*resume, "--data.num_clients", "10").sentence
+    assert "20 clients" in sentence
+    exported = lightning_fl("fit", "--config", small, "--ckpt_path", "run/model.ckpt").sentence
+    assert "last.ckpt" in exported
+
+
+def test_the_quickstart_s_first_round_costs_what_it_says(lightning_fl: Command) -> None:
+    words = ["--trainer.max_rounds", "1", "--trainer.enable_progress_bar", "false"]
+    assert lightning_fl("fit", "--config", QUICKSTART, *words).code == 0
+    (row,) = metrics("runs/quickstart")
+    parameters = 6 * 25 + 6 + 6 * 16 * 25 + 16 + 400 * 120 + 120 + 120 * 84 + 84 + 84 * 10 + 10  # LeNet-5, grey images
+    assert row["model/parameters"] == str(parameters)
+    assert row["comm/uplink_bits"] == row["comm/downlink_bits"] == str(10 * 32 * parameters)
+
+
+# ------------------------------------------------------------------------------------------------------ parts
+
+
+def numeric_fields() -> list[tuple[type, str]]:
+    """The hyper-parameters of all exported parts that are numbers."""
+    rooms = (rules, codecs, exchanges, aggregators, steps)
+    parts = [getattr(room, name) for room in rooms for name in room.__all__]
+    return [(part, f.name) for part in parts for f in fields(part) if f.type in ("int", "float", "float | None")]
+
+
+@pytest.mark.parametrize(("part", "name"), numeric_fields(), ids=lambda x: x if isinstance(x, str) else x.__name__)
+def test_a_number_of_a_part_must_be_a_number(part: type, name: str) -> None:
+    """Composed in YAML a part has typed parameters; the parser reads them from the annotations of all its bases."""
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(part, "part", skip={f.name for f in fields(part) if f.name != name})
+    with pytest.raises(ArgumentError, match=name):
+        parser.parse_args([f"--part.{name}", "abc"])

@@ -1,0 +1,416 @@
+"""Clients trained at once: the same answer as one after the other, and what cannot be stacked is said."""
+
+import copy
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import TQDMProgressBar
+from roster import ROSTER
+from test_flat_module import Statistics, Tied
+from torch import Tensor, nn
+from torchmetrics import MeanMetric
+from toys import Perceptron, Remembering, federation, samples, vector
+
+from lightning_fl import FederatedTrainer
+from lightning_fl.algorithms import DeviceM, FedAvg, FedProx
+from lightning_fl.data import Digits, Dirichlet, Federated
+from lightning_fl.errors import UserError
+from lightning_fl.modules import ImageClassifier
+
+stacked_module = importlib.import_module("lightning_fl.clients.stacked")  # the package has a function of that name
+MakeTrainer = Callable[..., FederatedTrainer]
+
+
+def fits(make_trainer: MakeTrainer, module: Any, data: Callable[[], Any], algorithm: Any = None, **flags: Any) -> Any:
+    """Train copies of a module by both runners; returns (serial, stacked), each (module, trainer)."""
+    pair = []
+    for runner in ("serial", "stacked"):
+        fitted = copy.deepcopy(module)
+        flags = {"max_rounds": 3, "clients_per_round": 4, **flags}
+        at_once = {} if runner == "stacked" else {"clients_at_once": None}
+        trainer = make_trainer(**{**flags, "runner": runner, **at_once})
+        trainer.fit(fitted, data(), copy.deepcopy(algorithm))
+        pair.append((fitted, trainer))
+    return pair
+
+
+def assert_same(pair: Any, tolerance: float = 1e-5, of_metrics: float = 1e-4) -> None:
+    (serial, by_serial), (stacked, by_stacked) = pair
+    for name, value in serial.state_dict().items():
+        torch.testing.assert_close(stacked.state_dict()[name], value, rtol=tolerance, atol=tolerance, msg=name)
+    left_out = ("time/round_seconds",)
+    for name, value in by_serial.callback_metrics.items():
+        if name not in left_out:
+            torch.testing.assert_close(
+                by_stacked.callback_metrics[name], value, rtol=of_metrics, atol=of_metrics, msg=name
+            )
+    assert by_serial.global_step == by_stacked.global_step
+
+
+@pytest.mark.parametrize("name", ROSTER)
+def test_every_algorithm_gives_the_same_answer(name: str, make_trainer: MakeTrainer) -> None:
+    """Stacks of three and two clients with unequal steps; now and then a client drops out or straggles."""
+    flags = {
+        "local_epochs": 2,
+        "clients_at_once": 3,
+        "clients_per_round": 5,
+        "dropout_rate": 0.2,
+        "straggler_rate": 0.3,
+    }
+    assert_same(fits(make_trainer, Perceptron(), ROSTER[name].federation, ROSTER[name].algorithm(), **flags), 1e-5)
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg(), FedProx(mu=0.5), DeviceM(local_beta=0.5)], ids=lambda a: a.name)
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"local_epochs": 2},
+        {"local_steps": 5},
+        {"local_epochs": 2, "accumulate_grad_batches": 2, "gradient_clip_val": 0.3},
+        {"local_epochs": 2, "limit_train_batches": 2, "gradient_clip_val": 0.1, "gradient_clip_algorithm": "value"},
+    ],
+    ids=lambda flags: " ".join(flags),
+)
+def test_every_plan_gives_the_same_answer(algorithm: Any, flags: dict[str, Any], make_trainer: MakeTrainer) -> None:
+    assert_same(fits(make_trainer, Perceptron(), federation, algorithm, **flags), 1e-6)
+
+
+def params_of(module: Any) -> Any:
+    return module.parameters()
+
+
+OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
+    "momentum": lambda m: torch.optim.SGD(params_of(m), lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
+    "Adam": lambda m: torch.optim.Adam(params_of(m), lr=0.05, amsgrad=True),
+    "AdamW": lambda m: torch.optim.AdamW(params_of(m), lr=0.05),
+    "NAdam": lambda m: torch.optim.NAdam(params_of(m), lr=0.05),
+    "RAdam": lambda m: torch.optim.RAdam(params_of(m), lr=0.05),
+    "Adamax": lambda m: torch.optim.Adamax(params_of(m), lr=0.05),
+    "RMSprop": lambda m: torch.optim.RMSprop(params_of(m), lr=0.01, momentum=0.5, centered=True),
+    "Adadelta": lambda m: torch.optim.Adadelta(params_of(m), lr=1.0),
+    "Rprop": lambda m: torch.optim.Rprop(params_of(m), lr=0.01),
+    "ASGD": lambda m: torch.optim.ASGD(params_of(m), lr=0.05),
+    "groups": lambda m: torch.optim.SGD(
+        [{"params": m.output.parameters(), "lr": 0.02, "weight_decay": 0.1}, {"params": m.hidden.parameters()}],
+        lr=0.1,
+        momentum=0.5,
+    ),
+}
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg(), FedProx(mu=0.5)], ids=lambda a: a.name)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_elementwise_optimisers_step_every_client_by_itself(
+    name: str, algorithm: Any, make_trainer: MakeTrainer
+) -> None:
+    module = Perceptron(configure=OPTIMIZERS[name])
+    assert_same(fits(make_trainer, module, federation, algorithm, local_epochs=3), 1e-5)
+
+
+def stepwise(module: Any) -> Any:
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.2)
+    within = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    between = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    return [optimizer], [{"scheduler": within, "interval": "step"}, {"scheduler": between, "interval": "epoch"}]
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg(), DeviceM(local_beta=0.5)], ids=lambda a: a.name)
+def test_schedules_inside_a_round(algorithm: Any, make_trainer: MakeTrainer) -> None:
+    assert_same(
+        fits(make_trainer, Perceptron(configure=stepwise), federation, algorithm, local_epochs=2, clients_per_round=6)
+    )
+
+
+def digits(**options: Any) -> Callable[[], Digits]:
+    return lambda: Digits(**{"num_clients": 12, "image_size": 16, "batch_size": 16, **options})
+
+
+class Residual(nn.Module):
+    """Convolutions with batch normalisation, pooling and a shortcut, on 8 × 8 images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.conv = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+        self.norm, self.group = nn.BatchNorm2d(4), nn.GroupNorm(2, 4)
+        self.head = nn.Linear(4 * 4 * 4, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = torch.relu(self.norm(self.stem(images)))
+        x = nn.functional.max_pool2d(x + self.group(self.conv(x)), 2)
+        return self.head(x.flatten(1))
+
+
+def test_images_batch_normalisation_and_unequal_clients(make_trainer: MakeTrainer) -> None:
+    """Dirichlet clients, whose last batches have many sizes."""
+    module = ImageClassifier(Residual(), num_classes=10, learning_rate=0.05)
+    data = digits(image_size=8, partition=Dirichlet(alpha=0.5))
+    flags = {"local_epochs": 1, "max_rounds": 2, "precision": "64-true", "limit_val_batches": 1}
+    assert_same(fits(make_trainer, module, data, **flags), 1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("network", ["cnn", "lenet5", "vgg9", "vgg11_bn", "resnet18", "resnet32"])
+def test_every_kind_of_network(network: str, make_trainer: MakeTrainer) -> None:
+    module = ImageClassifier(network, num_classes=10, in_channels=1, image_size=32, learning_rate=0.05)
+    data = digits(image_size=32, partition=Dirichlet(alpha=0.5))
+    flags = {"local_steps": 1, "max_rounds": 1, "clients_per_round": 2, "limit_val_batches": 1}
+    assert_same(fits(make_trainer, module, data, precision="64-true", **flags), 1e-9)
+
+
+def test_cosine_inside_a_round_asks_for_each_clients_length(make_trainer: MakeTrainer) -> None:
+    module = ImageClassifier("linear", num_classes=10, in_channels=1, image_size=8, lr_schedule="cosine", lr_decay=0.9)
+    data = digits(image_size=8, partition=Dirichlet(alpha=0.5))
+    flags = {
+        "local_epochs": 2,
+        "limit_train_batches": 3,
+        "limit_val_batches": 1,
+        "max_rounds": 2,
+        "straggler_rate": 0.4,
+    }
+    assert_same(fits(make_trainer, module, data, clients_per_round=5, **flags))
+
+
+@pytest.mark.parametrize("module", [Statistics(True), Statistics(False), Tied()], ids=["written", "replaced", "tied"])
+def test_buffers_and_tied_parameters(module: Any, make_trainer: MakeTrainer) -> None:
+    assert_same(fits(make_trainer, module, federation, local_epochs=2))
+
+
+class Partial(Perceptron):
+    """One layer is frozen, one never gets a gradient, one gets its first in the second half of the steps."""
+
+    def __init__(self) -> None:
+        super().__init__(configure=lambda m: torch.optim.SGD(m.parameters(), lr=0.1, weight_decay=0.3, momentum=0.5))
+        self.hidden.bias.requires_grad_(False)
+        self.unused, self.late = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def training_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
+        loss = self.loss(batch)
+        if batch_idx >= 2:
+            loss = loss + self.late(self(batch[0])).square().mean()
+        self.log("late", float(batch_idx))
+        self.log("largest", loss, reduce_fx="max")
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg(), FedProx(mu=0.5)], ids=lambda a: a.name)
+def test_parameters_take_part_once_they_have_a_gradient(algorithm: Any, make_trainer: MakeTrainer) -> None:
+    pair = fits(make_trainer, Partial(), federation, algorithm, local_epochs=2)
+    assert_same(pair)
+    assert {"late", "largest"} <= set(pair[0][1].callback_metrics)
+
+
+def test_clients_keep_their_states_apart(make_trainer: MakeTrainer) -> None:
+    pair = fits(make_trainer, Perceptron(), federation, Remembering(), local_epochs=2, max_rounds=4)
+    assert_same(pair)
+    (_, serial), (_, stacked) = pair
+    assert serial.run.clients.keys() == stacked.run.clients.keys()
+    for client, state in serial.run.clients.items():
+        for name, x in state.items():
+            torch.testing.assert_close(stacked.run.clients[client][name], x, rtol=1e-5, atol=1e-6)
+
+
+class Noisy(Perceptron):
+    """Sees its inputs through dropout and keeps what it saw."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(3))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x = nn.functional.dropout(torch.ones_like(batch[0]), 0.5)
+        self.seen += x.sum(0)
+        return self.loss((x * batch[0], batch[1]))
+
+
+def test_dropout_differs_between_clients_and_repeats_between_runs(make_trainer: MakeTrainer) -> None:
+    class Watch(Callback):
+        def __init__(self) -> None:
+            self.seen: list[Tensor] = []
+
+        def on_client_upload(self, trainer: Any, module: Any, client: int, place: int, total: int) -> None:
+            self.seen.append(torch.tensor(place))
+
+    runs = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        module = Noisy()
+        deltas: list[Tensor] = []
+        trainer = make_trainer(max_rounds=1, clients_per_round=3, runner="stacked", local_steps=4)
+        finish = stacked_module._finish
+
+        def noted(*arguments: Any, deltas: list[Tensor] = deltas, finish: Any = finish) -> Any:
+            parts = finish(*arguments)
+            deltas += [message["buffers"] for message, *_ in parts]
+            return parts
+
+        stacked_module._finish = noted
+        try:
+            trainer.fit(module, federation(sizes=(8, 8, 8)))
+        finally:
+            stacked_module._finish = finish
+        runs.append((torch.stack(deltas[-3:]), vector(module)))
+    assert len({tuple(row.tolist()) for row in runs[0][0]}) == 3, "each client draws its own"
+    torch.testing.assert_close(runs[0][0], runs[1][0], rtol=0, atol=0)
+    np.testing.assert_array_equal(runs[0][1], runs[1][1])
+
+
+class Worded(Perceptron):
+    """Batches are dictionaries with words beside the tensors."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.loss((batch["x"], batch["y"]))
+
+
+class WordedSamples(torch.utils.data.Dataset):
+    def __init__(self) -> None:
+        self.x, self.y = samples(40)
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"x": self.x[index], "y": self.y[index], "name": f"sample {index % 2}"}
+
+
+def test_batches_of_any_structure(make_trainer: MakeTrainer) -> None:
+    """What cannot be stacked (words that differ) is trained apart, with the same answer."""
+    from lightning.pytorch import LightningDataModule
+
+    class Words(LightningDataModule):
+        def train_dataloader(self) -> Any:
+            return torch.utils.data.DataLoader(WordedSamples(), batch_size=4)
+
+    assert_same(fits(make_trainer, Worded(), lambda: Federated(Words(), num_clients=5), local_epochs=2))
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
+def test_reduced_precision(precision: str, make_trainer: MakeTrainer) -> None:
+    assert_same(fits(make_trainer, Perceptron(), federation, precision=precision), 0.05, 0.05)
+
+
+class Reads(Perceptron):
+    """Looks at a number of the batch while it trains."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = self.loss(batch)
+        return loss if loss.item() > 0 else -loss
+
+
+class Counts(Perceptron):
+    """Counts with a torchmetrics object."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = MeanMetric()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = self.loss(batch)
+        self.mean(loss.detach())
+        self.log("mean", self.mean)
+        return loss
+
+
+class Skips(Perceptron):
+    """Leaves a batch out."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
+        return None
+
+
+class Watches(Callback):
+    """Wants every client's batch."""
+
+    def on_train_batch_end(self, *arguments: Any) -> None:
+        raise AssertionError("must not be called")
+
+    def on_before_optimizer_step(self, *arguments: Any) -> None:
+        raise AssertionError("must not be called")
+
+
+def adafactor(module: Any) -> Any:
+    return torch.optim.Adafactor(module.parameters())
+
+
+@pytest.mark.parametrize(
+    ("module", "callbacks", "words"),
+    [
+        (Reads(), None, ["Reads", "item"]),
+        (Counts(), None, ["Counts"]),
+        (Skips(), None, ["Skips", "failed"]),
+        (
+            Reads(configure=adafactor),
+            Watches(),
+            ["Adafactor", "on_train_batch_end", "on_before_optimizer_step", "item"],
+        ),
+    ],
+    ids=["reads", "metric", "none", "several"],
+)
+def test_what_stands_in_the_way_is_named_at_once(
+    module: Any, callbacks: Any, words: list[str], make_trainer: MakeTrainer
+) -> None:
+    before = copy.deepcopy(module.state_dict())
+    with pytest.raises(UserError) as caught:
+        make_trainer(runner="stacked", callbacks=callbacks).fit(module, federation())
+    sentence = str(caught.value)
+    assert "\n" not in sentence
+    for word in ["runner 'stacked' cannot train", "serial", *words]:
+        assert word in sentence, sentence
+    for name, value in module.state_dict().items():
+        torch.testing.assert_close(value, before[name], rtol=0, atol=0)
+
+
+def test_stacked_is_really_stacked(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    step = Perceptron.training_step
+    monkeypatch.setattr(Perceptron, "training_step", lambda *arguments: calls.append(1) or step(*arguments))
+    trainer = make_trainer(max_rounds=1, clients_per_round=3, local_steps=5, runner="stacked")
+    trainer.fit(Perceptron(), federation(sizes=(8, 8, 8)))
+    assert len(calls) == 1 + 5, "one trial, and one call for all clients in each of five steps"
+
+
+def test_the_trial_leaves_no_trace(make_trainer: MakeTrainer) -> None:
+    """Buffers, the generators and the learning rate are as they were: a run of one client equals the serial one bit for bit."""
+    assert_same(fits(make_trainer, Statistics(True), federation, clients_per_round=1, local_epochs=2), 1e-6)
+
+
+def test_the_trial_is_kept_from_progress_bars(make_trainer: MakeTrainer) -> None:
+    """Lightning's own bars are not set up before the training starts."""
+    bar = TQDMProgressBar()
+    trainer = make_trainer(runner="stacked", callbacks=bar, enable_progress_bar=True, max_rounds=1)
+    trainer.fit(Perceptron(), federation())
+
+
+def test_auto_is_serial_on_a_cpu(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacked_module, "train_stack", None)
+    make_trainer().fit(Perceptron(), federation())
+
+
+@pytest.mark.parametrize("value", [0, -1])
+def test_clients_at_once_must_be_positive(value: int, make_trainer: MakeTrainer) -> None:
+    with pytest.raises(UserError, match=f"clients_at_once must be a whole number of at least 1, got {value}"):
+        make_trainer(clients_at_once=value)
+
+
+def test_resumes_bit_for_bit(make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]) -> None:
+    module = Perceptron()
+    weights = []
+    for part, stops in {"whole": (4,), "resumed": (2, 4)}.items():
+        for number, stop in enumerate(stops):
+            fitted = copy.deepcopy(module) if number == 0 else Perceptron()
+            flags = {"max_rounds": stop, "default_root_dir": tmp_path / part, "runner": "stacked", **keeps_files}
+            make_trainer(**flags).fit(fitted, federation(), ckpt_path="last" if number else None)
+        weights.append(vector(fitted))
+    np.testing.assert_array_equal(*weights)
+
+
+def test_an_optimiser_in_the_way_is_named_once(make_trainer: MakeTrainer) -> None:
+    module = Perceptron(configure=lambda m: torch.optim.Adafactor(m.parameters()))
+    with pytest.raises(UserError, match="Adafactor does not step every number by itself") as refusal:
+        make_trainer(runner="stacked").fit(module, federation())
+    assert "a step of two clients" not in str(refusal.value)

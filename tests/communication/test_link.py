@@ -1,0 +1,144 @@
+"""The ledger: every bit that crosses, as exact integers."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from roster import ROSTER, Turn
+from torch import nn
+from toys import Halves, Perceptron, federation, read_rows
+
+from lightning_fl import FederatedTrainer
+from lightning_fl.codecs import Dense
+from lightning_fl.communication.link import Ledger, Link
+from lightning_fl.federation.round import Federation
+from lightning_fl.slots import Packed, Setting, State, kind_of
+from lightning_fl.vectors.layout import Layout
+
+MakeTrainer = Callable[..., FederatedTrainer]
+D, K = 26, 3
+SETTING = Setting(Layout((), (), ()), Layout((), (), ()), num_clients=6)
+
+
+class Normalised(Perceptron):
+    """With batch normalisation: 6 more parameters, 6 float buffers and one counter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(self.norm(x))
+
+
+def bits_of(trainer: FederatedTrainer, direction: str) -> dict[str, int]:
+    bits = trainer.run.ledger.round_bits[direction]
+    return {kind: count for kind, count in bits.items() if count}
+
+
+@pytest.mark.parametrize("name", ROSTER)
+@pytest.mark.parametrize(("precision", "width"), [("32-true", 32), ("64-true", 64)])
+def test_a_round_costs_what_the_papers_say(name: str, precision: str, width: int, make_trainer: MakeTrainer) -> None:
+    entry, rounds = ROSTER[name], 4
+    trainer = make_trainer(max_rounds=rounds, precision=precision)
+    trainer.fit(Perceptron(), entry.federation(), entry.algorithm())
+    ledger = trainer.run.ledger
+    of_rounds = [entry.costs(Turn(round, K, width=width)) for round in range(rounds)]
+    for place, direction in enumerate(("up", "down")):
+        costs = [both[place] for both in of_rounds]
+        if costs[-1] is None:
+            continue
+        assert ledger.bits(direction) == sum(costs[-1].values())
+        assert "" in costs[-1] or bits_of(trainer, direction) == costs[-1]
+        in_rounds = 8 * ledger.total_bytes(direction) - ledger.setup().get(direction, 0)
+        assert in_rounds == sum(sum(kinds.values()) for kinds in costs)
+
+
+def test_float_buffers_cross_as_well_and_counters_do_not(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer(max_rounds=1)
+    trainer.fit(Normalised(), federation())
+    assert bits_of(trainer, "up") == bits_of(trainer, "down") == {"model": 32 * (D + 6) * K, "buffers": 32 * 6 * K}
+
+
+@pytest.mark.parametrize(("precision", "width"), [("64-true", 64), ("bf16-true", 16), ("bf16-mixed", 32)])
+def test_the_width_is_that_of_the_numbers(precision: str, width: int, make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer(max_rounds=1, precision=precision)
+    trainer.fit(Normalised(), federation())
+    expected = {"model": width * (D + 6) * K, "buffers": width * 6 * K}
+    assert bits_of(trainer, "up") == bits_of(trainer, "down") == expected
+
+
+def test_clients_that_drop_out_receive_and_do_not_send(
+    make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arriving: list[int] = []
+    original = Federation._arriving
+
+    def spy(self: Federation, cohort: list[int]) -> list[int]:
+        there = original(self, cohort)
+        if len(arriving) == self.run.round:
+            arriving.append(len(there))
+        return there
+
+    monkeypatch.setattr(Federation, "_arriving", spy)
+    make_trainer(max_rounds=6, clients_per_round=6, dropout_rate=0.5, **keeps_files).fit(Perceptron(), federation())
+    rows = read_rows(tmp_path)
+    assert len(set(arriving)) > 1
+    assert 0 < sum(arriving) < 36
+    assert [int(row["comm/downlink_bits"]) for row in rows] == [32 * D * 6] * 6
+    assert [int(row["comm/uplink_bits"]) for row in rows] == [32 * D * there for there in arriving]
+    assert [int(row["clients/accepted"]) for row in rows] == arriving
+    assert [int(row["clients/dropped"]) for row in rows] == [6 - there for there in arriving]
+    assert int(rows[-1]["comm/total_uplink_bytes"]) == 4 * D * sum(arriving)
+
+
+def test_cumulative_bytes_go_on_after_resuming(
+    make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    make_trainer(max_rounds=2, **keeps_files).fit(Perceptron(), federation())
+    make_trainer(max_rounds=5, **keeps_files).fit(Perceptron(), federation(), ckpt_path="last")
+    rows = read_rows(tmp_path)
+    for direction in ("uplink", "downlink"):
+        totals = [int(row[f"comm/total_{direction}_bytes"]) for row in rows]
+        assert totals == [4 * D * K * done for done in range(1, 6)]
+
+
+def test_packed_bits_may_leave_a_fraction_of_a_byte() -> None:
+    ledger = Ledger()
+    ledger.book("up", {"mask": Packed(torch.zeros(2, dtype=torch.uint8), 11)}, recipients=3)
+    assert ledger.bits("up") == 33
+    assert ledger.total_bytes("up") == 33 / 8
+    ledger.open_round()
+    assert ledger.bits("up") == 0
+    assert ledger.total_bytes("up") == 33 / 8
+
+
+def test_a_message_is_named_after_its_kind() -> None:
+    assert kind_of("moments/control") == "moments"
+    with pytest.raises(ValueError, match="'control'"):
+        kind_of("control")
+
+
+def test_a_clients_codec_memory_moves_only_with_accepted_uploads() -> None:
+    memory: dict[int, State] = {}
+    link = Link(SETTING, Halves(), Dense(), Ledger(), memory, {})
+    one = {"model": torch.ones(4)}
+    assert link.up(5, one)["model"].tolist() == [0.5] * 4
+    assert memory == {}
+    link.close_round()
+    assert link.commit(5) == {}, "an upload that was not accepted is forgotten"
+    link.up(5, one)
+    memory[5] = link.commit(5)
+    assert link.up(5, one)["model"].tolist() == [0.75] * 4
+    assert link.up(6, one)["model"].tolist() == [0.5] * 4, "each client has its own"
+    assert link.ledger.bits("up") == 16
+
+
+def test_the_servers_codec_memory_moves_with_every_broadcast() -> None:
+    memory: State = {}
+    link = Link(SETTING, Dense(), Halves(), Ledger(), {}, memory)
+    for expected in (0.5, 0.75, 0.875):
+        assert link.broadcast([1, 2, 3], {"model": torch.ones(2)})["model"].tolist() == [expected] * 2
+    assert link.ledger.bits("down") == 3 * 3 * 2

@@ -1,0 +1,69 @@
+"""The simulated clock against the seconds of a round that the authors publish."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toys import Perceptron, federation, read_rows
+
+from lightning_fl import FederatedTrainer, UserError
+from lightning_fl.communication.simulated_clock import SimulatedClock
+from lightning_fl.modules import network
+
+
+@pytest.mark.parametrize(
+    ("name", "computation_seconds", "expected"),
+    [("cnn", 2.3, 3.4222), ("vgg11", 8.0, 97.2724), ("lenet5", 1.3, 1.8677)],
+)
+def test_seconds_of_a_fedavg_round_of_ten_clients(name: str, computation_seconds: float, expected: float) -> None:
+    bits = 10 * 32 * sum(parameter.numel() for parameter in network(name, num_classes=10).parameters())
+    clock = SimulatedClock(computation_seconds=computation_seconds)
+    assert clock.seconds(bits, bits, macs=1e12) == pytest.approx(expected, abs=5e-5)
+
+
+def test_seconds_add_up_over_rounds(
+    make_trainer: Callable[..., FederatedTrainer], tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    clock = SimulatedClock(computation_seconds=2.0, uplink_mebibytes_per_second=1.0, downlink_mebibytes_per_second=4.0)
+    for stop, ckpt_path in ((2, None), (3, "last")):
+        trainer = make_trainer(max_rounds=stop, clock=clock, **keeps_files)
+        trainer.fit(Perceptron(), federation(), ckpt_path=ckpt_path)
+    one = 2.0 + 3 * 26 * 4 / 2**20 * (1 + 1 / 4)
+    seconds = [float(row["time/simulated_seconds"]) for row in read_rows(tmp_path)]
+    assert seconds == pytest.approx([one, 2 * one, 3 * one], rel=1e-12)
+
+
+def test_computation_is_estimated_from_the_largest_client(make_trainer: Callable[..., FederatedTrainer]) -> None:
+    fast = {"uplink_mebibytes_per_second": 1e30, "downlink_mebibytes_per_second": 1e30}
+    clock = SimulatedClock(macs_per_second=100.0, **fast)
+    trainer = make_trainer(max_rounds=1, clients_per_round=2, local_epochs=5, clock=clock)
+    trainer.fit(Perceptron(), federation(sizes=(4, 7)))
+    macs = 3 * 4 + 4 * 2
+    assert trainer.run.simulated_seconds == pytest.approx(3 * macs * 7 * 5 / 100)
+    assert trainer.callback_metrics["model/macs"] == macs
+
+
+def test_steps_count_as_many_samples_as_they_read(make_trainer: Callable[..., FederatedTrainer]) -> None:
+    fast = {"uplink_mebibytes_per_second": 1e30, "downlink_mebibytes_per_second": 1e30}
+    times = []
+    for local_steps in (2, 20):
+        clock = SimulatedClock(macs_per_second=100.0, **fast)
+        trainer = make_trainer(max_rounds=1, clients_per_round=1, local_steps=local_steps, clock=clock)
+        trainer.fit(Perceptron(), federation(sizes=(8,)))
+        times.append(trainer.run.simulated_seconds)
+    assert times[1] == pytest.approx(10 * times[0])
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("computation_seconds", -1.0),
+        ("macs_per_second", 0.0),
+        ("uplink_mebibytes_per_second", -2.0),
+        ("downlink_mebibytes_per_second", 0.0),
+    ],
+)
+def test_impossible_clocks_are_refused(field: str, value: float) -> None:
+    with pytest.raises(UserError, match=f"{field}.*{value}"):
+        SimulatedClock(**{field: value})

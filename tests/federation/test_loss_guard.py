@@ -1,0 +1,305 @@
+"""Clients, server steps and rounds whose loss explodes are thrown away, if that is asked for."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import oracle
+import pytest
+import torch
+from lightning.pytorch import Callback
+from roster import ROSTER, Turn, problem
+from test_algorithms import equal_states
+from test_link import Normalised
+from test_processes import agree, ran
+from toys import SIZES, Perceptron, Remembering, Served, federation, read_rows, samples, vector
+
+from lightning_fl import FederatedTrainer, UserError
+from lightning_fl.algorithms import SCAFFOLD, Algorithm, FedAvg, FedDA, FedDU, FedDUM, PruneFL, ServerM
+from lightning_fl.federation.loss_guard import LossGuard
+from lightning_fl.rules import DecoupledMomentum
+from lightning_fl.slots import ServerTurn, State, Step
+from lightning_fl.steps import Apply, SharedMomentum
+
+MakeTrainer = Callable[..., FederatedTrainer]
+RUNNERS = pytest.mark.parametrize("runner", ["serial", "stacked"])
+
+
+def loss(w: np.ndarray, x: np.ndarray, y: np.ndarray) -> float:
+    return float(0.5 * np.square(oracle.output(w, x) - y).sum(1).mean())
+
+
+def trained(w: np.ndarray, batches: Any) -> tuple[np.ndarray, list[float]]:
+    """A client's model, and of every sample that it reads the mean loss of the batch that the sample was in."""
+    losses, y = [], w.copy()
+    for batch in batches:
+        losses += [loss(y, *batch)] * len(batch[0])
+        y = y - 0.1 * oracle.gradient(y, *batch)
+    return y, losses
+
+
+@RUNNERS
+@pytest.mark.parametrize(("num_server", "factor"), [(0, 1.02), (0, 1.2), (9, 1.01), (9, 1.1)])
+def test_clients_whose_last_loss_explodes_do_not_count(
+    num_server: int, factor: float, runner: Any, make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    module = Perceptron()
+    w, given = vector(module), problem(rounds=4, epochs=2, cohort_size=5, num_server=num_server)
+    reference = loss(w, given.server_x, given.server_y) if num_server else None
+    rejected = []
+    for t in range(4):
+        clients = [(SIZES[k], *trained(w, given.batches(t, k))) for k in given.cohort(t)]
+        good = [(n, y) for n, y, losses in clients if reference is None or np.mean(losses[-n:]) < factor * reference]
+        rejected.append(5 - len(good))
+        if good:
+            w = sum(n * y for n, y in good) / sum(n for n, _ in good)
+        if reference is None:
+            reference = np.mean([value for _, _, losses in clients for value in losses])
+    assert 0 < sum(rejected) < 20
+    flags: dict[str, Any] = {"local_epochs": 2, "clients_per_round": 5, "precision": "64-true", "runner": runner}
+    trainer = make_trainer(max_rounds=4, loss_guard=LossGuard(clients=factor), **flags, **keeps_files)
+    trainer.fit(module, Served(num_server) if num_server else federation(), FedAvg())
+    np.testing.assert_allclose(vector(module), w, rtol=0, atol=1e-10)
+    rows = read_rows(tmp_path)
+    assert [int(row["clients/rejected"]) for row in rows] == rejected
+    assert [int(row["comm/uplink_bits"]) for row in rows] == [5 * 64 * 26] * 4, "bits stay charged"
+
+
+class Knows(Callback):
+    """The initial loss, also where it would come to be known in the first round."""
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        trainer.run.initial_loss = 1.0
+
+
+@pytest.mark.parametrize("name", ["SCAFFOLD", "FedNova", "FedAdamSSM", "OneBitAdam", "PruneFL", "FedDUM"])
+def test_an_exploding_client_is_as_if_it_were_absent(name: str, make_trainer: MakeTrainer) -> None:
+    """Whatever the method keeps; the client's targets are a thousand times too large."""
+    entry, bad = ROSTER[name], 3
+    x, y = samples(entry.num_samples)
+    data = entry.federation()
+    data.setup("fit")
+    y[data.client_indices[bad]] *= 1000
+    module, rejected = Perceptron(), []
+
+    class Watch(Callback):
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            metrics = trainer.callback_metrics
+            rejected.append(int(metrics["clients/rejected"]))
+            up, _ = entry.costs(Turn(trainer.current_epoch, clients=6, width=64))
+            assert metrics["comm/uplink_bits"] == sum(up.values())
+
+    given = problem(rounds=3, cohort_size=6, absent=frozenset({bad}), num_server=entry.num_server)
+    expected = entry.oracle(given, vector(module))
+    flags: dict[str, Any] = {"max_rounds": 3, "clients_per_round": 6, "precision": "64-true"}
+    trainer = make_trainer(**flags, callbacks=[Knows(), Watch()], loss_guard=LossGuard(clients=100))
+    trainer.fit(module, entry.federation(train=(x, y)), entry.algorithm())
+    np.testing.assert_allclose(vector(module), expected, rtol=0, atol=1e-10)
+    assert rejected == [1, 1, 1]
+
+
+@pytest.mark.parametrize("factor", [1.002, 1.05])
+def test_a_server_step_that_makes_the_loss_explode_is_undone(factor: float, make_trainer: MakeTrainer) -> None:
+    """FedDU, whose α is so large that some of its updates go far beyond the server's model."""
+    module, undone = Perceptron(lr=0.3), []
+    w, given = vector(module), problem(rounds=6, num_server=9)
+    given.learning_rate = 0.3
+    for t in range(6):
+        half = oracle.average(given, t, w, oracle.sgd)
+        w = oracle.dynamic_update(given, t, half, C=60)
+        before, after = (loss(v, given.server_x, given.server_y) for v in (half, w))
+        undone.append(after >= factor * before)
+        w = half if undone[-1] else w
+    assert 0 < sum(undone) < 6
+
+    class Watch(Callback):
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            told.append(bool(trainer.callback_metrics["guard/undone_steps"]))
+
+    told: list[bool] = []
+    trainer = make_trainer(
+        max_rounds=6, precision="64-true", callbacks=Watch(), loss_guard=LossGuard(server_steps=factor)
+    )
+    trainer.fit(module, Served(9), FedDU(C=60))
+    np.testing.assert_allclose(vector(module), w, rtol=0, atol=1e-9)
+    assert told == undone
+
+
+@dataclass(frozen=True)
+class Ruins(Step):
+    """Makes a hundred of one, and leaves traces everywhere."""
+
+    def init(self, params: torch.Tensor) -> State:
+        return {"turns": torch.zeros(1)}
+
+    def __call__(self, turn: ServerTurn, state: State) -> State:
+        turn.proposal, turn.mask = 100 * turn.proposal, torch.zeros_like(turn.proposal, dtype=torch.bool)
+        turn.merged["moments/momentum"] = turn.proposal
+        turn.metrics["ruins"] = 1.0
+        return {"turns": state["turns"] + 1}
+
+
+def test_a_step_that_is_undone_leaves_no_trace(make_trainer: MakeTrainer) -> None:
+    one = Perceptron()
+    other, fits = copy.deepcopy(one), []
+    rule, steps = DecoupledMomentum(beta=0.8), (Apply(), Ruins(), SharedMomentum())
+    for module, algorithm in ((one, FedDA(beta=0.8)), (other, Algorithm(rule=rule, steps=steps))):
+        trainer = make_trainer(max_rounds=3, loss_guard=LossGuard(server_steps=10) if fits else LossGuard())
+        trainer.fit(module, Served(9), algorithm)
+        fits.append(trainer)
+    np.testing.assert_array_equal(vector(one), vector(other))
+    run = fits[1].run
+    assert run.mask is None
+    assert equal_states(run.server["2:SharedMomentum"], fits[0].run.server["1:SharedMomentum"])
+    assert float(run.server["1:Ruins"]["turns"]) == 0
+    assert fits[1].callback_metrics["guard/undone_steps"] == 1
+    assert "ruins" not in fits[1].callback_metrics
+
+
+@RUNNERS
+def test_a_round_that_makes_the_loss_explode_is_undone(runner: Any, make_trainer: MakeTrainer) -> None:
+    """The server goes eight times as far as the clients' mean."""
+    module, losses, undone = Perceptron(), [], []
+    start = w = vector(module)
+    given = problem(rounds=8, num_server=9)
+    for t in range(8):
+        proposal = w + 8 * (oracle.average(given, t, w, oracle.sgd) - w)
+        losses.append(loss(proposal, given.server_x, given.server_y))
+        undone.append(losses[-1] >= 1.1 * loss(start, given.server_x, given.server_y))
+        w = w if undone[-1] else proposal
+    assert 0 < sum(undone) < 8
+
+    told: list[tuple[float, bool, int]] = []
+
+    class Watch(Callback):
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            metrics = trainer.callback_metrics
+            told.append((float(metrics["guard/loss"]), bool(metrics["guard/undone"]), int(metrics["clients/accepted"])))
+
+    flags: dict[str, Any] = {"max_rounds": 8, "precision": "64-true", "runner": runner, "callbacks": Watch()}
+    trainer = make_trainer(**flags, loss_guard=LossGuard(rounds=1.1))
+    trainer.fit(module, Served(9), Algorithm(steps=(Apply(learning_rate=8.0),)))
+    np.testing.assert_allclose(vector(module), w, rtol=0, atol=1e-9)
+    np.testing.assert_allclose([value for value, _, _ in told], losses, rtol=1e-6)
+    assert [(flag, accepted) for _, flag, accepted in told] == [(flag, 3) for flag in undone]
+    assert trainer.run.ledger.total_bits["up"]["model"] == 8 * 3 * 64 * 26
+
+
+class Explodes(Callback):
+    """From round 1 on the loss may not grow at all."""
+
+    def __init__(self) -> None:
+        self.states: list[Any] = []
+        self.undone: list[bool] = []
+        self.steps: list[int] = []
+
+    def note(self, trainer: Any) -> None:
+        run = trainer.run
+        kept = {"params": run.params, "buffers": run.buffers, "server": run.server, "counters": run.counters}
+        kept |= {"clients": dict(run.clients), "memory": dict(run.client_memory), "mask": run.mask}
+        self.states.append(copy.deepcopy(kept))
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        self.note(trainer)
+        if trainer.current_epoch == 1:
+            trainer.run.initial_loss = 1e-9
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        self.note(trainer)
+        self.undone.append(bool(trainer.callback_metrics["guard/undone"]))
+        self.steps.append(trainer.global_step)
+
+
+@pytest.mark.parametrize(
+    ("kind", "algorithm"),
+    [
+        (Perceptron, SCAFFOLD),
+        (Perceptron, Remembering),
+        (Normalised, FedDUM),
+        (Normalised, ServerM),
+        (Perceptron, partial(Algorithm, personal=["output"])),
+        (Perceptron, partial(PruneFL, interval=2, initial_passes=0, max_density=0.5)),
+    ],
+    ids=["SCAFFOLD", "Remembering", "FedDUM", "ServerM", "personal", "PruneFL"],
+)
+def test_a_round_that_is_undone_leaves_no_trace(kind: Any, algorithm: Any, make_trainer: MakeTrainer) -> None:
+    """Neither in the model nor in what server, clients and their codecs keep; steps and bits count."""
+    watch = Explodes()
+    trainer = make_trainer(max_rounds=2, callbacks=watch, loss_guard=LossGuard(rounds=1e6))
+    trainer.fit(kind(), Served(9), algorithm())
+    assert watch.undone == [False, True]
+    begin, first, second, end = watch.states
+    assert not torch.equal(begin["params"], first["params"])
+    assert equal_states(second, end)
+    assert watch.steps[0] < watch.steps[1]
+    assert sum(trainer.run.ledger.round_bits["up"].values()) > 0
+    assert trainer.run.round == 2
+
+
+def test_without_a_guard_nothing_is_measured(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightning_fl.server.server_side.ServerSide.loss", None)
+    monkeypatch.setattr("lightning_fl.clients.module_logs.LogCollector.last_loss", None)
+    trainer = make_trainer()
+    trainer.fit(Perceptron(), Served(9), FedDU())
+    assert trainer.run.initial_loss is None
+    assert not any(name.startswith("guard") for name in trainer.callback_metrics)
+
+
+@pytest.mark.parametrize("num_server", [0, 9])
+def test_resumed_equals_uninterrupted(
+    num_server: int, make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    """The initial loss is a part of the run."""
+    start, fits = Perceptron(), {}
+    guard = LossGuard(clients=1.05, rounds=1.01) if num_server else LossGuard(clients=1.05)
+    for part, stops in {"whole": (5,), "resumed": (2, 5)}.items():
+        for number, stop in enumerate(stops):
+            module = Perceptron() if number else copy.deepcopy(start)
+            root = {"default_root_dir": tmp_path / part}
+            trainer = make_trainer(max_rounds=stop, clients_per_round=5, loss_guard=guard, **root, **keeps_files)
+            data = Served(num_server) if num_server else federation()
+            trainer.fit(module, data, ServerM(beta=0.5), ckpt_path="last" if number else None)
+        fits[part] = module.state_dict(), trainer.run.state_dict(), read_rows(tmp_path / part)
+    assert fits["whole"][1]["initial_loss"] > 0
+    assert any(int(row["clients/rejected"]) for row in fits["whole"][2])
+    for whole, resumed in zip(fits["whole"], fits["resumed"], strict=True):
+        assert equal_states(whole, resumed)
+
+
+def test_two_processes_judge_alike(tmp_path: Path) -> None:
+    words = ("--model.network", "linear", "--model.learning_rate", "0.5", "--trainer.local_steps", "3")
+    guard = ("--trainer.loss_guard.clients", "2", "--trainer.loss_guard.rounds", "1.1", "--trainer.max_rounds", "4")
+    one = ran(tmp_path / "one", *words, *guard, algorithm="ServerM")
+    assert any(int(row["clients/rejected"]) for row in one[0])
+    assert {float(row["guard/undone"]) for row in one[0]} == {0.0, 1.0}
+    agree(one, ran(tmp_path / "two", *words, *guard, num_processes=2, algorithm="ServerM"))
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda fit: LossGuard(clients=1.0), r"loss_guard.clients .* must be above 1, got 1.0"),
+        (lambda fit: LossGuard(rounds=-3), r"loss_guard.rounds .* must be above 1, got -3"),
+        (lambda fit: fit(LossGuard(rounds=3), federation(), FedAvg()), r"loss_guard.rounds looks at .*server_fraction"),
+        (
+            lambda fit: fit(LossGuard(server_steps=3), federation(), FedAvg()),
+            r"loss_guard.server_steps looks at .*server_fraction",
+        ),
+        (
+            lambda fit: fit(LossGuard(server_steps=3), Served(9), ServerM()),
+            "server_steps=3 is for servers .* as FedDU's does; here there is none in Apply, Momentum: guard rounds",
+        ),
+    ],
+)
+def test_what_cannot_be_guarded_is_refused(
+    make: Callable[[Any], Any], sentence: str, make_trainer: MakeTrainer
+) -> None:
+    def fit(guard: LossGuard, data: Any, algorithm: Algorithm) -> None:
+        make_trainer(loss_guard=guard).fit(Perceptron(), data, algorithm)
+
+    with pytest.raises(UserError, match=sentence):
+        make(fit)

@@ -1,0 +1,126 @@
+"""The progress bar, by a clock that only the test moves on: what it says of the time that is left, and who shows it."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import processes
+import pytest
+from lightning.pytorch import Callback
+from toys import Perceptron, federation
+
+from lightning_fl import FederatedTrainer
+from lightning_fl.outputs import progress_bar as progress
+
+MakeTrainer = Callable[..., FederatedTrainer]
+ROUNDS, CLIENTS, TRAINING_S, VALIDATION_S = 5, 6, 20.0, 40.0
+ROUND_S = CLIENTS * TRAINING_S + VALIDATION_S
+
+
+class Clock(Callback):
+    """Every client trains for `TRAINING_S` seconds, every validation takes `VALIDATION_S`."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def on_client_download(self, *arguments: Any) -> None:
+        self.now += TRAINING_S
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        self.now += 0.0 if trainer.sanity_checking else VALIDATION_S
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("tqdm.std.time", clock)
+    monkeypatch.setattr(progress, "time", SimpleNamespace(perf_counter=clock))
+    return clock
+
+
+def seconds(shown: str) -> int:
+    """Of 'minutes:seconds'."""
+    minutes, rest = shown.split(":")
+    return 60 * int(minutes) + int(rest)
+
+
+def bars(printed: str) -> list[tuple[int, int, int]]:
+    """Round, seconds since the start and seconds left, in the order in which they were shown."""
+    shown = re.findall(r"Round (\d+)/\d+: .*?\[([\d:]+)<([\d:]+),", printed)
+    return [(int(index), seconds(elapsed), seconds(left)) for index, elapsed, left in shown]
+
+
+def test_the_time_left_is_right_at_every_moment_once_a_round_is_done(
+    make_trainer: MakeTrainer, clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = make_trainer(max_rounds=ROUNDS, clients_per_round=CLIENTS, callbacks=[clock], enable_progress_bar=True)
+    trainer.fit(Perceptron(), federation())
+    printed = capsys.readouterr().err
+    shown = bars(printed)
+    for index in range(1, ROUNDS + 1):
+        assert len([row for row in shown if row[0] == index]) >= CLIENTS + 1, "each client and the end of the round"
+    for clients in range(1, CLIENTS):
+        assert f"clients={clients}/{CLIENTS}" in printed
+    for index, elapsed, left in shown:
+        within = 1.5 if index > 1 else ROUNDS * VALIDATION_S + 1.5  # nobody knows yet how long a validation takes
+        assert left == pytest.approx(ROUNDS * ROUND_S - elapsed, abs=within)
+
+
+def test_a_resumed_run_counts_its_own_rounds_alone(
+    make_trainer: MakeTrainer, clock: Clock, capsys: pytest.CaptureFixture[str], keeps_files: dict[str, Any]
+) -> None:
+    flags = {"clients_per_round": CLIENTS, "callbacks": [clock], **keeps_files}
+    make_trainer(max_rounds=2, **flags).fit(Perceptron(), federation())
+    start = clock.now
+    trainer = make_trainer(max_rounds=ROUNDS, enable_progress_bar=True, **flags)
+    trainer.fit(Perceptron(), federation(), ckpt_path="last")
+    shown = bars(capsys.readouterr().err)
+    assert {index for index, _, _ in shown} == {3, 4, 5}
+    assert clock.now - start == 3 * ROUND_S
+    for index, elapsed, left in shown:
+        if index > 3:
+            assert left == pytest.approx(3 * ROUND_S - elapsed, abs=1.5)
+
+
+def test_no_bar_if_not_wanted_or_with_nothing_to_do(
+    make_trainer: MakeTrainer, capsys: pytest.CaptureFixture[str], keeps_files: dict[str, Any]
+) -> None:
+    make_trainer(max_rounds=2, enable_progress_bar=False, **keeps_files).fit(Perceptron(), federation())
+    make_trainer(max_rounds=1, enable_progress_bar=True, **keeps_files).fit(
+        Perceptron(), federation(), ckpt_path="last"
+    )
+    assert "%|" not in capsys.readouterr().err
+
+
+def fit_with_bar(folder: str) -> None:
+    trainer = FederatedTrainer(
+        max_rounds=2,
+        clients_per_round=4,
+        accelerator="cpu",
+        devices=2,
+        default_root_dir=folder,
+        enable_model_summary=False,
+        callbacks=[Told(folder)],
+    )
+    trainer.fit(Perceptron(), federation())
+
+
+class Told(Callback):
+    """Notes whether this process shows a bar."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = Path(folder)
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        bar = trainer.progress_bar_callback._bar
+        (self.folder / f"rank-{trainer.global_rank}").write_text("silent" if bar.disable else "shown")
+
+
+def test_one_process_shows_it(tmp_path: Path) -> None:
+    processes.run(fit_with_bar, str(tmp_path), num_processes=2)
+    assert [(tmp_path / f"rank-{rank}").read_text() for rank in (0, 1)] == ["shown", "silent"]

@@ -1,0 +1,190 @@
+"""A module and data small enough to be checked by hand."""
+
+import csv
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lightning as L  # noqa: N812
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lightning_fl.algorithms import Algorithm
+from lightning_fl.data import Arrays, FederatedDataModule, Partition
+from lightning_fl.data.samples.tensor_samples import TensorSamples
+from lightning_fl.pruning import Plan, plans_of, prune
+from lightning_fl.slots import Codec, LocalTraining, Message, Packed, Payload, Rule, Setting, State
+
+SIZES = (3, 5, 4, 9, 12, 7)
+"""Samples of the six clients: unequal, some with a last batch of one."""
+BATCH_SIZE = 4
+
+
+class Perceptron(L.LightningModule):
+    """x (B, 3) → W₂ tanh(W₁x + b₁) + b₂ (B, 2); the loss is the batch's mean of ½‖output − y‖²."""
+
+    def __init__(self, lr: float = 0.1, configure: Callable[[L.LightningModule], Any] | None = None) -> None:
+        super().__init__()
+        self.save_hyperparameters("lr")
+        self.configure = configure
+        self.hidden = nn.Linear(3, 4)
+        self.output = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.output(torch.tanh(self.hidden(x)))
+
+    def loss(self, batch: Any) -> Tensor:
+        x, y = batch
+        return 0.5 * (self(x) - y).square().sum(1).mean()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.loss(batch)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val/loss", self.loss(batch))
+        x, y = batch
+        self.log("val/accuracy", (self(x).argmax(1) == y.argmax(1)).double().mean())
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("test/loss", self.loss(batch))
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self(batch[0])
+
+    def configure_optimizers(self) -> Any:
+        if self.configure is not None:
+            return self.configure(self)
+        return torch.optim.SGD(self.parameters(), lr=self.hparams["lr"])
+
+
+@dataclass(frozen=True)
+class Sizes(Partition):
+    """Client k gets exactly `sizes[k]` samples."""
+
+    needs_labels = False
+    sizes: tuple[int, ...] = SIZES
+
+    def __call__(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+        return np.split(rng.permutation(len(labels)), np.cumsum(self.sizes)[:-1])
+
+
+def samples(num: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Inputs (num, 3) and targets (num, 2)."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(num, 3, generator=generator), torch.randn(num, 2, generator=generator)
+
+
+def federation(sizes: tuple[int, ...] = SIZES, train: Any = None, batch_size: int = BATCH_SIZE) -> Arrays:
+    """Clients with `sizes` samples each, and ten test samples."""
+    return Arrays(
+        train=samples(sum(sizes)) if train is None else train,
+        test=samples(10, seed=1),
+        num_clients=len(sizes),
+        batch_size=batch_size,
+        partition=Sizes(sizes=sizes),
+        eval_batch_size=4,
+    )
+
+
+class Served(FederatedDataModule):
+    """`federation` with `num_server` samples more, which are the server's; the class of a sample is its larger target."""
+
+    def __init__(self, num_server: int, train: Any = None) -> None:
+        num_clients = sum(SIZES)
+        super().__init__(
+            num_clients=len(SIZES),
+            batch_size=BATCH_SIZE,
+            partition=Sizes(),
+            client_fraction=num_clients / (num_clients + num_server),
+            server_fraction=num_server / num_clients,
+            eval_batch_size=4,
+        )
+        self.samples = samples(num_clients + num_server) if train is None else train
+
+    @property
+    def num_classes(self) -> int:
+        return 2
+
+    def load(self) -> tuple[TensorSamples, TensorSamples]:
+        x, y = self.samples
+        return TensorSamples(x, y, labels=y.argmax(1).numpy()), TensorSamples(*samples(10, seed=1))
+
+
+def without_units(module: nn.Module, drop: tuple[int, ...]) -> Plan:
+    """The plan that takes some hidden units out of a perceptron."""
+    width = len(module.hidden.bias)
+    kept = torch.tensor([unit for unit in range(width) if unit not in drop])
+    axes = {"hidden.weight": {0: kept}, "hidden.bias": {0: kept}, "output.weight": {1: kept}}
+    return Plan(filters={"hidden": kept}, axes=axes, widths={"hidden": width})
+
+
+class Pruning(L.Callback):
+    """Takes hidden units out of a perceptron when a round starts, once."""
+
+    def __init__(self, when: int = 2, drop: tuple[int, ...] = (1,)) -> None:
+        self.when, self.drop = when, drop
+
+    def plan(self, module: nn.Module) -> Plan:
+        return without_units(module, self.drop)
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        if trainer.current_epoch == self.when and not plans_of(pl_module):
+            prune(pl_module, self.plan(pl_module), trainer.optimizers)
+
+
+def vector(module: nn.Module) -> np.ndarray:
+    """All parameters one after the other, in float64."""
+    return torch.cat([p.detach().flatten() for p in module.parameters()]).double().numpy()
+
+
+def read_rows(root: Path) -> list[dict[str, str]]:
+    """The rows of a run's metrics.csv, without the wall clock."""
+    with (root / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        row.pop("time/round_seconds", None)
+    return rows
+
+
+@dataclass(frozen=True)
+class Drifting(Rule):
+    """A client keeps the sum c of its deltas and how often it took part, and its gradient is g + pull·c.
+
+    The state is changed in place, which a rule may do: it is handed a copy.
+    """
+
+    pull: float = 0.3
+
+    def init(self, params: Tensor) -> State:
+        return {"sum": torch.zeros_like(params), "turns": torch.zeros((), dtype=torch.int64)}
+
+    def correct(self, local: LocalTraining) -> None:
+        local.gradient += self.pull * local.state["sum"]
+
+    def finish(self, local: LocalTraining) -> Message:
+        delta = local.params - local.received["model"]
+        local.state["sum"] += delta
+        local.state["turns"] += 1
+        return {"model": delta}
+
+
+@dataclass(frozen=True)
+class Halves(Codec):
+    """Sends half of what is asked plus half of what it kept back, at one bit a number."""
+
+    def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
+        wanted = {name: x + memory.get(name, 0) for name, x in message.items()}
+        payload = {name: Packed(x / 2, x.numel()) for name, x in wanted.items()}
+        return payload, {name: x / 2 for name, x in wanted.items()}
+
+    def decode(self, payload: Payload, setting: Setting) -> Message:
+        return {name: packed.content for name, packed in payload.items()}
+
+
+class Remembering(Algorithm):
+    """Both the clients and their codecs keep something between rounds."""
+
+    def __init__(self) -> None:
+        super().__init__(rule=Drifting(), uplink=Halves())

@@ -1,0 +1,295 @@
+"""Clients spread over processes: the shares, and the same answer as in one process."""
+
+import contextlib
+import csv
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import processes
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from lightning.pytorch import Callback
+from toys import Perceptron, Pruning, Remembering, federation, without_units
+
+from lightning_fl import FederatedTrainer
+from lightning_fl.cli import main
+from lightning_fl.cli.print_once import say_once
+from lightning_fl.outputs import checkpoint_file as checkpoint
+from lightning_fl.processes import Outcome, share_of
+from lightning_fl.pruning import Plan
+
+SCRIPT = """
+import sys
+from lightning_fl.cli import main
+
+main(sys.argv[1:])
+"""
+COMMAND = (
+    "fit --data Digits --data.num_clients 12 --data.image_size 16 --data.partition Dirichlet --data.partition.min_samples 1 "
+    "--data.client_fraction 0.9 --data.server_fraction 0.1 "
+    "--model ImageClassifier --model.network resnet32 --model.learning_rate 0.05 --trainer.clients_per_round 5 "
+    "--trainer.local_steps 1 --trainer.max_rounds 2 --trainer.dropout_rate 0.3 --trainer.accelerator cpu "
+    "--trainer.enable_progress_bar false --trainer.enable_model_summary false"
+)
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=30), st.integers(1, 6))
+def test_shares_are_a_partition_and_balanced(sizes: list[int], num_ranks: int) -> None:
+    clients = list(range(len(sizes)))[::-1]
+    shares = [share_of(clients, np.array(sizes), rank, num_ranks) for rank in range(num_ranks)]
+    assert sorted(client for share in shares for client in share) == sorted(clients)
+    loads = [sum(sizes[client] for client in share) for share in shares]
+    assert max(loads) - min(loads) <= max(sizes), "no client could be moved to even the loads out"
+    for share in shares:
+        assert share == [client for client in clients if client in share], "in the order of the cohort"
+
+
+def test_outcomes_add_up() -> None:
+    one = Outcome(num_steps=3, logs={1: {}}, counters={"n": torch.tensor(4)}, bits={"up": {"model": 64, "mask": 1}})
+    two = Outcome(
+        num_steps=2, logs={7: {}}, counters={"n": torch.tensor(9)}, bits={"up": {"model": 32}, "down": {"mask": 2}}
+    )
+    one.add(two)
+    assert (one.num_steps, list(one.logs), int(one.counters["n"])) == (5, [1, 7], 9)
+    assert one.bits == {"up": {"model": 96, "mask": 1}, "down": {"mask": 2}}
+
+
+def ran(
+    folder: Path, *words: str, num_processes: int = 1, launcher: tuple[str, ...] = (), algorithm: str = "FedDUSM"
+) -> tuple[list[dict[str, str]], dict[str, torch.Tensor]]:
+    """Metrics and weights of a run in processes of its own, one thread a rank; with a launcher in those that it starts."""
+    command = [*COMMAND.split(), "--trainer.default_root_dir", str(folder), *words, "--algorithm", *algorithm.split()]
+    if num_processes > 1:
+        command += ["--trainer.devices", str(num_processes)]
+    if launcher:
+        launch(launcher, command, folder.parent / "script.py")
+    else:
+        processes.run_command(command, num_processes)
+    return result(folder)
+
+
+def launch(launcher: tuple[str, ...], command: list[str], script: Path) -> None:
+    """As a user starts it."""
+    script.write_text(SCRIPT)
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PL_", "LOCAL_", "MASTER_", "WORLD_"))}
+    done = subprocess.run(
+        [*launcher, str(script), *command],
+        env=environment | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def result(folder: Path) -> tuple[list[dict[str, str]], dict[str, torch.Tensor]]:
+    """Metrics and weights that a run has left."""
+    with (folder / "metrics.csv").open() as file:
+        rows = [{k: v for k, v in row.items() if k != "time/round_seconds"} for row in csv.DictReader(file)]
+    return rows, torch.load(folder / "model.ckpt", weights_only=True)["state_dict"]
+
+
+def agree(one: tuple[list, dict], two: tuple[list, dict]) -> None:
+    """Counts are equal, averages and weights up to the order of summation."""
+    for here, there in zip(one[0], two[0], strict=True):
+        assert here.keys() == there.keys()
+        for name in here:
+            exact = name.startswith(("round", "step", "comm", "clients", "model"))
+            assert float(here[name]) == pytest.approx(float(there[name]), rel=0 if exact else 1e-5), name
+    for name, value in one[1].items():
+        torch.testing.assert_close(value, two[1][name], rtol=1e-5, atol=1e-6, msg=name)
+
+
+def test_two_processes_give_the_answer_of_one(tmp_path: Path) -> None:
+    """With batch normalisation, unequal clients, clients that drop out, momentum on the server and samples of its own."""
+    one = ran(tmp_path / "one")
+    assert any(int(row["clients/dropped"]) for row in one[0])
+    assert all(float(row["feddu/tau_eff"]) for row in one[0])
+    agree(one, ran(tmp_path / "two", num_processes=2))
+
+
+def test_the_flag_devices_starts_the_other_processes(tmp_path: Path) -> None:
+    """As a user's script does, which is started once."""
+    words = ("--model.network", "linear")
+    one = ran(tmp_path / "one", *words)
+    agree(one, ran(tmp_path / "two", *words, num_processes=2, launcher=(sys.executable,)))
+
+
+def test_uploads_that_are_kept_reach_every_process(tmp_path: Path) -> None:
+    words = ("--model.network", "lenet5", "--trainer.clients_per_round", "8", "--trainer.max_rounds", "3")
+    one = ran(tmp_path / "one", *words, algorithm="FedDF --algorithm.max_steps 20")
+    assert all(float(row["feddf/steps"]) for row in one[0])
+    agree(one, ran(tmp_path / "two", *words, num_processes=2, algorithm="FedDF --algorithm.max_steps 20"))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "network", "place", "runner"),
+    [
+        ("toys.Remembering", "linear", "memory", "stacked"),
+        ("toys.Remembering", "linear", "disk", "serial"),
+        ("FedDP", "lenet5", "memory", "serial"),  # control variates and gates, which clients own
+    ],
+)
+def test_what_clients_keep_is_there_for_every_process(
+    algorithm: str, network: str, place: str, runner: str, tmp_path: Path
+) -> None:
+    """Clients come back in another process than the one that trained them; on disk both use the same files."""
+    words = ("--model.network", network, "--trainer.clients_per_round", "8", "--trainer.max_rounds", "4")
+    one = ran(tmp_path / "one", *words, algorithm=algorithm)
+    several = ("--trainer.client_states", place, "--trainer.runner", runner)
+    agree(one, ran(tmp_path / "two", *words, *several, num_processes=2, algorithm=algorithm))
+    kept = [
+        checkpoint.load(tmp_path / run / "checkpoints" / "last.ckpt")["federation"]["run"] for run in ("one", "two")
+    ]
+    for of in ("clients", "client_memory"):
+        here, there = kept[0][of], kept[1][of]
+        assert here.keys() == there.keys()
+        for client, state in here.items():
+            for name, x in state.items():
+                torch.testing.assert_close(x, there[client][name], rtol=1e-4, atol=1e-6, msg=f"{of} {client} {name}")
+    assert list((tmp_path / "two").glob("client-states-*")) == [], "the files go when the run ends"
+
+
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
+
+
+@pytest.mark.parametrize("launcher", [(), pytest.param(TORCHRUN, marks=pytest.mark.slow)], ids=["forked", "torchrun"])
+def test_a_run_resumes_with_another_number_of_processes(launcher: tuple[str, ...], tmp_path: Path) -> None:
+    """Processes that are forked find the environment that torchrun makes."""
+    whole = ran(tmp_path / "one", "--trainer.max_rounds", "3")
+    ran(tmp_path / "two")
+    resumed = ran(
+        tmp_path / "two",
+        *("--trainer.max_rounds", "3", "--ckpt_path", "last"),
+        num_processes=2,
+        launcher=launcher,
+    )
+    agree(whole, resumed)
+
+
+class Uneven(Pruning):
+    """Each process cuts another unit."""
+
+    def plan(self, module: Any) -> Plan:
+        return without_units(module, (module.trainer.global_rank,))
+
+
+def prune_in_the_middle(folder: str, pruning: type[Pruning], place: str, num_processes: int) -> None:
+    torch.manual_seed(0)
+    trainer = FederatedTrainer(
+        max_rounds=4,
+        clients_per_round=5,
+        accelerator="cpu",
+        devices=num_processes,
+        default_root_dir=folder,
+        client_states=place,
+        callbacks=[pruning(when=2)],
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(Perceptron(), federation(), Remembering())
+
+
+def test_all_processes_follow_a_pruning(tmp_path: Path) -> None:
+    """Also where the states that have to be cut are files that one of them writes; different prunings are refused."""
+    processes.run(prune_in_the_middle, str(tmp_path / "one"), Pruning, "memory", 1)
+    processes.run(prune_in_the_middle, str(tmp_path / "two"), Pruning, "disk", 2, num_processes=2)
+    rows, weights = result(tmp_path / "two")
+    assert [row["model/parameters"] for row in rows] == ["26", "26", "20", "20"]
+    agree(result(tmp_path / "one"), (rows, weights))
+    with pytest.raises(AssertionError, match="have pruned their models differently"):
+        processes.run(prune_in_the_middle, str(tmp_path / "uneven"), Uneven, "memory", 2, num_processes=2)
+
+
+def test_students_of_all_processes_vote_before_the_first_round(tmp_path: Path) -> None:
+    """Bits and votes of the other process's clients count once."""
+    words = ("--model.network", "linear", "--trainer.max_rounds", "1")
+    algorithm = "FedKT --algorithm.preset light --algorithm.epochs 1"
+    one = ran(tmp_path / "one", *words, algorithm=algorithm)
+    assert int(one[0][0]["comm/setup_uplink_bits"]) > 0
+    agree(one, ran(tmp_path / "two", *words, num_processes=2, algorithm=algorithm))
+
+
+def speak(folder: str, sentences: list[str]) -> None:
+    """Each process says its sentence, if it has one, to a file of its own."""
+    torch.distributed.init_process_group("gloo")
+    rank = torch.distributed.get_rank()
+    with Path(folder, str(rank)).open("w") as file, contextlib.redirect_stderr(file):
+        if sentences[rank]:
+            say_once("error: ", sentences[rank])
+    torch.distributed.barrier()
+
+
+@pytest.mark.parametrize(
+    ("sentences", "heard"),
+    [
+        (["wrong"] * 3, ["error: wrong\n", "", ""]),
+        (["", "wrong", ""], ["", "error: on rank 1: wrong\n", ""]),
+        (["wrong", "amiss", "wrong"], ["error: wrong\n", "error: on rank 1: amiss\n", ""]),
+    ],
+)
+def test_what_all_processes_say_is_said_once(sentences: list[str], heard: list[str], tmp_path: Path) -> None:
+    processes.run(speak, str(tmp_path), sentences, num_processes=len(sentences))
+    assert [(tmp_path / str(rank)).read_text() for rank in range(len(sentences))] == heard
+
+
+def command_heard(folder: str, words: list[str]) -> None:
+    """Run a command; what it prints and its exit code go to files."""
+    path = Path(folder, os.environ["RANK"])
+    os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), 2)
+    code: Any = 0
+    try:
+        main(words)
+    except SystemExit as ended:
+        code = ended.code
+    path.with_suffix(".code").write_text(str(code))
+
+
+@pytest.mark.parametrize(
+    ("words", "said", "code"),
+    [
+        (
+            "--algorithm SCAFFOLD --model.momentum 0.9",
+            "lightning-fl: error: SCAFFOLD makes the clients' steps itself",
+            "2",
+        ),
+        ("--trainer.clients_per_round 1", "A round has 1 client for 2 processes: 1 of them trains nobody", "0"),
+    ],
+)
+def test_a_command_in_two_processes_says_a_thing_once(words: str, said: str, code: str, tmp_path: Path) -> None:
+    folder = ["--trainer.default_root_dir", str(tmp_path / "run")]
+    command = [*COMMAND.split(), "--model.network", "linear", "--trainer.devices", "2", *folder, *words.split()]
+    processes.run(command_heard, str(tmp_path), command, num_processes=2)
+    printed = [(tmp_path / str(rank)).read_text() for rank in (0, 1)]
+    assert [text.count(said) for text in printed] == [1, 0]
+    assert [(tmp_path / f"{rank}.code").read_text() for rank in (0, 1)] == [code] * 2
+
+
+class Dying(Callback):
+    """Kills the second process in the middle of the third round."""
+
+    def on_client_upload(self, trainer: Any, *arguments: Any) -> None:
+        if trainer.global_rank == 1 and trainer.current_epoch == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_process_that_dies_ends_the_others_and_the_run_goes_on(tmp_path: Path) -> None:
+    words = ("--model.network", "linear", "--trainer.max_rounds", "4")
+    whole = ran(tmp_path / "whole", *words, num_processes=2)
+    run = ["--trainer.default_root_dir", str(tmp_path / "run"), "--trainer.devices", "2"]
+    command = [*COMMAND.split(), *words, *run, "--algorithm", "FedDUSM", "--trainer.callbacks+=test_processes.Dying"]
+    processes.run(command_heard, str(tmp_path), command, num_processes=2, exit_codes=[0, -signal.SIGKILL])
+    last_line = (tmp_path / "0").read_text().splitlines()[-1]
+    assert last_line.startswith("lightning-fl: another process of this run has died")
+    assert "--ckpt_path last" in last_line
+    assert (tmp_path / "0.code").read_text() == "1"
+    assert checkpoint.load(tmp_path / "run" / "checkpoints" / "last.ckpt")["epoch"] == 2
+    agree(whole, ran(tmp_path / "run", *words, "--ckpt_path", "last", num_processes=2))

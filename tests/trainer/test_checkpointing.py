@@ -1,0 +1,456 @@
+"""Runs that are killed, resumed, mixed up, moved aside and exported."""
+
+import copy
+import csv
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import killed_run
+import lightning as L  # noqa: N812
+import pytest
+import torch
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from torch import nn
+from toys import Perceptron, federation, read_rows, samples
+
+from lightning_fl import FederatedTrainer, UserError
+from lightning_fl.algorithms import FedProx
+from lightning_fl.callbacks import TargetReached
+from lightning_fl.outputs import checkpoint_file as checkpoint
+
+MakeTrainer = Callable[..., FederatedTrainer]
+
+
+def equal(a: L.LightningModule, b: L.LightningModule) -> bool:
+    return all(torch.equal(value, b.state_dict()[name]) for name, value in a.state_dict().items())
+
+
+def test_a_run_killed_at_any_moment_resumes_to_the_same_result(tmp_path: Path) -> None:
+    kind = random.choice(["batch", "upload", "round"])
+    moments = {kind: random.randint(2, killed_run.ROUNDS), "write": random.randint(2, killed_run.ROUNDS)}
+    arguments = [f"{event}={count}" for event, count in moments.items()]
+    program = [sys.executable, killed_run.__file__, str(tmp_path), *arguments]
+    killed = subprocess.run(program, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, check=False)
+    assert killed.returncode == 0, killed.stderr.decode()
+
+    whole = killed_run.initial_module()
+    killed_run.trainer_in(tmp_path / "whole").fit(whole, federation(), killed_run.algorithm())
+    for event in moments:
+        resumed = killed_run.initial_module()  # if it was killed before the first checkpoint, it starts anew
+        trainer = killed_run.trainer_in(tmp_path / event)
+        trainer.fit(resumed, federation(), killed_run.algorithm(), ckpt_path="last")
+        assert equal(whole, resumed), moments
+        assert read_rows(tmp_path / "whole") == read_rows(tmp_path / event), moments
+
+
+def test_a_model_checkpoint_of_any_round_resumes_to_the_same_result(
+    make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    """Whether it was saved after the validation or at the end of the round."""
+    whole = Perceptron()
+    start = copy.deepcopy(whole)
+    saves = [
+        ModelCheckpoint(tmp_path / "validated", filename="{epoch}", save_top_k=-1, monitor="val/loss"),
+        ModelCheckpoint(tmp_path / "ended", filename="{epoch}", save_top_k=-1, save_on_train_epoch_end=True),
+    ]
+    make_trainer(max_rounds=3, callbacks=saves, **keeps_files).fit(whole, federation())
+    for path in (tmp_path / "ended" / "epoch=0.ckpt", tmp_path / "validated" / "epoch=1.ckpt"):
+        resumed = copy.deepcopy(start)
+        trainer = make_trainer(max_rounds=3)
+        trainer.fit(resumed, federation(), ckpt_path=path)
+        assert trainer.run.ledger.total_bytes("up") == 3 * 3 * 26 * 4, path
+        assert equal(whole, resumed), path
+
+
+def test_last_starts_from_the_beginning_where_nothing_is_saved(
+    make_trainer: MakeTrainer, keeps_files: dict[str, Any]
+) -> None:
+    first = Perceptron()
+    second = copy.deepcopy(first)
+    make_trainer().fit(first, federation())
+    with pytest.warns(UserWarning, match="starts from the beginning"):
+        make_trainer(**keeps_files).fit(second, federation(), ckpt_path="last")
+    assert equal(first, second)
+
+
+def test_a_finished_run_stays_as_it_is(make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]) -> None:
+    first, second = Perceptron(), Perceptron()
+    make_trainer(**keeps_files).fit(first, federation())
+    rows = read_rows(tmp_path)
+    make_trainer(**keeps_files).fit(second, federation(), ckpt_path="last")
+    assert equal(first, second)
+    assert read_rows(tmp_path) == rows
+
+
+def test_the_callbacks_states_are_taken_up_again(
+    make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    class Counts(L.Callback):
+        seen = 0
+
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            self.seen += 1
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"seen": self.seen}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.seen = state["seen"]
+
+    make_trainer(max_rounds=2, callbacks=Counts(), **keeps_files).fit(Perceptron(), federation())
+    counts = Counts()
+    make_trainer(max_rounds=5, callbacks=counts, **keeps_files).fit(Perceptron(), federation(), ckpt_path="last")
+    assert counts.seen == 5
+
+
+def test_the_checkpoint_before_is_kept(make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]) -> None:
+    make_trainer(max_rounds=3, **keeps_files).fit(Perceptron(), federation())
+    folder = tmp_path / "checkpoints"
+    assert sorted(path.name for path in folder.iterdir()) == ["last.ckpt", "previous.ckpt"]
+    rounds = [torch.load(folder / name, weights_only=True)["epoch"] for name in ("previous.ckpt", "last.ckpt")]
+    assert rounds == [2, 3]
+
+
+def test_checkpoints_every_few_rounds_and_after_the_last(
+    make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    make_trainer(max_rounds=5, checkpoint_every_n_rounds=2, **keeps_files).fit(Perceptron(), federation())
+    names = ("previous.ckpt", "last.ckpt")
+    assert [torch.load(tmp_path / "checkpoints" / x, weights_only=True)["epoch"] for x in names] == [4, 5]
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "last.ckpt"
+    checkpoint.save_atomically({"state_dict": {"a": torch.ones(1)}}, path)
+
+    def half(content: Any, file: Any) -> None:
+        file.write(b"half")
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(torch, "save", half)
+    with pytest.raises(OSError, match="no space"):
+        checkpoint.save_atomically({"state_dict": {}}, path, keep_previous=True)
+    assert checkpoint.load(path)["state_dict"]["a"] == 1
+
+
+class Wider(Perceptron):
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(3, 5)
+        self.output = nn.Linear(5, 2)
+
+
+class Shifted(Perceptron):
+    """The same parameters, and one buffer more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("shift", torch.zeros(3))
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+MISTAKES = {
+    "truncated": r"last\.ckpt cannot be read, it is truncated.*previous\.ckpt",
+    "empty": r"last\.ckpt cannot be read",
+    "text": r"last\.ckpt cannot be read",
+    "no checkpoint": r"last\.ckpt is no Lightning checkpoint.*state_dict",
+    "missing": r"no checkpoint at .*nowhere\.ckpt",
+    "other parameters": r"another model.*'hidden\.weight' has shape \(4, 3\).*\(5, 3\)",
+    "other buffers": r"another model.*shift",
+    "other algorithm": r"written by FedAvg.*algorithm is FedProx.*--algorithm FedAvg",
+    "other clients": r"6 clients.*has 3",
+    "model only": r"model\.ckpt holds a model but no federation.*last\.ckpt",
+    "newer format": r"format 99.*update lightning-fl",
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_checkpoint_that_does_not_fit_is_refused_and_nothing_is_lost(
+    mistake: str, make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    trained = Shifted() if mistake == "other buffers" else Perceptron()
+    make_trainer(**keeps_files).fit(trained, federation())
+    last = tmp_path / "checkpoints" / "last.ckpt"
+    content = torch.load(last, weights_only=True)
+    if mistake == "truncated":
+        last.write_bytes(last.read_bytes()[:-500])
+    elif mistake in ("empty", "text"):
+        last.write_bytes(b"" if mistake == "empty" else b"what is this?\n" * 99)
+    elif mistake == "no checkpoint":
+        torch.save({"weights": torch.ones(1)}, last)
+    elif mistake == "newer format":
+        content["federation"]["format"] = 99
+        torch.save(content, last)
+    module = Wider() if mistake == "other parameters" else Perceptron()
+    before, files = copy.deepcopy(module.state_dict()), files_in(tmp_path)
+    with pytest.raises(UserError, match=MISTAKES[mistake]):
+        make_trainer(max_rounds=4, **keeps_files).fit(
+            module,
+            federation(sizes=(10, 10, 20)) if mistake == "other clients" else federation(),
+            FedProx() if mistake == "other algorithm" else None,
+            ckpt_path={"missing": tmp_path / "nowhere.ckpt", "model only": tmp_path / "model.ckpt"}.get(
+                mistake, "last"
+            ),
+        )
+    assert files_in(tmp_path) == files
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items()), "module changed"
+
+
+def test_evaluating_with_a_foreign_checkpoint_is_refused(
+    make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    make_trainer(**keeps_files).fit(Perceptron(), federation())
+    with pytest.raises(UserError, match=r"another model than Wider.*hidden\.weight"):
+        make_trainer(**keeps_files).test(Wider(), federation(), ckpt_path="last")
+    with pytest.raises(UserError, match=r"no checkpoint at .*empty"):
+        make_trainer(default_root_dir=tmp_path / "empty").test(Perceptron(), federation(), ckpt_path="last")
+
+
+class WithPath(Perceptron):
+    """A hyper-parameter that is more than a number."""
+
+    def __init__(self, folder: Path = Path("somewhere")) -> None:
+        super().__init__()
+        self.save_hyperparameters("folder")
+
+
+def test_hyper_parameters_may_be_any_object(make_trainer: MakeTrainer, keeps_files: dict[str, Any]) -> None:
+    make_trainer(max_rounds=1, **keeps_files).fit(WithPath(), federation())
+    trainer = make_trainer(max_rounds=2, **keeps_files)
+    trainer.fit(WithPath(), federation(), ckpt_path="last")
+    assert trainer.run.round == 2
+
+
+def test_the_exported_model_loads_in_plain_lightning(
+    make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    module = Perceptron(lr=0.3)
+    make_trainer(**keeps_files).fit(module, federation())
+    x, _ = samples(5, seed=3)
+    for path in (tmp_path / "model.ckpt", tmp_path / "checkpoints" / "last.ckpt"):
+        loaded = Perceptron.load_from_checkpoint(path)
+        assert loaded.hparams["lr"] == 0.3
+        assert torch.equal(loaded(x), module(x))
+    assert "federation" not in torch.load(tmp_path / "model.ckpt", weights_only=True)
+
+
+def test_a_stock_trainer_tests_the_exported_model(
+    make_trainer: MakeTrainer,
+    make_stock_trainer: Callable[..., L.Trainer],
+    tmp_path: Path,
+    keeps_files: dict[str, Any],
+) -> None:
+    make_trainer(**keeps_files).fit(Perceptron(), federation())
+    stock = make_stock_trainer()
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*samples(6)), batch_size=3)
+    assert stock.test(Perceptron(), loader, ckpt_path=tmp_path / "model.ckpt", verbose=False)
+
+
+def test_a_new_run_moves_the_earlier_ones_aside(
+    make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    kept = []
+    for number in range(3):
+        make_trainer(max_rounds=number + 1, **keeps_files).fit(Perceptron(), federation())
+        kept.append(read_rows(tmp_path))
+    assert [len(rows) for rows in kept] == [1, 2, 3]
+    for number in (1, 2):
+        aside = tmp_path / f"earlier-{number}"
+        assert read_rows(aside) == kept[number - 1]
+        assert (aside / "checkpoints" / "last.ckpt").is_file()
+        assert (aside / "model.ckpt").is_file()
+    assert not (tmp_path / "earlier-3").exists()
+
+
+class Failing(L.Callback):
+    """Fails at a hook, as a callback of the user's may."""
+
+    def __init__(self, hook: str) -> None:
+        setattr(self, hook, self.fail)
+
+    def fail(self, *arguments: Any) -> None:
+        raise ZeroDivisionError("of the user's own")
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+@pytest.mark.parametrize("hook", ["on_train_start", "on_client_download", "on_client_upload", "on_train_epoch_end"])
+def test_a_run_that_fails_before_it_has_done_a_round_leaves_the_earlier_one_where_it_is(
+    hook: str, resumed: bool, make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    make_trainer(max_rounds=3, callbacks=[KeepAll(tmp_path)], **keeps_files).fit(Perceptron(), federation())
+    files = files_in(tmp_path)
+    with pytest.raises(ZeroDivisionError):
+        make_trainer(max_rounds=4, callbacks=[Failing(hook)], **keeps_files).fit(
+            Perceptron(), federation(), ckpt_path=tmp_path / "kept-1.ckpt" if resumed else None
+        )
+    assert files_in(tmp_path) == files
+    make_trainer(max_rounds=4, **keeps_files).fit(Perceptron(), federation(), ckpt_path="last")
+    assert [row["round"] for row in read_rows(tmp_path)] == ["0", "1", "2", "3"]
+
+
+class KeepAll(L.Callback):
+    """A checkpoint after each round."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        trainer.save_checkpoint(self.folder / f"kept-{trainer.current_epoch}.ckpt")
+
+
+@pytest.mark.parametrize(
+    "callback",
+    [
+        EarlyStopping("val/akkuracy"),
+        ModelCheckpoint(monitor="val/akkuracy"),
+        TargetReached(0.99, monitor="val/akkuracy"),
+    ],
+)
+def test_a_misspelt_metric_is_refused_after_a_round_and_the_earlier_run_stays(
+    callback: L.Callback, make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    make_trainer(**keeps_files).fit(Perceptron(), federation())
+    files = files_in(tmp_path)
+    trainer = make_trainer(max_rounds=9, callbacks=[callback], **keeps_files)
+    with pytest.raises(UserError, match="monitors 'val/akkuracy', which is not logged; did you mean 'val/accuracy'"):
+        trainer.fit(Perceptron(), federation())
+    assert trainer.run.round == 1
+    assert files_in(tmp_path) == files
+
+
+class Killed(BaseException):
+    """Nothing catches it."""
+
+
+@pytest.mark.parametrize("moves", range(6))
+def test_a_kill_while_the_earlier_run_is_moved_loses_nothing(
+    moves: int,
+    make_trainer: MakeTrainer,
+    tmp_path: Path,
+    keeps_files: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After each number of files, and after the last; then `last` goes on with the one run or begins the other."""
+    make_trainer(max_rounds=2, **keeps_files).fit(Perceptron(), federation())
+    files = files_in(tmp_path)
+    left = iter(range(moves))
+
+    def replace(source: Any, target: Any) -> None:
+        if next(left, None) is None:
+            raise Killed
+        os.rename(source, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", replace)
+        with pytest.raises(Killed):
+            make_trainer(max_rounds=2, **keeps_files).fit(Perceptron(), federation())
+    make_trainer(max_rounds=3, **keeps_files).fit(Perceptron(), federation(), ckpt_path="last")
+    assert [row["round"] for row in read_rows(tmp_path)] == ["0", "1", "2"]
+    names = sorted(path.name for path in tmp_path.iterdir() if path.is_dir())
+    if (tmp_path / "earlier-1").exists():
+        assert files_in(tmp_path / "earlier-1") == files
+        assert names == ["checkpoints", "earlier-1"]
+    else:
+        assert names == ["checkpoints"]
+        assert read_rows(tmp_path)[:2] == rows_of(files["metrics.csv"])
+
+
+def rows_of(text: bytes) -> list[dict[str, str]]:
+    rows = list(csv.DictReader(text.decode().splitlines()))
+    for row in rows:
+        row.pop("time/round_seconds")
+    return rows
+
+
+@pytest.mark.parametrize("max_rounds", [2, 1])
+def test_with_nothing_left_to_do_the_run_says_so_and_knows_what_it_reached(
+    max_rounds: int,
+    make_trainer: MakeTrainer,
+    tmp_path: Path,
+    keeps_files: dict[str, Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    first = make_trainer(max_rounds=2, **keeps_files)
+    first.fit(Perceptron(), federation())
+    files = files_in(tmp_path)
+    again = make_trainer(max_rounds=max_rounds, **keeps_files)
+    again.fit(Perceptron(), federation(), ckpt_path="last")
+    assert files_in(tmp_path) == files
+    said = [record.message for record in caplog.records if "Nothing is left to do" in record.message]
+    assert len(said) == 1
+    assert f"max_rounds is {max_rounds}, and" in said[0]
+    assert said[0].endswith("has done 2 rounds.")
+    for name in ("val/accuracy", "val/loss", "train/loss"):
+        assert again.callback_metrics[name] == first.callback_metrics[name]
+
+
+def test_one_trainer_may_fit_twice(make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]) -> None:
+    first = Perceptron()
+    second = copy.deepcopy(first)
+    trainer = make_trainer(**keeps_files)
+    trainer.fit(first, federation())
+    trainer.fit(second, federation())
+    assert equal(first, second)
+    assert read_rows(tmp_path) == read_rows(tmp_path / "earlier-1")
+
+
+def test_a_trainer_that_failed_in_a_round_begins_anew(
+    make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    class FailsOnce(L.Callback):
+        failed = False
+
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            trainer.save_checkpoint(tmp_path / "start.ckpt")
+
+        def on_client_upload(self, trainer: Any, *arguments: Any) -> None:
+            if trainer.current_epoch == 1 and not self.failed:
+                self.failed = True
+                raise ZeroDivisionError
+
+    trainer = make_trainer(callbacks=[FailsOnce()], **keeps_files)
+    with pytest.raises(ZeroDivisionError):
+        trainer.fit(Perceptron(), federation())
+    module = Perceptron()
+    weights = copy.deepcopy(module.state_dict())
+    trainer.fit(module, federation())
+    saved = checkpoint.load(tmp_path / "start.ckpt")
+    assert saved["epoch"] == 0
+    assert all(torch.equal(value, weights[name]) for name, value in saved["state_dict"].items())
+
+
+@pytest.mark.parametrize("max_rounds", [4, 3])
+def test_a_run_that_goes_on_in_another_folder_brings_its_rows_and_moves_what_is_there(
+    max_rounds: int, make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    for folder, rounds, clients in ((here, 2, 2), (there, 3, 3)):
+        flags = {"max_rounds": rounds, "clients_per_round": clients, "default_root_dir": folder, **keeps_files}
+        make_trainer(**flags).fit(Perceptron(), federation())
+    of_here, of_there, rows = files_in(here), files_in(there), read_rows(there)
+    trainer = make_trainer(max_rounds=max_rounds, default_root_dir=here, **keeps_files)
+    trainer.fit(Perceptron(), federation(), ckpt_path=there / "checkpoints" / "last.ckpt")
+    assert files_in(there) == of_there
+    assert files_in(here / "earlier-1") == of_here
+    assert read_rows(here)[:3] == rows
+    assert len(read_rows(here)) == max_rounds
+
+
+def test_resuming_cuts_a_metrics_file_that_ran_ahead(
+    make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    make_trainer(max_rounds=2, **keeps_files).fit(Perceptron(), federation())
+    path = tmp_path / "metrics.csv"
+    last = path.read_text().splitlines()[-1]
+    path.write_text(path.read_text() + last.replace("1,", "2,", 1) + "\n" + last[: len(last) // 2])
+    make_trainer(max_rounds=3, **keeps_files).fit(Perceptron(), federation(), ckpt_path="last")
+    assert [row["round"] for row in read_rows(tmp_path)] == ["0", "1", "2"]
+    assert len({row["train/loss"] for row in read_rows(tmp_path)}) == 3

@@ -1,0 +1,77 @@
+"""The layout of trees in flat vectors."""
+
+from math import prod
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_fl.errors import UserError
+from lightning_fl.vectors.layout import Layout, Tree, common_dtype
+
+shapes = st.lists(st.lists(st.integers(0, 4), max_size=5).map(tuple), max_size=5)
+
+
+def tree_of(shapes: list[tuple[int, ...]], leading: tuple[int, ...] = ()) -> Tree:
+    return {f"p{i}": torch.randn((*leading, *shape)) for i, shape in enumerate(shapes)}
+
+
+@given(shapes=shapes, channels_last=st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_flatten_and_views_are_inverse(shapes: list[tuple[int, ...]], channels_last: bool) -> None:
+    tree = tree_of(shapes)
+    layout = Layout.of(tree, channels_last)
+    assert layout.numel == sum(prod(shape) for shape in shapes)
+    vector = layout.flatten(tree)
+    views = layout.views(vector)
+    assert list(views) == list(tree)
+    for name, tensor in tree.items():
+        assert views[name].shape == tensor.shape
+        assert torch.equal(views[name], tensor)
+    assert torch.equal(layout.flatten(views), vector)
+
+
+@given(shapes=shapes, num_clients=st.integers(1, 3), channels_last=st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_one_layout_reads_a_stack_of_clients(
+    shapes: list[tuple[int, ...]], num_clients: int, channels_last: bool
+) -> None:
+    layout = Layout.of(tree_of(shapes), channels_last)
+    stack = torch.randn(num_clients, layout.numel)
+    stacked = layout.views(stack)
+    for client in range(num_clients):
+        alone = layout.views(stack[client])
+        for name in layout.names:
+            assert torch.equal(stacked[name][client], alone[name])
+
+
+def test_views_share_memory_and_convolutions_are_channels_last() -> None:
+    layout = Layout.of({"conv": torch.empty(5, 3, 2, 2), "bias": torch.empty(5)}, channels_last=True)
+    vector = torch.zeros(layout.numel)
+    views = layout.views(vector)
+    assert views["conv"].is_contiguous(memory_format=torch.channels_last)
+    views["conv"][0, 2, 0, 0] = 7.0
+    assert vector.nonzero().tolist() == [[2]], "the third input channel of the first pixel is the third entry"
+    views["bias"].fill_(1.0)
+    assert vector[-5:].tolist() == [1.0] * 5
+
+
+def test_relaying_changes_the_order_and_not_the_values() -> None:
+    tree = tree_of([(5, 3, 2, 2), (4,)])
+    plain, innermost = Layout.of(tree), Layout.of(tree, channels_last=True)
+    vector = plain.flatten(tree)
+    relaid = innermost.relay(vector, plain)
+    assert not torch.equal(relaid, vector)
+    assert torch.equal(relaid, innermost.flatten(tree))
+    assert plain.relay(vector, plain) is vector
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    layout = Layout.of({"a": torch.empty(3), "b": torch.empty(2)})
+    with pytest.raises(ValueError, match="5 entries"):
+        layout.views(torch.empty(4))
+    with pytest.raises(KeyError, match="b"):
+        layout.flatten({"a": torch.empty(3)})
+    with pytest.raises(UserError, match=r"float32.*float64.*module\.float"):
+        common_dtype({"a": torch.empty(1), "b": torch.empty(1, dtype=torch.float64)})
