@@ -20,6 +20,7 @@ from lightning_fl.callbacks._calibration import calibration_images, example_inpu
 from lightning_fl.callbacks._pruning_callback import StructuredPruning
 from lightning_fl.callbacks._sources import Source, sources_of
 from lightning_fl.callbacks.adaptive_rate import AdaptiveRate, seed_of
+from lightning_fl.checks import whole_share
 from lightning_fl.errors import UserError, nearest, require
 from lightning_fl.pruning import (
     RATE_MODES,
@@ -31,7 +32,6 @@ from lightning_fl.pruning import (
     trainable,
 )
 from lightning_fl.pruning.curvature import layer_rates as rates
-from lightning_fl.rounding import share_of
 
 
 class AdaptivePruning(StructuredPruning):
@@ -165,7 +165,7 @@ class AdaptivePruning(StructuredPruning):
         by_layer = {name: rates.layer_rate(weight, threshold) for name, weight in weights.items()}
         self._metrics = {"prune/rate": rate, "prune/threshold": threshold, **self.adaptive_rate.metrics}
         self._metrics |= {f"prune/rate/{name}": share for name, share in by_layer.items()}
-        if not any(share_of(share, len(weights[name])) for name, share in by_layer.items()):
+        if not any(whole_share(share, len(weights[name])) for name, share in by_layer.items()):
             return self.plan(trainer, pl_module, {})
         stand_in = self._stand_in(trainer)
         self.ranked_by = None

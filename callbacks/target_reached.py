@@ -7,8 +7,8 @@ from typing import Any, Literal
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
+from lightning_fl.checks import reaches
 from lightning_fl.errors import UserError, nearest, require
-from lightning_fl.rounding import reaches
 
 # What is kept of the moment, where the trainer knows it.
 COSTS = ("comm/total_uplink_bytes", "comm/total_downlink_bytes", "time/simulated_seconds")

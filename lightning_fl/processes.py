@@ -8,16 +8,12 @@ would average the gradients of different clients.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 from lightning.fabric import Fabric
-from lightning.fabric.utilities import move_data_to_device
-from torch import Tensor
 
-from lightning_fl.clients.module_logs import Sums
 from lightning_fl.slots import Aggregator, Result, State, Upload
 
 
@@ -43,63 +39,6 @@ def share_of(clients: Sequence[int], sizes: np.ndarray, rank: int, num_ranks: in
         if lightest == rank:
             mine.append(place)
     return [clients[place] for place in sorted(mine)]
-
-
-@dataclass
-class Outcome:
-    """What the clients of a rank, or of several, did in a round, besides their uploads.
-
-    Attributes:
-        num_steps: optimiser steps they made.
-        logs: what the module logged, by accepted client.
-        states: what accepted clients of this rank keep between rounds, on the host; others' come with `share_states`.
-        memory: their codecs' memory, likewise.
-        counters: the maximum of their integer buffers, by name.
-        bits: what they sent and what was sent to them alone, by direction and kind.
-    """
-
-    num_steps: int = 0
-    logs: dict[int, Sums] = field(default_factory=dict)
-    states: dict[int, State] = field(default_factory=dict)
-    memory: dict[int, State] = field(default_factory=dict)
-    counters: dict[str, Tensor] = field(default_factory=dict)
-    bits: dict[str, dict[str, int]] = field(default_factory=dict)
-
-    def accept(self, result: Result, memory: State) -> None:
-        """Note a client whose upload the server has accepted.
-
-        Args:
-            result: of the client.
-            memory: its codec's memory after the upload.
-        """
-        self.logs[result.client] = result.logs
-        if result.state:
-            self.states[result.client] = {name: x.cpu() for name, x in result.state.items()}
-        if memory:
-            self.memory[result.client] = {name: x.cpu() for name, x in memory.items()}
-        self._raise_counters(result.counters)
-
-    def _raise_counters(self, counters: dict[str, Tensor]) -> None:
-        for name, counter in counters.items():
-            self.counters[name] = torch.maximum(self.counters.get(name, counter), counter)
-
-    def add(self, other: Outcome) -> None:
-        """Take another rank's outcome in, but for what its clients keep."""
-        self.num_steps += other.num_steps
-        self.logs |= other.logs
-        self._raise_counters(other.counters)
-        for direction, kinds in other.bits.items():
-            here_kinds = self.bits.setdefault(direction, {})
-            for kind, bits in kinds.items():
-                here_kinds[kind] = here_kinds.get(kind, 0) + bits
-
-
-def gather_others(fabric: Fabric, mine: Outcome) -> list[Outcome]:
-    """The outcomes of all other ranks, without what their clients keep, on this rank's accelerator."""
-    small = move_data_to_device(vars(replace(mine, states={}, memory={})), torch.device("cpu"))
-    parts = gather_objects(fabric, small)
-    others = [part for rank, part in enumerate(parts) if rank != fabric.global_rank]
-    return [Outcome(**move_data_to_device(part, fabric.device)) for part in others]
 
 
 def share_states(fabric: Fabric, mine: dict[int, State]) -> Iterator[tuple[int, State]]:

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_fl.rounding import reaches, share_of
+from lightning_fl.checks import reaches, whole_share
 
 
 @given(st.integers(0, 10_000), st.integers(0, 1_000_000))
 def test_a_share_is_that_of_the_decimal_that_was_written(digits: int, count: int) -> None:
-    assert share_of(digits / 10_000, count) == Fraction(digits, 10_000) * count // 1
+    assert whole_share(digits / 10_000, count) == Fraction(digits, 10_000) * count // 1
 
 
 @given(st.floats(1e-6, 1e6), st.booleans())

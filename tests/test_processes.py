@@ -1,10 +1,8 @@
 """Clients spread over processes: the shares, and the same answer as in one process."""
 
 import contextlib
-import csv
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,28 +14,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from lightning.pytorch import Callback
+from runs import COMMAND, agree, ran, result
 from toys import Perceptron, Pruning, Remembering, federation, without_units
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.cli import main
 from lightning_fl.cli.print_once import say_once
+from lightning_fl.federation.outcome import Outcome
 from lightning_fl.outputs import checkpoint_file as checkpoint
-from lightning_fl.processes import Outcome, share_of
+from lightning_fl.processes import share_of
 from lightning_fl.pruning import Plan
-
-SCRIPT = """
-import sys
-from lightning_fl.cli import main
-
-main(sys.argv[1:])
-"""
-COMMAND = (
-    "fit --data Digits --data.num_clients 12 --data.image_size 16 --data.partition Dirichlet --data.partition.min_samples 1 "
-    "--data.client_fraction 0.9 --data.server_fraction 0.1 "
-    "--model ImageClassifier --model.network resnet32 --model.learning_rate 0.05 --trainer.clients_per_round 5 "
-    "--trainer.local_steps 1 --trainer.max_rounds 2 --trainer.dropout_rate 0.3 --trainer.accelerator cpu "
-    "--trainer.enable_progress_bar false --trainer.enable_model_summary false"
-)
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=30), st.integers(1, 6))
@@ -59,53 +45,6 @@ def test_outcomes_add_up() -> None:
     one.add(two)
     assert (one.num_steps, list(one.logs), int(one.counters["n"])) == (5, [1, 7], 9)
     assert one.bits == {"up": {"model": 96, "mask": 1}, "down": {"mask": 2}}
-
-
-def ran(
-    folder: Path, *words: str, num_processes: int = 1, launcher: tuple[str, ...] = (), algorithm: str = "FedDUSM"
-) -> tuple[list[dict[str, str]], dict[str, torch.Tensor]]:
-    """Metrics and weights of a run in processes of its own, one thread a rank; with a launcher in those that it starts."""
-    command = [*COMMAND.split(), "--trainer.default_root_dir", str(folder), *words, "--algorithm", *algorithm.split()]
-    if num_processes > 1:
-        command += ["--trainer.devices", str(num_processes)]
-    if launcher:
-        launch(launcher, command, folder.parent / "script.py")
-    else:
-        processes.run_command(command, num_processes)
-    return result(folder)
-
-
-def launch(launcher: tuple[str, ...], command: list[str], script: Path) -> None:
-    """As a user starts it."""
-    script.write_text(SCRIPT)
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PL_", "LOCAL_", "MASTER_", "WORLD_"))}
-    done = subprocess.run(
-        [*launcher, str(script), *command],
-        env=environment | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-
-
-def result(folder: Path) -> tuple[list[dict[str, str]], dict[str, torch.Tensor]]:
-    """Metrics and weights that a run has left."""
-    with (folder / "metrics.csv").open() as file:
-        rows = [{k: v for k, v in row.items() if k != "time/round_seconds"} for row in csv.DictReader(file)]
-    return rows, torch.load(folder / "model.ckpt", weights_only=True)["state_dict"]
-
-
-def agree(one: tuple[list, dict], two: tuple[list, dict]) -> None:
-    """Counts are equal, averages and weights up to the order of summation."""
-    for here, there in zip(one[0], two[0], strict=True):
-        assert here.keys() == there.keys()
-        for name in here:
-            exact = name.startswith(("round", "step", "comm", "clients", "model"))
-            assert float(here[name]) == pytest.approx(float(there[name]), rel=0 if exact else 1e-5), name
-    for name, value in one[1].items():
-        torch.testing.assert_close(value, two[1][name], rtol=1e-5, atol=1e-6, msg=name)
 
 
 def test_two_processes_give_the_answer_of_one(tmp_path: Path) -> None:

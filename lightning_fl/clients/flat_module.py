@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from lightning_fl.clients.hooks import Hooks
 from lightning_fl.clients.module_logs import LogCollector
 from lightning_fl.clients.optimizer import ModuleOptimizer
+from lightning_fl.clients.personal_optimizer import PersonalOptimizer
 from lightning_fl.errors import UserError, require
 from lightning_fl.pruning import Plan, plans_of
 from lightning_fl.pruning.apply_plan import PLANS
 from lightning_fl.vectors.layout import FlatGradient, Layout, Tree, common_dtype
-from lightning_fl.vectors.personal import PersonalOptimizer
 from lightning_fl.vectors.submodel import Excerpt
 
 

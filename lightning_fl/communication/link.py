@@ -3,97 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
-from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from lightning_fl.codecs import Dense
-from lightning_fl.slots import KINDS, Codec, Message, Payload, Setting, State, kind_of
+from lightning_fl.communication.ledger import Direction, Ledger
+from lightning_fl.slots import Codec, Message, Setting, State
 from lightning_fl.vectors.submodel import Excerpt
 
-Direction = Literal["up", "down"]
 T = TypeVar("T")
-
-
-def _zero_bits() -> dict[str, dict[str, int]]:
-    return {direction: dict.fromkeys(KINDS, 0) for direction in ("up", "down")}
-
-
-@dataclass
-class Ledger:
-    """Bits that crossed, as exact integers, by direction and kind (`lightning_fl.slots.KINDS`).
-
-    Attributes:
-        round_bits: of the round under way, all clients together.
-        total_bits: of all rounds and of the set-up before them.
-        setup_bits: of the set-up alone.
-        coming_bits: of the round that comes next, counted in the total already.
-    """
-
-    round_bits: dict[str, dict[str, int]] = field(default_factory=_zero_bits)
-    total_bits: dict[str, dict[str, int]] = field(default_factory=_zero_bits)
-    setup_bits: dict[str, dict[str, int]] = field(default_factory=_zero_bits)
-    coming_bits: dict[str, dict[str, int]] = field(default_factory=_zero_bits)
-
-    def book(self, direction: Direction, payload: Payload, recipients: int = 1) -> None:
-        """Add a payload's bits, once for each recipient."""
-        for name, packed in payload.items():
-            self.add({direction: {kind_of(name): packed.bits * recipients}})
-
-    def since(self, earlier: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
-        """Bits booked in this round since `round_bits` was `earlier`."""
-        return {
-            direction: {kind: bits - earlier[direction][kind] for kind, bits in kinds.items()}
-            for direction, kinds in self.round_bits.items()
-        }
-
-    def add(self, bits: dict[str, dict[str, int]]) -> None:
-        """Add bits to the round and the total, by direction and kind."""
-        self._add(bits, self.round_bits)
-
-    def add_ahead(self, bits: dict[str, dict[str, int]]) -> None:
-        """Add bits to the round that comes next and the total, by direction and kind."""
-        self._add(bits, self.coming_bits)
-
-    def _add(self, bits: dict[str, dict[str, int]], to: dict[str, dict[str, int]]) -> None:
-        for direction, kinds in bits.items():
-            for kind, count in kinds.items():
-                to[direction][kind] += count
-                self.total_bits[direction][kind] += count
-
-    def close_setup(self) -> None:
-        """What was booked so far is the set-up's."""
-        self.setup_bits, self.round_bits = self.round_bits, _zero_bits()
-
-    def open_round(self) -> None:
-        """Start counting a new round, with what was booked ahead of it."""
-        self.round_bits, self.coming_bits = self.coming_bits, _zero_bits()
-
-    def bits(self, direction: Direction) -> int:
-        """Bits of the round under way in one direction."""
-        return sum(self.round_bits[direction].values())
-
-    def setup(self) -> dict[str, int]:
-        """Bits of the set-up in both directions; empty if nothing crossed."""
-        bits = {direction: sum(kinds.values()) for direction, kinds in self.setup_bits.items()}
-        return bits if any(bits.values()) else {}
-
-    def total_bytes(self, direction: Direction) -> float:
-        """Bytes of the whole run in one direction; a fraction where packed bits do not fill the last byte."""
-        bits = sum(self.total_bits[direction].values())
-        return bits // 8 if bits % 8 == 0 else bits / 8
-
-    def state_dict(self) -> dict[str, Any]:
-        """For the checkpoint."""
-        return deepcopy(vars(self))
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """From the checkpoint."""
-        self.round_bits, self.total_bits = state["round_bits"], state["total_bits"]
-        self.setup_bits = state.get("setup_bits", _zero_bits())  # checkpoints of 0.1 have neither
-        self.coming_bits = state.get("coming_bits", _zero_bits())
 
 
 def _alone(mine: dict[int, Any]) -> dict[int, Any]:

@@ -6,7 +6,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from lightning_fl.codecs import Dense
-from lightning_fl.communication.link import Ledger, Link
+from lightning_fl.communication.ledger import Ledger
+from lightning_fl.communication.link import Link
 from lightning_fl.slots import Message, Setting
 
 

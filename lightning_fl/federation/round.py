@@ -18,21 +18,15 @@ from lightning_fl.clients.flat_module import Worker
 from lightning_fl.clients.local_training import LocalPlan
 from lightning_fl.clients.serial import serial
 from lightning_fl.codecs import Dense
-from lightning_fl.communication.link import Ledger, Link
+from lightning_fl.communication.ledger import Ledger
+from lightning_fl.communication.link import Link
 from lightning_fl.communication.simulated_clock import SimulatedClock
 from lightning_fl.data import FederatedDataModule, Source
 from lightning_fl.federation.callback_queries import Answers
 from lightning_fl.federation.gradient_turn import FullGradient, exchange_gradients
 from lightning_fl.federation.loss_guard import LossGuard
-from lightning_fl.processes import (
-    Outcome,
-    gather_by_client,
-    gather_others,
-    merge,
-    share_of,
-    share_states,
-    share_uploads,
-)
+from lightning_fl.federation.outcome import Outcome, gather_others
+from lightning_fl.processes import gather_by_client, merge, share_of, share_states, share_uploads
 from lightning_fl.pruning import Plan
 from lightning_fl.server.pretraining import ModuleLearner
 from lightning_fl.server.server_side import ServerSide

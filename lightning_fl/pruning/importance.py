@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from lightning_fl.checks import whole_share
 from lightning_fl.errors import UserError, require
 from lightning_fl.evaluation_mode import evaluating
-from lightning_fl.rounding import share_of
 
 Scores = Mapping[str, Tensor]
 """Of each layer, by the name of its module, a score (c_l,) for every filter; low ones go first."""
@@ -82,7 +82,7 @@ def filters_to_keep(scores: Scores, rates: float | Mapping[str, float]) -> dict[
     kept = {}
     for name, own in scores.items():
         rate = rates.get(name, 0.0) if isinstance(rates, Mapping) else rates
-        lost = lowest(own, share_of(rate, len(own)))
+        lost = lowest(own, whole_share(rate, len(own)))
         stays = torch.ones(len(own), dtype=torch.bool)
         stays[lost] = False
         kept[name] = stays.nonzero().flatten()

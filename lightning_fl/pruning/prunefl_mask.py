@@ -15,7 +15,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from lightning_fl.rounding import share_of
+from lightning_fl.checks import whole_share
 
 
 def smallest_kept(weights: Tensor, kept: Tensor, layers: Iterable[slice], share: float) -> Tensor:
@@ -37,7 +37,7 @@ def smallest_kept(weights: Tensor, kept: Tensor, layers: Iterable[slice], share:
     removable = torch.zeros_like(kept)
     for layer in layers:
         places = kept[layer].nonzero().squeeze(1)
-        count = share_of(share, len(places))
+        count = whole_share(share, len(places))
         order = weights[layer][places].abs().argsort(stable=True)[:count]
         removable[layer.start + places[order]] = True
     return removable

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from lightning_fl.checks import reaches
 from lightning_fl.errors import UserError, nearest, require
 from lightning_fl.report.labels import identity, labels
 from lightning_fl.report.records import Record
 from lightning_fl.report.smoothing import ORDER, WINDOW, Floats, fitting_window, smooth
-from lightning_fl.rounding import reaches
 from lightning_fl.slots import KINDS
 
 AXES = {

@@ -9,14 +9,17 @@ vectors under names `kind` or `kind/name`, whose kind (`KINDS`) is the line of t
 `moments/control`. In an upload every vector is a delta: client minus server.
 """
 
+from lightning_fl.outputs.units import KINDS
 from lightning_fl.slots.aggregator import Aggregator
-from lightning_fl.slots.codec import Codec, Packed, Payload
+from lightning_fl.slots.codec import Codec, Packed, Payload, through
 from lightning_fl.slots.exchange import Channel, Exchange, Result, Upload
-from lightning_fl.slots.message import KINDS, MEAN_GRADIENT, Message, State, compressible, is_finite, kind_of
+from lightning_fl.slots.message import MEAN_GRADIENT, Message, State, compressible, is_finite, kind_of
 from lightning_fl.slots.pruning_turn import Surgery
 from lightning_fl.slots.rule import LocalTraining, Rule
+from lightning_fl.slots.server import Learner, Server, ServerTraining
 from lightning_fl.slots.setting import Setting
-from lightning_fl.slots.step import Learner, Server, ServerTraining, ServerTurn, SetUp, Step
+from lightning_fl.slots.step import Step
+from lightning_fl.slots.turns import ServerTurn, SetUp
 from lightning_fl.slots.validation import Validation
 
 __all__ = [
@@ -46,4 +49,5 @@ __all__ = [
     "compressible",
     "is_finite",
     "kind_of",
+    "through",
 ]

@@ -70,3 +70,13 @@ class Codec(ABC):
     def follow(self, payload: Payload, memory: State, setting: Setting) -> Message:
         """The message of a broadcast for clients that have followed the earlier ones; `memory` is what `encode` was given."""
         return self.decode(payload, setting)
+
+
+def through(codec: Codec, message: Message, setting: Setting) -> Message:
+    """What a codec makes of a message of the server's: what it makes of the kept coordinates, 0 elsewhere."""
+    kept = setting.kept
+    if kept is None:
+        payload, _ = codec.encode(message, {}, setting)
+        return codec.decode(payload, setting)
+    payload, _ = codec.encode(kept.take(message), {}, kept.setting)
+    return kept.put(codec.decode(payload, kept.setting), {})

@@ -7,7 +7,8 @@ from math import isfinite
 import torch
 from torch import Tensor
 
-KINDS = ("model", "moments", "mask", "scalars", "buffers", "data")
+from lightning_fl.outputs.units import KINDS
+
 MEAN_GRADIENT = "moments/gradient"
 """What clients send, and receive the mean of, in a turn before the training; see `Rule.reads_mean_gradient`."""
 Message = dict[str, Tensor]

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_fl.communication.link import Ledger
+from lightning_fl.communication.ledger import Ledger
 from lightning_fl.errors import UserError
 from lightning_fl.pruning import Plan
 from lightning_fl.slots import Rule, State

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lightning_fl.errors import require
-from lightning_fl.slots import Codec, Message, ServerTurn, State, Step
-from lightning_fl.vectors.submodel import through
+from lightning_fl.slots import Codec, Message, ServerTurn, State, Step, through
 
 CHANGE = "model/change"
 

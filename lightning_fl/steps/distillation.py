@@ -10,8 +10,8 @@ import torch.nn.functional as F  # noqa: N812
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
+from lightning_fl.checks import whole_share
 from lightning_fl.errors import nearest, require
-from lightning_fl.rounding import share_of
 from lightning_fl.slots import Server, ServerTurn, State, Step
 
 AVERAGES = ("logits", "probs")
@@ -76,7 +76,7 @@ class Distillation(Step):
                 server.try_accuracy()
 
     def _num_held_out(self, server: Server) -> int:
-        return share_of(self.val_fraction, server.num_samples) if server.has_labels else 0
+        return whole_share(self.val_fraction, server.num_samples) if server.has_labels else 0
 
     def __call__(self, turn: ServerTurn, state: State) -> State:
         """Replace the proposal by the distilled model."""

@@ -8,9 +8,9 @@ import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor
 
+from lightning_fl.checks import whole_share
 from lightning_fl.errors import UserError, require
 from lightning_fl.pruning.prunefl_mask import fastest, smallest_kept
-from lightning_fl.rounding import share_of
 from lightning_fl.slots import Rule, Server, ServerTurn, Setting, SetUp, State, Step
 
 IMPORTANCE = "scalars/importance"
@@ -156,7 +156,7 @@ class Reconfiguration(Step):
         fixed = kept & ~removable
         bound = None
         if self.max_density is not None:
-            bound = share_of(self.max_density, int(prunable.sum())) - int(fixed[prunable].sum())
+            bound = whole_share(self.max_density, int(prunable.sum())) - int(fixed[prunable].sum())
         chosen = fastest(
             prunable & ~fixed,
             importance,

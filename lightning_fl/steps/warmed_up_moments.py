@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lightning_fl.slots import Codec, Message, ServerTurn, State, Step
-from lightning_fl.vectors.submodel import through
+from lightning_fl.slots import Codec, Message, ServerTurn, State, Step, through
 
 MOMENTUM = "moments/momentum"
 

@@ -16,7 +16,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from lightning_fl.slots import Codec, Message, Setting
+from lightning_fl.slots import Message, Setting
 from lightning_fl.vectors.layer_groups import Group
 from lightning_fl.vectors.layout import Layout
 
@@ -144,16 +144,6 @@ class Excerpt:
     def _is_whole(self, name: str, x: Tensor) -> bool:
         """Whether this is a vector of the whole model, which numbers of another kind are not, however many they be."""
         return name.partition("/")[0] not in OTHER_KINDS and x.dim() == 1 and len(x) == len(self._mask(name))
-
-
-def through(codec: Codec, message: Message, setting: Setting) -> Message:
-    """What a codec makes of a message of the server's: what it makes of the kept coordinates, 0 elsewhere."""
-    kept = setting.kept
-    if kept is None:
-        payload, _ = codec.encode(message, {}, setting)
-        return codec.decode(payload, setting)
-    payload, _ = codec.encode(kept.take(message), {}, kept.setting)
-    return kept.put(codec.decode(payload, kept.setting), {})
 
 
 def _rows(layout: Layout, mask: Tensor) -> Layout:

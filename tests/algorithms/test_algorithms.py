@@ -10,20 +10,14 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 from roster import ROSTER, Turn, problem
-from toys import Perceptron, federation, read_rows, samples, vector
+from runs import equal_states
+from toys import Perceptron, Poisoned, federation, read_rows, samples, vector
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.federation.round import Federation
 
 MakeTrainer = Callable[..., FederatedTrainer]
 each_algorithm = pytest.mark.parametrize("name", ROSTER)
-
-
-def equal_states(a: Any, b: Any) -> bool:
-    """Whether two nests of dictionaries hold bit for bit the same tensors."""
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(equal_states(a[key], b[key]) for key in a)
-    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
 
 
 @each_algorithm
@@ -124,14 +118,6 @@ def test_a_round_that_nobody_survives_changes_nothing(
     assert metrics["comm/uplink_bits"] == 0
     assert metrics["comm/downlink_bits"] > 0
     assert not torch.equal(states[2, "start"]["params"], states[2, "end"]["params"])
-
-
-class Poisoned(Perceptron):
-    """The loss is NaN on samples whose first feature is beyond 100."""
-
-    def loss(self, batch: Any) -> torch.Tensor:
-        poison = torch.where(batch[0][:, 0].max() > 100, torch.nan, 1.0)
-        return super().loss((batch[0].clamp(max=100), batch[1])) * poison
 
 
 @each_algorithm

@@ -13,10 +13,8 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 from roster import problem
-from test_algorithms import equal_states
-from test_processes import ran
-from torch import nn
-from toys import SIZES, Perceptron, Served, federation, read_rows, samples, vector
+from runs import equal_states, ran
+from toys import SIZES, Convolved, Perceptron, Served, federation, read_rows, samples, vector
 
 from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.algorithms import Algorithm, FedAP, FedAvg, FedDU, FedDUAP, FedDUM, FedDUMAP
@@ -25,19 +23,6 @@ from lightning_fl.data import Arrays
 from lightning_fl.modules import ImageClassifier
 
 MakeTrainer = Callable[..., FederatedTrainer]
-
-
-class Convolved(Perceptron):
-    """A perceptron whose hidden neurons are filters of one pixel: the same 26 numbers in the same places."""
-
-    def __init__(self, lr: float = 0.1) -> None:
-        super().__init__(lr=lr)
-        self.hidden = nn.Conv2d(3, 4, 1)  # type: ignore[assignment]
-        self.hidden.weight.data *= 0.4  # smaller than the other weights, so that filters go
-        self.example_input_array = torch.zeros(1, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.output(torch.tanh(self.hidden(x[..., None, None])).flatten(1))
 
 
 class Case(NamedTuple):

@@ -13,7 +13,7 @@ import oracle
 import pytest
 import torch
 from roster import problem
-from test_algorithms import equal_states
+from runs import equal_states
 from torch import Tensor, nn
 from toys import BATCH_SIZE, SIZES, Perceptron, Sizes, federation, read_rows, samples, vector
 

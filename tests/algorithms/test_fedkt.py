@@ -11,10 +11,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 from roster import problem
-from test_link import Normalised
-from test_server_data_baselines import WithoutLogits
-from test_server_side import Unlabelled
-from toys import Perceptron, Served, federation, read_rows, vector
+from toys import Normalised, Perceptron, Served, Unlabelled, WithoutLogits, federation, read_rows, vector
 
 from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.algorithms import FedAvg, FedKT

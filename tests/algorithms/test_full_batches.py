@@ -12,7 +12,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 from roster import problem
-from test_algorithms import equal_states
+from runs import equal_states
 from toys import SIZES, Perceptron, Served, federation, vector
 
 from lightning_fl import FederatedTrainer, UserError

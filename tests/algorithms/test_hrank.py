@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch import Callback
 from oracle import Problem
 from roster import problem
-from test_algorithms import equal_states
+from runs import equal_states
 from torch import Tensor, nn
 from toys import Perceptron, Served, federation, read_rows
 

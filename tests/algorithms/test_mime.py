@@ -12,12 +12,9 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 from roster import problem
-from test_flat_module import Statistics, Tied
-from test_link import Normalised, bits_of
-from test_processes import agree, ran
-from test_stacked import assert_same, fits
+from runs import agree, assert_same, bits_of, fits, ran
 from torch import Tensor, nn
-from toys import SIZES, Perceptron, federation, samples, vector
+from toys import SIZES, Normalised, Perceptron, Statistics, Tied, federation, samples, vector
 
 from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.aggregators import NormalisedMean

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_link import Normalised
 from torch.utils.data import TensorDataset
-from toys import Perceptron, Served, federation, vector
+from toys import Normalised, Perceptron, Served, WithoutLogits, federation, vector
 
 from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.aggregators import Members, WeightedMean
@@ -119,11 +118,6 @@ def test_distillation_reads_a_dataset_in_whole_passes(
     np.testing.assert_allclose(vector(other), vector(one), rtol=0, atol=1e-6)
     # Two samples to see that there are logits, three teachers, and three passes of three minibatches for seven steps.
     assert [count for count in passes if count in (2, 9)] == [2] + [9] * (3 + 3)
-
-
-class WithoutLogits(Perceptron):
-    def forward(self, x: torch.Tensor) -> Any:
-        return super().forward(x).sum()
 
 
 class Demanding(Perceptron):

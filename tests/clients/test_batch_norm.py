@@ -6,8 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from roster import problem
-from test_link import Normalised
-from toys import Perceptron, federation
+from toys import Normalised, Perceptron, federation
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.algorithms import Algorithm, DeviceM, FedAvg, FedDA, FedProx, ServerM

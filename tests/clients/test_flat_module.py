@@ -10,7 +10,7 @@ import pytest
 import torch
 from lightning.fabric import Fabric
 from torch import Tensor, nn
-from toys import Perceptron, federation, samples, vector
+from toys import Perceptron, Statistics, Tied, federation, samples, vector
 
 from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.algorithms import DeviceM, FedAvg, FedProx
@@ -128,29 +128,6 @@ def test_fit_leaves_an_ordinary_module(make_trainer: MakeTrainer) -> None:
     copy.deepcopy(module)
 
 
-class Statistics(Perceptron):
-    """Keeps a running mean of its inputs and counts its batches, in place or by putting new tensors in their place."""
-
-    def __init__(self, in_place: bool) -> None:
-        super().__init__()
-        self.in_place = in_place
-        self.register_buffer("mean", torch.zeros(3))
-        self.register_buffer("precise", torch.zeros(3, dtype=torch.float64))
-        self.register_buffer("batches", torch.tensor(0))
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        change = batch[0].detach().mean(0) - self.mean
-        if self.in_place:
-            self.mean += 0.5 * change
-            self.precise += 0.5 * change
-            self.batches += 1
-        else:
-            self.mean = self.mean + 0.5 * change
-            self.precise = self.precise + 0.5 * change
-            self.batches = self.batches + 1
-        return self.loss(batch)
-
-
 def test_buffers_put_in_place_of_others_count_as_buffers_written_to(make_trainer: MakeTrainer) -> None:
     written, replaced = Statistics(in_place=True), Statistics(in_place=False)
     replaced.load_state_dict(written.state_dict())
@@ -172,18 +149,6 @@ def test_buffers_are_averaged_from_the_value_they_started_with(in_place: bool, m
     expected = sum(len(rows) * 0.5 * x[rows].mean(0) for rows in data.client_indices) / 6
     torch.testing.assert_close(module.mean, expected, rtol=0, atol=1e-6)
     assert module.batches == 1
-
-
-class Tied(Perceptron):
-    """Encoder and decoder share one weight (4, 3)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.output = nn.Linear(3, 4, bias=False)
-        self.output.weight = self.hidden.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (torch.tanh(self.hidden(x)) @ self.output.weight)[:, :2]
 
 
 @pytest.mark.parametrize("algorithm", [FedAvg(), FedProx(mu=0), DeviceM(local_beta=0)], ids=lambda a: a.name)

@@ -12,10 +12,10 @@ import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import TQDMProgressBar
 from roster import ROSTER
-from test_flat_module import Statistics, Tied
+from runs import assert_same, fits
 from torch import Tensor, nn
 from torchmetrics import MeanMetric
-from toys import Perceptron, Remembering, federation, samples, vector
+from toys import Perceptron, Remembering, Statistics, Tied, federation, samples, vector
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.algorithms import DeviceM, FedAvg, FedProx
@@ -25,32 +25,6 @@ from lightning_fl.modules import ImageClassifier
 
 stacked_module = importlib.import_module("lightning_fl.clients.stacked")  # the package has a function of that name
 MakeTrainer = Callable[..., FederatedTrainer]
-
-
-def fits(make_trainer: MakeTrainer, module: Any, data: Callable[[], Any], algorithm: Any = None, **flags: Any) -> Any:
-    """Train copies of a module by both runners; returns (serial, stacked), each (module, trainer)."""
-    pair = []
-    for runner in ("serial", "stacked"):
-        fitted = copy.deepcopy(module)
-        flags = {"max_rounds": 3, "clients_per_round": 4, **flags}
-        at_once = {} if runner == "stacked" else {"clients_at_once": None}
-        trainer = make_trainer(**{**flags, "runner": runner, **at_once})
-        trainer.fit(fitted, data(), copy.deepcopy(algorithm))
-        pair.append((fitted, trainer))
-    return pair
-
-
-def assert_same(pair: Any, tolerance: float = 1e-5, of_metrics: float = 1e-4) -> None:
-    (serial, by_serial), (stacked, by_stacked) = pair
-    for name, value in serial.state_dict().items():
-        torch.testing.assert_close(stacked.state_dict()[name], value, rtol=tolerance, atol=tolerance, msg=name)
-    left_out = ("time/round_seconds",)
-    for name, value in by_serial.callback_metrics.items():
-        if name not in left_out:
-            torch.testing.assert_close(
-                by_stacked.callback_metrics[name], value, rtol=of_metrics, atol=of_metrics, msg=name
-            )
-    assert by_serial.global_step == by_stacked.global_step
 
 
 @pytest.mark.parametrize("name", ROSTER)

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import torch
 from roster import ROSTER, Turn
-from torch import nn
-from toys import Halves, Perceptron, federation, read_rows
+from runs import bits_of
+from toys import Halves, Normalised, Perceptron, federation, read_rows
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.codecs import Dense
-from lightning_fl.communication.link import Ledger, Link
+from lightning_fl.communication.ledger import Ledger
+from lightning_fl.communication.link import Link
 from lightning_fl.federation.round import Federation
 from lightning_fl.slots import Packed, Setting, State, kind_of
 from lightning_fl.vectors.layout import Layout
@@ -20,22 +21,6 @@ from lightning_fl.vectors.layout import Layout
 MakeTrainer = Callable[..., FederatedTrainer]
 D, K = 26, 3
 SETTING = Setting(Layout((), (), ()), Layout((), (), ()), num_clients=6)
-
-
-class Normalised(Perceptron):
-    """With batch normalisation: 6 more parameters, 6 float buffers and one counter."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(self.norm(x))
-
-
-def bits_of(trainer: FederatedTrainer, direction: str) -> dict[str, int]:
-    bits = trainer.run.ledger.round_bits[direction]
-    return {kind: count for kind, count in bits.items() if count}
 
 
 @pytest.mark.parametrize("name", ROSTER)

@@ -9,23 +9,22 @@ from typing import Any
 import numpy as np
 import oracle
 import pytest
-import test_processes
 import torch
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lightning.pytorch import Callback
 from roster import problem
-from test_algorithms import Poisoned
-from test_link import Normalised, bits_of
+from runs import agree, bits_of, ran
 from torch import Tensor, nn
-from toys import SIZES, Perceptron, federation, samples, vector
+from toys import SIZES, Normalised, Perceptron, Poisoned, federation, samples, vector
 
 from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.aggregators import MaskedMean, WeightedMean
 from lightning_fl.algorithms import HDFL, Algorithm, FedADP, FedAvg, FedLDF, RandomLayers
 from lightning_fl.codecs import Dense
-from lightning_fl.communication.link import Ledger, Link
+from lightning_fl.communication.ledger import Ledger
+from lightning_fl.communication.link import Link
 from lightning_fl.exchanges import DrawnClients, DrawnLayers, LayerDivergence, PrunedUnits
 from lightning_fl.federation.round import Federation
 from lightning_fl.modules import network
@@ -634,10 +633,10 @@ def test_layer_divergence_composes_with_any_rule_and_server_momentum(make_traine
 def test_two_processes_choose_as_one(method: str, tmp_path: Path) -> None:
     """With unequal clients, some of which drop out; the counts of bits are equal to the last."""
     words, algorithm = ("--model.network", "lenet5"), f"{method} --algorithm.n 2"
-    one = test_processes.ran(tmp_path / "one", *words, algorithm=algorithm)
+    one = ran(tmp_path / "one", *words, algorithm=algorithm)
     assert any(int(row["clients/dropped"]) for row in one[0])
-    two = test_processes.ran(tmp_path / "two", *words, num_processes=2, algorithm=algorithm)
-    test_processes.agree(one, two)
+    two = ran(tmp_path / "two", *words, num_processes=2, algorithm=algorithm)
+    agree(one, two)
 
 
 # ----------------------------------------------------------------------------------------------------- mistakes

@@ -13,9 +13,8 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 from roster import problem
-from test_algorithms import equal_states
-from test_fedap import Convolved
-from toys import Served, read_rows, vector
+from runs import equal_states
+from toys import Convolved, Served, read_rows, vector
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.algorithms import FedDUM

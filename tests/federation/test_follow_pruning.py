@@ -12,7 +12,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 from roster import ROSTER
-from test_algorithms import equal_states
+from runs import equal_states
 from torch import nn
 from toys import Perceptron, Pruning, Remembering, federation, read_rows, vector, without_units
 

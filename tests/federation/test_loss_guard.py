@@ -13,10 +13,8 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 from roster import ROSTER, Turn, problem
-from test_algorithms import equal_states
-from test_link import Normalised
-from test_processes import agree, ran
-from toys import SIZES, Perceptron, Remembering, Served, federation, read_rows, samples, vector
+from runs import agree, equal_states, ran
+from toys import SIZES, Normalised, Perceptron, Remembering, Served, federation, read_rows, samples, vector
 
 from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.algorithms import SCAFFOLD, Algorithm, FedAvg, FedDA, FedDU, FedDUM, PruneFL, ServerM

@@ -10,8 +10,7 @@ import torch
 import toys
 from lightning.pytorch import Callback
 from roster import ROSTER, problem
-from test_link import Normalised
-from toys import Perceptron, federation, vector
+from toys import Normalised, Perceptron, federation, vector
 
 from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.algorithms import IMC, FedAvg, FedDUM

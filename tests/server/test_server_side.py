@@ -13,13 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lightning.pytorch import Callback
 from roster import problem
-from test_link import Normalised
 from torchmetrics import MeanMetric
-from toys import BATCH_SIZE, Perceptron, Served, federation, read_rows, samples, vector
+from toys import BATCH_SIZE, Normalised, Perceptron, Served, Unlabelled, federation, read_rows, samples, vector
 
 from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.algorithms import FedAvg, FedDU, FedDUDA, FedDUS
-from lightning_fl.data.samples.tensor_samples import TensorSamples
 from lightning_fl.server.server_side import accuracy_in
 from lightning_fl.steps import DynamicServerUpdate
 
@@ -209,15 +207,6 @@ def test_clients_that_hold_more_leave_the_data_module_as_it_was() -> None:
 
 
 # -- what a user may get wrong ----------------------------------------------------------------------------------------
-
-
-class Unlabelled(Served):
-    """Server samples whose class nobody knows."""
-
-    def load(self) -> tuple[TensorSamples, TensorSamples]:
-        train, test = super().load()
-        train.labels = None
-        return train, test
 
 
 class LogsLoss(Perceptron):

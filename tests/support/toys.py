@@ -188,3 +188,84 @@ class Remembering(Algorithm):
 
     def __init__(self) -> None:
         super().__init__(rule=Drifting(), uplink=Halves())
+
+
+class Statistics(Perceptron):
+    """Keeps a running mean of its inputs and counts its batches, in place or by putting new tensors in their place."""
+
+    def __init__(self, in_place: bool) -> None:
+        super().__init__()
+        self.in_place = in_place
+        self.register_buffer("mean", torch.zeros(3))
+        self.register_buffer("precise", torch.zeros(3, dtype=torch.float64))
+        self.register_buffer("batches", torch.tensor(0))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        change = batch[0].detach().mean(0) - self.mean
+        if self.in_place:
+            self.mean += 0.5 * change
+            self.precise += 0.5 * change
+            self.batches += 1
+        else:
+            self.mean = self.mean + 0.5 * change
+            self.precise = self.precise + 0.5 * change
+            self.batches = self.batches + 1
+        return self.loss(batch)
+
+
+class Tied(Perceptron):
+    """Encoder and decoder share one weight (4, 3)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.output = nn.Linear(3, 4, bias=False)
+        self.output.weight = self.hidden.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (torch.tanh(self.hidden(x)) @ self.output.weight)[:, :2]
+
+
+class Normalised(Perceptron):
+    """With batch normalisation: 6 more parameters, 6 float buffers and one counter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(self.norm(x))
+
+
+class Poisoned(Perceptron):
+    """The loss is NaN on samples whose first feature is beyond 100."""
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        poison = torch.where(batch[0][:, 0].max() > 100, torch.nan, 1.0)
+        return super().loss((batch[0].clamp(max=100), batch[1])) * poison
+
+
+class Convolved(Perceptron):
+    """A perceptron whose hidden neurons are filters of one pixel: the same 26 numbers in the same places."""
+
+    def __init__(self, lr: float = 0.1) -> None:
+        super().__init__(lr=lr)
+        self.hidden = nn.Conv2d(3, 4, 1)  # type: ignore[assignment]
+        self.hidden.weight.data *= 0.4  # smaller than the other weights, so that filters go
+        self.example_input_array = torch.zeros(1, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.output(torch.tanh(self.hidden(x[..., None, None])).flatten(1))
+
+
+class Unlabelled(Served):
+    """Server samples whose class nobody knows."""
+
+    def load(self) -> tuple[TensorSamples, TensorSamples]:
+        train, test = super().load()
+        train.labels = None
+        return train, test
+
+
+class WithoutLogits(Perceptron):
+    def forward(self, x: torch.Tensor) -> Any:
+        return super().forward(x).sum()

@@ -11,9 +11,9 @@ import numpy as np
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lightning_fl.algorithms.algorithm import Algorithm
+from lightning_fl.checks import whole_share
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import require
-from lightning_fl.rounding import share_of
 from lightning_fl.slots import SetUp
 
 
@@ -39,7 +39,7 @@ class DataSharing(Algorithm):
         if not num_server:
             rank_zero_warn("DataSharing has no server data to share, so it is FedAvg: give --data.server_fraction.")
             return data
-        return data.share(min(num_server, share_of(self.cap, int(data.client_sizes.sum()))))
+        return data.share(min(num_server, whole_share(self.cap, int(data.client_sizes.sum()))))
 
     def prepare(self, turn: SetUp) -> None:
         """Send the samples, as bytes where they are stored so, and warm the model up."""

@@ -1,0 +1,55 @@
+"""The optimiser of parameters that clients own."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from copy import copy
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+
+class PersonalOptimizer:
+    """Steps what clients own as the module's optimiser would, at its learning rates, but without weight decay.
+
+    An optimiser of the same class and options with a state of its own, empty when a client starts.
+    """
+
+    def __init__(self, source: Optimizer, names: Sequence[Sequence[str]]) -> None:
+        """Make the twin.
+
+        Args:
+            source: the module's optimiser.
+            names: of the personal parameters in each of its groups.
+        """
+        self._source, self._names = source, names
+        self._twin = copy(source)
+        self._twin.state = defaultdict(dict)
+        self._twin.param_groups = [{**group, "params": []} for group in source.param_groups]
+
+    def bind(self, leaves: Mapping[str, Tensor]) -> None:
+        """Step these tensors, which carry their gradients, from now on, with an empty state."""
+        self._twin.state.clear()
+        for group, names in zip(self._twin.param_groups, self._names, strict=True):
+            group["params"] = [leaves[name] for name in names]
+
+    def narrow(self, leaves: Mapping[str, Tensor], num_clients: int) -> None:
+        """Go on with the first clients of a stack, whose tensors these are."""
+        earlier = dict(self._twin.state)
+        old = [group["params"] for group in self._twin.param_groups]
+        self.bind(leaves)
+        for group, before in zip(self._twin.param_groups, old, strict=True):
+            for leaf, whole in zip(group["params"], before, strict=True):
+                self._twin.state[leaf] = {
+                    key: x[:num_clients] if isinstance(x, Tensor) and x.shape == whole.shape else x
+                    for key, x in earlier.get(whole, {}).items()
+                }
+
+    def step(self) -> None:
+        """One step of all that has a gradient."""
+        for own, group in zip(self._twin.param_groups, self._source.param_groups, strict=True):
+            own.update({key: value for key, value in group.items() if key not in ("params", "weight_decay")})
+            if "weight_decay" in own:
+                own["weight_decay"] = 0.0
+        self._twin.step()

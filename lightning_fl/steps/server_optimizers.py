@@ -1,0 +1,164 @@
+"""Optimisers on the server.
+
+- `Momentum`: ServerM; FedDUMAP: Liu et al., ACM TIST 2024, eq. 7-8; FedAvgM: Hsu et al., 2019.
+- `Yogi`: Zaheer et al., Adaptive Methods for Nonconvex Optimization, NeurIPS 2018; Reddi et al., Adaptive Federated
+  Optimization, ICLR 2021.
+- `MomentumInStages`: momentum that is applied after each of several steps, the two-stage FedDUM of the authors' code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lightning_fl.errors import nearest, require
+from lightning_fl.slots import Rule, Server, ServerTurn, SetUp, State, Step
+
+
+@dataclass(frozen=True)
+class Momentum(Step):
+    """G = proposal − w;  m ← βm + (1 − β)G;  w ← w + η_g m.
+
+    The paper's G has the opposite sign and is subtracted. Buffers are left as proposed.
+
+    Attributes:
+        beta: β in [0, 1); 0 with `learning_rate` 1 leaves the proposal as it is. Default of the paper's code: 0.9.
+        learning_rate: η_g > 0, the server's learning rate.
+        init_with: `zero` starts from m = 0, the formula to the letter; `first` from m = G of the first round, as the paper's
+            code does, which applies that G about 1/(1 − β) times in all.
+        dampening: False drops the factor (1 − β), as FedAvgM has it.
+    """
+
+    beta: float = 0.9
+    learning_rate: float = 1.0
+    init_with: Literal["zero", "first"] = "zero"
+    dampening: bool = True
+
+    def __post_init__(self) -> None:
+        require(0 <= self.beta < 1, f"the server momentum beta must lie in [0, 1), got {self.beta}.")
+        require(self.learning_rate > 0, f"the server learning rate must be positive, got {self.learning_rate}.")
+        allowed = ("zero", "first")
+        given = self.init_with
+        require(
+            given in allowed, f"the momentum starts from {given!r}, which is unknown; {nearest(str(given), allowed)}."
+        )
+
+    def proposes(self) -> bool:
+        """It follows the change of the steps before."""
+        return False
+
+    def init(self, params: Tensor) -> State:
+        """m = 0; with `first`, m is taken from the first round."""
+        return {"momentum": torch.zeros_like(params)} if self.init_with == "zero" else {}
+
+    def __call__(self, turn: ServerTurn, state: State) -> State:
+        """Replace the proposal by w + η_g m."""
+        change = turn.proposal - turn.params
+        if "momentum" in state:
+            momentum = self.beta * state["momentum"] + (1 - self.beta if self.dampening else 1.0) * change
+        else:
+            momentum = change
+        turn.proposal = turn.params + self.learning_rate * momentum
+        return {"momentum": momentum}
+
+
+@dataclass(frozen=True)
+class Yogi(Step):
+    """G = proposal − w;  m ← βm + (1 − β)G;  u ← u − (1 − β₂) G² sign(u − G²);  w ← w + η_g m / (√u + ε).
+
+    m = 0 and u = ε² at the start. Buffers are left as proposed.
+
+    Attributes:
+        beta: β in [0, 1).
+        second_beta: β₂ in [0, 1).
+        learning_rate: η_g > 0, the server's learning rate. As a step is about η_g in every coordinate, it is far smaller than
+            that of `Momentum`, for instance 0.01.
+        epsilon: ε > 0.
+    """
+
+    beta: float = 0.9
+    second_beta: float = 0.99
+    learning_rate: float = 1.0
+    epsilon: float = 1e-3
+
+    def __post_init__(self) -> None:
+        require(0 <= self.beta < 1, f"the server momentum beta must lie in [0, 1), got {self.beta}.")
+        require(0 <= self.second_beta < 1, f"Yogi's second_beta must lie in [0, 1), got {self.second_beta}.")
+        require(self.learning_rate > 0, f"the server learning rate must be positive, got {self.learning_rate}.")
+        require(self.epsilon > 0, f"Yogi's epsilon must be positive, got {self.epsilon}.")
+
+    def proposes(self) -> bool:
+        """It follows the change of the steps before."""
+        return False
+
+    def init(self, params: Tensor) -> State:
+        """m = 0, u = ε²."""
+        return {"momentum": torch.zeros_like(params), "second": torch.full_like(params, self.epsilon**2)}
+
+    def __call__(self, turn: ServerTurn, state: State) -> State:
+        """Replace the proposal by w + η_g m / (√u + ε)."""
+        change = turn.proposal - turn.params
+        momentum = self.beta * state["momentum"] + (1 - self.beta) * change
+        square, second = change.square(), state["second"]
+        second = second - (1 - self.second_beta) * square * torch.sign(second - square)
+        turn.proposal = turn.params + self.learning_rate * momentum / (second.sqrt() + self.epsilon)
+        return {"momentum": momentum, "second": second}
+
+
+@dataclass(frozen=True)
+class MomentumInStages(Step):
+    """For each stage: G = its change of the model;  m ← βm + (1 − β)G;  w ← w + η_g m.  One m serves all stages.
+
+    Unlike a chain that ends with `Momentum`, which sees the sum of the changes once a round. A stage that leaves the model
+    alone does not move m.
+
+    Attributes:
+        stages: steps without state, for instance `Apply()` and `DynamicServerUpdate()`.
+        momentum: the step that turns a change into momentum, `Momentum()`.
+    """
+
+    stages: tuple[Step, ...]
+    momentum: Step
+
+    def __post_init__(self) -> None:
+        for part in (*self.stages, self.momentum):
+            require(isinstance(part, Step), f"stages and momentum are steps, got {part!r}: give each as a class_path.")
+        for stage in self.stages:
+            plain = type(stage).init is Step.init and not stage.shares and not stage.consumes
+            require(plain, f"a stage of MomentumInStages keeps and shares nothing, which {type(stage).__name__} does.")
+
+    def rules(self) -> tuple[Rule, ...]:
+        """Those of the stages."""
+        return tuple(rule for stage in self.stages for rule in stage.rules())
+
+    def proposes(self) -> bool:
+        """Where a stage does."""
+        return any(stage.proposes() for stage in self.stages)
+
+    def check(self, server: Server) -> None:
+        """Check the stages."""
+        for stage in self.stages:
+            stage.check(server)
+
+    def prepare(self, turn: SetUp) -> None:
+        """Prepare the stages."""
+        for stage in self.stages:
+            stage.prepare(turn)
+
+    def init(self, params: Tensor) -> State:
+        """The momentum's."""
+        return self.momentum.init(params)
+
+    def __call__(self, turn: ServerTurn, state: State) -> State:
+        """Stage, momentum, stage, momentum …"""
+        before = turn.params
+        for stage in self.stages:
+            stage(turn, {})
+            if turn.proposal is not before:
+                seen = replace(turn, params=before)
+                state = self.momentum(seen, state)
+                turn.proposal = before = seen.proposal
+        return state

@@ -1,0 +1,116 @@
+"""Runs that tests compare: of two runners, of one process and two, before and after."""
+
+import copy
+import csv
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import processes
+import pytest
+import torch
+
+from lightning_fl import FederatedTrainer
+
+MakeTrainer = Callable[..., FederatedTrainer]
+
+SCRIPT = """
+import sys
+from lightning_fl.cli import main
+
+main(sys.argv[1:])
+"""
+COMMAND = (
+    "fit --data Digits --data.num_clients 12 --data.image_size 16 --data.partition Dirichlet --data.partition.min_samples 1 "
+    "--data.client_fraction 0.9 --data.server_fraction 0.1 "
+    "--model ImageClassifier --model.network resnet32 --model.learning_rate 0.05 --trainer.clients_per_round 5 "
+    "--trainer.local_steps 1 --trainer.max_rounds 2 --trainer.dropout_rate 0.3 --trainer.accelerator cpu "
+    "--trainer.enable_progress_bar false --trainer.enable_model_summary false"
+)
+
+
+def bits_of(trainer: FederatedTrainer, direction: str) -> dict[str, int]:
+    bits = trainer.run.ledger.round_bits[direction]
+    return {kind: count for kind, count in bits.items() if count}
+
+
+def equal_states(a: Any, b: Any) -> bool:
+    """Whether two nests of dictionaries hold bit for bit the same tensors."""
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(equal_states(a[key], b[key]) for key in a)
+    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+
+
+def fits(make_trainer: MakeTrainer, module: Any, data: Callable[[], Any], algorithm: Any = None, **flags: Any) -> Any:
+    """Train copies of a module by both runners; returns (serial, stacked), each (module, trainer)."""
+    pair = []
+    for runner in ("serial", "stacked"):
+        fitted = copy.deepcopy(module)
+        flags = {"max_rounds": 3, "clients_per_round": 4, **flags}
+        at_once = {} if runner == "stacked" else {"clients_at_once": None}
+        trainer = make_trainer(**{**flags, "runner": runner, **at_once})
+        trainer.fit(fitted, data(), copy.deepcopy(algorithm))
+        pair.append((fitted, trainer))
+    return pair
+
+
+def assert_same(pair: Any, tolerance: float = 1e-5, of_metrics: float = 1e-4) -> None:
+    (serial, by_serial), (stacked, by_stacked) = pair
+    for name, value in serial.state_dict().items():
+        torch.testing.assert_close(stacked.state_dict()[name], value, rtol=tolerance, atol=tolerance, msg=name)
+    left_out = ("time/round_seconds",)
+    for name, value in by_serial.callback_metrics.items():
+        if name not in left_out:
+            torch.testing.assert_close(
+                by_stacked.callback_metrics[name], value, rtol=of_metrics, atol=of_metrics, msg=name
+            )
+    assert by_serial.global_step == by_stacked.global_step
+
+
+def ran(
+    folder: Path, *words: str, num_processes: int = 1, launcher: tuple[str, ...] = (), algorithm: str = "FedDUSM"
+) -> tuple[list[dict[str, str]], dict[str, torch.Tensor]]:
+    """Metrics and weights of a run in processes of its own, one thread a rank; with a launcher in those that it starts."""
+    command = [*COMMAND.split(), "--trainer.default_root_dir", str(folder), *words, "--algorithm", *algorithm.split()]
+    if num_processes > 1:
+        command += ["--trainer.devices", str(num_processes)]
+    if launcher:
+        launch(launcher, command, folder.parent / "script.py")
+    else:
+        processes.run_command(command, num_processes)
+    return result(folder)
+
+
+def launch(launcher: tuple[str, ...], command: list[str], script: Path) -> None:
+    """As a user starts it."""
+    script.write_text(SCRIPT)
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PL_", "LOCAL_", "MASTER_", "WORLD_"))}
+    done = subprocess.run(
+        [*launcher, str(script), *command],
+        env=environment | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def result(folder: Path) -> tuple[list[dict[str, str]], dict[str, torch.Tensor]]:
+    """Metrics and weights that a run has left."""
+    with (folder / "metrics.csv").open() as file:
+        rows = [{k: v for k, v in row.items() if k != "time/round_seconds"} for row in csv.DictReader(file)]
+    return rows, torch.load(folder / "model.ckpt", weights_only=True)["state_dict"]
+
+
+def agree(one: tuple[list, dict], two: tuple[list, dict]) -> None:
+    """Counts are equal, averages and weights up to the order of summation."""
+    for here, there in zip(one[0], two[0], strict=True):
+        assert here.keys() == there.keys()
+        for name in here:
+            exact = name.startswith(("round", "step", "comm", "clients", "model"))
+            assert float(here[name]) == pytest.approx(float(there[name]), rel=0 if exact else 1e-5), name
+    for name, value in one[1].items():
+        torch.testing.assert_close(value, two[1][name], rtol=1e-5, atol=1e-6, msg=name)
