@@ -31,7 +31,7 @@ from lightning_fl.pruning import (
     prune,
     trainable,
 )
-from lightning_fl.pruning.curvature import layer_rates as rates
+from lightning_fl.pruning.curvature import layer_rates
 
 
 class AdaptivePruning(StructuredPruning):
@@ -159,10 +159,10 @@ class AdaptivePruning(StructuredPruning):
     def _choose(self, trainer: Any, pl_module: LightningModule) -> Plan:
         """Which filters stay, the same on every process."""
         rate = self.adaptive_rate(trainer, pl_module) if self.rate is None else self.rate
-        threshold = rates.magnitude_threshold(trainable(pl_module).values(), rate)
+        threshold = layer_rates.magnitude_threshold(trainable(pl_module).values(), rate)
         layers = prunable_layers(pl_module, example_input(trainer))
         weights: dict[str, Any] = {name: pl_module.get_submodule(name).weight for name in layers}
-        by_layer = {name: rates.layer_rate(weight, threshold) for name, weight in weights.items()}
+        by_layer = {name: layer_rates.layer_rate(weight, threshold) for name, weight in weights.items()}
         self._metrics = {"prune/rate": rate, "prune/threshold": threshold, **self.adaptive_rate.metrics}
         self._metrics |= {f"prune/rate/{name}": share for name, share in by_layer.items()}
         if not any(whole_share(share, len(weights[name])) for name, share in by_layer.items()):

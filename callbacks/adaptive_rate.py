@@ -23,7 +23,7 @@ from lightning_fl.callbacks._calibration import moved
 from lightning_fl.callbacks._sources import Source, sources_of
 from lightning_fl.errors import require
 from lightning_fl.pruning import SourceRate, TrainingLoss, check_curvature, plans_of, trainable
-from lightning_fl.pruning.curvature import layer_rates as rates
+from lightning_fl.pruning.curvature import layer_rates
 
 
 class AdaptiveRate:
@@ -141,10 +141,10 @@ class AdaptiveRate:
             source.answer(1)
         finite = np.isfinite(found)
         self.metrics = {"prune/sources": len(sources), "prune/nonfinite_sources": int((~finite).sum())}
-        weights = rates.source_weights(
+        weights = layer_rates.source_weights(
             [source.num_samples for source in sources], [source.degree for source in sources], self.epsilon
         )
-        return rates.mean_rate(np.where(finite, found, 0.0), weights)
+        return layer_rates.mean_rate(np.where(finite, found, 0.0), weights)
 
     def _rates(
         self, trainer: Any, module: LightningModule, sources: Sequence[Source], seed: tuple[int, int]

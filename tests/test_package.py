@@ -19,15 +19,22 @@ SOURCES = [
 DATA = ["lightning_fl/py.typed", "lightning_fl/report/published.csv"]
 
 
-def imported_by(statement: str) -> set[str]:
-    """The top-level modules that a fresh interpreter has loaded after `statement`."""
-    program = f"{statement}\nimport sys\nprint(*sorted(name for name in sys.modules if '.' not in name))"
+def imported_by(statement: str, dots: bool = False) -> set[str]:
+    """The top-level modules that a fresh interpreter has loaded after `statement`, or with `dots` all of them."""
+    program = f"{statement}\nimport sys\nprint(*sorted(name for name in sys.modules if {dots} or '.' not in name))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     return set(done.stdout.split())
 
 
 def test_importing_the_package_is_cheap() -> None:
     assert imported_by("import lightning_fl") & {"jsonargparse", "lightning", "numpy", "torch", "torchmetrics"} == set()
+
+
+def test_reports_need_neither_torch_nor_the_engine() -> None:
+    loaded = imported_by("import lightning_fl.report, lightning_fl.report.command", dots=True)
+    assert not {name for name in loaded if name.partition(".")[0] in ("torch", "lightning", "torchmetrics", "matplotlib")}
+    rooms = {name.split(".")[1] for name in loaded if name.startswith("lightning_fl.")}
+    assert rooms == {"checks", "errors", "outputs", "report"}
 
 
 def test_the_trainer_does_without_the_parser_and_the_parser_without_wandb() -> None:

@@ -21,7 +21,7 @@ from lightning_fl import FederatedTrainer
 from lightning_fl.cli import main
 from lightning_fl.cli.print_once import say_once
 from lightning_fl.federation.outcome import Outcome
-from lightning_fl.outputs import checkpoint_file as checkpoint
+from lightning_fl.outputs import checkpoint_file
 from lightning_fl.processes import share_of
 from lightning_fl.pruning import Plan
 
@@ -86,7 +86,8 @@ def test_what_clients_keep_is_there_for_every_process(
     several = ("--trainer.client_states", place, "--trainer.runner", runner)
     agree(one, ran(tmp_path / "two", *words, *several, num_processes=2, algorithm=algorithm))
     kept = [
-        checkpoint.load(tmp_path / run / "checkpoints" / "last.ckpt")["federation"]["run"] for run in ("one", "two")
+        checkpoint_file.load(tmp_path / run / "checkpoints" / "last.ckpt")["federation"]["run"]
+        for run in ("one", "two")
     ]
     for of in ("clients", "client_memory"):
         here, there = kept[0][of], kept[1][of]
@@ -230,5 +231,5 @@ def test_a_process_that_dies_ends_the_others_and_the_run_goes_on(tmp_path: Path)
     assert last_line.startswith("lightning-fl: another process of this run has died")
     assert "--ckpt_path last" in last_line
     assert (tmp_path / "0.code").read_text() == "1"
-    assert checkpoint.load(tmp_path / "run" / "checkpoints" / "last.ckpt")["epoch"] == 2
+    assert checkpoint_file.load(tmp_path / "run" / "checkpoints" / "last.ckpt")["epoch"] == 2
     agree(whole, ran(tmp_path / "run", *words, "--ckpt_path", "last", num_processes=2))

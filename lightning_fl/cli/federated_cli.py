@@ -33,8 +33,7 @@ from lightning_fl.cli.print_once import say_once
 from lightning_fl.cli.type_descriptions import parameters_of, shown
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError, nearest, require
-from lightning_fl.outputs import checkpoint_file as checkpoint
-from lightning_fl.outputs import wandb_run as weights_and_biases
+from lightning_fl.outputs import checkpoint_file, wandb_run
 from lightning_fl.outputs.final_table import final_table
 from lightning_fl.report import report
 from lightning_fl.trainer import FederatedTrainer
@@ -113,9 +112,9 @@ class SaveFitConfig(SaveConfigCallback):
 
     def save_config(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
         """Give it to Weights & Biases, too."""
-        if weights_and_biases.is_used(trainer):
+        if wandb_run.is_used(trainer):
             config = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
-            weights_and_biases.send_config(trainer, config, Path(trainer.log_dir) / self.config_filename)
+            wandb_run.send_config(trainer, config, Path(trainer.log_dir) / self.config_filename)
 
 
 class FederatedCLI(LightningCLI):
@@ -205,8 +204,8 @@ class FederatedCLI(LightningCLI):
     def _parse_ckpt_path(self) -> None:
         path = self.config[self.config.subcommand].get("ckpt_path") if self.config.get("subcommand") else None
         if path and path not in ("last", "best"):
-            checkpoint.load(path)  # a sentence instead of a traceback where it cannot be read
-        with checkpoint.mapped(path or ""):
+            checkpoint_file.load(path)  # a sentence instead of a traceback where it cannot be read
+        with checkpoint_file.mapped(path or ""):
             super()._parse_ckpt_path()
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:

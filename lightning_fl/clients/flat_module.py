@@ -23,7 +23,7 @@ from lightning_fl.errors import UserError, require
 from lightning_fl.pruning import Plan, plans_of
 from lightning_fl.pruning.apply_plan import PLANS
 from lightning_fl.vectors.layout import FlatGradient, Layout, Tree, common_dtype
-from lightning_fl.vectors.submodel import Excerpt
+from lightning_fl.vectors.submodel import Submodel
 
 
 class Worker:
@@ -275,11 +275,11 @@ class Worker:
             self.optimizer.take_in(found)
         return bool(found)
 
-    def mask_gradient(self, kept: Excerpt) -> Callable[[], Any]:
+    def mask_gradient(self, unpruned: Submodel) -> Callable[[], Any]:
         """What gives only the kept parameters a gradient, by multiplication in place."""
         if self.reads_gradient:
-            return partial(self.gradient.mul_, kept.factors)
-        pairs = list(zip(self._parameters, self.layout.views(kept.factors).values(), strict=True))
+            return partial(self.gradient.mul_, unpruned.factors)
+        pairs = list(zip(self._parameters, self.layout.views(unpruned.factors).values(), strict=True))
 
         def mask() -> None:
             for parameter, factors in pairs:

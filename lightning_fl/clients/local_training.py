@@ -151,13 +151,14 @@ def train_locally(
     local.learning_rate = optimizer.learning_rate
     num_samples, batch_size = len(selection), plan.batch_size
     local.num_samples = float(plan.num_samples(num_samples, worker.skips_single_samples, num_steps))
-    kept, mask_gradient = setting.kept, worker.mask_gradient(setting.kept) if setting.kept else None
+    unpruned = setting.unpruned
+    mask_gradient = worker.mask_gradient(unpruned) if unpruned else None
     if rule.reads_full_gradient:
         worker.seed(seeds[1])
         sizes = plan.batch_sizes(num_samples, worker.skips_single_samples)
         local.full_gradient = full_gradient(worker, selection.batches(batch_size), sizes, resident)
-        if kept is not None:
-            local.full_gradient.mul_(kept.factors)
+        if unpruned is not None:
+            local.full_gradient.mul_(unpruned.factors)
         worker.load(received["model"], received["buffers"], counters)
         local.learning_rate = optimizer.learning_rate
     rule.start(local)
@@ -229,8 +230,8 @@ def train_locally(
                         local.gradient_at_received = found
                     rule.correct(local)
                     rule.step(local)
-                    if kept is not None and not optimizer.is_elementwise:
-                        local.params.mul_(kept.factors)
+                    if unpruned is not None and not optimizer.is_elementwise:
+                        local.params.mul_(unpruned.factors)
                     if worker.personal_leaves:
                         worker.personal_optimizer.step()
                     local.num_steps += 1

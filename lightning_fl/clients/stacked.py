@@ -158,8 +158,8 @@ def train_stack(
     if rule.reads_full_gradient:
         worker.seed(members[0].seeds[1])
         local.full_gradient = _full_gradients(worker, stack, members, plan, resident)
-        if setting.kept is not None:
-            local.full_gradient.mul_(setting.kept.factors)
+        if setting.unpruned is not None:
+            local.full_gradient.mul_(setting.unpruned.factors)
         stack.restart(received, counters)
         local.learning_rate = optimizer.learning_rate
     rule.start(local)
@@ -324,8 +324,8 @@ def _finish(
 
 def _mask_and_clip(stack: Stack, setting: Setting, plan: LocalPlan) -> None:
     """What is done with the gradients of a step: 0 outside a pruning mask, and clipped."""
-    if setting.kept is not None:
-        stack.gradient.mul_(setting.kept.factors)
+    if setting.unpruned is not None:
+        stack.gradient.mul_(setting.unpruned.factors)
     if plan.clip_value:
         _clip(stack.gradient, list(stack.personal_leaves.values()), plan.clip_value, plan.clip_algorithm)
 

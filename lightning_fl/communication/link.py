@@ -10,7 +10,7 @@ import numpy as np
 from lightning_fl.codecs import Dense
 from lightning_fl.communication.ledger import Direction, Ledger
 from lightning_fl.slots import Codec, Message, Setting, State
-from lightning_fl.vectors.submodel import Excerpt
+from lightning_fl.vectors.submodel import Submodel
 
 T = TypeVar("T")
 
@@ -56,7 +56,7 @@ class Link:
         """
         num_recipients = self.setting.num_clients if self.downlink.for_all() else len(recipients)
         self.received, memory = self._send(
-            "down", self.downlink, message, dict(self.server_memory), self.setting.kept, num_recipients, follow=True
+            "down", self.downlink, message, dict(self.server_memory), self.setting.unpruned, num_recipients, follow=True
         )
         self.server_memory.clear()
         self.server_memory.update(memory)
@@ -64,17 +64,19 @@ class Link:
 
     def down(self, client: int, message: Message) -> Message:
         """Send one client a message of its own, whole."""
-        return self._send("down", self.downlink, message, {}, self.setting.kept)[0]
+        return self._send("down", self.downlink, message, {}, self.setting.unpruned)[0]
 
     def tell(self, clients: Sequence[int], message: Message) -> None:
         """Send each of some clients the same message, whatever the codec."""
         self._send("down", Dense(), message, {}, None, len(clients))
 
-    def up(self, client: int, message: Message, excerpt: Excerpt | None = None) -> Message:
-        """Send a client's message, or an excerpt of it, to the server; returns what the server sees, 0 where nothing was sent."""
+    def up(self, client: int, message: Message, submodel: Submodel | None = None) -> Message:
+        """Send a client's message, or a part of it, to the server; returns what the server sees, 0 where nothing was sent."""
         memory = self._pending[client] if client in self._pending else self._kept(client, message)
-        within = self.setting.kept if excerpt is None else excerpt.within(self.setting)
-        seen, memory = self._send("up", self.uplink, message, memory, within)
+        unpruned = self.setting.unpruned
+        if submodel is not None:
+            submodel = submodel.intersect(unpruned, self.setting.layout, self.setting.buffer_layout)
+        seen, memory = self._send("up", self.uplink, message, memory, submodel or unpruned)
         if memory:
             self._pending[client] = memory
         return seen
@@ -98,20 +100,21 @@ class Link:
         codec: Codec,
         message: Message,
         memory: State,
-        excerpt: Excerpt | None,
+        submodel: Submodel | None,
         recipients: int = 1,
         follow: bool = False,
     ) -> tuple[Message, State]:
         """Encode, book, decode; returns what arrives and the sender's new memory, which stays where it has nothing to encode.
 
-        Of an excerpt nothing else crosses, and 0 arrives. With `follow` the recipients have what the earlier broadcasts brought.
+        Of the vectors only the submodel crosses, and elsewhere 0 arrives. With `follow` the recipients have what the earlier
+        broadcasts brought.
         """
-        if excerpt is not None:
-            shorter, known = excerpt.take(message), excerpt.take(memory)
-            arrived, known = self._cross(direction, codec, shorter, known, excerpt.setting, recipients, follow)
+        if submodel is not None:
+            shorter, known, smaller = submodel.gather(message), submodel.gather(memory), self.setting.within(submodel)
+            arrived, known = self._cross(direction, codec, shorter, known, smaller, recipients, follow)
             # A vector of which nothing is sent takes no storage.
             nothing = {name: x.new_zeros(1).expand_as(x) for name, x in message.items() if name not in arrived}
-            return {**nothing, **excerpt.put(arrived, {})}, excerpt.put(known, memory)
+            return {**nothing, **submodel.scatter(arrived, {})}, submodel.scatter(known, memory)
         return self._cross(direction, codec, message, memory, self.setting, recipients, follow)
 
     def _cross(

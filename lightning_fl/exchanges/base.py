@@ -18,7 +18,7 @@ from torch import Tensor
 from lightning_fl.errors import require
 from lightning_fl.slots import Channel, Exchange, Message, Result, Setting, Upload, is_finite
 from lightning_fl.vectors.layer_groups import Group, as_yaml
-from lightning_fl.vectors.submodel import Excerpt
+from lightning_fl.vectors.submodel import Submodel
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,9 @@ class LayerChoice(Exchange):
             if not chosen.any():
                 result = replace(result, state={})  # what it has not sent the server cannot have accepted
             device = result.message["model"].device
-            excerpt = Excerpt.of(channel.setting, layers, chosen.to(device).split(1), device)
-            yield Upload(result, channel.up(client, result.message, excerpt), excerpt.masks(result.message))
+            layouts = channel.setting.layout, channel.setting.buffer_layout
+            submodel = Submodel.from_groups(*layouts, layers, chosen.to(device).split(1), device)
+            yield Upload(result, channel.up(client, result.message, submodel), submodel.masks(result.message))
 
 
 def best(scores: Mapping[int, list[float]], n: int) -> dict[int, Tensor]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from lightning_fl.errors import nearest, require
 from lightning_fl.slots import Channel, Exchange, Result, Setting, Upload, is_finite
 from lightning_fl.vectors.layer_groups import Group, Groups, as_yaml, check_choice, resolve
-from lightning_fl.vectors.submodel import Excerpt
+from lightning_fl.vectors.submodel import Submodel
 
 SCORES = ("delta", "magnitude")
 
@@ -62,9 +62,10 @@ class PrunedUnits(Exchange):
                 continue
             kept = torch.cat(self._keep(result, layers, channel))
             kept = channel.up(result.client, {"mask/units": kept})["mask/units"]
-            excerpt = Excerpt.of(channel.setting, layers, kept.split(sizes), kept.device)
-            sent = excerpt.masks(result.message)
-            yield Upload(result, channel.up(result.client, result.message, excerpt), sent)
+            layouts = channel.setting.layout, channel.setting.buffer_layout
+            submodel = Submodel.from_groups(*layouts, layers, kept.split(sizes), kept.device)
+            sent = submodel.masks(result.message)
+            yield Upload(result, channel.up(result.client, result.message, submodel), sent)
 
     def _layers(self, setting: Setting) -> tuple[Group, ...]:
         return resolve(self.groups, setting.groups, setting.layout, setting.buffer_layout)

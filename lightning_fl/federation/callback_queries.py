@@ -39,7 +39,7 @@ class Answers:
             setting: of the round.
             cohort: its clients.
         """
-        booked, layout = Ledger(), setting.layout if setting.kept is None else setting.kept.setting.layout
+        booked, layout = Ledger(), (setting.unpruned or setting).layout
         left = {"model": layout.numel, "buffers": setting.buffer_layout.numel}
         rest = {name: x[left[name] :] for name, x in self.about.items()}  # whichever numbers it is, they cost the same
         link = Link(setting, Dense(), Dense(), booked, {}, {})

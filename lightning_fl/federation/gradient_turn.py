@@ -72,7 +72,7 @@ def exchange_gradients(
     if not any(gather_objects(fabric, len(finite))):
         return [], {}
     mean = aggregator.finish(accumulator)[MEAN_GRADIENT].to(link.received["model"].dtype)
-    message, kept = {MEAN_GRADIENT: mean}, link.setting.kept
+    message, unpruned = {MEAN_GRADIENT: mean}, link.setting.unpruned
     told = [client for client in clients if client in finite]
-    link.tell(told, message if kept is None else kept.take(message))
+    link.tell(told, message if unpruned is None else unpruned.gather(message))
     return told, message

@@ -33,7 +33,6 @@ from lightning_fl.server.server_side import ServerSide
 from lightning_fl.slots import Message, ServerTurn, Setting, SetUp, State, Surgery, Upload, is_finite
 from lightning_fl.state.run_state import COHORT, DROPOUT, EXCHANGE, SETUP, Run
 from lightning_fl.vectors.layer_groups import Group
-from lightning_fl.vectors.submodel import Excerpt
 
 
 @dataclass
@@ -75,7 +74,6 @@ class Federation:
     on_upload: Callable[[int, int, int], None]
     on_prepared: Callable[[int, int, int], None]
     runner: Runner = serial
-    _kept: Excerpt | None = field(default=None, init=False, repr=False)
     _answers: Answers = field(default_factory=Answers, init=False, repr=False)
 
     @property
@@ -91,11 +89,7 @@ class Federation:
             num_rounds=self.num_rounds,
             momentum=self.worker.optimizer.momentum,
         )
-        if run.mask is None:
-            return setting
-        if self._kept is None or self._kept.params is not run.mask or self._kept.setting.round != run.round:
-            self._kept = Excerpt.of_masks(setting, run.mask)
-        return replace(setting, kept=self._kept)
+        return setting if run.unpruned is None else replace(setting, unpruned=run.unpruned)
 
     @property
     def plan_of_round(self) -> LocalPlan:
@@ -226,8 +220,8 @@ class Federation:
         run.params, run.buffers = turn.proposal, turn.proposed_buffers
         if self._shares_uploads:  # every rank has learned from them, and rounding must not lead them apart
             run.params, run.buffers = self._of_rank_zero(run.params), self._of_rank_zero(run.buffers)
-        if setting.kept is not None:
-            run.params = run.params.clone().mul_(setting.kept.factors)  # whatever a step may have added
+        if setting.unpruned is not None:
+            run.params = run.params.clone().mul_(setting.unpruned.factors)  # whatever a step may have added
         self._take_in(outcome)
         if turn.mask is not None and turn.mask is not run.mask:
             self.set_mask(turn.mask)

@@ -4,26 +4,37 @@ from __future__ import annotations
 
 from math import isnan
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
+
+from lightning.pytorch.loggers import Logger
+from torch import Tensor
 
 from lightning_fl.outputs.metrics_csv import RoundCSVLogger, read_rows
+from lightning_fl.outputs.run_folder import EXPORT, METRICS
 from lightning_fl.outputs.units import in_bytes
-from lightning_fl.trainer.checkpointing import EXPORT, METRICS
-
-if TYPE_CHECKING:
-    from lightning_fl.trainer import FederatedTrainer
 
 TARGETS = ("val/accuracy", "val/loss", "train/loss")
 
 
-def final_table(trainer: FederatedTrainer) -> str:
+class Finished(Protocol):
+    """What the table reads of a trainer whose run is over."""
+
+    run: Any
+    loggers: list[Logger]
+    loss_guard: Any
+    default_root_dir: str
+    enable_checkpointing: bool
+    callback_metrics: dict[str, Tensor]
+
+
+def final_table(trainer: Finished) -> str:
     """What a finished `fit` has reached and where it is, a line each."""
     lines = final_lines(trainer)
     width = max(len(name) for name, _ in lines)
     return "\n".join(f"{name:<{width}}  {value}" for name, value in lines)
 
 
-def final_lines(trainer: FederatedTrainer) -> list[tuple[str, str]]:
+def final_lines(trainer: Finished) -> list[tuple[str, str]]:
     """Name and value of accuracy, rounds, bytes, rejected uploads if there were any, curve and model."""
     run = trainer.run
     lines = [

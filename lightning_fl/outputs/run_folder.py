@@ -1,4 +1,7 @@
-"""The folder of a run: that it can be written, and what an earlier run has left there."""
+"""The folder of a run: the names of its files, that it can be written, and what an earlier run has left there.
+
+`lightning-fl report` reads it without Lightning, which is imported only where a run writes.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.utilities.rank_zero import rank_zero_info
-
 from lightning_fl.errors import UserError
-from lightning_fl.outputs.metrics_csv import RoundCSVLogger
-from lightning_fl.trainer.checkpointing import CONFIG, EXPORT, HPARAMS, LAST, METRICS
+
+LAST = Path("checkpoints") / "last.ckpt"
+EXPORT = "model.ckpt"
+METRICS = "metrics.csv"
+HPARAMS = "hparams.yaml"
+CONFIG = "config.yaml"
+COMMUNICATION = "communication.json"
+FILES = (METRICS, COMMUNICATION, HPARAMS, CONFIG, EXPORT, LAST.parent)
 
 
 class RunFolder:
@@ -46,6 +53,8 @@ class RunFolder:
             set_earlier_run_aside(self.trainer.default_root_dir)
         if self.trainer.ckpt_path is None:
             return
+        from lightning_fl.outputs.metrics_csv import RoundCSVLogger
+
         for logger in self.trainer.loggers:
             if isinstance(logger, RoundCSVLogger):
                 logger.keep_rounds_before(self.first_round, self._home)
@@ -100,7 +109,7 @@ def set_earlier_run_aside(root: str) -> None:
     They gather in `earlier-1.moving`, whose new name completes the move: `bring_earlier_run_back` undoes one that was cut short.
     """
     folder = Path(root)
-    present = [folder / name for name in (METRICS, HPARAMS, CONFIG, EXPORT, LAST.parent) if (folder / name).exists()]
+    present = [folder / name for name in FILES if (folder / name).exists()]
     if all(path.name in (CONFIG, HPARAMS) for path in present):
         return
     number = 1
@@ -111,6 +120,8 @@ def set_earlier_run_aside(root: str) -> None:
     for path in present:
         os.replace(path, moving / path.name)
     os.replace(moving, aside)
+    from lightning.pytorch.utilities.rank_zero import rank_zero_info
+
     rank_zero_info(f"The earlier run in {root} was moved to {aside}.")
 
 

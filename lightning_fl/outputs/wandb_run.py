@@ -20,7 +20,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from lightning_fl.errors import UserError
 from lightning_fl.outputs.figures import label_histogram
 from lightning_fl.outputs.loggers import tell
-from lightning_fl.trainer.checkpointing import EXPORT
+from lightning_fl.outputs.run_folder import EXPORT
 
 # Columns that charts may have on their horizontal axis.
 AXES = ("comm/total_uplink_bytes", "comm/total_downlink_bytes", "time/simulated_seconds", "round")

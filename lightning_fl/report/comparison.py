@@ -12,10 +12,10 @@ import numpy as np
 
 from lightning_fl.checks import reaches
 from lightning_fl.errors import UserError, nearest, require
+from lightning_fl.outputs.units import KINDS
 from lightning_fl.report.labels import identity, labels
 from lightning_fl.report.records import Record
 from lightning_fl.report.smoothing import ORDER, WINDOW, Floats, fitting_window, smooth
-from lightning_fl.slots import KINDS
 
 AXES = {
     "uplink": "comm/total_uplink_bytes",

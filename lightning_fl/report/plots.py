@@ -11,9 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from lightning_fl.outputs.figures import COLOURS, STYLE, line_style
-from lightning_fl.outputs.units import SECONDS, unit_of
+from lightning_fl.outputs.units import KINDS, SECONDS, unit_of
 from lightning_fl.report.comparison import Group, Metric
-from lightning_fl.slots import KINDS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

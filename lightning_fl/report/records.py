@@ -1,4 +1,4 @@
-"""Runs as they lie on the disk: `metrics.csv`, the configuration, and what the checkpoint's ledger says of the bits."""
+"""Runs as they lie on the disk: `metrics.csv`, the configuration, and the bits by kind."""
 
 from __future__ import annotations
 
@@ -14,12 +14,9 @@ import numpy as np
 import yaml
 
 from lightning_fl.errors import UserError, nearest, require
-from lightning_fl.outputs import checkpoint_file as checkpoint
+from lightning_fl.outputs.communication_json import Bits, read_communication
+from lightning_fl.outputs.run_folder import COMMUNICATION, CONFIG, HPARAMS, LAST, METRICS
 from lightning_fl.report.smoothing import Floats
-from lightning_fl.trainer.checkpointing import CONFIG, HPARAMS, LAST, METRICS
-
-Bits = dict[str, dict[str, int]]
-"""By direction (`up`, `down`) and kind."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +28,7 @@ class Record:
         columns: by name the numbers of `metrics.csv` (n,), NaN where a row has none.
         settings: the configuration with dots between the keys, classes by their bare names; {} if there is none.
         algorithm: name of the method; that of the folder if nothing says it.
-        bits: of the whole run by direction and kind; None without a checkpoint to read them from.
+        bits: of the whole run by direction and kind; None where no file says them.
         gaps: sentences about what is missing.
         not_finite: by name the cells of a column in which `nan` or `inf` stands; in `columns` they are NaN.
     """
@@ -86,7 +83,7 @@ def read_run(path: str | Path) -> Record:
     planned = settings.get("trainer.max_rounds")
     if isinstance(planned, int) and rounds[-1] + 1 < planned:
         gaps.append(f"it ends after {int(rounds[-1]) + 1} of {planned} rounds")
-    bits, problem = _read_bits(folder / LAST)
+    bits, problem = _read_bits(folder)
     algorithm = str(settings.get("algorithm") or folder.name)
     return Record(folder, columns, settings, algorithm, bits, tuple(gaps + problem), not_finite)
 
@@ -167,12 +164,18 @@ def flatten(node: Any, prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _read_bits(path: Path) -> tuple[Bits | None, list[str]]:
-    """What the ledger in a checkpoint has counted."""
-    if not path.is_file():
-        return None, []
+def _read_bits(folder: Path) -> tuple[Bits | None, list[str]]:
+    """Return the bits by kind from `communication.json`; runs of version 0.1 have them in the checkpoint alone."""
     try:
-        bits: Bits = checkpoint.load(path)["federation"]["run"]["ledger"]["total_bits"]
+        bits = read_communication(folder)
+    except ValueError:
+        return None, [f"its {COMMUNICATION} cannot be read, so that its bits are not known by kind"]
+    if bits is not None or not (folder / LAST).is_file():
+        return bits, []
+    from lightning_fl.outputs import checkpoint_file  # imports torch, which no later run needs
+
+    try:
+        bits = checkpoint_file.load(folder / LAST)["federation"]["run"]["ledger"]["total_bits"]
     except (UserError, KeyError):
         return None, [f"its {LAST} cannot be read, so that its bits are not known by kind"]
     return bits, []

@@ -9,14 +9,13 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
-from lightning_fl.outputs.units import BYTES, SECONDS, decimals, magnitude, significant, unit_of
+from lightning_fl.outputs.units import BYTES, KINDS, SECONDS, decimals, magnitude, significant, unit_of
 from lightning_fl.report.comparison import Group, Metric, mean_and_spread
 from lightning_fl.report.document import Table
 from lightning_fl.report.labels import SEEDS, differing, is_of_method, setting, shown, telling
 from lightning_fl.report.published import PublishedRow, PublishedTable, measured
 from lightning_fl.report.published_settings import in_short
 from lightning_fl.report.records import SOURCES
-from lightning_fl.slots import KINDS
 
 Spread = tuple[float | None, float | None, int]
 """Mean, standard deviation and count, as `mean_and_spread` gives them."""

@@ -28,7 +28,7 @@ from lightning_fl.server.evaluation import mean_training_loss, measure
 from lightning_fl.server.macs import count_layer_macs
 from lightning_fl.slots import Message, Rule, ServerTraining, Setting, is_finite
 from lightning_fl.state.run_state import SERVER, Run
-from lightning_fl.vectors.submodel import Excerpt
+from lightning_fl.vectors.submodel import Submodel
 
 
 @dataclass
@@ -114,7 +114,7 @@ class ServerSide:
         samples = self.data.train.select(self.data.server_indices[rows])
         setting = self.setting
         if mask is not None:
-            setting = replace(setting, kept=Excerpt.of_masks(replace(setting, kept=None), mask))
+            setting = replace(setting, unpruned=Submodel.from_masks(setting.layout, setting.buffer_layout, mask))
         order, own = run.torch_seeds(SERVER)
         worker.personal.copy_(run.personal)
         state, resident = rule.init(received["model"]), self.data.train.resident
@@ -200,8 +200,8 @@ class ServerSide:
             (m, C).
         """
         worker = self.worker
-        if self.setting.kept is not None:
-            params = params * self.setting.kept.factors.to(params.dtype)
+        if self.setting.unpruned is not None:
+            params = params * self.setting.unpruned.factors.to(params.dtype)
         tree = worker.layout.views(params) | worker.buffer_layout.views(buffers) | worker.read_counters()
         with evaluating(worker.module), worker.fabric.strategy.precision.forward_context():
             worker.module.train(training)

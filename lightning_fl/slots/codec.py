@@ -74,9 +74,10 @@ class Codec(ABC):
 
 def through(codec: Codec, message: Message, setting: Setting) -> Message:
     """What a codec makes of a message of the server's: what it makes of the kept coordinates, 0 elsewhere."""
-    kept = setting.kept
-    if kept is None:
+    unpruned = setting.unpruned
+    if unpruned is None:
         payload, _ = codec.encode(message, {}, setting)
         return codec.decode(payload, setting)
-    payload, _ = codec.encode(kept.take(message), {}, kept.setting)
-    return kept.put(codec.decode(payload, kept.setting), {})
+    smaller = setting.within(unpruned)
+    payload, _ = codec.encode(unpruned.gather(message), {}, smaller)
+    return unpruned.scatter(codec.decode(payload, smaller), {})

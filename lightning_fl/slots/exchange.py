@@ -5,16 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from torch import Tensor
 
 from lightning_fl.slots.message import Message, State
 from lightning_fl.slots.setting import Setting
-
-if TYPE_CHECKING:
-    from lightning_fl.vectors.submodel import Excerpt
+from lightning_fl.vectors.submodel import Submodel
 
 T = TypeVar("T")
 
@@ -72,8 +70,8 @@ class Channel(Protocol):
     setting: Setting
     received: Message
 
-    def up(self, client: int, message: Message, excerpt: Excerpt | None = None) -> Message:
-        """Client to server; of the vectors only what the excerpt holds, the rest arrives as 0."""
+    def up(self, client: int, message: Message, submodel: Submodel | None = None) -> Message:
+        """Client to server; of the vectors only what the submodel holds, the rest arrives as 0."""
 
     def down(self, client: int, message: Message) -> Message:
         """Server to one client."""

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
 
 from lightning_fl.vectors.layer_groups import Group
 from lightning_fl.vectors.layout import Layout
-
-if TYPE_CHECKING:
-    from lightning_fl.vectors.submodel import Excerpt
+from lightning_fl.vectors.submodel import Submodel
 
 
 @dataclass(frozen=True)
@@ -25,7 +22,7 @@ class Setting:
         num_rounds: rounds of the run.
         momentum: ρ of the module's SGD, v ← ρv + g, and 0 for other optimisers; None for an SGD that has no one such ρ,
             or whose scheduler moves it.
-        kept: the parameters that a pruning mask keeps, all others being 0; None: there is no mask.
+        unpruned: the parameters that a pruning mask keeps, all others being 0; None if there is no mask.
     """
 
     layout: Layout
@@ -35,7 +32,11 @@ class Setting:
     round: int = 0
     num_rounds: int = 1
     momentum: float | None = 0.0
-    kept: Excerpt | None = None
+    unpruned: Submodel | None = None
+
+    def within(self, submodel: Submodel) -> Setting:
+        """Return the setting of a smaller model."""
+        return replace(self, layout=submodel.layout, buffer_layout=submodel.buffer_layout, groups=(), unpruned=None)
 
     def num_rounds_of(self, share: int | float) -> int:
         """A number of rounds that was given as a count or as a fraction of the run, which is at least one."""

@@ -18,6 +18,7 @@ from lightning_fl.state.client_states import ClientStates, ClientStatesOnDisk
 from lightning_fl.vectors.layout import Layout
 from lightning_fl.vectors.personal import PERSONAL
 from lightning_fl.vectors.pruning_map import Cut, layout_of
+from lightning_fl.vectors.submodel import Submodel
 
 # What a stream of random numbers is for: part of its seed, so that no two streams coincide.
 COHORT, DROPOUT, CLIENT, SERVER, EXCHANGE, SETUP, VALIDATION, STRAGGLER = range(8)
@@ -49,6 +50,7 @@ class Run:
         num_rounds_rejecting: rounds in which it rejected any.
         mask: the parameters that pruning keeps (d,), bools; all others are 0, and so is what belongs to them in every state
             and memory. None: all are kept.
+        unpruned: the submodel of what the mask keeps, made with it.
         told: clients that have been sent the mask.
         macs_at_start: multiply-accumulates of one sample's forward pass before anything was pruned, if they can be counted.
         initial_loss: what a `LossGuard` compares with, once it is known.
@@ -74,6 +76,7 @@ class Run:
     num_rejected: int = 0
     num_rounds_rejecting: int = 0
     mask: Tensor | None = None
+    unpruned: Submodel | None = field(default=None, init=False)
     told: set[int] = field(default_factory=set)
     macs_at_start: int | None = None
     initial_loss: float | None = None
@@ -108,7 +111,8 @@ class Run:
         """
         if bool(mask.all()) if self.mask is None else torch.equal(mask, self.mask):
             return
-        self.mask, self.told = mask, set()
+        self._prune_to(mask)
+        self.told = set()
         factors = mask.to(self.params.dtype)
         spared, on_host = frozenset(spared), factors.cpu()
 
@@ -125,6 +129,11 @@ class Run:
         for client in list(self.client_memory):
             self.client_memory[client] = masked(self.client_memory[client], on_host)
 
+    def _prune_to(self, mask: Tensor | None) -> None:
+        """Set the mask (d,) and the submodel that it keeps."""
+        self.mask = mask
+        self.unpruned = None if mask is None else Submodel.from_masks(self.layout, self.buffer_layout, mask)
+
     def client_state(self, client: int, rule: Rule, received: Tensor) -> State:
         """A copy of what a client keeps, on the device of `params`; at its first time what it begins with."""
         state = self.clients.get(client)
@@ -140,7 +149,7 @@ class Run:
         self.counters = {name: plan.cut(name, x) for name, x in self.counters.items()}
         self.server = {name: cut.state(state) for name, state in self.server.items()}
         self.server_memory = cut.state(self.server_memory)
-        self.mask = None if self.mask is None else cut.params(self.mask)
+        self._prune_to(None if self.mask is None else cut.params(self.mask))
         for kept in (self.clients, self.client_memory):
             for client in list(kept):
                 kept[client] = cut.state(kept[client])
@@ -218,7 +227,7 @@ class Run:
         self.num_rejected = state.get("num_rejected", 0)
         self.num_rounds_rejecting = state.get("num_rounds_rejecting", 0)
         mask = state.get("mask")  # checkpoints of 0.1 have none
-        self.mask = None if mask is None else self.layout.relay(mask, source).to(device, copy=True)
+        self._prune_to(None if mask is None else self.layout.relay(mask, source).to(device, copy=True))
         self.told = set(state.get("told", ()))
         self.macs_at_start = state.get("macs_at_start", self.macs_at_start)  # checkpoints of 0.1 have none
         self.initial_loss = state.get("initial_loss")

@@ -7,7 +7,6 @@ import shutil
 import tempfile
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 from weakref import finalize
 
 import torch
@@ -26,13 +25,11 @@ from lightning_fl.slots import MEAN_GRADIENT
 from lightning_fl.state.client_states import ClientStatesOnDisk
 from lightning_fl.state.run_state import Run
 from lightning_fl.trainer.flags import cohort_size
+from lightning_fl.trainer.lightning_interface import TrainerInterface
 from lightning_fl.vectors.layer_groups import layer_groups
 
-if TYPE_CHECKING:
-    from lightning_fl.trainer import FederatedTrainer
 
-
-def assemble(trainer: FederatedTrainer) -> Federation:
+def assemble(trainer: TrainerInterface) -> Federation:
     """Set up the optimiser and `trainer.run`, check that everything fits, and choose a runner.
 
     Args:
@@ -91,7 +88,7 @@ def _initial_run(worker: Worker) -> Run:
     )
 
 
-def _local_plan(trainer: FederatedTrainer, data: FederatedDataModule) -> LocalPlan:
+def _local_plan(trainer: TrainerInterface, data: FederatedDataModule) -> LocalPlan:
     limit = trainer.limits["limit_train_batches"]
     return LocalPlan(
         batch_size=data.batch_size,
@@ -118,7 +115,7 @@ def _configure_optimizer(worker: Worker, algorithm: Algorithm) -> None:
         )
 
 
-def _runner(trainer: FederatedTrainer, federation: Federation) -> Runner:
+def _runner(trainer: TrainerInterface, federation: Federation) -> Runner:
     """The runner that the flags and the module allow, tried on what would come down first."""
     algorithm, run = federation.algorithm, federation.run
     before = {MEAN_GRADIENT: torch.zeros_like(run.params)} if algorithm.rule.reads_mean_gradient else {}
@@ -135,7 +132,7 @@ def _runner(trainer: FederatedTrainer, federation: Federation) -> Runner:
     )
 
 
-def keep_client_states(trainer: FederatedTrainer) -> None:
+def keep_client_states(trainer: TrainerInterface) -> None:
     """Make the folder that the trainer's `client_states` asks for, one a machine; it goes when the run does."""
     if trainer.client_states == "memory":
         return

@@ -14,15 +14,10 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from lightning_fl.errors import UserError
-from lightning_fl.federation import follow_pruning as surgery
-from lightning_fl.outputs import checkpoint_file as checkpoints
+from lightning_fl.federation import follow_pruning
+from lightning_fl.outputs import checkpoint_file
+from lightning_fl.outputs.run_folder import LAST
 from lightning_fl.state.run_state import as_saved
-
-LAST = Path("checkpoints") / "last.ckpt"
-EXPORT = "model.ckpt"
-METRICS = "metrics.csv"
-HPARAMS = "hparams.yaml"
-CONFIG = "config.yaml"
 
 
 def build_checkpoint(trainer: Any, weights_only: bool = False) -> dict[str, Any]:
@@ -35,18 +30,18 @@ def build_checkpoint(trainer: Any, weights_only: bool = False) -> dict[str, Any]
         "pytorch-lightning_version": lightning.__version__,
         "state_dict": trainer.bound_worker.state_dict(run_state) if trainer.fit_loop.before_round else _copied(module),
     }
-    checkpoint |= surgery.as_saved(module)
+    checkpoint |= follow_pruning.as_saved(module)
     for part in (module, trainer.datamodule):
         if part is not None and part.hparams:
             if hasattr(part, "_hparams_name"):
                 checkpoint[part.CHECKPOINT_HYPER_PARAMS_NAME] = part._hparams_name
-            checkpoint[part.CHECKPOINT_HYPER_PARAMS_KEY] = checkpoints.plain(dict(part.hparams))
+            checkpoint[part.CHECKPOINT_HYPER_PARAMS_KEY] = checkpoint_file.plain(dict(part.hparams))
     if not weights_only:
         checkpoint["callbacks"] = {c.state_key: state for c in trainer.callbacks if (state := c.state_dict())}
         checkpoint["optimizer_states"] = []
         checkpoint["lr_schedulers"] = []
         checkpoint["federation"] = {
-            "format": checkpoints.FORMAT,
+            "format": checkpoint_file.FORMAT,
             "algorithm": trainer.algorithm.name,
             "num_clients": trainer.datamodule.num_clients,
             "max_rounds": trainer.max_rounds,
@@ -90,7 +85,7 @@ def resolve(trainer: Any, ckpt_path: str | os.PathLike[str] | None) -> str | Non
     if ckpt_path == "best":
         best = trainer._best_path()
         if not best and last.is_file():
-            states = checkpoints.load(last).get("callbacks", {})
+            states = checkpoint_file.load(last).get("callbacks", {})
             best = next((s["best_model_path"] for s in states.values() if s.get("best_model_path")), "")
         if not best:
             raise UserError(
@@ -108,9 +103,9 @@ def evaluate_checkpoint(trainer: Any, path: str) -> None:
     Raises:
         UserError: it is unreadable or belongs to another model.
     """
-    module, checkpoint = trainer.lightning_module, checkpoints.load(path)
-    if plans := surgery.missing_plans(module, checkpoint):
-        surgery.prune_bound(trainer.bound_worker, plans)
+    module, checkpoint = trainer.lightning_module, checkpoint_file.load(path)
+    if plans := follow_pruning.missing_plans(module, checkpoint):
+        follow_pruning.prune_bound(trainer.bound_worker, plans)
     load_model(module, checkpoint, path)
 
 
@@ -138,14 +133,14 @@ def resume(trainer: Any, path: str) -> None:
     Raises:
         UserError: the checkpoint is unreadable or belongs to another model, algorithm or federation.
     """
-    checkpoint = checkpoints.load(path)
-    federation = checkpoints.federation_of(checkpoint, path, trainer.algorithm.name)
+    checkpoint = checkpoint_file.load(path)
+    federation = checkpoint_file.federation_of(checkpoint, path, trainer.algorithm.name)
     if federation["num_clients"] != trainer.datamodule.num_clients:
         raise UserError(
             f"the checkpoint {path} is of a federation of {federation['num_clients']} clients, "
             f"this one has {trainer.datamodule.num_clients}: give the same data."
         )
-    surgery.rebuild(trainer.fit_loop.federation, checkpoint)
+    follow_pruning.rebuild(trainer.fit_loop.federation, checkpoint)
     load_model(trainer.lightning_module, checkpoint, path)
     trainer.worker.optimizer.load_state_dict(federation["learning_rates"])
     trainer.hooks.call_callbacks("on_load_checkpoint", checkpoint)

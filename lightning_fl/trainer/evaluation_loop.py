@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lightning_fl.errors import UserError
-from lightning_fl.outputs import checkpoint_file as checkpoints
+from lightning_fl.outputs import checkpoint_file
 from lightning_fl.server.evaluation import as_loaders, evaluate, num_batches
 from lightning_fl.server.validation import ModelValidation, owned_by_clients
-from lightning_fl.trainer import checkpointing as persistence
-
-if TYPE_CHECKING:
-    from lightning_fl.trainer import FederatedTrainer
+from lightning_fl.trainer import checkpointing
+from lightning_fl.trainer.lightning_interface import TrainerInterface
 
 
-def run_evaluation(trainer: FederatedTrainer, stage: str) -> tuple[dict[str, float], list[list[Any]]]:
+def run_evaluation(trainer: TrainerInterface, stage: str) -> tuple[dict[str, float], list[list[Any]]]:
     """One evaluation of the trainer's model.
 
     Args:
@@ -35,8 +33,8 @@ def run_evaluation(trainer: FederatedTrainer, stage: str) -> tuple[dict[str, flo
         raise UserError(f"{type(module).__name__} has no {stage}_step.")
     kept: Mapping[int, Any] = trainer.run.clients if "run" in vars(trainer) else {}
     if trainer.ckpt_path is not None:
-        kept = checkpoints.load(trainer.ckpt_path).get("federation", {}).get("run", {}).get("clients", {})
-        persistence.evaluate_checkpoint(trainer, trainer.ckpt_path)
+        kept = checkpoint_file.load(trainer.ckpt_path).get("federation", {}).get("run", {}).get("clients", {})
+        checkpointing.evaluate_checkpoint(trainer, trainer.ckpt_path)
     short = {"validation": "val"}.get(stage, stage)
     loaders, limit = (
         as_loaders(getattr(trainer.data, f"{short}_dataloader")()),

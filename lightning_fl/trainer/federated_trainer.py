@@ -6,12 +6,11 @@ The round itself is `lightning_fl.federation.round.Federation.train_round`; a ro
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from lightning.fabric.accelerators import Accelerator
 from lightning.fabric.strategies import Strategy
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
@@ -21,13 +20,12 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.clients.flat_module import Worker
-from lightning_fl.clients.hooks import Hooks
 from lightning_fl.communication.simulated_clock import SimulatedClock
-from lightning_fl.data import FederatedDataModule, Source
+from lightning_fl.data import Source
 from lightning_fl.federation.loss_guard import LossGuard
-from lightning_fl.outputs import checkpoint_file as checkpoints
-from lightning_fl.state.run_state import Run
-from lightning_fl.trainer import checkpointing as persistence
+from lightning_fl.outputs import checkpoint_file
+from lightning_fl.outputs.run_folder import LAST
+from lightning_fl.trainer import checkpointing
 from lightning_fl.trainer.evaluation_loop import run_evaluation
 from lightning_fl.trainer.fit_loop import FitLoop
 from lightning_fl.trainer.flags import (
@@ -42,11 +40,11 @@ from lightning_fl.trainer.flags import (
     check_limits,
     check_rounds,
 )
-from lightning_fl.trainer.lightning_interface import TrainerSurface
+from lightning_fl.trainer.lightning_interface import TrainerInterface
 from lightning_fl.trainer.session import session
 
 
-class FederatedTrainer(TrainerSurface):
+class FederatedTrainer(TrainerInterface):
     """Trains a LightningModule in a simulated federation; flags keep the names and meaning of `lightning.Trainer`'s.
 
     Attributes:
@@ -56,10 +54,6 @@ class FederatedTrainer(TrainerSurface):
         fit_loop: the rounds.
         hooks: who listens to which hook.
     """
-
-    run: Run
-    algorithm: Algorithm
-    hooks: Hooks
 
     def __init__(
         self,
@@ -171,7 +165,7 @@ class FederatedTrainer(TrainerSurface):
         check_client_states(client_states)
         check_choice("gradient_clip_algorithm", gradient_clip_algorithm, ("norm", "value"))
         check_choice("deterministic", deterministic, (True, False, "warn"))
-        self.limits: dict[str, int | float | None] = {
+        self.limits = {
             "limit_train_batches": limit_train_batches,
             "limit_val_batches": limit_val_batches,
             "limit_test_batches": limit_test_batches,
@@ -194,7 +188,7 @@ class FederatedTrainer(TrainerSurface):
         self.straggler_rate = straggler_rate
         self.clock = clock
         self.loss_guard = loss_guard
-        self.runner: Literal["auto", "serial", "stacked"] = runner
+        self.runner = runner
         self.clients_at_once = clients_at_once
         self.client_states = os.fspath(client_states)
         self.num_sanity_val_steps = num_sanity_val_steps
@@ -243,7 +237,7 @@ class FederatedTrainer(TrainerSurface):
         with session(self, TrainerFn.FITTING, model, datamodule, algorithm, ckpt_path):
             self.fit_loop.start()
             if self.ckpt_path is not None:
-                persistence.resume(self, self.ckpt_path)
+                checkpointing.resume(self, self.ckpt_path)
             else:
                 self.fit_loop.prepare()
             self.fit_loop.run()
@@ -337,14 +331,6 @@ class FederatedTrainer(TrainerSurface):
 
     # -- for loops and callbacks ----------------------------------------------------------------------------------------
 
-    def publish(self, metrics: Mapping[str, float]) -> None:
-        """Make metrics visible to callbacks and progress bars."""
-        self.callback_metrics.update(
-            {name: torch.tensor(float(value), dtype=torch.float64) for name, value in metrics.items()}
-        )
-        shown = self.bound_worker.logs.progress_bar_names
-        self.progress_bar_metrics.update({name: float(value) for name, value in metrics.items() if name in shown})
-
     def save_checkpoint(self, filepath: str | os.PathLike[str], weights_only: bool = False) -> None:
         """Save the model and, unless `weights_only`, the run, so that `fit(ckpt_path=filepath)` goes on from here.
 
@@ -355,23 +341,11 @@ class FederatedTrainer(TrainerSurface):
         if self.is_global_zero:
             if self.fitting:
                 self.fit_loop.folder.claim()
-            is_last = Path(filepath) == Path(self.default_root_dir) / persistence.LAST
-            checkpoints.save_atomically(
-                persistence.build_checkpoint(self, weights_only), filepath, keep_previous=is_last
+            is_last = Path(filepath) == Path(self.default_root_dir) / LAST
+            checkpoint_file.save_atomically(
+                checkpointing.build_checkpoint(self, weights_only), filepath, keep_previous=is_last
             )
 
     def sources(self) -> list[Source]:
         """Everyone who holds training samples, for callbacks that ask each of them; a stock Trainer has no such thing."""
         return self.fit_loop.federation.sources()
-
-    @property
-    def bound_worker(self) -> Worker:
-        """The worker, which is there while the trainer is at work."""
-        assert self.worker is not None
-        return self.worker
-
-    @property
-    def data(self) -> FederatedDataModule:
-        """The datamodule."""
-        assert isinstance(self.datamodule, FederatedDataModule)
-        return self.datamodule

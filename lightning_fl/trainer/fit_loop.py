@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from lightning.pytorch.callbacks import WeightAveraging
@@ -17,24 +17,23 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lightning_fl.clients.hooks import check_watched
 from lightning_fl.errors import UserError
-from lightning_fl.federation import follow_pruning as surgery
+from lightning_fl.federation import follow_pruning
 from lightning_fl.federation.round import Federation
-from lightning_fl.outputs import checkpoint_file as checkpoints
-from lightning_fl.outputs import wandb_run as weights_and_biases
+from lightning_fl.outputs import checkpoint_file, wandb_run
+from lightning_fl.outputs.communication_json import write_communication
 from lightning_fl.outputs.final_table import final_lines
 from lightning_fl.outputs.loggers import log_row, tell
-from lightning_fl.outputs.run_folder import RunFolder
+from lightning_fl.outputs.metrics_csv import RoundCSVLogger
+from lightning_fl.outputs.run_folder import EXPORT, LAST, RunFolder
 from lightning_fl.processes import gather_objects
 from lightning_fl.pruning import masks_of
 from lightning_fl.server.evaluation import as_loaders, evaluate, num_batches
 from lightning_fl.server.validation import ModelValidation
 from lightning_fl.state.run_state import SERVER, VALIDATION
-from lightning_fl.trainer import checkpointing as persistence
+from lightning_fl.trainer import checkpointing
 from lightning_fl.trainer.build_federation import assemble, keep_client_states
 from lightning_fl.trainer.flags import check_monitors
-
-if TYPE_CHECKING:
-    from lightning_fl.trainer import FederatedTrainer
+from lightning_fl.trainer.lightning_interface import TrainerInterface
 
 
 class FitLoop:
@@ -51,7 +50,7 @@ class FitLoop:
     federation: Federation
     folder: RunFolder
 
-    def __init__(self, trainer: FederatedTrainer) -> None:
+    def __init__(self, trainer: TrainerInterface) -> None:
         self.trainer = trainer
         self.has_validated = False
         self.before_round: dict[str, Any] | None = None
@@ -115,9 +114,9 @@ class FitLoop:
             self._begin_to_write()
         trainer.hooks.call("on_fit_end")
         if trainer.enable_checkpointing and trainer.is_global_zero:
-            exported = persistence.build_checkpoint(trainer, weights_only=True)
-            checkpoints.save_atomically(exported, Path(trainer.default_root_dir) / persistence.EXPORT)
-        weights_and_biases.send_results(trainer, final_lines(trainer), trainer.enable_checkpointing)
+            exported = checkpointing.build_checkpoint(trainer, weights_only=True)
+            checkpoint_file.save_atomically(exported, Path(trainer.default_root_dir) / EXPORT)
+        wandb_run.send_results(trainer, final_lines(trainer), trainer.enable_checkpointing)
 
     def _round(self) -> None:
         """One round with everything around it."""
@@ -151,7 +150,7 @@ class FitLoop:
             with trainer.profiler.profile("validate"):
                 record |= self._validate()
         trainer.hooks.call("on_train_epoch_end", monitoring=False)
-        surgery.follow(self.federation)
+        follow_pruning.follow(self.federation)
         self.federation.book_answers()
         record |= worker.logs.averages(gather_objects(trainer.fabric, worker.logs.take())[:1])
         trainer.publish(record)
@@ -166,7 +165,7 @@ class FitLoop:
         record["time/round_seconds"] = time.perf_counter() - started
         self._log(record)
         if trainer.enable_checkpointing and self._is_due(trainer.checkpoint_every_n_rounds):
-            trainer.save_checkpoint(Path(trainer.default_root_dir) / persistence.LAST)
+            trainer.save_checkpoint(Path(trainer.default_root_dir) / LAST)
 
     def _begin_to_write(self) -> None:
         """The first round is done: the folder is this run's, which callbacks that write to it are told."""
@@ -179,7 +178,7 @@ class FitLoop:
 
     def _take_over_changes(self) -> None:
         """The server's model is what callbacks made of it; clones, because a step may have kept the old tensors."""
-        surgery.follow(self.federation)
+        follow_pruning.follow(self.federation)
         run, worker = self.trainer.run, self.trainer.bound_worker
         run.params, run.buffers = worker.params.clone(), worker.read_buffers().clone()
         if masks := masks_of(worker.module):
@@ -248,6 +247,8 @@ class FitLoop:
         if not self._is_due(trainer.log_every_n_rounds):
             return
         log_row(trainer, row, int(record["round"]))
+        if trainer.is_global_zero and any(isinstance(logger, RoundCSVLogger) for logger in trainer.loggers):
+            write_communication(trainer.default_root_dir, trainer.run.round, trainer.run.ledger.total_bits)
 
     def _is_due(self, every: int) -> bool:
         """Whether something done every n-th round is due after the round just done, which the last always is."""

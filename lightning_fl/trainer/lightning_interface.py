@@ -6,23 +6,42 @@ any work: `FederatedTrainer` adds the rounds.
 
 from __future__ import annotations
 
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning.fabric import Fabric
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ModelCheckpoint, ProgressBar, Timer
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerState, TrainerStatus
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 
+from lightning_fl.algorithms import Algorithm
 from lightning_fl.clients.flat_module import Worker
+from lightning_fl.clients.hooks import Hooks
+from lightning_fl.communication.simulated_clock import SimulatedClock
+from lightning_fl.data import FederatedDataModule
+from lightning_fl.federation.loss_guard import LossGuard
+from lightning_fl.state.run_state import Run
 
 
-class TrainerSurface:
-    """Attributes and properties under the names of `lightning.pytorch.Trainer`, with a round as the epoch."""
+class TrainerInterface(ABC):
+    """Attributes and properties under the names of `lightning.pytorch.Trainer`, with a round as the epoch.
+
+    The loops read the flags of the trainer here, and what it works on while a session lasts.
+
+    Attributes:
+        run: all that changes: the model, states, the ledger; there once `fit` has begun.
+        algorithm: the federated method.
+        worker: the module on its flat storage, while the trainer is at work.
+        hooks: who listens to which hook.
+    """
 
     fabric: Fabric
     callbacks: list[Callback]
@@ -35,7 +54,35 @@ class TrainerSurface:
     timer: Timer | None
     val_every_n_rounds: int
     accumulate_grad_batches: int
+    run: Run
+    algorithm: Algorithm
     worker: Worker | None
+    hooks: Hooks
+    clients_per_round: int | float
+    local_epochs: int | None
+    local_steps: int | None
+    log_every_n_rounds: int
+    checkpoint_every_n_rounds: int
+    dropout_rate: float
+    straggler_rate: float
+    clock: SimulatedClock
+    loss_guard: LossGuard
+    runner: Literal["auto", "serial", "stacked"]
+    clients_at_once: int | None
+    client_states: str
+    limits: dict[str, int | float | None]
+    num_sanity_val_steps: int
+    gradient_clip_val: int | float | None
+    gradient_clip_algorithm: Literal["norm", "value"]
+    enable_progress_bar: bool
+    enable_checkpointing: bool
+    enable_model_summary: bool
+    deterministic: bool | Literal["warn"]
+    benchmark: bool
+    inference_mode: bool
+    detect_anomaly: bool
+    profiler: Profiler
+    given_callbacks: list[Callback]
     barebones = False
     val_check_interval = 1.0
     reload_dataloaders_every_n_epochs = 0
@@ -233,6 +280,30 @@ class TrainerSurface:
     def precision_plugin(self) -> Any:
         """Fabric's precision."""
         return self.fabric.strategy.precision
+
+    def publish(self, metrics: Mapping[str, float]) -> None:
+        """Make metrics visible to callbacks and progress bars."""
+        self.callback_metrics.update(
+            {name: torch.tensor(float(value), dtype=torch.float64) for name, value in metrics.items()}
+        )
+        shown = self.bound_worker.logs.progress_bar_names
+        self.progress_bar_metrics.update({name: float(value) for name, value in metrics.items() if name in shown})
+
+    @property
+    def bound_worker(self) -> Worker:
+        """The worker, which is there while the trainer is at work."""
+        assert self.worker is not None
+        return self.worker
+
+    @property
+    def data(self) -> FederatedDataModule:
+        """The datamodule."""
+        assert isinstance(self.datamodule, FederatedDataModule)
+        return self.datamodule
+
+    @abstractmethod
+    def save_checkpoint(self, filepath: str | os.PathLike[str], weights_only: bool = False) -> None:
+        """Save the model and, unless `weights_only`, the run."""
 
     @property
     def _data_connector(self) -> Any:

@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
@@ -22,12 +21,10 @@ from lightning_fl.outputs import run_folder
 from lightning_fl.outputs.loggers import tell
 from lightning_fl.outputs.progress_bar import RoundProgressBar
 from lightning_fl.outputs.wandb_run import WandbRun, is_used
-from lightning_fl.trainer import checkpointing as persistence
+from lightning_fl.trainer import checkpointing
 from lightning_fl.trainer.flags import cohort_size
+from lightning_fl.trainer.lightning_interface import TrainerInterface
 from lightning_fl.trainer.memory_format import prefers_channels_last
-
-if TYPE_CHECKING:
-    from lightning_fl.trainer import FederatedTrainer
 
 STAGES = {
     TrainerFn.FITTING: RunningStage.TRAINING,
@@ -39,7 +36,7 @@ STAGES = {
 
 @contextmanager
 def session(
-    trainer: FederatedTrainer,
+    trainer: TrainerInterface,
     fn: TrainerFn,
     model: LightningModule | None,
     datamodule: LightningDataModule | None,
@@ -72,7 +69,7 @@ def session(
             cohort_size(trainer.clients_per_round, datamodule.num_clients, num_eligible)
             if trainer.loggers or trainer.enable_checkpointing:
                 made = run_folder.require_writable(trainer.default_root_dir)
-        trainer.ckpt_path = persistence.resolve(trainer, ckpt_path)
+        trainer.ckpt_path = checkpointing.resolve(trainer, ckpt_path)
         trainer.profiler.setup(stage=fn.value, local_rank=trainer.local_rank, log_dir=trainer.default_root_dir)
         trainer.hooks.call("setup", fn.value)
         model.configure_model()
@@ -112,7 +109,7 @@ def _set_switches(detect_anomaly: bool, deterministic: bool, warn_only: bool, be
 
 
 def _attach(
-    trainer: FederatedTrainer,
+    trainer: TrainerInterface,
     fn: TrainerFn,
     model: LightningModule | None,
     datamodule: LightningDataModule | None,
@@ -145,7 +142,7 @@ def _attach(
     return model, datamodule
 
 
-def _all_callbacks(trainer: FederatedTrainer, model: LightningModule) -> list[Callback]:
+def _all_callbacks(trainer: TrainerInterface, model: LightningModule) -> list[Callback]:
     """The user's callbacks, then the module's and the algorithm's, then what the flags ask for."""
     configured = model.configure_callbacks()
     own = [configured] if isinstance(configured, Callback) else list(configured)
@@ -166,7 +163,7 @@ def _all_callbacks(trainer: FederatedTrainer, model: LightningModule) -> list[Ca
     return sorted(callbacks, key=lambda callback: isinstance(callback, Checkpoint))
 
 
-def _place(trainer: FederatedTrainer, model: LightningModule, datamodule: FederatedDataModule) -> None:
+def _place(trainer: TrainerInterface, model: LightningModule, datamodule: FederatedDataModule) -> None:
     """Bring model and data to the accelerator and bind the model to flat storage."""
     model.to(trainer.fabric.device)
     trainer.fabric.strategy.precision.convert_module(model)
@@ -178,7 +175,7 @@ def _place(trainer: FederatedTrainer, model: LightningModule, datamodule: Federa
     model.log = trainer.worker.logs.log  # type: ignore[method-assign]
 
 
-def _release(trainer: FederatedTrainer) -> None:
+def _release(trainer: TrainerInterface) -> None:
     """Give the module its own tensors, with the server's values after a fit, and its own `log` again."""
     if trainer.worker is None:
         return

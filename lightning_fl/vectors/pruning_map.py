@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from lightning_fl.pruning import Plan
-from lightning_fl.slots import State
 from lightning_fl.vectors.layout import Layout
 
 
@@ -46,7 +45,7 @@ class Cut:
         """(…, d_b) → (…, d_b')."""
         return x.index_select(-1, self.buffer_places.to(x.device))
 
-    def state(self, state: Mapping[str, Tensor]) -> State:
+    def state(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """A state of a part, or a codec's memory; what is no vector of the network stays: see `layout_of`."""
         kept = {}
         for name, x in state.items():

@@ -1,22 +1,22 @@
-"""An excerpt of a model: some of its coordinates, brought together in shorter vectors, and back.
+"""Submodels: some coordinates of a model, gathered in shorter vectors, and scattered back.
 
 What a client sends of its model crosses as if it were a smaller model: a codec sees vectors of m ≤ d numbers and a setting
 whose layout has the tensors, or their rows, that are sent. So the bits are counted of what is sent, a codec chooses among what
 is sent, and the memory that it keeps for the other coordinates stays as it was.
 
-A pruning mask is an excerpt that stands: it is found in the setting, and nothing outside of it crosses in either direction.
+A pruning mask is a submodel that lasts: the run keeps it, every part finds it in its setting (`Setting.unpruned`), and nothing
+outside of it crosses in either direction.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from lightning_fl.slots import Message, Setting
 from lightning_fl.vectors.layer_groups import Group
 from lightning_fl.vectors.layout import Layout
 
@@ -24,37 +24,45 @@ OTHER_KINDS = ("scalars", "mask", "data")
 
 
 @dataclass(frozen=True)
-class Excerpt:
-    """Which coordinates, and the smaller model that they make.
+class Submodel:
+    """Some coordinates of a model, and the layouts of the smaller model that they make.
 
     Attributes:
-        params: for each parameter whether it is in (d,), bools.
-        buffers: for each float buffer (d_b,).
-        setting: of the m parameters and m_b buffers that are in.
+        params: True for each parameter that is in, bools (d,).
+        buffers: True for each float buffer that is in, bools (d_b,).
+        layout: of the m parameters that are in.
+        buffer_layout: of the m_b float buffers that are in.
     """
 
     params: Tensor
     buffers: Tensor
-    setting: Setting
+    layout: Layout
+    buffer_layout: Layout
 
     @classmethod
-    def of(
-        cls, setting: Setting, groups: Sequence[Group], kept: Sequence[Tensor], device: torch.device | None = None
-    ) -> Excerpt:
-        """The excerpt that holds some groups, or some of their units.
+    def from_groups(
+        cls,
+        layout: Layout,
+        buffer_layout: Layout,
+        groups: Sequence[Group],
+        kept: Sequence[Tensor],
+        device: torch.device | None = None,
+    ) -> Submodel:
+        """Return the submodel that holds some groups, or some of their units.
 
         Args:
-            setting: of the whole model.
+            layout: of the whole model's parameters.
+            buffer_layout: of its float buffers.
             groups: a partition of its parameters; buffers of no group are always in.
             kept: for each group bools (c_l,), unit by unit, or (1,) for all of it.
             device: of the bools.
         """
-        params = torch.zeros(setting.layout.numel, dtype=torch.bool, device=device)
-        buffers = torch.ones(setting.buffer_layout.numel, dtype=torch.bool, device=device)
-        views = {**setting.layout.views(params), **setting.buffer_layout.views(buffers)}
+        params = torch.zeros(layout.numel, dtype=torch.bool, device=device)
+        buffers = torch.ones(buffer_layout.numel, dtype=torch.bool, device=device)
+        views = {**layout.views(params), **buffer_layout.views(buffers)}
         cuts: dict[str, tuple[int, int]] = {}
         for group, units in zip(groups, kept, strict=True):
-            num_units = group.num_units(setting.layout)
+            num_units = group.num_units(layout)
             for name in (*group.parameters, *group.buffers):
                 rows = group.by_unit(views[name], num_units)
                 # A tensor without a row for each unit goes whole, with any of them.
@@ -63,28 +71,36 @@ class Excerpt:
                 axis = group.unit_axis(views[name].dim())
                 size = views[name].shape[axis] if views[name].dim() else 1
                 cuts[name] = axis, int(mine.sum()) * (size // len(rows))
-        layouts = _cut(setting.layout, cuts), _cut(setting.buffer_layout, cuts)
-        return cls(params, buffers, replace(setting, layout=layouts[0], buffer_layout=layouts[1], groups=(), kept=None))
+        return cls(params, buffers, _cut(layout, cuts), _cut(buffer_layout, cuts))
 
     @classmethod
-    def of_masks(cls, setting: Setting, params: Tensor, buffers: Tensor | None = None) -> Excerpt:
-        """The excerpt that holds any coordinates, every tensor being a row of those of its own that are in.
+    def from_masks(
+        cls, layout: Layout, buffer_layout: Layout, params: Tensor, buffers: Tensor | None = None
+    ) -> Submodel:
+        """Return the submodel that holds any coordinates, every tensor being a row of those of its own that are in.
 
         Args:
-            setting: of the whole model.
+            layout: of the whole model's parameters.
+            buffer_layout: of its float buffers.
             params: bools (d,).
             buffers: bools (d_b,); all of them if not given.
         """
         if buffers is None:
-            buffers = torch.ones(setting.buffer_layout.numel, dtype=torch.bool, device=params.device)
-        layouts = _rows(setting.layout, params), _rows(setting.buffer_layout, buffers)
-        return cls(params, buffers, replace(setting, layout=layouts[0], buffer_layout=layouts[1], groups=(), kept=None))
+            buffers = torch.ones(buffer_layout.numel, dtype=torch.bool, device=params.device)
+        return cls(params, buffers, _rows(layout, params), _rows(buffer_layout, buffers))
 
-    def within(self, setting: Setting) -> Excerpt:
-        """What of it a setting's mask leaves."""
-        if setting.kept is None:
+    def intersect(self, other: Submodel | None, layout: Layout, buffer_layout: Layout) -> Submodel:
+        """Return the submodel of the parameters that both hold; None holds all.
+
+        Args:
+            other: of the same model.
+            layout: of the whole model's parameters.
+            buffer_layout: of its float buffers.
+        """
+        if other is None:
             return self
-        return Excerpt.of_masks(setting, self.params & setting.kept.params.to(self.params.device), self.buffers)
+        both = self.params & other.params.to(self.params.device)
+        return Submodel.from_masks(layout, buffer_layout, both, self.buffers)
 
     @cached_property
     def factors(self) -> Tensor:
@@ -92,69 +108,69 @@ class Excerpt:
         return self.params.float()
 
     def masks(self, message: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Which coordinates of each vector of a message are in; what is no vector of the model is left out."""
+        """Return which coordinates of each vector of a message are in; what is no vector of the model is left out."""
         return {name: self._mask(name) for name, x in message.items() if self._is_whole(name, x)}
 
-    def take(self, tensors: Mapping[str, Tensor]) -> Message:
-        """The shorter vectors (m,), without those of nothing; what is no vector of the model stays as it is."""
-        taken = {}
+    def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the shorter vectors (m,), without empty ones; what is no vector of the model stays as it is."""
+        gathered = {}
         for name, x in tensors.items():
             size = self._layout(name).numel
             if not self._is_whole(name, x) or size == len(x):
-                taken[name] = x
+                gathered[name] = x
             elif size:
-                taken[name] = x.index_select(0, self._places(name).to(x.device))
-        return taken
+                gathered[name] = x.index_select(0, self._positions(name).to(x.device))
+        return gathered
 
-    def put(self, shorter: Mapping[str, Tensor], whole: Mapping[str, Tensor]) -> Message:
-        """Back to whole vectors.
+    def scatter(self, shorter: Mapping[str, Tensor], whole: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return whole vectors again.
 
         Args:
             shorter: vectors (m,), and what is no vector of the model.
-            whole: where the coordinates outside the excerpt come from, not changed; 0 where it lacks a vector.
+            whole: where the coordinates outside the submodel come from, not changed; 0 where it lacks a vector.
         """
         result = {name: x for name, x in whole.items() if self._is_whole(name, x)}
         for name, x in shorter.items():
             mask, layout = self._mask(name), self._layout(name)
             if x.dim() == 1 and len(x) == layout.numel < len(mask):
                 vector = result[name].clone() if name in result else x.new_zeros(len(mask))
-                result[name] = vector.index_copy_(0, self._places(name).to(x.device), x)
+                result[name] = vector.index_copy_(0, self._positions(name).to(x.device), x)
             else:
                 result[name] = x
         return result
 
     @cached_property
-    def _param_places(self) -> Tensor:
+    def _param_positions(self) -> Tensor:
         return self.params.nonzero().squeeze(1)
 
     @cached_property
-    def _buffer_places(self) -> Tensor:
+    def _buffer_positions(self) -> Tensor:
         return self.buffers.nonzero().squeeze(1)
 
-    def _places(self, name: str) -> Tensor:
-        """Where the coordinates that are in lie; found once, which takes longest."""
-        return self._buffer_places if "buffers" in name else self._param_places
+    def _positions(self, name: str) -> Tensor:
+        """Return the positions of the coordinates that are in; found once, which takes longest."""
+        return self._buffer_positions if "buffers" in name else self._param_positions
 
     def _mask(self, name: str) -> Tensor:
         return self.buffers if "buffers" in name else self.params
 
     def _layout(self, name: str) -> Layout:
-        return self.setting.buffer_layout if "buffers" in name else self.setting.layout
+        return self.buffer_layout if "buffers" in name else self.layout
 
     def _is_whole(self, name: str, x: Tensor) -> bool:
-        """Whether this is a vector of the whole model, which numbers of another kind are not, however many they be."""
+        """True for a vector of the whole model; numbers of another kind are none, however many there are."""
         return name.partition("/")[0] not in OTHER_KINDS and x.dim() == 1 and len(x) == len(self._mask(name))
 
 
 def _rows(layout: Layout, mask: Tensor) -> Layout:
-    """The layout of what a mask holds of each tensor, in one row."""
+    """Return the layout of what a mask holds of each tensor, in one row."""
     counts = {name: int(view.sum()) for name, view in layout.views(mask).items()}
     held = {name: (count,) for name, count in counts.items() if count}
     return Layout(tuple(held), tuple(held.values()), (False,) * len(held))
 
 
 def _cut(layout: Layout, cuts: Mapping[str, tuple[int, int]]) -> Layout:
-    """The layout without what is not kept; `cuts` gives an axis of a tensor and how much of it is."""
+    """Return the layout without what is not kept; `cuts` gives an axis of a tensor and how much of it is."""
     entries = []
     for name, shape, last in zip(layout.names, layout.shapes, layout.channels_last, strict=True):
         axis, count = cuts.get(name, (0, shape[0] if shape else 1))

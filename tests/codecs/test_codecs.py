@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lightning_fl.codecs import Changes, Dense, ErrorFeedback, FairTopK, Followed, OneBit, Quantiser, SharedTopK, TopK
 from lightning_fl.slots import Codec, Message, Payload, Setting
-from lightning_fl.vectors import top_k as sparse
+from lightning_fl.vectors import top_k as selection
 from lightning_fl.vectors.bit_packing import bit_width, pack, unpack
 from lightning_fl.vectors.layout import Layout
 from lightning_fl.vectors.top_k import (
@@ -120,7 +120,9 @@ with_nan = st.integers(1, 40).flatmap(
 @given(st.one_of(with_nan, vectors), st.data())
 def test_top_k_is_exact_and_takes_the_first_of_equal_ones(x: np.ndarray, data: st.DataObject) -> None:
     k = data.draw(st.integers(1, len(x)))
-    with patch.object(sparse, "SAMPLE", data.draw(st.sampled_from([3, sparse.SAMPLE]))):  # as if 9 numbers were many
+    with patch.object(
+        selection, "SAMPLE", data.draw(st.sampled_from([3, selection.SAMPLE]))
+    ):  # as if 9 numbers were many
         positions = top_k(torch.from_numpy(x), k).numpy()
     assert len(positions) == k
     np.testing.assert_array_equal(positions, by_definition(np.abs(x), k).nonzero()[0])

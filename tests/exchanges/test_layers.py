@@ -33,7 +33,7 @@ from lightning_fl.slots import Codec, Exchange, Message, Packed, Payload, Result
 from lightning_fl.steps import Apply, Momentum
 from lightning_fl.vectors.layer_groups import Group, layer_groups, norms, resolve
 from lightning_fl.vectors.layout import Layout
-from lightning_fl.vectors.submodel import Excerpt
+from lightning_fl.vectors.submodel import Submodel
 
 MakeTrainer = Callable[..., FederatedTrainer]
 
@@ -190,7 +190,7 @@ class Convolutional(nn.Module):
 
 @settings(max_examples=50, deadline=None)
 @given(bits=st.lists(st.booleans(), min_size=14, max_size=14), channels_last=st.booleans())
-def test_an_excerpt_is_the_smaller_model_that_it_says(bits: list[bool], channels_last: bool) -> None:
+def test_a_submodel_is_the_smaller_model_that_it_says(bits: list[bool], channels_last: bool) -> None:
     module = Convolutional()
     setting = setting_of(module, channels_last=channels_last)
     sizes = [group.num_units(setting.layout) for group in setting.groups]
@@ -201,11 +201,11 @@ def test_an_excerpt_is_the_smaller_model_that_it_says(bits: list[bool], channels
         "scale": 1,
     }
     kept = torch.tensor(bits).split(sizes)
-    excerpt = Excerpt.of(setting, setting.groups, kept)
+    submodel = Submodel.from_groups(setting.layout, setting.buffer_layout, setting.groups, kept)
     whole = torch.randn(setting.layout.numel)
     statistics = torch.randn(setting.buffer_layout.numel)
     message = {"model": whole, "buffers": statistics, "scalars/loss": torch.tensor(2.0)}
-    shorter = excerpt.take(message)
+    shorter = submodel.gather(message)
     of_conv, of_up, of_fc, of_scale = (
         dict(zip([g.name for g in setting.groups], kept, strict=True))[name] for name in ("conv", "up", "fc", "scale")
     )
@@ -224,20 +224,20 @@ def test_an_excerpt_is_the_smaller_model_that_it_says(bits: list[bool], channels
             expected[name] = views[name].index_select(axis, rows.nonzero()[:, 0])
     if of_scale.any():
         expected["scale"] = views["scale"]
-    assert set(excerpt.setting.layout.names) == set(expected)
-    for name, value in (excerpt.setting.layout.views(shorter["model"]) if expected else {}).items():
+    assert set(submodel.layout.names) == set(expected)
+    for name, value in (submodel.layout.views(shorter["model"]) if expected else {}).items():
         assert torch.equal(value, expected[name]), name
     running = setting.buffer_layout.views(statistics)
-    parts = excerpt.setting.buffer_layout.views(shorter["buffers"])
+    parts = submodel.buffer_layout.views(shorter["buffers"])
     assert torch.equal(parts["mean"], running["mean"]), "a buffer of no layer always goes"
     if of_conv.any():
         assert torch.equal(parts["norm.running_var"], running["norm.running_var"][of_conv])
-    masks = excerpt.masks(message)
-    back = excerpt.put(shorter, {})
+    masks = submodel.masks(message)
+    back = submodel.scatter(shorter, {})
     assert torch.equal(back.get("model", torch.zeros_like(whole)), whole * masks["model"])
     assert torch.equal(back["buffers"], statistics * masks["buffers"])
     assert back["scalars/loss"] == 2.0
-    assert torch.equal(excerpt.put(shorter, message)["model"], whole)
+    assert torch.equal(submodel.scatter(shorter, message)["model"], whole)
 
 
 class TopHalf(Codec):
@@ -270,7 +270,9 @@ def test_a_codec_with_memory_works_inside_the_layers_that_are_sent() -> None:
         delta = torch.randn(26, generator=generator)
         chosen = [torch.tensor([group is layer]) for group in setting.groups]
         before = sum(link.ledger.round_bits["up"].values())
-        seen = link.up(3, {"model": delta}, Excerpt.of(setting, setting.groups, chosen))["model"]
+        seen = link.up(
+            3, {"model": delta}, Submodel.from_groups(setting.layout, setting.buffer_layout, setting.groups, chosen)
+        )["model"]
         memory[3] = link.commit(3)
         wanted = (delta + kept_back)[where]
         size = len(wanted)

@@ -18,7 +18,7 @@ from toys import Perceptron, Pruning, Remembering, federation, read_rows, vector
 
 from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.communication.simulated_clock import SimulatedClock
-from lightning_fl.outputs import checkpoint_file as checkpoint
+from lightning_fl.outputs import checkpoint_file
 from lightning_fl.pruning import Plan, plans_of, prune
 from lightning_fl.vectors.layout import Layout
 from lightning_fl.vectors.pruning_map import Cut
@@ -281,7 +281,7 @@ def test_resumed_before_in_and_after_the_round_of_the_pruning(
     assert equal_states(*states)
     assert read_rows(tmp_path / "half") == rows
     for folder in ("whole", "half"):
-        saved = checkpoint.load(tmp_path / folder / "model.ckpt")
+        saved = checkpoint_file.load(tmp_path / folder / "model.ckpt")
         assert sum(x.numel() for x in saved["state_dict"].values()) == 20
 
 

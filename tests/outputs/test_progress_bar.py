@@ -12,7 +12,7 @@ from lightning.pytorch import Callback
 from toys import Perceptron, federation
 
 from lightning_fl import FederatedTrainer
-from lightning_fl.outputs import progress_bar as progress
+from lightning_fl.outputs import progress_bar
 
 MakeTrainer = Callable[..., FederatedTrainer]
 ROUNDS, CLIENTS, TRAINING_S, VALIDATION_S = 5, 6, 20.0, 40.0
@@ -39,7 +39,7 @@ class Clock(Callback):
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr("tqdm.std.time", clock)
-    monkeypatch.setattr(progress, "time", SimpleNamespace(perf_counter=clock))
+    monkeypatch.setattr(progress_bar, "time", SimpleNamespace(perf_counter=clock))
     return clock
 
 

@@ -17,7 +17,7 @@ from roster import problem
 from toys import SIZES, Perceptron, Remembering, federation, samples, vector
 
 from lightning_fl import FederatedTrainer, UserError
-from lightning_fl.outputs import checkpoint_file as checkpoint
+from lightning_fl.outputs import checkpoint_file
 from lightning_fl.slots import State
 from lightning_fl.state.client_states import ClientStatesOnDisk
 
@@ -181,7 +181,7 @@ def test_a_checkpoint_of_the_middle_of_a_round_is_that_of_its_beginning(
         with pytest.raises(RuntimeError, match="electricity"):
             trainer.fit(copy.deepcopy(start), federation(), Remembering())
     for name in ("middle", "late"):
-        assert checkpoint.load(tmp_path / f"{name}.ckpt")["epoch"] == 3
+        assert checkpoint_file.load(tmp_path / f"{name}.ckpt")["epoch"] == 3
         resumed = copy.deepcopy(start)
         make_trainer(max_rounds=5).fit(resumed, federation(), Remembering(), ckpt_path=tmp_path / f"{name}.ckpt")
         assert same(whole.state_dict(), resumed.state_dict()), name
@@ -192,22 +192,22 @@ def test_a_saved_file_holds_each_state_once(tmp_path: Path) -> None:
     for client in range(50):
         states[client] = {"control": torch.full((10_000,), float(client)), "turns": torch.tensor(client)}
     path = tmp_path / "last.ckpt"
-    checkpoint.save_atomically({"state_dict": {}, "federation": {"run": {"clients": states.as_saved()}}}, path)
+    checkpoint_file.save_atomically({"state_dict": {}, "federation": {"run": {"clients": states.as_saved()}}}, path)
     assert path.stat().st_size < 1.02 * 50 * 40_000
-    assert all_same(checkpoint.load(path)["federation"]["run"]["clients"], states)
+    assert all_same(checkpoint_file.load(path)["federation"]["run"]["clients"], states)
 
 
 def test_what_callbacks_get_of_a_checkpoint_is_their_own(tmp_path: Path) -> None:
     """The file is mapped to be read; writing to what was loaded must not write to it."""
     path = tmp_path / "any.ckpt"
     torch.save({"state_dict": {"w": torch.zeros(3)}, "callbacks": {"c": [(torch.zeros(2), 1)]}}, path)
-    loaded = checkpoint.load(path)
+    loaded = checkpoint_file.load(path)
     loaded["state_dict"]["w"] += 1
     loaded["callbacks"]["c"][0][0].add_(1)
-    again = checkpoint.load(path)
+    again = checkpoint_file.load(path)
     assert again["state_dict"]["w"].sum() == again["callbacks"]["c"][0][0].sum() == 0
     path.chmod(0o444)
-    assert checkpoint.load(path)["state_dict"]["w"].sum() == 0
+    assert checkpoint_file.load(path)["state_dict"]["w"].sum() == 0
 
 
 @pytest.mark.parametrize("own_folder", [False, True])

@@ -21,7 +21,7 @@ from toys import Perceptron, federation, read_rows, samples
 from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.algorithms import FedProx
 from lightning_fl.callbacks import TargetReached
-from lightning_fl.outputs import checkpoint_file as checkpoint
+from lightning_fl.outputs import checkpoint_file
 
 MakeTrainer = Callable[..., FederatedTrainer]
 
@@ -126,7 +126,7 @@ def test_checkpoints_every_few_rounds_and_after_the_last(
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "last.ckpt"
-    checkpoint.save_atomically({"state_dict": {"a": torch.ones(1)}}, path)
+    checkpoint_file.save_atomically({"state_dict": {"a": torch.ones(1)}}, path)
 
     def half(content: Any, file: Any) -> None:
         file.write(b"half")
@@ -134,8 +134,8 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(torch, "save", half)
     with pytest.raises(OSError, match="no space"):
-        checkpoint.save_atomically({"state_dict": {}}, path, keep_previous=True)
-    assert checkpoint.load(path)["state_dict"]["a"] == 1
+        checkpoint_file.save_atomically({"state_dict": {}}, path, keep_previous=True)
+    assert checkpoint_file.load(path)["state_dict"]["a"] == 1
 
 
 class Wider(Perceptron):
@@ -422,7 +422,7 @@ def test_a_trainer_that_failed_in_a_round_begins_anew(
     module = Perceptron()
     weights = copy.deepcopy(module.state_dict())
     trainer.fit(module, federation())
-    saved = checkpoint.load(tmp_path / "start.ckpt")
+    saved = checkpoint_file.load(tmp_path / "start.ckpt")
     assert saved["epoch"] == 0
     assert all(torch.equal(value, weights[name]) for name, value in saved["state_dict"].items())
 

@@ -1,0 +1,45 @@
+"""`communication.json`: the bits that a run has sent so far, by direction and kind, beside its metrics.csv."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from lightning_fl.outputs.run_folder import COMMUNICATION
+
+Bits = dict[str, dict[str, int]]
+"""By direction (`up`, `down`) and kind."""
+KEYS = {"up": "uplink_bits", "down": "downlink_bits"}
+
+
+def write_communication(root: str | os.PathLike[str], num_rounds: int, bits: Mapping[str, Mapping[str, int]]) -> None:
+    """Write the file so that it is at every moment either the old one or the new one, whole.
+
+    Args:
+        root: the run's folder.
+        num_rounds: rounds done.
+        bits: of all of them and of the set-up before them, all clients together, by direction and kind.
+    """
+    content = {"rounds": num_rounds, **{key: dict(bits[direction]) for direction, key in KEYS.items()}}
+    path = Path(root, COMMUNICATION)
+    aside = path.with_name(f".{path.name}.writing")
+    aside.write_text(json.dumps(content, indent=1) + "\n")
+    os.replace(aside, path)
+
+
+def read_communication(root: str | os.PathLike[str]) -> Bits | None:
+    """Return the bits of a run by direction and kind; None without the file.
+
+    Raises:
+        ValueError: the file does not hold them.
+    """
+    path = Path(root, COMMUNICATION)
+    if not path.is_file():
+        return None
+    content = json.loads(path.read_text())
+    try:
+        return {direction: {str(k): int(n) for k, n in content[key].items()} for direction, key in KEYS.items()}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} lacks {error}") from error
