@@ -134,7 +134,7 @@ class AdaptiveRate:
         """p*."""
         if self.max_sources is not None and self.max_sources < len(sources):
             drawn = np.random.default_rng(seed).choice(len(sources), self.max_sources, replace=False)
-            sources = [sources[place] for place in sorted(drawn)]
+            sources = [sources[position] for position in sorted(drawn)]
         self.asked = [source.client for source in sources if source.client is not None]
         found = self._rates(trainer, module, sources, seed)
         for source in sources:
@@ -153,12 +153,14 @@ class AdaptiveRate:
         loss, initial = TrainingLoss(module, self.curvature), self._initial_model(module)
         found = torch.zeros(len(sources), dtype=torch.float64)
         mine = range(trainer.global_rank, len(sources), trainer.world_size)
-        for place in tqdm(mine, desc="Pruning rates", unit="source", leave=False, disable=not _shows_progress(trainer)):
-            source = sources[place]
-            rng = np.random.default_rng([*seed, place if source.client is None else 1 + source.client])
+        for position in tqdm(
+            mine, desc="Pruning rates", unit="source", leave=False, disable=not _shows_progress(trainer)
+        ):
+            source = sources[position]
+            rng = np.random.default_rng([*seed, position if source.client is None else 1 + source.client])
             batch = moved(trainer, source.batch(self.batch_size, rng))
             generator = torch.Generator().manual_seed(int(rng.integers(2**62)))
-            found[place] = self.source_rate(loss.curvature(batch), loss.point, initial, generator)
+            found[position] = self.source_rate(loss.curvature(batch), loss.point, initial, generator)
         if trainer.world_size > 1:
             found = trainer.strategy.reduce(found.to(module.device), reduce_op="sum")
         return found.cpu().numpy()

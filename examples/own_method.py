@@ -58,7 +58,7 @@ class DynamicRegulariser(Rule):
 class Drift(Step):
     """s ← s + (K/N) Δ̄;  w ← proposal + s, where Δ̄ is the mean delta of the round's K clients."""
 
-    def proposes(self) -> bool:
+    def changes_model(self) -> bool:
         """It follows the change of the step before."""
         return False
 

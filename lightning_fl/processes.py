@@ -33,12 +33,12 @@ def share_of(clients: Sequence[int], sizes: np.ndarray, rank: int, num_ranks: in
         return list(clients)
     samples = [0] * num_ranks
     mine = []
-    for place in sorted(range(len(clients)), key=lambda place: -int(sizes[clients[place]])):
+    for position in sorted(range(len(clients)), key=lambda position: -int(sizes[clients[position]])):
         lightest = samples.index(min(samples))
-        samples[lightest] += int(sizes[clients[place]])
+        samples[lightest] += int(sizes[clients[position]])
         if lightest == rank:
-            mine.append(place)
-    return [clients[place] for place in sorted(mine)]
+            mine.append(position)
+    return [clients[position] for position in sorted(mine)]
 
 
 def share_states(fabric: Fabric, mine: dict[int, State]) -> Iterator[tuple[int, State]]:

@@ -32,7 +32,9 @@ def test_importing_the_package_is_cheap() -> None:
 
 def test_reports_need_neither_torch_nor_the_engine() -> None:
     loaded = imported_by("import lightning_fl.report, lightning_fl.report.command", dots=True)
-    assert not {name for name in loaded if name.partition(".")[0] in ("torch", "lightning", "torchmetrics", "matplotlib")}
+    assert not {
+        name for name in loaded if name.partition(".")[0] in ("torch", "lightning", "torchmetrics", "matplotlib")
+    }
     rooms = {name.split(".")[1] for name in loaded if name.startswith("lightning_fl.")}
     assert rooms == {"checks", "errors", "outputs", "report"}
 

@@ -19,13 +19,13 @@ from lightning_fl.slots import (
     Codec,
     Exchange,
     Message,
+    PruningTurn,
     Rule,
     Server,
     Setting,
-    SetUp,
+    SetupTurn,
     State,
     Step,
-    Surgery,
     Validation,
 )
 from lightning_fl.steps import Apply
@@ -81,8 +81,8 @@ class Algorithm:
         before = frozenset({MEAN_GRADIENT} if self.rule.reads_mean_gradient else ())
         problems = [
             f"{type(rule).__name__} needs {_listed(missing)}, which no step shares"
-            for place, rule in enumerate(self.rules())
-            if (missing := rule.receives - shared - (frozenset() if place else before))
+            for position, rule in enumerate(self.rules())
+            if (missing := rule.receives - shared - (frozenset() if position else before))
         ]
         for part, needed in ((self.aggregator, self.aggregator.needs()), (self.uplink, self.uplink.needs())):
             if before and (missing := needed - before):
@@ -92,7 +92,7 @@ class Algorithm:
                 )
         if not self.steps:
             problems.append("it has no server step, so the model would never change (Apply() is FedAvg's)")
-        elif not any(step.proposes() for step in self.steps):
+        elif not any(step.changes_model() for step in self.steps):
             chain = ", ".join(type(step).__name__ for step in self.steps)
             problems.append(
                 f"no step of {chain} proposes a change of the model, so it would never learn: begin with Apply()"
@@ -107,15 +107,15 @@ class Algorithm:
             problems.append(
                 f"{type(self.uplink).__name__} needs {_listed(missing)}, which {type(self.rule).__name__} does not send"
             )
-        if self.uplink.for_all():
+        if self.uplink.needs_every_client():
             problems.append(f"{type(self.uplink).__name__} is for the downlink alone")
         if any(step.needs_members for step in self.steps) and self.aggregator.reduction != "members":
             problems.append(
                 f"a step reads each client's model, which {type(self.aggregator).__name__} does not keep (Members does)"
             )
-        if carried := self.downlink.carries():
+        if carried := self.downlink.change_entry():
             last = self.steps[-1] if self.steps else None
-            if last is None or last.carries() != carried or shared - last.shares:
+            if last is None or last.change_entry() != carried or shared - last.shares:
                 problems.append(
                     f"{type(self.downlink).__name__} sends {carried[0]!r} as the last step's codec made it and nothing else, so "
                     "the last step must be Compress, or another that carries it, with the same codec, and no other may share "
@@ -141,7 +141,7 @@ class Algorithm:
 
     def step_names(self) -> list[str]:
         """The key of each step's state in the run: its place in the chain and its class."""
-        return [f"{place}:{type(step).__name__}" for place, step in enumerate(self.steps)]
+        return [f"{position}:{type(step).__name__}" for position, step in enumerate(self.steps)]
 
     def share(self, states: dict[str, State]) -> Message:
         """What the steps send down with the model."""
@@ -154,7 +154,7 @@ class Algorithm:
         """Names of the parameters that clients own: trained, kept, never sent."""
         return personal_names(module, self.personal)
 
-    def arrange(self, data: FederatedDataModule) -> FederatedDataModule:
+    def arrange_data(self, data: FederatedDataModule) -> FederatedDataModule:
         """The data as the clients hold them in this method: the user's, or a changed copy. A resumed run asks again."""
         return data
 
@@ -177,18 +177,18 @@ class Algorithm:
         for step in self.steps:
             step.check(server)
 
-    def prepare(self, turn: SetUp) -> None:
+    def prepare(self, turn: SetupTurn) -> None:
         """The turn before the first round: what crosses in it is booked as set-up. A resumed run does not repeat it."""
         for step in self.steps:
             step.prepare(turn)
 
-    def announce(self, surgery: Surgery) -> None:
+    def broadcast_pruning(self, surgery: PruningTurn) -> None:
         """What crosses because filters have been pruned: every client, who may take part later, is told which are left.
 
         A pruning that leaves everything is announced too: what led to it may have crossed.
         """
         if surgery.plan.filters:
-            surgery.channel.tell(range(surgery.setting.num_clients), {"mask/units": surgery.units})
+            surgery.channel.send_to_all(range(surgery.setting.num_clients), {"mask/units": surgery.units})
 
     def validate(self, validation: Validation) -> dict[str, float]:
         """What is logged with a validation, in place of what the server's model alone would give where the names agree.

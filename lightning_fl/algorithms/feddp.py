@@ -29,7 +29,7 @@ from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError, nearest, require
 from lightning_fl.gates import gate_parameters, gates_of, remove_gates, sliced, without_gates
 from lightning_fl.rules import ControlVariates, Thresholded
-from lightning_fl.slots import Server, Setting, SetUp, Surgery, Validation
+from lightning_fl.slots import PruningTurn, Server, Setting, SetupTurn, Validation
 from lightning_fl.steps import Apply, ControlUpdate
 
 VARIANTS = ("gates", "threshold")
@@ -94,9 +94,9 @@ class FedDP(Algorithm):
         own = {*super().personal_parameters(module), *(gate_parameters(module) if self.variant == "gates" else ())}
         return [name for name, _ in module.named_parameters() if name in own]
 
-    def arrange(self, data: FederatedDataModule) -> FederatedDataModule:
+    def arrange_data(self, data: FederatedDataModule) -> FederatedDataModule:
         """As the base method."""
-        return self.base.arrange(data)
+        return self.base.arrange_data(data)
 
     def check(self, setting: Setting, server: Server, cohort_size: int) -> None:
         """The run fits the base method, the threshold, and the clients to validate with."""
@@ -108,13 +108,13 @@ class FedDP(Algorithm):
         self.base.check(setting, server, cohort_size)
         super().check(setting, server, cohort_size)
 
-    def prepare(self, turn: SetUp) -> None:
+    def prepare(self, turn: SetupTurn) -> None:
         """As the base method."""
         self.base.prepare(turn)
 
-    def announce(self, surgery: Surgery) -> None:
+    def broadcast_pruning(self, surgery: PruningTurn) -> None:
         """As the base method."""
-        self.base.announce(surgery)
+        self.base.broadcast_pruning(surgery)
 
     def validate(self, validation: Validation) -> dict[str, float]:
         """Means over the clients with their gates, the model without any, what inference computes, and the paper's cost."""

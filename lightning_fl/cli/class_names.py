@@ -18,7 +18,7 @@ from lightning_fl.slots import Aggregator, Codec, Exchange, Rule, Step
 from lightning_fl.trainer.flags import REFUSED_CALLBACKS
 
 COMMANDS = ("fit", "validate", "test", "predict", "list", "report")
-ROOMS: dict[str, tuple[list[Any], type]] = {
+CLASS_PACKAGES: dict[str, tuple[list[Any], type]] = {
     "algorithm": ([algorithms], algorithms.Algorithm),
     "base": ([algorithms], algorithms.Algorithm),
     "rule": ([rules], Rule),
@@ -55,7 +55,7 @@ def classes_under(key: str) -> dict[str, type]:
     >>> sorted(classes_under("data.partition"))
     ['Dirichlet', 'IID', 'Shards']
     """
-    folders, base = ROOMS.get(key.rpartition(".")[2], ([], object))
+    folders, base = CLASS_PACKAGES.get(key.rpartition(".")[2], ([], object))
     found = [getattr(folder, name) for folder in folders for name in getattr(folder, "__all__", [])]
     named = [c for c in found if isinstance(c, type) and issubclass(c, base) and not _is_base(c)]
     return {c.__name__: c for c in sorted(named, key=lambda c: c.__name__)}
@@ -65,30 +65,30 @@ def _is_base(found: type) -> bool:
     return inspect.isabstract(found) or found in BASES
 
 
-def class_misfit(given: Any, key: str, place: str) -> str | None:
+def class_misfit(given: Any, key: str, shown_key: str) -> str | None:
     """What is wrong with how a class is given, by its name or by a mapping with class_path, or a list of such.
 
     Args:
         given: for a key of the configuration.
         key: that names classes.
-        place: what to call it.
+        shown_key: what to call it.
 
     Returns:
         A sentence; None if the class is there and is of the right kind.
     """
     leaf = key.rpartition(".")[2]
-    base = ROOMS[leaf][1]
+    base = CLASS_PACKAGES[leaf][1]
     if isinstance(given, list):
-        inner = next((misfit for one in given if (misfit := class_misfit(one, key, place))), None)
+        inner = next((misfit for one in given if (misfit := class_misfit(one, key, shown_key))), None)
         return inner or (
-            None if leaf in LISTS else f"{place} must be one class of {base.__name__}, got {shown(given)}."
+            None if leaf in LISTS else f"{shown_key} must be one class of {base.__name__}, got {shown(given)}."
         )
     if isinstance(given, Mapping) and "class_path" not in given:
-        return f"{place} needs class_path, which names a class, got {', '.join(map(str, given))}."
+        return f"{shown_key} needs class_path, which names a class, got {', '.join(map(str, given))}."
     name = given["class_path"] if isinstance(given, Mapping) else given
     if not isinstance(name, str):
         allowed = f"the name of a class of {base.__name__}, or a mapping with class_path and init_args"
-        return f"{place} must be {allowed}, got {shown(name)}."
+        return f"{shown_key} must be {allowed}, got {shown(name)}."
     known = classes_under(key)
     module, _, last = name.rpartition(".")
     if not module or not name.replace(".", "").isidentifier():
@@ -96,19 +96,19 @@ def class_misfit(given: Any, key: str, place: str) -> str | None:
             f"it is a network: give --{key}.network {name}; " if leaf == "model" and name in modules.NETWORKS else ""
         )
         begins = name.partition("(")[0]
-        return None if name in known else f"{place} {name!r} is unknown; {network}{nearest(begins, known)}."
+        return None if name in known else f"{shown_key} {name!r} is unknown; {network}{nearest(begins, known)}."
     try:
         found = import_module(module)
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
-            return f"{place} {name!r} is unknown: there is no module {error.name!r}; {nearest(last, known)}."
-        return f"{place} {name!r}: importing {module} failed ({type(error).__name__}: {error})."
+            return f"{shown_key} {name!r} is unknown: there is no module {error.name!r}; {nearest(last, known)}."
+        return f"{shown_key} {name!r}: importing {module} failed ({type(error).__name__}: {error})."
     if not hasattr(found, last):
         own = [n for n, x in vars(found).items() if isinstance(x, type) and x.__module__ == module]
         of_ours = module.partition(".")[0] == "lightning_fl"
         others = nearest(last, known) if of_ours else nearest(last, own) if own else "and no class at all"
-        return f"{place} {name!r} is unknown: the module {module!r} has no {last!r}, {others}."
+        return f"{shown_key} {name!r} is unknown: the module {module!r} has no {last!r}, {others}."
     member = getattr(found, last)
     if not (isinstance(member, type) and issubclass(member, base)):
-        return f"{place} {name!r} is no {base.__name__}; {nearest(last, known)}."
+        return f"{shown_key} {name!r} is no {base.__name__}; {nearest(last, known)}."
     return None

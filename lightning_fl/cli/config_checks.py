@@ -74,15 +74,15 @@ def check_group(given: Any, found: Any, key: str) -> None:
     for name, parameter in parameters_of(found).items():
         if name not in given:
             continue
-        value, hint, place = given[name], parameter.annotation, f"{key}.{name}"
+        value, hint, shown_key = given[name], parameter.annotation, f"{key}.{name}"
         group = group_of(hint)
         is_null = value is None and parameter.default is not None and not allows_null(hint)
         is_scalar = group is not None and value is not None and not isinstance(value, Mapping | group)
-        require(not is_null and not is_scalar, f"{place} must be {in_words(hint)}, got {shown(value)}.")
+        require(not is_null and not is_scalar, f"{shown_key} must be {in_words(hint)}, got {shown(value)}.")
         if group is not None and isinstance(value, Mapping) and "class_path" not in value:
-            check_group(value, group, place)
+            check_group(value, group, shown_key)
         for inner in value if isinstance(value, list) else [value]:
-            check_class(inner, place)
+            check_class(inner, shown_key)
 
 
 def check_class(given: Any, key: str) -> None:

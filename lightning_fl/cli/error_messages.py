@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 from typing import Any
 
-from lightning_fl.cli.class_names import COMMANDS, ROOMS, class_misfit, classes_under
+from lightning_fl.cli.class_names import CLASS_PACKAGES, COMMANDS, class_misfit, classes_under
 from lightning_fl.cli.refused_flags import STOCK_FLAGS
 from lightning_fl.cli.type_descriptions import choices_of, in_words, shown
 from lightning_fl.errors import nearest
@@ -99,20 +99,20 @@ def _stock_flag(name: str) -> str | None:
 def _no_parameter(name: str, parser: ArgumentParser) -> str:
     if not hasattr(parser, "_inner_parser"):
         return _unknown_key(name, parser)
-    place, (first, _, rest) = _class_of(parser), name.partition(".")
-    classes = {known for key in ROOMS for known in classes_under(key)}
+    owner, (first, _, rest) = _class_of(parser), name.partition(".")
+    classes = {known for key in CLASS_PACKAGES for known in classes_under(key)}
     if first in {"name", "type", "class"} | classes or get_close_matches(
         first, ("class_path", "init_args"), cutoff=0.8
     ):
         return f"a class is given by its class_path and, under init_args, its parameters, and nothing beside them; got {name!r}."
-    if first in SLOTS and place in classes_under("algorithm"):
+    if first in SLOTS and owner in classes_under("algorithm"):
         return (
-            f"{place} has no parameter {name!r}, its slots are filled: --algorithm Algorithm takes --algorithm.{first} and every "
+            f"{owner} has no parameter {name!r}, its slots are filled: --algorithm Algorithm takes --algorithm.{first} and every "
             "other slot, and is FedAvg where none is given."
         )
     if rest and first in {a.dest for a in parser._actions}:
-        return f"{first} of {place} has no parameter {rest!r}."
-    return f"{place} has no parameter {name!r}; {_nearest_key(name, parser)}."
+        return f"{first} of {owner} has no parameter {rest!r}."
+    return f"{owner} has no parameter {name!r}; {_nearest_key(name, parser)}."
 
 
 def _class_of(parser: ArgumentParser) -> str:
@@ -146,16 +146,16 @@ def _read(given: str) -> Any:
 
 def _value_misfit(key: str, given: Any, parser: ArgumentParser) -> str | None:
     """What is wrong with a value, known from the type of its key; None where that is not known."""
-    place = f"{key} of {_class_of(parser)}" if hasattr(parser, "_inner_parser") else key
+    shown_key = f"{key} of {_class_of(parser)}" if hasattr(parser, "_inner_parser") else key
     hint = next((getattr(a, "_typehint", None) or a.type for a in parser._actions if a.dest == key), None)
     if hint is None:
         return None
-    _, base = ROOMS.get(key.rpartition(".")[2], ([], None))
+    _, base = CLASS_PACKAGES.get(key.rpartition(".")[2], ([], None))
     if base is not None and base.__name__ in in_words(hint):
-        return class_misfit(given, key, place)
+        return class_misfit(given, key, shown_key)
     if isinstance(given, str) and (choices := choices_of(hint)):
-        return f"{place} {given!r} is unknown; {nearest(given, choices)}."
-    return f"{place} must be {in_words(hint)}, got {shown(given)}."
+        return f"{shown_key} {given!r} is unknown; {nearest(given, choices)}."
+    return f"{shown_key} must be {in_words(hint)}, got {shown(given)}."
 
 
 def _no_group(match: re.Match[str], parser: ArgumentParser) -> str:
@@ -167,7 +167,7 @@ def _no_group(match: re.Match[str], parser: ArgumentParser) -> str:
 
 def _no_class_to_explain(match: re.Match[str], parser: ArgumentParser) -> str:
     key, name = match.groups()
-    misfit = class_misfit(name, key, f"--{key}.help") if key.rpartition(".")[2] in ROOMS else None
+    misfit = class_misfit(name, key, f"--{key}.help") if key.rpartition(".")[2] in CLASS_PACKAGES else None
     return misfit or f"--{key}.help wants a class that {key} may be, got {name!r}."
 
 

@@ -153,8 +153,8 @@ class FederatedCLI(LightningCLI):
         super().parse_arguments(parser, args)
         config = self.config[self.config.subcommand].as_dict()
         seed, most = config["seed_everything"], 2**32 - 1
-        good = isinstance(seed, int) and 0 <= seed <= most
-        require(good, f"seed_everything must be true, false or lie in [0, {most}], got {shown(seed)}.")
+        is_allowed = isinstance(seed, int) and 0 <= seed <= most
+        require(is_allowed, f"seed_everything must be true, false or lie in [0, {most}], got {shown(seed)}.")
         check_group(config["trainer"], self.trainer_class, "trainer")
         for key in ("model", "data", "algorithm"):
             check_class(config[key], key)

@@ -15,8 +15,8 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor
 from torchmetrics import Metric
 
-from lightning_fl.clients.flat_module import Worker
-from lightning_fl.clients.local_training import LocalPlan
+from lightning_fl.clients.flat_module import FlatModule
+from lightning_fl.clients.local_training import LocalSchedule
 from lightning_fl.clients.serial import serial
 from lightning_fl.clients.stacked import Member, stacked, train_stack
 from lightning_fl.data import FederatedDataModule
@@ -25,7 +25,7 @@ from lightning_fl.slots import Message, Result, Rule, Setting
 from lightning_fl.state.run_state import CLIENT, Run
 
 Runner = Callable[
-    [Worker, Rule, Setting, Message, Sequence[int], FederatedDataModule, LocalPlan, Run],
+    [FlatModule, Rule, Setting, Message, Sequence[int], FederatedDataModule, LocalSchedule, Run],
     Iterator[Result],
 ]
 
@@ -46,12 +46,12 @@ COPIES_OF_THE_MODEL = 8  # parameters, gradient, upload, states of optimiser and
 def choose_runner(
     wanted: Literal["auto", "serial", "stacked"],
     clients_at_once: int | None,
-    worker: Worker,
+    flat_module: FlatModule,
     rule: Rule,
     setting: Setting,
     received: Message,
     data: FederatedDataModule,
-    plan: LocalPlan,
+    schedule: LocalSchedule,
     run: Run,
 ) -> Runner:
     """The runner that was asked for; `auto` stacks on a GPU where the module allows it (on a CPU only tiny batches gain).
@@ -59,21 +59,21 @@ def choose_runner(
     Args:
         wanted: the trainer's flag.
         clients_at_once: most clients of a stack; None: as many as half of the free memory holds.
-        worker: holds the module, with its optimiser.
+        flat_module: holds the module, with its optimiser.
         rule: what a client does with its gradients.
         setting: of the run.
         received: what comes down in the first round.
         data: the clients' samples.
-        plan: how long a client trains.
+        schedule: how long a client trains.
         run: the state of the run; not changed.
 
     Raises:
         UserError: `stacked` was asked for and something stands in its way; everything that does is named.
     """
-    if wanted == "serial" or (wanted == "auto" and worker.fabric.device.type != "cuda"):
+    if wanted == "serial" or (wanted == "auto" and flat_module.fabric.device.type != "cuda"):
         return serial
-    obstacles, client_bytes = _try(worker, rule, setting, received, data, plan, run)
-    name = type(worker.module).__name__
+    obstacles, client_bytes = _try(flat_module, rule, setting, received, data, schedule, run)
+    name = type(flat_module.module).__name__
     if obstacles and wanted == "stacked":
         raise UserError(
             f"runner 'stacked' cannot train {name}: {'; '.join(obstacles)}. Mend that, or give runner 'auto' or 'serial'."
@@ -82,38 +82,38 @@ def choose_runner(
         rank_zero_info(f"Clients train one after the other, because {name} cannot be stacked: {'; '.join(obstacles)}.")
         return serial
     if clients_at_once is None:
-        clients_at_once = max(1, int(SHARE_OF_FREE_MEMORY * _free_memory(worker.fabric.device) / client_bytes))
+        clients_at_once = max(1, int(SHARE_OF_FREE_MEMORY * _free_memory(flat_module.fabric.device) / client_bytes))
     return partial(stacked, clients_at_once=clients_at_once)
 
 
 def _try(
-    worker: Worker,
+    flat_module: FlatModule,
     rule: Rule,
     setting: Setting,
     received: Message,
     data: FederatedDataModule,
-    plan: LocalPlan,
+    schedule: LocalSchedule,
     run: Run,
 ) -> tuple[list[str], int]:
     """What stands in the way of stacking, found by one step of a stack of two, and the bytes that each client needs."""
     obstacles = []
-    if not worker.optimizer.is_elementwise:
+    if not flat_module.optimizer.is_elementwise:
         obstacles.append(
-            f"its optimiser {worker.optimizer.description} does not step every number by itself, as SGD, Adam and RMSprop do"
+            f"its optimiser {flat_module.optimizer.description} does not step every number by itself, as SGD, Adam and RMSprop do"
         )
     obstacles += [
         f"{' and '.join(listeners)} waits for each client's {hook}, where on_client_upload would do"
         for hook in STEP_HOOKS
-        if (listeners := worker.hooks.overridden_by(hook))
+        if (listeners := flat_module.hooks.overridden_by(hook))
     ]
     client = int(data.client_sizes.argmax())
     selection = data.client(client)
-    in_pass = plan.pass_batches(len(selection), worker.skips_single_samples)
+    in_pass = schedule.pass_batches(len(selection), flat_module.skips_single_samples)
     if not in_pass:
         return obstacles, 1
     seeds, state = run.torch_seeds(CLIENT, client), run.first_state(rule, received["model"])
     twins = [Member(client, selection, in_pass, 1, state, seeds) for _ in range(2)]
-    metrics = [m for m in worker.module.modules() if isinstance(m, Metric)]
+    metrics = [m for m in flat_module.module.modules() if isinstance(m, Metric)]
     updates = [metric.update_count for metric in metrics]
     saved_bytes = 0
 
@@ -125,15 +125,15 @@ def _try(
     try:
         with torch.autograd.graph.saved_tensors_hooks(count, lambda saved: saved):
             results = train_stack(
-                worker,
+                flat_module,
                 rule,
                 setting,
                 received,
                 run.counters,
                 twins,
-                replace(plan, epochs=None, steps=1),
+                replace(schedule, epochs=None, steps=1),
                 data.train.resident,
-                tells=False,
+                notifies_callbacks=False,
             )
         if any(x.dim() != 1 for x in results[0].message.values()):
             obstacles.append(f"{type(rule).__name__} does not keep clients apart along the leading axis")
@@ -141,21 +141,21 @@ def _try(
         is_the_optimizers = any(
             {"optim", "optimizer.py"} & {*Path(frame.filename).parts} for frame in extract_tb(error.__traceback__)
         )
-        if worker.optimizer.is_elementwise or not is_the_optimizers:  # else it has been named
+        if flat_module.optimizer.is_elementwise or not is_the_optimizers:  # else it has been named
             obstacles.append(
                 f"a step of two clients at once failed ({_first_sentence(error)}), where numbers must stay tensors, with "
                 "torch.where in place of if"
             )
-    if any(parameter.grad is not None for parameter in worker.module.parameters()):
+    if any(parameter.grad is not None for parameter in flat_module.module.parameters()):
         obstacles.append("it reaches its parameters by a way of its own, not as its attributes")
-        worker.module.zero_grad()
+        flat_module.module.zero_grad()
     if updates != [metric.update_count for metric in metrics]:
         obstacles.append(
             "training_step updates a torchmetrics object, which cannot tell clients apart, where self.log(name, value) would do"
         )
         for metric in metrics:
             metric.reset()
-    return obstacles, saved_bytes // 2 + COPIES_OF_THE_MODEL * worker.params.nbytes
+    return obstacles, saved_bytes // 2 + COPIES_OF_THE_MODEL * flat_module.params.nbytes
 
 
 def _first_sentence(error: Exception) -> str:

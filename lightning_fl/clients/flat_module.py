@@ -26,7 +26,7 @@ from lightning_fl.vectors.layout import FlatGradient, Layout, Tree, common_dtype
 from lightning_fl.vectors.submodel import Submodel
 
 
-class Worker:
+class FlatModule:
     """A LightningModule bound to flat storage.
 
     Attributes:
@@ -95,7 +95,7 @@ class Worker:
             self.personal_leaves[name].data = view
 
         self._homes = {name: _home(self.module, name) for name, _ in self.module.named_buffers()}
-        self._places = _places(self.module)
+        self._attributes = _attributes(self.module)
         buffers = {name: buffer for name, buffer in self.module.named_buffers() if buffer.is_floating_point()}
         self.counter_names = [name for name in self._homes if name not in buffers]
         self.buffer_layout = Layout.of(buffers)
@@ -115,7 +115,7 @@ class Worker:
         """How the module has been pruned since it was laid out."""
         return plans_of(self.module)[len(self._plans) :]
 
-    def take_for_pruned(self, plans: list[Plan]) -> None:
+    def adopt_plans(self, plans: list[Plan]) -> None:
         """The module has the shapes that these plans lead to, also where it was made small at once."""
         vars(self.module)[PLANS] = list(plans)
         self._plans = plans
@@ -242,12 +242,12 @@ class Worker:
             tensors: by the names of the parameters and buffers.
             log: takes the place of the module's `log`.
         """
-        places = [(home, leaf, name) for name in tensors for home, leaf in self._places[name]]
-        own = [home[leaf] for home, leaf, _ in places]
+        holders = [(home, leaf, name) for name in tensors for home, leaf in self._attributes[name]]
+        own = [home[leaf] for home, leaf, _ in holders]
         attributes = vars(self.module)
         previous = attributes.get("log")
         try:
-            for home, leaf, name in places:
+            for home, leaf, name in holders:
                 home[leaf] = tensors[name]
             attributes["log"] = log
             yield
@@ -255,7 +255,7 @@ class Worker:
             attributes.pop("log")
             if previous is not None:
                 attributes["log"] = previous
-            for (home, leaf, _), tensor in zip(places, own, strict=True):
+            for (home, leaf, _), tensor in zip(holders, own, strict=True):
                 home[leaf] = tensor
 
     def zero_gradient(self) -> None:
@@ -272,7 +272,7 @@ class Worker:
         """Take parameters that have got their first gradient into the optimiser's steps; returns whether there are any."""
         found = self._flat_gradient.discover() if self._flat_gradient is not None else []
         if found:
-            self.optimizer.take_in(found)
+            self.optimizer.activate(found)
         return bool(found)
 
     def mask_gradient(self, unpruned: Submodel) -> Callable[[], Any]:
@@ -311,15 +311,15 @@ class Worker:
         random.seed(seed)
 
 
-def _places(module: nn.Module) -> dict[str, list[tuple[dict[str, Any], str]]]:
+def _attributes(module: nn.Module) -> dict[str, list[tuple[dict[str, Any], str]]]:
     """Where each parameter and buffer is kept; tied ones are in several places under their first name."""
-    places: dict[int, list[tuple[dict[str, Any], str]]] = {}
+    holders: dict[int, list[tuple[dict[str, Any], str]]] = {}
     for owner in module.modules():
         for home in (owner._parameters, owner._buffers):
             for leaf, tensor in home.items():
                 if tensor is not None:
-                    places.setdefault(id(tensor), []).append((home, leaf))
-    return {name: places[id(tensor)] for name, tensor in [*module.named_parameters(), *module.named_buffers()]}
+                    holders.setdefault(id(tensor), []).append((home, leaf))
+    return {name: holders[id(tensor)] for name, tensor in [*module.named_parameters(), *module.named_buffers()]}
 
 
 def _home(module: nn.Module, name: str) -> tuple[nn.Module, str]:

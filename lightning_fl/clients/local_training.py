@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from lightning_fl.clients.flat_module import Worker
+from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.gradients_at_received import full_gradient, gradient_at_received
 from lightning_fl.slots import LocalTraining, Message, Rule, Setting, State
 from lightning_fl.state.run_state import STRAGGLER, Run
@@ -26,7 +26,7 @@ class Selection(Protocol):
 
 
 @dataclass(frozen=True)
-class LocalPlan:
+class LocalSchedule:
     """How long a client trains and in what batches.
 
     Attributes:
@@ -37,7 +37,7 @@ class LocalPlan:
         accumulate: batches whose gradients add up to one optimiser step.
         clip_value, clip_algorithm: Lightning's `gradient_clip_val` and `gradient_clip_algorithm`.
         full_batch: every optimiser step, of which there are as many, follows the mean gradient on all samples of a pass.
-        tells_last_loss: results tell the mean training loss of the last pass.
+        reports_last_loss: results tell the mean training loss of the last pass.
         straggler_rate: probability that a client is stopped before it is done.
     """
 
@@ -49,10 +49,10 @@ class LocalPlan:
     clip_value: float | None = None
     clip_algorithm: str = "norm"
     full_batch: bool = False
-    tells_last_loss: bool = False
+    reports_last_loss: bool = False
     straggler_rate: float = 0.0
 
-    def in_round(self, rule: Rule, setting: Setting) -> LocalPlan:
+    def in_round(self, rule: Rule, setting: Setting) -> LocalSchedule:
         """With the batches that a rule takes in the round under way."""
         full_batch = rule.takes_full_batches(setting)
         return self if full_batch == self.full_batch else replace(self, full_batch=full_batch)
@@ -112,76 +112,78 @@ class LocalPlan:
 
 
 def train_locally(
-    worker: Worker,
+    flat_module: FlatModule,
     rule: Rule,
     setting: Setting,
     received: Message,
     counters: dict[str, Tensor],
     state: State,
     selection: Selection,
-    plan: LocalPlan,
+    schedule: LocalSchedule,
     seeds: tuple[int, int],
     resident: bool,
     num_steps: int | None = None,
 ) -> LocalTraining:
-    """Train the worker's module from the received model on one client's samples.
+    """Train the flat module from the received model on one client's samples.
 
     Args:
-        worker: holds the module; its parameters are overwritten, those that the client owns are trained from where they are.
+        flat_module: holds the module; its parameters are overwritten, those that the client owns are trained from where they are.
         rule: makes the steps.
         setting: of the run.
         received: `model` (d,) and `buffers` (d_b,), and what else came down.
         counters: integer buffers of the server's module.
         state: what the client kept from earlier rounds.
         selection: its samples.
-        plan: how long and in what batches.
+        schedule: how long and in what batches.
         seeds: of the order of the samples, and of everything the module draws itself.
         resident: whether the samples already lie on the accelerator.
-        num_steps: stop after so many optimiser steps; by default when the plan is done.
+        num_steps: stop after so many optimiser steps; by default when the schedule is done.
 
     Returns:
         The local training after its last step.
     """
-    module, hooks, optimizer, logs = worker.module, worker.hooks, worker.optimizer, worker.logs
-    worker.load(received["model"], received["buffers"], counters)
-    worker.bind_optimizer()
+    module, hooks, optimizer, logs = flat_module.module, flat_module.hooks, flat_module.optimizer, flat_module.logs
+    flat_module.load(received["model"], received["buffers"], counters)
+    flat_module.bind_optimizer()
     optimizer.start_client()
-    worker.zero_gradient()
-    local = LocalTraining(setting, received, worker.params, worker.gradient, optimizer.step, state, learning_rate=0.0)
+    flat_module.zero_gradient()
+    local = LocalTraining(
+        setting, received, flat_module.params, flat_module.gradient, optimizer.step, state, learning_rate=0.0
+    )
     local.learning_rate = optimizer.learning_rate
-    num_samples, batch_size = len(selection), plan.batch_size
-    local.num_samples = float(plan.num_samples(num_samples, worker.skips_single_samples, num_steps))
+    num_samples, batch_size = len(selection), schedule.batch_size
+    local.num_samples = float(schedule.num_samples(num_samples, flat_module.skips_single_samples, num_steps))
     unpruned = setting.unpruned
-    mask_gradient = worker.mask_gradient(unpruned) if unpruned else None
+    mask_gradient = flat_module.mask_gradient(unpruned) if unpruned else None
     if rule.reads_full_gradient:
-        worker.seed(seeds[1])
-        sizes = plan.batch_sizes(num_samples, worker.skips_single_samples)
-        local.full_gradient = full_gradient(worker, selection.batches(batch_size), sizes, resident)
+        flat_module.seed(seeds[1])
+        sizes = schedule.batch_sizes(num_samples, flat_module.skips_single_samples)
+        local.full_gradient = full_gradient(flat_module, selection.batches(batch_size), sizes, resident)
         if unpruned is not None:
             local.full_gradient.mul_(unpruned.factors)
-        worker.load(received["model"], received["buffers"], counters)
+        flat_module.load(received["model"], received["buffers"], counters)
         local.learning_rate = optimizer.learning_rate
     rule.start(local)
 
     order = torch.Generator().manual_seed(seeds[0])
-    worker.seed(seeds[1])
-    in_pass = worker.batches_in_pass = plan.pass_batches(num_samples, worker.skips_single_samples)
-    worker.steps_in_training = plan.num_steps(in_pass)
-    num_steps = worker.steps_in_training if num_steps is None else num_steps
-    accumulate, in_one_pass = plan.step_batches(in_pass), min(num_samples, in_pass * batch_size)
+    flat_module.seed(seeds[1])
+    in_pass = flat_module.batches_in_pass = schedule.pass_batches(num_samples, flat_module.skips_single_samples)
+    flat_module.steps_in_training = schedule.num_steps(in_pass)
+    num_steps = flat_module.steps_in_training if num_steps is None else num_steps
+    accumulate, in_one_pass = schedule.step_batches(in_pass), min(num_samples, in_pass * batch_size)
     local.steps_in_pass = ceil(in_pass / accumulate) if in_pass else 1
     batch_start, batch_end = hooks.listeners("on_train_batch_start"), hooks.listeners("on_train_batch_end")
     before_zero, before_backward = hooks.listeners("on_before_zero_grad"), hooks.listeners("on_before_backward")
     after_backward, before_step = hooks.listeners("on_after_backward"), hooks.listeners("on_before_optimizer_step")
-    precision, fabric = worker.fabric.strategy.precision, worker.fabric
+    precision, fabric = flat_module.fabric.strategy.precision, flat_module.fabric
     converts, transfers = precision.precision != "32-true", not resident or hooks.changes_batches
     of_step: list[tuple[Any, int, float]] = []
 
     def mask_and_clip() -> None:
         if mask_gradient is not None:
             mask_gradient()
-        if plan.clip_value:
-            worker.clip_gradient(plan.clip_value, plan.clip_algorithm)
+        if schedule.clip_value:
+            flat_module.clip_gradient(schedule.clip_value, schedule.clip_algorithm)
 
     step = batch_index = 0
     has_gradient = False
@@ -189,28 +191,30 @@ def train_locally(
         for index, batch in enumerate(selection.batches(batch_size, order)):
             logs.batch_size = min(batch_size, num_samples - index * batch_size)
             if transfers:
-                batch = worker.transfer(batch, resident)
+                batch = flat_module.transfer(batch, resident)
             if converts:
                 batch = precision.convert_input(batch)
             if rule.reads_gradient_at_received:
                 if not of_step:
-                    worker.seed(seeds[1] + step)
-                factor = logs.batch_size / in_one_pass if plan.full_batch else 1 / accumulate
+                    flat_module.seed(seeds[1] + step)
+                factor = logs.batch_size / in_one_pass if schedule.full_batch else 1 / accumulate
                 of_step.append((batch, batch_index, factor))
             for listener in batch_start:
                 listener(batch, batch_index)
             with precision.forward_context():
-                output = module.training_step(batch, batch_index) if worker.takes_index else module.training_step(batch)
+                output = (
+                    module.training_step(batch, batch_index) if flat_module.takes_index else module.training_step(batch)
+                )
             loss: Tensor | None = output["loss"] if isinstance(output, Mapping) else output
             if loss is not None:
                 has_gradient = True
                 logs.add_loss(loss)
                 for listener in before_backward:
                     listener(loss)
-                if plan.full_batch:
+                if schedule.full_batch:
                     loss = loss * (logs.batch_size / in_one_pass)
-                fabric.backward(loss if accumulate == 1 or plan.full_batch else loss / accumulate)
-                if worker.after_backward():
+                fabric.backward(loss if accumulate == 1 or schedule.full_batch else loss / accumulate)
+                if flat_module.after_backward():
                     local.learning_rate = optimizer.learning_rate
                 for listener in after_backward:
                     listener()
@@ -225,15 +229,15 @@ def train_locally(
                     if rule.own_step and optimizer.decays:
                         local.gradient.add_(local.params * optimizer.weight_decay)
                     if rule.reads_gradient_at_received:
-                        worker.seed(seeds[1] + step - 1)
-                        found = gradient_at_received(worker, received, counters, of_step, mask_and_clip)
+                        flat_module.seed(seeds[1] + step - 1)
+                        found = gradient_at_received(flat_module, received, counters, of_step, mask_and_clip)
                         local.gradient_at_received = found
                     rule.correct(local)
                     rule.step(local)
                     if unpruned is not None and not optimizer.is_elementwise:
                         local.params.mul_(unpruned.factors)
-                    if worker.personal_leaves:
-                        worker.personal_optimizer.step()
+                    if flat_module.personal_leaves:
+                        flat_module.personal_optimizer.step()
                     local.num_steps += 1
                     local.sum_learning_rate = local.sum_learning_rate + local.learning_rate
                     if optimizer.moves_within_round:
@@ -242,7 +246,7 @@ def train_locally(
                 of_step.clear()
                 for listener in before_zero:
                     listener(optimizer.optimizer)
-                worker.zero_gradient()
+                flat_module.zero_gradient()
             if batch_end:
                 outputs = {"loss": output.detach()} if isinstance(output, Tensor) else output
                 for listener in batch_end:

@@ -147,8 +147,8 @@ class RowLogs(LogCollector):
         if not self._values.get(LOSS):
             return [None] * len(counts)
         flat, rows, weights = self._flat(LOSS)
-        places = [(rows == row).nonzero().squeeze(1)[-count:] for row, count in enumerate(counts)]
-        return [_mean(flat[place], weights[place]) if len(place) else None for place in places]
+        positions = [(rows == row).nonzero().squeeze(1)[-count:] for row, count in enumerate(counts)]
+        return [_mean(flat[position], weights[position]) if len(position) else None for position in positions]
 
     def _flat(self, name: str) -> tuple[Tensor, Tensor, Tensor]:
         """All values of a name, which row each is of, and its weight."""

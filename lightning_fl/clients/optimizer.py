@@ -176,7 +176,7 @@ class ModuleOptimizer:
         momentum = self.optimizer.param_groups[0].get("momentum")
         return type(self.optimizer).__name__ + (f" with momentum {momentum}" if momentum else "")
 
-    def take_in(self, names: Sequence[str]) -> None:
+    def activate(self, names: Sequence[str]) -> None:
         """From now on step these parameters too.
 
         Until a parameter has had a gradient nothing of it may change, neither by weight decay nor by momentum. An elementwise
@@ -328,12 +328,12 @@ def _is_plain_sgd(optimizer: torch.optim.Optimizer) -> bool:
 
 def _slices(parameters: list[nn.Parameter], layout: Layout, named: dict[str, nn.Parameter]) -> list[slice]:
     """The stretches of the flat vector that these parameters cover, neighbours joined."""
-    place = {
+    position = {
         id(named[name]): slice(offset, offset + size)
         for name, offset, size in zip(layout.names, layout.offsets, layout.sizes, strict=True)
     }
     joined: list[slice] = []
-    for part in sorted((place[id(p)] for p in parameters if id(p) in place), key=lambda part: part.start):
+    for part in sorted((position[id(p)] for p in parameters if id(p) in position), key=lambda part: part.start):
         if joined and joined[-1].stop == part.start:
             joined[-1] = slice(joined[-1].start, part.stop)
         else:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from lightning_fl.clients.flat_module import Worker
+from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.module_logs import RowLogs
 from lightning_fl.slots import Message
 from lightning_fl.vectors.layout import FlatGradient, Tree
@@ -32,7 +32,7 @@ class Stack:
 
     def __init__(
         self,
-        worker: Worker,
+        flat_module: FlatModule,
         params: Tensor,
         personal: Tensor,
         buffers: Tensor,
@@ -43,7 +43,7 @@ class Stack:
         """Lay the clients out.
 
         Args:
-            worker: holds the module, whose own tensors are left alone.
+            flat_module: holds the module, whose own tensors are left alone.
             params: (n, d).
             personal: (n, g).
             buffers: (n, d_b).
@@ -51,22 +51,22 @@ class Stack:
             gradient: (n, d).
             known: parameters that have had a gradient.
         """
-        self._worker = worker
+        self._flat_module = flat_module
         self.params, self.buffers, self.counters, self.gradient = params, buffers, counters, gradient
         self.personal = personal
-        views = worker.personal_layout.views(personal)
+        views = flat_module.personal_layout.views(personal)
         self.personal_leaves = {name: x.detach().requires_grad_() for name, x in views.items()}
-        self._leaves = {name: x.detach().requires_grad_() for name, x in worker.layout.views(params).items()}
-        self._flat_gradient = FlatGradient(worker.layout, list(self._leaves.values()), gradient, known)
-        self._buffer_views = worker.buffer_layout.views(buffers)
+        self._leaves = {name: x.detach().requires_grad_() for name, x in flat_module.layout.views(params).items()}
+        self._flat_gradient = FlatGradient(flat_module.layout, list(self._leaves.values()), gradient, known)
+        self._buffer_views = flat_module.buffer_layout.views(buffers)
 
     @classmethod
-    def of(cls, worker: Worker, received: Message, counters: Mapping[str, Tensor], personal: Tensor) -> Stack:
+    def of(cls, flat_module: FlatModule, received: Message, counters: Mapping[str, Tensor], personal: Tensor) -> Stack:
         """A stack in which every client has what came down, and what it owns (n, g)."""
         num_clients = len(personal)
         params, buffers = (received[name].expand(num_clients, -1).clone() for name in ("model", "buffers"))
         stacked = {name: x.expand(num_clients, *x.shape).clone() for name, x in counters.items()}
-        return cls(worker, params, personal, buffers, stacked, torch.zeros_like(params))
+        return cls(flat_module, params, personal, buffers, stacked, torch.zeros_like(params))
 
     def restart(self, received: Message, counters: Mapping[str, Tensor]) -> None:
         """Give every client what came down once more."""
@@ -78,7 +78,7 @@ class Stack:
     def first(self, num_clients: int) -> Stack:
         """The first clients alone, on the same storage."""
         return Stack(
-            self._worker,
+            self._flat_module,
             self.params[:num_clients],
             self.personal[:num_clients],
             self.buffers[:num_clients],
@@ -113,13 +113,13 @@ class Stack:
             with warnings.catch_warnings():
                 # Autograd would rather have dense gradients; a row of a stack is not, which costs it nothing here.
                 warnings.filterwarnings("ignore", "grad and param do not obey")
-                self._worker.fabric.backward((losses * factors).sum())
+                self._flat_module.fabric.backward((losses * factors).sum())
             return self._flat_gradient.discover()
         # Clients with batches of another size train on copies of their rows.
         index = torch.tensor(rows, device=self.params.device)
         counters = {name: x[index] for name, x in self.counters.items()}
         params, personal = self.params[index], self.personal[index]
-        part = Stack(self._worker, params, personal, self.buffers[index], counters, torch.zeros_like(params))
+        part = Stack(self._flat_module, params, personal, self.buffers[index], counters, torch.zeros_like(params))
         part.backward(range(len(rows)), batches, batch_index, factors, logs)
         self.gradient.index_add_(0, index, part.gradient)
         for name, leaf in part.personal_leaves.items():
@@ -134,28 +134,34 @@ class Stack:
 
     def _losses(self, batches: Sequence[Any], batch_index: int, logs: RowLogs) -> Tensor:
         """The loss of each row (n,) with the graph behind it."""
-        worker, module, precision = self._worker, self._worker.module, self._worker.fabric.strategy.precision
+        flat_module, module, precision = (
+            self._flat_module,
+            self._flat_module.module,
+            self._flat_module.fabric.strategy.precision,
+        )
         values, structure = tree_flatten(batches[0])
-        places = [place for place, value in enumerate(values) if isinstance(value, Tensor)]
+        positions = [position for position, value in enumerate(values) if isinstance(value, Tensor)]
         columns = list(zip(*(tree_flatten(batch)[0] for batch in batches), strict=True))
-        tensors = precision.convert_input([torch.stack(columns[place]) for place in places])
+        tensors = precision.convert_input([torch.stack(columns[position]) for position in positions])
         # Lent as copies in their own dtype: mapped batch normalisation writes to dense tensors only.
-        lent = {name: view.to(worker.buffer(name).dtype).contiguous() for name, view in self._buffer_views.items()}
+        lent = {name: view.to(flat_module.buffer(name).dtype).contiguous() for name, view in self._buffer_views.items()}
         lent |= self.counters
         recorded: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
 
         def train(params: Tree, buffers: Tree, rows: list[Tensor]) -> tuple[Any, list[Tensor], Tree]:
-            for place, row in zip(places, rows, strict=True):
-                values[place] = row
+            for position, row in zip(positions, rows, strict=True):
+                values[position] = row
             batch, logged = tree_unflatten(values, structure), []
 
             def record(name: str, value: Any, *how: Any, **named: Any) -> None:
                 recorded.append((name, how, named))
                 logged.append(torch.as_tensor(value))
 
-            with worker.lending(params | buffers, record):
-                output = module.training_step(batch, batch_index) if worker.takes_index else module.training_step(batch)
-                replaced = {name: x for name in buffers if (x := worker.buffer(name)) is not buffers[name]}
+            with flat_module.lending(params | buffers, record):
+                output = (
+                    module.training_step(batch, batch_index) if flat_module.takes_index else module.training_step(batch)
+                )
+                replaced = {name: x for name in buffers if (x := flat_module.buffer(name)) is not buffers[name]}
             return output["loss"] if isinstance(output, Mapping) else output, logged, replaced
 
         with precision.forward_context():

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
-from lightning_fl.clients.flat_module import Worker
-from lightning_fl.clients.local_training import LocalPlan, Selection
+from lightning_fl.clients.flat_module import FlatModule
+from lightning_fl.clients.local_training import LocalSchedule, Selection
 from lightning_fl.clients.module_logs import LogCollector, RowLogs
 from lightning_fl.clients.stack import Stack
 from lightning_fl.data import FederatedDataModule
@@ -72,13 +72,13 @@ class Batch:
 
 
 def stacked(
-    worker: Worker,
+    flat_module: FlatModule,
     rule: Rule,
     setting: Setting,
     received: Message,
     cohort: Sequence[int],
     data: FederatedDataModule,
-    plan: LocalPlan,
+    schedule: LocalSchedule,
     run: Run,
     clients_at_once: int,
 ) -> Iterator[Result]:
@@ -87,12 +87,12 @@ def stacked(
     The other arguments and the results are those of `serial`. What a module draws itself while it trains (dropout) comes from
     one stream for the whole stack, so it differs from what the client would draw alone.
     """
-    in_pass = {k: plan.pass_batches(int(data.client_sizes[k]), worker.skips_single_samples) for k in cohort}
-    num_steps = {client: plan.steps_done(in_pass[client], run, client) for client in cohort}
+    in_pass = {k: schedule.pass_batches(int(data.client_sizes[k]), flat_module.skips_single_samples) for k in cohort}
+    num_steps = {client: schedule.steps_done(in_pass[client], run, client) for client in cohort}
 
     def together(client: int) -> int:
         # Schedules inside a round ask how long the client is to train, so clients of one stack must agree on it.
-        return in_pass[client] if worker.optimizer.moves_within_round else 0
+        return in_pass[client] if flat_module.optimizer.moves_within_round else 0
 
     def length(client: int) -> tuple[int, int, int]:
         return together(client), num_steps[client], in_pass[client]
@@ -103,118 +103,120 @@ def stacked(
         for start in range(0, len(waiting), stack_size):
             members = []
             for client in waiting[start : start + stack_size]:
-                worker.hooks.call("on_client_download", client)
+                flat_module.hooks.call("on_client_download", client)
                 state = run.client_state(client, rule, received["model"])
                 seeds = run.torch_seeds(CLIENT, client)
                 selection = data.client(client)
                 members.append(Member(client, selection, in_pass[client], num_steps[client], state, seeds))
-            yield from train_stack(worker, rule, setting, received, run.counters, members, plan, data.train.resident)
-    worker.steps_in_training = 0
+            yield from train_stack(
+                flat_module, rule, setting, received, run.counters, members, schedule, data.train.resident
+            )
+    flat_module.steps_in_training = 0
 
 
 def train_stack(
-    worker: Worker,
+    flat_module: FlatModule,
     rule: Rule,
     setting: Setting,
     received: Message,
     counters: dict[str, Tensor],
     members: Sequence[Member],
-    plan: LocalPlan,
+    schedule: LocalSchedule,
     resident: bool,
-    tells: bool = True,
+    notifies_callbacks: bool = True,
 ) -> list[Result]:
     """Train some clients together.
 
     Args:
-        worker: holds the module.
+        flat_module: holds the module.
         rule: makes the steps.
         setting: of the run.
         received: what came down.
         counters: integer buffers of the server's module.
         members: the clients, the one with the most steps first.
-        plan: how long and in what batches.
+        schedule: how long and in what batches.
         resident: whether the samples already lie on the accelerator.
-        tells: whether Lightning's own callbacks hear of the batches.
+        notifies_callbacks: whether Lightning's own callbacks hear of the batches.
 
     Returns:
         Their results, in the order of `members`.
     """
-    optimizer, num_active = worker.optimizer, len(members)
+    optimizer, num_active = flat_module.optimizer, len(members)
     state = {name: torch.stack([member.state[name] for member in members]) for name in members[0].state}
-    nothing = worker.personal.new_zeros(num_active, 0)
-    stack = Stack.of(worker, received, counters, state.pop(PERSONAL, nothing))
-    worker.personal_optimizer.bind(stack.personal_leaves)
-    logs = RowLogs(worker.logs)
+    nothing = flat_module.personal.new_zeros(num_active, 0)
+    stack = Stack.of(flat_module, received, counters, state.pop(PERSONAL, nothing))
+    flat_module.personal_optimizer.bind(stack.personal_leaves)
+    logs = RowLogs(flat_module.logs)
     optimizer.bind(stack.params, stack.gradient)
     optimizer.start_client()
-    worker.batches_in_pass = max(member.in_pass for member in members)
-    worker.steps_in_training = plan.num_steps(worker.batches_in_pass)
+    flat_module.batches_in_pass = max(member.in_pass for member in members)
+    flat_module.steps_in_training = schedule.num_steps(flat_module.batches_in_pass)
     local = LocalTraining(setting, received, stack.params, stack.gradient, optimizer.step, state)
     local.learning_rate = optimizer.learning_rate
-    read = [plan.num_samples(len(m.selection), worker.skips_single_samples, m.num_steps) for m in members]
+    read = [schedule.num_samples(len(m.selection), flat_module.skips_single_samples, m.num_steps) for m in members]
     local.num_samples = stack.params.new_tensor(read).unsqueeze(1)
-    in_pass = [[ceil(member.in_pass / max(1, plan.step_batches(member.in_pass)))] for member in members]
+    in_pass = [[ceil(member.in_pass / max(1, schedule.step_batches(member.in_pass)))] for member in members]
     local.steps_in_pass = torch.tensor(in_pass, device=stack.params.device).clamp(min=1)
     if rule.reads_full_gradient:
-        worker.seed(members[0].seeds[1])
-        local.full_gradient = _full_gradients(worker, stack, members, plan, resident)
+        flat_module.seed(members[0].seeds[1])
+        local.full_gradient = _full_gradients(flat_module, stack, members, schedule, resident)
         if setting.unpruned is not None:
             local.full_gradient.mul_(setting.unpruned.factors)
         stack.restart(received, counters)
         local.learning_rate = optimizer.learning_rate
     rule.start(local)
 
-    worker.seed(members[0].seeds[1])
+    flat_module.seed(members[0].seeds[1])
     # What clients own they have in both stacks.
-    at_received = Stack.of(worker, received, counters, stack.personal) if rule.reads_gradient_at_received else None
-    batches = [_batches_by_step(worker, member, plan, resident) for member in members]
+    at_received = Stack.of(flat_module, received, counters, stack.personal) if rule.reads_gradient_at_received else None
+    batches = [_batches_by_step(flat_module, member, schedule, resident) for member in members]
     finished: list[tuple[Message, State, State, dict[str, Tensor], int]] = []
     step = 0
     while True:
         num_left = sum(member.num_steps > step for member in members)
         if num_left < num_active:
-            finished = _finish(worker, rule, local, stack, num_left) + finished
+            finished = _finish(flat_module, rule, local, stack, num_left) + finished
             stack, num_active = stack.first(num_left), num_left
             at_received = None if at_received is None else at_received.first(num_left)
             local = _rows(local, slice(num_left))
             optimizer.narrow(num_left)
-            worker.personal_optimizer.narrow(stack.personal_leaves, num_left)
+            flat_module.personal_optimizer.narrow(stack.personal_leaves, num_left)
         if not num_active:
             break
         stack.zero_gradient()
         of_step = [next(steps) for steps in batches[:num_active]]
         if at_received is not None:
-            worker.seed(members[0].seeds[1] + step)
+            flat_module.seed(members[0].seeds[1] + step)
         for found in _backward(stack, of_step, logs):
-            optimizer.take_in(found)
+            optimizer.activate(found)
             local.learning_rate = optimizer.learning_rate
         rule.observe(local)
-        _mask_and_clip(stack, setting, plan)
+        _mask_and_clip(stack, setting, schedule)
         if rule.own_step and optimizer.decays:
             local.gradient.add_(local.params * optimizer.weight_decay)
         if at_received is not None:
-            worker.seed(members[0].seeds[1] + step)
+            flat_module.seed(members[0].seeds[1] + step)
             at_received.restart(received, counters)
             at_received.zero_gradient()
             for _ in _backward(at_received, of_step, RowLogs(LogCollector())):
                 pass
-            _mask_and_clip(at_received, setting, plan)
+            _mask_and_clip(at_received, setting, schedule)
             local.gradient_at_received = at_received.gradient
             if optimizer.decays:
                 local.gradient_at_received.add_(at_received.params * optimizer.weight_decay)
         rule.correct(local)
         rule.step(local)
         if stack.personal_leaves:
-            worker.personal_optimizer.step()
+            flat_module.personal_optimizer.step()
         step = local.num_steps = local.num_steps + 1
         local.sum_learning_rate = local.sum_learning_rate + local.learning_rate
         if optimizer.moves_within_round:
             optimizer.after_step()
             local.learning_rate = optimizer.learning_rate
-        if tells:
-            _tell_stock_callbacks(worker, of_step)
+        if notifies_callbacks:
+            _tell_stock_callbacks(flat_module, of_step)
     in_a_pass = [max(1, member.in_pass) for member in members]
-    last = logs.last_losses(in_a_pass) if plan.tells_last_loss else [None] * len(members)
+    last = logs.last_losses(in_a_pass) if schedule.reports_last_loss else [None] * len(members)
     return [
         Result(
             member.client, message, float(len(member.selection)), state | owned, counters, sums, num_steps, owned, loss
@@ -225,19 +227,23 @@ def train_stack(
     ]
 
 
-def _batches_by_step(worker: Worker, member: Member, plan: LocalPlan, resident: bool) -> Iterator[list[Batch]]:
+def _batches_by_step(
+    flat_module: FlatModule, member: Member, schedule: LocalSchedule, resident: bool
+) -> Iterator[list[Batch]]:
     """The batches of a client, those of one optimiser step together."""
     order = torch.Generator().manual_seed(member.seeds[0])
-    num_samples, batch_size, count = len(member.selection), plan.batch_size, 0
-    in_step, in_one_pass = plan.step_batches(member.in_pass), min(num_samples, member.in_pass * batch_size)
-    transfers = not resident or worker.hooks.changes_batches
+    num_samples, batch_size, count = len(member.selection), schedule.batch_size, 0
+    in_step, in_one_pass = schedule.step_batches(member.in_pass), min(num_samples, member.in_pass * batch_size)
+    transfers = not resident or flat_module.hooks.changes_batches
     of_step: list[Batch] = []
     while True:
         for index, content in enumerate(member.selection.batches(batch_size, order)):
             if transfers:
-                content = worker.transfer(content, resident)
+                content = flat_module.transfer(content, resident)
             size = min(batch_size, num_samples - index * batch_size)
-            of_step.append(Batch(content, size, count, size / in_one_pass if plan.full_batch else 1 / plan.accumulate))
+            of_step.append(
+                Batch(content, size, count, size / in_one_pass if schedule.full_batch else 1 / schedule.accumulate)
+            )
             count += 1
             is_last = index + 1 == member.in_pass
             if len(of_step) == in_step or is_last:
@@ -247,34 +253,36 @@ def _batches_by_step(worker: Worker, member: Member, plan: LocalPlan, resident: 
                 break
 
 
-def _full_gradients(worker: Worker, stack: Stack, members: Sequence[Member], plan: LocalPlan, resident: bool) -> Tensor:
+def _full_gradients(
+    flat_module: FlatModule, stack: Stack, members: Sequence[Member], schedule: LocalSchedule, resident: bool
+) -> Tensor:
     """What `full_gradient` gives, for each client (n, d)."""
     of_pass = []
     for member in members:
-        sizes = plan.batch_sizes(len(member.selection), worker.skips_single_samples)
-        batches = zip(member.selection.batches(plan.batch_size), sizes, strict=False)
+        sizes = schedule.batch_sizes(len(member.selection), flat_module.skips_single_samples)
+        batches = zip(member.selection.batches(schedule.batch_size), sizes, strict=False)
         of_pass.append(
             [
-                Batch(worker.transfer(content, resident), size, index, size / sum(sizes))
+                Batch(flat_module.transfer(content, resident), size, index, size / sum(sizes))
                 for index, (content, size) in enumerate(batches)
             ]
         )
-    for found in _backward(stack, of_pass, RowLogs(worker.logs)):
-        worker.optimizer.take_in(found)
-    if worker.optimizer.decays:
-        stack.gradient.add_(stack.params * worker.optimizer.weight_decay)
+    for found in _backward(stack, of_pass, RowLogs(flat_module.logs)):
+        flat_module.optimizer.activate(found)
+    if flat_module.optimizer.decays:
+        stack.gradient.add_(stack.params * flat_module.optimizer.weight_decay)
     return stack.gradient.clone()
 
 
 def _backward(stack: Stack, of_step: Sequence[list[Batch]], logs: RowLogs) -> Iterator[list[str]]:
     """Add up the gradients of the batches of one step; yields names of parameters that get their first one."""
-    for place in range(max(map(len, of_step))):
+    for position in range(max(map(len, of_step))):
         groups: dict[Any, list[int]] = {}
         for row, batches in enumerate(of_step):
-            if place < len(batches):
-                groups.setdefault(batches[place].signature, []).append(row)
+            if position < len(batches):
+                groups.setdefault(batches[position].signature, []).append(row)
         for rows in groups.values():
-            batches = [of_step[row][place] for row in rows]
+            batches = [of_step[row][position] for row in rows]
             logs.rows, logs.batch_size = rows, batches[0].size
             factors: float | Tensor = batches[0].factor
             if any(batch.factor != factors for batch in batches):
@@ -303,12 +311,12 @@ def _rows(local: LocalTraining, rows: slice) -> LocalTraining:
 
 
 def _finish(
-    worker: Worker, rule: Rule, local: LocalTraining, stack: Stack, start: int
+    flat_module: FlatModule, rule: Rule, local: LocalTraining, stack: Stack, start: int
 ) -> list[tuple[Message, State, State, dict[str, Tensor], int]]:
     """What the clients from `start` on upload and keep, what of it they own, their counters, and their steps."""
     part = _rows(local, slice(start, None))
     message = rule.finish(part)
-    if worker.buffer_layout.names:
+    if flat_module.buffer_layout.names:
         message["buffers"] = stack.buffers[start:] - local.received["buffers"]
     return [
         (
@@ -322,12 +330,12 @@ def _finish(
     ]
 
 
-def _mask_and_clip(stack: Stack, setting: Setting, plan: LocalPlan) -> None:
+def _mask_and_clip(stack: Stack, setting: Setting, schedule: LocalSchedule) -> None:
     """What is done with the gradients of a step: 0 outside a pruning mask, and clipped."""
     if setting.unpruned is not None:
         stack.gradient.mul_(setting.unpruned.factors)
-    if plan.clip_value:
-        _clip(stack.gradient, list(stack.personal_leaves.values()), plan.clip_value, plan.clip_algorithm)
+    if schedule.clip_value:
+        _clip(stack.gradient, list(stack.personal_leaves.values()), schedule.clip_value, schedule.clip_algorithm)
 
 
 def _clip(gradient: Tensor, personal: Sequence[Tensor], value: float, algorithm: str) -> None:
@@ -343,9 +351,12 @@ def _clip(gradient: Tensor, personal: Sequence[Tensor], value: float, algorithm:
         x.mul_(factors.view(-1, *[1] * (x.dim() - 1)))
 
 
-def _tell_stock_callbacks(worker: Worker, of_step: Sequence[list[Batch]]) -> None:
+def _tell_stock_callbacks(flat_module: FlatModule, of_step: Sequence[list[Batch]]) -> None:
     """Lightning's own callbacks, such as progress bars, count batches."""
-    starts, ends = worker.hooks.listeners("on_train_batch_start"), worker.hooks.listeners("on_train_batch_end")
+    starts, ends = (
+        flat_module.hooks.listeners("on_train_batch_start"),
+        flat_module.hooks.listeners("on_train_batch_end"),
+    )
     for batch in (batch for batches in of_step for batch in batches) if starts or ends else ():
         for listener in starts:
             listener(batch.content, batch.index)

@@ -21,7 +21,7 @@ class Changes(Codec):
     keep the last broadcast and overwrite it in u places. As the next broadcast builds on this one, each goes to all clients.
     """
 
-    def for_all(self) -> bool:
+    def needs_every_client(self) -> bool:
         """Yes."""
         return True
 
@@ -47,7 +47,7 @@ class Changes(Codec):
             raise ValueError("changes say nothing to one who does not hold the broadcast before them")
         return {name: packed.content for name, packed in payload.items()}
 
-    def follow(self, payload: Payload, memory: State, setting: Setting) -> Message:
+    def decode_incremental(self, payload: Payload, memory: State, setting: Setting) -> Message:
         """The last broadcast with the new values in it."""
         if POSITIONS not in payload:
             return self.decode(payload, setting)

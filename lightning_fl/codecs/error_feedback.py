@@ -29,13 +29,13 @@ class ErrorFeedback(Codec):
         """What the inner codec needs."""
         return self.codec.needs()
 
-    def takes(self, name: str) -> bool:
+    def applies_to(self, name: str) -> bool:
         """What the codec inside takes."""
-        return self.codec.takes(name)
+        return self.codec.applies_to(name)
 
-    def loses(self, name: str) -> bool:
+    def is_lossy_for(self, name: str) -> bool:
         """What the inner codec loses, though for a time only."""
-        return self.codec.loses(name)
+        return self.codec.is_lossy_for(name)
 
     def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
         """Encode z; the new memory is e beside the inner codec's."""
@@ -44,7 +44,7 @@ class ErrorFeedback(Codec):
         payload, inner = self.codec.encode(wanted, inner, setting)
         sent = self.codec.decode(payload, setting)
         kept = {name: x for name, x in memory.items() if name.startswith(RESIDUAL)}
-        kept |= {RESIDUAL + name: wanted[name] - sent[name] for name in message if self.loses(name)}
+        kept |= {RESIDUAL + name: wanted[name] - sent[name] for name in message if self.is_lossy_for(name)}
         return payload, {**inner, **kept}
 
     def decode(self, payload: Payload, setting: Setting) -> Message:

@@ -51,19 +51,19 @@ class OneBit(Codec):
         """Yes."""
         return True
 
-    def loses(self, name: str) -> bool:
+    def is_lossy_for(self, name: str) -> bool:
         """The entries that it encodes."""
         return name in self.names if self.names else compressible(name)
 
-    def takes(self, name: str) -> bool:
+    def applies_to(self, name: str) -> bool:
         """Vectors, and what both sides know."""
-        return name in self.known or super().takes(name)
+        return name in self.known or super().applies_to(name)
 
     def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
         """Signs (⌈d/8⌉ bytes) under the vector's own name, scales (groups,) under `scalars/scale/name`."""
         payload = {}
         for name, vector in message.items():
-            if self.loses(name):
+            if self.is_lossy_for(name):
                 # In float64 the scale of what was decoded is the scale itself, so that encoding twice changes nothing.
                 order = 2 if self.scale == "l2" else 1
                 parts = [x.double() for x in vector.split(_sizes(self.groups, setting))]
@@ -78,7 +78,7 @@ class OneBit(Codec):
         """s · sgn(z)."""
         message = {}
         for name, packed in payload.items():
-            if self.loses(name):
+            if self.is_lossy_for(name):
                 scales = payload[f"{SCALES}{name}"].content
                 signs = unpack(packed.content, setting.layout.numel, 1).to(scales.dtype).mul_(2).sub_(1)
                 for part, scale in _scaled(signs, scales, self.groups, setting):
@@ -107,11 +107,11 @@ class Quantiser(Codec):
     def __post_init__(self) -> None:
         if self.levels not in ("log", "uniform"):
             raise UserError(f"levels {self.levels!r} is unknown; {nearest(str(self.levels), ('log', 'uniform'))}.")
-        good = isinstance(self.bits, int) and 2 <= self.bits <= 32
-        require(good, f"bits of a quantised number must be a whole number from 2 to 32, got {self.bits}.")
+        is_allowed = isinstance(self.bits, int) and 2 <= self.bits <= 32
+        require(is_allowed, f"bits of a quantised number must be a whole number from 2 to 32, got {self.bits}.")
         _check_groups(self.groups)
 
-    def loses(self, name: str) -> bool:
+    def is_lossy_for(self, name: str) -> bool:
         """All of the model and its moments."""
         return compressible(name)
 

@@ -25,15 +25,15 @@ class Followed(Codec):
     codec: Codec
     carrier: str = "model/change"
 
-    def takes(self, name: str) -> bool:
+    def applies_to(self, name: str) -> bool:
         """What the codec inside takes."""
-        return self.codec.takes(name)
+        return self.codec.applies_to(name)
 
-    def for_all(self) -> bool:
+    def needs_every_client(self) -> bool:
         """Yes."""
         return True
 
-    def carries(self) -> tuple[str, Codec]:
+    def change_entry(self) -> tuple[str, Codec]:
         """The carrier, through the codec inside."""
         return self.carrier, self.codec
 

@@ -41,8 +41,8 @@ class OneMask(Codec):
     index_bits: IndexBits = field(default="ceil", kw_only=True)
 
     def __post_init__(self) -> None:
-        good = 0 < self.alpha <= 1
-        require(good, f"alpha is the share of numbers that are sent and lies in (0, 1], got {self.alpha}.")
+        is_allowed = 0 < self.alpha <= 1
+        require(is_allowed, f"alpha is the share of numbers that are sent and lies in (0, 1], got {self.alpha}.")
         check_index_bits(self.index_bits)
 
     @abstractmethod
@@ -53,7 +53,7 @@ class OneMask(Codec):
         """Yes, unless everything is kept."""
         return self.alpha < 1
 
-    def loses(self, name: str) -> bool:
+    def is_lossy_for(self, name: str) -> bool:
         """All of the model and its moments, unless everything is kept."""
         return self.alpha < 1 and compressible(name)
 

@@ -44,7 +44,7 @@ class TopK(Codec):
         """Yes, unless everything is kept."""
         return self.alpha < 1
 
-    def loses(self, name: str) -> bool:
+    def is_lossy_for(self, name: str) -> bool:
         """All of the model and its moments, unless everything is kept."""
         return self.alpha < 1 and compressible(name)
 

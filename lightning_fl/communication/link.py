@@ -54,7 +54,7 @@ class Link:
 
         Where the next broadcast builds on this one, it goes to all clients of the federation and is counted for all.
         """
-        num_recipients = self.setting.num_clients if self.downlink.for_all() else len(recipients)
+        num_recipients = self.setting.num_clients if self.downlink.needs_every_client() else len(recipients)
         self.received, memory = self._send(
             "down", self.downlink, message, dict(self.server_memory), self.setting.unpruned, num_recipients, follow=True
         )
@@ -62,15 +62,15 @@ class Link:
         self.server_memory.update(memory)
         return self.received
 
-    def down(self, client: int, message: Message) -> Message:
+    def send_down(self, client: int, message: Message) -> Message:
         """Send one client a message of its own, whole."""
         return self._send("down", self.downlink, message, {}, self.setting.unpruned)[0]
 
-    def tell(self, clients: Sequence[int], message: Message) -> None:
+    def send_to_all(self, clients: Sequence[int], message: Message) -> None:
         """Send each of some clients the same message, whatever the codec."""
         self._send("down", Dense(), message, {}, None, len(clients))
 
-    def up(self, client: int, message: Message, submodel: Submodel | None = None) -> Message:
+    def send_up(self, client: int, message: Message, submodel: Submodel | None = None) -> Message:
         """Send a client's message, or a part of it, to the server; returns what the server sees, 0 where nothing was sent."""
         memory = self._pending[client] if client in self._pending else self._kept(client, message)
         unpruned = self.setting.unpruned
@@ -128,14 +128,16 @@ class Link:
         follow: bool,
     ) -> tuple[Message, State]:
         """The message as it is, through the codec."""
-        exact = {name: x for name, x in message.items() if not codec.takes(name)}
+        exact = {name: x for name, x in message.items() if not codec.applies_to(name)}
         coded = {name: x for name, x in message.items() if name not in exact}
         arrived: Message = {}
         for part, through in ((exact, Dense()), (coded, codec)):
             if part:
                 payload, kept = through.encode(part, memory, setting)
                 self.ledger.book(direction, payload, recipients)
-                arrived |= through.follow(payload, memory, setting) if follow else through.decode(payload, setting)
+                arrived |= (
+                    through.decode_incremental(payload, memory, setting) if follow else through.decode(payload, setting)
+                )
         return arrived, kept if coded else memory
 
     def commit(self, client: int) -> State:

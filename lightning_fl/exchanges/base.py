@@ -80,13 +80,13 @@ class LayerChoice(Exchange):
         for client in list(waiting):
             result, chosen = waiting.pop(client), everyone[client]
             if self.announces:
-                chosen = channel.down(client, {"mask/layers": chosen})["mask/layers"]
+                chosen = channel.send_down(client, {"mask/layers": chosen})["mask/layers"]
             if not chosen.any():
                 result = replace(result, state={})  # what it has not sent the server cannot have accepted
             device = result.message["model"].device
             layouts = channel.setting.layout, channel.setting.buffer_layout
             submodel = Submodel.from_groups(*layouts, layers, chosen.to(device).split(1), device)
-            yield Upload(result, channel.up(client, result.message, submodel), submodel.masks(result.message))
+            yield Upload(result, channel.send_up(client, result.message, submodel), submodel.masks(result.message))
 
 
 def best(scores: Mapping[int, list[float]], n: int) -> dict[int, Tensor]:
@@ -98,8 +98,8 @@ def best(scores: Mapping[int, list[float]], n: int) -> dict[int, Tensor]:
     if not scores:
         return {}
     table = torch.tensor(list(scores.values()), dtype=torch.float64)
-    places = table.argsort(dim=0, descending=True, stable=True)[:n]
-    chosen = torch.zeros_like(table, dtype=torch.bool).scatter_(0, places, True)
+    positions = table.argsort(dim=0, descending=True, stable=True)[:n]
+    chosen = torch.zeros_like(table, dtype=torch.bool).scatter_(0, positions, True)
     return dict(zip(scores, chosen, strict=True))
 
 

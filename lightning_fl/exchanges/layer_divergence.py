@@ -48,4 +48,4 @@ class LayerDivergence(LayerChoice):
         """The divergences, which the client reports."""
         delta = result.message["model"]
         divergence = norms(layers, delta, channel.setting.layout).to(delta.dtype)
-        return channel.up(result.client, {"scalars/divergence": divergence})["scalars/divergence"]
+        return channel.send_up(result.client, {"scalars/divergence": divergence})["scalars/divergence"]

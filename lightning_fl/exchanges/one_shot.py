@@ -17,4 +17,4 @@ class OneShot(Exchange):
     def collect(self, results: Iterable[Result], channel: Channel) -> Iterator[Upload]:
         """Streams: only one result is alive at a time."""
         for result in results:
-            yield Upload(result, channel.up(result.client, result.message))
+            yield Upload(result, channel.send_up(result.client, result.message))

@@ -61,11 +61,11 @@ class PrunedUnits(Exchange):
                 yield Upload(result, result.message)
                 continue
             kept = torch.cat(self._keep(result, layers, channel))
-            kept = channel.up(result.client, {"mask/units": kept})["mask/units"]
+            kept = channel.send_up(result.client, {"mask/units": kept})["mask/units"]
             layouts = channel.setting.layout, channel.setting.buffer_layout
             submodel = Submodel.from_groups(*layouts, layers, kept.split(sizes), kept.device)
             sent = submodel.masks(result.message)
-            yield Upload(result, channel.up(result.client, result.message, submodel), sent)
+            yield Upload(result, channel.send_up(result.client, result.message, submodel), sent)
 
     def _layers(self, setting: Setting) -> tuple[Group, ...]:
         return resolve(self.groups, setting.groups, setting.layout, setting.buffer_layout)

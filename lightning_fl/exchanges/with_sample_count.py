@@ -20,4 +20,4 @@ class WithSampleCount(Exchange):
         """Streams: only one result is alive at a time."""
         for result in results:
             count = torch.tensor([int(result.weight)], dtype=torch.int32)
-            yield Upload(result, channel.up(result.client, {**result.message, "scalars/samples": count}))
+            yield Upload(result, channel.send_up(result.client, {**result.message, "scalars/samples": count}))

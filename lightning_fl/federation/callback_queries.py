@@ -12,7 +12,7 @@ from lightning_fl.slots import Message, Setting
 
 
 @dataclass
-class Answers:
+class CallbackQueries:
     """Questions about the model that clients have answered since the last round.
 
     Attributes:
@@ -23,12 +23,12 @@ class Answers:
     counts: dict[int, int] = field(default_factory=dict)
     about: Message = field(default_factory=dict)
 
-    def note(self, client: int, count: int, about: Message) -> None:
+    def record(self, client: int, count: int, about: Message) -> None:
         """Take note of some numbers that a client has told."""
         self.about = self.about or about
         self.counts[client] = self.counts.get(client, 0) + count
 
-    def book(self, ledger: Ledger, setting: Setting, cohort: Collection[int]) -> None:
+    def charge(self, ledger: Ledger, setting: Setting, cohort: Collection[int]) -> None:
         """Count what has crossed as the next round's, and forget it.
 
         The model goes down whole to clients that were asked, and their numbers come up. Those that take part in the round
@@ -43,9 +43,9 @@ class Answers:
         left = {"model": layout.numel, "buffers": setting.buffer_layout.numel}
         rest = {name: x[left[name] :] for name, x in self.about.items()}  # whichever numbers it is, they cost the same
         link = Link(setting, Dense(), Dense(), booked, {}, {})
-        link.tell([client for client in self.counts if client not in cohort], self.about)
-        link.tell([client for client in self.counts if client in cohort], rest)
+        link.send_to_all([client for client in self.counts if client not in cohort], self.about)
+        link.send_to_all([client for client in self.counts if client in cohort], rest)
         for client, count in self.counts.items():
-            link.up(client, {"scalars/answers": self.about["model"].new_zeros(count)})
+            link.send_up(client, {"scalars/answers": self.about["model"].new_zeros(count)})
         ledger.add_ahead(booked.round_bits)
         self.counts, self.about = {}, {}

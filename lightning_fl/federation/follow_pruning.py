@@ -3,7 +3,7 @@
 Callbacks cut the module in place (`lightning_fl.pruning.prune`) and know nothing of federations. Everything that has the shape
 of parameters or buffers then follows by the same lists of places (`lightning_fl.vectors.pruning_map`): the server's model and its
 steps' states, what all clients keep, the memory of the codecs on both sides. The module is laid out anew, layers and
-multiply-accumulates are found again, and the method says what crosses because of it (`Algorithm.announce`).
+multiply-accumulates are found again, and the method says what crosses because of it (`Algorithm.broadcast_pruning`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from lightning.fabric import Fabric
 from torch import Tensor, nn
 
-from lightning_fl.clients.flat_module import Worker
+from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.errors import UserError, require
 from lightning_fl.federation.round import Federation
 from lightning_fl.processes import gather_objects
@@ -30,24 +30,24 @@ def follow(federation: Federation) -> None:
     Raises:
         UserError: processes have pruned it differently.
     """
-    worker, run = federation.worker, federation.run
-    plans = worker.new_plans
-    _check_agreement(worker.fabric, plans)
+    flat_module, run = federation.flat_module, federation.run
+    plans = flat_module.new_plans
+    _check_agreement(flat_module.fabric, plans)
     if not plans:
         return
-    for name in worker.personal_leaves:
+    for name in flat_module.personal_leaves:
         require(
             all(name not in plan.axes for plan in plans),
             f"pruning would cut {name!r}, which every client has a version of its own of: prune other layers, or let the server "
             "have it.",
         )
     for plan in plans:
-        federation.announce(plan)
+        federation.broadcast_pruning(plan)
         if plan.axes:
-            run.surgery(plan)
-    worker.fabric.barrier()  # where states are files that one process of a machine writes, they are there for all
-    worker.lay_out_anew()
-    _look_again(federation)
+            run.prune(plan)
+    flat_module.fabric.barrier()  # where states are files that one process of a machine writes, they are there for all
+    flat_module.lay_out_anew()
+    _refresh_network(federation)
 
 
 def as_saved(module: nn.Module) -> dict[str, Any]:
@@ -62,24 +62,24 @@ def rebuild(federation: Federation, checkpoint: dict[str, Any]) -> None:
     Raises:
         UserError: it does not fit; the module is as it was.
     """
-    worker, run = federation.worker, federation.run
-    plans = missing_plans(worker.module, checkpoint)
+    flat_module, run = federation.flat_module, federation.run
+    plans = missing_plans(flat_module.module, checkpoint)
     for plan in plans:
-        run.surgery(plan)
+        run.prune(plan)
     run.load_state_dict(checkpoint["federation"]["run"])
     if plans:
-        prune_bound(worker, plans)
-        _look_again(federation)
+        prune_bound(flat_module, plans)
+        _refresh_network(federation)
     elif PLANS in checkpoint:
-        worker.take_for_pruned(_saved_plans(checkpoint))
+        flat_module.adopt_plans(_saved_plans(checkpoint))
 
 
-def prune_bound(worker: Worker, plans: Sequence[Plan]) -> None:
+def prune_bound(flat_module: FlatModule, plans: Sequence[Plan]) -> None:
     """Prune a module that is bound to flat storage, and bind it anew."""
-    optimizers = [worker.optimizer.optimizer] if worker.has_optimizer else []
+    optimizers = [flat_module.optimizer.optimizer] if flat_module.has_optimizer else []
     for plan in plans:
-        prune(worker.module, plan, optimizers)
-    worker.lay_out_anew()
+        prune(flat_module.module, plan, optimizers)
+    flat_module.lay_out_anew()
 
 
 def missing_plans(module: nn.Module, checkpoint: dict[str, Any]) -> list[Plan]:
@@ -97,13 +97,13 @@ def _saved_plans(checkpoint: dict[str, Any]) -> list[Plan]:
     return [Plan(**plain) for plain in checkpoint.get(PLANS, [])]
 
 
-def _look_again(federation: Federation) -> None:
+def _refresh_network(federation: Federation) -> None:
     """Find out what the federation knows of the module."""
-    worker, data = federation.worker, federation.data
-    model = worker.params.clone(), worker.read_buffers().clone(), worker.read_counters()
-    federation.groups = layer_groups(worker.module)
-    federation.macs = count_macs(worker, data.client(int(data.client_sizes.argmax())), data.train.resident)
-    worker.load(*model)
+    flat_module, data = federation.flat_module, federation.data
+    model = flat_module.params.clone(), flat_module.read_buffers().clone(), flat_module.read_counters()
+    federation.groups = layer_groups(flat_module.module)
+    federation.macs = count_macs(flat_module, data.client(int(data.client_sizes.argmax())), data.train.resident)
+    flat_module.load(*model)
 
 
 def _shapes(state_dict: dict[str, Any]) -> dict[str, tuple[int, ...]]:

@@ -64,7 +64,7 @@ def exchange_gradients(
     finite: set[int] = set()
     for result in results:
         message = {MEAN_GRADIENT: result.message[MEAN_GRADIENT]}  # the running statistics stay where they are
-        seen = link.up(result.client, message)
+        seen = link.send_up(result.client, message)
         if is_finite(seen, message):
             aggregator.add(accumulator, Upload(result, seen))
             finite.add(result.client)
@@ -74,5 +74,5 @@ def exchange_gradients(
     mean = aggregator.finish(accumulator)[MEAN_GRADIENT].to(link.received["model"].dtype)
     message, unpruned = {MEAN_GRADIENT: mean}, link.setting.unpruned
     told = [client for client in clients if client in finite]
-    link.tell(told, message if unpruned is None else unpruned.gather(message))
+    link.send_to_all(told, message if unpruned is None else unpruned.gather(message))
     return told, message

@@ -58,7 +58,7 @@ class LossGuard:
                 "for instance 0.05, and a --data.client_fraction that leaves room for them, for instance 0.8.",
             )
         require(
-            self.server_steps is None or any(step.proposes() for step in steps[1:]),
+            self.server_steps is None or any(step.changes_model() for step in steps[1:]),
             f"loss_guard.server_steps={self.server_steps} is for servers that change the model in a step after the first, as "
             f"FedDU's does; here there is none in {', '.join(type(step).__name__ for step in steps)}: guard rounds instead.",
         )
@@ -67,11 +67,11 @@ class LossGuard:
         """Whether a client's loss has exploded."""
         return result.last_loss is not None and explodes(result.last_loss, self.clients, initial_loss)
 
-    def take_step(self, place: int, step: Step, turn: ServerTurn, state: State) -> tuple[ServerTurn, State]:
+    def take_step(self, position: int, step: Step, turn: ServerTurn, state: State) -> tuple[ServerTurn, State]:
         """A step of the server, unless it is undone.
 
         Args:
-            place: in the chain, from 0.
+            position: in the chain, from 0.
             step: to take.
             turn: may be changed.
             state: the step's.
@@ -79,7 +79,7 @@ class LossGuard:
         Returns:
             The turn and the step's state after it.
         """
-        if self.server_steps is None or not place or not step.proposes():
+        if self.server_steps is None or not position or not step.changes_model():
             return turn, step(turn, state)
         before = turn.server.loss(turn.proposal, turn.proposed_buffers)
         tried = replace(turn, merged=dict(turn.merged), metrics=dict(turn.metrics))

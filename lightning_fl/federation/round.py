@@ -14,15 +14,15 @@ from torch import Tensor
 
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.clients.choose_runner import Runner
-from lightning_fl.clients.flat_module import Worker
-from lightning_fl.clients.local_training import LocalPlan
+from lightning_fl.clients.flat_module import FlatModule
+from lightning_fl.clients.local_training import LocalSchedule
 from lightning_fl.clients.serial import serial
 from lightning_fl.codecs import Dense
 from lightning_fl.communication.ledger import Ledger
 from lightning_fl.communication.link import Link
 from lightning_fl.communication.simulated_clock import SimulatedClock
 from lightning_fl.data import FederatedDataModule, Source
-from lightning_fl.federation.callback_queries import Answers
+from lightning_fl.federation.callback_queries import CallbackQueries
 from lightning_fl.federation.gradient_turn import FullGradient, exchange_gradients
 from lightning_fl.federation.loss_guard import LossGuard
 from lightning_fl.federation.outcome import Outcome, gather_others
@@ -30,7 +30,7 @@ from lightning_fl.processes import gather_by_client, merge, share_of, share_stat
 from lightning_fl.pruning import Plan
 from lightning_fl.server.pretraining import ModuleLearner
 from lightning_fl.server.server_side import ServerSide
-from lightning_fl.slots import Message, ServerTurn, Setting, SetUp, State, Surgery, Upload, is_finite
+from lightning_fl.slots import Message, PruningTurn, ServerTurn, Setting, SetupTurn, State, Upload, is_finite
 from lightning_fl.state.run_state import COHORT, DROPOUT, EXCHANGE, SETUP, Run
 from lightning_fl.vectors.layer_groups import Group
 
@@ -41,11 +41,11 @@ class Federation:
 
     Attributes:
         algorithm: the method.
-        worker: the module that the clients train.
+        flat_module: the module that the clients train.
         data: the clients' samples.
         run: all that changes.
         groups: the layers of the network.
-        plan: how long a client trains.
+        schedule: how long a client trains.
         clock: the simulated time.
         guard: what is thrown away because the loss explodes.
         eligible: clients that have samples.
@@ -59,11 +59,11 @@ class Federation:
     """
 
     algorithm: Algorithm
-    worker: Worker
+    flat_module: FlatModule
     data: FederatedDataModule
     run: Run
     groups: tuple[Group, ...]
-    plan: LocalPlan
+    schedule: LocalSchedule
     clock: SimulatedClock
     guard: LossGuard
     eligible: np.ndarray
@@ -74,7 +74,7 @@ class Federation:
     on_upload: Callable[[int, int, int], None]
     on_prepared: Callable[[int, int, int], None]
     runner: Runner = serial
-    _answers: Answers = field(default_factory=Answers, init=False, repr=False)
+    _queries: CallbackQueries = field(default_factory=CallbackQueries, init=False, repr=False)
 
     @property
     def setting(self) -> Setting:
@@ -87,59 +87,61 @@ class Federation:
             self.groups,
             round=run.round,
             num_rounds=self.num_rounds,
-            momentum=self.worker.optimizer.momentum,
+            momentum=self.flat_module.optimizer.momentum,
         )
         return setting if run.unpruned is None else replace(setting, unpruned=run.unpruned)
 
     @property
-    def plan_of_round(self) -> LocalPlan:
+    def schedule_of_round(self) -> LocalSchedule:
         """How long a client trains in the round under way, and in what batches."""
-        return self.plan.in_round(self.algorithm.rule, self.setting)
+        return self.schedule.in_round(self.algorithm.rule, self.setting)
 
     def set_mask(self, mask: Tensor) -> None:
         """Keep these parameters (d,) and no others, everywhere."""
-        self.run.set_mask(mask, self.algorithm.rule.spares)
-        self.worker.fabric.barrier()  # where states are files that one process of a machine writes, they are there for all
+        self.run.set_mask(mask, self.algorithm.rule.unmasked_state)
+        self.flat_module.fabric.barrier()  # where states are files that one process of a machine writes, they are there for all
 
     @property
     def server(self) -> ServerSide:
         """The server's own samples, and training on them."""
-        return ServerSide(self.worker, self.data, self.run, self.plan, self.setting)
+        return ServerSide(self.flat_module, self.data, self.run, self.schedule, self.setting)
 
     def prepare(self) -> None:
         """The turn before the first round, whose transfers are set-up."""
         run = self.run
         link = Link(self.setting, Dense(), Dense(), run.ledger, {}, {}, random=partial(run.random, SETUP))
-        learner = ModuleLearner(self.worker, self.data, run, self.eligible, self.on_prepared)
-        turn = SetUp(self.setting, self.data, link, self.server, learner, run.params, run.buffers)
+        learner = ModuleLearner(self.flat_module, self.data, run, self.eligible, self.on_prepared)
+        turn = SetupTurn(self.setting, self.data, link, self.server, learner, run.params, run.buffers)
         self.algorithm.prepare(turn)
         run.params, run.buffers = self._of_rank_zero(turn.params), self._of_rank_zero(turn.buffers)
         if turn.mask is not None:
             self.set_mask(turn.mask)
         run.ledger.close_setup()
 
-    def announce(self, plan: Plan) -> None:
+    def broadcast_pruning(self, plan: Plan) -> None:
         """What crosses because the network is about to be cut; it belongs to the round that comes next."""
         run, booked = self.run, Ledger()
         link = Link(self.setting, Dense(), Dense(), booked, {}, {})
-        self.algorithm.announce(Surgery(plan, link, self.setting, self._select_cohort(), run.params, run.buffers))
+        self.algorithm.broadcast_pruning(
+            PruningTurn(plan, link, self.setting, self._select_cohort(), run.params, run.buffers)
+        )
         run.ledger.add_ahead(booked.round_bits)
 
     def sources(self) -> list[Source]:
-        """Everyone who holds training samples, for callbacks that ask about the model; see `book_answers`."""
-        return [replace(source, on_answer=self._note_answer) for source in self.data.sources()]
+        """Everyone who holds training samples, for callbacks that ask about the model; see `charge_queries`."""
+        return [replace(source, on_answer=self._record_query) for source in self.data.sources()]
 
-    def _note_answer(self, client: int, count: int) -> None:
-        self._answers.note(client, count, self._broadcast_message())
+    def _record_query(self, client: int, count: int) -> None:
+        self._queries.record(client, count, self._broadcast_message())
 
-    def book_answers(self) -> None:
+    def charge_queries(self) -> None:
         """What crosses because clients have been asked; it belongs to the round that comes next."""
-        if self._answers.counts:
-            self._answers.book(self.run.ledger, self.setting, set(self._select_cohort()))
+        if self._queries.counts:
+            self._queries.charge(self.run.ledger, self.setting, set(self._select_cohort()))
 
     def train_round(self) -> dict[str, float]:
         """One round; returns its numbers under the names of `metrics.csv`."""
-        run, algorithm, fabric = self.run, self.algorithm, self.worker.fabric
+        run, algorithm, fabric = self.run, self.algorithm, self.flat_module.fabric
         run.open_round()
         cohort = self._select_cohort()
         arriving = self._arriving(cohort)
@@ -158,24 +160,24 @@ class Federation:
             random=partial(run.random, EXCHANGE),
         )
         recipients = algorithm.exchange.recipients(cohort, setting)
-        self._tell_mask(link, recipients)
+        self._send_mask(link, recipients)
         received = {"buffers": run.buffers, **link.broadcast(recipients, self._broadcast_message() | shared)}
 
         booked = deepcopy(run.ledger.round_bits)
         mine = share_of(arriving, self.data.client_sizes, fabric.global_rank, fabric.world_size)
         before: Message = {}
         if algorithm.rule.reads_mean_gradient:
-            rule, none = FullGradient(algorithm.rule), replace(self.plan, epochs=0, steps=None)
-            gradients = self.runner(self.worker, rule, setting, received, mine, self.data, none, run)
+            rule, none = FullGradient(algorithm.rule), replace(self.schedule, epochs=0, steps=None)
+            gradients = self.runner(self.flat_module, rule, setting, received, mine, self.data, none, run)
             mine, before = exchange_gradients(gradients, algorithm.aggregator, link, fabric, mine)
             received |= before
-        plan = self.plan_of_round
-        results = self.runner(self.worker, algorithm.rule, setting, received, mine, self.data, plan, run)
+        schedule = self.schedule_of_round
+        results = self.runner(self.flat_module, algorithm.rule, setting, received, mine, self.data, schedule, run)
 
         accumulator: dict[str, Any] = {}
         members: list[Upload] = []
         outcome = Outcome()
-        for place, upload in enumerate(algorithm.exchange.collect(results, link), start=1):
+        for position, upload in enumerate(algorithm.exchange.collect(results, link), start=1):
             result = upload.result
             outcome.num_steps += result.num_steps
             # A codec may leave out what is not finite, and what a client owns is not sent at all.
@@ -186,7 +188,7 @@ class Federation:
                 else:
                     algorithm.aggregator.add(accumulator, upload)
                 outcome.accept(result, link.commit(result.client))
-            self.on_upload(result.client, place, len(mine))
+            self.on_upload(result.client, position, len(mine))
         link.close_round()
 
         outcome.bits = run.ledger.since(booked)
@@ -222,7 +224,7 @@ class Federation:
             run.params, run.buffers = self._of_rank_zero(run.params), self._of_rank_zero(run.buffers)
         if setting.unpruned is not None:
             run.params = run.params.clone().mul_(setting.unpruned.factors)  # whatever a step may have added
-        self._take_in(outcome)
+        self._store_client_states(outcome)
         if turn.mask is not None and turn.mask is not run.mask:
             self.set_mask(turn.mask)
         return turn.metrics
@@ -249,23 +251,25 @@ class Federation:
             mask=run.mask,
         )
         states = {}
-        for place, (key, step) in enumerate(zip(algorithm.step_names(), algorithm.steps, strict=True)):
-            turn, states[key] = self.guard.take_step(place, step, turn, run.server[key])
+        for position, (key, step) in enumerate(zip(algorithm.step_names(), algorithm.steps, strict=True)):
+            turn, states[key] = self.guard.take_step(position, step, turn, run.server[key])
         return turn, states
 
-    def _tell_mask(self, link: Link, recipients: Sequence[int]) -> None:
+    def _send_mask(self, link: Link, recipients: Sequence[int]) -> None:
         """Send the mask, d bits, to those who take part for the first time since it changed."""
         run = self.run
         if run.mask is None:
             return
-        if link.downlink.for_all():
+        if link.downlink.needs_every_client():
             recipients = range(self.data.num_clients)
-        link.tell([client for client in recipients if client not in run.told], {"mask/kept": run.mask})
-        run.told.update(recipients)
+        link.send_to_all(
+            [client for client in recipients if client not in run.clients_with_mask], {"mask/kept": run.mask}
+        )
+        run.clients_with_mask.update(recipients)
 
-    def _take_in(self, outcome: Outcome) -> None:
+    def _store_client_states(self, outcome: Outcome) -> None:
         """Make the run know what the clients of all ranks keep."""
-        run, fabric = self.run, self.worker.fabric
+        run, fabric = self.run, self.flat_module.fabric
         for kept, new in ((run.clients, outcome.states), (run.client_memory, outcome.memory)):
             for client, state in share_states(fabric, new):
                 kept[client] = state
@@ -274,18 +278,18 @@ class Federation:
     @property
     def _shares_uploads(self) -> bool:
         """Whether every rank needs the uploads of all."""
-        return self.worker.fabric.world_size > 1 and self.algorithm.aggregator.reduction == "members"
+        return self.flat_module.fabric.world_size > 1 and self.algorithm.aggregator.reduction == "members"
 
     def _of_rank_zero(self, x: Tensor) -> Tensor:
-        return self.worker.fabric.broadcast(x).to(x.device)
+        return self.flat_module.fabric.broadcast(x).to(x.device)
 
     def num_batches(self) -> int:
         """Batches of the round that comes next, over all clients that will answer and that this rank trains."""
         arriving = self._arriving(self._select_cohort())
-        fabric, sizes = self.worker.fabric, self.data.client_sizes
+        fabric, sizes = self.flat_module.fabric, self.data.client_sizes
         mine = share_of(arriving, sizes, fabric.global_rank, fabric.world_size)
-        plan, skips = self.plan_of_round, self.worker.skips_single_samples
-        return sum(plan.num_batches(int(sizes[client]), skips, self._steps(client)[0]) for client in mine)
+        schedule, skips = self.schedule_of_round, self.flat_module.skips_single_samples
+        return sum(schedule.num_batches(int(sizes[client]), skips, self._steps(client)[0]) for client in mine)
 
     def _select_cohort(self) -> list[int]:
         """K clients with samples, uniformly without replacement, by seed and round alone."""
@@ -301,9 +305,9 @@ class Federation:
 
     def _steps(self, client: int) -> tuple[int, int]:
         """Optimiser steps that a client makes in this round, and those that it would make if it had the time."""
-        plan = self.plan_of_round
-        in_pass = plan.pass_batches(int(self.data.client_sizes[client]), self.worker.skips_single_samples)
-        return plan.steps_done(in_pass, self.run, client), plan.num_steps(in_pass)
+        schedule = self.schedule_of_round
+        in_pass = schedule.pass_batches(int(self.data.client_sizes[client]), self.flat_module.skips_single_samples)
+        return schedule.steps_done(in_pass, self.run, client), schedule.num_steps(in_pass)
 
     def _num_stragglers(self, arriving: list[int]) -> int:
         """Clients whose time is up before they are done."""
@@ -311,7 +315,7 @@ class Federation:
 
     def _broadcast_message(self) -> Message:
         message = {"model": self.run.params}
-        if self.worker.buffer_layout.names:
+        if self.flat_module.buffer_layout.names:
             message["buffers"] = self.run.buffers
         return message
 
@@ -319,14 +323,14 @@ class Federation:
         run, ledger = self.run, self.run.ledger
         logs = [outcome.logs[client] for client in arriving if client in outcome.logs]
         most = int(self.data.client_sizes[arriving].max(initial=0))
-        num_samples = self.plan_of_round.num_samples(most, self.worker.skips_single_samples) if most else 0
+        num_samples = self.schedule_of_round.num_samples(most, self.flat_module.skips_single_samples) if most else 0
         macs = (self.macs or 0) * num_samples
         share = self.macs / run.macs_at_start if self.macs and run.macs_at_start else 1.0
         run.simulated_seconds += self.clock.seconds(ledger.bits("up"), ledger.bits("down"), macs, share)
         run.count_uploads(len(arriving), len(outcome.logs))
         return {
             "round": run.round,
-            **self.worker.logs.averages(logs),
+            **self.flat_module.logs.averages(logs),
             "comm/uplink_bits": ledger.bits("up"),
             "comm/downlink_bits": ledger.bits("down"),
             **{f"comm/setup_{way}link_bits": bits for way, bits in ledger.setup().items()},
@@ -336,7 +340,7 @@ class Federation:
             "clients/accepted": len(outcome.logs),
             "clients/rejected": len(arriving) - len(outcome.logs),
             "clients/dropped": len(cohort) - len(arriving),
-            **({"clients/straggling": self._num_stragglers(arriving)} if self.plan.straggler_rate else {}),
-            "model/parameters": sum(parameter.numel() for parameter in self.worker.module.parameters()),
+            **({"clients/straggling": self._num_stragglers(arriving)} if self.schedule.straggler_rate else {}),
+            "model/parameters": sum(parameter.numel() for parameter in self.flat_module.module.parameters()),
             **({"model/macs": self.macs} if self.macs is not None else {}),
         }

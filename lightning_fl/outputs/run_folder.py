@@ -88,10 +88,10 @@ def require_writable(root: str, flag: str = "default_root_dir") -> list[Path]:
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         os.makedirs(root, exist_ok=True)
-        good = os.access(root, os.W_OK)
+        is_writable = os.access(root, os.W_OK)
     except OSError:
-        good = False
-    if not good:
+        is_writable = False
+    if not is_writable:
         raise UserError(f"nothing can be written to {root}: give another folder as {flag}.")
     return missing
 

@@ -243,8 +243,10 @@ def _kept(tensor: Tensor, shape: torch.Size) -> dict[int, Tensor]:
 def _checked(name: str, kept: Sequence[int] | Tensor, width: int) -> Tensor:
     indices = torch.as_tensor(kept, dtype=torch.int64).flatten().cpu()
     ascending = bool((indices.diff() > 0).all()) and len(indices) > 0
-    good = ascending and int(indices[0]) >= 0 and int(indices[-1]) < width
-    require(good, f"pruning: {name!r} keeps some of its filters 0 to {width - 1}, ascending, got {indices.tolist()}.")
+    is_allowed = ascending and int(indices[0]) >= 0 and int(indices[-1]) < width
+    require(
+        is_allowed, f"pruning: {name!r} keeps some of its filters 0 to {width - 1}, ascending, got {indices.tolist()}."
+    )
     return indices
 
 

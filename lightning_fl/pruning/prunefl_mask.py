@@ -36,10 +36,10 @@ def smallest_kept(weights: Tensor, kept: Tensor, layers: Iterable[slice], share:
     """
     removable = torch.zeros_like(kept)
     for layer in layers:
-        places = kept[layer].nonzero().squeeze(1)
-        count = whole_share(share, len(places))
-        order = weights[layer][places].abs().argsort(stable=True)[:count]
-        removable[layer.start + places[order]] = True
+        positions = kept[layer].nonzero().squeeze(1)
+        count = whole_share(share, len(positions))
+        order = weights[layer][positions].abs().argsort(stable=True)[:count]
+        removable[layer.start + positions[order]] = True
     return removable
 
 
@@ -68,8 +68,8 @@ def fastest(
     >>> fastest(torch.tensor([True, True, True, True]), importance, seconds, 0.0, 1.0).tolist()
     [True, False, False, False]
     """
-    places = candidates.nonzero().squeeze(1)
-    gains, costs = importance[places].double(), seconds[places].double()
+    positions = candidates.nonzero().squeeze(1)
+    gains, costs = importance[positions].double(), seconds[positions].double()
     order = (gains / costs).argsort(descending=True, stable=True)
     gains, costs = gains[order], costs[order]
     so_far = fixed_importance + gains.cumsum(0) - gains
@@ -77,5 +77,5 @@ def fastest(
     better = gains * time_so_far > so_far * costs
     count = int(better.int().cumprod(0).sum())
     chosen = torch.zeros_like(candidates)
-    chosen[places[order[: count if most is None else max(0, min(count, most))]]] = True
+    chosen[positions[order[: count if most is None else max(0, min(count, most))]]] = True
     return chosen

@@ -64,8 +64,8 @@ class Metric:
     def reached(self, values: Floats) -> int | None:
         """The first place at which the target is reached, to within rounding; None if it is not."""
         assert self.target is not None
-        places = np.flatnonzero(reaches(values, self.target, self.falls))
-        return int(places[0]) if len(places) else None
+        positions = np.flatnonzero(reaches(values, self.target, self.falls))
+        return int(positions[0]) if len(positions) else None
 
     def best(self, values: Floats) -> float:
         """The best of some values."""
@@ -98,14 +98,14 @@ class Curve:
             )
 
     @cached_property
-    def places(self) -> Any:
+    def positions(self) -> Any:
         """The rows with an evaluation (n,)."""
         return np.flatnonzero(~np.isnan(self.record.columns[self.metric.name]))
 
     @cached_property
     def raw(self) -> Floats:
         """The values as they were logged (n,)."""
-        return self.record.columns[self.metric.name][self.places]
+        return self.record.columns[self.metric.name][self.positions]
 
     @cached_property
     def smoothed(self) -> Floats:
@@ -120,14 +120,14 @@ class Curve:
     @cached_property
     def rounds(self) -> Floats:
         """Rounds done at each value (n,), the first is 1."""
-        return self.record.columns["round"][self.places] + 1
+        return self.record.columns["round"][self.positions] + 1
 
     def axis(self, name: str) -> Floats:
         """What had been spent at each value (n,): `rounds`, `wall_seconds` or one of `AXES`."""
         if name == "rounds":
             return self.rounds
         spent = self.record.wall_seconds if name == "wall_seconds" else self.record.column(AXES[name])
-        return spent[self.places]
+        return spent[self.positions]
 
     @cached_property
     def numbers(self) -> dict[str, float | None]:
@@ -148,9 +148,9 @@ class Curve:
 
     def price(self, metric: Metric) -> dict[str, float | None]:
         """What had been spent when a target was first reached; None everywhere if it was not."""
-        place = metric.reached(self.smoothed)
+        position = metric.reached(self.smoothed)
         names = ("rounds", *AXES, "wall_seconds")
-        return {name: None if place is None else float(self.axis(name)[place]) for name in names}
+        return {name: None if position is None else float(self.axis(name)[position]) for name in names}
 
 
 @dataclass(frozen=True)
@@ -184,10 +184,10 @@ class Group:
         rounds = self.curves[0].rounds
         for curve in self.curves[1:]:
             rounds = np.intersect1d(rounds, curve.rounds)
-        places = [np.isin(curve.rounds, rounds) for curve in self.curves]
-        pairs = list(zip(self.curves, places, strict=True))
-        x = np.mean([curve.axis(axis)[place] for curve, place in pairs], axis=0)
-        y = np.array([curve.smoothed[place] for curve, place in pairs])
+        positions = [np.isin(curve.rounds, rounds) for curve in self.curves]
+        pairs = list(zip(self.curves, positions, strict=True))
+        x = np.mean([curve.axis(axis)[position] for curve, position in pairs], axis=0)
+        y = np.array([curve.smoothed[position] for curve, position in pairs])
         return x, y.mean(axis=0), y.std(axis=0, ddof=1) if len(y) > 1 else np.zeros(len(rounds))
 
     def mean_bytes(self) -> dict[str, dict[str, float]] | None:

@@ -38,14 +38,14 @@ class Table:
         """
         rows = [[cell.replace("|", "\\|") for cell in row] for row in (self.header, *self.rows)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        places = [(width, place < self.num_texts) for place, width in enumerate(widths)]
+        positions = [(width, position < self.num_texts) for position, width in enumerate(widths)]
         lines = [
             "| "
-            + " | ".join(c.ljust(w) if text else c.rjust(w) for c, (w, text) in zip(row, places, strict=True))
+            + " | ".join(c.ljust(w) if text else c.rjust(w) for c, (w, text) in zip(row, positions, strict=True))
             + " |"
             for row in rows
         ]
-        rule = "|" + "|".join(f":{'-' * (w + 1)}" if text else f"{'-' * (w + 1)}:" for w, text in places) + "|"
+        rule = "|" + "|".join(f":{'-' * (w + 1)}" if text else f"{'-' * (w + 1)}:" for w, text in positions) + "|"
         return "\n".join([lines[0], rule, *lines[1:]])
 
     def html(self) -> str:

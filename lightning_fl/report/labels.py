@@ -76,8 +76,8 @@ def labels(firsts: Sequence[Record]) -> list[str]:
     for record in firsts:
         settings = [said for key in chosen[record.algorithm] if (said := setting(record, key))]
         found.append(", ".join([_short(record.algorithm, LONGEST_FOLDER), *settings]))
-    good = [found.count(label) == 1 and len(label) <= LONGEST_LABEL for label in found]
-    by_folder = {record.algorithm for record, is_good in zip(firsts, good, strict=True) if not is_good}
+    is_allowed = [found.count(label) == 1 and len(label) <= LONGEST_LABEL for label in found]
+    by_folder = {record.algorithm for record, is_good in zip(firsts, is_allowed, strict=True) if not is_good}
     return [
         f"{_short(record.algorithm, LONGEST_FOLDER)} ({folder})" if record.algorithm in by_folder else label
         for label, record, folder in zip(found, firsts, _folders(firsts), strict=True)

@@ -14,7 +14,7 @@ from lightning_fl.report.labels import shown
 from lightning_fl.report.records import SOURCES, Record
 
 Settings = dict[str, Any]
-"""By what is said of them (the keys of `SAID`), those that matter most first."""
+"""By what is said of them (the keys of `PHRASES`), those that matter most first."""
 
 DATASETS = {"CIFAR-10": "CIFAR10", "CIFAR-100": "CIFAR100", "Fashion-MNIST": "FashionMNIST", "SVHN": "SVHN"}
 COMMON: dict[str, Settings] = {
@@ -46,7 +46,7 @@ OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "f'": ("f", lambda value: "one_minus" if value == "1-acc" else "inverse"),
 }
 # How a value that differs is said.
-SAID: dict[str, Callable[[Any], str]] = {
+PHRASES: dict[str, Callable[[Any], str]] = {
     "data": str,
     "partition": str,
     "p": lambda value: f"p={100 * value:g}%",
@@ -65,7 +65,7 @@ SAID: dict[str, Callable[[Any], str]] = {
     "share": lambda value: f"client_fraction {value:g}",
     "augment": lambda value: "augmented" if value else "not augmented",
 }
-MOST_SAID = 5
+MAX_PHRASES = 5
 
 
 def published_settings(paper: str, dataset: str, algorithm: str, setting: str) -> Settings:
@@ -138,7 +138,9 @@ def differences(wanted: Settings, record: Record) -> list[str]:
     """What a run has in place of the published settings, what matters most first."""
     own = settings_of(record)
     return [
-        SAID[name](own[name]) for name in SAID if name in wanted and name in own and not _equal(wanted[name], own[name])
+        PHRASES[name](own[name])
+        for name in PHRASES
+        if name in wanted and name in own and not _equal(wanted[name], own[name])
     ]
 
 
@@ -148,8 +150,8 @@ def in_short(differing: list[str]) -> str:
     >>> in_short([]), in_short(["Digits", "IID"])
     ('as published', 'Digits, IID')
     """
-    more = len(differing) - MOST_SAID
-    return ", ".join(differing[:MOST_SAID] + [f"{more} more"] * (more > 0)) or "as published"
+    more = len(differing) - MAX_PHRASES
+    return ", ".join(differing[:MAX_PHRASES] + [f"{more} more"] * (more > 0)) or "as published"
 
 
 def _partition(given: Settings) -> str:

@@ -104,7 +104,7 @@ def _read_metrics(path: Path) -> tuple[dict[str, Floats], dict[str, int], list[s
     lines = path.read_text(errors="replace").replace("\0", "").splitlines(keepends=True)
     names = next(csv.reader(lines[:1]), [])
     require("round" in names, f"{path} is no run's: its first line names no column round.")
-    place = names.index("round")
+    position = names.index("round")
     numbers: dict[float, list[float]] = {}
     empty: dict[float, list[bool]] = {}
     num_broken = 0
@@ -115,9 +115,9 @@ def _read_metrics(path: Path) -> tuple[dict[str, Floats], dict[str, int], list[s
         except ValueError:
             values = []
         # A line that a kill cut short has no end, even if the cut went through its last cell.
-        if line.endswith(("\n", "\r")) and len(values) == len(names) and values[place].is_integer():
-            numbers[values[place]] = values
-            empty[values[place]] = [not cell for cell in cells]
+        if line.endswith(("\n", "\r")) and len(values) == len(names) and values[position].is_integer():
+            numbers[values[position]] = values
+            empty[values[position]] = [not cell for cell in cells]
         else:
             num_broken += 1
     require(bool(numbers), f"{path} has no whole row: nothing was logged, or it was cut short.")
@@ -152,7 +152,7 @@ def flatten(node: Any, prefix: str = "") -> dict[str, Any]:
     {'steps.0': 'Apply', 'steps.1': 'Momentum', 'steps.1.beta': 0.9}
     """
     if isinstance(node, list) and any(isinstance(item, dict) for item in node):
-        node = {str(place): item for place, item in enumerate(node)}
+        node = {str(position): item for position, item in enumerate(node)}
     if not isinstance(node, dict):
         return {prefix: node}
     flat: dict[str, Any] = {}

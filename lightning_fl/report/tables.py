@@ -100,25 +100,27 @@ def _cell(found: Spread, column: Column, unit: float) -> str:
         return "never"
     mean, spread = mean / unit, None if spread is None else spread / unit
     if column.kind == "share":
-        places = 3
+        num_decimals = 3
     elif column.kind == "count" or (unit == 1 and column.kind == "bytes"):
-        places = 0 if mean == round(mean) else 1
+        num_decimals = 0 if mean == round(mean) else 1
     else:
-        places = decimals(mean)
+        num_decimals = decimals(mean)
     if not spread:
-        return _fixed(mean, places)
-    if -magnitude(spread, 1) > places + 1:  # so small beside the mean that it would take digits which nobody reads
-        return f"{_fixed(mean, places)} ± {significant(spread)}"
-    places = max(places, -magnitude(spread, 1))
-    return f"{_fixed(mean, places)} ± {_fixed(spread, places)}"
+        return _fixed(mean, num_decimals)
+    if (
+        -magnitude(spread, 1) > num_decimals + 1
+    ):  # so small beside the mean that it would take digits which nobody reads
+        return f"{_fixed(mean, num_decimals)} ± {significant(spread)}"
+    num_decimals = max(num_decimals, -magnitude(spread, 1))
+    return f"{_fixed(mean, num_decimals)} ± {_fixed(spread, num_decimals)}"
 
 
-def _fixed(value: float, places: int) -> str:
+def _fixed(value: float, num_decimals: int) -> str:
     """With so many decimals, unless that would read as zero or be endless."""
     if value == 0:
         return "0"
-    reads_as_zero = round(value, places) == 0
-    return significant(value) if reads_as_zero or not 1e-4 <= abs(value) < 1e15 else f"{value:,.{places}f}"
+    reads_as_zero = round(value, num_decimals) == 0
+    return significant(value) if reads_as_zero or not 1e-4 <= abs(value) < 1e15 else f"{value:,.{num_decimals}f}"
 
 
 def results(groups: Sequence[Group], metric: Metric) -> Table:

@@ -26,7 +26,7 @@ class SquaredGradients(Rule):
     """
 
     sends = frozenset({IMPORTANCE})
-    spares = frozenset({"importance"})
+    unmasked_state = frozenset({"importance"})
     interval: int | None = 50
     each_step: bool = False
 

@@ -1,4 +1,4 @@
-"""Validation, test and prediction of the model that the worker holds."""
+"""Validation, test and prediction of the model that the flat module holds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.utilities.data import extract_batch_size
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
-from lightning_fl.clients.flat_module import Worker
+from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.evaluation_mode import evaluating
 from lightning_fl.processes import gather_objects
 
@@ -37,7 +37,7 @@ def num_batches(loaders: Sequence[Iterable[Any]], limit: int | float | None) -> 
 
 
 def evaluate(
-    worker: Worker,
+    flat_module: FlatModule,
     stage: str,
     loaders: Sequence[Iterable[Any]],
     limits: Sequence[int | float],
@@ -47,7 +47,7 @@ def evaluate(
     """Run `<stage>_step` over all loaders in evaluation mode; ranks take turns with the batches, except in `predict`.
 
     Args:
-        worker: holds the model.
+        flat_module: holds the model.
         stage: `validation`, `test` or `predict`; also the prefix of the hooks.
         loaders: what to run on.
         limits: batches to run of each.
@@ -57,11 +57,11 @@ def evaluate(
     Returns:
         The averages by samples of what the module logged, and the outputs of each loader (kept for `predict` alone).
     """
-    module, hooks, logs = worker.module, worker.hooks, worker.logs
+    module, hooks, logs = flat_module.module, flat_module.hooks, flat_module.logs
     step = getattr(module, f"{stage}_step")
     takes_index = is_param_in_hook_signature(step, "batch_idx", min_args=2)
     takes_loader = is_param_in_hook_signature(step, "dataloader_idx")
-    fabric = worker.fabric
+    fabric = flat_module.fabric
     precision, rank, num_ranks = fabric.strategy.precision, fabric.global_rank, fabric.world_size
     no_grad: AbstractContextManager[Any] = torch.inference_mode() if inference_mode else torch.no_grad()
     outputs: list[list[Any]] = [[] for _ in loaders]
@@ -78,7 +78,7 @@ def evaluate(
                     break
                 if stage != "predict" and index % num_ranks != rank:
                     continue
-                batch = precision.convert_input(worker.transfer(batch, resident))
+                batch = precision.convert_input(flat_module.transfer(batch, resident))
                 logs.batch_size = extract_batch_size(batch)
                 hooks.call(f"on_{stage}_batch_start", batch, index, loader_index)
                 arguments = [batch] + [index] * takes_index + [loader_index] * takes_loader
@@ -96,13 +96,13 @@ def evaluate(
     return averages, outputs
 
 
-def measure(worker: Worker, stage: str, batches: Iterable[Any], resident: bool) -> dict[str, float]:
+def measure(flat_module: FlatModule, stage: str, batches: Iterable[Any], resident: bool) -> dict[str, float]:
     """What a module logs when `<stage>_step` runs over `batches`, in evaluation mode; ranks take turns.
 
     The module's own hooks before and after the epoch run too, for that is where some log; callbacks hear nothing of it.
 
     Args:
-        worker: holds the model.
+        flat_module: holds the model.
         stage: `validation` or `test`.
         batches: what to run on.
         resident: whether they lie on the accelerator.
@@ -110,7 +110,7 @@ def measure(worker: Worker, stage: str, batches: Iterable[Any], resident: bool) 
     Returns:
         Averages by samples, the same on every rank.
     """
-    module, logs, fabric = worker.module, worker.logs, worker.fabric
+    module, logs, fabric = flat_module.module, flat_module.logs, flat_module.fabric
     step, precision = getattr(module, f"{stage}_step"), fabric.strategy.precision
     takes_index = is_param_in_hook_signature(step, "batch_idx", min_args=2)
     logs.take()
@@ -118,7 +118,7 @@ def measure(worker: Worker, stage: str, batches: Iterable[Any], resident: bool) 
         getattr(module, f"on_{stage}_epoch_start")()
         for index, batch in enumerate(batches):
             if index % fabric.world_size == fabric.global_rank:
-                batch = precision.convert_input(worker.transfer(batch, resident))
+                batch = precision.convert_input(flat_module.transfer(batch, resident))
                 logs.batch_size = extract_batch_size(batch)
                 with precision.forward_context():
                     step(batch, *[index] * takes_index)
@@ -126,27 +126,27 @@ def measure(worker: Worker, stage: str, batches: Iterable[Any], resident: bool) 
     return logs.averages(gather_objects(fabric, move_data_to_device(logs.take(), torch.device("cpu"))))
 
 
-def mean_training_loss(worker: Worker, batches: Iterable[Any], resident: bool) -> float:
+def mean_training_loss(flat_module: FlatModule, batches: Iterable[Any], resident: bool) -> float:
     """Mean over samples of the loss that `training_step` returns, in evaluation mode; ranks take turns.
 
     What the module logs is dropped.
 
     Args:
-        worker: holds the model.
+        flat_module: holds the model.
         batches: what to run on.
         resident: whether they lie on the accelerator.
 
     Returns:
         The same on every rank; NaN if there was no loss.
     """
-    module, fabric = worker.module, worker.fabric
+    module, fabric = flat_module.module, flat_module.fabric
     total = num_samples = 0.0
-    with evaluating(module), torch.no_grad(), worker.lending({}, _nothing):
+    with evaluating(module), torch.no_grad(), flat_module.lending({}, _nothing):
         for index, batch in enumerate(batches):
             if index % fabric.world_size == fabric.global_rank:
-                batch = fabric.strategy.precision.convert_input(worker.transfer(batch, resident))
+                batch = fabric.strategy.precision.convert_input(flat_module.transfer(batch, resident))
                 with fabric.strategy.precision.forward_context():
-                    output = module.training_step(batch, *[index] * worker.takes_index)
+                    output = module.training_step(batch, *[index] * flat_module.takes_index)
                 loss = output["loss"] if isinstance(output, Mapping) else output
                 if loss is not None:
                     size = extract_batch_size(batch)

@@ -6,31 +6,31 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from lightning_fl.clients.flat_module import Worker
+from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.local_training import Selection
 from lightning_fl.evaluation_mode import evaluating
 
 
-def count_macs(worker: Worker, samples: Selection, resident: bool) -> int | None:
+def count_macs(flat_module: FlatModule, samples: Selection, resident: bool) -> int | None:
     """Multiply-accumulates of one sample's `forward`: convolutions and matrix products, without biases.
 
     Buffers may change (batch normalisation counts batches); whoever calls this loads the model afterwards.
 
     Args:
-        worker: holds the module.
+        flat_module: holds the module.
         samples: samples for `forward`, of which the first two are used: normalisation over a batch needs two.
         resident: whether they lie on the accelerator.
 
     Returns:
         None where `forward` does not take a batch, or its first tensor, alone.
     """
-    counter = _count(worker, samples, resident)
+    counter = _count(flat_module, samples, resident)
     return None if counter is None else int(counter.get_total_flops()) // 2 // min(len(samples), 2)
 
 
-def count_layer_macs(worker: Worker, samples: Selection, resident: bool) -> dict[str, int] | None:
+def count_layer_macs(flat_module: FlatModule, samples: Selection, resident: bool) -> dict[str, int] | None:
     """What `count_macs` counts, of each module by its name: of a network's parts as well as of their parts."""
-    counter = _count(worker, samples, resident)
+    counter = _count(flat_module, samples, resident)
     if counter is None:
         return None
     flops = {path: sum(by_kind.values()) for path, by_kind in counter.get_flop_counts().items()}
@@ -39,17 +39,17 @@ def count_layer_macs(worker: Worker, samples: Selection, resident: bool) -> dict
     }
 
 
-def _count(worker: Worker, samples: Selection, resident: bool) -> FlopCounterMode | None:
+def _count(flat_module: FlatModule, samples: Selection, resident: bool) -> FlopCounterMode | None:
     """Run `forward` once under torch's counter."""
-    precision = worker.fabric.strategy.precision
-    batch = precision.convert_input(worker.transfer(next(iter(samples.batches(2))), resident))
+    precision = flat_module.fabric.strategy.precision
+    batch = precision.convert_input(flat_module.transfer(next(iter(samples.batches(2))), resident))
     inputs = batch if isinstance(batch, Tensor) else batch[0] if isinstance(batch, (tuple, list)) else None
     if inputs is None:
         return None
     counter = FlopCounterMode(display=False)
-    with torch.random.fork_rng(), torch.no_grad(), evaluating(worker.module), precision.forward_context(), counter:
+    with torch.random.fork_rng(), torch.no_grad(), evaluating(flat_module.module), precision.forward_context(), counter:
         try:
-            worker.module(inputs)
+            flat_module.module(inputs)
         except Exception:  # a forward that wants something else is none of our business
             return None
     return counter

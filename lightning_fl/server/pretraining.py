@@ -1,7 +1,7 @@
 """The module as a classifier that methods train before the first round: Adam on hard labels, from weights they give.
 
 The one working module of a process serves for every model, with one optimiser and one flat gradient: a training begins with a
-copy of its start. Methods reach it through `SetUp.learner` (`lightning_fl.slots.Learner`).
+copy of its start. Methods reach it through `SetupTurn.learner` (`lightning_fl.slots.Learner`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from lightning_fl.clients.flat_module import Worker
+from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.data.samples.tensor_samples import Selection
 from lightning_fl.evaluation_mode import evaluating
@@ -32,14 +32,14 @@ class ModuleLearner:
     """Implements `lightning_fl.slots.Learner` with the module's `forward`; callbacks and `training_step` hear nothing of it.
 
     Attributes:
-        worker: the module.
+        flat_module: the module.
         data: the clients' samples.
         run: counts the steps and the bits; what the module's integer buffers begin with.
         eligible: clients that have samples.
         on_client: called with each client of this process that is done, its place and their number.
     """
 
-    worker: Worker
+    flat_module: FlatModule
     data: FederatedDataModule
     run: Run
     eligible: np.ndarray
@@ -69,26 +69,26 @@ class ModuleLearner:
         Returns:
             `model` and `buffers` after the last step.
         """
-        worker, adam = self.worker, self._adam
+        flat_module, adam = self.flat_module, self._adam
         order, own = (int(seed) for seed in random.integers(2**63, size=2))
-        worker.load(start["model"], start["buffers"], self.run.counters)
-        worker.seed(own)
+        flat_module.load(start["model"], start["buffers"], self.run.counters)
+        flat_module.seed(own)
         adam.state.clear()
         adam.param_groups[0]["lr"] = learning_rate
-        labels = labels.to(worker.fabric.device)
+        labels = labels.to(flat_module.fabric.device)
         generator = torch.Generator().manual_seed(order)
         for _ in range(epochs):
             for inputs, classes in self._labelled(samples, labels, batch_size, generator):
                 self._gradient.zero()
-                with worker.fabric.strategy.precision.forward_context():
-                    loss = F.cross_entropy(worker.module(inputs), classes)
-                worker.fabric.backward(loss)
+                with flat_module.fabric.strategy.precision.forward_context():
+                    loss = F.cross_entropy(flat_module.module(inputs), classes)
+                flat_module.fabric.backward(loss)
                 adam.step()
                 self.run.num_steps += 1
         for parameter in self._parameters:
             parameter.grad = None
-        worker.zero_gradient()
-        return {"model": worker.params.clone(), "buffers": worker.read_buffers().clone()}
+        flat_module.zero_gradient()
+        return {"model": flat_module.params.clone(), "buffers": flat_module.read_buffers().clone()}
 
     def votes(self, model: Message, samples: Selection) -> Tensor:
         """The class with the largest logit gets a sample's vote, of equal ones the first.
@@ -100,13 +100,13 @@ class ModuleLearner:
         Returns:
             (m, C), int64 on the host, a one in every row.
         """
-        worker = self.worker
-        worker.load(model["model"], model["buffers"], self.run.counters)
+        flat_module = self.flat_module
+        flat_module.load(model["model"], model["buffers"], self.run.counters)
         parts = []
-        with evaluating(worker.module), torch.no_grad():
+        with evaluating(flat_module.module), torch.no_grad():
             for batch in samples.batches(self.data.eval_batch_size):
-                with worker.fabric.strategy.precision.forward_context():
-                    logits = worker.module(self._inputs(batch))
+                with flat_module.fabric.strategy.precision.forward_context():
+                    logits = flat_module.module(self._inputs(batch))
                 parts.append(F.one_hot(logits.argmax(1), logits.shape[1]))
         return torch.cat(parts).cpu()
 
@@ -116,14 +116,14 @@ class ModuleLearner:
         Args:
             work: what a client has to give, integers of one shape, from its index.
         """
-        run, fabric = self.run, self.worker.fabric
+        run, fabric = self.run, self.flat_module.fabric
         booked, steps_before = deepcopy(run.ledger.round_bits), run.num_steps
         clients = [int(client) for client in self.eligible]
         mine = share_of(clients, self.data.client_sizes, fabric.global_rank, fabric.world_size)
         total = torch.zeros((), dtype=torch.int64)
-        for place, client in enumerate(mine, start=1):
+        for position, client in enumerate(mine, start=1):
             total = total + work(client)
-            self.on_client(client, place, len(mine))
+            self.on_client(client, position, len(mine))
         parts = gather_objects(fabric, (total, run.ledger.since(booked), run.num_steps - steps_before))
         for rank, (others, bits, num_steps) in enumerate(parts):
             if rank != fabric.global_rank:
@@ -134,17 +134,17 @@ class ModuleLearner:
 
     @cached_property
     def _parameters(self) -> list[nn.Parameter]:
-        return [parameter for parameter in self.worker.module.parameters() if parameter.requires_grad]
+        return [parameter for parameter in self.flat_module.module.parameters() if parameter.requires_grad]
 
     @cached_property
     def _gradient(self) -> FlatGradient:
         """Lays every gradient into that of the one vector that Adam steps."""
-        layout, vector = self.worker.layout, self._adam.param_groups[0]["params"][0].grad
+        layout, vector = self.flat_module.layout, self._adam.param_groups[0]["params"][0].grad
         return FlatGradient(layout, self._parameters, vector, known=layout.names)
 
     @cached_property
     def _adam(self) -> torch.optim.Adam:
-        params = nn.Parameter(self.worker.params)
+        params = nn.Parameter(self.flat_module.params)
         params.grad = torch.zeros_like(params)
         return torch.optim.Adam([params])
 
@@ -157,10 +157,12 @@ class ModuleLearner:
         generator.set_state(state)
         parts = labels[order.to(labels.device)].split(batch_size)
         for classes, batch in zip(parts, samples.batches(batch_size, generator), strict=True):
-            if not (self.worker.skips_single_samples and len(classes) == 1):
+            if not (self.flat_module.skips_single_samples and len(classes) == 1):
                 yield self._inputs(batch), classes
 
     def _inputs(self, batch: Any) -> Any:
-        worker = self.worker
-        batch = worker.fabric.strategy.precision.convert_input(worker.transfer(batch, self.data.train.resident))
+        flat_module = self.flat_module
+        batch = flat_module.fabric.strategy.precision.convert_input(
+            flat_module.transfer(batch, self.data.train.resident)
+        )
         return batch[0] if isinstance(batch, (tuple, list)) else batch

@@ -18,8 +18,8 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.func import functional_call
 
-from lightning_fl.clients.flat_module import Worker
-from lightning_fl.clients.local_training import LocalPlan, train_locally
+from lightning_fl.clients.flat_module import FlatModule
+from lightning_fl.clients.local_training import LocalSchedule, train_locally
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.data.non_iid_degree import non_iid_degree
 from lightning_fl.errors import UserError, require
@@ -36,17 +36,17 @@ class ServerSide:
     """Implements `lightning_fl.slots.Server`.
 
     Attributes:
-        worker: the module, which the clients train too.
+        flat_module: the module, which the clients train too.
         data: the server's samples, and what is known of the clients'.
         run: all that changes; a training counts its steps and the integer buffers there.
-        plan: how long a client trains, and so the server.
+        schedule: how long a client trains, and so the server.
         setting: of the run.
     """
 
-    worker: Worker
+    flat_module: FlatModule
     data: FederatedDataModule
     run: Run
-    plan: LocalPlan
+    schedule: LocalSchedule
     setting: Setting
 
     @property
@@ -75,18 +75,20 @@ class ServerSide:
     @property
     def batch_size(self) -> int:
         """B."""
-        return self.plan.batch_size
+        return self.schedule.batch_size
 
     @property
     def samples_per_client(self) -> float:
         """Samples that a client reads in a round's training, all passes together, on average over those that have some."""
         sizes = self.data.client_sizes[self.data.client_sizes > 0]
-        return float(np.mean([self.plan.num_samples(int(size), self.worker.skips_single_samples) for size in sizes]))
+        return float(
+            np.mean([self.schedule.num_samples(int(size), self.flat_module.skips_single_samples) for size in sizes])
+        )
 
     def layer_macs(self) -> dict[str, int]:
         """Multiply-accumulates of each layer, by its name, for one sample; {} where they cannot be counted."""
         samples = self.data.server_data() or self.data.client(int(self.data.client_sizes.argmax()))
-        macs = count_layer_macs(self.worker, samples, self.data.train.resident)
+        macs = count_layer_macs(self.flat_module, samples, self.data.train.resident)
         return macs or {}
 
     def train(
@@ -109,31 +111,31 @@ class ServerSide:
         Returns:
             Deltas from `received`. Numbers that are not finite count for nothing, as in a client's upload.
         """
-        worker, run, rule = self.worker, self.run, rule or Rule()
+        flat_module, run, rule = self.flat_module, self.run, rule or Rule()
         self.require_samples()
         samples = self.data.train.select(self.data.server_indices[rows])
         setting = self.setting
         if mask is not None:
             setting = replace(setting, unpruned=Submodel.from_masks(setting.layout, setting.buffer_layout, mask))
         order, own = run.torch_seeds(SERVER)
-        worker.personal.copy_(run.personal)
+        flat_module.personal.copy_(run.personal)
         state, resident = rule.init(received["model"]), self.data.train.resident
-        plan = self.plan if epochs is None else replace(self.plan, epochs=epochs, steps=None)
-        plan = plan.in_round(rule, setting)
+        schedule = self.schedule if epochs is None else replace(self.schedule, epochs=epochs, steps=None)
+        schedule = schedule.in_round(rule, setting)
         local = train_locally(
-            worker, rule, setting, received, run.counters, state, samples, plan, (order, own), resident
+            flat_module, rule, setting, received, run.counters, state, samples, schedule, (order, own), resident
         )
-        worker.steps_in_training = 0
-        worker.logs.forget()
+        flat_module.steps_in_training = 0
+        flat_module.logs.forget()
         message = rule.finish(local)
-        if worker.buffer_layout.names:
-            message["buffers"] = worker.read_buffers() - received["buffers"]
-        if worker.fabric.world_size > 1:
-            message = {name: worker.fabric.broadcast(x).to(x.device) for name, x in message.items()}
+        if flat_module.buffer_layout.names:
+            message["buffers"] = flat_module.read_buffers() - received["buffers"]
+        if flat_module.fabric.world_size > 1:
+            message = {name: flat_module.fabric.broadcast(x).to(x.device) for name, x in message.items()}
         run.num_steps += local.num_steps
         if not is_finite(message):
             return ServerTraining({name: torch.zeros_like(x) for name, x in message.items()}, 0.0, local.num_steps)
-        run.counters |= {name: torch.maximum(run.counters[name], x) for name, x in worker.read_counters().items()}
+        run.counters |= {name: torch.maximum(run.counters[name], x) for name, x in flat_module.read_counters().items()}
         return ServerTraining(message, float(len(samples)), local.num_steps)
 
     def accuracy(self, params: Tensor, buffers: Tensor, rows: slice = slice(None)) -> float:
@@ -149,27 +151,27 @@ class ServerSide:
         Raises:
             UserError: `validation_step` logs no accuracy, or one outside [0, 1].
         """
-        worker, data = self.worker, self.data
-        name = type(worker.module).__name__
-        if not is_overridden("validation_step", worker.module):
+        flat_module, data = self.flat_module, self.data
+        name = type(flat_module.module).__name__
+        if not is_overridden("validation_step", flat_module.module):
             raise UserError(
                 f"the method needs the accuracy on the server's data: give {name} a validation_step that logs 'val/accuracy'."
             )
-        worker.load(params, buffers, self.run.counters)
-        worker.personal.copy_(self.run.personal)
+        flat_module.load(params, buffers, self.run.counters)
+        flat_module.personal.copy_(self.run.personal)
         batches = data.train.batches(data.eval_batch_size, data.server_indices[rows])
-        accuracy = accuracy_in(measure(worker, "validation", batches, data.train.resident), name)
+        accuracy = accuracy_in(measure(flat_module, "validation", batches, data.train.resident), name)
         within = -1e-6 <= accuracy <= 1 + 1e-6
         require(within, f"an accuracy lies in [0, 1], but the validation_step of {name} logs {accuracy:g}.")
         return min(max(accuracy, 0.0), 1.0)
 
     def loss(self, params: Tensor, buffers: Tensor) -> float:
         """Mean over the server's samples of the loss that `training_step` returns, in evaluation mode, without augmentation."""
-        data, worker = self.data, self.worker
-        worker.load(params, buffers, self.run.counters)
-        worker.personal.copy_(self.run.personal)
+        data, flat_module = self.data, self.flat_module
+        flat_module.load(params, buffers, self.run.counters)
+        flat_module.personal.copy_(self.run.personal)
         batches = data.train.batches(data.eval_batch_size, data.server_indices)
-        return mean_training_loss(worker, batches, data.train.resident)
+        return mean_training_loss(flat_module, batches, data.train.resident)
 
     def try_accuracy(self) -> None:
         """Judge the initial model on the first samples, so that a module that tells no accuracy does not cost a round."""
@@ -182,9 +184,11 @@ class ServerSide:
             rows: (m,) which of the server's samples, in the order in which they come.
             batch_size: samples of a batch; the last may be smaller.
         """
-        data, worker = self.data, self.worker
+        data, flat_module = self.data, self.flat_module
         for batch in data.train.batches(batch_size, data.server_indices[rows.numpy()]):
-            batch = worker.fabric.strategy.precision.convert_input(worker.transfer(batch, data.train.resident))
+            batch = flat_module.fabric.strategy.precision.convert_input(
+                flat_module.transfer(batch, data.train.resident)
+            )
             yield batch[0] if isinstance(batch, (tuple, list)) else batch
 
     def logits(self, params: Tensor, buffers: Tensor, inputs: Any, training: bool = False) -> Tensor:
@@ -199,17 +203,17 @@ class ServerSide:
         Returns:
             (m, C).
         """
-        worker = self.worker
+        flat_module = self.flat_module
         if self.setting.unpruned is not None:
             params = params * self.setting.unpruned.factors.to(params.dtype)
-        tree = worker.layout.views(params) | worker.buffer_layout.views(buffers) | worker.read_counters()
-        with evaluating(worker.module), worker.fabric.strategy.precision.forward_context():
-            worker.module.train(training)
-            return functional_call(worker.module, tree, (inputs,))
+        tree = flat_module.layout.views(params) | flat_module.buffer_layout.views(buffers) | flat_module.read_counters()
+        with evaluating(flat_module.module), flat_module.fabric.strategy.precision.forward_context():
+            flat_module.module.train(training)
+            return functional_call(flat_module.module, tree, (inputs,))
 
     def try_logits(self) -> None:
         """Run `forward` on two samples, so that a module without logits does not cost a round."""
-        name, logits = type(self.worker.module).__name__, None
+        name, logits = type(self.flat_module.module).__name__, None
         with torch.no_grad():
             try:
                 inputs = next(self.inputs(torch.arange(min(2, self.num_samples)), batch_size=2))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from lightning_fl.clients.flat_module import Worker
+from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.evaluation_mode import evaluating
 from lightning_fl.server.evaluation import measure, num_batches
@@ -23,10 +23,10 @@ from lightning_fl.vectors.personal import PERSONAL
 
 @dataclass
 class ModelValidation:
-    """Implements `lightning_fl.slots.Validation`. The worker holds the server's model.
+    """Implements `lightning_fl.slots.Validation`. The flat module holds the server's model.
 
     Attributes:
-        worker: the module.
+        flat_module: the module.
         data: the clients' own validation parts.
         stage: `validation` or `test`.
         loaders: the data of the validation.
@@ -37,7 +37,7 @@ class ModelValidation:
         random: draws the clients to validate with.
     """
 
-    worker: Worker
+    flat_module: FlatModule
     data: FederatedDataModule
     stage: str
     loaders: Sequence[Iterable[Any]]
@@ -48,17 +48,17 @@ class ModelValidation:
     random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
     def __post_init__(self) -> None:
-        self._common = self.worker.personal.clone()
+        self._common = self.flat_module.personal.clone()
 
     @property
     def module(self) -> Any:
         """The module."""
-        return self.worker.module
+        return self.flat_module.module
 
     @property
     def owns(self) -> bool:
         """Whether clients own parts of the model."""
-        return bool(self.worker.personal_layout.names)
+        return bool(self.flat_module.personal_layout.names)
 
     def clients(self, most: int | None = None) -> list[int]:
         """All clients, or `most` of them, drawn."""
@@ -87,26 +87,32 @@ class ModelValidation:
 
     def macs(self, inside: Callable[[Any], AbstractContextManager[Any]]) -> int | None:
         """Multiply-accumulates of `forward` for one sample inside a context; None where `forward` does not take one alone."""
-        worker, precision = self.worker, self.worker.fabric.strategy.precision
-        batch = precision.convert_input(worker.transfer(next(self._batches()), self._resident()))
+        flat_module, precision = self.flat_module, self.flat_module.fabric.strategy.precision
+        batch = precision.convert_input(flat_module.transfer(next(self._batches()), self._resident()))
         inputs = batch[0] if isinstance(batch, (tuple, list)) else batch
         if not isinstance(inputs, Tensor):
             return None
         counter = FlopCounterMode(display=False)
-        with torch.no_grad(), evaluating(worker.module), precision.forward_context(), inside(worker.module), counter:
+        with (
+            torch.no_grad(),
+            evaluating(flat_module.module),
+            precision.forward_context(),
+            inside(flat_module.module),
+            counter,
+        ):
             try:
-                worker.module(inputs[:1])
+                flat_module.module(inputs[:1])
             except Exception:  # a forward that wants something else is none of our business
                 return None
         return int(counter.get_total_flops()) // 2
 
     def _measure(self, client: int | None, batches: Iterable[Any], resident: bool) -> dict[str, float]:
         state = {} if client is None else self.states.get(client, {})
-        self.worker.personal.copy_(state.get(PERSONAL, self._common))
+        self.flat_module.personal.copy_(state.get(PERSONAL, self._common))
         try:
-            return measure(self.worker, self.stage, batches, resident)
+            return measure(self.flat_module, self.stage, batches, resident)
         finally:
-            self.worker.personal.copy_(self._common)
+            self.flat_module.personal.copy_(self._common)
 
     def _batches(self) -> Iterator[Any]:
         for loader, limit in zip(self.loaders, num_batches(self.loaders, self.limit), strict=True):
@@ -116,7 +122,7 @@ class ModelValidation:
         return all(getattr(getattr(loader, "samples", None), "resident", False) for loader in self.loaders)
 
 
-def owned_by_clients(worker: Worker, states: Mapping[int, State]) -> dict[int, State]:
+def owned_by_clients(flat_module: FlatModule, states: Mapping[int, State]) -> dict[int, State]:
     """Of what clients have kept in some run the values for what they own in this module."""
     own = {client: state[PERSONAL] for client, state in states.items() if PERSONAL in state}
-    return {client: {PERSONAL: x} for client, x in own.items() if x.shape == worker.personal.shape}
+    return {client: {PERSONAL: x} for client, x in own.items() if x.shape == flat_module.personal.shape}

@@ -14,12 +14,12 @@ from lightning_fl.slots.aggregator import Aggregator
 from lightning_fl.slots.codec import Codec, Packed, Payload, through
 from lightning_fl.slots.exchange import Channel, Exchange, Result, Upload
 from lightning_fl.slots.message import MEAN_GRADIENT, Message, State, compressible, is_finite, kind_of
-from lightning_fl.slots.pruning_turn import Surgery
+from lightning_fl.slots.pruning_turn import PruningTurn
 from lightning_fl.slots.rule import LocalTraining, Rule
 from lightning_fl.slots.server import Learner, Server, ServerTraining
 from lightning_fl.slots.setting import Setting
 from lightning_fl.slots.step import Step
-from lightning_fl.slots.turns import ServerTurn, SetUp
+from lightning_fl.slots.turns import ServerTurn, SetupTurn
 from lightning_fl.slots.validation import Validation
 
 __all__ = [
@@ -34,16 +34,16 @@ __all__ = [
     "Message",
     "Packed",
     "Payload",
+    "PruningTurn",
     "Result",
     "Rule",
     "Server",
     "ServerTraining",
     "ServerTurn",
-    "SetUp",
     "Setting",
+    "SetupTurn",
     "State",
     "Step",
-    "Surgery",
     "Upload",
     "Validation",
     "compressible",

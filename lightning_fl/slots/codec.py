@@ -35,7 +35,7 @@ Payload = dict[str, Packed]
 class Codec(ABC):
     """How a message becomes bits and back. `decode(encode(message))` is what the other side sees."""
 
-    def for_all(self) -> bool:
+    def needs_every_client(self) -> bool:
         """Whether a broadcast must reach every client of the federation, because the next one builds on it."""
         return False
 
@@ -47,15 +47,15 @@ class Codec(ABC):
         """Names without which it cannot encode a message."""
         return frozenset()
 
-    def carries(self) -> tuple[str, Codec] | None:
+    def change_entry(self) -> tuple[str, Codec] | None:
         """For a broadcast that says only what the server did: the entry that says it, and the codec it goes through."""
         return None
 
-    def takes(self, name: str) -> bool:
+    def applies_to(self, name: str) -> bool:
         """Whether an entry of that name goes through it; scalars and masks, whose every bit counts, cross whole otherwise."""
         return kind_of(name) not in ("scalars", "mask")
 
-    def loses(self, name: str) -> bool:
+    def is_lossy_for(self, name: str) -> bool:
         """Whether an entry of that name may come out different from what went in."""
         return False
 
@@ -67,7 +67,7 @@ class Codec(ABC):
     def decode(self, payload: Payload, setting: Setting) -> Message:
         """The message that the payload holds."""
 
-    def follow(self, payload: Payload, memory: State, setting: Setting) -> Message:
+    def decode_incremental(self, payload: Payload, memory: State, setting: Setting) -> Message:
         """The message of a broadcast for clients that have followed the earlier ones; `memory` is what `encode` was given."""
         return self.decode(payload, setting)
 

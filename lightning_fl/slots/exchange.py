@@ -70,13 +70,13 @@ class Channel(Protocol):
     setting: Setting
     received: Message
 
-    def up(self, client: int, message: Message, submodel: Submodel | None = None) -> Message:
+    def send_up(self, client: int, message: Message, submodel: Submodel | None = None) -> Message:
         """Client to server; of the vectors only what the submodel holds, the rest arrives as 0."""
 
-    def down(self, client: int, message: Message) -> Message:
+    def send_down(self, client: int, message: Message) -> Message:
         """Server to one client."""
 
-    def tell(self, clients: Sequence[int], message: Message) -> None:
+    def send_to_all(self, clients: Sequence[int], message: Message) -> None:
         """Server to each of some clients the same, whatever the codec."""
 
     def gather(self, mine: dict[int, T]) -> dict[int, T]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Surgery:
+class PruningTurn:
     """A structured pruning that callbacks have made; what crosses because of it is booked in the round that comes next.
 
     Attributes:

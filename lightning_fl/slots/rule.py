@@ -76,7 +76,7 @@ class Rule:
     """Names it uploads besides `model` and `buffers`."""
     needs_whole_upload = False
     """Whether its clients keep what they believe the server has received, so that an exchange may leave nothing out."""
-    spares = frozenset[str]()
+    unmasked_state = frozenset[str]()
     """Names in its state of parameters that a pruning mask has left out, too."""
 
     def check(self, setting: Setting) -> None:

@@ -11,7 +11,7 @@ from lightning_fl.slots.codec import Codec
 from lightning_fl.slots.message import Message, State
 from lightning_fl.slots.rule import Rule
 from lightning_fl.slots.server import Server
-from lightning_fl.slots.turns import ServerTurn, SetUp
+from lightning_fl.slots.turns import ServerTurn, SetupTurn
 
 if TYPE_CHECKING:
     pass
@@ -28,11 +28,11 @@ class Step(ABC):
     needs_members = False
     """Whether it reads the uploads one by one, so that the aggregator must keep them."""
 
-    def proposes(self) -> bool:
+    def changes_model(self) -> bool:
         """Whether it changes the model by itself; False for a step that follows a change of others, or keeps something beside."""
         return True
 
-    def carries(self) -> tuple[str, Codec] | None:
+    def change_entry(self) -> tuple[str, Codec] | None:
         """The name of an entry that it shares, and the codec through which clients that hold the rest work its result out."""
         return None
 
@@ -43,7 +43,7 @@ class Step(ABC):
     def check(self, server: Server) -> None:  # noqa: B027 -- optional
         """Raise `UserError` if the run lacks what the step needs; called before anything is trained."""
 
-    def prepare(self, turn: SetUp) -> None:  # noqa: B027
+    def prepare(self, turn: SetupTurn) -> None:  # noqa: B027
         """What has to cross, or be done, before the first round."""
 
     def init(self, params: Tensor) -> State:

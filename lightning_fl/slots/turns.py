@@ -63,12 +63,12 @@ class ServerTurn:
 
 
 @dataclass
-class SetUp:
+class SetupTurn:
     """The turn before the first round; the ledger books what crosses in it as set-up. A resumed run does not repeat it.
 
     Attributes:
         setting: of the run.
-        data: as the clients hold them in this method (`Algorithm.arrange`).
+        data: as the clients hold them in this method (`Algorithm.arrange_data`).
         channel: to and from the clients; numbers cross whole, whatever the codecs of the rounds.
         server: the server's own samples, and training on them.
         learner: trains models that are not yet the federation's.

@@ -55,31 +55,31 @@ class ClientStatesOnDisk(MutableMapping[int, State]):
         self._folder = folder
         self._writes = writes
         self._columns: dict[tuple[str, tuple[int, ...], torch.dtype], _Column] = {}
-        self._places: dict[int, dict[str, _Place]] = {}
+        self._positions: dict[int, dict[str, _Place]] = {}
         self._num_files = 0
 
     def __getitem__(self, client: int) -> State:
-        return {name: column.read(row) for name, (column, row) in self._places[client].items()}
+        return {name: column.read(row) for name, (column, row) in self._positions[client].items()}
 
     def __setitem__(self, client: int, state: State) -> None:
-        places = {name: self._write(name, x) for name, x in state.items()}
+        positions = {name: self._write(name, x) for name, x in state.items()}
         self._replace(client)
-        self._places[client] = places
+        self._positions[client] = positions
 
     def __delitem__(self, client: int) -> None:
         self._replace(client)
-        del self._places[client]
+        del self._positions[client]
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._places)
+        return iter(self._positions)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._positions)
 
     def snapshot(self) -> ClientStatesOnDisk:
         """The states as they are now; readable until the second `release_replaced` from here."""
         taken = ClientStatesOnDisk(self._folder, writes=False)
-        taken._columns, taken._places = dict(self._columns), dict(self._places)
+        taken._columns, taken._positions = dict(self._columns), dict(self._positions)
         return taken
 
     def release_replaced(self) -> None:
@@ -95,8 +95,8 @@ class ClientStatesOnDisk(MutableMapping[int, State]):
         """Plain containers and tensors for `torch.save`: views of the mapped files, whose bytes it copies in passing."""
         rows = {column: column.mapped() for column in self._columns.values() if column.num_rows}
         return {
-            client: {name: rows[column][row] for name, (column, row) in places.items()}
-            for client, places in self._places.items()
+            client: {name: rows[column][row] for name, (column, row) in positions.items()}
+            for client, positions in self._positions.items()
         }
 
     def _write(self, name: str, x: Tensor) -> _Place:
@@ -111,7 +111,7 @@ class ClientStatesOnDisk(MutableMapping[int, State]):
         return _Place(column, row)
 
     def _replace(self, client: int) -> None:
-        for column, row in self._places.get(client, {}).values():
+        for column, row in self._positions.get(client, {}).values():
             column.replaced.append(row)
 
 

@@ -17,7 +17,7 @@ from lightning_fl.slots import Rule, State
 from lightning_fl.state.client_states import ClientStates, ClientStatesOnDisk
 from lightning_fl.vectors.layout import Layout
 from lightning_fl.vectors.personal import PERSONAL
-from lightning_fl.vectors.pruning_map import Cut, layout_of
+from lightning_fl.vectors.pruning_map import PruningMap, layout_of
 from lightning_fl.vectors.submodel import Submodel
 
 # What a stream of random numbers is for: part of its seed, so that no two streams coincide.
@@ -51,7 +51,7 @@ class Run:
         mask: the parameters that pruning keeps (d,), bools; all others are 0, and so is what belongs to them in every state
             and memory. None: all are kept.
         unpruned: the submodel of what the mask keeps, made with it.
-        told: clients that have been sent the mask.
+        clients_with_mask: clients that have been sent the mask.
         macs_at_start: multiply-accumulates of one sample's forward pass before anything was pruned, if they can be counted.
         initial_loss: what a `LossGuard` compares with, once it is known.
     """
@@ -77,7 +77,7 @@ class Run:
     num_rounds_rejecting: int = 0
     mask: Tensor | None = None
     unpruned: Submodel | None = field(default=None, init=False)
-    told: set[int] = field(default_factory=set)
+    clients_with_mask: set[int] = field(default_factory=set)
     macs_at_start: int | None = None
     initial_loss: float | None = None
 
@@ -102,30 +102,30 @@ class Run:
         self.num_rejected += num_arrived - num_accepted
         self.num_rounds_rejecting += num_arrived > num_accepted
 
-    def set_mask(self, mask: Tensor, spared: Iterable[str] = ()) -> None:
+    def set_mask(self, mask: Tensor, unmasked: Iterable[str] = ()) -> None:
         """Keep these parameters (d,) and no others.
 
         Args:
             mask: bools. One that keeps all parameters is none, unless there was another.
-            spared: names of entries of clients' states that the mask does not apply to.
+            unmasked: names of entries of clients' states that the mask does not apply to.
         """
         if bool(mask.all()) if self.mask is None else torch.equal(mask, self.mask):
             return
         self._prune_to(mask)
-        self.told = set()
+        self.clients_with_mask = set()
         factors = mask.to(self.params.dtype)
-        spared, on_host = frozenset(spared), factors.cpu()
+        unmasked, on_host = frozenset(unmasked), factors.cpu()
 
-        def masked(state: State, factors: Tensor, spared: frozenset[str] = frozenset()) -> State:
+        def masked(state: State, factors: Tensor, unmasked: frozenset[str] = frozenset()) -> State:
             laid_out = {name: layout_of(name, x, self.layout, self.buffer_layout) for name, x in state.items()}
-            of_model = {name for name, layout in laid_out.items() if layout is self.layout and name not in spared}
+            of_model = {name for name, layout in laid_out.items() if layout is self.layout and name not in unmasked}
             return {name: x * factors.to(x.dtype) if name in of_model else x for name, x in state.items()}
 
         self.params = self.params * factors
         self.server = {name: masked(state, factors) for name, state in self.server.items()}
         self.server_memory = masked(self.server_memory, factors)
         for client in list(self.clients):
-            self.clients[client] = masked(self.clients[client], on_host, spared)
+            self.clients[client] = masked(self.clients[client], on_host, unmasked)
         for client in list(self.client_memory):
             self.client_memory[client] = masked(self.client_memory[client], on_host)
 
@@ -141,18 +141,18 @@ class Run:
             return self.first_state(rule, received)
         return {name: x.to(self.params.device, copy=True) for name, x in state.items()}
 
-    def surgery(self, plan: Plan) -> None:
+    def prune(self, plan: Plan) -> None:
         """Cut everything that has a parameter's shape, the server's and all clients', down to what a pruning keeps."""
-        cut = Cut.of(self.layout, self.buffer_layout, plan)
-        self.layout, self.buffer_layout = cut.layout, cut.buffer_layout
-        self.params, self.buffers = cut.params(self.params), cut.buffers(self.buffers)
+        pruning_map = PruningMap.from_plan(self.layout, self.buffer_layout, plan)
+        self.layout, self.buffer_layout = pruning_map.layout, pruning_map.buffer_layout
+        self.params, self.buffers = pruning_map.params(self.params), pruning_map.buffers(self.buffers)
         self.counters = {name: plan.cut(name, x) for name, x in self.counters.items()}
-        self.server = {name: cut.state(state) for name, state in self.server.items()}
-        self.server_memory = cut.state(self.server_memory)
-        self._prune_to(None if self.mask is None else cut.params(self.mask))
+        self.server = {name: pruning_map.state(state) for name, state in self.server.items()}
+        self.server_memory = pruning_map.state(self.server_memory)
+        self._prune_to(None if self.mask is None else pruning_map.params(self.mask))
         for kept in (self.clients, self.client_memory):
             for client in list(kept):
-                kept[client] = cut.state(kept[client])
+                kept[client] = pruning_map.state(kept[client])
 
     def first_state(self, rule: Rule, received: Tensor) -> State:
         """What a client begins with: `rule`'s state, and parameters of its own if clients have any."""
@@ -185,7 +185,7 @@ class Run:
             "num_rejected": self.num_rejected,
             "num_rounds_rejecting": self.num_rounds_rejecting,
             "mask": self.mask,
-            "told": sorted(self.told),
+            "told": sorted(self.clients_with_mask),
             "macs_at_start": self.macs_at_start,
             "initial_loss": self.initial_loss,
         }
@@ -228,7 +228,7 @@ class Run:
         self.num_rounds_rejecting = state.get("num_rounds_rejecting", 0)
         mask = state.get("mask")  # checkpoints of 0.1 have none
         self._prune_to(None if mask is None else self.layout.relay(mask, source).to(device, copy=True))
-        self.told = set(state.get("told", ()))
+        self.clients_with_mask = set(state.get("told", ()))
         self.macs_at_start = state.get("macs_at_start", self.macs_at_start)  # checkpoints of 0.1 have none
         self.initial_loss = state.get("initial_loss")
 

@@ -31,11 +31,11 @@ class Compress(Step):
             f"Compress sends one vector, but {type(self.codec).__name__} needs {', '.join(sorted(missing))}.",
         )
 
-    def proposes(self) -> bool:
+    def changes_model(self) -> bool:
         """It sends the change of the steps before."""
         return False
 
-    def carries(self) -> tuple[str, Codec]:
+    def change_entry(self) -> tuple[str, Codec]:
         """The change."""
         return CHANGE, self.codec
 

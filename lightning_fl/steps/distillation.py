@@ -130,8 +130,8 @@ class Distillation(Step):
         buffers = turn.merged.get("members/buffers")
         mean: Tensor | float = 0.0
         with torch.no_grad():
-            for place, model in enumerate(models):
-                own = turn.buffers if buffers is None else turn.buffers + buffers[place]
+            for position, model in enumerate(models):
+                own = turn.buffers if buffers is None else turn.buffers + buffers[position]
                 batches = turn.server.inputs(rows, self.batch_size)
                 parts = [turn.server.logits(model, own, inputs) for inputs in batches]
                 scaled = torch.cat(parts).double() / self.temperature

@@ -11,7 +11,7 @@ from torch import Tensor
 from lightning_fl.checks import whole_share
 from lightning_fl.errors import UserError, require
 from lightning_fl.pruning.prunefl_mask import fastest, smallest_kept
-from lightning_fl.slots import Rule, Server, ServerTurn, Setting, SetUp, State, Step
+from lightning_fl.slots import Rule, Server, ServerTurn, Setting, SetupTurn, State, Step
 
 IMPORTANCE = "scalars/importance"
 PASSES_PER_LOOK = 10
@@ -98,7 +98,7 @@ class Reconfiguration(Step):
                 )
             server.try_accuracy()
 
-    def prepare(self, turn: SetUp) -> None:
+    def prepare(self, turn: SetupTurn) -> None:
         """The training before the first round."""
         server, kept, seen = turn.server, torch.ones_like(turn.params, dtype=torch.bool), turn.mask
         rows = slice(self.initial_batches * server.batch_size)
@@ -181,8 +181,8 @@ class Reconfiguration(Step):
 def _layers(setting: Setting) -> dict[str, slice]:
     """Where the parameters lie that can be masked."""
     layout = setting.layout
-    places = zip(layout.names, layout.shapes, layout.offsets, layout.sizes, strict=True)
-    return {name: slice(offset, offset + size) for name, shape, offset, size in places if len(shape) > 1}
+    positions = zip(layout.names, layout.shapes, layout.offsets, layout.sizes, strict=True)
+    return {name: slice(offset, offset + size) for name, shape, offset, size in positions if len(shape) > 1}
 
 
 def _prunable(setting: Setting, like: Tensor) -> Tensor:

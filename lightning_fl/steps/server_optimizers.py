@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lightning_fl.errors import nearest, require
-from lightning_fl.slots import Rule, Server, ServerTurn, SetUp, State, Step
+from lightning_fl.slots import Rule, Server, ServerTurn, SetupTurn, State, Step
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Momentum(Step):
             given in allowed, f"the momentum starts from {given!r}, which is unknown; {nearest(str(given), allowed)}."
         )
 
-    def proposes(self) -> bool:
+    def changes_model(self) -> bool:
         """It follows the change of the steps before."""
         return False
 
@@ -90,7 +90,7 @@ class Yogi(Step):
         require(self.learning_rate > 0, f"the server learning rate must be positive, got {self.learning_rate}.")
         require(self.epsilon > 0, f"Yogi's epsilon must be positive, got {self.epsilon}.")
 
-    def proposes(self) -> bool:
+    def changes_model(self) -> bool:
         """It follows the change of the steps before."""
         return False
 
@@ -134,16 +134,16 @@ class MomentumInStages(Step):
         """Those of the stages."""
         return tuple(rule for stage in self.stages for rule in stage.rules())
 
-    def proposes(self) -> bool:
+    def changes_model(self) -> bool:
         """Where a stage does."""
-        return any(stage.proposes() for stage in self.stages)
+        return any(stage.changes_model() for stage in self.stages)
 
     def check(self, server: Server) -> None:
         """Check the stages."""
         for stage in self.stages:
             stage.check(server)
 
-    def prepare(self, turn: SetUp) -> None:
+    def prepare(self, turn: SetupTurn) -> None:
         """Prepare the stages."""
         for stage in self.stages:
             stage.prepare(turn)

@@ -13,7 +13,7 @@ from typing import Literal
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lightning_fl.errors import UserError, nearest, require
-from lightning_fl.slots import Rule, Server, ServerTurn, SetUp, State, Step
+from lightning_fl.slots import Rule, Server, ServerTurn, SetupTurn, State, Step
 
 INVERSES = ("one_minus", "inverse")
 LEAST_ALPHA = 1e-3
@@ -71,10 +71,10 @@ class DynamicServerUpdate(Step):
             )
         server.try_accuracy()
 
-    def prepare(self, turn: SetUp) -> None:
+    def prepare(self, turn: SetupTurn) -> None:
         """Every client tells the server how many samples it has of each class: q·|Y| + 32 bits."""
         for client, histogram in enumerate(turn.server.label_histograms()):
-            turn.channel.up(
+            turn.channel.send_up(
                 client, {"scalars/labels": histogram, "scalars/samples": histogram.sum(0, keepdim=True).int()}
             )
 
@@ -132,8 +132,8 @@ class StaticServerUpdate(Step):
     tau_eff: float | Literal["full"] = 10
 
     def __post_init__(self) -> None:
-        good = self.tau_eff == "full" or (not isinstance(self.tau_eff, str) and self.tau_eff >= 0)
-        require(good, f"tau_eff is a number of steps of at least 0, or 'full', got {self.tau_eff!r}.")
+        is_allowed = self.tau_eff == "full" or (not isinstance(self.tau_eff, str) and self.tau_eff >= 0)
+        require(is_allowed, f"tau_eff is a number of steps of at least 0, or 'full', got {self.tau_eff!r}.")
 
     def check(self, server: Server) -> None:
         """There must be server data."""

@@ -29,7 +29,7 @@ class ControlUpdate(Step):
     shares = frozenset({"moments/control"})
     consumes = frozenset({"moments/control"})
 
-    def proposes(self) -> bool:
+    def changes_model(self) -> bool:
         """It keeps c."""
         return False
 
@@ -62,7 +62,7 @@ class GradientMomentum(Step):
     def __post_init__(self) -> None:
         require(0 <= self.beta < 1, f"the momentum beta must lie in [0, 1), got {self.beta}.")
 
-    def proposes(self) -> bool:
+    def changes_model(self) -> bool:
         """It keeps m."""
         return False
 
@@ -89,7 +89,7 @@ class Moments(Step):
     shares = frozenset({"moments/first", "moments/second"})
     consumes = frozenset({"moments/first", "moments/second"})
 
-    def proposes(self) -> bool:
+    def changes_model(self) -> bool:
         """It keeps M and V."""
         return False
 
@@ -115,7 +115,7 @@ class SharedMomentum(Step):
     shares = frozenset({"moments/momentum"})
     consumes = frozenset({"moments/momentum"})
 
-    def proposes(self) -> bool:
+    def changes_model(self) -> bool:
         """It keeps m."""
         return False
 

@@ -34,7 +34,7 @@ class WarmedUpMoments(Step):
     warmup: int | float = 0.2
     momentum_mask: bool = True
 
-    def carries(self) -> tuple[str, Codec]:
+    def change_entry(self) -> tuple[str, Codec]:
         """The server's momentum."""
         return MOMENTUM, self.codec
 

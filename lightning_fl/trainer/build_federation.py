@@ -13,8 +13,8 @@ import torch
 
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.clients.choose_runner import Runner, choose_runner
-from lightning_fl.clients.flat_module import Worker
-from lightning_fl.clients.local_training import LocalPlan
+from lightning_fl.clients.flat_module import FlatModule
+from lightning_fl.clients.local_training import LocalSchedule
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError
 from lightning_fl.federation.round import Federation
@@ -38,31 +38,31 @@ def assemble(trainer: TrainerInterface) -> Federation:
     Raises:
         UserError: something does not fit.
     """
-    worker, algorithm = trainer.bound_worker, trainer.algorithm
-    worker.agree_on_model()
-    run = trainer.run = _initial_run(worker)
-    data = algorithm.arrange(trainer.data)
+    flat_module, algorithm = trainer.active_module, trainer.algorithm
+    flat_module.agree_on_model()
+    run = trainer.run = _initial_run(flat_module)
+    data = algorithm.arrange_data(trainer.data)
     steps = zip(algorithm.step_names(), algorithm.steps, strict=True)
     run.server = {key: step.init(run.params) for key, step in steps}
-    plan = _local_plan(trainer, data)
-    in_pass = plan.pass_batches(int(data.client_sizes.max()), worker.skips_single_samples)
-    trainer.most_local_steps = plan.num_steps(in_pass)
-    _configure_optimizer(worker, algorithm)
+    schedule = _local_schedule(trainer, data)
+    in_pass = schedule.pass_batches(int(data.client_sizes.max()), flat_module.skips_single_samples)
+    trainer.most_local_steps = schedule.num_steps(in_pass)
+    _configure_optimizer(flat_module, algorithm)
     eligible = data.client_sizes.nonzero()[0]
     federation = Federation(
         algorithm=algorithm,
-        worker=worker,
+        flat_module=flat_module,
         data=data,
         run=run,
-        groups=layer_groups(worker.module, without=worker.personal_layout.names),
-        plan=plan,
+        groups=layer_groups(flat_module.module, without=flat_module.personal_layout.names),
+        schedule=schedule,
         clock=trainer.clock,
         guard=trainer.loss_guard,
         eligible=eligible,
         cohort_size=cohort_size(trainer.clients_per_round, data.num_clients, len(eligible)),
         num_rounds=trainer.max_rounds,
         dropout_rate=trainer.dropout_rate,
-        macs=count_macs(worker, data.client(int(data.client_sizes.argmax())), data.train.resident),
+        macs=count_macs(flat_module, data.client(int(data.client_sizes.argmax())), data.train.resident),
         on_upload=partial(trainer.hooks.call, "on_client_upload"),
         on_prepared=partial(trainer.hooks.call, "on_client_prepared"),
     )
@@ -70,27 +70,27 @@ def assemble(trainer: TrainerInterface) -> Federation:
     trainer.loss_guard.check(federation.server, algorithm.steps)
     federation.runner = _runner(trainer, federation)
     run.macs_at_start = federation.macs
-    worker.load(run.params, run.buffers, run.counters)  # counting and checking may have changed it
-    worker.personal.copy_(run.personal)
+    flat_module.load(run.params, run.buffers, run.counters)  # counting and checking may have changed it
+    flat_module.personal.copy_(run.personal)
     return federation
 
 
-def _initial_run(worker: Worker) -> Run:
+def _initial_run(flat_module: FlatModule) -> Run:
     return Run(
         seed=int(os.environ.get("PL_GLOBAL_SEED", "0")),
-        layout=worker.layout,
-        buffer_layout=worker.buffer_layout,
-        params=worker.params.clone(),
-        buffers=worker.buffers.clone(),
-        counters=worker.read_counters(),
-        personal_layout=worker.personal_layout,
-        personal=worker.personal.clone(),
+        layout=flat_module.layout,
+        buffer_layout=flat_module.buffer_layout,
+        params=flat_module.params.clone(),
+        buffers=flat_module.buffers.clone(),
+        counters=flat_module.read_counters(),
+        personal_layout=flat_module.personal_layout,
+        personal=flat_module.personal.clone(),
     )
 
 
-def _local_plan(trainer: TrainerInterface, data: FederatedDataModule) -> LocalPlan:
+def _local_schedule(trainer: TrainerInterface, data: FederatedDataModule) -> LocalSchedule:
     limit = trainer.limits["limit_train_batches"]
-    return LocalPlan(
+    return LocalSchedule(
         batch_size=data.batch_size,
         epochs=trainer.local_epochs,
         steps=trainer.local_steps,
@@ -98,19 +98,19 @@ def _local_plan(trainer: TrainerInterface, data: FederatedDataModule) -> LocalPl
         accumulate=trainer.accumulate_grad_batches,
         clip_value=trainer.gradient_clip_val,
         clip_algorithm=trainer.gradient_clip_algorithm,
-        tells_last_loss=trainer.loss_guard.clients is not None,
+        reports_last_loss=trainer.loss_guard.clients is not None,
         straggler_rate=trainer.straggler_rate,
     )
 
 
-def _configure_optimizer(worker: Worker, algorithm: Algorithm) -> None:
-    worker.configure_optimizer(flat_gradient=any(rule.reads_gradient for rule in algorithm.rules()))
+def _configure_optimizer(flat_module: FlatModule, algorithm: Algorithm) -> None:
+    flat_module.configure_optimizer(flat_gradient=any(rule.reads_gradient for rule in algorithm.rules()))
     own = next((rule for rule in algorithm.rules() if rule.own_step), None)
-    if own is not None and not worker.optimizer.is_plain_sgd:
-        flag = "give --model.momentum 0, or " if worker.module.hparams.get("momentum") else ""
+    if own is not None and not flat_module.optimizer.is_plain_sgd:
+        flag = "give --model.momentum 0, or " if flat_module.module.hparams.get("momentum") else ""
         raise UserError(
             f"{algorithm.name} makes the clients' steps itself, in place of plain SGD, {own.why_plain_sgd}; "
-            f"{type(worker.module).__name__} has {worker.optimizer.description}: "
+            f"{type(flat_module.module).__name__} has {flat_module.optimizer.description}: "
             f"{flag}let configure_optimizers return torch.optim.SGD with momentum 0."
         )
 
@@ -122,12 +122,12 @@ def _runner(trainer: TrainerInterface, federation: Federation) -> Runner:
     return choose_runner(
         trainer.runner,
         trainer.clients_at_once,
-        federation.worker,
+        federation.flat_module,
         algorithm.rule,
         federation.setting,
         {"model": run.params, "buffers": run.buffers, **algorithm.share(run.server), **before},
         federation.data,
-        federation.plan,
+        federation.schedule,
         run,
     )
 

@@ -28,7 +28,7 @@ def build_checkpoint(trainer: Any, weights_only: bool = False) -> dict[str, Any]
         "epoch": run_state["round"],
         "global_step": run_state["num_steps"],
         "pytorch-lightning_version": lightning.__version__,
-        "state_dict": trainer.bound_worker.state_dict(run_state) if trainer.fit_loop.before_round else _copied(module),
+        "state_dict": trainer.active_module.state_dict(run_state) if trainer.fit_loop.before_round else _copied(module),
     }
     checkpoint |= follow_pruning.as_saved(module)
     for part in (module, trainer.datamodule):
@@ -45,7 +45,7 @@ def build_checkpoint(trainer: Any, weights_only: bool = False) -> dict[str, Any]
             "algorithm": trainer.algorithm.name,
             "num_clients": trainer.datamodule.num_clients,
             "max_rounds": trainer.max_rounds,
-            "learning_rates": trainer.worker.optimizer.state_dict(),
+            "learning_rates": trainer.flat_module.optimizer.state_dict(),
             "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
             "run": as_saved(run_state),
         }
@@ -105,7 +105,7 @@ def evaluate_checkpoint(trainer: Any, path: str) -> None:
     """
     module, checkpoint = trainer.lightning_module, checkpoint_file.load(path)
     if plans := follow_pruning.missing_plans(module, checkpoint):
-        follow_pruning.prune_bound(trainer.bound_worker, plans)
+        follow_pruning.prune_bound(trainer.active_module, plans)
     load_model(module, checkpoint, path)
 
 
@@ -142,7 +142,7 @@ def resume(trainer: Any, path: str) -> None:
         )
     follow_pruning.rebuild(trainer.fit_loop.federation, checkpoint)
     load_model(trainer.lightning_module, checkpoint, path)
-    trainer.worker.optimizer.load_state_dict(federation["learning_rates"])
+    trainer.flat_module.optimizer.load_state_dict(federation["learning_rates"])
     trainer.hooks.call_callbacks("on_load_checkpoint", checkpoint)
     states = checkpoint.get("callbacks", {})
     for callback in trainer.callbacks:

@@ -28,7 +28,7 @@ def run_evaluation(trainer: TrainerInterface, stage: str) -> tuple[dict[str, flo
     Raises:
         UserError: the module has no step for the stage, or the checkpoint is of another model.
     """
-    module, worker = trainer.lightning_module, trainer.bound_worker
+    module, flat_module = trainer.lightning_module, trainer.active_module
     if stage != "predict" and not is_overridden(f"{stage}_step", module):
         raise UserError(f"{type(module).__name__} has no {stage}_step.")
     kept: Mapping[int, Any] = trainer.run.clients if "run" in vars(trainer) else {}
@@ -44,10 +44,17 @@ def run_evaluation(trainer: TrainerInterface, stage: str) -> tuple[dict[str, flo
     setattr(trainer, f"num_{short}_batches", limits)
     of_method: dict[str, float] = {}
     if stage != "predict":
-        states = owned_by_clients(worker, kept)
-        of_method = trainer.algorithm.validate(ModelValidation(worker, trainer.data, stage, loaders, limit, states))
+        states = owned_by_clients(flat_module, kept)
+        of_method = trainer.algorithm.validate(
+            ModelValidation(flat_module, trainer.data, stage, loaders, limit, states)
+        )
     averages, outputs = evaluate(
-        worker, stage, loaders, limits, trainer.inference_mode, lambda averages: trainer.publish(averages | of_method)
+        flat_module,
+        stage,
+        loaders,
+        limits,
+        trainer.inference_mode,
+        lambda averages: trainer.publish(averages | of_method),
     )
     averages |= of_method
     for logger in trainer.loggers[1:]:

@@ -19,7 +19,7 @@ from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.trainer.states import TrainerFn
 
 from lightning_fl.algorithms import Algorithm
-from lightning_fl.clients.flat_module import Worker
+from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.communication.simulated_clock import SimulatedClock
 from lightning_fl.data import Source
 from lightning_fl.federation.loss_guard import LossGuard
@@ -50,7 +50,7 @@ class FederatedTrainer(TrainerInterface):
     Attributes:
         run: all that changes: the model, states, the ledger; there once `fit` has begun.
         algorithm: the federated method.
-        worker: the module on its flat storage, while the trainer is at work.
+        flat_module: the module on its flat storage, while the trainer is at work.
         fit_loop: the rounds.
         hooks: who listens to which hook.
     """
@@ -210,7 +210,7 @@ class FederatedTrainer(TrainerInterface):
         given = [] if callbacks is None else [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
         check_callbacks(given)
         self.given_callbacks = self.callbacks = given
-        self.worker: Worker | None = None
+        self.flat_module: FlatModule | None = None
         self.fit_loop = FitLoop(self)
         self.fabric.launch()
 

@@ -70,13 +70,13 @@ class FitLoop:
 
     def start(self) -> None:
         """Put the federation together, and find out what there is to validate on."""
-        trainer, worker = self.trainer, self.trainer.bound_worker
+        trainer, flat_module = self.trainer, self.trainer.active_module
         self.has_validated = self._knows_metrics = False
         self.before_round = None
         self.folder = RunFolder(trainer)
         self.federation = assemble(trainer)
         data = self.federation.data
-        if is_overridden("validation_step", worker.module):
+        if is_overridden("validation_step", flat_module.module):
             self._val_loaders = as_loaders(data.val_dataloader())
         trainer.num_val_batches = num_batches(self._val_loaders, trainer.limits["limit_val_batches"])
         keep_client_states(trainer)
@@ -92,8 +92,8 @@ class FitLoop:
     def prepare(self) -> None:
         """What the method does before its first round."""
         self.federation.prepare()
-        self.trainer.bound_worker.personal.copy_(self.trainer.run.personal)
-        self.trainer.bound_worker.load(self.trainer.run.params, self.trainer.run.buffers, self.trainer.run.counters)
+        self.trainer.active_module.personal.copy_(self.trainer.run.personal)
+        self.trainer.active_module.load(self.trainer.run.params, self.trainer.run.buffers, self.trainer.run.counters)
 
     def run(self) -> None:
         """All rounds, between Lightning's opening and closing hooks."""
@@ -109,7 +109,7 @@ class FitLoop:
             self._round()
         trainer.current_epoch = run.round
         trainer.hooks.call("on_train_end")
-        self._take_over_changes()
+        self._adopt_module_changes()
         if run.round == self.folder.first_round and not self.folder.goes_on_here:
             self._begin_to_write()
         trainer.hooks.call("on_fit_end")
@@ -120,41 +120,46 @@ class FitLoop:
 
     def _round(self) -> None:
         """One round with everything around it."""
-        trainer, run, worker, started = self.trainer, self.trainer.run, self.trainer.bound_worker, time.perf_counter()
-        worker.seed(run.torch_seeds(SERVER)[0])
+        trainer, run, flat_module, started = (
+            self.trainer,
+            self.trainer.run,
+            self.trainer.active_module,
+            time.perf_counter(),
+        )
+        flat_module.seed(run.torch_seeds(SERVER)[0])
         trainer.state.stage = RunningStage.TRAINING
         trainer.round_batches = self.federation.num_batches()
         trainer.hooks.call("on_train_epoch_start")
-        self._take_over_changes()
+        self._adopt_module_changes()
         # Lightning's GradientAccumulationScheduler sets the trainer's number when an epoch starts.
-        self.federation.plan = replace(self.federation.plan, accumulate=trainer.accumulate_grad_batches)
+        self.federation.schedule = replace(self.federation.schedule, accumulate=trainer.accumulate_grad_batches)
         self.before_round = run.state_dict()
         with trainer.profiler.profile("train_round"):
             record = self.federation.train_round()
-        if worker.new_plans:
+        if flat_module.new_plans:
             raise UserError(
                 "a callback has pruned the model in the middle of a round, while the clients were training: "
                 "it must do so when an epoch starts (on_train_epoch_start)."
             )
-        worker.load(run.params, run.buffers, run.counters)
-        worker.personal.copy_(run.personal)
-        worker.optimizer.end_round(run.round)
+        flat_module.load(run.params, run.buffers, run.counters)
+        flat_module.personal.copy_(run.personal)
+        flat_module.optimizer.end_round(run.round)
         self.before_round = None
         trainer.global_step = run.num_steps
         trainer.publish({**record, "time/simulated_seconds": run.simulated_seconds})
         for callback in trainer.callbacks:
             # Averages of weights follow optimiser steps; `global_step` moves, and so they do, when the server makes its own.
             if isinstance(callback, WeightAveraging):
-                callback.on_train_batch_end(trainer, worker.module, None, None, trainer.round_batches)  # type: ignore[arg-type]
+                callback.on_train_batch_end(trainer, flat_module.module, None, None, trainer.round_batches)  # type: ignore[arg-type]
         if trainer.validates_this_round and trainer.enable_validation:
             with trainer.profiler.profile("validate"):
                 record |= self._validate()
         trainer.hooks.call("on_train_epoch_end", monitoring=False)
         follow_pruning.follow(self.federation)
-        self.federation.book_answers()
-        record |= worker.logs.averages(gather_objects(trainer.fabric, worker.logs.take())[:1])
+        self.federation.charge_queries()
+        record |= flat_module.logs.averages(gather_objects(trainer.fabric, flat_module.logs.take())[:1])
         trainer.publish(record)
-        worker.optimizer.end_plateau(run.round, trainer.callback_metrics)
+        flat_module.optimizer.end_plateau(run.round, trainer.callback_metrics)
         if self.has_validated and not self._knows_metrics:
             self._knows_metrics = True
             check_watched(trainer.callbacks, trainer.callback_metrics)
@@ -176,19 +181,19 @@ class FitLoop:
         self.trainer.fabric.barrier()
         self.trainer.hooks.call("on_folder_claimed")
 
-    def _take_over_changes(self) -> None:
+    def _adopt_module_changes(self) -> None:
         """The server's model is what callbacks made of it; clones, because a step may have kept the old tensors."""
         follow_pruning.follow(self.federation)
-        run, worker = self.trainer.run, self.trainer.bound_worker
-        run.params, run.buffers = worker.params.clone(), worker.read_buffers().clone()
-        if masks := masks_of(worker.module):
+        run, flat_module = self.trainer.run, self.trainer.active_module
+        run.params, run.buffers = flat_module.params.clone(), flat_module.read_buffers().clone()
+        if masks := masks_of(flat_module.module):
             mask = torch.ones_like(run.params, dtype=torch.bool)
-            views = worker.layout.views(mask)
+            views = flat_module.layout.views(mask)
             for name in views.keys() & masks.keys():  # what clients own they keep whole
                 views[name].copy_(masks[name])
             if run.mask is None or not torch.equal(mask, run.mask):
                 self.federation.set_mask(mask)
-        self.federation.book_answers()
+        self.federation.charge_queries()
 
     def _validate(self) -> dict[str, float]:
         """Validation at the end of a round."""
@@ -197,7 +202,7 @@ class FitLoop:
         self.has_validated = True
         federation = self.federation
         validation = ModelValidation(
-            trainer.bound_worker,
+            trainer.active_module,
             trainer.data,
             "validation",
             self._val_loaders,
@@ -209,7 +214,7 @@ class FitLoop:
         )
         of_method = trainer.algorithm.validate(validation)
         averages, _ = evaluate(
-            trainer.bound_worker,
+            trainer.active_module,
             "validation",
             self._val_loaders,
             trainer.num_val_batches,
@@ -229,7 +234,7 @@ class FitLoop:
         trainer.state.stage = RunningStage.SANITY_CHECKING
         trainer.hooks.call("on_sanity_check_start")
         evaluate(
-            trainer.bound_worker,
+            trainer.active_module,
             "validation",
             self._val_loaders,
             limits,
@@ -241,7 +246,7 @@ class FitLoop:
 
     def _log(self, record: dict[str, float]) -> None:
         """One row to every logger."""
-        trainer, hidden = self.trainer, self.trainer.bound_worker.logs.unlogged_names
+        trainer, hidden = self.trainer, self.trainer.active_module.logs.unlogged_names
         row = {name: value for name, value in record.items() if name not in hidden}
         trainer.logged_metrics = {name: torch.tensor(float(value)) for name, value in row.items()}
         if not self._is_due(trainer.log_every_n_rounds):

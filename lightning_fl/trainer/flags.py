@@ -90,8 +90,8 @@ def check_flags(num_sanity_val_steps: int, gradient_clip_val: float | None, fast
     """
     require(_whole(num_sanity_val_steps, -1), f"num_sanity_val_steps must be at least -1, got {num_sanity_val_steps}.")
     require(_whole(int(fast_dev_run), 0), f"fast_dev_run is a number of rounds of at least 0, got {fast_dev_run}.")
-    good = gradient_clip_val is None or gradient_clip_val >= 0
-    require(good, f"gradient_clip_val must be at least 0, got {gradient_clip_val}.")
+    is_allowed = gradient_clip_val is None or gradient_clip_val >= 0
+    require(is_allowed, f"gradient_clip_val must be at least 0, got {gradient_clip_val}.")
 
 
 def check_choice(name: str, given: Any, allowed: tuple[Any, ...]) -> None:
@@ -109,9 +109,9 @@ def check_client_states(given: str | os.PathLike[str]) -> None:
     Raises:
         UserError: it is neither `memory` nor `disk` nor a folder.
     """
-    good = given in ("memory", "disk") or os.path.isdir(given)
+    is_allowed = given in ("memory", "disk") or os.path.isdir(given)
     require(
-        good,
+        is_allowed,
         f"client_states {os.fspath(given)!r} is no folder; {nearest(os.fspath(given), ('memory', 'disk'))}, or a folder.",
     )
 

@@ -23,7 +23,7 @@ from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 
 from lightning_fl.algorithms import Algorithm
-from lightning_fl.clients.flat_module import Worker
+from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.hooks import Hooks
 from lightning_fl.communication.simulated_clock import SimulatedClock
 from lightning_fl.data import FederatedDataModule
@@ -39,7 +39,7 @@ class TrainerInterface(ABC):
     Attributes:
         run: all that changes: the model, states, the ledger; there once `fit` has begun.
         algorithm: the federated method.
-        worker: the module on its flat storage, while the trainer is at work.
+        flat_module: the module on its flat storage, while the trainer is at work.
         hooks: who listens to which hook.
     """
 
@@ -56,7 +56,7 @@ class TrainerInterface(ABC):
     accumulate_grad_batches: int
     run: Run
     algorithm: Algorithm
-    worker: Worker | None
+    flat_module: FlatModule | None
     hooks: Hooks
     clients_per_round: int | float
     local_epochs: int | None
@@ -173,14 +173,14 @@ class TrainerInterface(ABC):
     @property
     def num_training_batches(self) -> int:
         """Batches of one pass of the client that is training, so that schedules by epoch are right; else of the whole round."""
-        if self.worker is not None and self.worker.steps_in_training:
-            return self.worker.batches_in_pass
+        if self.flat_module is not None and self.flat_module.steps_in_training:
+            return self.flat_module.batches_in_pass
         return self.round_batches
 
     @property
     def estimated_stepping_batches(self) -> int:
         """Optimiser steps of the client that is training, else of the largest: step-wise schedules span one training."""
-        training = self.worker.steps_in_training if self.worker is not None else 0
+        training = self.flat_module.steps_in_training if self.flat_module is not None else 0
         return training or self.most_local_steps
 
     # -- with what ---------------------------------------------------------------------------------------------------
@@ -238,12 +238,20 @@ class TrainerInterface(ABC):
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """The module's optimiser, which all clients share."""
-        return [self.worker.optimizer.optimizer] if self.worker is not None and self.worker.has_optimizer else []
+        return (
+            [self.flat_module.optimizer.optimizer]
+            if self.flat_module is not None and self.flat_module.has_optimizer
+            else []
+        )
 
     @property
     def lr_scheduler_configs(self) -> list[LRSchedulerConfig]:
         """The module's schedulers."""
-        return self.worker.optimizer.scheduler_configs if self.worker is not None and self.worker.has_optimizer else []
+        return (
+            self.flat_module.optimizer.scheduler_configs
+            if self.flat_module is not None and self.flat_module.has_optimizer
+            else []
+        )
 
     @property
     def logger(self) -> Logger | None:
@@ -286,14 +294,14 @@ class TrainerInterface(ABC):
         self.callback_metrics.update(
             {name: torch.tensor(float(value), dtype=torch.float64) for name, value in metrics.items()}
         )
-        shown = self.bound_worker.logs.progress_bar_names
+        shown = self.active_module.logs.progress_bar_names
         self.progress_bar_metrics.update({name: float(value) for name, value in metrics.items() if name in shown})
 
     @property
-    def bound_worker(self) -> Worker:
-        """The worker, which is there while the trainer is at work."""
-        assert self.worker is not None
-        return self.worker
+    def active_module(self) -> FlatModule:
+        """The flat_module, which is there while the trainer is at work."""
+        assert self.flat_module is not None
+        return self.flat_module
 
     @property
     def data(self) -> FederatedDataModule:

@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import Checkpoint, ModelSummary, ProgressBar
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerStatus
 
 from lightning_fl.algorithms import Algorithm, FedAvg
-from lightning_fl.clients.flat_module import Worker
+from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.hooks import Hooks, check_module
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError
@@ -168,21 +168,21 @@ def _place(trainer: TrainerInterface, model: LightningModule, datamodule: Federa
     model.to(trainer.fabric.device)
     trainer.fabric.strategy.precision.convert_module(model)
     channels_last = prefers_channels_last(model, trainer.fabric.device)
-    trainer.worker = Worker(
+    trainer.flat_module = FlatModule(
         model, trainer.fabric, trainer.hooks, channels_last, trainer.algorithm.personal_parameters(model)
     )
     datamodule.place(trainer.fabric.device, channels_last)
-    model.log = trainer.worker.logs.log  # type: ignore[method-assign]
+    model.log = trainer.flat_module.logs.log  # type: ignore[method-assign]
 
 
 def _release(trainer: TrainerInterface) -> None:
     """Give the module its own tensors, with the server's values after a fit, and its own `log` again."""
-    if trainer.worker is None:
+    if trainer.flat_module is None:
         return
     # An error may have come between a pruning and the run's following it.
-    if trainer.fitting and "run" in vars(trainer) and trainer.worker.holds(trainer.run.layout):
-        trainer.worker.load(trainer.run.params, trainer.run.buffers, trainer.run.counters)
-        trainer.worker.personal.copy_(trainer.run.personal)
+    if trainer.fitting and "run" in vars(trainer) and trainer.flat_module.holds(trainer.run.layout):
+        trainer.flat_module.load(trainer.run.params, trainer.run.buffers, trainer.run.counters)
+        trainer.flat_module.personal.copy_(trainer.run.personal)
     trainer.lightning_module.__dict__.pop("log", None)
-    trainer.worker.release()
-    trainer.worker = None
+    trainer.flat_module.release()
+    trainer.flat_module = None

@@ -1,4 +1,4 @@
-"""What a structured pruning leaves of flat vectors: one list of places for parameters, and one for float buffers."""
+"""What a structured pruning leaves of flat vectors: one list of positions for parameters, and one for float buffers."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from lightning_fl.vectors.layout import Layout
 
 
 @dataclass(frozen=True)
-class Cut:
+class PruningMap:
     """From the flat vectors of a network to those of the pruned one, d → d' and d_b → d_b'.
 
     Attributes:
         before, buffers_before: layouts of the network as it was.
         layout, buffer_layout: of the pruned one.
-        places: of the kept parameters in the old vector (d',).
-        buffer_places: of the kept float buffers (d_b',).
+        positions: of the kept parameters in the old vector (d',).
+        buffer_positions: of the kept float buffers (d_b',).
     """
 
     before: Layout
     buffers_before: Layout
     layout: Layout
     buffer_layout: Layout
-    places: Tensor
-    buffer_places: Tensor
+    positions: Tensor
+    buffer_positions: Tensor
 
     @classmethod
-    def of(cls, layout: Layout, buffer_layout: Layout, plan: Plan) -> Cut:
-        """What `plan` does to vectors of these layouts."""
-        after, places = _cut(layout, plan)
-        buffers_after, buffer_places = _cut(buffer_layout, plan)
-        return cls(layout, buffer_layout, after, buffers_after, places, buffer_places)
+    def from_plan(cls, layout: Layout, buffer_layout: Layout, plan: Plan) -> PruningMap:
+        """Return what `plan` does to vectors of these layouts."""
+        after, positions = _cut(layout, plan)
+        buffers_after, buffer_positions = _cut(buffer_layout, plan)
+        return cls(layout, buffer_layout, after, buffers_after, positions, buffer_positions)
 
     def params(self, x: Tensor) -> Tensor:
         """(…, d) → (…, d')."""
-        return x.index_select(-1, self.places.to(x.device))
+        return x.index_select(-1, self.positions.to(x.device))
 
     def buffers(self, x: Tensor) -> Tensor:
         """(…, d_b) → (…, d_b')."""
-        return x.index_select(-1, self.buffer_places.to(x.device))
+        return x.index_select(-1, self.buffer_positions.to(x.device))
 
     def state(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """A state of a part, or a codec's memory; what is no vector of the network stays: see `layout_of`."""
@@ -76,6 +76,6 @@ def layout_of(name: str, x: Tensor, layout: Layout, buffer_layout: Layout) -> La
 
 
 def _cut(layout: Layout, plan: Plan) -> tuple[Layout, Tensor]:
-    places = {name: plan.cut(name, view) for name, view in layout.views(torch.arange(layout.numel)).items()}
-    after = Layout(layout.names, tuple(tuple(x.shape) for x in places.values()), layout.channels_last)
-    return after, after.flatten(places, torch.empty(after.numel, dtype=torch.int64))
+    positions = {name: plan.cut(name, view) for name, view in layout.views(torch.arange(layout.numel)).items()}
+    after = Layout(layout.names, tuple(tuple(x.shape) for x in positions.values()), layout.channels_last)
+    return after, after.flatten(positions, torch.empty(after.numel, dtype=torch.int64))

@@ -108,7 +108,7 @@ class Watched(Dense):
 
     seen: list[tuple[str, int]] = field(default_factory=list)
 
-    def takes(self, name: str) -> bool:
+    def applies_to(self, name: str) -> bool:
         return True
 
     def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:

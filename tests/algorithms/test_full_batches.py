@@ -17,7 +17,7 @@ from toys import SIZES, Perceptron, Served, federation, vector
 
 from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.algorithms import FedDA, FedDUDA
-from lightning_fl.clients.local_training import LocalPlan
+from lightning_fl.clients.local_training import LocalSchedule
 from lightning_fl.communication.simulated_clock import SimulatedClock
 
 MakeTrainer = Callable[..., FederatedTrainer]
@@ -104,7 +104,7 @@ def test_what_is_read_is_counted(make_trainer: MakeTrainer) -> None:
     trainer.fit(Perceptron(), federation(sizes=(9,)), FedDA(full_batch_last=1))
     assert seconds == [2 * 9, 2 * 3 * 9]
     assert trainer.run.simulated_seconds == pytest.approx(3 * 20 * sum(seconds))
-    plan = LocalPlan(batch_size=4, epochs=2, steps=None, full_batch=True)
+    plan = LocalSchedule(batch_size=4, epochs=2, steps=None, full_batch=True)
     assert (plan.num_samples(9, False), plan.num_batches(9, False)) == (54, 18)
     assert (plan.num_samples(9, True), plan.num_batches(9, True)) == (4 * 8, 8)
     assert (plan.num_samples(0, True), plan.num_batches(0, True)) == (0, 0)

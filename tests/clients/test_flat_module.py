@@ -14,7 +14,7 @@ from toys import Perceptron, Statistics, Tied, federation, samples, vector
 
 from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.algorithms import DeviceM, FedAvg, FedProx
-from lightning_fl.clients.flat_module import Worker
+from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.hooks import Hooks
 from lightning_fl.clients.optimizer import ELEMENTWISE
 
@@ -38,9 +38,9 @@ class Convolutions(L.LightningModule):
         return self.configure(self)
 
 
-def worker_of(module: L.LightningModule, channels_last: bool = False) -> Worker:
+def flat_module_of(module: L.LightningModule, channels_last: bool = False) -> FlatModule:
     hooks = Hooks(None, module, L.LightningDataModule(), ())
-    return Worker(module, Fabric(accelerator="cpu", devices=1), hooks, channels_last)
+    return FlatModule(module, Fabric(accelerator="cpu", devices=1), hooks, channels_last)
 
 
 def two_groups(cls: type[torch.optim.Optimizer]) -> Callable[[L.LightningModule], Any]:
@@ -68,17 +68,17 @@ def test_the_optimiser_steps_flat_storage_as_it_steps_an_ordinary_module(
     ordinary = Convolutions(two_groups(cls))
     module = copy.deepcopy(ordinary)
     optimizer = ordinary.configure_optimizers()
-    worker = worker_of(module, channels_last)
-    worker.configure_optimizer(flat_gradient)
+    flat_module = flat_module_of(module, channels_last)
+    flat_module.configure_optimizer(flat_gradient)
     for _ in range(4):
         batch = torch.randn(3, 2, 6, 6)
         optimizer.zero_grad()
         ordinary.training_step(batch, 0).backward()
         optimizer.step()
         module.training_step(batch, 0).backward()
-        worker.after_backward()
-        worker.optimizer.step()
-        worker.zero_gradient()
+        flat_module.after_backward()
+        flat_module.optimizer.step()
+        flat_module.zero_gradient()
     for ours, theirs in zip(module.parameters(), ordinary.parameters(), strict=True):
         # Adaptive methods divide by what may be tiny, so that the last bits of a gradient show.
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5 if channels_last else 1e-6)
@@ -86,13 +86,13 @@ def test_the_optimiser_steps_flat_storage_as_it_steps_an_ordinary_module(
 
 def test_learning_rate_and_weight_decay_by_coordinate() -> None:
     module = Convolutions(two_groups(torch.optim.SGD))
-    worker = worker_of(module)
-    worker.configure_optimizer(flat_gradient=True)
+    flat_module = flat_module_of(module)
+    flat_module.configure_optimizer(flat_gradient=True)
     module.training_step(torch.randn(3, 2, 6, 6), 0).backward()
-    worker.after_backward()
-    rates = worker.layout.views(worker.optimizer.learning_rate)
-    decays = worker.layout.views(worker.optimizer.weight_decay)
-    for place, name in enumerate(reversed(worker.layout.names)):
+    flat_module.after_backward()
+    rates = flat_module.layout.views(flat_module.optimizer.learning_rate)
+    decays = flat_module.layout.views(flat_module.optimizer.weight_decay)
+    for place, name in enumerate(reversed(flat_module.layout.names)):
         assert rates[name].unique().tolist() == pytest.approx([0.02 if place % 2 == 0 else 0.005])
         assert decays[name].unique().tolist() == pytest.approx([0.1 if place % 2 == 0 else 0.0])
 
@@ -100,18 +100,18 @@ def test_learning_rate_and_weight_decay_by_coordinate() -> None:
 def test_parameters_are_views_until_released() -> None:
     module = Convolutions(lambda m: torch.optim.SGD(m.parameters(), lr=0.1))
     before = copy.deepcopy(module.state_dict())
-    worker = worker_of(module, channels_last=True)
-    storage = worker.params.untyped_storage().data_ptr()
+    flat_module = flat_module_of(module, channels_last=True)
+    storage = flat_module.params.untyped_storage().data_ptr()
     assert {p.untyped_storage().data_ptr() for p in module.parameters()} == {storage}
     for name, value in module.state_dict().items():
         assert torch.equal(value, before[name])
-    worker.params.add_(1.0)
+    flat_module.params.add_(1.0)
     for name, value in module.state_dict().items():
         assert torch.equal(value, before[name] + 1)
-    worker.configure_optimizer(flat_gradient=True)
-    worker.release()
+    flat_module.configure_optimizer(flat_gradient=True)
+    flat_module.release()
     assert len({p.untyped_storage().data_ptr() for p in module.parameters()}) == len(before)
-    worker.params.zero_()
+    flat_module.params.zero_()
     for name, value in module.named_parameters():
         assert torch.equal(value, before[name] + 1)
         assert value.is_contiguous()

@@ -13,7 +13,7 @@ from toys import BATCH_SIZE, Perceptron, federation, read_rows
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.algorithms import FedNova
-from lightning_fl.clients.local_training import LocalPlan
+from lightning_fl.clients.local_training import LocalSchedule
 
 MakeTrainer = Callable[..., FederatedTrainer]
 
@@ -108,7 +108,7 @@ def test_the_clock_waits_until_the_time_is_up(make_trainer: MakeTrainer) -> None
 def test_samples_and_batches_add_up_step_by_step(
     num_samples: int, epochs: int, accumulate: int, full_batch: bool, skip_single: bool
 ) -> None:
-    plan = LocalPlan(BATCH_SIZE, epochs, steps=None, accumulate=accumulate, full_batch=full_batch)
+    plan = LocalSchedule(BATCH_SIZE, epochs, steps=None, accumulate=accumulate, full_batch=full_batch)
     sizes = plan.batch_sizes(num_samples, skip_single)
     in_step = len(sizes) if full_batch else accumulate
     steps = [sizes[start : start + in_step] for start in range(0, len(sizes), in_step or 1)]

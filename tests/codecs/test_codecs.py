@@ -180,7 +180,7 @@ def test_encoding_twice_changes_nothing_and_other_entries_never_do(codec: Codec,
     for name in ("buffers", "scalars/steps"):
         assert torch.equal(once[name], message[name])
     for name in message:
-        if not codec.loses(name):
+        if not codec.is_lossy_for(name):
             assert torch.equal(once[name], message[name])
 
 
@@ -269,7 +269,7 @@ def test_error_feedback_telescopes(codec: Codec, rounds: list[np.ndarray]) -> No
         left = memory.get(f"residual/{name}", 0)
         scale = max(float(np.abs(x).max()) for x in rounds) ** 2 + 1
         assert torch.allclose(sent[name] + left, total, rtol=0, atol=1e-12 * scale)
-        assert (f"residual/{name}" in memory) == codec.loses(name)
+        assert (f"residual/{name}" in memory) == codec.is_lossy_for(name)
 
 
 @each_codec
@@ -346,7 +346,7 @@ def test_changes_bring_followers_to_the_new_values_exactly(x: np.ndarray, data: 
     before = message_of(x)
     payload, memory = codec.encode(before, {}, setting)
     assert _bits(payload) == (3 * d + 3 + 1) * 32, "the first broadcast is whole"
-    assert all(torch.equal(y, before[name]) for name, y in codec.follow(payload, {}, setting).items())
+    assert all(torch.equal(y, before[name]) for name, y in codec.decode_incremental(payload, {}, setting).items())
     changed = sorted(data.draw(st.sets(st.integers(0, d - 1))))
     after = {name: y.clone() for name, y in before.items()}
     for place, i in enumerate(changed):
@@ -355,7 +355,7 @@ def test_changes_bring_followers_to_the_new_values_exactly(x: np.ndarray, data: 
     payload, _ = codec.encode(after, memory, setting)
     u = len(changed)
     assert _bits(payload) == min(3 * u * 32 + positions_bits(u, d), 3 * d * 32) + 4 * 32
-    followed = codec.follow(payload, memory, setting)
+    followed = codec.decode_incremental(payload, memory, setting)
     assert followed.keys() == after.keys()
     assert all(torch.equal(y, after[name]) for name, y in followed.items())
     assert all(torch.equal(memory[name], before[name]) for name in memory), "what clients held is left as it was"

@@ -110,14 +110,14 @@ def test_a_clients_codec_memory_moves_only_with_accepted_uploads() -> None:
     memory: dict[int, State] = {}
     link = Link(SETTING, Halves(), Dense(), Ledger(), memory, {})
     one = {"model": torch.ones(4)}
-    assert link.up(5, one)["model"].tolist() == [0.5] * 4
+    assert link.send_up(5, one)["model"].tolist() == [0.5] * 4
     assert memory == {}
     link.close_round()
     assert link.commit(5) == {}, "an upload that was not accepted is forgotten"
-    link.up(5, one)
+    link.send_up(5, one)
     memory[5] = link.commit(5)
-    assert link.up(5, one)["model"].tolist() == [0.75] * 4
-    assert link.up(6, one)["model"].tolist() == [0.5] * 4, "each client has its own"
+    assert link.send_up(5, one)["model"].tolist() == [0.75] * 4
+    assert link.send_up(6, one)["model"].tolist() == [0.5] * 4, "each client has its own"
     assert link.ledger.bits("up") == 16
 
 

@@ -270,7 +270,7 @@ def test_a_codec_with_memory_works_inside_the_layers_that_are_sent() -> None:
         delta = torch.randn(26, generator=generator)
         chosen = [torch.tensor([group is layer]) for group in setting.groups]
         before = sum(link.ledger.round_bits["up"].values())
-        seen = link.up(
+        seen = link.send_up(
             3, {"model": delta}, Submodel.from_groups(setting.layout, setting.buffer_layout, setting.groups, chosen)
         )["model"]
         memory[3] = link.commit(3)

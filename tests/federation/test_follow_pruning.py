@@ -21,7 +21,7 @@ from lightning_fl.communication.simulated_clock import SimulatedClock
 from lightning_fl.outputs import checkpoint_file
 from lightning_fl.pruning import Plan, plans_of, prune
 from lightning_fl.vectors.layout import Layout
-from lightning_fl.vectors.pruning_map import Cut
+from lightning_fl.vectors.pruning_map import PruningMap
 
 MakeTrainer = Callable[..., FederatedTrainer]
 
@@ -208,7 +208,7 @@ def test_names_and_lengths_say_what_is_cut() -> None:
         "mean": torch.zeros(()),
         "scales": torch.zeros(2),
     }
-    cut = Cut.of(layout, buffer_layout, plan).state(state)
+    cut = PruningMap.from_plan(layout, buffer_layout, plan).state(state)
     assert cut["momentum"].tolist() == [1, 3, 4, 5]
     assert cut["residual/moments/first"].tolist() == [[1, 3, 4, 5]] * 3
     assert cut["residual/buffers"].tolist() == [0, 1, 2, 5], "as many numbers as there are parameters"

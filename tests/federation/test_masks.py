@@ -38,7 +38,7 @@ class Watch(Callback):
         states = {"server": {"params": run.params}, **run.server, **clients, **memory, "downlink": run.server_memory}
         for place, state in states.items():
             for name, x in state.items():
-                if x.shape[-1:] == run.mask.shape and name not in trainer.algorithm.rule.spares:
+                if x.shape[-1:] == run.mask.shape and name not in trainer.algorithm.rule.unmasked_state:
                     assert (x[..., run.mask] != 0).any() or not x.any()
                     if (x[..., ~run.mask] != 0).any():
                         self.outside.append(f"{place}: {name}")
@@ -60,7 +60,7 @@ def test_any_method_keeps_to_the_mask(name: str, make_trainer: MakeTrainer) -> N
         before, after = watch.bits[1], watch.bits[3]
         for way in ("up", "down"):
             assert after[way]["model"] < before[way]["model"] or not before[way]["model"]
-        assert len(trainer.run.told) >= 3
+        assert len(trainer.run.clients_with_mask) >= 3
         ends.append(vector(module))
     np.testing.assert_allclose(*ends, rtol=0, atol=1e-8)
 

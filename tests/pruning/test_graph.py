@@ -88,7 +88,7 @@ def without(net: nn.Module, filters: dict[str, Tensor]) -> nn.Module:
 
 @pytest.mark.parametrize("name", [name for name in NETWORKS if PRUNABLE[name]])
 def test_a_pruned_network_is_the_masked_one(name: str) -> None:
-    """Surgery preserves the function if what it removes is zero (invariant 10)."""
+    """PruningTurn preserves the function if what it removes is zero (invariant 10)."""
     net = random_network(name)
     filters = some_filters(net, PRUNABLE[name])
     plan = plan_for(net, filters, images(name))

@@ -14,7 +14,7 @@ from lightning_fl.algorithms.algorithm import Algorithm
 from lightning_fl.checks import whole_share
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import require
-from lightning_fl.slots import SetUp
+from lightning_fl.slots import SetupTurn
 
 
 class DataSharing(Algorithm):
@@ -33,7 +33,7 @@ class DataSharing(Algorithm):
         self.cap = cap
         self.warmup_epochs = warmup_epochs
 
-    def arrange(self, data: FederatedDataModule) -> FederatedDataModule:
+    def arrange_data(self, data: FederatedDataModule) -> FederatedDataModule:
         """Give every client its part of the server's samples."""
         num_server = len(data.server_indices)
         if not num_server:
@@ -41,13 +41,15 @@ class DataSharing(Algorithm):
             return data
         return data.share(min(num_server, whole_share(self.cap, int(data.client_sizes.sum()))))
 
-    def prepare(self, turn: SetUp) -> None:
+    def prepare(self, turn: SetupTurn) -> None:
         """Send the samples, as bytes where they are stored so, and warm the model up."""
         data = turn.data
         for client, held in enumerate(data.client_indices):
             received = held[np.isin(held, data.server_indices)]
             if len(received):
-                turn.channel.down(client, {f"data/{part}": x for part, x in enumerate(data.train.stored(received))})
+                turn.channel.send_down(
+                    client, {f"data/{part}": x for part, x in enumerate(data.train.stored(received))}
+                )
         if self.warmup_epochs and turn.server.num_samples:
             trained = turn.server.train(
                 {"model": turn.params, "buffers": turn.buffers}, epochs=self.warmup_epochs

@@ -29,7 +29,7 @@ from torch import Tensor
 from lightning_fl.algorithms.algorithm import Algorithm
 from lightning_fl.data.samples.tensor_samples import Selection
 from lightning_fl.errors import UserError, nearest, require
-from lightning_fl.slots import Message, Server, Setting, SetUp, is_finite
+from lightning_fl.slots import Message, Server, Setting, SetupTurn, is_finite
 
 MODES = ("one_shot", "init_fedavg")
 PRESETS = {"paper": (2, 5, 100), "light": (1, 2, 20)}
@@ -88,7 +88,7 @@ class FedKT(Algorithm):
             )
         server.try_logits()
 
-    def prepare(self, turn: SetUp) -> None:
+    def prepare(self, turn: SetupTurn) -> None:
         """All of the method but FedAvg's rounds."""
         data, smallest = turn.data, int(turn.data.client_sizes[turn.data.client_sizes > 0].min())
         if smallest < self.t:
@@ -111,12 +111,12 @@ class FedKT(Algorithm):
         if is_finite(final):
             turn.params, turn.buffers = final["model"], final["buffers"]
 
-    def _votes_of(self, client: int, turn: SetUp, public: Selection) -> Tensor:
+    def _votes_of(self, client: int, turn: SetupTurn, public: Selection) -> Tensor:
         """Train a client's students and send them; returns how it votes (n_0, C), none if a student is not finite."""
         data, learner, random = turn.data, turn.learner, turn.channel.random(client)
         held, initial = data.client_indices[client], {"model": turn.params, "buffers": turn.buffers}
         if self.t > 1:
-            turn.channel.down(client, {"data/inputs": data.train.stored(data.server_indices)[0]})
+            turn.channel.send_down(client, {"data/inputs": data.train.stored(data.server_indices)[0]})
         ballots = []
         for _ in range(self.s):
             order = random.permutation(held)
@@ -130,7 +130,7 @@ class FedKT(Algorithm):
             if self.t > 1:
                 student = self._train(turn, public, torch.stack(teachers).sum(0).argmax(1), random)
             delta = {name: x - initial[name] for name, x in student.items() if len(x)}
-            seen = turn.channel.up(client, delta)
+            seen = turn.channel.send_up(client, delta)
             if is_finite(seen):
                 ballots.append(learner.votes({name: x + seen.get(name, 0) for name, x in initial.items()}, public))
         if len(ballots) < self.s:
@@ -138,7 +138,7 @@ class FedKT(Algorithm):
             return torch.zeros((), dtype=torch.int64)
         return tally(torch.stack(ballots), self.consistent)
 
-    def _train(self, turn: SetUp, samples: Selection, labels: Tensor, random: np.random.Generator) -> Message:
+    def _train(self, turn: SetupTurn, samples: Selection, labels: Tensor, random: np.random.Generator) -> Message:
         start = {"model": turn.params, "buffers": turn.buffers}
         return turn.learner.train(start, samples, labels, self.epochs, self.batch_size, self.learning_rate, random)
 

@@ -119,9 +119,9 @@ def _read_file(path: str) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...
         raise UserError(f"{path} is not a readable .npz file{reason}.") from error
     for key, array in zip(KEYS, arrays, strict=True):
         images = key.endswith("images")
-        good = array.dtype == np.uint8 and array.ndim in (3, 4) if images else array.dtype.kind in "iu"
+        is_allowed = array.dtype == np.uint8 and array.ndim in (3, 4) if images else array.dtype.kind in "iu"
         wanted = "uint8 images n×H×W×C or n×H×W" if images else "integer labels (n,)"
-        require(good, f"{key} of {path} is {array.dtype} {array.shape}: expected are {wanted}.")
+        require(is_allowed, f"{key} of {path} is {array.dtype} {array.shape}: expected are {wanted}.")
     return (arrays[0], arrays[1]), (arrays[2], arrays[3])
 
 

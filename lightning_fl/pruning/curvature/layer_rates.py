@@ -55,8 +55,8 @@ def magnitude_threshold(parameters: Iterable[Tensor], rate: float) -> float:
     """
     magnitudes = torch.cat([parameter.detach().abs().reshape(-1) for parameter in parameters])
     # The decimal fraction that was written, not the binary one nearest to it: 0.29 · 100 is 29.
-    place = int(Fraction(str(rate)) * len(magnitudes))
-    return float(magnitudes.kthvalue(place).values) if place else 0.0
+    position = int(Fraction(str(rate)) * len(magnitudes))
+    return float(magnitudes.kthvalue(position).values) if position else 0.0
 
 
 def layer_rate(weight: Tensor, threshold: float) -> float:

@@ -61,19 +61,21 @@ class SourceRate:
         Returns:
             A rate in [0, max_rate], or NaN if something was not finite.
         """
-        here, start = curvature(point), _vector_like(point)
+        hessian, start = curvature(point), _vector_like(point)
         exact = self.mode == "gap" and len(start) <= EXACT
-        found = exact_spectrum(here, start) if exact else spectrum(here, start, generator, self.steps, self.probes)
+        found = (
+            exact_spectrum(hessian, start) if exact else spectrum(hessian, start, generator, self.steps, self.probes)
+        )
         if not found.is_finite:
             return float("nan")
         if self.mode == "slq_plateau":
             return plateau_rate(found, self.max_rate)
-        way = [before - now for before, now in zip(point if initial is None else initial, point, strict=True)]
+        displacement = [before - now for before, now in zip(point if initial is None else initial, point, strict=True)]
 
         def on_the_way(share: float) -> Product:
-            return curvature([now + share * step for now, step in zip(point, way, strict=True)])
+            return curvature([now + share * step for now, step in zip(point, displacement, strict=True)])
 
-        return gap_rate(found, lipschitz_constant(here, on_the_way, start, generator), self.max_rate)
+        return gap_rate(found, lipschitz_constant(hessian, on_the_way, start, generator), self.max_rate)
 
 
 def _vector_like(point: Sequence[Tensor]) -> Tensor:

@@ -87,7 +87,7 @@ def gap_rate(spectrum: Spectrum, lipschitz: float, max_rate: float = 0.95) -> fl
 
 
 def lipschitz_constant(
-    here: Product,
+    hessian: Product,
     on_the_way: Callable[[float], Product],
     start: Tensor,
     generator: torch.Generator,
@@ -96,7 +96,7 @@ def lipschitz_constant(
     """𝓛: how far the Hessian changes on the way to the initial model.
 
     Args:
-        here: H(w_T).
+        hessian: H(w_T).
         on_the_way: H(w_T + sΔ) for s in (0, 1].
         start: as in `spectrum`.
         generator: of the CPU.
@@ -105,7 +105,7 @@ def lipschitz_constant(
 
     def norm_at(share: float) -> float:
         there = on_the_way(share)
-        return spectral_norm(lambda vector: here(vector) - there(vector), start, generator, iterations)
+        return spectral_norm(lambda vector: hessian(vector) - there(vector), start, generator, iterations)
 
     return float(np.max([norm_at(share) for share in WAY]))
 

@@ -102,7 +102,7 @@ def lanczos(product: Product, start: Tensor, steps: int) -> tuple[np.ndarray, np
         Diagonal (m,) and off-diagonal (m − 1,) of T, float64; shorter where the Krylov space is exhausted.
     """
     diagonal: list[float] = []
-    beside: list[float] = []
+    off_diagonal: list[float] = []
     steps = min(steps, len(start))
     basis = start.new_empty(steps, len(start))
     basis[0] = start
@@ -115,17 +115,17 @@ def lanczos(product: Product, start: Tensor, steps: int) -> tuple[np.ndarray, np
         for _ in range(2):
             vector = vector - known.T @ (known @ vector)
         norm = float(torch.linalg.vector_norm(vector))
-        if norm <= torch.finfo(start.dtype).eps * max(map(abs, diagonal + beside)):
+        if norm <= torch.finfo(start.dtype).eps * max(map(abs, diagonal + off_diagonal)):
             break
-        beside.append(norm)
+        off_diagonal.append(norm)
         basis[step + 1] = vector / norm
-    return np.array(diagonal), np.array(beside)
+    return np.array(diagonal), np.array(off_diagonal)
 
 
-def _tridiagonal_spectrum(diagonal: np.ndarray, beside: np.ndarray) -> Spectrum:
-    if not (np.isfinite(diagonal).all() and np.isfinite(beside).all()):
+def _tridiagonal_spectrum(diagonal: np.ndarray, off_diagonal: np.ndarray) -> Spectrum:
+    if not (np.isfinite(diagonal).all() and np.isfinite(off_diagonal).all()):
         return Spectrum(np.full(len(diagonal), np.nan), np.full(len(diagonal), 1 / len(diagonal)))
-    values, vectors = np.linalg.eigh(np.diag(diagonal) + np.diag(beside, 1) + np.diag(beside, -1))
+    values, vectors = np.linalg.eigh(np.diag(diagonal) + np.diag(off_diagonal, 1) + np.diag(off_diagonal, -1))
     return Spectrum(values, vectors[0] ** 2)
 
 
