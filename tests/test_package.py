@@ -1,4 +1,4 @@
-"""What is imported when, and what the wheel holds."""
+"""Imports, the contents of the wheel, the rooms and their picture."""
 
 import ast
 import re
@@ -10,6 +10,11 @@ from pathlib import Path
 import pytest
 
 import lightning_fl
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:  # pytest brings it there
+    import tomli as tomllib
 
 ROOT = Path(__file__).parents[1]
 SOURCES = [
@@ -115,3 +120,37 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
     for source in SOURCES:
         name = str(source.relative_to(ROOT))
         assert (name if name.startswith("lightning_fl/") else f"lightning_fl/{name}") in held
+
+
+def test_the_picture_of_the_rooms_is_that_of_the_import_lint() -> None:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        contracts = tomllib.load(file)["tool"]["importlinter"]["contracts"]
+    (floors,) = (contract["layers"] for contract in contracts if contract["id"] == "floors")
+    picture = (ROOT / "CONTRIBUTING.md").read_text().partition("```mermaid")[2].partition("```")[0]
+    nodes = dict(re.findall(r'^ +(\w+)\["(.+)"\]$', picture, re.MULTILINE))
+    arrows = [line.split(" --> ") for line in picture.splitlines() if "-->" in line]
+    order = [name.strip() for line in arrows for name in line]
+    assert [name for i, name in enumerate(order) if name not in order[:i]] == list(nodes), (
+        "the arrows go down the floors"
+    )
+    drawn = [re.findall(r"<b>(\w+)</b>", label) for label in nodes.values()]
+    assert drawn == [floor.split(" | ") for floor in floors]
+
+
+def test_rooms_stay_small() -> None:
+    modules: dict[str, int] = {}
+    for source in SOURCES:
+        if source.is_relative_to(ROOT / "lightning_fl") or source.parent.name in ("modules", "callbacks"):
+            modules[str(source.parent.relative_to(ROOT))] = modules.get(str(source.parent.relative_to(ROOT)), 0) + 1
+    assert modules["lightning_fl"] <= 6
+    assert {room: count for room, count in modules.items() if count > 14} == {}
+
+
+def test_contributing_names_files_that_are_there() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    names = re.findall(r"`((?:lightning_fl|tests)/[\w/.]+)`", text)
+    assert len(names) > 15
+    assert [name for name in names if not (ROOT / name).exists()] == []
+    tasks = text.partition("## Where to begin")[2].partition("\n\nThe round")[0].splitlines()[4:]
+    assert len(tasks) == 7
+    assert all(1 <= task.count(".py`") + task.count(".md)") <= 3 for task in tasks)
