@@ -7,14 +7,14 @@ would average the gradients of different clients.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from lightning.fabric import Fabric
 
-from lightning_fl.slots import Aggregator, Result, State, Upload
+from lightning_fl.slots import Aggregator, Message, Result, State, Upload
 
 
 def share_of(clients: Sequence[int], sizes: np.ndarray, rank: int, num_ranks: int) -> list[int]:
@@ -98,6 +98,24 @@ def share_uploads(fabric: Fabric, mine: Sequence[Upload], clients: Sequence[int]
         )
         for client, weight in weights.items()
     ]
+
+
+def mean(fabric: Fabric, aggregator: Aggregator, clients: Sequence[int], uploads: Iterable[Upload]) -> Message:
+    """Merge uploads of all processes by an aggregator; {} if there is none.
+
+    Args:
+        fabric: the processes.
+        aggregator: merges them.
+        clients: of the round, in whose order uploads that are kept are merged.
+        uploads: of the clients of this process.
+    """
+    accumulator: dict[str, Any] = {}
+    count = 0
+    for upload in uploads:
+        aggregator.add(accumulator, upload)
+        count += 1
+    accumulator = merge(fabric, aggregator, accumulator)
+    return aggregator.finish(accumulator) if any(gather_objects(fabric, count)) else {}
 
 
 def merge(fabric: Fabric, aggregator: Aggregator, accumulator: dict[str, Any]) -> dict[str, Any]:

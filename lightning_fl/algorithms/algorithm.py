@@ -11,7 +11,7 @@ from lightning_fl.aggregators import WeightedMean
 from lightning_fl.codecs import Dense
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError, require
-from lightning_fl.exchanges import OneShot
+from lightning_fl.exchanges import GradientTurn, OneShot
 from lightning_fl.rules import LocalOptimizer
 from lightning_fl.slots import (
     MEAN_GRADIENT,
@@ -69,7 +69,8 @@ class Algorithm:
         self.rule = rule
         self.uplink = uplink
         self.downlink = downlink
-        self.exchange = exchange
+        needs_turn = MEAN_GRADIENT in rule.receives and MEAN_GRADIENT not in exchange.provides
+        self.exchange = GradientTurn(exchange) if needs_turn else exchange
         self.aggregator = aggregator
         self.steps = (Apply(),) if steps is None else tuple(steps)
         self.personal = tuple(personal)
@@ -78,7 +79,7 @@ class Algorithm:
     def _check(self) -> None:
         shared = frozenset().union(*(step.shares for step in self.steps))
         consumed = frozenset().union(*(step.consumes for step in self.steps))
-        before = frozenset({MEAN_GRADIENT} if self.rule.reads_mean_gradient else ())
+        before = self.exchange.provides
         problems = [
             f"{type(rule).__name__} needs {_listed(missing)}, which no step shares"
             for position, rule in enumerate(self.rules())

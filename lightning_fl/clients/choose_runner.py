@@ -15,29 +15,18 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor
 from torchmetrics import Metric
 
+from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.clients.flat_module import FlatModule
-from lightning_fl.clients.local_training import LocalSchedule
+from lightning_fl.clients.hooks import StepListeners
 from lightning_fl.clients.serial import serial
 from lightning_fl.clients.stacked import Member, stacked, train_stack
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError
-from lightning_fl.slots import Message, Result, Rule, Setting
-from lightning_fl.state.run_state import CLIENT, Run
+from lightning_fl.slots import Result
+from lightning_fl.state.run_state import CLIENT
 
-Runner = Callable[
-    [FlatModule, Rule, Setting, Message, Sequence[int], FederatedDataModule, LocalSchedule, Run],
-    Iterator[Result],
-]
+Runner = Callable[[FlatModule, ClientJob, Sequence[int], FederatedDataModule], Iterator[Result]]
 
-# Hooks that run in the middle of one client's step, which in a stack is every client's.
-STEP_HOOKS = (
-    "on_train_batch_start",
-    "on_before_backward",
-    "on_after_backward",
-    "on_before_optimizer_step",
-    "on_before_zero_grad",
-    "on_train_batch_end",
-)
 SHARE_OF_FREE_MEMORY = 0.5
 ASSUMED_FREE_MEMORY = 4 * 2**30
 COPIES_OF_THE_MODEL = 8  # parameters, gradient, upload, states of optimiser and rule, and what their arithmetic needs
@@ -47,36 +36,28 @@ def choose_runner(
     wanted: Literal["auto", "serial", "stacked"],
     clients_at_once: int | None,
     flat_module: FlatModule,
-    rule: Rule,
-    setting: Setting,
-    received: Message,
+    job: ClientJob,
     data: FederatedDataModule,
-    schedule: LocalSchedule,
-    run: Run,
 ) -> Runner:
-    """The runner that was asked for; `auto` stacks on a GPU where the module allows it (on a CPU only tiny batches gain).
+    """Return the runner that was asked for; `auto` stacks on a GPU if the module allows it (on a CPU only tiny batches gain).
 
     Args:
         wanted: the trainer's flag.
         clients_at_once: most clients of a stack; None: as many as half of the free memory holds.
         flat_module: holds the module, with its optimiser.
-        rule: what a client does with its gradients.
-        setting: of the run.
-        received: what comes down in the first round.
+        job: what a client does in the first round.
         data: the clients' samples.
-        schedule: how long a client trains.
-        run: the state of the run; not changed.
 
     Raises:
         UserError: `stacked` was asked for and something stands in its way; everything that does is named.
     """
     if wanted == "serial" or (wanted == "auto" and flat_module.fabric.device.type != "cuda"):
         return serial
-    obstacles, client_bytes = _try(flat_module, rule, setting, received, data, schedule, run)
+    obstacles, client_bytes = _try(flat_module, job, data)
     name = type(flat_module.module).__name__
     if obstacles and wanted == "stacked":
         raise UserError(
-            f"runner 'stacked' cannot train {name}: {'; '.join(obstacles)}. Mend that, or give runner 'auto' or 'serial'."
+            f"runner 'stacked' cannot train {name}: {'; '.join(obstacles)}. Fix this, or use runner 'auto' or 'serial'."
         )
     if obstacles:
         rank_zero_info(f"Clients train one after the other, because {name} cannot be stacked: {'; '.join(obstacles)}.")
@@ -86,16 +67,8 @@ def choose_runner(
     return partial(stacked, clients_at_once=clients_at_once)
 
 
-def _try(
-    flat_module: FlatModule,
-    rule: Rule,
-    setting: Setting,
-    received: Message,
-    data: FederatedDataModule,
-    schedule: LocalSchedule,
-    run: Run,
-) -> tuple[list[str], int]:
-    """What stands in the way of stacking, found by one step of a stack of two, and the bytes that each client needs."""
+def _try(flat_module: FlatModule, job: ClientJob, data: FederatedDataModule) -> tuple[list[str], int]:
+    """Try one step of a stack of two; returns what stands in the way of stacking, and the bytes that each client needs."""
     obstacles = []
     if not flat_module.optimizer.is_elementwise:
         obstacles.append(
@@ -103,15 +76,15 @@ def _try(
         )
     obstacles += [
         f"{' and '.join(listeners)} waits for each client's {hook}, where on_client_upload would do"
-        for hook in STEP_HOOKS
+        for hook in StepListeners._fields
         if (listeners := flat_module.hooks.overridden_by(hook))
     ]
     client = int(data.client_sizes.argmax())
     selection = data.client(client)
-    in_pass = schedule.pass_batches(len(selection), flat_module.skips_single_samples)
+    in_pass = job.schedule.pass_batches(len(selection), flat_module.skips_single_samples)
     if not in_pass:
         return obstacles, 1
-    seeds, state = run.torch_seeds(CLIENT, client), run.first_state(rule, received["model"])
+    seeds, state = job.run.torch_seeds(CLIENT, client), job.run.first_state(job.rule, job.received["model"])
     twins = [Member(client, selection, in_pass, 1, state, seeds) for _ in range(2)]
     metrics = [m for m in flat_module.module.modules() if isinstance(m, Metric)]
     updates = [metric.update_count for metric in metrics]
@@ -124,19 +97,10 @@ def _try(
 
     try:
         with torch.autograd.graph.saved_tensors_hooks(count, lambda saved: saved):
-            results = train_stack(
-                flat_module,
-                rule,
-                setting,
-                received,
-                run.counters,
-                twins,
-                replace(schedule, epochs=None, steps=1),
-                data.train.resident,
-                notifies_callbacks=False,
-            )
+            one_step = replace(job, schedule=replace(job.schedule, epochs=None, steps=1))
+            results = train_stack(flat_module, one_step, twins, data.train.resident, notifies_callbacks=False)
         if any(x.dim() != 1 for x in results[0].message.values()):
-            obstacles.append(f"{type(rule).__name__} does not keep clients apart along the leading axis")
+            obstacles.append(f"{type(job.rule).__name__} does not keep clients apart along the leading axis")
     except Exception as error:  # whatever a user's module may raise
         is_the_optimizers = any(
             {"optim", "optimizer.py"} & {*Path(frame.filename).parts} for frame in extract_tb(error.__traceback__)

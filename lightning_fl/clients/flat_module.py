@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -22,6 +22,7 @@ from lightning_fl.clients.personal_optimizer import PersonalOptimizer
 from lightning_fl.errors import UserError, require
 from lightning_fl.pruning import Plan, plans_of
 from lightning_fl.pruning.apply_plan import PLANS
+from lightning_fl.state.run_state import Run
 from lightning_fl.vectors.layout import FlatGradient, Layout, Tree, common_dtype
 from lightning_fl.vectors.submodel import Submodel
 
@@ -193,6 +194,11 @@ class FlatModule:
         for name in self.counter_names:
             self.buffer(name).copy_(counters[name])
 
+    def load_server_model(self, run: Run) -> None:
+        """Put the server's model into the module, with the personal parameters that clients begin with."""
+        self.load(run.params, run.buffers, run.counters)
+        self.personal.copy_(run.personal)
+
     def agree_on_model(self) -> None:
         """Give every rank the model of rank 0: an unseeded script initialises it differently in each process."""
         if self.fabric.world_size > 1:
@@ -257,6 +263,16 @@ class FlatModule:
                 attributes["log"] = previous
             for (home, leaf, _), tensor in zip(holders, own, strict=True):
                 home[leaf] = tensor
+
+    def training_step(self, batch: Any, index: int) -> tuple[Any, Any]:
+        """Call the module's `training_step`.
+
+        Returns:
+            The loss, None if the module skips the batch; and all that the step returned.
+        """
+        step = self.module.training_step
+        output = step(batch, index) if self.takes_index else step(batch)
+        return output["loss"] if isinstance(output, Mapping) else output, output
 
     def zero_gradient(self) -> None:
         """Forget the gradient of the last step; views of the flat gradient are put back where something removed them."""

@@ -7,7 +7,7 @@ the module.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
@@ -26,6 +26,17 @@ REFUSED = (
     "optimizer_zero_grad",
 )
 BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+
+
+class StepListeners(NamedTuple):
+    """Functions to call in the middle of a client's step, by the name of the hook."""
+
+    on_train_batch_start: Sequence[Callable[..., Any]]
+    on_before_backward: Sequence[Callable[..., Any]]
+    on_after_backward: Sequence[Callable[..., Any]]
+    on_before_optimizer_step: Sequence[Callable[..., Any]]
+    on_before_zero_grad: Sequence[Callable[..., Any]]
+    on_train_batch_end: Sequence[Callable[..., Any]]
 
 
 class Hooks:
@@ -71,6 +82,10 @@ class Hooks:
                 found.append(own)
             self._listeners[name, monitoring] = found
         return self._listeners[name, monitoring]
+
+    def step_listeners(self) -> StepListeners:
+        """Return who listens to the hooks within a local training."""
+        return StepListeners(*map(self.listeners, StepListeners._fields))
 
     def overridden_by(self, name: str) -> list[str]:
         """Class names of who listens to a hook, Lightning's own callbacks left out."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.module_logs import RowLogs
-from lightning_fl.slots import Message
 from lightning_fl.vectors.layout import FlatGradient, Tree
 
 
@@ -61,19 +61,23 @@ class Stack:
         self._buffer_views = flat_module.buffer_layout.views(buffers)
 
     @classmethod
-    def of(cls, flat_module: FlatModule, received: Message, counters: Mapping[str, Tensor], personal: Tensor) -> Stack:
-        """A stack in which every client has what came down, and what it owns (n, g)."""
+    def of(cls, flat_module: FlatModule, job: ClientJob, personal: Tensor) -> Stack:
+        """Return a stack in which every client has the received model and its own personal parameters (n, g)."""
         num_clients = len(personal)
-        params, buffers = (received[name].expand(num_clients, -1).clone() for name in ("model", "buffers"))
-        stacked = {name: x.expand(num_clients, *x.shape).clone() for name, x in counters.items()}
+        params, buffers = (job.received[name].expand(num_clients, -1).clone() for name in ("model", "buffers"))
+        stacked = {name: x.expand(num_clients, *x.shape).clone() for name, x in job.run.counters.items()}
         return cls(flat_module, params, personal, buffers, stacked, torch.zeros_like(params))
 
-    def restart(self, received: Message, counters: Mapping[str, Tensor]) -> None:
-        """Give every client what came down once more."""
-        self.params.copy_(received["model"])
-        self.buffers.copy_(received["buffers"])
+    def restart(self, job: ClientJob) -> None:
+        """Give every client the received model again."""
+        self.params.copy_(job.received["model"])
+        self.buffers.copy_(job.received["buffers"])
         for name, counter in self.counters.items():
-            counter.copy_(counters[name])
+            counter.copy_(job.run.counters[name])
+
+    def restarted(self, job: ClientJob) -> Stack:
+        """Return a stack of the same clients at the received model, which shares their personal parameters."""
+        return Stack.of(self._flat_module, job, self.personal)
 
     def first(self, num_clients: int) -> Stack:
         """The first clients alone, on the same storage."""
@@ -134,11 +138,7 @@ class Stack:
 
     def _losses(self, batches: Sequence[Any], batch_index: int, logs: RowLogs) -> Tensor:
         """The loss of each row (n,) with the graph behind it."""
-        flat_module, module, precision = (
-            self._flat_module,
-            self._flat_module.module,
-            self._flat_module.fabric.strategy.precision,
-        )
+        flat_module, precision = self._flat_module, self._flat_module.fabric.strategy.precision
         values, structure = tree_flatten(batches[0])
         positions = [position for position, value in enumerate(values) if isinstance(value, Tensor)]
         columns = list(zip(*(tree_flatten(batch)[0] for batch in batches), strict=True))
@@ -158,11 +158,9 @@ class Stack:
                 logged.append(torch.as_tensor(value))
 
             with flat_module.lending(params | buffers, record):
-                output = (
-                    module.training_step(batch, batch_index) if flat_module.takes_index else module.training_step(batch)
-                )
+                loss, _ = flat_module.training_step(batch, batch_index)
                 replaced = {name: x for name in buffers if (x := flat_module.buffer(name)) is not buffers[name]}
-            return output["loss"] if isinstance(output, Mapping) else output, logged, replaced
+            return loss, logged, replaced
 
         with precision.forward_context():
             losses, logged, replaced = vmap(train, randomness="different")(

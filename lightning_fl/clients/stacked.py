@@ -6,23 +6,25 @@ group of their own: nothing is padded, and every client trains on exactly what i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten
 
+from lightning_fl.clients.client_job import Batch, ClientJob, Selection, local_batches
 from lightning_fl.clients.flat_module import FlatModule
-from lightning_fl.clients.local_training import LocalSchedule, Selection
+from lightning_fl.clients.local_schedule import LocalSchedule
+from lightning_fl.clients.local_training import rule_step
 from lightning_fl.clients.module_logs import LogCollector, RowLogs
 from lightning_fl.clients.stack import Stack
 from lightning_fl.data import FederatedDataModule
-from lightning_fl.slots import LocalTraining, Message, Result, Rule, Setting, State
-from lightning_fl.state.run_state import CLIENT, Run
+from lightning_fl.slots import Gradients, LocalTraining, Message, Result, State
+from lightning_fl.state.run_state import CLIENT
 from lightning_fl.vectors.personal import PERSONAL
 
 
@@ -47,81 +49,44 @@ class Member:
     seeds: Sequence[int]
 
 
-@dataclass(frozen=True)
-class Batch:
-    """One batch of one client.
-
-    Attributes:
-        content: what `training_step` gets.
-        size: its samples.
-        index: which of the local training's batches it is, from 0.
-        factor: of its loss in the step's gradient.
-    """
-
-    content: Any
-    size: int
-    index: int
-    factor: float
-
-    @property
-    def signature(self) -> Any:
-        """Equal for batches that can be stacked: one structure, equal shapes, equal values of all that is no tensor."""
-        leaves, structure = tree_flatten(self.content)
-        shapes = tuple((x.shape, x.dtype) if isinstance(x, Tensor) else x for x in leaves)
-        return structure, shapes, self.index
-
-
 def stacked(
-    flat_module: FlatModule,
-    rule: Rule,
-    setting: Setting,
-    received: Message,
-    cohort: Sequence[int],
-    data: FederatedDataModule,
-    schedule: LocalSchedule,
-    run: Run,
-    clients_at_once: int,
+    flat_module: FlatModule, job: ClientJob, clients: Sequence[int], data: FederatedDataModule, clients_at_once: int
 ) -> Iterator[Result]:
-    """Train the cohort in stacks of at most `clients_at_once` clients, those with the most steps first.
+    """Train clients in stacks of at most `clients_at_once`, those with the most steps first.
 
     The other arguments and the results are those of `serial`. What a module draws itself while it trains (dropout) comes from
     one stream for the whole stack, so it differs from what the client would draw alone.
     """
-    in_pass = {k: schedule.pass_batches(int(data.client_sizes[k]), flat_module.skips_single_samples) for k in cohort}
-    num_steps = {client: schedule.steps_done(in_pass[client], run, client) for client in cohort}
+    run, schedule = job.run, job.schedule
+    in_pass = {k: schedule.pass_batches(int(data.client_sizes[k]), flat_module.skips_single_samples) for k in clients}
+    num_steps = {client: schedule.steps_done(in_pass[client], run, client) for client in clients}
 
     def together(client: int) -> int:
-        # Schedules inside a round ask how long the client is to train, so clients of one stack must agree on it.
+        # Schedules inside a round ask how long the client trains, so clients of one stack must agree on it.
         return in_pass[client] if flat_module.optimizer.moves_within_round else 0
 
     def length(client: int) -> tuple[int, int, int]:
         return together(client), num_steps[client], in_pass[client]
 
-    for _, clients in groupby(sorted(cohort, key=length, reverse=True), key=together):
-        waiting = list(clients)
+    for _, group in groupby(sorted(clients, key=length, reverse=True), key=together):
+        waiting = list(group)
         stack_size = ceil(len(waiting) / ceil(len(waiting) / clients_at_once))
         for start in range(0, len(waiting), stack_size):
             members = []
             for client in waiting[start : start + stack_size]:
                 flat_module.hooks.call("on_client_download", client)
-                state = run.client_state(client, rule, received["model"])
+                state = run.client_state(client, job.rule, job.received["model"])
                 seeds = run.torch_seeds(CLIENT, client)
                 selection = data.client(client)
                 members.append(Member(client, selection, in_pass[client], num_steps[client], state, seeds))
-            yield from train_stack(
-                flat_module, rule, setting, received, run.counters, members, schedule, data.train.resident
-            )
+            yield from train_stack(flat_module, job, members, data.train.resident)
     flat_module.steps_in_training = 0
 
 
 def train_stack(
     flat_module: FlatModule,
-    rule: Rule,
-    setting: Setting,
-    received: Message,
-    counters: dict[str, Tensor],
+    job: ClientJob,
     members: Sequence[Member],
-    schedule: LocalSchedule,
     resident: bool,
     notifies_callbacks: bool = True,
 ) -> list[Result]:
@@ -129,128 +94,135 @@ def train_stack(
 
     Args:
         flat_module: holds the module.
-        rule: makes the steps.
-        setting: of the run.
-        received: what came down.
-        counters: integer buffers of the server's module.
+        job: what each client does.
         members: the clients, the one with the most steps first.
-        schedule: how long and in what batches.
-        resident: whether the samples already lie on the accelerator.
-        notifies_callbacks: whether Lightning's own callbacks hear of the batches.
+        resident: True if the samples lie on the accelerator already.
+        notifies_callbacks: True if Lightning's own callbacks count the batches.
 
     Returns:
         Their results, in the order of `members`.
     """
-    optimizer, num_active = flat_module.optimizer, len(members)
-    state = {name: torch.stack([member.state[name] for member in members]) for name in members[0].state}
-    nothing = flat_module.personal.new_zeros(num_active, 0)
-    stack = Stack.of(flat_module, received, counters, state.pop(PERSONAL, nothing))
-    flat_module.personal_optimizer.bind(stack.personal_leaves)
+    optimizer, schedule, seed = flat_module.optimizer, job.schedule, members[0].seeds[1]
+    stack, local = _start(flat_module, job, members, resident)
     logs = RowLogs(flat_module.logs)
-    optimizer.bind(stack.params, stack.gradient)
-    optimizer.start_client()
-    flat_module.batches_in_pass = max(member.in_pass for member in members)
-    flat_module.steps_in_training = schedule.num_steps(flat_module.batches_in_pass)
-    local = LocalTraining(setting, received, stack.params, stack.gradient, optimizer.step, state)
-    local.learning_rate = optimizer.learning_rate
-    read = [schedule.num_samples(len(m.selection), flat_module.skips_single_samples, m.num_steps) for m in members]
-    local.num_samples = stack.params.new_tensor(read).unsqueeze(1)
-    in_pass = [[ceil(member.in_pass / max(1, schedule.step_batches(member.in_pass)))] for member in members]
-    local.steps_in_pass = torch.tensor(in_pass, device=stack.params.device).clamp(min=1)
-    if rule.reads_full_gradient:
-        flat_module.seed(members[0].seeds[1])
-        local.full_gradient = _full_gradients(flat_module, stack, members, schedule, resident)
-        if setting.unpruned is not None:
-            local.full_gradient.mul_(setting.unpruned.factors)
-        stack.restart(received, counters)
-        local.learning_rate = optimizer.learning_rate
-    rule.start(local)
+    prepare = _preparation(flat_module, resident)
+    batches = [local_batches(m.selection, schedule, m.in_pass, m.seeds[0], prepare) for m in members]
+    reads_at_received = Gradients.MINIBATCH_AT_RECEIVED in job.rule.reads
+    twin = stack.restarted(job) if reads_at_received else None
+    finished: list[_Finished] = []
 
-    flat_module.seed(members[0].seeds[1])
-    # What clients own they have in both stacks.
-    at_received = Stack.of(flat_module, received, counters, stack.personal) if rule.reads_gradient_at_received else None
-    batches = [_batches_by_step(flat_module, member, schedule, resident) for member in members]
-    finished: list[tuple[Message, State, State, dict[str, Tensor], int]] = []
-    step = 0
+    def at_received() -> Tensor:
+        assert twin is not None
+        flat_module.seed(seed + local.num_steps)
+        return _gradients_at_received(flat_module, job, twin, of_step)
+
     while True:
-        num_left = sum(member.num_steps > step for member in members)
-        if num_left < num_active:
-            finished = _finish(flat_module, rule, local, stack, num_left) + finished
-            stack, num_active = stack.first(num_left), num_left
-            at_received = None if at_received is None else at_received.first(num_left)
+        num_left = sum(member.num_steps > local.num_steps for member in members)
+        if num_left < len(stack.params):
+            finished = _finish(flat_module, job, local, stack, num_left) + finished
+            stack = stack.first(num_left)
+            twin = None if twin is None else twin.first(num_left)
             local = _rows(local, slice(num_left))
             optimizer.narrow(num_left)
             flat_module.personal_optimizer.narrow(stack.personal_leaves, num_left)
-        if not num_active:
+        if not num_left:
             break
         stack.zero_gradient()
-        of_step = [next(steps) for steps in batches[:num_active]]
-        if at_received is not None:
-            flat_module.seed(members[0].seeds[1] + step)
+        of_step = [_next_step(own) for own in batches[:num_left]]
+        if twin is not None:
+            flat_module.seed(seed + local.num_steps)
         for found in _backward(stack, of_step, logs):
             optimizer.activate(found)
             local.learning_rate = optimizer.learning_rate
-        rule.observe(local)
-        _mask_and_clip(stack, setting, schedule)
-        if rule.own_step and optimizer.decays:
-            local.gradient.add_(local.params * optimizer.weight_decay)
-        if at_received is not None:
-            flat_module.seed(members[0].seeds[1] + step)
-            at_received.restart(received, counters)
-            at_received.zero_gradient()
-            for _ in _backward(at_received, of_step, RowLogs(LogCollector())):
-                pass
-            _mask_and_clip(at_received, setting, schedule)
-            local.gradient_at_received = at_received.gradient
-            if optimizer.decays:
-                local.gradient_at_received.add_(at_received.params * optimizer.weight_decay)
-        rule.correct(local)
-        rule.step(local)
-        if stack.personal_leaves:
-            flat_module.personal_optimizer.step()
-        step = local.num_steps = local.num_steps + 1
-        local.sum_learning_rate = local.sum_learning_rate + local.learning_rate
-        if optimizer.moves_within_round:
-            optimizer.after_step()
-            local.learning_rate = optimizer.learning_rate
+        rule_step(local, job, flat_module, partial(_treat, stack, job), at_received if reads_at_received else None)
         if notifies_callbacks:
-            _tell_stock_callbacks(flat_module, of_step)
+            _notify_stock_callbacks(flat_module, of_step)
     in_a_pass = [max(1, member.in_pass) for member in members]
     last = logs.last_losses(in_a_pass) if schedule.reports_last_loss else [None] * len(members)
     return [
         Result(
-            member.client, message, float(len(member.selection)), state | owned, counters, sums, num_steps, owned, loss
+            client=member.client,
+            message=done.message,
+            weight=float(len(member.selection)),
+            state=done.state | done.owned,
+            counters=done.counters,
+            logs=sums,
+            num_steps=done.num_steps,
+            owned=done.owned,
+            last_loss=loss,
         )
-        for member, sums, loss, (message, state, owned, counters, num_steps) in zip(
-            members, logs.take_rows(len(members)), last, finished, strict=True
-        )
+        for member, sums, loss, done in zip(members, logs.take_rows(len(members)), last, finished, strict=True)
     ]
 
 
-def _batches_by_step(
-    flat_module: FlatModule, member: Member, schedule: LocalSchedule, resident: bool
-) -> Iterator[list[Batch]]:
-    """The batches of a client, those of one optimiser step together."""
-    order = torch.Generator().manual_seed(member.seeds[0])
-    num_samples, batch_size, count = len(member.selection), schedule.batch_size, 0
-    in_step, in_one_pass = schedule.step_batches(member.in_pass), min(num_samples, member.in_pass * batch_size)
+class _Finished(NamedTuple):
+    """What a client that has made its steps uploads and keeps."""
+
+    message: Message
+    state: State
+    owned: State
+    counters: dict[str, Tensor]
+    num_steps: int
+
+
+def _start(
+    flat_module: FlatModule, job: ClientJob, members: Sequence[Member], resident: bool
+) -> tuple[Stack, LocalTraining]:
+    """Give every client the received model and begin the local training: optimiser, full gradients, `Rule.start`."""
+    optimizer, schedule, skips = flat_module.optimizer, job.schedule, flat_module.skips_single_samples
+    state = {name: torch.stack([member.state[name] for member in members]) for name in members[0].state}
+    stack = Stack.of(flat_module, job, state.pop(PERSONAL, flat_module.personal.new_zeros(len(members), 0)))
+    flat_module.personal_optimizer.bind(stack.personal_leaves)
+    optimizer.bind(stack.params, stack.gradient)
+    optimizer.start_client()
+    flat_module.batches_in_pass = max(member.in_pass for member in members)
+    flat_module.steps_in_training = schedule.num_steps(flat_module.batches_in_pass)
+    local = LocalTraining(job.setting, job.received, stack.params, stack.gradient, optimizer.step, state)
+    read = [schedule.num_samples(len(member.selection), skips, member.num_steps) for member in members]
+    local.num_samples = stack.params.new_tensor(read).unsqueeze(1)
+    in_pass = [[ceil(member.in_pass / max(1, schedule.step_batches(member.in_pass)))] for member in members]
+    local.steps_in_pass = torch.tensor(in_pass, device=stack.params.device).clamp(min=1)
+    seed = members[0].seeds[1]
+    if Gradients.FULL_AT_RECEIVED in job.rule.reads:
+        flat_module.seed(seed)
+        local.full_gradient = _full_gradients(flat_module, stack, members, schedule, resident)
+        if job.setting.unpruned is not None:
+            local.full_gradient.mul_(job.setting.unpruned.factors)
+        stack.restart(job)
+    local.learning_rate = optimizer.learning_rate
+    job.rule.start(local)
+    flat_module.seed(seed)
+    return stack, local
+
+
+def _preparation(flat_module: FlatModule, resident: bool) -> Callable[[Any], Any] | None:
+    """Return what brings a batch to the accelerator; None if it lies there."""
     transfers = not resident or flat_module.hooks.changes_batches
-    of_step: list[Batch] = []
-    while True:
-        for index, content in enumerate(member.selection.batches(batch_size, order)):
-            if transfers:
-                content = flat_module.transfer(content, resident)
-            size = min(batch_size, num_samples - index * batch_size)
-            of_step.append(
-                Batch(content, size, count, size / in_one_pass if schedule.full_batch else 1 / schedule.accumulate)
-            )
-            count += 1
-            is_last = index + 1 == member.in_pass
-            if len(of_step) == in_step or is_last:
-                yield of_step
-                of_step = []
-            if is_last:
-                break
+    return (lambda batch: flat_module.transfer(batch, resident)) if transfers else None
+
+
+def _next_step(batches: Iterator[Batch]) -> list[Batch]:
+    """Take the batches of the next optimiser step of a client."""
+    of_step = []
+    for batch in batches:
+        of_step.append(batch)
+        if batch.ends_step:
+            break
+    return of_step
+
+
+def _gradients_at_received(
+    flat_module: FlatModule, job: ClientJob, twin: Stack, of_step: Sequence[list[Batch]]
+) -> Tensor:
+    """What `gradient_at_received` gives, for each client (n, d)."""
+    twin.restart(job)
+    twin.zero_gradient()
+    for _ in _backward(twin, of_step, RowLogs(LogCollector())):
+        pass
+    _treat(twin, job)
+    if flat_module.optimizer.decays:
+        twin.gradient.add_(twin.params * flat_module.optimizer.weight_decay)
+    return twin.gradient
 
 
 def _full_gradients(
@@ -263,7 +235,7 @@ def _full_gradients(
         batches = zip(member.selection.batches(schedule.batch_size), sizes, strict=False)
         of_pass.append(
             [
-                Batch(flat_module.transfer(content, resident), size, index, size / sum(sizes))
+                Batch(flat_module.transfer(content, resident), size, index, size / sum(sizes), ends_step=False)
                 for index, (content, size) in enumerate(batches)
             ]
         )
@@ -287,7 +259,9 @@ def _backward(stack: Stack, of_step: Sequence[list[Batch]], logs: RowLogs) -> It
             factors: float | Tensor = batches[0].factor
             if any(batch.factor != factors for batch in batches):
                 factors = stack.params.new_tensor([batch.factor for batch in batches])
-            if found := stack.backward(rows, [batch.content for batch in batches], batches[0].index, factors, logs):
+            if found := stack.backward(
+                rows, [batch.content for batch in batches], batches[0].batch_index, factors, logs
+            ):
                 yield found
 
 
@@ -310,32 +284,31 @@ def _rows(local: LocalTraining, rows: slice) -> LocalTraining:
     )
 
 
-def _finish(
-    flat_module: FlatModule, rule: Rule, local: LocalTraining, stack: Stack, start: int
-) -> list[tuple[Message, State, State, dict[str, Tensor], int]]:
-    """What the clients from `start` on upload and keep, what of it they own, their counters, and their steps."""
+def _finish(flat_module: FlatModule, job: ClientJob, local: LocalTraining, stack: Stack, start: int) -> list[_Finished]:
+    """Finish the clients from row `start` on."""
     part = _rows(local, slice(start, None))
-    message = rule.finish(part)
+    message = job.rule.finish(part)
     if flat_module.buffer_layout.names:
         message["buffers"] = stack.buffers[start:] - local.received["buffers"]
     return [
-        (
-            {name: x[row] for name, x in message.items()},
-            {name: x[row].clone() for name, x in part.state.items()},
-            {PERSONAL: stack.personal[start + row].clone()} if stack.personal_leaves else {},
-            {name: x[start + row].clone() for name, x in stack.counters.items()},
-            part.num_steps,
+        _Finished(
+            message={name: x[row] for name, x in message.items()},
+            state={name: x[row].clone() for name, x in part.state.items()},
+            owned={PERSONAL: stack.personal[start + row].clone()} if stack.personal_leaves else {},
+            counters={name: x[start + row].clone() for name, x in stack.counters.items()},
+            num_steps=part.num_steps,
         )
         for row in range(len(part.params))
     ]
 
 
-def _mask_and_clip(stack: Stack, setting: Setting, schedule: LocalSchedule) -> None:
-    """What is done with the gradients of a step: 0 outside a pruning mask, and clipped."""
-    if setting.unpruned is not None:
-        stack.gradient.mul_(setting.unpruned.factors)
-    if schedule.clip_value:
-        _clip(stack.gradient, list(stack.personal_leaves.values()), schedule.clip_value, schedule.clip_algorithm)
+def _treat(stack: Stack, job: ClientJob) -> None:
+    """Multiply the gradients of a step by the pruning mask, then clip those of each client."""
+    if job.setting.unpruned is not None:
+        stack.gradient.mul_(job.setting.unpruned.factors)
+    if job.schedule.clip_value:
+        personal = list(stack.personal_leaves.values())
+        _clip(stack.gradient, personal, job.schedule.clip_value, job.schedule.clip_algorithm)
 
 
 def _clip(gradient: Tensor, personal: Sequence[Tensor], value: float, algorithm: str) -> None:
@@ -351,7 +324,7 @@ def _clip(gradient: Tensor, personal: Sequence[Tensor], value: float, algorithm:
         x.mul_(factors.view(-1, *[1] * (x.dim() - 1)))
 
 
-def _tell_stock_callbacks(flat_module: FlatModule, of_step: Sequence[list[Batch]]) -> None:
+def _notify_stock_callbacks(flat_module: FlatModule, of_step: Sequence[list[Batch]]) -> None:
     """Lightning's own callbacks, such as progress bars, count batches."""
     starts, ends = (
         flat_module.hooks.listeners("on_train_batch_start"),
@@ -359,6 +332,6 @@ def _tell_stock_callbacks(flat_module: FlatModule, of_step: Sequence[list[Batch]
     )
     for batch in (batch for batches in of_step for batch in batches) if starts or ends else ():
         for listener in starts:
-            listener(batch.content, batch.index)
+            listener(batch.content, batch.batch_index)
         for listener in ends:
-            listener(None, batch.content, batch.index)
+            listener(None, batch.content, batch.batch_index)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
 from lightning_fl.codecs import Dense
 from lightning_fl.communication.ledger import Direction, Ledger
-from lightning_fl.slots import Codec, Message, Setting, State
+from lightning_fl.slots import Codec, Message, Setting, State, Upload
 from lightning_fl.vectors.submodel import Submodel
 
 T = TypeVar("T")
@@ -18,6 +18,10 @@ T = TypeVar("T")
 def _alone(mine: dict[int, Any]) -> dict[int, Any]:
     """One process knows all there is to know."""
     return mine
+
+
+def _none(uploads: Iterable[Upload]) -> Message:
+    return {}
 
 
 class Link:
@@ -37,6 +41,7 @@ class Link:
         server_memory: State,
         gather: Callable[[dict[int, Any]], dict[int, Any]] = _alone,
         random: Callable[[int], np.random.Generator] = np.random.default_rng,
+        mean: Callable[[Iterable[Upload]], Message] = _none,
     ) -> None:
         self.setting = setting
         self.uplink = uplink
@@ -47,6 +52,7 @@ class Link:
         self.received: Message = {}
         self._gather = gather
         self._random = random
+        self._mean = mean
         self._pending: dict[int, State] = {}
 
     def broadcast(self, recipients: Sequence[int], message: Message) -> Message:
@@ -89,6 +95,10 @@ class Link:
     def gather(self, mine: dict[int, T]) -> dict[int, T]:
         """What all processes know of their clients, in the order of the cohort."""
         return self._gather(mine)
+
+    def mean(self, uploads: Iterable[Upload]) -> Message:
+        """Merge uploads over all processes; {} of none."""
+        return self._mean(uploads)
 
     def random(self, client: int) -> np.random.Generator:
         """The server's random numbers for a client in this round."""

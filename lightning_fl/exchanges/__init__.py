@@ -2,9 +2,18 @@
 
 from lightning_fl.exchanges.drawn_clients import DrawnClients
 from lightning_fl.exchanges.drawn_layers import DrawnLayers
+from lightning_fl.exchanges.gradient_turn import GradientTurn
 from lightning_fl.exchanges.layer_divergence import LayerDivergence
 from lightning_fl.exchanges.one_shot import OneShot
 from lightning_fl.exchanges.pruned_units import PrunedUnits
 from lightning_fl.exchanges.with_sample_count import WithSampleCount
 
-__all__ = ["DrawnClients", "DrawnLayers", "LayerDivergence", "OneShot", "PrunedUnits", "WithSampleCount"]
+__all__ = [
+    "DrawnClients",
+    "DrawnLayers",
+    "GradientTurn",
+    "LayerDivergence",
+    "OneShot",
+    "PrunedUnits",
+    "WithSampleCount",
+]

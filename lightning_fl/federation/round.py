@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,8 +14,9 @@ from torch import Tensor
 
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.clients.choose_runner import Runner
+from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.clients.flat_module import FlatModule
-from lightning_fl.clients.local_training import LocalSchedule
+from lightning_fl.clients.local_schedule import LocalSchedule
 from lightning_fl.clients.serial import serial
 from lightning_fl.codecs import Dense
 from lightning_fl.communication.ledger import Ledger
@@ -23,14 +24,13 @@ from lightning_fl.communication.link import Link
 from lightning_fl.communication.simulated_clock import SimulatedClock
 from lightning_fl.data import FederatedDataModule, Source
 from lightning_fl.federation.callback_queries import CallbackQueries
-from lightning_fl.federation.gradient_turn import FullGradient, exchange_gradients
 from lightning_fl.federation.loss_guard import LossGuard
 from lightning_fl.federation.outcome import Outcome, gather_others
-from lightning_fl.processes import gather_by_client, merge, share_of, share_states, share_uploads
+from lightning_fl.processes import gather_by_client, mean, merge, share_of, share_states, share_uploads
 from lightning_fl.pruning import Plan
 from lightning_fl.server.pretraining import ModuleLearner
 from lightning_fl.server.server_side import ServerSide
-from lightning_fl.slots import Message, PruningTurn, ServerTurn, Setting, SetupTurn, State, Upload, is_finite
+from lightning_fl.slots import Message, PruningTurn, Result, ServerTurn, Setting, SetupTurn, State, Upload, is_finite
 from lightning_fl.state.run_state import COHORT, DROPOUT, EXCHANGE, SETUP, Run
 from lightning_fl.vectors.layer_groups import Group
 
@@ -158,21 +158,17 @@ class Federation:
             run.server_memory,
             gather=partial(gather_by_client, fabric, arriving),
             random=partial(run.random, EXCHANGE),
+            mean=partial(mean, fabric, algorithm.aggregator, arriving),
         )
         recipients = algorithm.exchange.recipients(cohort, setting)
         self._send_mask(link, recipients)
         received = {"buffers": run.buffers, **link.broadcast(recipients, self._broadcast_message() | shared)}
 
         booked = deepcopy(run.ledger.round_bits)
-        mine = share_of(arriving, self.data.client_sizes, fabric.global_rank, fabric.world_size)
-        before: Message = {}
-        if algorithm.rule.reads_mean_gradient:
-            rule, none = FullGradient(algorithm.rule), replace(self.schedule, epochs=0, steps=None)
-            gradients = self.runner(self.flat_module, rule, setting, received, mine, self.data, none, run)
-            mine, before = exchange_gradients(gradients, algorithm.aggregator, link, fabric, mine)
-            received |= before
-        schedule = self.schedule_of_round
-        results = self.runner(self.flat_module, algorithm.rule, setting, received, mine, self.data, schedule, run)
+        mine: Sequence[int] = share_of(arriving, self.data.client_sizes, fabric.global_rank, fabric.world_size)
+        job = ClientJob(algorithm.rule, setting, received, self.schedule_of_round, run)
+        job, mine = algorithm.exchange.before_training(job, mine, self._train, link)
+        results = self._train(job, mine)
 
         accumulator: dict[str, Any] = {}
         members: list[Upload] = []
@@ -201,12 +197,17 @@ class Federation:
         run.num_steps += outcome.num_steps
         record = self._record(cohort, arriving, outcome)
         if outcome.logs:
+            before = {name: job.received[name] for name in algorithm.exchange.provides if name in job.received}
             merged = algorithm.aggregator.finish(accumulator) | before
             record |= self._finish_round(setting, outcome, shared, merged)
             if run.initial_loss is None and self.guard.knows_initial_loss:
                 run.initial_loss = record.get("train/loss")
         run.round += 1
         return record
+
+    def _train(self, job: ClientJob, clients: Sequence[int]) -> Iterator[Result]:
+        """Train clients of this process."""
+        return self.runner(self.flat_module, job, clients, self.data)
 
     def _finish_round(self, setting: Setting, outcome: Outcome, shared: Message, merged: Message) -> dict[str, float]:
         """The server's steps, and what they and the clients leave behind unless that is undone; returns the steps' numbers."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lightning_fl.errors import require
-from lightning_fl.slots import MEAN_GRADIENT, LocalTraining, Rule
+from lightning_fl.slots import MEAN_GRADIENT, Gradients, LocalTraining, Rule
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,7 @@ class CorrectedMomentum(Rule):
     """
 
     own_step = True
-    reads_mean_gradient = True
-    reads_gradient_at_received = True
+    reads = Gradients.MINIBATCH | Gradients.MINIBATCH_AT_RECEIVED
     receives = frozenset({"moments/momentum", MEAN_GRADIENT})
     beta: float = 0.9
 

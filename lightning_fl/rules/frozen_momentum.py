@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lightning_fl.errors import require
-from lightning_fl.slots import MEAN_GRADIENT, LocalTraining, Message, Rule
+from lightning_fl.slots import MEAN_GRADIENT, Gradients, LocalTraining, Message, Rule
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class FrozenMomentum(Rule):
     """
 
     own_step = True
-    reads_full_gradient = True
+    reads = Gradients.MINIBATCH | Gradients.FULL_AT_RECEIVED
     receives = frozenset({"moments/momentum"})
     sends = frozenset({MEAN_GRADIENT})
     beta: float = 0.9

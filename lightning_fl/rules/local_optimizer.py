@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lightning_fl.slots import Rule
+from lightning_fl.slots import Gradients, Rule
 
 
 @dataclass(frozen=True)
 class LocalOptimizer(Rule):
     """y ← y − η g by whatever `configure_optimizers` returns, its state (momentum, moments) fresh in every round."""
 
-    reads_gradient = False
+    reads = Gradients.NONE

@@ -27,8 +27,7 @@ class Thresholded(Rule):
 
     def __post_init__(self) -> None:
         require(self.threshold >= 0, f"threshold is a magnitude and must be at least 0, got {self.threshold}.")
-        reads = ("reads_gradient", "reads_full_gradient", "reads_mean_gradient", "reads_gradient_at_received")
-        for name in (*reads, "own_step", "why_plain_sgd", "receives", "sends", "unmasked_state", "needs_whole_upload"):
+        for name in ("reads", "own_step", "why_plain_sgd", "receives", "sends", "unmasked_state", "needs_whole_upload"):
             object.__setattr__(self, name, getattr(self.inner, name))
 
     def check(self, setting: Setting) -> None:

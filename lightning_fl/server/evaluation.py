@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Sequence, Sized
 from contextlib import AbstractContextManager
 from math import inf, nan
 from typing import Any
@@ -146,8 +146,7 @@ def mean_training_loss(flat_module: FlatModule, batches: Iterable[Any], resident
             if index % fabric.world_size == fabric.global_rank:
                 batch = fabric.strategy.precision.convert_input(flat_module.transfer(batch, resident))
                 with fabric.strategy.precision.forward_context():
-                    output = module.training_step(batch, *[index] * flat_module.takes_index)
-                loss = output["loss"] if isinstance(output, Mapping) else output
+                    loss, _ = flat_module.training_step(batch, index)
                 if loss is not None:
                     size = extract_batch_size(batch)
                     total, num_samples = total + float(loss) * size, num_samples + size

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from lightning_fl.clients.client_job import Selection
 from lightning_fl.clients.flat_module import FlatModule
-from lightning_fl.clients.local_training import Selection
 from lightning_fl.evaluation_mode import evaluating
 
 

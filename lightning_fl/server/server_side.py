@@ -18,8 +18,10 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.func import functional_call
 
+from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.clients.flat_module import FlatModule
-from lightning_fl.clients.local_training import LocalSchedule, train_locally
+from lightning_fl.clients.local_schedule import LocalSchedule
+from lightning_fl.clients.local_training import finish, train_locally
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.data.non_iid_degree import non_iid_degree
 from lightning_fl.errors import UserError, require
@@ -122,14 +124,11 @@ class ServerSide:
         state, resident = rule.init(received["model"]), self.data.train.resident
         schedule = self.schedule if epochs is None else replace(self.schedule, epochs=epochs, steps=None)
         schedule = schedule.in_round(rule, setting)
-        local = train_locally(
-            flat_module, rule, setting, received, run.counters, state, samples, schedule, (order, own), resident
-        )
+        job = ClientJob(rule, setting, received, schedule, run)
+        local = train_locally(flat_module, job, samples, state, (order, own), resident)
         flat_module.steps_in_training = 0
         flat_module.logs.forget()
-        message = rule.finish(local)
-        if flat_module.buffer_layout.names:
-            message["buffers"] = flat_module.read_buffers() - received["buffers"]
+        message = finish(flat_module, job, local)
         if flat_module.fabric.world_size > 1:
             message = {name: flat_module.fabric.broadcast(x).to(x.device) for name, x in message.items()}
         run.num_steps += local.num_steps

@@ -12,10 +12,10 @@ vectors under names `kind` or `kind/name`, whose kind (`KINDS`) is the line of t
 from lightning_fl.outputs.units import KINDS
 from lightning_fl.slots.aggregator import Aggregator
 from lightning_fl.slots.codec import Codec, Packed, Payload, through
-from lightning_fl.slots.exchange import Channel, Exchange, Result, Upload
+from lightning_fl.slots.exchange import Channel, Exchange, Job, Result, Upload
 from lightning_fl.slots.message import MEAN_GRADIENT, Message, State, compressible, is_finite, kind_of
 from lightning_fl.slots.pruning_turn import PruningTurn
-from lightning_fl.slots.rule import LocalTraining, Rule
+from lightning_fl.slots.rule import Gradients, LocalTraining, Rule
 from lightning_fl.slots.server import Learner, Server, ServerTraining
 from lightning_fl.slots.setting import Setting
 from lightning_fl.slots.step import Step
@@ -29,6 +29,8 @@ __all__ = [
     "Channel",
     "Codec",
     "Exchange",
+    "Gradients",
+    "Job",
     "Learner",
     "LocalTraining",
     "Message",

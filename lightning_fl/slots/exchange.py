@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -11,10 +11,12 @@ import numpy as np
 from torch import Tensor
 
 from lightning_fl.slots.message import Message, State
+from lightning_fl.slots.rule import Rule
 from lightning_fl.slots.setting import Setting
 from lightning_fl.vectors.submodel import Submodel
 
 T = TypeVar("T")
+J = TypeVar("J", bound="Job")
 
 
 @dataclass
@@ -59,6 +61,27 @@ class Upload:
     sent: dict[str, Tensor] = field(default_factory=dict)
 
 
+class Job(Protocol):
+    """What the clients of a round are asked to do, as an exchange may change it.
+
+    Attributes:
+        rule: what a client does with its gradients.
+        received: what came down.
+    """
+
+    @property
+    def rule(self) -> Rule: ...
+
+    @property
+    def received(self) -> Message: ...
+
+    def without_steps(self: J, rule: Rule) -> J:
+        """Return the job that makes no optimiser step and reports what `rule` reports."""
+
+    def receiving(self: J, message: Message) -> J:
+        """Return the job of clients that have received `message` too."""
+
+
 class Channel(Protocol):
     """What an exchange may do: send through the link, which encodes, counts and decodes.
 
@@ -82,6 +105,9 @@ class Channel(Protocol):
     def gather(self, mine: dict[int, T]) -> dict[int, T]:
         """What all processes know of their clients, in the order of the cohort; small things only, and all must call it."""
 
+    def mean(self, uploads: Iterable[Upload]) -> Message:
+        """Merge uploads as the algorithm's aggregator does, over all processes, which must all call it; {} of none."""
+
     def random(self, client: int) -> np.random.Generator:
         """The server's random numbers for a client in this round, the same in every process."""
 
@@ -90,7 +116,9 @@ class Exchange(ABC):
     """Who uploads what, in how many turns."""
 
     sends_whole = False
-    """Whether every client that is accepted has sent all of its message."""
+    """True if every client that is accepted has sent all of its message."""
+    provides = frozenset[str]()
+    """Names that clients receive from a turn before the training; the server's steps find them among what is merged."""
 
     def check(self, setting: Setting, cohort_size: int) -> None:  # noqa: B027 -- most exchanges fit any run
         """Before the first round: raise `UserError` where the exchange does not fit the run.
@@ -103,6 +131,26 @@ class Exchange(ABC):
     def recipients(self, cohort: Sequence[int], setting: Setting) -> Sequence[int]:
         """The clients to whom the broadcast is charged."""
         return cohort
+
+    def before_training(
+        self,
+        job: J,
+        clients: Sequence[int],
+        train: Callable[[J, Sequence[int]], Iterator[Result]],
+        channel: Channel,
+    ) -> tuple[J, Sequence[int]]:
+        """Take a turn before the local training.
+
+        Args:
+            job: what the clients are to do.
+            clients: of the round that this process trains.
+            train: trains clients by a job.
+            channel: to and from the clients.
+
+        Returns:
+            The job that the clients then do, and the clients that go on.
+        """
+        return job, clients
 
     @abstractmethod
     def collect(self, results: Iterable[Result], channel: Channel) -> Iterator[Upload]:

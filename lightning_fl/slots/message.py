@@ -10,7 +10,7 @@ from torch import Tensor
 from lightning_fl.outputs.units import KINDS
 
 MEAN_GRADIENT = "moments/gradient"
-"""What clients send, and receive the mean of, in a turn before the training; see `Rule.reads_mean_gradient`."""
+"""Gradient on all samples of a client at the received model, or the mean of these gradients over the clients."""
 Message = dict[str, Tensor]
 State = dict[str, Tensor]
 

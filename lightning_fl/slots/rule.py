@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Flag, auto
 from typing import Any
 
 import torch
@@ -11,6 +12,18 @@ from torch import Tensor
 
 from lightning_fl.slots.message import Message, State
 from lightning_fl.slots.setting import Setting
+
+
+class Gradients(Flag):
+    """Gradients that a rule reads; the runner gathers no others."""
+
+    NONE = 0
+    MINIBATCH = auto()
+    """`LocalTraining.gradient` of the minibatches of a step, which `observe`, `correct` and `step` look at."""
+    MINIBATCH_AT_RECEIVED = auto()
+    """`gradient_at_received`: of the same minibatches at the received model, which takes as long again as the step."""
+    FULL_AT_RECEIVED = auto()
+    """`full_gradient`: on all samples at the received model, which takes a pass over them."""
 
 
 @dataclass
@@ -57,15 +70,8 @@ class Rule:
     All operations are elementwise, so that the same code runs on one client (d,) and on a stack of clients (K, d).
     """
 
-    reads_gradient = True
-    """Whether `correct` or `step` look at the flat gradient; if not, the runner need not gather it."""
-    reads_full_gradient = False
-    """Whether it needs the gradient on all samples at the received model, which costs a pass over them."""
-    reads_mean_gradient = False
-    """Whether it needs the mean of these gradients over the clients of the round, as `received[MEAN_GRADIENT]`. That takes a turn
-    before the training: each client sends its own and receives the mean, which the server's steps find merged as well."""
-    reads_gradient_at_received = False
-    """Whether it needs in every step the gradient of the same minibatch at the received model, as long again as the step."""
+    reads = Gradients.MINIBATCH
+    """The gradients that it reads."""
     own_step = False
     """Whether `step` replaces the module's optimiser, which must then be plain SGD."""
     why_plain_sgd = "so that what an optimiser does beyond it would be lost"

@@ -13,15 +13,16 @@ import torch
 
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.clients.choose_runner import Runner, choose_runner
+from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.clients.flat_module import FlatModule
-from lightning_fl.clients.local_training import LocalSchedule
+from lightning_fl.clients.local_schedule import LocalSchedule
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError
 from lightning_fl.federation.round import Federation
 from lightning_fl.outputs.run_folder import require_writable
 from lightning_fl.processes import gather_objects
 from lightning_fl.server.macs import count_macs
-from lightning_fl.slots import MEAN_GRADIENT
+from lightning_fl.slots import Gradients
 from lightning_fl.state.client_states import ClientStatesOnDisk
 from lightning_fl.state.run_state import Run
 from lightning_fl.trainer.flags import cohort_size
@@ -104,7 +105,7 @@ def _local_schedule(trainer: TrainerInterface, data: FederatedDataModule) -> Loc
 
 
 def _configure_optimizer(flat_module: FlatModule, algorithm: Algorithm) -> None:
-    flat_module.configure_optimizer(flat_gradient=any(rule.reads_gradient for rule in algorithm.rules()))
+    flat_module.configure_optimizer(flat_gradient=any(Gradients.MINIBATCH in rule.reads for rule in algorithm.rules()))
     own = next((rule for rule in algorithm.rules() if rule.own_step), None)
     if own is not None and not flat_module.optimizer.is_plain_sgd:
         flag = "give --model.momentum 0, or " if flat_module.module.hparams.get("momentum") else ""
@@ -118,18 +119,10 @@ def _configure_optimizer(flat_module: FlatModule, algorithm: Algorithm) -> None:
 def _runner(trainer: TrainerInterface, federation: Federation) -> Runner:
     """The runner that the flags and the module allow, tried on what would come down first."""
     algorithm, run = federation.algorithm, federation.run
-    before = {MEAN_GRADIENT: torch.zeros_like(run.params)} if algorithm.rule.reads_mean_gradient else {}
-    return choose_runner(
-        trainer.runner,
-        trainer.clients_at_once,
-        federation.flat_module,
-        algorithm.rule,
-        federation.setting,
-        {"model": run.params, "buffers": run.buffers, **algorithm.share(run.server), **before},
-        federation.data,
-        federation.schedule,
-        run,
-    )
+    provided = {name: torch.zeros_like(run.params) for name in algorithm.exchange.provides}
+    received = {"model": run.params, "buffers": run.buffers, **algorithm.share(run.server), **provided}
+    job = ClientJob(algorithm.rule, federation.setting, received, federation.schedule, run)
+    return choose_runner(trainer.runner, trainer.clients_at_once, federation.flat_module, job, federation.data)
 
 
 def keep_client_states(trainer: TrainerInterface) -> None:

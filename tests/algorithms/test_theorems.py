@@ -28,7 +28,7 @@ from lightning_fl.algorithms import (
 )
 from lightning_fl.codecs import TopK
 from lightning_fl.rules import LocalOptimizer, Proximal, RestartedMomentum
-from lightning_fl.slots import Rule, ServerTurn, State, Step
+from lightning_fl.slots import Gradients, Rule, ServerTurn, State, Step
 from lightning_fl.steps import Apply, Compress, Momentum, MomentumInStages, Yogi
 
 MakeTrainer = Callable[..., FederatedTrainer]
@@ -182,8 +182,8 @@ def test_hyper_parameters_outside_their_range_are_refused(make: Callable[[], Alg
 
 
 def test_rules_say_whether_they_need_the_gradient() -> None:
-    assert not LocalOptimizer().reads_gradient
-    assert Proximal().reads_gradient
+    assert not LocalOptimizer().reads
+    assert Proximal().reads is Gradients.MINIBATCH
     assert RestartedMomentum().own_step
 
 

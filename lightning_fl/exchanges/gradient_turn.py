@@ -1,0 +1,110 @@
+"""A turn before the local training in which clients exchange gradients (Mime: Karimireddy et al., Breaking the Centralized
+Barrier for Cross-Device Federated Learning, 2021).
+
+turn 1    client k sends ∇F_k(w) on all of its samples          up: the gradient, d numbers
+          the server sends Σ_k n_k ∇F_k(w) / Σ_k n_k            down: d numbers to each client whose gradient is finite
+turn 2    these clients train and send what the exchange inside sends
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from torch import Tensor
+
+from lightning_fl.slots import (
+    MEAN_GRADIENT,
+    Channel,
+    Exchange,
+    Gradients,
+    Job,
+    LocalTraining,
+    Message,
+    Result,
+    Rule,
+    Setting,
+    State,
+    Upload,
+    is_finite,
+)
+
+J = TypeVar("J", bound=Job)
+
+
+@dataclass(frozen=True)
+class GradientTurn(Exchange):
+    """Another exchange after a turn that gives clients the mean of their gradients at the received model.
+
+    An algorithm whose rule receives this mean has the turn without being asked.
+
+    Attributes:
+        inner: who uploads what after the training.
+    """
+
+    provides = frozenset({MEAN_GRADIENT})
+    inner: Exchange
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sends_whole", self.inner.sends_whole)
+
+    def check(self, setting: Setting, cohort_size: int) -> None:
+        """Check the exchange inside."""
+        self.inner.check(setting, cohort_size)
+
+    def recipients(self, cohort: Sequence[int], setting: Setting) -> Sequence[int]:
+        """Return the recipients of the exchange inside."""
+        return self.inner.recipients(cohort, setting)
+
+    def before_training(
+        self,
+        job: J,
+        clients: Sequence[int],
+        train: Callable[[J, Sequence[int]], Iterator[Result]],
+        channel: Channel,
+    ) -> tuple[J, Sequence[int]]:
+        """Exchange the gradients; clients whose gradient is not finite do not go on."""
+        finite: set[int] = set()
+
+        def uploads() -> Iterator[Upload]:
+            for result in train(job.without_steps(FullGradient(job.rule)), clients):
+                message = {MEAN_GRADIENT: result.message[MEAN_GRADIENT]}  # the running statistics stay where they are
+                seen = channel.send_up(result.client, message)
+                if is_finite(seen, message):
+                    finite.add(result.client)
+                    yield Upload(result, seen)
+
+        merged = channel.mean(uploads())
+        if not merged:
+            return job, []
+        going_on = [client for client in clients if client in finite]
+        mean = {MEAN_GRADIENT: merged[MEAN_GRADIENT].to(job.received["model"].dtype)}
+        unpruned = channel.setting.unpruned
+        channel.send_to_all(going_on, mean if unpruned is None else unpruned.gather(mean))
+        return job.receiving(mean), going_on
+
+    def collect(self, results: Iterable[Result], channel: Channel) -> Iterator[Upload]:
+        """Collect as the exchange inside does."""
+        return self.inner.collect(results, channel)
+
+
+@dataclass(frozen=True)
+class FullGradient(Rule):
+    """Sends ∇F_k(w), for a training of no steps.
+
+    Attributes:
+        inner: the rule of the training that follows, which owns what clients keep.
+    """
+
+    reads = Gradients.MINIBATCH | Gradients.FULL_AT_RECEIVED
+    sends = frozenset({MEAN_GRADIENT})
+    inner: Rule
+
+    def init(self, params: Tensor) -> State:
+        """Return the other rule's state."""
+        return self.inner.init(params)
+
+    def finish(self, local: LocalTraining) -> Message:
+        """Return ∇F_k(w)."""
+        return {MEAN_GRADIENT: local.full_gradient}
