@@ -71,7 +71,7 @@ def measure(point: Point) -> dict[str, float]:
 
     from lightning_fl import FederatedTrainer, data
     from lightning_fl.algorithms import Algorithm
-    from lightning_fl.federation.round import Federation
+    from lightning_fl.federation.population import Population
     from lightning_fl.rules import LocalOptimizer
     from lightning_fl.slots import LocalTraining, Message, Rule
 
@@ -100,7 +100,7 @@ def measure(point: Point) -> dict[str, float]:
             return torch.optim.SGD(self.parameters(), lr=0.01)
 
     selecting: list[float] = []
-    select, arriving = Federation._select_cohort, Federation._arriving
+    select, answering = Population.select, Population.answering
 
     def timed(original: Any) -> Any:
         def call(*arguments: Any) -> Any:
@@ -111,7 +111,7 @@ def measure(point: Point) -> dict[str, float]:
 
         return call
 
-    Federation._select_cohort, Federation._arriving = timed(select), timed(arriving)  # type: ignore[method-assign]
+    Population.select, Population.answering = timed(select), timed(answering)  # type: ignore[method-assign]
 
     class Clock(L.Callback):
         seconds: list[float] = []  # noqa: RUF012

@@ -100,30 +100,58 @@ def share_uploads(fabric: Fabric, mine: Sequence[Upload], clients: Sequence[int]
     ]
 
 
+class UploadMerge:
+    """Merges the uploads of all processes by an aggregator.
+
+    Sums cross the processes as one accumulator, whatever the number of clients. An aggregator that keeps the uploads needs all
+    of them in every process.
+
+    Attributes:
+        shares_uploads: True if the uploads themselves cross the processes.
+    """
+
+    def __init__(self, fabric: Fabric, aggregator: Aggregator) -> None:
+        self.shares_uploads = fabric.world_size > 1 and aggregator.keeps_uploads
+        self._fabric, self._aggregator = fabric, aggregator
+        self._accumulator: dict[str, Any] = {}
+        self._kept: list[Upload] = []
+
+    def add(self, upload: Upload) -> None:
+        """Take an accepted upload of this process."""
+        if self.shares_uploads:
+            self._kept.append(upload)
+        else:
+            self._aggregator.add(self._accumulator, upload)
+
+    def accumulate(self, clients: Sequence[int]) -> dict[str, Any]:
+        """Return the accumulator of all processes, which must all call this; kept uploads are added in the order of `clients`."""
+        if not self.shares_uploads:
+            return _sum(self._fabric, self._accumulator)
+        for upload in share_uploads(self._fabric, self._kept, clients):
+            self._aggregator.add(self._accumulator, upload)
+        return self._accumulator
+
+
 def mean(fabric: Fabric, aggregator: Aggregator, clients: Sequence[int], uploads: Iterable[Upload]) -> Message:
-    """Merge uploads of all processes by an aggregator; {} if there is none.
+    """Merge uploads of all processes by an aggregator; returns {} if there is none.
 
     Args:
         fabric: the processes.
         aggregator: merges them.
-        clients: of the round, in whose order uploads that are kept are merged.
+        clients: of the round, in whose order kept uploads are merged.
         uploads: of the clients of this process.
     """
-    accumulator: dict[str, Any] = {}
-    count = 0
+    merge, count = UploadMerge(fabric, aggregator), 0
     for upload in uploads:
-        aggregator.add(accumulator, upload)
+        merge.add(upload)
         count += 1
-    accumulator = merge(fabric, aggregator, accumulator)
+    accumulator = merge.accumulate(clients)
     return aggregator.finish(accumulator) if any(gather_objects(fabric, count)) else {}
 
 
-def merge(fabric: Fabric, aggregator: Aggregator, accumulator: dict[str, Any]) -> dict[str, Any]:
-    """The accumulator of all ranks together, by sums: each number crosses once, whatever the number of clients.
-
-    One of members has everything already, see `share_uploads`.
-    """
-    if fabric.world_size == 1 or aggregator.reduction == "members":
+def _sum(fabric: Fabric, accumulator: dict[str, Any]) -> dict[str, Any]:
+    """Sum an accumulator over all processes: each number crosses once."""
+    if fabric.world_size == 1:
         return accumulator
     sizes = gather_objects(fabric, {name: len(total) for name, total in accumulator.items()})
     merged = {}

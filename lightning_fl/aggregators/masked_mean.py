@@ -20,7 +20,7 @@ class MaskedMean(Aggregator):
     number of clients.
     """
 
-    reduction = "sum"
+    keeps_uploads = False
 
     def add(self, accumulator: dict[str, Any], upload: Upload) -> None:
         """Sum += s_k n_k Δ_k, weight += s_k n_k; an upload is 0 where nothing was sent."""

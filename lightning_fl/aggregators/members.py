@@ -18,7 +18,6 @@ class Members(Aggregator):
         inner: merges the uploads, for instance `WeightedMean()`.
     """
 
-    reduction = "members"
     inner: Aggregator
 
     def needs(self) -> frozenset[str]:

@@ -23,7 +23,7 @@ class NormalisedMean(Aggregator):
             server can work out from n_k.
     """
 
-    reduction = "sum"
+    keeps_uploads = False
     effective: Literal["normaliser", "steps"] = "normaliser"
 
     def __post_init__(self) -> None:

@@ -21,7 +21,7 @@ class WeightedMean(Aggregator):
             the mean of the clients'.
     """
 
-    reduction = "sum"
+    keeps_uploads = False
     weighting: Literal["samples", "uniform"] = "samples"
     uniform: tuple[str, ...] = ("moments/control",)
 

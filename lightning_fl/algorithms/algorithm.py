@@ -110,7 +110,7 @@ class Algorithm:
             )
         if self.uplink.needs_every_client():
             problems.append(f"{type(self.uplink).__name__} is for the downlink alone")
-        if any(step.needs_members for step in self.steps) and self.aggregator.reduction != "members":
+        if any(step.needs_uploads for step in self.steps) and not self.aggregator.keeps_uploads:
             problems.append(
                 f"a step reads each client's model, which {type(self.aggregator).__name__} does not keep (Members does)"
             )

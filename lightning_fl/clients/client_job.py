@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -33,7 +33,8 @@ class ClientJob:
         setting: of the run.
         received: what came down: `model` (d,), `buffers` (d_b,), and what the rule receives besides.
         schedule: how long a client trains, and in what batches.
-        run: holds client states, counters and random seeds; not changed.
+        run: holds client states and random seeds; not changed.
+        trained_counters: integer buffers to begin with, by name; None for those of the run.
     """
 
     rule: Rule
@@ -41,6 +42,12 @@ class ClientJob:
     received: Message
     schedule: LocalSchedule
     run: Run
+    trained_counters: Mapping[str, Tensor] | None = None
+
+    @property
+    def counters(self) -> Mapping[str, Tensor]:
+        """Integer buffers of the module to begin with, by name."""
+        return self.run.counters if self.trained_counters is None else self.trained_counters
 
     def without_steps(self, rule: Rule) -> ClientJob:
         """Return the job that makes no optimiser step and reports what `rule` reports."""

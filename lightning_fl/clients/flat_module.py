@@ -182,7 +182,7 @@ class FlatModule:
         for name in self._buffer_views:
             self.buffer(name).data = self.buffer(name).data.clone()
 
-    def load(self, params: Tensor, buffers: Tensor, counters: dict[str, Tensor]) -> None:
+    def load(self, params: Tensor, buffers: Tensor, counters: Mapping[str, Tensor]) -> None:
         """Put a model into the module: one copy of the parameters, one of the float buffers."""
         self.params.copy_(params)
         if self._buffer_views:

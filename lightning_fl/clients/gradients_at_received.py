@@ -50,7 +50,7 @@ def gradient_at_received(
     model = flat_module.params.clone(), flat_module.read_buffers().clone(), flat_module.read_counters()
     gradient, owned = flat_module.gradient.clone(), {n: leaf.grad for n, leaf in flat_module.personal_leaves.items()}
     flat_module.zero_gradient()
-    flat_module.load(job.received["model"], job.received["buffers"], job.run.counters)
+    flat_module.load(job.received["model"], job.received["buffers"], job.counters)
     for batch in of_step:
         _backward(flat_module, batch.content, batch.batch_index, batch.factor)
     treat()

@@ -140,7 +140,7 @@ def _start(
 ) -> LocalTraining:
     """Load the received model and begin the local training: optimiser, full gradient, `Rule.start`."""
     optimizer, schedule, num_samples = flat_module.optimizer, job.schedule, len(selection)
-    received, counters, skips = job.received, job.run.counters, flat_module.skips_single_samples
+    received, counters, skips = job.received, job.counters, flat_module.skips_single_samples
     flat_module.load(received["model"], received["buffers"], counters)
     flat_module.bind_optimizer()
     optimizer.start_client()

@@ -65,7 +65,7 @@ class Stack:
         """Return a stack in which every client has the received model and its own personal parameters (n, g)."""
         num_clients = len(personal)
         params, buffers = (job.received[name].expand(num_clients, -1).clone() for name in ("model", "buffers"))
-        stacked = {name: x.expand(num_clients, *x.shape).clone() for name, x in job.run.counters.items()}
+        stacked = {name: x.expand(num_clients, *x.shape).clone() for name, x in job.counters.items()}
         return cls(flat_module, params, personal, buffers, stacked, torch.zeros_like(params))
 
     def restart(self, job: ClientJob) -> None:
@@ -73,7 +73,7 @@ class Stack:
         self.params.copy_(job.received["model"])
         self.buffers.copy_(job.received["buffers"])
         for name, counter in self.counters.items():
-            counter.copy_(job.run.counters[name])
+            counter.copy_(job.counters[name])
 
     def restarted(self, job: ClientJob) -> Stack:
         """Return a stack of the same clients at the received model, which shares their personal parameters."""

@@ -9,9 +9,11 @@ from typing import Any, Literal
 from lightning_fl.slots import KINDS, Payload, kind_of
 
 Direction = Literal["up", "down"]
+Bits = dict[str, dict[str, int]]
+"""By direction and kind."""
 
 
-def _zero_bits() -> dict[str, dict[str, int]]:
+def _zero_bits() -> Bits:
     return {direction: dict.fromkeys(KINDS, 0) for direction in ("up", "down")}
 
 
@@ -26,32 +28,32 @@ class Ledger:
         coming_bits: of the round that comes next, counted in the total already.
     """
 
-    round_bits: dict[str, dict[str, int]] = field(default_factory=_zero_bits)
-    total_bits: dict[str, dict[str, int]] = field(default_factory=_zero_bits)
-    setup_bits: dict[str, dict[str, int]] = field(default_factory=_zero_bits)
-    coming_bits: dict[str, dict[str, int]] = field(default_factory=_zero_bits)
+    round_bits: Bits = field(default_factory=_zero_bits)
+    total_bits: Bits = field(default_factory=_zero_bits)
+    setup_bits: Bits = field(default_factory=_zero_bits)
+    coming_bits: Bits = field(default_factory=_zero_bits)
 
     def book(self, direction: Direction, payload: Payload, recipients: int = 1) -> None:
         """Add a payload's bits, once for each recipient."""
         for name, packed in payload.items():
             self.add({direction: {kind_of(name): packed.bits * recipients}})
 
-    def since(self, earlier: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+    def since(self, earlier: Bits) -> Bits:
         """Bits booked in this round since `round_bits` was `earlier`."""
         return {
             direction: {kind: bits - earlier[direction][kind] for kind, bits in kinds.items()}
             for direction, kinds in self.round_bits.items()
         }
 
-    def add(self, bits: dict[str, dict[str, int]]) -> None:
+    def add(self, bits: Bits) -> None:
         """Add bits to the round and the total, by direction and kind."""
         self._add(bits, self.round_bits)
 
-    def add_ahead(self, bits: dict[str, dict[str, int]]) -> None:
+    def add_ahead(self, bits: Bits) -> None:
         """Add bits to the round that comes next and the total, by direction and kind."""
         self._add(bits, self.coming_bits)
 
-    def _add(self, bits: dict[str, dict[str, int]], to: dict[str, dict[str, int]]) -> None:
+    def _add(self, bits: Bits, to: Bits) -> None:
         for direction, kinds in bits.items():
             for kind, count in kinds.items():
                 to[direction][kind] += count

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
+from torch import Tensor
 
 from lightning_fl.codecs import Dense
 from lightning_fl.communication.ledger import Direction, Ledger
@@ -36,24 +39,49 @@ class Link:
         setting: Setting,
         uplink: Codec,
         downlink: Codec,
-        ledger: Ledger,
-        client_memory: Mapping[int, State],
-        server_memory: State,
+        ledger: Ledger | None = None,
+        client_memory: Mapping[int, State] = MappingProxyType({}),
+        server_memory: Mapping[str, Tensor] = MappingProxyType({}),
         gather: Callable[[dict[int, Any]], dict[int, Any]] = _alone,
         random: Callable[[int], np.random.Generator] = np.random.default_rng,
         mean: Callable[[Iterable[Upload]], Message] = _none,
     ) -> None:
+        """Open the link.
+
+        Args:
+            setting: of the run.
+            uplink: codec of what clients send.
+            downlink: codec of what the server sends.
+            ledger: counts the bits; one of the link's own if not given.
+            client_memory: codec memory of each client's uplink; not changed.
+            server_memory: codec memory of the downlink; not changed, `self.server_memory` is the later one.
+            gather: puts together what processes know of their clients.
+            random: gives the server's random numbers for a client.
+            mean: merges uploads over all processes.
+        """
         self.setting = setting
         self.uplink = uplink
         self.downlink = downlink
-        self.ledger = ledger
+        self.ledger = Ledger() if ledger is None else ledger
         self.client_memory = client_memory
-        self.server_memory = server_memory
+        self.server_memory: State = dict(server_memory)
         self.received: Message = {}
+        self.clients_with_mask: list[int] = []
+        self.broadcast_bits = deepcopy(self.ledger.round_bits)
         self._gather = gather
         self._random = random
         self._mean = mean
         self._pending: dict[int, State] = {}
+
+    @property
+    def client_bits(self) -> dict[str, dict[str, int]]:
+        """Bits that crossed after the broadcast, by direction and kind: those of this process's clients."""
+        return self.ledger.since(self.broadcast_bits)
+
+    def send_mask(self, clients: Sequence[int], mask: Tensor) -> None:
+        """Send a pruning mask (d,) to clients that do not have it; it belongs to the broadcast."""
+        self.send_to_all(clients, {"mask/kept": mask})
+        self.clients_with_mask = [*clients]
 
     def broadcast(self, recipients: Sequence[int], message: Message) -> Message:
         """Send one message to every recipient; returns what each of them receives.
@@ -61,11 +89,10 @@ class Link:
         Where the next broadcast builds on this one, it goes to all clients of the federation and is counted for all.
         """
         num_recipients = self.setting.num_clients if self.downlink.needs_every_client() else len(recipients)
-        self.received, memory = self._send(
-            "down", self.downlink, message, dict(self.server_memory), self.setting.unpruned, num_recipients, follow=True
+        self.received, self.server_memory = self._send(
+            "down", self.downlink, message, self.server_memory, self.setting.unpruned, num_recipients, follow=True
         )
-        self.server_memory.clear()
-        self.server_memory.update(memory)
+        self.broadcast_bits = deepcopy(self.ledger.round_bits)
         return self.received
 
     def send_down(self, client: int, message: Message) -> Message:
@@ -153,7 +180,3 @@ class Link:
     def commit(self, client: int) -> State:
         """The server accepted this client's upload; returns the codec memory that it is to keep, {} for none."""
         return self._pending.pop(client, {})
-
-    def close_round(self) -> None:
-        """Forget the codec memory of uploads that were not accepted."""
-        self._pending.clear()

@@ -42,7 +42,7 @@ class CallbackQueries:
         booked, layout = Ledger(), (setting.unpruned or setting).layout
         left = {"model": layout.numel, "buffers": setting.buffer_layout.numel}
         rest = {name: x[left[name] :] for name, x in self.about.items()}  # whichever numbers it is, they cost the same
-        link = Link(setting, Dense(), Dense(), booked, {}, {})
+        link = Link(setting, Dense(), Dense(), booked)
         link.send_to_all([client for client in self.counts if client not in cohort], self.about)
         link.send_to_all([client for client in self.counts if client in cohort], rest)
         for client, count in self.counts.items():

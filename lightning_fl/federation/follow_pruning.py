@@ -20,8 +20,6 @@ from lightning_fl.federation.round import Federation
 from lightning_fl.processes import gather_objects
 from lightning_fl.pruning import Plan, plans_of, prune
 from lightning_fl.pruning.apply_plan import PLANS
-from lightning_fl.server.macs import count_macs
-from lightning_fl.vectors.layer_groups import layer_groups
 
 
 def follow(federation: Federation) -> None:
@@ -47,7 +45,7 @@ def follow(federation: Federation) -> None:
             run.prune(plan)
     flat_module.fabric.barrier()  # where states are files that one process of a machine writes, they are there for all
     flat_module.lay_out_anew()
-    _refresh_network(federation)
+    federation.refresh_network()
 
 
 def as_saved(module: nn.Module) -> dict[str, Any]:
@@ -69,7 +67,7 @@ def rebuild(federation: Federation, checkpoint: dict[str, Any]) -> None:
     run.load_state_dict(checkpoint["federation"]["run"])
     if plans:
         prune_bound(flat_module, plans)
-        _refresh_network(federation)
+        federation.refresh_network()
     elif PLANS in checkpoint:
         flat_module.adopt_plans(_saved_plans(checkpoint))
 
@@ -95,15 +93,6 @@ def missing_plans(module: nn.Module, checkpoint: dict[str, Any]) -> list[Plan]:
 
 def _saved_plans(checkpoint: dict[str, Any]) -> list[Plan]:
     return [Plan(**plain) for plain in checkpoint.get(PLANS, [])]
-
-
-def _refresh_network(federation: Federation) -> None:
-    """Find out what the federation knows of the module."""
-    flat_module, data = federation.flat_module, federation.data
-    model = flat_module.params.clone(), flat_module.read_buffers().clone(), flat_module.read_counters()
-    federation.groups = layer_groups(flat_module.module)
-    federation.macs = count_macs(flat_module, data.client(int(data.client_sizes.argmax())), data.train.resident)
-    flat_module.load(*model)
 
 
 def _shapes(state_dict: dict[str, Any]) -> dict[str, tuple[int, ...]]:

@@ -6,7 +6,7 @@ rounds at 3 times the initial loss, measured on test data. Here it is the loss o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 
@@ -14,6 +14,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lightning_fl.errors import require
 from lightning_fl.slots import Result, Server, ServerTurn, State, Step
+from lightning_fl.state.run_state import Run
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,17 @@ class LossGuard:
         """Whether anything is compared with the initial loss."""
         return self.clients is not None or self.rounds is not None
 
+    def initial_loss(self, run: Run, server: Server) -> float | None:
+        """Return the loss to compare with: the run's, or before its first round that on the server's samples; None if unknown."""
+        if run.initial_loss is None and self.knows_initial_loss and server.num_samples:
+            return server.loss(run.params, run.buffers)
+        return run.initial_loss
+
+    def later_initial_loss(self, initial_loss: float | None, averages: Mapping[str, float]) -> float | None:
+        """Return the loss to compare with from the next round on: without server data the clients' mean loss in the first."""
+        unknown = initial_loss is None and self.knows_initial_loss
+        return averages.get("train/loss") if unknown else initial_loss
+
     def check(self, server: Server, steps: Sequence[Step]) -> None:
         """Raise `UserError` where there is nothing to measure, or no step to guard."""
         for name, factor in (("server_steps", self.server_steps), ("rounds", self.rounds)):
@@ -82,7 +94,7 @@ class LossGuard:
         if self.server_steps is None or not position or not step.changes_model():
             return turn, step(turn, state)
         before = turn.server.loss(turn.proposal, turn.proposed_buffers)
-        tried = replace(turn, merged=dict(turn.merged), metrics=dict(turn.metrics))
+        tried = replace(turn, merged=dict(turn.merged), metrics=dict(turn.metrics), server=turn.server.branch())
         new = step(tried, state)
         loss = turn.server.loss(tried.proposal, tried.proposed_buffers)
         is_undone = explodes(loss, self.server_steps, before)

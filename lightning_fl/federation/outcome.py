@@ -10,6 +10,7 @@ from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
 
 from lightning_fl.clients.module_logs import Sums
+from lightning_fl.communication.ledger import Bits
 from lightning_fl.processes import gather_objects
 from lightning_fl.slots import Result, State
 
@@ -20,6 +21,7 @@ class Outcome:
 
     Attributes:
         num_steps: optimiser steps they made.
+        num_uploads: uploads that arrived, in all processes.
         logs: what the module logged, by accepted client.
         states: what accepted clients of this rank keep between rounds, on the host; others' come with `share_states`.
         memory: their codecs' memory, likewise.
@@ -28,11 +30,12 @@ class Outcome:
     """
 
     num_steps: int = 0
+    num_uploads: int = 0
     logs: dict[int, Sums] = field(default_factory=dict)
     states: dict[int, State] = field(default_factory=dict)
     memory: dict[int, State] = field(default_factory=dict)
     counters: dict[str, Tensor] = field(default_factory=dict)
-    bits: dict[str, dict[str, int]] = field(default_factory=dict)
+    bits: Bits = field(default_factory=dict)
 
     def accept(self, result: Result, memory: State) -> None:
         """Note a client whose upload the server has accepted.
@@ -47,6 +50,11 @@ class Outcome:
         if memory:
             self.memory[result.client] = {name: x.cpu() for name, x in memory.items()}
         self._raise_counters(result.counters)
+
+    @property
+    def num_accepted(self) -> int:
+        """Uploads that the server accepted."""
+        return len(self.logs)
 
     def _raise_counters(self, counters: dict[str, Tensor]) -> None:
         for name, counter in counters.items():

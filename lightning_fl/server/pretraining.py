@@ -6,7 +6,7 @@ copy of its start. Methods reach it through `SetupTurn.learner` (`lightning_fl.s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,12 +18,12 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from lightning_fl.clients.flat_module import FlatModule
+from lightning_fl.communication.ledger import Ledger
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.data.samples.tensor_samples import Selection
 from lightning_fl.evaluation_mode import evaluating
 from lightning_fl.processes import gather_objects, share_of
 from lightning_fl.slots import Message
-from lightning_fl.state.run_state import Run
 from lightning_fl.vectors.layout import FlatGradient
 
 
@@ -34,16 +34,18 @@ class ModuleLearner:
     Attributes:
         flat_module: the module.
         data: the clients' samples.
-        run: counts the steps and the bits; what the module's integer buffers begin with.
-        eligible: clients that have samples.
-        on_client: called with each client of this process that is done, its place and their number.
+        counters: what the module's integer buffers begin with, by name.
+        ledger: of the set-up; takes the bits of the clients of other processes too.
+        on_client: called with each client of this process that is done, its position and their number.
+        num_steps: optimiser steps made so far, in all processes.
     """
 
     flat_module: FlatModule
     data: FederatedDataModule
-    run: Run
-    eligible: np.ndarray
+    counters: Mapping[str, Tensor]
+    ledger: Ledger
     on_client: Callable[[int, int, int], None]
+    num_steps: int = 0
 
     def train(
         self,
@@ -71,7 +73,7 @@ class ModuleLearner:
         """
         flat_module, adam = self.flat_module, self._adam
         order, own = (int(seed) for seed in random.integers(2**63, size=2))
-        flat_module.load(start["model"], start["buffers"], self.run.counters)
+        flat_module.load(start["model"], start["buffers"], self.counters)
         flat_module.seed(own)
         adam.state.clear()
         adam.param_groups[0]["lr"] = learning_rate
@@ -84,7 +86,7 @@ class ModuleLearner:
                     loss = F.cross_entropy(flat_module.module(inputs), classes)
                 flat_module.fabric.backward(loss)
                 adam.step()
-                self.run.num_steps += 1
+                self.num_steps += 1
         for parameter in self._parameters:
             parameter.grad = None
         flat_module.zero_gradient()
@@ -101,7 +103,7 @@ class ModuleLearner:
             (m, C), int64 on the host, a one in every row.
         """
         flat_module = self.flat_module
-        flat_module.load(model["model"], model["buffers"], self.run.counters)
+        flat_module.load(model["model"], model["buffers"], self.counters)
         parts = []
         with evaluating(flat_module.module), torch.no_grad():
             for batch in samples.batches(self.data.eval_batch_size):
@@ -116,20 +118,20 @@ class ModuleLearner:
         Args:
             work: what a client has to give, integers of one shape, from its index.
         """
-        run, fabric = self.run, self.flat_module.fabric
-        booked, steps_before = deepcopy(run.ledger.round_bits), run.num_steps
-        clients = [int(client) for client in self.eligible]
-        mine = share_of(clients, self.data.client_sizes, fabric.global_rank, fabric.world_size)
+        fabric, sizes = self.flat_module.fabric, self.data.client_sizes
+        booked, steps_before = deepcopy(self.ledger.round_bits), self.num_steps
+        clients = [int(client) for client in sizes.nonzero()[0]]
+        mine = share_of(clients, sizes, fabric.global_rank, fabric.world_size)
         total = torch.zeros((), dtype=torch.int64)
         for position, client in enumerate(mine, start=1):
             total = total + work(client)
             self.on_client(client, position, len(mine))
-        parts = gather_objects(fabric, (total, run.ledger.since(booked), run.num_steps - steps_before))
+        parts = gather_objects(fabric, (total, self.ledger.since(booked), self.num_steps - steps_before))
         for rank, (others, bits, num_steps) in enumerate(parts):
             if rank != fabric.global_rank:
                 total = total + others
-                run.ledger.add(bits)
-                run.num_steps += num_steps
+                self.ledger.add(bits)
+                self.num_steps += num_steps
         return total
 
     @cached_property

@@ -40,9 +40,11 @@ class ServerSide:
     Attributes:
         flat_module: the module, which the clients train too.
         data: the server's samples, and what is known of the clients'.
-        run: all that changes; a training counts its steps and the integer buffers there.
+        run: gives the random seeds and what clients begin with; not changed.
         schedule: how long a client trains, and so the server.
         setting: of the run.
+        counters: integer buffers of the module by name, which trainings raise.
+        num_steps: optimiser steps of its trainings in this turn.
     """
 
     flat_module: FlatModule
@@ -50,6 +52,12 @@ class ServerSide:
     run: Run
     schedule: LocalSchedule
     setting: Setting
+    counters: dict[str, Tensor]
+    num_steps: int = 0
+
+    def branch(self) -> ServerSide:
+        """Return a copy whose trainings are counted apart."""
+        return replace(self)
 
     @property
     def num_samples(self) -> int:
@@ -124,17 +132,18 @@ class ServerSide:
         state, resident = rule.init(received["model"]), self.data.train.resident
         schedule = self.schedule if epochs is None else replace(self.schedule, epochs=epochs, steps=None)
         schedule = schedule.in_round(rule, setting)
-        job = ClientJob(rule, setting, received, schedule, run)
+        job = ClientJob(rule, setting, received, schedule, run, self.counters)
         local = train_locally(flat_module, job, samples, state, (order, own), resident)
         flat_module.steps_in_training = 0
         flat_module.logs.forget()
         message = finish(flat_module, job, local)
         if flat_module.fabric.world_size > 1:
             message = {name: flat_module.fabric.broadcast(x).to(x.device) for name, x in message.items()}
-        run.num_steps += local.num_steps
+        self.num_steps += local.num_steps
         if not is_finite(message):
             return ServerTraining({name: torch.zeros_like(x) for name, x in message.items()}, 0.0, local.num_steps)
-        run.counters |= {name: torch.maximum(run.counters[name], x) for name, x in flat_module.read_counters().items()}
+        reached = flat_module.read_counters().items()
+        self.counters = self.counters | {name: self.counters[name].maximum(x) for name, x in reached}
         return ServerTraining(message, float(len(samples)), local.num_steps)
 
     def accuracy(self, params: Tensor, buffers: Tensor, rows: slice = slice(None)) -> float:
@@ -156,7 +165,7 @@ class ServerSide:
             raise UserError(
                 f"the method needs the accuracy on the server's data: give {name} a validation_step that logs 'val/accuracy'."
             )
-        flat_module.load(params, buffers, self.run.counters)
+        flat_module.load(params, buffers, self.counters)
         flat_module.personal.copy_(self.run.personal)
         batches = data.train.batches(data.eval_batch_size, data.server_indices[rows])
         accuracy = accuracy_in(measure(flat_module, "validation", batches, data.train.resident), name)
@@ -167,7 +176,7 @@ class ServerSide:
     def loss(self, params: Tensor, buffers: Tensor) -> float:
         """Mean over the server's samples of the loss that `training_step` returns, in evaluation mode, without augmentation."""
         data, flat_module = self.data, self.flat_module
-        flat_module.load(params, buffers, self.run.counters)
+        flat_module.load(params, buffers, self.counters)
         flat_module.personal.copy_(self.run.personal)
         batches = data.train.batches(data.eval_batch_size, data.server_indices)
         return mean_training_loss(flat_module, batches, data.train.resident)

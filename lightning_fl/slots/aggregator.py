@@ -16,9 +16,8 @@ class Aggregator(ABC):
     not sent counts as no change, or of those that sent the coordinate (`Upload.sent`).
     """
 
-    reduction = "members"
-    """`sum`: the accumulator is a dict of tensors to be summed over ranks, whatever the number of clients; `members`: it keeps
-    every upload."""
+    keeps_uploads = True
+    """True if the accumulator keeps every upload; False if it is a dict of tensors that are summed over the processes."""
 
     def needs(self) -> frozenset[str]:
         """Names it needs in every upload besides `model` and `buffers`."""

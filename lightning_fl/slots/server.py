@@ -36,7 +36,15 @@ class Server(Protocol):
 
     Attributes:
         num_samples: samples the server holds, n_0; 0 if it has none.
+        counters: integer buffers of the module, which its trainings raise.
+        num_steps: optimiser steps of its trainings in this turn.
     """
+
+    counters: dict[str, Tensor]
+    num_steps: int
+
+    def branch(self) -> Server:
+        """Return a copy whose trainings are counted apart, for a step that may be undone."""
 
     @property
     def num_samples(self) -> int: ...

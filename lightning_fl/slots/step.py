@@ -25,7 +25,7 @@ class Step(ABC):
     consumes = frozenset[str]()
     """Names it needs in the merged message besides `model` and `buffers`."""
 
-    needs_members = False
+    needs_uploads = False
     """Whether it reads the uploads one by one, so that the aggregator must keep them."""
 
     def changes_model(self) -> bool:

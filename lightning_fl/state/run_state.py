@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_fl.communication.ledger import Ledger
+from lightning_fl.communication.ledger import Bits, Ledger
+from lightning_fl.communication.link import Link
 from lightning_fl.errors import UserError
 from lightning_fl.pruning import Plan
 from lightning_fl.slots import Rule, State
@@ -22,6 +23,43 @@ from lightning_fl.vectors.submodel import Submodel
 
 # What a stream of random numbers is for: part of its seed, so that no two streams coincide.
 COHORT, DROPOUT, CLIENT, SERVER, EXCHANGE, SETUP, VALIDATION, STRAGGLER = range(8)
+
+
+class Booked(Protocol):
+    """What a round's clients did, as far as it is counted whatever the server makes of it.
+
+    Attributes:
+        bits: that crossed for single clients, by direction and kind.
+        num_steps: optimiser steps that they made.
+        num_uploads: uploads that arrived.
+        num_accepted: uploads that the server accepted.
+    """
+
+    bits: Bits
+    num_steps: int
+    num_uploads: int
+
+    @property
+    def num_accepted(self) -> int: ...
+
+
+class Proposed(Protocol):
+    """What the server's steps propose: model (d,), float buffers (d_b,), counters, states of the steps, and steps made."""
+
+    @property
+    def params(self) -> Tensor: ...
+
+    @property
+    def buffers(self) -> Tensor: ...
+
+    @property
+    def counters(self) -> dict[str, Tensor]: ...
+
+    @property
+    def server(self) -> dict[str, State]: ...
+
+    @property
+    def num_steps(self) -> int: ...
 
 
 @dataclass
@@ -90,17 +128,68 @@ class Run:
         sequence = np.random.SeedSequence([self.seed, self.round, purpose, client])
         return [int(word) for word in sequence.generate_state(count, np.uint64) >> np.uint64(1)]
 
-    def open_round(self) -> None:
-        """Before anything crosses: the ledger begins a round, and rows that the last round replaced are free."""
-        self.ledger.open_round()
-        self.clients.release_replaced()
-        self.client_memory.release_replaced()
+    def finish_setup(
+        self, params: Tensor, buffers: Tensor, counters: dict[str, Tensor], num_steps: int, bits: Bits
+    ) -> None:
+        """Take the model that the turn before the first round leads to, and book its steps and bits as set-up."""
+        self.replace_model(params, buffers)
+        self.counters = counters
+        self.num_steps += num_steps
+        self.ledger.add(bits)
+        self.ledger.close_setup()
 
-    def count_uploads(self, num_arrived: int, num_accepted: int) -> None:
-        """What came of the clients that answered in a round."""
-        self.num_uploads += num_arrived
-        self.num_rejected += num_arrived - num_accepted
-        self.num_rounds_rejecting += num_arrived > num_accepted
+    def replace_model(self, params: Tensor, buffers: Tensor) -> None:
+        """Take another model (d,), (d_b,) for the server's, between two rounds."""
+        self.params, self.buffers = params, buffers
+
+    def book(
+        self, outcome: Booked, link: Link, seconds: Callable[[int, int], float], initial_loss: float | None
+    ) -> None:
+        """Count what a round has cost, whatever becomes of its uploads: bits, time, the clients' optimiser steps.
+
+        Args:
+            outcome: of the clients of all processes.
+            link: of the round, whose broadcast the clients have received.
+            seconds: simulated seconds of the round, from its bits up and down.
+            initial_loss: what a loss guard compares with from now on.
+        """
+        self.clients.release_replaced()  # rows of client states that the round before replaced
+        self.client_memory.release_replaced()
+        ledger = self.ledger
+        ledger.open_round()
+        ledger.add(link.broadcast_bits)
+        ledger.add(outcome.bits)
+        self.simulated_seconds += seconds(ledger.bits("up"), ledger.bits("down"))
+        self.num_steps += outcome.num_steps
+        num_rejected = outcome.num_uploads - outcome.num_accepted
+        self.num_uploads += outcome.num_uploads
+        self.num_rejected += num_rejected
+        self.num_rounds_rejecting += num_rejected > 0
+        self.server_memory = link.server_memory
+        self.clients_with_mask.update(link.clients_with_mask)
+        self.initial_loss = initial_loss
+
+    def commit(
+        self, proposal: Proposed, states: Iterable[tuple[int, State]], memory: Iterable[tuple[int, State]]
+    ) -> None:
+        """End the round with what the server's steps propose and what the accepted clients keep.
+
+        Args:
+            proposal: next state of the server.
+            states: by client, what the rule keeps.
+            memory: by client, what the codec of its uplink keeps.
+        """
+        self.params, self.buffers, self.counters = proposal.params, proposal.buffers, proposal.counters
+        self.server = proposal.server
+        self.num_steps += proposal.num_steps
+        for kept, new in ((self.clients, states), (self.client_memory, memory)):
+            for client, state in new:
+                kept[client] = state
+        self.end_round()
+
+    def end_round(self) -> None:
+        """Go on to the next round."""
+        self.round += 1
 
     def set_mask(self, mask: Tensor, unmasked: Iterable[str] = ()) -> None:
         """Keep these parameters (d,) and no others.

@@ -41,7 +41,7 @@ class Distillation(Step):
         freeze_batch_norm: keep the student in evaluation mode.
     """
 
-    needs_members = True
+    needs_uploads = True
     max_steps: int = 200
     batch_size: int = 128
     learning_rate: float = 1e-3

@@ -18,16 +18,16 @@ from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.local_schedule import LocalSchedule
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError
+from lightning_fl.federation.population import Population
 from lightning_fl.federation.round import Federation
 from lightning_fl.outputs.run_folder import require_writable
 from lightning_fl.processes import gather_objects
-from lightning_fl.server.macs import count_macs
+from lightning_fl.server.network import Network
 from lightning_fl.slots import Gradients
 from lightning_fl.state.client_states import ClientStatesOnDisk
 from lightning_fl.state.run_state import Run
 from lightning_fl.trainer.flags import cohort_size
 from lightning_fl.trainer.lightning_interface import TrainerInterface
-from lightning_fl.vectors.layer_groups import layer_groups
 
 
 def assemble(trainer: TrainerInterface) -> Federation:
@@ -41,42 +41,40 @@ def assemble(trainer: TrainerInterface) -> Federation:
     """
     flat_module, algorithm = trainer.active_module, trainer.algorithm
     flat_module.agree_on_model()
-    run = trainer.run = _initial_run(flat_module)
+    run = trainer.run = _initial_run(flat_module, algorithm)
     data = algorithm.arrange_data(trainer.data)
-    steps = zip(algorithm.step_names(), algorithm.steps, strict=True)
-    run.server = {key: step.init(run.params) for key, step in steps}
     schedule = _local_schedule(trainer, data)
     in_pass = schedule.pass_batches(int(data.client_sizes.max()), flat_module.skips_single_samples)
     trainer.most_local_steps = schedule.num_steps(in_pass)
     _configure_optimizer(flat_module, algorithm)
-    eligible = data.client_sizes.nonzero()[0]
+    num_clients = cohort_size(trainer.clients_per_round, data.num_clients, int((data.client_sizes > 0).sum()))
+    selected = num_clients if algorithm.trains_in_rounds else 0
     federation = Federation(
         algorithm=algorithm,
         flat_module=flat_module,
         data=data,
         run=run,
-        groups=layer_groups(flat_module.module, without=flat_module.personal_layout.names),
+        population=Population(
+            data.client_sizes, selected, trainer.dropout_rate, trainer.global_rank, trainer.world_size
+        ),
+        network=Network.of(flat_module, data),
         schedule=schedule,
         clock=trainer.clock,
         guard=trainer.loss_guard,
-        eligible=eligible,
-        cohort_size=cohort_size(trainer.clients_per_round, data.num_clients, len(eligible)),
         num_rounds=trainer.max_rounds,
-        dropout_rate=trainer.dropout_rate,
-        macs=count_macs(flat_module, data.client(int(data.client_sizes.argmax())), data.train.resident),
         on_upload=partial(trainer.hooks.call, "on_client_upload"),
         on_prepared=partial(trainer.hooks.call, "on_client_prepared"),
     )
-    algorithm.check(federation.setting, federation.server, federation.cohort_size)
+    algorithm.check(federation.setting, federation.server, num_clients)
     trainer.loss_guard.check(federation.server, algorithm.steps)
     federation.runner = _runner(trainer, federation)
-    run.macs_at_start = federation.macs
-    flat_module.load(run.params, run.buffers, run.counters)  # counting and checking may have changed it
-    flat_module.personal.copy_(run.personal)
+    run.macs_at_start = federation.network.macs
+    flat_module.load_server_model(run)  # counting and checking may have changed it
     return federation
 
 
-def _initial_run(flat_module: FlatModule) -> Run:
+def _initial_run(flat_module: FlatModule, algorithm: Algorithm) -> Run:
+    steps = zip(algorithm.step_names(), algorithm.steps, strict=True)
     return Run(
         seed=int(os.environ.get("PL_GLOBAL_SEED", "0")),
         layout=flat_module.layout,
@@ -86,6 +84,7 @@ def _initial_run(flat_module: FlatModule) -> Run:
         counters=flat_module.read_counters(),
         personal_layout=flat_module.personal_layout,
         personal=flat_module.personal.clone(),
+        server={key: step.init(flat_module.params) for key, step in steps},
     )
 
 

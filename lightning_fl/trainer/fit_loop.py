@@ -81,8 +81,8 @@ class FitLoop:
         trainer.num_val_batches = num_batches(self._val_loaders, trainer.limits["limit_val_batches"])
         keep_client_states(trainer)
         rank_zero_info(data.description())
-        num_clients, num_ranks = self.federation.cohort_size, trainer.world_size
-        if trainer.algorithm.trains_in_rounds and num_clients < num_ranks:
+        num_clients, num_ranks = self.federation.population.cohort_size, trainer.world_size
+        if 0 < num_clients < num_ranks:
             rank_zero_info(
                 f"A round has {num_clients} {'client' if num_clients == 1 else 'clients'} for {num_ranks} processes: "
                 f"{num_ranks - num_clients} of them {'trains' if num_ranks - num_clients == 1 else 'train'} nobody; "
@@ -92,8 +92,7 @@ class FitLoop:
     def prepare(self) -> None:
         """What the method does before its first round."""
         self.federation.prepare()
-        self.trainer.active_module.personal.copy_(self.trainer.run.personal)
-        self.trainer.active_module.load(self.trainer.run.params, self.trainer.run.buffers, self.trainer.run.counters)
+        self.trainer.active_module.load_server_model(self.trainer.run)
 
     def run(self) -> None:
         """All rounds, between Lightning's opening and closing hooks."""
@@ -141,8 +140,7 @@ class FitLoop:
                 "a callback has pruned the model in the middle of a round, while the clients were training: "
                 "it must do so when an epoch starts (on_train_epoch_start)."
             )
-        flat_module.load(run.params, run.buffers, run.counters)
-        flat_module.personal.copy_(run.personal)
+        flat_module.load_server_model(run)
         flat_module.optimizer.end_round(run.round)
         self.before_round = None
         trainer.global_step = run.num_steps
@@ -185,7 +183,7 @@ class FitLoop:
         """The server's model is what callbacks made of it; clones, because a step may have kept the old tensors."""
         follow_pruning.follow(self.federation)
         run, flat_module = self.trainer.run, self.trainer.active_module
-        run.params, run.buffers = flat_module.params.clone(), flat_module.read_buffers().clone()
+        run.replace_model(flat_module.params.clone(), flat_module.read_buffers().clone())
         if masks := masks_of(flat_module.module):
             mask = torch.ones_like(run.params, dtype=torch.bool)
             views = flat_module.layout.views(mask)
@@ -209,7 +207,7 @@ class FitLoop:
             trainer.limits["limit_val_batches"],
             trainer.run.clients,
             federation.setting,
-            federation.cohort_size,
+            federation.population.cohort_size,
             trainer.run.random(VALIDATION),
         )
         of_method = trainer.algorithm.validate(validation)

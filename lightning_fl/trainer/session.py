@@ -181,8 +181,7 @@ def _release(trainer: TrainerInterface) -> None:
         return
     # An error may have come between a pruning and the run's following it.
     if trainer.fitting and "run" in vars(trainer) and trainer.flat_module.holds(trainer.run.layout):
-        trainer.flat_module.load(trainer.run.params, trainer.run.buffers, trainer.run.counters)
-        trainer.flat_module.personal.copy_(trainer.run.personal)
+        trainer.flat_module.load_server_model(trainer.run)
     trainer.lightning_module.__dict__.pop("log", None)
     trainer.flat_module.release()
     trainer.flat_module = None

@@ -14,7 +14,7 @@ from runs import equal_states
 from toys import Perceptron, Poisoned, federation, read_rows, samples, vector
 
 from lightning_fl import FederatedTrainer
-from lightning_fl.federation.round import Federation
+from lightning_fl.federation.population import Population
 
 MakeTrainer = Callable[..., FederatedTrainer]
 each_algorithm = pytest.mark.parametrize("name", ROSTER)
@@ -81,8 +81,8 @@ def test_order_of_the_cohort_does_not_matter(
     first = Perceptron()
     second = copy.deepcopy(first)
     make_trainer(max_rounds=3, clients_per_round=6).fit(first, ROSTER[name].federation(), ROSTER[name].algorithm())
-    select = Federation._select_cohort
-    monkeypatch.setattr(Federation, "_select_cohort", lambda self: sorted(select(self)))
+    select = Population.select
+    monkeypatch.setattr(Population, "select", lambda self, run: sorted(select(self, run)))
     make_trainer(max_rounds=3, clients_per_round=6).fit(second, ROSTER[name].federation(), ROSTER[name].algorithm())
     np.testing.assert_allclose(vector(first), vector(second), rtol=0, atol=1e-6)
 
@@ -91,9 +91,9 @@ def test_order_of_the_cohort_does_not_matter(
 def test_a_round_that_nobody_survives_changes_nothing(
     name: str, make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arriving = Federation._arriving
+    answering = Population.answering
     monkeypatch.setattr(
-        Federation, "_arriving", lambda self, cohort: [] if self.run.round == 1 else arriving(self, cohort)
+        Population, "answering", lambda self, run, selected: [] if run.round == 1 else answering(self, run, selected)
     )
     states: dict[tuple[int, str], Any] = {}
 

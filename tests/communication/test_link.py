@@ -14,8 +14,9 @@ from lightning_fl import FederatedTrainer
 from lightning_fl.codecs import Dense
 from lightning_fl.communication.ledger import Ledger
 from lightning_fl.communication.link import Link
-from lightning_fl.federation.round import Federation
+from lightning_fl.federation.population import Population
 from lightning_fl.slots import Packed, Setting, State, kind_of
+from lightning_fl.state.run_state import Run
 from lightning_fl.vectors.layout import Layout
 
 MakeTrainer = Callable[..., FederatedTrainer]
@@ -59,15 +60,15 @@ def test_clients_that_drop_out_receive_and_do_not_send(
     make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arriving: list[int] = []
-    original = Federation._arriving
+    original = Population.answering
 
-    def spy(self: Federation, cohort: list[int]) -> list[int]:
-        there = original(self, cohort)
-        if len(arriving) == self.run.round:
+    def spy(self: Population, run: Run, selected: list[int]) -> list[int]:
+        there = original(self, run, selected)
+        if len(arriving) == run.round:
             arriving.append(len(there))
         return there
 
-    monkeypatch.setattr(Federation, "_arriving", spy)
+    monkeypatch.setattr(Population, "answering", spy)
     make_trainer(max_rounds=6, clients_per_round=6, dropout_rate=0.5, **keeps_files).fit(Perceptron(), federation())
     rows = read_rows(tmp_path)
     assert len(set(arriving)) > 1
@@ -112,7 +113,7 @@ def test_a_clients_codec_memory_moves_only_with_accepted_uploads() -> None:
     one = {"model": torch.ones(4)}
     assert link.send_up(5, one)["model"].tolist() == [0.5] * 4
     assert memory == {}
-    link.close_round()
+    link = Link(SETTING, Halves(), Dense(), link.ledger, memory)
     assert link.commit(5) == {}, "an upload that was not accepted is forgotten"
     link.send_up(5, one)
     memory[5] = link.commit(5)

@@ -26,7 +26,7 @@ from lightning_fl.codecs import Dense
 from lightning_fl.communication.ledger import Ledger
 from lightning_fl.communication.link import Link
 from lightning_fl.exchanges import DrawnClients, DrawnLayers, LayerDivergence, PrunedUnits
-from lightning_fl.federation.round import Federation
+from lightning_fl.federation.population import Population
 from lightning_fl.modules import network
 from lightning_fl.rules import Proximal
 from lightning_fl.slots import Codec, Exchange, Message, Packed, Payload, Result, Setting, State, Upload
@@ -410,7 +410,7 @@ def test_what_nobody_sent_stays_as_it_was() -> None:
             accumulator, Upload(result(client, {}, 1.0 + 2 * client), message, {"model": torch.tensor(sent)})
         )
     assert aggregator.finish(accumulator)["model"].tolist() == [2.0, 6.0, 0.0]
-    assert aggregator.reduction == "sum"
+    assert not aggregator.keeps_uploads
     assert all(isinstance(total, Tensor) and total.dtype == torch.float64 for total in accumulator.values())
 
 
@@ -546,7 +546,7 @@ def test_where_fewer_than_n_are_left_all_of_them_send(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     absent = frozenset({0, 2, 3, 5})
-    monkeypatch.setattr(Federation, "_arriving", lambda self, cohort: [k for k in cohort if k not in absent])
+    monkeypatch.setattr(Population, "answering", lambda self, run, selected: [k for k in selected if k not in absent])
     module = Perceptron()
     expected = reference(problem(rounds=2, cohort_size=6, absent=absent), vector(module))
     trainer = make_trainer(max_rounds=2, clients_per_round=6, precision="64-true")

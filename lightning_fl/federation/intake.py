@@ -1,0 +1,46 @@
+"""The server's intake of uploads: what is rejected, and how the accepted ones merge over all processes."""
+
+from __future__ import annotations
+
+from lightning.fabric import Fabric
+
+from lightning_fl.communication.link import Link
+from lightning_fl.federation.loss_guard import LossGuard
+from lightning_fl.federation.outcome import Outcome, gather_others
+from lightning_fl.federation.population import Cohort
+from lightning_fl.processes import UploadMerge
+from lightning_fl.slots import Aggregator, Message, Upload, is_finite
+
+
+class Intake:
+    """Takes the uploads of one round, one by one.
+
+    Attributes:
+        outcome: what the clients did; of this process until `finish`, then of all.
+        shares_uploads: True if every process has merged the uploads of all by itself, one after the other.
+    """
+
+    def __init__(self, aggregator: Aggregator, guard: LossGuard, fabric: Fabric, initial_loss: float | None) -> None:
+        self.outcome = Outcome()
+        self._aggregator, self._guard, self._fabric, self._initial_loss = aggregator, guard, fabric, initial_loss
+        self._merge = UploadMerge(fabric, aggregator)
+        self.shares_uploads = self._merge.shares_uploads
+
+    def take(self, upload: Upload, link: Link) -> None:
+        """Accept an upload, or reject one that is not finite or whose loss explodes."""
+        result = upload.result
+        self.outcome.num_steps += result.num_steps
+        # A codec may leave out what is not finite, and what a client owns is not sent at all.
+        finite = is_finite(upload.message, result.message, result.owned)
+        if finite and not self._guard.rejects(result, self._initial_loss):
+            self._merge.add(upload)
+            self.outcome.accept(result, link.commit(result.client))
+
+    def finish(self, cohort: Cohort, link: Link) -> tuple[Message, Outcome]:
+        """Put the processes together; returns the merged message, {} if nothing was accepted, and the outcome."""
+        self.outcome.num_uploads = len(cohort.answering)
+        self.outcome.bits = link.client_bits
+        accumulator = self._merge.accumulate(cohort.answering)
+        for other in gather_others(self._fabric, self.outcome):
+            self.outcome.add(other)
+        return self._aggregator.finish(accumulator) if self.outcome.logs else {}, self.outcome

@@ -1,0 +1,67 @@
+"""Who takes part in a round: seed and round decide, nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from lightning_fl.processes import share_of
+from lightning_fl.state.run_state import COHORT, DROPOUT, Run
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """The clients of one round.
+
+    Attributes:
+        selected: receive the broadcast.
+        answering: those of them that do not drop out.
+        mine: those of the answering clients that this process trains.
+    """
+
+    selected: list[int]
+    answering: list[int]
+    mine: list[int]
+
+
+@dataclass(frozen=True)
+class Population:
+    """All clients of the federation, and how the cohort of a round is drawn.
+
+    Attributes:
+        sizes: samples of each client (N,).
+        cohort_size: clients of a round, K; 0 for a method that does all its work before the first round.
+        dropout_rate: probability that a selected client never answers.
+        rank: of this process.
+        num_ranks: processes that share the clients.
+    """
+
+    sizes: np.ndarray
+    cohort_size: int
+    dropout_rate: float = 0.0
+    rank: int = 0
+    num_ranks: int = 1
+
+    def cohort(self, run: Run) -> Cohort:
+        """Draw the cohort of the run's next round."""
+        selected = self.select(run)
+        answering = self.answering(run, selected)
+        return Cohort(selected, answering, share_of(answering, self.sizes, self.rank, self.num_ranks))
+
+    def select(self, run: Run) -> list[int]:
+        """Draw K clients that have samples, uniformly without replacement."""
+        chosen = run.random(COHORT).choice(self.eligible, self.cohort_size, replace=False)
+        return [int(client) for client in chosen]
+
+    def answering(self, run: Run, selected: list[int]) -> list[int]:
+        """Return the selected clients that answer; the others receive the model and drop out."""
+        if not self.dropout_rate:
+            return selected
+        return [client for client in selected if run.random(DROPOUT, client).random() >= self.dropout_rate]
+
+    @cached_property
+    def eligible(self) -> np.ndarray:
+        """Clients that have samples, int64."""
+        return self.sizes.nonzero()[0]

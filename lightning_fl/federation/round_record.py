@@ -1,0 +1,50 @@
+"""The row of `metrics.csv` that a round leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from lightning_fl.federation.outcome import Outcome
+from lightning_fl.federation.population import Cohort
+from lightning_fl.server.network import Network
+from lightning_fl.state.run_state import Run
+
+
+def round_record(
+    run: Run,
+    cohort: Cohort,
+    outcome: Outcome,
+    network: Network,
+    averages: Mapping[str, float],
+    num_stragglers: int | None,
+    server: Mapping[str, float],
+) -> dict[str, float]:
+    """Return the numbers of the round that is just done, under the names of `metrics.csv`.
+
+    Args:
+        run: after the round.
+        cohort: of the round.
+        outcome: of its clients.
+        network: that they trained.
+        averages: of what the module logged.
+        num_stragglers: clients whose time was up; None if clients never straggle.
+        server: what the server's steps report.
+    """
+    ledger = run.ledger
+    return {
+        "round": run.round - 1,
+        **averages,
+        "comm/uplink_bits": ledger.bits("up"),
+        "comm/downlink_bits": ledger.bits("down"),
+        **{f"comm/setup_{direction}link_bits": bits for direction, bits in ledger.setup().items()},
+        "comm/total_uplink_bytes": ledger.total_bytes("up"),
+        "comm/total_downlink_bytes": ledger.total_bytes("down"),
+        "clients/selected": len(cohort.selected),
+        "clients/accepted": len(outcome.logs),
+        "clients/rejected": len(cohort.answering) - len(outcome.logs),
+        "clients/dropped": len(cohort.selected) - len(cohort.answering),
+        **({} if num_stragglers is None else {"clients/straggling": num_stragglers}),
+        "model/parameters": network.num_parameters,
+        **({} if network.macs is None else {"model/macs": network.macs}),
+        **server,
+    }

@@ -1,0 +1,39 @@
+"""What is known of the network: its layers, its size, the operations of a forward pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lightning_fl.clients.flat_module import FlatModule
+from lightning_fl.data import FederatedDataModule
+from lightning_fl.server.macs import count_macs
+from lightning_fl.vectors.layer_groups import Group, layer_groups
+
+
+@dataclass(frozen=True)
+class Network:
+    """The network that clients and server train.
+
+    Attributes:
+        groups: layers, without the parameters that clients own.
+        num_parameters: all parameters, frozen and personal ones too.
+        macs: multiply-accumulates of one sample's forward pass; None if they cannot be counted.
+    """
+
+    groups: tuple[Group, ...]
+    num_parameters: int
+    macs: int | None
+
+    @classmethod
+    def of(cls, flat_module: FlatModule, data: FederatedDataModule) -> Network:
+        """Look at the module as it is now, and leave it so.
+
+        Args:
+            flat_module: holds the module.
+            data: gives samples for a forward pass.
+        """
+        model = flat_module.params.clone(), flat_module.read_buffers().clone(), flat_module.read_counters()
+        macs = count_macs(flat_module, data.client(int(data.client_sizes.argmax())), data.train.resident)
+        flat_module.load(*model)
+        groups = layer_groups(flat_module.module, without=flat_module.personal_layout.names)
+        return cls(groups, sum(parameter.numel() for parameter in flat_module.module.parameters()), macs)
