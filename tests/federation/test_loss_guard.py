@@ -127,6 +127,18 @@ def test_a_server_step_that_makes_the_loss_explode_is_undone(factor: float, make
     assert told == undone
 
 
+def test_a_server_step_that_is_undone_leaves_no_counters_and_no_steps(make_trainer: MakeTrainer) -> None:
+    initial = Normalised()
+    plain, guarded = copy.deepcopy(initial), copy.deepcopy(initial)
+    alone = make_trainer(max_rounds=3, dropout_rate=0.0)
+    alone.fit(plain, Served(9))
+    trainer = make_trainer(max_rounds=3, loss_guard=LossGuard(server_steps=1.0 + 1e-12))
+    trainer.fit(guarded, Served(9), FedDU(C=1e6))
+    assert trainer.callback_metrics["guard/undone_steps"] == 1
+    assert equal_states(plain.state_dict(), guarded.state_dict())
+    assert trainer.global_step == alone.global_step
+
+
 @dataclass(frozen=True)
 class Ruins(Step):
     """Makes a hundred of one, and leaves traces everywhere."""
