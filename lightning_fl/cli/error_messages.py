@@ -52,8 +52,8 @@ def missing_package(error: BaseException) -> str | None:
         c for e in causes if isinstance(e, ImportError) for c in re.findall(r"pip install (?:-U )?['\w][^`\s]*", str(e))
     ]
     named = re.search(r"class_path '(?:\w+\.)*(\w+)'|`([A-Z]\w+)`", "\n".join(map(str, causes)))
-    who = (named[1] or named[2]) if named else "a class of the configuration"
-    return f"{who} needs a package that is not installed: {commands[-1]}." if commands else None
+    owner = (named[1] or named[2]) if named else "a class of the configuration"
+    return f"{owner} needs a package that is not installed: {commands[-1]}." if commands else None
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
@@ -78,9 +78,8 @@ def _unknown_flag(match: re.Match[str], parser: ArgumentParser) -> str:
 
 def _unknown_key(name: str, parser: ArgumentParser) -> str:
     commands: list[Any] = [action.choices for action in parser._actions if isinstance(action.choices, dict)]
-    command = next(
-        (choices["fit"] for choices in commands if "fit" in choices), parser
-    )  # all commands share these keys
+    # All commands share the keys of `fit`.
+    command = next((choices["fit"] for choices in commands if "fit" in choices), parser)
     return _stock_flag(name) or f"there is no parameter {name!r}; {_nearest_key(name, command)}."
 
 

@@ -21,7 +21,7 @@ STAY_S = 1.0
 
 
 def say_once(start: str, sentence: str) -> None:
-    """Print a line on standard error, unless another process of the run has said the same or is about to.
+    """Print a line on standard error, unless another process of the run has printed the same sentence or is about to.
 
     Args:
         start: start of the line.

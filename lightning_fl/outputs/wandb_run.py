@@ -72,9 +72,8 @@ class WandbRun(Callback):
             try:
                 # Change the arguments of wandb.init, because W&B reads the environment only once in a process.
                 logger._wandb_init.update(self._missing(logger))
-                if (
-                    logger._wandb_init.get("anonymous", "allow") is None
-                ):  # not given by the user; W&B would warn about it
+                # W&B would warn about a None that the user has not given.
+                if logger._wandb_init.get("anonymous", "allow") is None:
                     del logger._wandb_init["anonymous"]
                 run = logger.experiment
             except Exception as error:

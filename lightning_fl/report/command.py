@@ -21,17 +21,17 @@ from lightning_fl.report.smoothing import ORDER, WINDOW
 
 def _how(metric: Metric) -> str:
     """Return the paragraph that explains the numbers."""
-    smoothing, read = "Curves are not smoothed.", "curve"
+    smoothing, curve = "Curves are not smoothed.", "curve"
     if metric.window > 1:
         rounded = ", and accuracies are rounded to three decimals" if "accuracy" in metric.name else ""
         smoothing = (
             f"Curves are smoothed with a Savitzky–Golay filter of window {metric.window} and order {ORDER} (a smaller window "
             f"for shorter curves, none for {ORDER} or fewer values){rounded}; pale lines are the raw values."
         )
-        read = "smoothed curve"
+        curve = "smoothed curve"
     return (
-        f"{smoothing} `final` is the best value of the {read}, `last` the last raw value. A target is reached in the first "
-        f"round in which the {read} meets it. Bytes are the sum over all clients, including the set-up; 1 MB is 10^6 bytes. "
+        f"{smoothing} `final` is the best value of the {curve}, `last` the last raw value. A target is reached in the first "
+        f"round in which the {curve} meets it. Bytes are the sum over all clients, including the set-up; 1 MB is 10^6 bytes. "
         "`simulated time` is read from the run's simulated clock, `time here` from the machine that ran it. MFLOPs are "
         "multiply-accumulates for one sample / 10^6. Runs that differ only in their seeds share one row: mean ± sample "
         "standard deviation, or one number if all runs agree. Tables round their numbers; `runs.csv` and `curves.csv` "
@@ -127,10 +127,10 @@ def _sections(groups: Sequence[Group], metric: Metric, published: PublishedTable
         "simulated_seconds": "simulated time",
     }
     curves = []
-    for axis, what in against.items():
+    for axis, description in against.items():
         if figure := draw_curves(groups, metric, axis):
             name = f"{metric.short.replace(' ', '_')}_by_{axis}"
-            curves.append(Picture(name, f"{metric.short.capitalize()} against {what}", figure))
+            curves.append(Picture(name, f"{metric.short.capitalize()} against {description}", figure))
     sections.append(Section("Curves", curves))
     if figure := draw_bits(groups):
         picture = Picture("bytes_by_kind", "Bytes of the whole run by kind", figure)

@@ -107,7 +107,7 @@ def _cell(found: Spread, column: Column, unit: float) -> str:
         num_decimals = decimals(mean)
     if not spread:
         return _fixed(mean, num_decimals)
-    # A deviation far below the mean would give the mean too many digits.
+    # The decimals of a far smaller deviation would give the mean too many digits.
     if -magnitude(spread, 1) > num_decimals + 1:
         return f"{_fixed(mean, num_decimals)} ± {significant(spread)}"
     num_decimals = max(num_decimals, -magnitude(spread, 1))
