@@ -1,4 +1,4 @@
-"""Errors that are the user's to mend: one sentence with what was given, what is allowed and, for names, the nearest match."""
+"""Errors that the user can fix: one sentence with the given value, the allowed values and, for names, the nearest match."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from difflib import get_close_matches
 
 
 class UserError(ValueError):
-    """A mistake in what the user gave: the command line prints its sentence and exits with 2, Python sees a ValueError."""
+    """Error in the user's input: the command line prints its sentence and exits with code 2; in Python it is a ValueError."""
 
 
 def nearest(given: str, allowed: Iterable[str]) -> str:
-    """The end of an error sentence about an unknown name.
+    """Return the end of an error sentence about an unknown name.
 
     >>> nearest("FedAgv", ["FedAvg", "FedProx"])
     "did you mean 'FedAvg'? Allowed: FedAvg, FedProx"

@@ -10,7 +10,7 @@ from torch import nn
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside, and every part's own mode again afterwards."""
+    """Set evaluation mode inside the context, and restore every part's own mode afterwards."""
     modes = {part: part.training for part in module.modules()}
     module.eval()
     try:

@@ -1,7 +1,7 @@
-"""Clients sharded over the processes of Fabric: GPUs, CPU cores or machines.
+"""Clients divided among the processes of Fabric: GPUs, CPU cores or machines.
 
-Every rank draws the same cohort, trains its share of it on its own copy of the model, and holds the same model again when the
-uploads have been summed. What a client sends is counted by the rank that simulates it. Modules are never wrapped in DDP, which
+Every rank draws the same cohort, trains its share of it on its own copy of the model, and holds the same model again after the
+uploads are summed. The rank that simulates a client counts the bits that it sends. Modules are never wrapped in DDP, which
 would average the gradients of different clients.
 """
 
@@ -18,16 +18,16 @@ from lightning_fl.slots import Aggregator, Message, Result, State, Upload
 
 
 def share_of(clients: Sequence[int], sizes: np.ndarray, rank: int, num_ranks: int) -> list[int]:
-    """The clients that `rank` trains: the largest first, each to the rank with the fewest samples so far.
+    """Return the clients that `rank` trains: the largest first, each assigned to the rank with the fewest samples so far.
 
     Args:
         clients: indices of the clients of the round.
-        sizes: samples of every client of the federation (N,).
-        rank: of this process.
-        num_ranks: processes.
+        sizes: number of samples of every client of the federation (N,).
+        rank: rank of this process.
+        num_ranks: number of processes.
 
     Returns:
-        A part of `clients` in their order; the parts of all ranks are a partition.
+        Subset of `clients` in their order; the subsets of all ranks are a partition of `clients`.
     """
     if num_ranks == 1:
         return list(clients)
@@ -42,12 +42,12 @@ def share_of(clients: Sequence[int], sizes: np.ndarray, rank: int, num_ranks: in
 
 
 def share_states(fabric: Fabric, mine: dict[int, State]) -> Iterator[tuple[int, State]]:
-    """What clients of all ranks keep, in the same order on each: any rank may train any of them next.
+    """Yield the client states of all ranks, in the same order on each, so that any rank may train any client next.
 
-    Vectors cross one by one, each once to every rank, so that the crossing takes the memory of one client's state.
+    Tensors are broadcast one by one, so that the exchange needs memory for only one client's state.
 
     Args:
-        fabric: the processes.
+        fabric: Fabric of the processes.
         mine: states of this rank's clients.
     """
     forms = {client: [(name, x.shape, x.dtype) for name, x in state.items()] for client, state in mine.items()}
@@ -59,14 +59,14 @@ def share_states(fabric: Fabric, mine: dict[int, State]) -> Iterator[tuple[int, 
             state = {}
             for name, shape, dtype in form:
                 x = mine[client][name] if source == fabric.global_rank else torch.empty(shape, dtype=dtype)
-                crossing = x.contiguous().view(-1).view(torch.uint8).to(fabric.device)
-                torch.distributed.broadcast(crossing, source)
-                state[name] = crossing.cpu().view(dtype).view(shape)
+                payload = x.contiguous().view(-1).view(torch.uint8).to(fabric.device)
+                torch.distributed.broadcast(payload, source)
+                state[name] = payload.cpu().view(dtype).view(shape)
             yield client, state
 
 
 def gather_objects(fabric: Fabric, mine: Any) -> list[Any]:
-    """What each rank holds, in order of ranks; small things only, they are pickled."""
+    """Return the object of each rank, in order of ranks; only for small objects, which are pickled."""
     if fabric.world_size == 1:
         return [mine]
     parts: list[Any] = [None] * fabric.world_size
@@ -75,18 +75,18 @@ def gather_objects(fabric: Fabric, mine: Any) -> list[Any]:
 
 
 def gather_by_client(fabric: Fabric, clients: Sequence[int], mine: dict[int, Any]) -> dict[int, Any]:
-    """What the ranks know of their clients, together, in the order of `clients`; small things only."""
+    """Return the values of all ranks for their clients, in the order of `clients`; only for small objects."""
     known = {client: value for part in gather_objects(fabric, mine) for client, value in part.items()}
     return {client: known[client] for client in clients if client in known}
 
 
 def share_uploads(fabric: Fabric, mine: Sequence[Upload], clients: Sequence[int]) -> list[Upload]:
-    """The accepted uploads of all ranks on each, for an aggregator that keeps them; of their results only client and weight.
+    """Return all ranks' accepted uploads, for an aggregator that keeps them; their results have only client and weight.
 
     Args:
-        fabric: the processes.
+        fabric: Fabric of the processes.
         mine: uploads of this rank's clients.
-        clients: of the round, in whose order they come.
+        clients: clients of the round, which give the order of the uploads.
     """
     weights = gather_by_client(fabric, clients, {upload.result.client: upload.result.weight for upload in mine})
     messages = dict(share_states(fabric, {upload.result.client: upload.message for upload in mine}))
@@ -155,7 +155,7 @@ def _sum(fabric: Fabric, accumulator: dict[str, Any]) -> dict[str, Any]:
         return accumulator
     sizes = gather_objects(fabric, {name: len(total) for name, total in accumulator.items()})
     merged = {}
-    # A rank whose clients all dropped out has nothing to add, but it must take part.
+    # A rank whose clients all dropped out adds zeros, because every rank must take part.
     for name, size in {name: size for part in sizes for name, size in part.items()}.items():
         total = accumulator.get(name)
         if total is None:

@@ -228,7 +228,7 @@ def test_a_process_that_dies_ends_the_others_and_the_run_goes_on(tmp_path: Path)
     command = [*COMMAND.split(), *words, *run, "--algorithm", "FedDUSM", "--trainer.callbacks+=test_processes.Dying"]
     processes.run(command_heard, str(tmp_path), command, num_processes=2, exit_codes=[0, -signal.SIGKILL])
     last_line = (tmp_path / "0").read_text().splitlines()[-1]
-    assert last_line.startswith("lightning-fl: another process of this run has died")
+    assert last_line.startswith("lightning-fl: another process of this run died")
     assert "--ckpt_path last" in last_line
     assert (tmp_path / "0.code").read_text() == "1"
     assert checkpoint_file.load(tmp_path / "run" / "checkpoints" / "last.ckpt")["epoch"] == 2

@@ -1,4 +1,4 @@
-"""The command line: commands, names of classes, checks of configurations, error sentences, completion."""
+"""Command line: commands, class names, checks of configurations, error messages, completion."""
 
 from lightning_fl.cli.federated_cli import FederatedCLI, main
 

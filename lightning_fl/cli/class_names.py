@@ -1,4 +1,4 @@
-"""What there is to name: commands, and the classes that a key of the configuration may have, by the last part of the key."""
+"""Names for the command line: commands, and the classes that a key of the configuration may name."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CLASS_PACKAGES: dict[str, tuple[list[Any], type]] = {
     "callbacks": ([callbacks, lightning_callbacks], lightning_callbacks.Callback),
     "logger": ([lightning_loggers], lightning_loggers.Logger),
 }
-"""By the last part of a key where its classes are, and what they are."""
+"""Packages with the classes for a key, and their base class, by the last part of the key."""
 LISTS = ("callbacks", "logger", "stages", "steps")
 """Keys that may name several classes."""
 BASES = (
@@ -46,11 +46,11 @@ BASES = (
     lightning_callbacks.ProgressBar,
     *REFUSED_CALLBACKS,
 )
-"""What is no class to name: it is there to be derived from, or a federation has no use for it."""
+"""Classes that a configuration may not name: base classes, and callbacks that a federation does not support."""
 
 
 def classes_under(key: str) -> dict[str, type]:
-    """By name the classes of ours and Lightning's that `key` may name; none for a key that names no class.
+    """Return by name the classes of lightning_fl and Lightning that `key` may name; empty if it names no class.
 
     >>> sorted(classes_under("data.partition"))
     ['Dirichlet', 'IID', 'Shards']
@@ -66,34 +66,34 @@ def _is_base(found: type) -> bool:
 
 
 def class_misfit(given: Any, key: str, shown_key: str) -> str | None:
-    """What is wrong with how a class is given, by its name or by a mapping with class_path, or a list of such.
+    """Return what is wrong with a class that is given by name, by a mapping with class_path, or in a list of these.
 
     Args:
-        given: for a key of the configuration.
-        key: that names classes.
-        shown_key: what to call it.
+        given: value of the key.
+        key: key of the configuration that names classes.
+        shown_key: name of the key in the sentence.
 
     Returns:
-        A sentence; None if the class is there and is of the right kind.
+        Error sentence; None if the class exists and is of the right kind.
     """
     leaf = key.rpartition(".")[2]
     base = CLASS_PACKAGES[leaf][1]
     if isinstance(given, list):
         inner = next((misfit for one in given if (misfit := class_misfit(one, key, shown_key))), None)
         return inner or (
-            None if leaf in LISTS else f"{shown_key} must be one class of {base.__name__}, got {shown(given)}."
+            None if leaf in LISTS else f"{shown_key} must be one class of kind {base.__name__}, got {shown(given)}."
         )
     if isinstance(given, Mapping) and "class_path" not in given:
-        return f"{shown_key} needs class_path, which names a class, got {', '.join(map(str, given))}."
+        return f"{shown_key} needs the key class_path with the name of a class, got {', '.join(map(str, given))}."
     name = given["class_path"] if isinstance(given, Mapping) else given
     if not isinstance(name, str):
-        allowed = f"the name of a class of {base.__name__}, or a mapping with class_path and init_args"
+        allowed = f"the name of a class of kind {base.__name__}, or a mapping with class_path and init_args"
         return f"{shown_key} must be {allowed}, got {shown(name)}."
     known = classes_under(key)
     module, _, last = name.rpartition(".")
     if not module or not name.replace(".", "").isidentifier():
         network = (
-            f"it is a network: give --{key}.network {name}; " if leaf == "model" and name in modules.NETWORKS else ""
+            f"it is a network: use --{key}.network {name}; " if leaf == "model" and name in modules.NETWORKS else ""
         )
         begins = name.partition("(")[0]
         return None if name in known else f"{shown_key} {name!r} is unknown; {network}{nearest(begins, known)}."
@@ -106,9 +106,9 @@ def class_misfit(given: Any, key: str, shown_key: str) -> str | None:
     if not hasattr(found, last):
         own = [n for n, x in vars(found).items() if isinstance(x, type) and x.__module__ == module]
         of_ours = module.partition(".")[0] == "lightning_fl"
-        others = nearest(last, known) if of_ours else nearest(last, own) if own else "and no class at all"
+        others = nearest(last, known) if of_ours else nearest(last, own) if own else "and no other class"
         return f"{shown_key} {name!r} is unknown: the module {module!r} has no {last!r}, {others}."
     member = getattr(found, last)
     if not (isinstance(member, type) and issubclass(member, base)):
-        return f"{shown_key} {name!r} is no {base.__name__}; {nearest(last, known)}."
+        return f"{shown_key} {name!r} is not a subclass of {base.__name__}; {nearest(last, known)}."
     return None

@@ -1,8 +1,8 @@
-"""What the shell offers after TAB: every flag, the names of classes, and the parameters of those classes.
+"""Shell completion: every flag, the names of classes, and the parameters of those classes.
 
-jsonargparse writes the script (`--print_completion`). On its own it would offer each class that a type allows with the
-parameters of each, and of the classes that those allow, which for a network goes through all of torch without end. Here the
-classes are those that have a name in a configuration, and their flags are made first, which it then leaves alone.
+jsonargparse writes the script (`--print_completion`). On its own it would offer each class that a type allows with its
+parameters, and again the classes that those allow; for a network this recursion through torch does not end. This module
+therefore first adds flags for the classes that a configuration may name, and jsonargparse leaves existing flags unchanged.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ VALUES = {
 
 
 def offer_names(parser: ArgumentParser) -> None:
-    """Give a command's flags the names that they may take, and the parameters of named classes flags of their own."""
+    """Add the allowed names to a command's flags, and flags for the parameters of named classes."""
     for action in list(parser._actions):
         if action.dest in VALUES:
             action.choices = VALUES[action.dest]
@@ -43,7 +43,7 @@ def offer_names(parser: ArgumentParser) -> None:
 def _offer_parameters(
     parser: ArgumentParser, flag: str, classes: dict[str, type], around: tuple[type, ...] = ()
 ) -> None:
-    """Flags for the parameters of `classes`; of a class inside itself, as codecs may be, none."""
+    """Add flags for the parameters of `classes`; skip a class inside itself, as codecs may be."""
     for offered in classes.values():
         if offered in around:
             continue
@@ -58,7 +58,7 @@ def _offer_parameters(
 
 
 def report_flags() -> LightningArgumentParser:
-    """The flags of `report`, which has a parser of its own, for a script that jsonargparse writes."""
+    """Return the flags of `report` in a parser for which jsonargparse can write a script."""
     parser = LightningArgumentParser()
     for action in build_parser()._actions:
         if action.option_strings and action.dest != "help":

@@ -1,7 +1,7 @@
-"""What the parser lets through: files that are no configuration, and null where a parameter's type has none.
+"""Checks of what the parser accepts: files that are not configurations, and null for types that do not allow it.
 
-To the parser null means "not given", and what is given for a group such as `trainer` and is no mapping says nothing to it; the
-one would end in the middle of a run, the other in another run than was asked for.
+The parser reads null as "not given", and ignores a value of a group such as `trainer` that is not a mapping. The first error
+would stop a run in the middle; the second would start a run with other settings than the user's.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ def check_file(path: str | os.PathLike[str]) -> None:
     """Check that a file can be a configuration.
 
     Raises:
-        UserError: it is no text, no YAML, empty, or has something else where a mapping must be.
+        UserError: it is not text, not YAML, empty, not a mapping, or has a key twice.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
         content, node = yaml.safe_load(text), yaml.compose(text, yaml.SafeLoader)
     except UnicodeDecodeError:
-        raise UserError(f"{path} is no text file: a configuration is YAML with the keys {KEYS}.") from None
+        raise UserError(f"{path} is not a text file: a configuration is YAML with the keys {KEYS}.") from None
     except yaml.YAMLError as error:
-        raise UserError(f"{path} is no YAML: {' '.join(str(error).split())}.") from error
+        raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from error
     require(content not in (None, {}), f"{path} is empty: a configuration has the keys {KEYS}.")
     require(isinstance(content, dict), f"{path} must be a mapping with the keys {KEYS}, got {shown(content)}.")
     if twice := _key_given_twice(node):
         raise UserError(
-            f"{path} has {twice.value} twice in one place, the second time in line {twice.start_mark.line + 1}."
+            f"{path} has the key {twice.value} twice in one mapping, the second in line {twice.start_mark.line + 1}."
         )
     without = [key for key, value in content.items() if value is None]
-    require(len(without) < len(content), f"{path} has nothing under {', '.join(map(str, without))}.")
+    require(len(without) < len(content), f"{path} has no value under {', '.join(map(str, without))}.")
 
 
 def _key_given_twice(node: Any) -> yaml.ScalarNode | None:
-    """Of which YAML would keep the last alone."""
+    """Return a key that a mapping has twice, of which YAML would keep only the last; None if there is none."""
     pairs = node.value if isinstance(node, yaml.MappingNode) else []
     keys: set[str] = set()
     for key, _ in pairs:
@@ -57,15 +57,15 @@ def _key_given_twice(node: Any) -> yaml.ScalarNode | None:
 
 
 def check_group(given: Any, found: Any, key: str) -> None:
-    """Check that what the parser made of a class's parameters has no null where their types have none.
+    """Check that the parsed parameters of a class contain no null where their types do not allow it.
 
     Args:
-        given: a value for each parameter; classes as mappings with class_path and init_args.
-        found: the class.
-        key: where this is in the configuration.
+        given: values of the parameters; classes as mappings with class_path and init_args.
+        found: class with these parameters.
+        key: key of the class in the configuration.
 
     Raises:
-        UserError: there is one, or something else where a mapping must be.
+        UserError: a parameter is null, or is not a mapping where it must be one.
     """
     require(
         isinstance(given, Mapping),
@@ -86,7 +86,7 @@ def check_group(given: Any, found: Any, key: str) -> None:
 
 
 def check_class(given: Any, key: str) -> None:
-    """The same for a class with its parameters; anything else is left alone."""
+    """Check the parameters of a class in a mapping with class_path; accept any other value."""
     found = locate(given["class_path"]) if isinstance(given, Mapping) and given.get("class_path") else None
     if isinstance(found, type):
         check_group(given.get("init_args") or {}, found, key)

@@ -1,6 +1,6 @@
-"""Turns the parser's messages, which run over many lines, into one sentence with the nearest match.
+"""Rewrite the parser's messages, which span many lines, as one sentence with the nearest match.
 
-Of a message about a value only the key and the value are read: what the key may be is known from its type.
+Only the key and the value are read from a message about a value; the key's type determines what is allowed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SLOTS = ("rule", "uplink", "downlink", "exchange", "aggregator", "steps", "perso
 
 
 def explain(message: str, parser: ArgumentParser) -> str:
-    """One sentence for a message of jsonargparse, as `parser` was about to print it."""
+    """Return one sentence for a message of jsonargparse that `parser` was about to print."""
     for pattern, sentence in SENTENCES.items():
         if match := re.search(pattern, message):
             return sentence(match, parser)
@@ -41,19 +41,19 @@ def explain(message: str, parser: ArgumentParser) -> str:
 
 
 def root_sentence(error: BaseException, kinds: tuple[type[BaseException], ...]) -> str | None:
-    """The message of the first exception of `kinds` behind `error`, on one line; None if there is none."""
+    """Return on one line the message of the first exception of `kinds` among `error` and its causes; None without."""
     return next((" ".join(str(cause).split()) for cause in _causes(error) if isinstance(cause, kinds)), None)
 
 
 def missing_package(error: BaseException) -> str | None:
-    """What to install where Lightning says behind `error` that an optional package is not there; None if it does not."""
+    """Return which package to install if Lightning reports a missing one among `error` and its causes; None if not."""
     causes = list(_causes(error))
     commands = [
         c for e in causes if isinstance(e, ImportError) for c in re.findall(r"pip install (?:-U )?['\w][^`\s]*", str(e))
     ]
     named = re.search(r"class_path '(?:\w+\.)*(\w+)'|`([A-Z]\w+)`", "\n".join(map(str, causes)))
-    who = (named[1] or named[2]) if named else "what the configuration names"
-    return f"{who} needs a package that is not installed: {commands[-1]}." if commands else None
+    owner = (named[1] or named[2]) if named else "a class of the configuration"
+    return f"{owner} needs a package that is not installed: {commands[-1]}." if commands else None
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
@@ -72,13 +72,14 @@ def _unknown_flag(match: re.Match[str], parser: ArgumentParser) -> str:
     if hasattr(parser, "_inner_parser"):
         return _no_parameter(name, parser)
     if not flag.startswith("-"):
-        return f"{flag!r} is no flag: every argument of a command is one, such as --config FILE."
+        return f"{flag!r} is not a flag: commands take only flags, such as --config FILE."
     return _stock_flag(name) or f"there is no flag {flag}; {_nearest_key(name, parser)}."
 
 
 def _unknown_key(name: str, parser: ArgumentParser) -> str:
     commands: list[Any] = [action.choices for action in parser._actions if isinstance(action.choices, dict)]
-    command = next((choices["fit"] for choices in commands if "fit" in choices), parser)  # all commands have its keys
+    # All commands share the keys of `fit`.
+    command = next((choices["fit"] for choices in commands if "fit" in choices), parser)
     return _stock_flag(name) or f"there is no parameter {name!r}; {_nearest_key(name, command)}."
 
 
@@ -87,13 +88,13 @@ def _missing(match: re.Match[str], parser: ArgumentParser) -> str:
         return f"{_class_of(parser)} needs {match[1]}."
     command = match[1].partition(".")[0]
     flags = match[1].replace(f"{command}.", "--").replace(", ", " and ")
-    return f"{command} needs {flags}: name a class, or give a file that does, such as --config FILE."
+    return f"{command} needs {flags}: name a class, or use a file that names one, such as --config FILE."
 
 
 def _stock_flag(name: str) -> str | None:
     group, _, flag = name.rpartition(".")
     reason = STOCK_FLAGS.get(flag) if group == "trainer" else None
-    return f"{name} is a flag of Lightning's that a federation does not have: {reason}." if reason else None
+    return f"{name} is a flag of lightning.Trainer that FederatedTrainer does not have: {reason}." if reason else None
 
 
 def _no_parameter(name: str, parser: ArgumentParser) -> str:
@@ -104,11 +105,11 @@ def _no_parameter(name: str, parser: ArgumentParser) -> str:
     if first in {"name", "type", "class"} | classes or get_close_matches(
         first, ("class_path", "init_args"), cutoff=0.8
     ):
-        return f"a class is given by its class_path and, under init_args, its parameters, and nothing beside them; got {name!r}."
+        return f"a class takes only the keys class_path and, for its parameters, init_args; got {name!r}."
     if first in SLOTS and owner in classes_under("algorithm"):
         return (
-            f"{owner} has no parameter {name!r}, its slots are filled: --algorithm Algorithm takes --algorithm.{first} and every "
-            "other slot, and is FedAvg where none is given."
+            f"{owner} has no parameter {name!r}, because its slots are fixed: use --algorithm Algorithm, which takes "
+            f"--algorithm.{first} and every other slot; a slot that is not given is FedAvg's."
         )
     if rest and first in {a.dest for a in parser._actions}:
         return f"{first} of {owner} has no parameter {rest!r}."
@@ -116,12 +117,12 @@ def _no_parameter(name: str, parser: ArgumentParser) -> str:
 
 
 def _class_of(parser: ArgumentParser) -> str:
-    """The class whose parameters an inner parser reads."""
+    """Return the name of the class whose parameters an inner parser reads."""
     return next(iter(getattr(parser, "groups", None) or {}), "the class")
 
 
 def _nearest_key(given: str, parser: ArgumentParser) -> str:
-    """The nearest of a parser's keys; all of them only where they are few."""
+    """Return the nearest of a parser's keys, with all of them only if they are few."""
     keys = sorted({a.dest for a in parser._actions} - {"help", "print_completion", "subcommand"})
     group, _, leaf = given.rpartition(".")
     siblings = [key for key in keys if key.rpartition(".")[0] == group] if leaf else keys
@@ -145,7 +146,7 @@ def _read(given: str) -> Any:
 
 
 def _value_misfit(key: str, given: Any, parser: ArgumentParser) -> str | None:
-    """What is wrong with a value, known from the type of its key; None where that is not known."""
+    """Return what is wrong with a value, by the type of its key; None if the type is unknown."""
     shown_key = f"{key} of {_class_of(parser)}" if hasattr(parser, "_inner_parser") else key
     hint = next((getattr(a, "_typehint", None) or a.type for a in parser._actions if a.dest == key), None)
     if hint is None:
@@ -162,13 +163,13 @@ def _no_group(match: re.Match[str], parser: ArgumentParser) -> str:
     names = [a.dest.removeprefix(f"{match[1]}.") for a in parser._actions if a.dest.startswith(f"{match[1]}.")]
     inner = [name for name in names if "." not in name and name != "help"]
     parameters = ", ".join(inner) if len(inner) <= 15 else f"the parameters of the {match[1]}"
-    return f"{match[1]} must be a mapping with {parameters}, or a file that has one, got {match[2]}."
+    return f"{match[1]} must be a mapping with {parameters}, or a file with one, got {match[2]}."
 
 
 def _no_class_to_explain(match: re.Match[str], parser: ArgumentParser) -> str:
     key, name = match.groups()
     misfit = class_misfit(name, key, f"--{key}.help") if key.rpartition(".")[2] in CLASS_PACKAGES else None
-    return misfit or f"--{key}.help wants a class that {key} may be, got {name!r}."
+    return misfit or f"--{key}.help needs the name of a class for {key}, got {name!r}."
 
 
 SENTENCES: dict[str, Callable[[re.Match[str], ArgumentParser], str]] = {
@@ -178,15 +179,15 @@ SENTENCES: dict[str, Callable[[re.Match[str], ArgumentParser], str]] = {
         ".".join(match.groups()), parser
     ),
     r"is not accepted before subcommand": lambda *_: (
-        "--config comes after the command, as in lightning-fl fit --config FILE."
+        "put --config after the command, as in lightning-fl fit --config FILE."
     ),
     r"Option '([^']+)' is not accepted": lambda match, parser: _no_parameter(match[1], parser),
-    r"expected \"subcommand\"": lambda *_: f"there is no command; allowed: {', '.join(COMMANDS)}.",
+    r"expected \"subcommand\"": lambda *_: f"no command is given; allowed: {', '.join(COMMANDS)}.",
     r"arguments are required: (.*)": _missing,
     r"argument (?:-\w/)?(--[\w.]+)\S*: expected one argument": lambda match, _: f"{match[1]} needs a value after it.",
     r"--([\w.]+)\.help: (?:.*string: |.*named '|\")([\w.]*)": _no_class_to_explain,
     r"(?s)key \"([\w.]+)\".*NestedArg\(key='([\w.]+)'": lambda match, _: (
-        f"--{match[1]}.{match[2]} comes before the class of {match[1]} is named; give --{match[1]} first, or its class in a file."
+        f"--{match[1]}.{match[2]} stands before the class of {match[1]}; give --{match[1]} first, or name its class in a file."
     ),
     r"class_path '([^']*)':\s+'\w+' object has no attribute 'keys'": lambda match, _: (
         f"init_args of {match[1]} must be a mapping with its parameters."
@@ -194,4 +195,4 @@ SENTENCES: dict[str, Callable[[re.Match[str], ArgumentParser], str]] = {
     r"key \"([\w.]+)\":\s+Unable to load config '(.*)'\n": _no_group,
     r"key \"config\":\s+(.*)": lambda match, _: f"--config: {match[1]}.",
 }
-"""For each pattern of a message what to say."""
+"""Function that builds the sentence, for each pattern of a message."""

@@ -1,7 +1,7 @@
 """`lightning-fl`: LightningCLI with a FederatedTrainer and an algorithm.
 
-`fit`, `validate`, `test` and `predict` take configurations as every LightningCLI does; `list` names what there is; `report`
-compares runs. A user's mistake ends with one sentence on standard error and exit code 2.
+`fit`, `validate`, `test` and `predict` take configurations as every LightningCLI does; `list` prints the available names;
+`report` compares runs. A user's mistake ends with one sentence on standard error and exit code 2.
 """
 
 from __future__ import annotations
@@ -40,31 +40,31 @@ from lightning_fl.trainer import FederatedTrainer
 
 DESCRIPTION = (
     "Federated-learning experiments for PyTorch Lightning. "
-    "`lightning-fl list` names every algorithm, network, data set and callback; `lightning-fl report RUN…` compares runs "
-    "(`lightning-fl report --help`); `lightning-fl --version` says the version."
+    "`lightning-fl list` lists every algorithm, network, data set and callback; `lightning-fl report RUN…` compares runs "
+    "(`lightning-fl report --help`); `lightning-fl --version` prints the version."
 )
 LIST_HELP = (
-    "usage: lightning-fl list\n\nName every algorithm, network, data set, partition and callback, with one line each."
+    "usage: lightning-fl list\n\nList every algorithm, network, data set, partition and callback, with one line each."
 )
 OTHER_FAILURE = 1
 USER_MISTAKE = 2
 INTERRUPTED = 130
 LINKED = ("num_classes", "in_channels", "image_size")
-"""What the model is told by the data that know it."""
+"""Parameters of the model that are taken from the data, if the data define them."""
 
 
 class FederatedArgumentParser(LightningArgumentParser):
-    """Accepts a trainer that is not Lightning's, and says what is wrong in one sentence."""
+    """Parser that accepts a FederatedTrainer and reports an error in one sentence."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **{"description": DESCRIPTION, **options})
-        # A misspelt flag is a mistake, not an abbreviation.
+        # Without this, a misspelt flag could count as an abbreviation of another.
         self.allow_abbrev = False
 
     def add_lightning_class_args(
         self, lightning_class: Any, nested_key: str, *arguments: Any, **options: Any
     ) -> list[str]:
-        """As LightningCLI's, which refuses any trainer but its own here."""
+        """Add the arguments of a class; LightningCLI itself refuses any trainer but Lightning's here."""
         if isinstance(lightning_class, type) and issubclass(lightning_class, FederatedTrainer):
             return self.add_class_arguments(
                 lightning_class, nested_key, fail_untyped=False, instantiate=False, sub_configs=True
@@ -72,13 +72,13 @@ class FederatedArgumentParser(LightningArgumentParser):
         return super().add_lightning_class_args(lightning_class, nested_key, *arguments, **options)
 
     def parse_path(self, path: Any, *arguments: Any, **options: Any) -> Any:
-        """As jsonargparse's, which would pass over much of what a file that is no configuration has."""
+        """Parse a file after `check_file`, because jsonargparse ignores much of a file that is not a configuration."""
         if os.path.isfile(path):
             check_file(path)
         return super().parse_path(path, *arguments, **options)
 
     def get_defaults(self, *arguments: Any, **options: Any) -> Any:
-        """As jsonargparse's, with plain words for members of enumerations of words, which it cannot write to a file."""
+        """Return the defaults with members of string enumerations as strings, because jsonargparse cannot save the members."""
         defaults = super().get_defaults(*arguments, **options)
         for key, value in defaults.items():
             if isinstance(value, str) and isinstance(value, Enum):
@@ -86,7 +86,7 @@ class FederatedArgumentParser(LightningArgumentParser):
         return defaults
 
     def get_completion_script(self, *arguments: Any, **options: Any) -> str:
-        """As jsonargparse's, with the names that a configuration may use and the commands that need no parser."""
+        """Return the script with the names that a configuration may use and the commands that need no parser."""
         commands = self._subcommands_action
         assert commands is not None
         for command in commands.choices.values():
@@ -96,29 +96,29 @@ class FederatedArgumentParser(LightningArgumentParser):
         return super().get_completion_script(*arguments, **options)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """End with one sentence and exit code 2."""
+        """Print one sentence and exit with code 2."""
         fail(explain(message, self))
 
 
 class SaveFitConfig(SaveConfigCallback):
-    """Saves the configuration of a `fit` as config.yaml; an evaluation leaves the one of its run alone."""
+    """Callback that saves the configuration of a `fit` as config.yaml; an evaluation does not change it."""
 
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
-        """Not yet: the folder may be an earlier run's until this one has done a round."""
+        """Save nothing yet, because the folder may hold an earlier run until this one has done a round."""
 
     def on_folder_claimed(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Save it, as Lightning does in `setup`."""
+        """Save the configuration, as Lightning does in `setup`."""
         super().setup(trainer, pl_module, "fit")
 
     def save_config(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
-        """Give it to Weights & Biases, too."""
+        """Send the configuration to Weights & Biases."""
         if wandb_run.is_used(trainer):
             config = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
             wandb_run.send_config(trainer, config, Path(trainer.log_dir) / self.config_filename)
 
 
 class FederatedCLI(LightningCLI):
-    """LightningCLI whose trainer is a FederatedTrainer, with the key `algorithm` besides `trainer`, `model` and `data`."""
+    """LightningCLI with a FederatedTrainer and the key `algorithm` in addition to `trainer`, `model` and `data`."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class FederatedCLI(LightningCLI):
         Args:
             model_class: Base class of the models that `--model` may name.
             datamodule_class: Base class of the data that `--data` may name.
-            args: Command line; that of the process if not given.
+            args: Command line; the process's own if not given.
             **options: Further arguments of LightningCLI.
         """
         defaults: dict[str, Any] = {
@@ -149,19 +149,19 @@ class FederatedCLI(LightningCLI):
         super().__init__(model_class, datamodule_class, args=args, **{**defaults, **options})  # type: ignore[arg-type]
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """As LightningCLI's, and refuse what the parser lets through."""
+        """Parse the arguments, and refuse invalid values that the parser accepts."""
         super().parse_arguments(parser, args)
         config = self.config[self.config.subcommand].as_dict()
         seed, most = config["seed_everything"], 2**32 - 1
         is_allowed = isinstance(seed, int) and 0 <= seed <= most
-        require(is_allowed, f"seed_everything must be true, false or lie in [0, {most}], got {shown(seed)}.")
+        require(is_allowed, f"seed_everything must be true, false or a whole number in [0, {most}], got {shown(seed)}.")
         check_group(config["trainer"], self.trainer_class, "trainer")
         for key in ("model", "data", "algorithm"):
             check_class(config[key], key)
         self._given_model = config["model"]
 
     def instantiate_classes(self) -> None:
-        """As LightningCLI's, and compare what was said of the model with what the data know of it, which goes first."""
+        """Instantiate all classes, and refuse parameters of the model that contradict the data."""
         super().instantiate_classes()
         model, of_data = self._given_model, type(self.datamodule).__name__
         parameters = parameters_of(locate(model["class_path"]))
@@ -169,42 +169,42 @@ class FederatedCLI(LightningCLI):
             given, known = self._given(name), getattr(self.datamodule, name)
             require(
                 given == known or known is None or name not in parameters or given == parameters[name].default,
-                f"model.{name} is {given}, but {of_data} has {known}: leave it out, it is taken from the data.",
+                f"model.{name} is {given}, but {of_data} has {known}: leave it out, so that it is taken from the data.",
             )
         is_square = getattr(self.datamodule, "image_size", None) or self._given("image_size")
         by_name = isinstance(self.model, modules.ImageClassifier) and isinstance(model["init_args"]["network"], str)
         require(
             bool(is_square) or not (by_name and isinstance(self.datamodule, data.Arrays | data.ImageFolder)),
-            f"the images of {of_data} are not square, as those of the networks of ImageClassifier are: make them so, which "
-            "--data ImageFolder --data.image_size does, or give a network of your own.",
+            f"the images of {of_data} are not square, but ImageClassifier's networks need square ones: resize them, as with "
+            "--data ImageFolder --data.image_size, or use a network of your own.",
         )
 
     def _given(self, name: str) -> Any:
-        """What the configuration says of a parameter of the model."""
+        """Return the configuration's value of a parameter of the model."""
         return self._given_model.get("init_args", {}).get(name)
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        """The trainer's methods, and which of their arguments come from elsewhere."""
+        """Return the trainer's methods and, for each, the arguments that are not flags."""
         given = {"model", "datamodule", "algorithm", "verbose", "return_predictions"}
         return dict.fromkeys(("fit", "validate", "test", "predict"), given)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add `algorithm`, and tell the model what the data know."""
+        """Add `algorithm`, and link parameters of the model to the data."""
         parser.add_subclass_arguments(Algorithm, "algorithm", required=False, default={"class_path": "FedAvg"})
         parser.link_arguments("data.num_classes", "model.init_args.num_classes", apply_on="instantiate")
         for name in ("in_channels", "image_size"):
-            told = partial(self._known_or_given, name)
-            parser.link_arguments(f"data.{name}", f"model.init_args.{name}", told, apply_on="instantiate")
+            known_or_given = partial(self._known_or_given, name)
+            parser.link_arguments(f"data.{name}", f"model.init_args.{name}", known_or_given, apply_on="instantiate")
 
     def _known_or_given(self, name: str, known: int | None) -> int | None:
-        """What the data know of their images, or else what the configuration says of the model."""
+        """Return the value from the data, or else the configuration's value for the model."""
         return self._given(name) if known is None else known
 
     def _parse_ckpt_path(self) -> None:
         path = self.config[self.config.subcommand].get("ckpt_path") if self.config.get("subcommand") else None
         if path and path not in ("last", "best"):
-            checkpoint_file.load(path)  # a sentence instead of a traceback where it cannot be read
+            checkpoint_file.load(path)  # raises a UserError if it cannot be read
         with checkpoint_file.mapped(path or ""):
             super()._parse_ckpt_path()
 
@@ -215,12 +215,12 @@ class FederatedCLI(LightningCLI):
         }
 
     def after_fit(self) -> None:
-        """Say what was reached and where it is."""
+        """Print the results and the paths of the files."""
         if self.trainer.is_global_zero:
             print(final_table(self.trainer))  # type: ignore[arg-type]
 
     def predict(self, **arguments: Any) -> None:
-        """Predict, and leave the predictions in a file: a list of what `predict_step` returned, batch by batch."""
+        """Predict, and save the predictions: a list of what `predict_step` returned for each batch."""
         path = Path(self.trainer.default_root_dir) / "predictions.pt"
         predictions = self.trainer.predict(**arguments)
         if self.trainer.is_global_zero:
@@ -230,9 +230,9 @@ class FederatedCLI(LightningCLI):
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The console script."""
+    """Run the console script."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    # Where classes of the user's own are looked up; by its name, because the parser reads a file in that file's folder.
+    # Find the user's own classes; an absolute path, because the parser changes to the folder of the file that it reads.
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     if find_spec("shtab"):
@@ -252,13 +252,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         else:
             FederatedCLI(args=arguments)
     except KeyboardInterrupt:
-        print("\nlightning-fl: interrupted; --ckpt_path last goes on after the last whole round.", file=sys.stderr)
+        print("\nlightning-fl: interrupted; --ckpt_path last resumes after the last complete round.", file=sys.stderr)
         sys.exit(INTERRUPTED)
     except Exception as error:
-        if "by peer" in str(error):  # what gloo and NCCL say of a connection that broke
+        if "by peer" in str(error):  # from gloo and NCCL about a broken connection
             print(
-                "lightning-fl: another process of this run has died, its own messages say why; "
-                "--ckpt_path last goes on after the last whole round.",
+                "lightning-fl: another process of this run died, see its own messages; "
+                "--ckpt_path last resumes after the last complete round.",
                 file=sys.stderr,
             )
             sys.exit(OTHER_FAILURE)
@@ -272,13 +272,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def fail(sentence: str) -> NoReturn:
-    """One sentence on standard error, from one of the processes, and exit code 2."""
+    """Print one sentence on standard error, from one of the processes, and exit with code 2."""
     say_once("lightning-fl: error: ", sentence)
     sys.exit(USER_MISTAKE)
 
 
 def listing() -> str:
-    """Every algorithm, network, data set and callback with one line each."""
+    """Return every algorithm, network, data set, partition and callback with one line each."""
     groups: dict[str, dict[str, Any]] = {
         "algorithms": _classes(algorithms),
         "networks": dict(modules.NETWORKS),

@@ -1,4 +1,4 @@
-"""What the parameters of a class may be: their types, in the words of an error sentence."""
+"""Types of a class's parameters, in words for error sentences."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 
 def parameters_of(found: Any) -> dict[str, Parameter]:
-    """Parameters of a class with their types, also those that it hands on to its bases in `**kwargs`.
+    """Return the parameters of a class with their types, including those that it passes to its bases in `**kwargs`.
 
-    A type that a library imports for type checkers alone is `Any`.
+    A type that a library imports only for type checkers becomes `Any`.
     """
     named: dict[str, Parameter] = {}
     for base in getattr(found, "__mro__", ()):
@@ -37,25 +37,25 @@ def parameters_of(found: Any) -> dict[str, Parameter]:
 
 
 def members_of(hint: Any) -> tuple[Any, ...]:
-    """What a union is of; of any other type itself."""
+    """Return the members of a union, or any other type as the only member."""
     return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
 
 def choices_of(hint: Any) -> list[str]:
-    """The values that a type has, as they are typed; none where they cannot be counted."""
+    """Return the values of a bool or a Literal as text; empty for any other type."""
     if hint is bool:
         return ["true", "false"]
     return [str(value) for value in get_args(hint)] if get_origin(hint) is Literal else []
 
 
 def group_of(hint: Any) -> type | None:
-    """The class whose parameters a mapping gives without naming it, such as the trainer's clock; None where there is none."""
+    """Return the dataclass that a mapping fills without naming it, such as the trainer's clock; None if there is none."""
     plain = [member for member in members_of(hint) if is_dataclass(member) and not inspect.isabstract(member)]
     return next((member for member in plain if isinstance(member, type) and fields(member)), None)
 
 
 def allows_null(hint: Any) -> bool:
-    """Whether null is a value of a type.
+    """True if null is a value of a type.
 
     >>> allows_null(float | None), allows_null(float)
     (True, False)
@@ -64,7 +64,7 @@ def allows_null(hint: Any) -> bool:
 
 
 def in_words(hint: Any) -> str:
-    """A type as the end of "must be …".
+    """Return a type as the end of "must be …".
 
     >>> in_words(int | float), in_words(dict[str, list[int]]), in_words(Literal["norm", "value"] | None)
     ('int or float', 'a mapping from str to a list of int', 'norm or value or null')
@@ -73,7 +73,7 @@ def in_words(hint: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as YAML has it.
+    """Return a value as YAML writes it.
 
     >>> shown(None), shown("many"), shown(True)
     ('null', 'many', 'true')

@@ -1,1 +1,1 @@
-"""What a run leaves behind: its folder, metrics.csv, checkpoints, progress bar, final table, loggers, figures."""
+"""Outputs of a run: its folder, metrics.csv, checkpoints, progress bar, final table, loggers, figures."""

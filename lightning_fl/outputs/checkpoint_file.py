@@ -1,7 +1,7 @@
-"""Checkpoints: written aside and renamed, so that a kill at any moment leaves a whole one; refused when they do not fit.
+"""Checkpoints: written aside and renamed, so that a kill never leaves a partial one, and refused if they do not fit.
 
-A checkpoint is an ordinary Lightning checkpoint (`state_dict`, `hyper_parameters`, callback states …) with one key more,
-`federation`, that holds the run. `load_from_checkpoint` of the module's class reads either kind.
+A checkpoint is an ordinary Lightning checkpoint (`state_dict`, `hyper_parameters`, callback states …) with one more key,
+`federation`, that holds the run. `load_from_checkpoint` of the module's class reads both kinds.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ FORMAT = 1
 
 
 def save_atomically(checkpoint: dict[str, Any], path: str | os.PathLike[str], keep_previous: bool = False) -> None:
-    """Write `checkpoint` to `path` so that `path` is at every moment either the old file or the new one, whole.
+    """Write `checkpoint` so that `path` is always either the complete old file or the complete new one.
 
     Args:
-        checkpoint: what `torch.save` takes.
-        path: where; missing folders are made.
-        keep_previous: keep the file that `path` was before as `previous.ckpt` beside it.
+        checkpoint: object for `torch.save`.
+        path: file to write; missing folders are created.
+        keep_previous: True to keep the old file as `previous.ckpt` in the same folder.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -39,7 +39,7 @@ def save_atomically(checkpoint: dict[str, Any], path: str | os.PathLike[str], ke
         file.flush()
         os.fsync(file.fileno())
     if keep_previous and path.exists():
-        # A second name for the old file, so that `path` itself is never missing.
+        # Link the old file under a second name, so that `path` itself is never missing.
         linked = path.with_name(".previous.linking")
         linked.unlink(missing_ok=True)
         os.link(path, linked)
@@ -48,11 +48,11 @@ def save_atomically(checkpoint: dict[str, Any], path: str | os.PathLike[str], ke
 
 
 def plain(values: dict[str, Any]) -> dict[str, Any]:
-    """Hyper-parameters without those that `torch.load(weights_only=True)` could not read, which are named in a warning."""
+    """Return the hyper-parameters that `torch.load(weights_only=True)` can read, and name the others in a warning."""
     kept = {name: value for name, value in values.items() if _is_plain(value)}
     if left_out := sorted(values.keys() - kept.keys()):
         rank_zero_warn(
-            f"hyper-parameters that are no plain values are not saved in checkpoints: {', '.join(left_out)}."
+            f"hyper-parameters that are not plain values are not saved in checkpoints: {', '.join(left_out)}."
         )
     return kept
 
@@ -67,8 +67,8 @@ def _is_plain(value: Any) -> bool:
 
 @contextmanager
 def mapped(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Inside, `torch.load` maps the file at `path` where it can, so that only what is looked at takes memory."""
-    # The kernel would set memory aside for a private mapping of a file, but a shared one must be opened for writing.
+    """Let `torch.load` map the file at `path` if possible, so that only the parts that are read take memory."""
+    # The kernel reserves memory for a private mapping of a file; a shared mapping avoids this, but needs write access.
     shared = hasattr(mmap, "MAP_SHARED") and os.access(path, os.W_OK)
     flags = {"load.mmap_flags": mmap.MAP_SHARED} if shared else {}
     patched = config.patch({"load.mmap": True, **flags})  # type: ignore[attr-defined]
@@ -77,10 +77,10 @@ def mapped(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def load(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read a checkpoint with `weights_only=True`; what clients keep, which may be large, stays in the file, to be copied.
+    """Read a checkpoint with `weights_only=True`; client states, which may be large, stay in the file until they are copied.
 
     Raises:
-        UserError: there is none, or it is truncated or no checkpoint at all.
+        UserError: the file does not exist, is truncated, or is not a checkpoint.
     """
     path = Path(path)
     if not path.is_file():
@@ -88,24 +88,24 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         with mapped(path):
             checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch and pickle raise anything on what is no checkpoint
-        said = str(error).strip()
-        # Of what is no zip file torch tries to make a pickle, and its errors say nothing.
-        reason = f" ({said.partition('. ')[0].splitlines()[0]})" if said and zipfile.is_zipfile(path) else ""
+    except Exception as error:  # torch and pickle raise any type of error here
+        message = str(error).strip()
+        # torch reads any file but a zip file as a pickle, and its errors then explain nothing.
+        reason = f" ({message.partition('. ')[0].splitlines()[0]})" if message and zipfile.is_zipfile(path) else ""
         raise UserError(
-            f"the checkpoint {path} cannot be read, it is truncated or no checkpoint{reason}{_alternatives(path)}."
+            f"the checkpoint {path} cannot be read: it is truncated or not a checkpoint{reason}{_alternatives(path)}."
         ) from error
     if not isinstance(checkpoint, dict) or "state_dict" not in checkpoint:
-        raise UserError(f"the file {path} is no Lightning checkpoint: it has no state_dict.")
+        raise UserError(f"the file {path} is not a Lightning checkpoint: it has no state_dict.")
     run = checkpoint.get("federation", {}).get("run", {})
-    left = {name: run.pop(name) for name in ("clients", "client_memory") if name in run}
+    client_states = {name: run.pop(name) for name in ("clients", "client_memory") if name in run}
     checkpoint = _copied(checkpoint)
-    run.update(left)
+    run.update(client_states)
     return checkpoint
 
 
 def _copied(node: Any) -> Any:
-    """`node` with its tensors copied, in place in the containers that allow it."""
+    """Return `node` with its tensors copied, in place in the containers that allow it."""
     if isinstance(node, torch.Tensor):
         return node.clone()
     if isinstance(node, tuple):
@@ -117,25 +117,25 @@ def _copied(node: Any) -> Any:
 
 
 def federation_of(checkpoint: dict[str, Any], path: str | os.PathLike[str], algorithm: str) -> dict[str, Any]:
-    """The run in a checkpoint.
+    """Return the run in a checkpoint.
 
     Raises:
-        UserError: the checkpoint is of an ordinary Trainer, of a later format, or of another algorithm.
+        UserError: the checkpoint is from an ordinary Trainer, has a later format, or is from another algorithm.
     """
     if "federation" not in checkpoint:
         raise UserError(
-            f"the checkpoint {path} holds a model but no federation to resume: give it to validate, test or predict, "
+            f"the checkpoint {path} contains a model but no federation to resume: use it with validate, test or predict, "
             "or resume from checkpoints/last.ckpt of a run."
         )
     federation: dict[str, Any] = checkpoint["federation"]
     if federation["format"] > FORMAT:
         raise UserError(
-            f"the checkpoint {path} has format {federation['format']}, this version of lightning-fl reads up to {FORMAT}: "
+            f"the checkpoint {path} has format {federation['format']}, but this version of lightning-fl reads up to {FORMAT}: "
             "update lightning-fl."
         )
     if federation["algorithm"] != algorithm:
         raise UserError(
-            f"the checkpoint {path} was written by {federation['algorithm']}, this run's algorithm is {algorithm}: "
+            f"the checkpoint {path} was written by {federation['algorithm']}, but this run's algorithm is {algorithm}: "
             f"resume with --algorithm {federation['algorithm']} or start a new run in another folder."
         )
     return federation
@@ -144,4 +144,4 @@ def federation_of(checkpoint: dict[str, Any], path: str | os.PathLike[str], algo
 def _alternatives(path: Path) -> str:
     folder = path.parent if path.parent.is_dir() else None
     others = sorted(p.name for p in folder.glob("*.ckpt") if p != path) if folder else []
-    return f"; beside it: {', '.join(others)}" if others else ""
+    return f"; other checkpoints there: {', '.join(others)}" if others else ""

@@ -1,4 +1,4 @@
-"""`communication.json`: the bits that a run has sent so far, by direction and kind, beside its metrics.csv."""
+"""`communication.json`: bits that a run has sent so far, by direction and kind, next to its metrics.csv."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from pathlib import Path
 from lightning_fl.outputs.run_folder import COMMUNICATION
 
 Bits = dict[str, dict[str, int]]
-"""By direction (`up`, `down`) and kind."""
+"""Bits by direction (`up`, `down`) and kind."""
 KEYS = {"up": "uplink_bits", "down": "downlink_bits"}
 
 
 def write_communication(root: str | os.PathLike[str], num_rounds: int, bits: Mapping[str, Mapping[str, int]]) -> None:
-    """Write the file so that it is at every moment either the old one or the new one, whole.
+    """Write the file so that it is always either the complete old one or the complete new one.
 
     Args:
-        root: the run's folder.
-        num_rounds: rounds done.
-        bits: of all of them and of the set-up before them, all clients together, by direction and kind.
+        root: folder of the run.
+        num_rounds: number of rounds done.
+        bits: bits of all clients in these rounds and the set-up before them, by direction and kind.
     """
     content = {"rounds": num_rounds, **{key: dict(bits[direction]) for direction, key in KEYS.items()}}
     path = Path(root, COMMUNICATION)
@@ -30,10 +30,10 @@ def write_communication(root: str | os.PathLike[str], num_rounds: int, bits: Map
 
 
 def read_communication(root: str | os.PathLike[str]) -> Bits | None:
-    """Return the bits of a run by direction and kind; None without the file.
+    """Return the bits of a run by direction and kind; None if there is no file.
 
     Raises:
-        ValueError: the file does not hold them.
+        ValueError: the file does not contain them.
     """
     path = Path(root, COMMUNICATION)
     if not path.is_file():

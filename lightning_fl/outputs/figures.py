@@ -1,6 +1,6 @@
 """Pictures: one style for all of them, and the labels of a partition.
 
-They need no display. matplotlib is imported when something is drawn, not before.
+Drawing needs no display. matplotlib is imported only when something is drawn.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import numpy as np
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, which people with any kind of colour vision tell apart; the yellow, too pale for a line, is left out.
+# Okabe and Ito's colours, which people with any colour vision can distinguish, without the yellow, too pale for a line.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-# A second cue besides colour; after as many lines as there are colours the next kind begins.
+# A second cue besides colour: each pass through the colours has its own dashes.
 DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 2, 1, 2)))
-STYLE: Any = {  # matplotlib's own type lists every key that there is
+STYLE: Any = {  # matplotlib's own type lists every possible key
     "axes.grid": True,
     "axes.spines.right": False,
     "axes.spines.top": False,
@@ -30,7 +30,7 @@ STYLE: Any = {  # matplotlib's own type lists every key that there is
 
 
 def line_style(index: int) -> dict[str, Any]:
-    """Colour and dashes of the index-th line of a picture.
+    """Return colour and dashes of the index-th line of a picture.
 
     >>> line_style(0)["color"] == line_style(7)["color"], line_style(0) == line_style(7)
     (True, False)
@@ -40,7 +40,7 @@ def line_style(index: int) -> dict[str, Any]:
 
 
 def label_histogram(histograms: np.ndarray[Any, Any]) -> Figure:
-    """Which client holds how many samples of which class.
+    """Draw how many samples of each class each client holds.
 
     Args:
         histograms: samples per client and class (N, C), whole numbers.

@@ -1,4 +1,4 @@
-"""The short table at the end of a run."""
+"""Short table at the end of a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TARGETS = ("val/accuracy", "val/loss", "train/loss")
 
 
 class Finished(Protocol):
-    """What the table reads of a trainer whose run is over."""
+    """Attributes that the table reads from a trainer after its run."""
 
     run: Any
     loggers: list[Logger]
@@ -28,14 +28,14 @@ class Finished(Protocol):
 
 
 def final_table(trainer: Finished) -> str:
-    """What a finished `fit` has reached and where it is, a line each."""
+    """Return the results of a finished `fit` and the paths of its files, one line each."""
     lines = final_lines(trainer)
     width = max(len(name) for name, _ in lines)
     return "\n".join(f"{name:<{width}}  {value}" for name, value in lines)
 
 
 def final_lines(trainer: Finished) -> list[tuple[str, str]]:
-    """Name and value of accuracy, rounds, bytes, rejected uploads if there were any, curve and model."""
+    """Return name and value of accuracy, rounds, bytes, rejected uploads if there were any, curve and model."""
     run = trainer.run
     lines = [
         ("rounds", f"{run.round:,}"),
@@ -43,14 +43,14 @@ def final_lines(trainer: Finished) -> list[tuple[str, str]]:
         ("downlink", in_bytes(run.ledger.total_bytes("down"))),
     ]
     root = Path(trainer.default_root_dir)
-    # A run without a curve of its own may find an earlier run's in the folder.
+    # If this run writes no curve, the folder may contain an earlier run's.
     curve = root / METRICS if any(isinstance(logger, RoundCSVLogger) for logger in trainer.loggers) else None
     target = next((name for name in TARGETS if name in trainer.callback_metrics), None)
     if target is not None:
         value = f"{float(trainer.callback_metrics[target]):.4f}"
         lines.insert(0, (target.replace("val/", ""), value + (_best(curve, target) if curve else "")))
     if run.num_rejected:
-        why = "not finite" if trainer.loss_guard.clients is None else "not finite, or of a loss that exploded"
+        why = "not finite" if trainer.loss_guard.clients is None else "not finite, or loss exploded"
         uploads = f"{run.num_rejected:,} of {run.num_uploads:,} uploads"
         lines.append(("rejected", f"{uploads}, in {run.num_rounds_rejecting:,} of {run.round:,} rounds: {why}"))
     if curve:
@@ -61,7 +61,7 @@ def final_lines(trainer: Finished) -> list[tuple[str, str]]:
 
 
 def _best(path: Path, target: str) -> str:
-    """The best value of the curve and its round, if there is a curve."""
+    """Return the best value of the curve and its round as text; empty if there is no value."""
     points = [(float(row[target]), int(row["round"])) for row in read_rows(path)[1] if row.get(target)]
     points = [point for point in points if not isnan(point[0])]
     if not points:
@@ -71,5 +71,5 @@ def _best(path: Path, target: str) -> str:
 
 
 def _short(path: Path) -> str:
-    """Relative to the working directory where that is shorter to read."""
+    """Return a path in the working directory as a relative path, and any other path unchanged."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

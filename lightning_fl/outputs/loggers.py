@@ -1,4 +1,4 @@
-"""What a run tells its loggers: `metrics.csv` must hold every row, any other logger may fail without taking the run with it."""
+"""Calls of a run's loggers: `metrics.csv` must receive every row; any other logger may fail without stopping the run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lightning_fl.outputs.metrics_csv import RoundCSVLogger
 
 
 def log_row(trainer: Any, row: dict[str, float], step: int) -> None:
-    """One row to every logger."""
+    """Send one row to every logger."""
 
     def log(logger: Logger) -> None:
         logger.log_metrics(row, step=step)
@@ -22,7 +22,7 @@ def log_row(trainer: Any, row: dict[str, float], step: int) -> None:
 
 
 def tell(trainer: Any, message: Callable[[Any], Any], kind: type[Logger] = Logger) -> None:
-    """Call `message` with every logger of a kind; one that fails, but `metrics.csv`, is left out of the rest of the run."""
+    """Call `message` with every logger of a kind; a logger that fails is removed, unless it writes `metrics.csv`."""
     for logger in list(trainer.loggers):
         if not isinstance(logger, kind):
             continue
@@ -33,6 +33,6 @@ def tell(trainer: Any, message: Callable[[Any], Any], kind: type[Logger] = Logge
                 raise
             trainer.loggers = [other for other in trainer.loggers if other is not logger]
             rank_zero_warn(
-                f"{type(logger).__name__} failed and is left out from here on; metrics.csv and the checkpoints go on "
+                f"{type(logger).__name__} failed and is not used any more; metrics.csv and the checkpoints are still written "
                 f"({type(error).__name__}: {' '.join(str(error).split())})."
             )

@@ -1,4 +1,4 @@
-"""`metrics.csv`: Lightning's CSVLogger, one row a round, kept whole through kills and resumed runs."""
+"""`metrics.csv`: Lightning's CSVLogger with one row for each round, kept complete when a run is killed or resumed."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 
 class _RoundWriter(ExperimentWriter):
-    """Appends rows; when a row brings a new column the whole file is written aside and renamed."""
+    """Writer that appends rows; if a row has a new column, the whole file is written aside and renamed."""
 
     def _check_log_dir_exists(self) -> None:
-        """An earlier run's files are moved aside by the trainer, a resumed run's rows are kept: nothing to warn of or delete."""
+        """Do nothing: the trainer moves an earlier run's files aside, and a resumed run keeps its rows."""
 
     def save(self) -> None:
-        """Put the recorded rows on the disk."""
+        """Write the recorded rows to disk."""
         if not self.metrics:
             return
         rows: list[dict[str, Any]] = list(self.metrics)
@@ -36,48 +36,48 @@ class _RoundWriter(ExperimentWriter):
 
 
 class RoundCSVLogger(CSVLogger):
-    """Writes `metrics.csv` into the run's folder itself, columns in the order in which they first appear."""
+    """Logger that writes `metrics.csv` into the run's folder itself, with columns in order of first appearance."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         super().__init__(save_dir=os.fspath(root), name="", version="", flush_logs_every_n_steps=1)
-        self._beside: dict[str, float] = {}
+        self._logged_by_callbacks: dict[str, float] = {}
         self._hyperparameters: list[Any] = []
 
     @property
     def log_dir(self) -> str:
-        """The run's folder."""
+        """Folder of the run."""
         return self.save_dir
 
     @property
     @rank_zero_experiment
     def experiment(self) -> Any:
-        """The writer, made on first use."""
+        """Writer, created on first use."""
         if self._experiment is None:
             self._experiment = _RoundWriter(log_dir=self.log_dir)
         return self._experiment
 
     @rank_zero_only
     def log_hyperparams(self, params: Any = None) -> None:
-        """Record hyper-parameters; the file is written with the first row, until when that of an earlier run may be here."""
+        """Record hyper-parameters; they are written with the first row, because until then the folder may hold an earlier run."""
         self._hyperparameters.append(params)
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
-        """Record a round; what callbacks log on their own during a round becomes part of its row."""
-        self._beside |= metrics
+        """Record a round; values that callbacks log during a round become part of its row."""
+        self._logged_by_callbacks |= metrics
         if "round" in metrics:
             for params in self._hyperparameters:
                 super().log_hyperparams(params)
-            super().log_metrics({**metrics, **self._beside}, step)
-            self._hyperparameters, self._beside = [], {}
+            super().log_metrics({**metrics, **self._logged_by_callbacks}, step)
+            self._hyperparameters, self._logged_by_callbacks = [], {}
 
     @rank_zero_only
     def keep_rounds_before(self, round_index: int, home: Path | None = None) -> None:
-        """On resuming: drop the rows of rounds that will be done again, and a last row that a kill cut short.
+        """Drop the rows of rounds that a resumed run repeats, and a last row that a kill cut short.
 
         Args:
-            round_index: the first round that will be done.
-            home: the folder whose rows they are; this one's if not given.
+            round_index: first round of the resumed run.
+            home: folder whose rows are kept; the logger's own if None.
         """
         path = Path(self.log_dir) / ExperimentWriter.NAME_METRICS_FILE
         columns, rows = read_rows(path if home is None else home / path.name)
@@ -88,7 +88,7 @@ class RoundCSVLogger(CSVLogger):
 
 
 def read_rows(path: Path) -> tuple[list[str], list[dict[str, str]]]:
-    """Columns and whole rows of a CSV file (none if it does not exist); a row that was cut short is left out."""
+    """Return columns and complete rows of a CSV file (none if it does not exist); incomplete rows are left out."""
     if not path.is_file():
         return [], []
     with path.open(newline="") as file:

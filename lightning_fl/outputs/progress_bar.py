@@ -1,4 +1,4 @@
-"""The progress bar of a federation: rounds and the clients within them, with accuracy and megabytes."""
+"""Progress bar of a federation: rounds and the clients within them, with accuracy and megabytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lightning_fl.outputs.units import in_bytes
 
 
 class RoundProgressBar(ProgressBar):
-    """Shows the round, clients done and their speed, accuracy, megabytes up and down, and the time that is left."""
+    """Bar with the round, clients done and their speed, accuracy, megabytes up and down, and the time left."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,16 +26,16 @@ class RoundProgressBar(ProgressBar):
         self._training_share = 1.0
 
     def disable(self) -> None:
-        """Show nothing."""
+        """Hide the bar."""
         self._enabled = False
 
     def enable(self) -> None:
-        """Show again."""
+        """Show the bar."""
         self._enabled = True
 
     @property
     def is_enabled(self) -> bool:
-        """Whether anything is shown."""
+        """True if the bar is shown."""
         return self._enabled
 
     def print(self, *arguments: Any, **options: Any) -> None:
@@ -45,13 +45,13 @@ class RoundProgressBar(ProgressBar):
     def on_client_prepared(
         self, trainer: Any, pl_module: LightningModule, client: int, position: int, total: int
     ) -> None:
-        """Show how far the turn before the first round is; called by methods whose clients have work there."""
+        """Show the progress of the set-up before the first round; called by methods whose clients have work there."""
         if self._bar is None:
             self._bar = tqdm(total=total, desc="Set-up", unit="client", dynamic_ncols=True, disable=not self._enabled)
         self._bar.update(position - self._bar.n)
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Open the bar, if there is a round to do."""
+        """Open the bar if there is a round to do."""
         self._close()
         if trainer.current_epoch >= trainer.max_rounds:
             return
@@ -63,12 +63,12 @@ class RoundProgressBar(ProgressBar):
             dynamic_ncols=True,
             disable=not self._enabled,
             bar_format="{desc}: {percentage:3.0f}%|{bar}| [{elapsed}<{remaining}, {rate_fmt}{postfix}]",
-            smoothing=0,  # the mean speed since the start: what is left follows from it at any moment of a round
+            smoothing=0,  # use the mean speed since the start, from which the time left follows at any moment of a round
             miniters=0,
         )
 
     def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
-        """The clients' clock starts."""
+        """Start the clients' clock."""
         self._began, self._trained_s = time.perf_counter(), 0.0
         if self._bar is not None:
             self._bar.set_description_str(f"Round {trainer.current_epoch + 1}/{trainer.max_rounds}", refresh=False)
@@ -76,7 +76,7 @@ class RoundProgressBar(ProgressBar):
     def on_client_upload(
         self, trainer: Any, pl_module: LightningModule, client: int, position: int, total: int
     ) -> None:
-        """Show how far the round is, in this process's share of the clients; called by federations alone."""
+        """Show the progress of the round in this process's share of the clients; only federations call this."""
         if self._bar is None:
             return
         self._trained_s = time.perf_counter() - self._began
@@ -85,7 +85,7 @@ class RoundProgressBar(ProgressBar):
         self._move_to(trainer.current_epoch + self._training_share * position / total)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Move on by a round."""
+        """Advance the bar by one round."""
         if self._bar is None:
             return
         metrics, ledger = trainer.callback_metrics, trainer.run.ledger
@@ -98,7 +98,7 @@ class RoundProgressBar(ProgressBar):
         self._shown["down"] = in_bytes(ledger.total_bytes("down"))
         self._bar.set_postfix(self._shown, refresh=False)
         self._move_to(trainer.current_epoch + 1)
-        # The next round's clients will take the same share of its time; validation and the server take the rest.
+        # Assume that clients take the same share of the next round's time; validation and the server take the rest.
         if self._trained_s:
             self._training_share = min(1.0, self._trained_s / (time.perf_counter() - self._began))
 
@@ -107,7 +107,7 @@ class RoundProgressBar(ProgressBar):
         self._close()
 
     def on_exception(self, trainer: Any, pl_module: LightningModule, exception: BaseException) -> None:
-        """Close the bar, so that the message stands on a line of its own."""
+        """Close the bar, so that the error message starts on a new line."""
         self._close()
 
     def _move_to(self, rounds: float) -> None:

@@ -1,6 +1,6 @@
-"""The folder of a run: the names of its files, that it can be written, and what an earlier run has left there.
+"""Folder of a run: names of its files, a check that it is writable, and the treatment of an earlier run's files.
 
-`lightning-fl report` reads it without Lightning, which is imported only where a run writes.
+`lightning-fl report` uses this module without Lightning, which is imported only when a run writes.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ FILES = (METRICS, COMMUNICATION, HPARAMS, CONFIG, EXPORT, LAST.parent)
 
 
 class RunFolder:
-    """The folder that a fit writes to; an earlier run's until the fit has something of its own to put there.
+    """Folder that a fit writes to; an earlier run's files stay in it until the fit writes its first file.
 
     Attributes:
-        trainer: of the fit.
-        first_round: the round that the fit begins with, 0 unless it goes on.
+        trainer: trainer of the fit.
+        first_round: first round of the fit, 0 unless it resumes a run.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -37,14 +37,14 @@ class RunFolder:
 
     @property
     def is_used(self) -> bool:
-        """Whether the fit leaves files behind."""
+        """True if the fit writes files."""
         return bool(self.trainer.loggers) or self.trainer.enable_checkpointing
 
     def claim(self) -> None:
-        """Before anything is written: an earlier run is moved aside, of a resumed one the rounds to come are dropped.
+        """Move an earlier run aside, or drop a resumed run's rows of the rounds to come.
 
-        A run that goes on in another folder brings its rows along.
-        Not before there is something to write: a command that fails in its first round leaves everything where it was.
+        A run that is resumed in another folder copies its rows to it. Called just before the first file is written, so that a
+        command that fails in its first round changes nothing.
         """
         if self._is_ours or not self.is_used:
             return
@@ -61,12 +61,12 @@ class RunFolder:
 
     @property
     def goes_on_here(self) -> bool:
-        """Whether what lies here is the run that the fit goes on with."""
+        """True if the folder contains the run that the fit resumes."""
         return self._home is not None and self._home == Path(self.trainer.default_root_dir).resolve()
 
     @property
     def _home(self) -> Path | None:
-        """The folder of the run that the fit goes on with, if it does: the checkpoint's, where that has rows, else this one."""
+        """Folder of the run that the fit resumes: the checkpoint's if it has rows, else this one; None if it resumes none."""
         if self.trainer.ckpt_path is None:
             return None
         folder = Path(self.trainer.ckpt_path).resolve().parent
@@ -75,14 +75,14 @@ class RunFolder:
 
 
 def require_writable(root: str, flag: str = "default_root_dir") -> list[Path]:
-    """Make a folder; returns the folders that were not there, the innermost first.
+    """Create a folder; return the folders that did not exist, the innermost first.
 
     Args:
-        root: the folder.
-        flag: what names it to the user.
+        root: folder to create.
+        flag: flag that names the folder, for the error message.
 
     Raises:
-        UserError: nothing can be written there.
+        UserError: the folder cannot be written to.
     """
     folder = Path(root).absolute()
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
@@ -92,21 +92,21 @@ def require_writable(root: str, flag: str = "default_root_dir") -> list[Path]:
     except OSError:
         is_writable = False
     if not is_writable:
-        raise UserError(f"nothing can be written to {root}: give another folder as {flag}.")
+        raise UserError(f"the folder {root} cannot be written to: use another {flag}.")
     return missing
 
 
 def remove_empty(folders: Iterable[Path]) -> None:
-    """Remove those of these folders in which nothing is, the innermost first."""
+    """Remove those of these folders that are empty, the innermost first."""
     for folder in folders:
         with suppress(OSError):
             folder.rmdir()
 
 
 def set_earlier_run_aside(root: str) -> None:
-    """Move the files of an earlier run in `root` into `root/earlier-1` (2, 3 …), so that a new run loses nothing.
+    """Move the files of an earlier run in `root` to `root/earlier-1` (2, 3 …), so that a new run overwrites nothing.
 
-    They gather in `earlier-1.moving`, whose new name completes the move: `bring_earlier_run_back` undoes one that was cut short.
+    They are collected in `earlier-1.moving`, and its renaming completes the move; `bring_earlier_run_back` undoes a partial one.
     """
     folder = Path(root)
     present = [folder / name for name in FILES if (folder / name).exists()]
@@ -126,7 +126,7 @@ def set_earlier_run_aside(root: str) -> None:
 
 
 def bring_earlier_run_back(root: str) -> None:
-    """Where a kill came while an earlier run was moved aside, put it back: the new run had written nothing yet."""
+    """Undo a move of an earlier run that a kill cut short; the new run had written nothing yet."""
     for moving in Path(root).glob("earlier-*.moving"):
         for path in moving.iterdir():
             os.replace(path, Path(root) / path.name)

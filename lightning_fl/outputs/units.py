@@ -1,18 +1,18 @@
-"""Numbers for people: a unit in which they are short, three significant figures, and no number but zero that reads as zero."""
+"""Numbers for display: in a unit that keeps them short, with three significant figures; only zero reads as zero."""
 
 from __future__ import annotations
 
 from math import floor, isfinite, log10
 
 KINDS = ("model", "moments", "mask", "scalars", "buffers", "data")
-"""What bits are booked as: the kinds of messages."""
+"""Kinds of messages, by which bits are counted."""
 FIGURES = 3
 BYTES = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 SECONDS = {"µs": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 def significant(value: float) -> str:
-    """Three significant figures; what stands before the point is kept whole, and so is 0.
+    """Return a number with three significant figures; digits before the point are kept, and 0 stays 0.
 
     >>> [significant(value) for value in (0, 0.00064, 0.9996, 4.5, 153.3, 61_706, 6.4e-7)]
     ['0', '0.000640', '1.00', '4.50', '153', '61,706', '6.4e-07']
@@ -25,7 +25,7 @@ def significant(value: float) -> str:
 
 
 def decimals(value: float) -> int:
-    """Decimals with which a number has three significant figures.
+    """Return the number of decimals for three significant figures.
 
     >>> [decimals(value) for value in (0.0312, 0.9996, 4.5, 153.3, 0)]
     [4, 2, 2, 0, 0]
@@ -34,7 +34,7 @@ def decimals(value: float) -> int:
 
 
 def magnitude(value: float, figures: int) -> int:
-    """The power of ten that a number other than 0 begins with, once it is rounded to so many significant figures.
+    """Return the power of ten of the first digit of a number other than 0, rounded to so many significant figures.
 
     >>> magnitude(0.9996, 3), magnitude(0.9996, 4)
     (0, -1)
@@ -43,7 +43,7 @@ def magnitude(value: float, figures: int) -> int:
 
 
 def unit_of(value: float, units: dict[str, float]) -> str:
-    """The unit in which a number is at least 1: the largest such, or the smallest there is.
+    """Return the largest unit in which a number is at least 1, or else the smallest unit.
 
     >>> [unit_of(value, BYTES) for value in (7_800, 999_600, 12, 0)]
     ['kB', 'MB', 'B', 'B']
@@ -54,7 +54,7 @@ def unit_of(value: float, units: dict[str, float]) -> str:
 
 
 def in_bytes(count: float) -> str:
-    """A number of bytes, 1 MB being 10^6.
+    """Return a number of bytes with its unit; 1 MB is 10^6 bytes.
 
     >>> [in_bytes(count) for count in (148_094_400, 24_512_000, 7_800, 650, 0)]
     ['148 MB', '24.5 MB', '7.80 kB', '650 B', '0 B']

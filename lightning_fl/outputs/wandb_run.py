@@ -1,7 +1,7 @@
-"""What a run tells Weights & Biases besides its rows: axes, the resolved configuration, the labels, the results and the model.
+"""Data for Weights & Biases besides the rows: axes, the resolved configuration, the labels, the results and the model.
 
-`WandbRun` is a callback that the trainer adds where one of its loggers is a `WandbLogger`. Its state in the checkpoint is the
-id of the W&B run, so that a resumed run goes on with it.
+`WandbRun` is a callback that the trainer adds if one of its loggers is a `WandbLogger`. Its state in the checkpoint is the
+id of the W&B run, so that a resumed run continues it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from lightning_fl.outputs.figures import label_histogram
 from lightning_fl.outputs.loggers import tell
 from lightning_fl.outputs.run_folder import EXPORT
 
-# Columns that charts may have on their horizontal axis.
+# Columns that charts may use as the horizontal axis.
 AXES = ("comm/total_uplink_bytes", "comm/total_downlink_bytes", "time/simulated_seconds", "round")
 HOST = "https://api.wandb.ai"
 
 
 def has_key(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether W&B would find a key to log in with: in the environment, or in the .netrc that `wandb login` writes."""
+    """True if W&B finds a login key, in the environment or in the .netrc that `wandb login` writes."""
     if environment.get("WANDB_API_KEY") or environment.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
     host = urlparse(environment.get("WANDB_BASE_URL", HOST)).hostname or ""
@@ -38,7 +38,7 @@ def has_key(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def _names(path: Path, host: str) -> bool:
-    """Whether a .netrc has a key for a host."""
+    """True if a .netrc has a key for a host."""
     try:
         return netrc.netrc(path).authenticators(host) is not None
     except (OSError, netrc.NetrcParseError):
@@ -46,22 +46,22 @@ def _names(path: Path, host: str) -> bool:
 
 
 class WandbRun(Callback):
-    """Opens the W&B run, offline where there is no key, and gives it what a federation has besides its rows."""
+    """Callback that opens the W&B run, offline if there is no key, and sends a federation's data besides the rows."""
 
     def __init__(self) -> None:
         self._id: str | None = None
         self._defined: set[str] = set()
 
     def state_dict(self) -> dict[str, Any]:
-        """For the checkpoint."""
+        """Return the id of the W&B run for the checkpoint."""
         return {"id": self._id} if self._id else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """From the checkpoint."""
+        """Restore the id of the W&B run from the checkpoint."""
         self._id = state_dict.get("id")
 
     def on_fit_start(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Open the run, before anything is trained.
+        """Open the W&B run before training.
 
         Raises:
             UserError: W&B does not start.
@@ -70,20 +70,21 @@ class WandbRun(Callback):
             if not isinstance(logger, WandbLogger):
                 continue
             try:
-                # What the logger hands to wandb.init: the environment, which says the same, is read but once in a process.
+                # Change the arguments of wandb.init, because W&B reads the environment only once in a process.
                 logger._wandb_init.update(self._missing(logger))
-                if logger._wandb_init.get("anonymous", "allow") is None:  # which nobody gave, and W&B warns of
+                # W&B would warn about a None that the user has not given.
+                if logger._wandb_init.get("anonymous", "allow") is None:
                     del logger._wandb_init["anonymous"]
                 run = logger.experiment
             except Exception as error:
                 raise UserError(
-                    f"Weights & Biases does not start ({' '.join(str(error).split())[:200]}): --trainer.logger.offline true "
-                    "keeps the run here, to be sent with `wandb sync` later."
+                    f"Weights & Biases does not start ({' '.join(str(error).split())[:200]}): use --trainer.logger.offline true "
+                    "to keep the run on this machine, and `wandb sync` to send it later."
                 ) from error
             self._id = str(run.id)
             for axis in AXES:
                 run.define_metric(axis)
-            run.define_metric("time/round_seconds", step_metric="round")  # told when the round is over
+            run.define_metric("time/round_seconds", step_metric="round")  # logged when the round is over
             self._defined = {*AXES, "time/round_seconds"}
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
@@ -93,9 +94,9 @@ class WandbRun(Callback):
             _tell(trainer, lambda logger: _send_picture(logger, histograms))
 
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Tell W&B the horizontal axis of what has not been logged before: bytes for results, rounds for all else.
+        """Define the horizontal axis of metrics that are new in this round: bytes for results, rounds for all others.
 
-        By name, because the logger has defined an axis for `*`, and of two patterns that fit none is sure to win.
+        Each is defined by name, because the logger defines an axis for `*`, and W&B may prefer either of two patterns that match.
         """
         new = trainer.callback_metrics.keys() - self._defined
         self._defined |= new
@@ -108,7 +109,7 @@ class WandbRun(Callback):
         _tell(trainer, define)
 
     def _missing(self, logger: WandbLogger) -> dict[str, str]:
-        """What nobody has said: the id to go on with, and to stay offline where there is no key."""
+        """Return arguments that the user has not given: the id of a resumed run, and offline mode if there is no key."""
         missing = {}
         if self._id and logger.version is None and "WANDB_RUN_ID" not in os.environ:
             missing["id"] = self._id
@@ -117,17 +118,19 @@ class WandbRun(Callback):
             missing["mode"] = "offline"
         elif not (asked or has_key()):
             missing["mode"] = "offline"
-            rank_zero_info("Weights & Biases: there is no key, so the run is kept here; `wandb sync` sends it.")
+            rank_zero_info(
+                "Weights & Biases: no key was found, so the run stays on this machine; `wandb sync` sends it."
+            )
         return missing
 
 
 def is_used(trainer: Any) -> bool:
-    """Whether W&B is one of the trainer's loggers."""
+    """True if W&B is one of the trainer's loggers."""
     return any(isinstance(logger, WandbLogger) for logger in trainer.loggers)
 
 
 def send_config(trainer: Any, config: dict[str, Any], path: Path) -> None:
-    """Give the resolved configuration to W&B, as the run's config and as the file itself."""
+    """Send the resolved configuration to W&B, as the run's config and as a file."""
 
     def send(logger: WandbLogger) -> None:
         logger.experiment.config.update(config, allow_val_change=True)
@@ -138,7 +141,7 @@ def send_config(trainer: Any, config: dict[str, Any], path: Path) -> None:
 
 
 def send_results(trainer: Any, lines: list[tuple[str, str]], with_model: bool) -> None:
-    """Give the table at the end of a run and the exported model to W&B."""
+    """Send the table at the end of a run and the exported model to W&B."""
 
     def send(logger: WandbLogger) -> None:
         logger.log_table("final", columns=["what", "value"], data=[list(line) for line in lines])

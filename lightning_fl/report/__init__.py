@@ -1,4 +1,4 @@
-"""Several runs side by side."""
+"""Comparison of several runs."""
 
 from lightning_fl.report.command import report
 

@@ -1,4 +1,4 @@
-"""`lightning-fl report RUN…`: several runs side by side, as tables and pictures."""
+"""`lightning-fl report RUN…`: compare runs in tables and pictures."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from lightning_fl.report.smoothing import ORDER, WINDOW
 
 
 def _how(metric: Metric) -> str:
-    """How the numbers came about."""
-    smoothing, read = "Nothing is smoothed.", "curve"
+    """Return the paragraph that explains the numbers."""
+    smoothing, curve = "Curves are not smoothed.", "curve"
     if metric.window > 1:
-        rounded = ", accuracies rounded to three decimals" if "accuracy" in metric.name else ""
+        rounded = ", and accuracies are rounded to three decimals" if "accuracy" in metric.name else ""
         smoothing = (
-            f"Curves are smoothed by a Savitzky–Golay filter of window {metric.window} and order {ORDER} (a smaller window "
-            f"where there are fewer values, none for {ORDER} or fewer){rounded}; pale lines are the raw values."
+            f"Curves are smoothed with a Savitzky–Golay filter of window {metric.window} and order {ORDER} (a smaller window "
+            f"for shorter curves, none for {ORDER} or fewer values){rounded}; pale lines are the raw values."
         )
-        read = "smoothed curve"
+        curve = "smoothed curve"
     return (
-        f"{smoothing} The final value is the best of the {read}, the last one the raw value of the last round. A target is "
-        f"reached where the {read} first meets it. Bytes are those of all clients together, with the set-up's; 1 MB is "
-        "10^6 bytes. Simulated time is that of the run's clock, time here that of the machine it ran on. MFLOPs are "
-        "multiply-accumulates for one sample / 10^6. Runs that differ in nothing but their seeds are a mean ± the sample "
-        "standard deviation, or one number where they agree. Numbers are short here; `runs.csv` and `curves.csv` have them "
-        "whole."
+        f"{smoothing} `final` is the best value of the {curve}, `last` the last raw value. A target is reached in the first "
+        f"round in which the {curve} meets it. Bytes are the sum over all clients, including the set-up; 1 MB is 10^6 bytes. "
+        "`simulated time` is read from the run's simulated clock, `time here` from the machine that ran it. MFLOPs are "
+        "multiply-accumulates for one sample / 10^6. Runs that differ only in their seeds share one row: mean ± sample "
+        "standard deviation, or one number if all runs agree. Tables round their numbers; `runs.csv` and `curves.csv` "
+        "contain them in full."
     )
 
 
 class _Parser(ArgumentParser):
-    """Ends with a sentence, as the other commands do."""
+    """Parser that raises a `UserError`, so that the command ends with one sentence."""
 
     def error(self, message: str) -> NoReturn:
         if "unrecognized arguments" in message:
@@ -51,12 +51,12 @@ class _Parser(ArgumentParser):
 
 
 def build_parser() -> ArgumentParser:
-    """The flags of the command."""
+    """Return the parser of the command's flags."""
     parser = _Parser(
         prog="lightning-fl report", description="Compare runs: tables, curves and pictures.", allow_abbrev=False
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a run (its trainer.default_root_dir)")
-    parser.add_argument("--target", type=float, help="also say what reaching this value took, such as 0.6")
+    parser.add_argument("--target", type=float, help="also report the cost of reaching this value, such as 0.6")
     parser.add_argument(
         "--metric", default="val/accuracy", help="column of metrics.csv to compare (default: %(default)s)"
     )
@@ -64,13 +64,13 @@ def build_parser() -> ArgumentParser:
         "--window",
         type=int,
         default=WINDOW,
-        help="values that smoothing reaches over, odd; 1 for none (default: %(default)s)",
+        help="length of the smoothing window in values, odd; 1 for no smoothing (default: %(default)s)",
     )
     parser.add_argument("--out", default="report", metavar="DIR", help="folder to write into (default: %(default)s)")
     parser.add_argument(
-        "--paper", metavar="PAPER:TABLE", help="put a published table beside it, such as feddumap:10 or fedadam-ssm:I"
+        "--paper", metavar="PAPER:TABLE", help="also show a published table, such as feddumap:10 or fedadam-ssm:I"
     )
-    parser.add_argument("--html", action="store_true", help="also write report.html, one page that needs nothing else")
+    parser.add_argument("--html", action="store_true", help="also write report.html, one self-contained page")
     return parser
 
 
@@ -78,20 +78,20 @@ def report(arguments: Sequence[str]) -> str:
     """Read runs and write a report of them.
 
     Args:
-        arguments: the command line after `report`.
+        arguments: command line after `report`.
 
     Returns:
-        What to print: the tables, remarks, and where the files are.
+        Text to print: tables, remarks, and the path of the report.
 
     Raises:
-        UserError: a folder without a run, runs that cannot be compared, or a flag's value that is not allowed.
+        UserError: a folder has no run, the runs cannot be compared, or a flag's value is not allowed.
     """
     given = build_parser().parse_args(arguments)
     metric = Metric(given.metric, given.target, given.window)
     published = read_published(given.paper) if given.paper else None
     if published and metric.name != "val/accuracy":
         raise UserError(
-            f"the published numbers are accuracies and cannot stand beside {metric.name}; leave --paper out."
+            f"the published numbers are accuracies and cannot be compared with {metric.name}; leave out --paper."
         )
     records = list({record.folder.resolve(): record for record in map(read_run, given.runs)}.values())
     require_same_data(records)
@@ -120,42 +120,44 @@ def _sections(groups: Sequence[Group], metric: Metric, published: PublishedTable
 
     sections = [Section("Results", [tables.results(groups, metric)])]
     if metric.target is not None:
-        sections.append(Section(f"Until {metric.short} {metric.target:g}", [tables.prices(groups)]))
+        sections.append(Section(f"Cost of reaching {metric.short} {metric.target:g}", [tables.prices(groups)]))
     against = {
-        "uplink": "uplink bytes, all clients together, on a logarithmic axis",
+        "uplink": "uplink bytes of all clients, on a logarithmic axis",
         "rounds": "rounds",
         "simulated_seconds": "simulated time",
     }
     curves = []
-    for axis, what in against.items():
+    for axis, description in against.items():
         if figure := draw_curves(groups, metric, axis):
             name = f"{metric.short.replace(' ', '_')}_by_{axis}"
-            curves.append(Picture(name, f"{metric.short.capitalize()} against {what}", figure))
+            curves.append(Picture(name, f"{metric.short.capitalize()} against {description}", figure))
     sections.append(Section("Curves", curves))
     if figure := draw_bits(groups):
         picture = Picture("bytes_by_kind", "Bytes of the whole run by kind", figure)
         sections.append(Section("Bytes by kind", [tables.bytes_by_kind(groups), picture]))
     if published:
         about = (
-            "The paper's rows, and under each what runs of the same method and network have here, at the paper's target; their "
-            "setting is what they have in place of the paper's. Published times are simulated ones on the paper's clock; "
-            "`rounds` are worked out from them."
+            "Each row of the paper is followed by your runs of the same method and network, measured at the paper's target. "
+            "Their `setting` lists what differs from the paper's setting. Published times are simulated times on the paper's "
+            "clock; published `rounds` are computed from these times."
         )
-        left_out = [f"{group.label} is not here: {why}." for group in groups if (why := published.missing(group))]
-        beside = tables.beside(published, groups)
+        left_out = [
+            f"{group.label} is not in this table: {why}." for group in groups if (why := published.missing(group))
+        ]
+        compared = tables.beside(published, groups)
         sections.append(
-            Section(f"Published: {published.title}", [about, beside, left_out] if left_out else [about, beside])
+            Section(f"Published: {published.title}", [about, compared, left_out] if left_out else [about, compared])
         )
     if differing := tables.settings(groups):
         sections.append(Section("Settings that differ", differing))
-    if said := remarks(groups):
-        sections.append(Section("Remarks", [said]))
+    if notes := remarks(groups):
+        sections.append(Section("Remarks", [notes]))
     sections.append(Section("How to read it", [_how(metric)]))
     return sections
 
 
 def _printed(sections: Sequence[Section], path: Path) -> str:
-    """For the terminal: the tables and the remarks."""
+    """Return the tables and remarks as text for the terminal."""
     shown = [
         Section(section.title, kept)
         for section in sections[:-1]

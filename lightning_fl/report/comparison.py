@@ -1,4 +1,4 @@
-"""Runs side by side: which are the same but for their seeds, what each has reached, and what that cost."""
+"""Comparison of runs: groups that differ only in their seeds, with results and costs."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ AXES = {
 
 @dataclass(frozen=True)
 class Metric:
-    """What is compared.
+    """Metric that is compared.
 
     Attributes:
-        name: the column of `metrics.csv`.
-        target: the value whose price is asked for, if any.
-        window: values that smoothing reaches over.
+        name: column of `metrics.csv`.
+        target: value whose cost is reported, or None.
+        window: length of the smoothing window in values.
 
     Raises:
-        UserError: a target that no accuracy can have, or a window that no filter has.
+        UserError: the target is not a possible accuracy, or the window is not allowed.
     """
 
     name: str = "val/accuracy"
@@ -44,41 +44,41 @@ class Metric:
     def __post_init__(self) -> None:
         require(
             self.target is None or "accuracy" not in self.name or 0 < self.target <= 1,
-            f"target is an accuracy in (0, 1], got {self.target}; 60 % is written 0.6.",
+            f"target must be an accuracy in (0, 1], got {self.target}; write 60 % as 0.6.",
         )
         require(
             self.window == 1 or (self.window > ORDER and self.window % 2 == 1),
-            f"window must be 1, for no smoothing, or an odd number above {ORDER}, got {self.window}.",
+            f"window must be 1 (no smoothing) or an odd number above {ORDER}, got {self.window}.",
         )
 
     @property
     def short(self) -> str:
-        """Its name for people."""
+        """Name for display."""
         return self.name.removeprefix("val/").replace("/", " ")
 
     @property
     def falls(self) -> bool:
-        """Whether less is better."""
+        """True if lower is better."""
         return any(word in self.name for word in ("loss", "error"))
 
     def reached(self, values: Floats) -> int | None:
-        """The first place at which the target is reached, to within rounding; None if it is not."""
+        """Return the first position that reaches the target, to within rounding; None if none does."""
         assert self.target is not None
         positions = np.flatnonzero(reaches(values, self.target, self.falls))
         return int(positions[0]) if len(positions) else None
 
     def best(self, values: Floats) -> float:
-        """The best of some values."""
+        """Return the best value."""
         return float(values.min() if self.falls else values.max())
 
 
 @dataclass(frozen=True)
 class Curve:
-    """What a run has reached, round by round.
+    """Values of one metric of a run, round by round.
 
     Attributes:
-        record: the run.
-        metric: what was evaluated.
+        record: run.
+        metric: metric of the values.
     """
 
     record: Record
@@ -89,41 +89,41 @@ class Curve:
         if self.metric.name not in columns or np.isnan(columns[self.metric.name]).all():
             require(
                 not self.record.not_finite.get(self.metric.name),
-                f"{self.metric.name} of the run in {self.record.folder} is nowhere finite; --metric names another column.",
+                f"{self.metric.name} of the run in {self.record.folder} has no finite value; choose another with --metric.",
             )
             names = sorted(name for name in columns if name.startswith(("val/", "train/")))
             raise UserError(
                 f"the run in {self.record.folder} has no {self.metric.name}: "
-                f"{nearest(self.metric.name, names)}; --metric says which."
+                f"{nearest(self.metric.name, names)}; choose one with --metric."
             )
 
     @cached_property
     def positions(self) -> Any:
-        """The rows with an evaluation (n,)."""
+        """Indices of the rows with an evaluation (n,)."""
         return np.flatnonzero(~np.isnan(self.record.columns[self.metric.name]))
 
     @cached_property
     def raw(self) -> Floats:
-        """The values as they were logged (n,)."""
+        """Values as logged (n,)."""
         return self.record.columns[self.metric.name][self.positions]
 
     @cached_property
     def smoothed(self) -> Floats:
-        """The curve that results are read off (n,)."""
+        """Smoothed values, from which results are read (n,)."""
         return smooth(self.raw, 3 if "accuracy" in self.metric.name else None, self.metric.window)
 
     @property
     def is_smoothed(self) -> bool:
-        """Whether smoothing reaches over more than one value."""
+        """True if the smoothing window holds more than one value."""
         return fitting_window(len(self.raw), self.metric.window) > 1
 
     @cached_property
     def rounds(self) -> Floats:
-        """Rounds done at each value (n,), the first is 1."""
+        """Number of rounds done at each value (n,), at least 1."""
         return self.record.columns["round"][self.positions] + 1
 
     def axis(self, name: str) -> Floats:
-        """What had been spent at each value (n,): `rounds`, `wall_seconds` or one of `AXES`."""
+        """Return the cost so far at each value (n,): `rounds`, `wall_seconds` or one of `AXES`."""
         if name == "rounds":
             return self.rounds
         spent = self.record.wall_seconds if name == "wall_seconds" else self.record.column(AXES[name])
@@ -131,7 +131,7 @@ class Curve:
 
     @cached_property
     def numbers(self) -> dict[str, float | None]:
-        """Everything that the tables say of the run; None is unknown, or a target that was not reached."""
+        """All numbers that the tables show of the run; None if unknown, or if the target was not reached."""
         record = self.record
         found = {
             "final": self.metric.best(self.smoothed),
@@ -147,7 +147,7 @@ class Curve:
         return {name: None if value is None or np.isnan(value) else float(value) for name, value in found.items()}
 
     def price(self, metric: Metric) -> dict[str, float | None]:
-        """What had been spent when a target was first reached; None everywhere if it was not."""
+        """Return the cost of first reaching a target; all values are None if it was not reached."""
         position = metric.reached(self.smoothed)
         names = ("rounds", *AXES, "wall_seconds")
         return {name: None if position is None else float(self.axis(name)[position]) for name in names}
@@ -155,11 +155,11 @@ class Curve:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in nothing but their seeds.
+    """Runs that differ only in their seeds.
 
     Attributes:
-        label: its name in tables and pictures.
-        curves: one for each run.
+        label: name in tables and pictures.
+        curves: one curve for each run.
     """
 
     label: str
@@ -167,20 +167,20 @@ class Group:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What its runs have in common."""
+        """Settings of its first run; the others differ only in their seeds and in incidental flags."""
         return self.curves[0].record.settings
 
     @property
     def algorithm(self) -> str:
-        """The method."""
+        """Name of the method."""
         return self.curves[0].record.algorithm
 
     def spread(self, name: str) -> tuple[float | None, float | None, int]:
-        """Mean and sample standard deviation of a number over the runs that have it, and how many these are."""
+        """Return mean, sample standard deviation and count of a number over the runs that have it."""
         return mean_and_spread([curve.numbers.get(name) for curve in self.curves])
 
     def mean_curve(self, axis: str) -> tuple[Floats, Floats, Floats]:
-        """The curve over the rounds that all runs have: mean of `axis`, mean and standard deviation of the smoothed values."""
+        """Return mean of `axis`, and mean and standard deviation of the smoothed values, at the rounds that all runs have."""
         rounds = self.curves[0].rounds
         for curve in self.curves[1:]:
             rounds = np.intersect1d(rounds, curve.rounds)
@@ -191,17 +191,18 @@ class Group:
         return x, y.mean(axis=0), y.std(axis=0, ddof=1) if len(y) > 1 else np.zeros(len(rounds))
 
     def mean_bytes(self) -> dict[str, dict[str, float]] | None:
-        """Bytes of the whole run by direction and kind, over the runs whose checkpoints know; None if none does."""
+        """Return mean bytes of the whole run by direction and kind, over the runs that recorded them; None if none did."""
         found = [curve.record.bits for curve in self.curves if curve.record.bits]
         if not found:
             return None
         return {
-            way: {kind: fmean(bits[way].get(kind, 0) for bits in found) / 8 for kind in KINDS} for way in ("up", "down")
+            direction: {kind: fmean(bits[direction].get(kind, 0) for bits in found) / 8 for kind in KINDS}
+            for direction in ("up", "down")
         }
 
 
 def mean_and_spread(values: Sequence[float | None]) -> tuple[float | None, float | None, int]:
-    """Mean, sample standard deviation (None of one value) and number of the values that are there.
+    """Return mean, sample standard deviation (None for fewer than two values) and count of the values that are not None.
 
     >>> mean_and_spread([1.0, None, 3.0])
     (2.0, 1.4142135623730951, 2)
@@ -211,9 +212,9 @@ def mean_and_spread(values: Sequence[float | None]) -> tuple[float | None, float
 
 
 def group_runs(records: Sequence[Record], metric: Metric) -> list[Group]:
-    """Put the runs that differ in nothing but their seeds together, in the order in which they were given.
+    """Group the runs that differ only in their seeds, in the given order.
 
-    A run without a configuration stands alone: nothing says what it has in common with another.
+    A run without a configuration gets a group of its own, because its settings are unknown.
     """
     members: dict[Any, list[Record]] = {}
     for record in records:

@@ -1,4 +1,4 @@
-"""A report as paragraphs, tables and pictures, written as Markdown or as one HTML page that needs nothing else."""
+"""Report of paragraphs, tables and pictures, written as Markdown or as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of words.
+    """Table of text cells.
 
     Attributes:
-        header: of each column; the first columns hold words, the others numbers.
-        rows: as many cells as the header has.
-        num_texts: the columns that hold words, set from the left.
+        header: titles of the columns; the first columns hold words, the others numbers.
+        rows: cells of each row, as many as the header has.
+        num_texts: number of columns of words, which are aligned left.
     """
 
     header: Sequence[str]
@@ -29,7 +29,7 @@ class Table:
     num_texts: int = 1
 
     def markdown(self) -> str:
-        """As Markdown, the columns in line.
+        """Return the table as Markdown with aligned columns.
 
         >>> print(Table(["method", "rounds"], [["FedAvg", "60"]]).markdown())
         | method | rounds |
@@ -49,7 +49,7 @@ class Table:
         return "\n".join([lines[0], rule, *lines[1:]])
 
     def html(self) -> str:
-        """As HTML."""
+        """Return the table as HTML."""
         sides = ["", " class=number"]
         head = "".join(f"<th{sides[i >= self.num_texts]}>{escape(cell)}</th>" for i, cell in enumerate(self.header))
         body = "".join(
@@ -61,12 +61,12 @@ class Table:
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure and what it shows.
+    """Figure with a caption.
 
     Attributes:
-        name: of its files, without their endings.
-        caption: what it shows.
-        figure: matplotlib's.
+        name: name of its files, without suffix.
+        caption: description of the figure.
+        figure: figure of matplotlib.
     """
 
     name: str
@@ -74,17 +74,17 @@ class Picture:
     figure: Figure
 
     def save(self, folder: Path) -> list[str]:
-        """Write a PNG and an SVG; gives their names."""
+        """Write a PNG and an SVG, and return their names."""
         self.figure.savefig(folder / f"{self.name}.png")
         self.figure.savefig(folder / f"{self.name}.svg", metadata={"Date": None})
         return [f"{self.name}.png", f"{self.name}.svg"]
 
     def markdown(self) -> str:
-        """As Markdown, beside its files."""
+        """Return a Markdown reference to the PNG."""
         return f"![{self.caption}]({self.name}.png)"
 
     def html(self) -> str:
-        """As HTML, with the picture itself inside."""
+        """Return HTML with the picture embedded."""
         drawn = BytesIO()
         self.figure.savefig(drawn, format="svg", metadata={"Date": None})
         source = base64.b64encode(drawn.getvalue()).decode()
@@ -97,14 +97,14 @@ class Picture:
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and what stands under it: paragraphs, lists (of strings), tables and pictures."""
+    """Heading with its content: paragraphs, lists (of strings), tables and pictures."""
 
     title: str
     parts: Sequence[str | Sequence[str] | Table | Picture]
 
 
 def to_markdown(title: str, sections: Sequence[Section]) -> str:
-    """The whole as Markdown."""
+    """Return the report as Markdown."""
     blocks = [f"# {title}"]
     for section in sections:
         blocks.append(f"## {section.title}")
@@ -129,7 +129,7 @@ figure { margin: 1.5rem 0 } img { max-width: 100%; height: auto } figcaption { c
 
 
 def to_html(title: str, sections: Sequence[Section]) -> str:
-    """The whole as one page with its pictures and style inside."""
+    """Return the report as one HTML page with its pictures and style embedded."""
     body = [f"<h1>{escape(title)}</h1>"]
     for section in sections:
         body.append(f"<h2>{escape(section.title)}</h2>")
@@ -150,6 +150,6 @@ def to_html(title: str, sections: Sequence[Section]) -> str:
 
 
 def _code(text: str) -> str:
-    """A paragraph with what stands between backticks set as code."""
+    """Return a text as HTML, with the parts between backticks as code."""
     parts = escape(text).split("`")
     return "".join(f"<code>{part}</code>" if index % 2 else part for index, part in enumerate(parts))

@@ -1,4 +1,4 @@
-"""The folder of a report: a new report takes the place of the one before, and of nothing else."""
+"""Folder of a report: a new report replaces the files of the previous one, and no others."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from hashlib import sha256
 from pathlib import Path
 
 WRITTEN = ".report-files.json"
-"""Which files the report has written and what was in them, so that those are told from a user's own."""
+"""File with the names and digests of the report's files, which distinguish them from the user's own."""
 
 
 def remove_earlier(folder: Path) -> None:
-    """Remove the files of an earlier report, but for those that someone has changed since."""
+    """Remove the files of the previous report, except those that were changed since."""
     for name, digest in _written(folder).items():
         path = folder / Path(name).name
         if path.is_file() and _digest(path) == digest:
@@ -23,7 +23,7 @@ def remove_earlier(folder: Path) -> None:
 
 
 def note_written(folder: Path, names: Iterable[str]) -> None:
-    """Remember what this report has written."""
+    """Record the names and digests of the files that this report has written."""
     digests = {name: _digest(folder / name) for name in names}
     (folder / WRITTEN).write_text(json.dumps(digests, indent=1) + "\n")
 

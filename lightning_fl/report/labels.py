@@ -1,4 +1,4 @@
-"""Which settings tell runs apart, and the short names that this gives them."""
+"""Settings that distinguish runs, and short labels made of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from lightning_fl.report.records import Record, file_name
 
 SEEDS = ("seed_everything", "data.seed")
-# Flags that say where and how a run is done, not what is done.
+# Flags for where and how a run executes, not for the experiment itself.
 INCIDENTAL = (
     *SEEDS,
     "ckpt_path",
@@ -36,16 +36,16 @@ INCIDENTAL = (
     "trainer.runner",
     "trainer.strategy",
 )
-# Data sets of which there is one in the world, wherever it lies.
+# Data sets that are the same wherever their files lie.
 WELL_KNOWN = ("CIFAR10", "CIFAR100", "Digits", "FashionMNIST", "SVHN")
 LONGEST_LABEL, LONGEST_VALUE, LONGEST_FOLDER = 48, 24, 28
 MOST_SETTINGS, MOST_CANDIDATES = 3, 24
-# Which settings tell most of a run, where several tell runs apart.
+# Order in which distinguishing settings are preferred.
 PARTS = ("algorithm", "model", "data", "trainer")
 
 
 def what_is_done(record: Record) -> dict[str, Any]:
-    """A run's settings without seeds and what is incidental."""
+    """Return a run's settings without seeds and incidental flags."""
     left_out = INCIDENTAL + (("data.root",) if record.settings.get("data") in WELL_KNOWN else ())
     return {
         key: value
@@ -55,29 +55,29 @@ def what_is_done(record: Record) -> dict[str, Any]:
 
 
 def identity(record: Record) -> tuple[tuple[str, str], ...]:
-    """Equal for runs that differ in nothing but their seeds."""
+    """Return a key that is equal for runs that differ only in their seeds."""
     return tuple(sorted((key, str(value)) for key, value in what_is_done(record).items()))
 
 
 def differing(records: Sequence[Record]) -> list[str]:
-    """The settings, seeds and incidentals left out, that are not the same in all records that have any."""
+    """Return the settings that differ between the records that have any, without seeds and incidental flags."""
     known = [what_is_done(record) for record in records if record.settings]
     keys = dict.fromkeys(key for settings in known for key in settings)
     return [key for key in keys if len({str(settings.get(key)) for settings in known}) > 1]
 
 
 def labels(firsts: Sequence[Record]) -> list[str]:
-    """A short name for each run, no two the same: its method and the fewest settings that tell it from the method's others.
+    """Return a short, unique label for each run: its method and the fewest settings that distinguish the method's runs.
 
-    Where one of a method is too long, or no settings tell them apart, folders stand for the settings of that method's runs.
+    If a label is too long or no settings distinguish a method's runs, their folders replace the settings.
     """
     chosen = {name: telling(name, firsts) for name in {record.algorithm for record in firsts}}
     found = []
     for record in firsts:
-        settings = [said for key in chosen[record.algorithm] if (said := setting(record, key))]
+        settings = [text for key in chosen[record.algorithm] if (text := setting(record, key))]
         found.append(", ".join([_short(record.algorithm, LONGEST_FOLDER), *settings]))
     is_allowed = [found.count(label) == 1 and len(label) <= LONGEST_LABEL for label in found]
-    by_folder = {record.algorithm for record, is_good in zip(firsts, is_allowed, strict=True) if not is_good}
+    by_folder = {record.algorithm for record, allowed in zip(firsts, is_allowed, strict=True) if not allowed}
     return [
         f"{_short(record.algorithm, LONGEST_FOLDER)} ({folder})" if record.algorithm in by_folder else label
         for label, record, folder in zip(found, firsts, _folders(firsts), strict=True)
@@ -85,7 +85,7 @@ def labels(firsts: Sequence[Record]) -> list[str]:
 
 
 def telling(algorithm: str, records: Sequence[Record]) -> tuple[str, ...]:
-    """The fewest settings that tell the runs of a method apart, the method's own if these do; () if none do."""
+    """Return the fewest settings that distinguish a method's runs, only its own if these suffice; () if none do."""
     peers = [record for record in records if record.algorithm == algorithm]
     if len(peers) == 1:
         return ()
@@ -105,12 +105,12 @@ def _weight(key: str) -> tuple[int, int]:
 
 
 def is_of_method(key: str) -> bool:
-    """Whether a setting is the method's own."""
+    """True if a setting belongs to the method."""
     return key.split(".")[0] == "algorithm"
 
 
 def setting(record: Record, key: str) -> str:
-    """A setting in a few characters, such as `mu=0.1`; nothing where the run has none of that name."""
+    """Return a setting in a few characters, such as `mu=0.1`; empty if the run does not have it."""
     if key not in record.settings:
         return ""
     name, value = key.rpartition(".")[2], shown(record.settings[key])
@@ -118,7 +118,7 @@ def setting(record: Record, key: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value in a few characters: the last part of a path, the ends of what is long.
+    """Return a value in a few characters: the last part of a path, the ends of a long text.
 
     >>> [shown(value) for value in (None, True, 0.1, "data/cifar10.npz", ["fc1", "fc2"])]
     ['null', 'true', '0.1', 'cifar10.npz', 'fc1+fc2']
@@ -131,7 +131,7 @@ def shown(value: Any) -> str:
 
 
 def _short(text: str, longest: int) -> str:
-    """The beginning and the end of what is too long.
+    """Shorten a text that is too long to its beginning and end.
 
     >>> _short("abcdefghij", 7)
     'abc…hij'
@@ -142,7 +142,7 @@ def _short(text: str, longest: int) -> str:
 
 
 def _folders(records: Sequence[Record]) -> list[str]:
-    """Of each record's folder the fewest last parts that no other ends in, in a few characters; no two the same."""
+    """Return short, unique names of the records' folders: the fewest last parts of the paths that distinguish them."""
     parts = [record.folder.absolute().parts for record in records]
     depth = next(d for d in range(1, 1 + max(map(len, parts))) if _all_differ(path[-d:] for path in parts))
     names = [_short("/".join(path[-depth:]), LONGEST_FOLDER) for path in parts]

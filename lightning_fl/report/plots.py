@@ -1,4 +1,4 @@
-"""The pictures of a report: accuracy against bytes, rounds and simulated time, and the bytes by kind."""
+"""Pictures of a report: accuracy against bytes, rounds and simulated time, and bytes by kind."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 AXES = {
-    "uplink": "uplink of all clients together",
+    "uplink": "uplink of all clients",
     "rounds": "rounds",
     "simulated_seconds": "simulated time",
 }
 HOUR, DAY = 3600, 86400
-BEHIND = 1.5  # where all curves are in front, also those of groups drawn before
+BEHIND = 1.5  # z-order behind all curves, including those of groups drawn earlier
 
 
 def draw_curves(groups: Sequence[Group], metric: Metric, axis: str) -> Figure | None:
-    """The smoothed curves over `uplink` (bytes, logarithmic), `rounds` or `simulated_seconds`; a band of one standard
-    deviation around the mean of several seeds. None where no run has that axis.
+    """Draw the smoothed curves over `uplink` (bytes, logarithmic), `rounds` or `simulated_seconds`.
+
+    Several seeds are drawn as their mean with a band of one standard deviation. Return None if no run has that axis.
     """
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(7.5, 4.2), layout="constrained")
@@ -41,7 +42,7 @@ def draw_curves(groups: Sequence[Group], metric: Metric, axis: str) -> Figure | 
         _scale(axes, axis)
         if metric.target is not None:
             axes.axhline(metric.target, color="0.4", linewidth=1, linestyle=":", label=f"target {metric.target:g}")
-        # Outside of the axes the legend covers no curve, whatever the runs look like.
+        # Outside the axes the legend cannot cover a curve.
         figure.legend(loc="outside lower center", ncols=_legend_columns(groups), frameon=False)
     return figure
 
@@ -66,7 +67,7 @@ def _draw_group(axes: Axes, group: Group, axis: str, index: int) -> bool:
 
 
 def _scale(axes: Axes, axis: str) -> None:
-    """Give the horizontal axis its unit and ticks that can be read."""
+    """Set the unit and readable ticks of the horizontal axis."""
     label = AXES[axis]
     if axis == "uplink":
         axes.set_xscale("log")
@@ -90,7 +91,7 @@ def _scale(axes: Axes, axis: str) -> None:
 
 
 def _step(longest: float) -> float:
-    """A round number of which five to ten make up `longest`.
+    """Return a round number that fits five to twelve times into `longest`.
 
     >>> _step(33), _step(8)
     (5.0, 1.0)
@@ -105,21 +106,21 @@ def _legend_columns(groups: Sequence[Group]) -> int:
 
 
 def draw_bits(groups: Sequence[Group]) -> Figure | None:
-    """What crossed in each direction by kind, as mean over the runs whose checkpoints know; None if none does."""
+    """Draw the mean bytes by direction and kind, over the runs that recorded them; None if none did."""
     known = [(group, bits) for group in groups if (bits := group.mean_bytes())]
     if not known:
         return None
-    kinds = [kind for kind in KINDS if any(bits[way][kind] for _, bits in known for way in ("up", "down"))]
+    kinds = [kind for kind in KINDS if any(bits[d][kind] for _, bits in known for d in ("up", "down"))]
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(7.5, 1.7 + 0.32 * len(known)), layout="constrained")
-        both = figure.subplots(1, 2, sharex=True, sharey=True)  # a byte is as long on either side
-        for axes, way in zip(both, ("up", "down"), strict=True):
+        both = figure.subplots(1, 2, sharex=True, sharey=True)  # same scale in both directions
+        for axes, direction in zip(both, ("up", "down"), strict=True):
             left = np.zeros(len(known))
             for kind, colour in zip(kinds, COLOURS, strict=False):
-                width = np.array([bits[way][kind] for _, bits in known])
+                width = np.array([bits[direction][kind] for _, bits in known])
                 axes.barh(range(len(known)), width, left=left, height=0.7, color=colour, label=kind)
                 left += width
-            axes.set_title(f"{way}link", fontsize="medium")
+            axes.set_title(f"{direction}link", fontsize="medium")
             axes.xaxis.set_major_formatter(EngFormatter(unit="B"))
             axes.xaxis.set_major_locator(MaxNLocator(4))
             axes.grid(visible=False, axis="y")

@@ -1,10 +1,10 @@
-"""Numbers that the methods' papers print, to be put beside one's own.
+"""Numbers printed in the methods' papers, to compare with your own.
 
-`published.csv` has a line for each: those of tables 2 to 13 of FedDUMAP (Liu et al., Efficient Federated Learning Using
+`published.csv` has one line for each number of tables 2 to 13 of FedDUMAP (Liu et al., Efficient Federated Learning Using
 Dynamic Update and Adaptive Pruning with Momentum on Shared Server Data, ACM TIST 2024) and of table I of FedAdam-SSM (2024).
-Times are the paper's simulated ones. Times of methods whose own final accuracy misses the target are left out.
-`rounds` are not printed: they are those times divided by the seconds that a round takes on the paper's clock, where that is a
-whole number. The megabits of FedAdam-SSM are those of one client, in units that no parameter count explains: look at ratios.
+Times are the paper's simulated times. Times of methods whose final accuracy misses the target are left out.
+The papers do not print `rounds`: they are these times divided by the seconds of a round on the paper's clock, where that is a
+whole number. The megabits of FedAdam-SSM count one client, in units that no parameter count explains: compare only ratios.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PAPERS = {
     "feddumap": "FedDUMAP (Liu et al., ACM TIST 2024)",
     "fedadam-ssm": "FedAdam-SSM (2024)",
 }
-# What the papers call the methods that have another name here, and which of their settings that means.
+# Methods whose name in the papers differs from the name here, with the settings that the paper's name implies.
 METHODS: dict[str, tuple[str, dict[str, str]]] = {
     "Data-sharing": ("DataSharing", {}),
     "Hybrid-FL": ("HybridFL", {}),
@@ -38,16 +38,16 @@ METHODS: dict[str, tuple[str, dict[str, str]]] = {
 
 @dataclass(frozen=True)
 class PublishedRow:
-    """One method in one setting of a table.
+    """Row of a published table: one method in one setting.
 
     Attributes:
-        paper: as `--paper` names it.
-        dataset: as the paper calls it.
-        network: as `ImageClassifier` calls it.
-        method: as the paper calls it.
-        setting: what else the paper says of it.
-        target: the accuracy that `simulated_seconds`, `rounds` and `uplink_mbit_per_client` are for.
-        numbers: by metric; infinity where the target is never reached.
+        paper: name of the paper for `--paper`.
+        dataset: name of the data set in the paper.
+        network: name of the network for `ImageClassifier`.
+        method: name of the method in the paper.
+        setting: other settings that the table states.
+        target: accuracy at which `simulated_seconds`, `rounds` and `uplink_mbit_per_client` are measured; None without.
+        numbers: values by metric; infinity if the target is never reached.
     """
 
     paper: str
@@ -60,56 +60,56 @@ class PublishedRow:
 
     @property
     def algorithm(self) -> str:
-        """What the method is called here."""
+        """Name of the method in this package."""
         return METHODS.get(self.method, (self.method, {}))[0]
 
     def is_of(self, group: Group) -> bool:
-        """Whether a group's runs are of this method and network."""
+        """True if a group's runs use this method and network."""
         options = METHODS.get(self.method, ("", {}))[1]
         fits = all(group.settings.get(f"algorithm.{key}", "parameters") == value for key, value in options.items())
         return group.algorithm == self.algorithm and fits and group.settings.get("model.network") == self.network
 
     def differences(self, group: Group) -> list[str]:
-        """What a group's runs have in place of the settings behind this row; empty if they are the same."""
+        """Return a group's values of the settings that differ from this row's; empty if none differ."""
         wanted = published_settings(self.paper, self.dataset, self.algorithm, self.setting)
-        return list(dict.fromkeys(said for curve in group.curves for said in differences(wanted, curve.record)))
+        return list(dict.fromkeys(phrase for curve in group.curves for phrase in differences(wanted, curve.record)))
 
 
 @dataclass(frozen=True)
 class PublishedTable:
-    """A table of a paper.
+    """Table of a paper.
 
     Attributes:
-        title: paper and number.
-        rows: its rows.
+        title: name of the paper and number of the table.
+        rows: rows of the table.
     """
 
     title: str
     rows: tuple[PublishedRow, ...]
 
     def nearest_rows(self, group: Group) -> list[PublishedRow]:
-        """The rows of a group's method and network from whose settings its own differ least."""
+        """Return the rows of a group's method and network whose settings are nearest to the group's."""
         found = [(len(row.differences(group)), row) for row in self.rows if row.is_of(group)]
         least = min((count for count, _ in found), default=0)
         return [row for count, row in found if count == least]
 
     def missing(self, group: Group) -> str | None:
-        """Why no row is of a group's method and network; None if one is."""
+        """Return why no row has a group's method and network; None if a row has them."""
         if any(row.is_of(group) for row in self.rows):
             return None
         if all(row.algorithm != group.algorithm for row in self.rows):
-            return f"no row is of {group.algorithm}"
+            return f"it has no row for {group.algorithm}"
         network = group.settings.get("model.network")
-        return (
-            "nothing says which network it is" if network is None else f"no row of its method has the network {network}"
-        )
+        if network is None:
+            return "its network is unknown"
+        return f"it has no row for {group.algorithm} with the network {network}"
 
 
 def read_published(name: str) -> PublishedTable:
-    """The table that `paper:table` names.
+    """Return the table that `paper:table` names.
 
     Raises:
-        UserError: there is none of that name.
+        UserError: no table has that name.
 
     >>> read_published("feddumap:10").title
     'FedDUMAP (Liu et al., ACM TIST 2024), table 10'
@@ -134,7 +134,7 @@ def read_published(name: str) -> PublishedTable:
 
 
 def measured(row: PublishedRow, group: Group) -> dict[str, tuple[float | None, float | None, int]]:
-    """What a group has of the numbers in a published row, as mean, spread and count: at the row's own target."""
+    """Return a group's numbers for the metrics of a published row, as mean, spread and count, at the row's target."""
     found: dict[str, list[float | None]] = {name: [] for name in row.numbers}
     for curve in group.curves:
         own: dict[str, float | None] = {

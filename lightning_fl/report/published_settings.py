@@ -1,7 +1,7 @@
-"""The settings behind published numbers, and in which respects those of a run are others.
+"""Settings behind the published numbers, and how a run's settings differ from them.
 
-From the papers, and where these are silent from the authors' code: FedDUMAP (Liu et al., ACM TIST 2024), FedAdam-SSM (2024). What
-neither says, such as the minibatches of FedAdam-SSM, is not compared.
+The settings come from the papers, or from the authors' code where a paper does not state them: FedDUMAP (Liu et al., ACM TIST
+2024), FedAdam-SSM (2024). A setting that neither states, such as the minibatches of FedAdam-SSM, is not compared.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from lightning_fl.report.labels import shown
 from lightning_fl.report.records import SOURCES, Record
 
 Settings = dict[str, Any]
-"""By what is said of them (the keys of `PHRASES`), those that matter most first."""
+"""Values by the keys of `PHRASES`, the most important first."""
 
 DATASETS = {"CIFAR-10": "CIFAR10", "CIFAR-100": "CIFAR100", "Fashion-MNIST": "FashionMNIST", "SVHN": "SVHN"}
 COMMON: dict[str, Settings] = {
@@ -37,7 +37,7 @@ DEGREES = {0.61: 2, 0.31: 5, 9.0e-6: 10}
 TRAIN_ON_THE_SERVER = {"DataSharing", "FedDF", "FedDU", "FedDUAP", "FedDUM", "FedDUMAP", "FedDUS", "FedKT", "HybridFL"}
 DYNAMIC = {"FedDU", "FedDUAP", "FedDUM", "FedDUMAP"}
 SPARSE = {"FedAdamSSM", "FedAdamTop", "FairnessTop"}
-# What a row of a table may say of its setting.
+# Options that the setting of a row may contain.
 OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "p": ("p", lambda value: float(value.rstrip("%")) / 100),
     "server_noniid_degree": ("server classes", lambda value: DEGREES[float(value)]),
@@ -45,7 +45,7 @@ OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "C": ("C", float),
     "f'": ("f", lambda value: "one_minus" if value == "1-acc" else "inverse"),
 }
-# How a value that differs is said.
+# Text for a value that differs.
 PHRASES: dict[str, Callable[[Any], str]] = {
     "data": str,
     "partition": str,
@@ -69,13 +69,13 @@ MAX_PHRASES = 5
 
 
 def published_settings(paper: str, dataset: str, algorithm: str, setting: str) -> Settings:
-    """The settings behind a row of a table.
+    """Return the settings behind a row of a table.
 
     Args:
-        paper: as `--paper` names it.
-        dataset: as the paper calls it.
-        algorithm: as it is called here.
-        setting: what the row says of it, parts between `; `.
+        paper: name of the paper for `--paper`.
+        dataset: name of the data set in the paper.
+        algorithm: name of the method in this package.
+        setting: options that the row states, separated by `; `.
 
     >>> published_settings("fedadam-ssm", "SVHN", "FedAdam", "Dirichlet(0.1)")["partition"]
     'Dirichlet(0.1)'
@@ -90,15 +90,15 @@ def published_settings(paper: str, dataset: str, algorithm: str, setting: str) -
             wanted |= {"p": 0.1, "server classes": classes} | (
                 {"C": 1.0, "f": "one_minus"} if algorithm in DYNAMIC else {}
             )
-            said = dict(part.split("=", 1) for part in setting.split("; ") if "=" in part)
-            wanted |= {OPTIONS[name][0]: OPTIONS[name][1](value) for name, value in said.items()}
+            options = dict(part.split("=", 1) for part in setting.split("; ") if "=" in part)
+            wanted |= {OPTIONS[name][0]: OPTIONS[name][1](value) for name, value in options.items()}
     if algorithm in SPARSE:
         wanted["alpha"] = 0.05
     return wanted | COMMON[paper]
 
 
 def settings_of(record: Record) -> Settings:
-    """A run's settings under the same names; those that nothing says are left out, but for the data and the partition."""
+    """Return a run's settings under the same names, without unknown ones except the data and the partition."""
     given, found = record.settings, Settings()
     data = str(given.get("data", "unknown data"))
     source = given.get(SOURCES.get(data, ""))
@@ -135,7 +135,7 @@ def settings_of(record: Record) -> Settings:
 
 
 def differences(wanted: Settings, record: Record) -> list[str]:
-    """What a run has in place of the published settings, what matters most first."""
+    """Return a run's values of the settings that differ from the published ones, the most important first."""
     own = settings_of(record)
     return [
         PHRASES[name](own[name])
@@ -145,7 +145,7 @@ def differences(wanted: Settings, record: Record) -> list[str]:
 
 
 def in_short(differing: list[str]) -> str:
-    """What differs, in a cell of a table.
+    """Return the differences as a table cell.
 
     >>> in_short([]), in_short(["Digits", "IID"])
     ('as published', 'Digits, IID')
@@ -155,7 +155,7 @@ def in_short(differing: list[str]) -> str:
 
 
 def _partition(given: Settings) -> str:
-    """The class and what it was given, such as `Shards(2)`."""
+    """Return the partition's class and parameter, such as `Shards(2)`."""
     name = given.get("data.partition", "unknown partition")
     option = {"Shards": "shards_per_client", "Dirichlet": "alpha"}.get(name)
     number = given.get(f"data.partition.{option}")

@@ -1,4 +1,4 @@
-"""Runs as they lie on the disk: `metrics.csv`, the configuration, and the bits by kind."""
+"""Runs read from disk: `metrics.csv`, the configuration, and the bits by kind."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from lightning_fl.report.smoothing import Floats
 
 @dataclass(frozen=True)
 class Record:
-    """One run.
+    """Run as read from its folder.
 
     Attributes:
-        folder: where it lies.
-        columns: by name the numbers of `metrics.csv` (n,), NaN where a row has none.
-        settings: the configuration with dots between the keys, classes by their bare names; {} if there is none.
-        algorithm: name of the method; that of the folder if nothing says it.
-        bits: of the whole run by direction and kind; None where no file says them.
-        gaps: sentences about what is missing.
-        not_finite: by name the cells of a column in which `nan` or `inf` stands; in `columns` they are NaN.
+        folder: folder of the run.
+        columns: numbers of `metrics.csv` by column (n,); NaN where a row has none.
+        settings: configuration with dotted keys and bare class names; {} if there is none.
+        algorithm: name of the method; the folder's name if unknown.
+        bits: bits of the whole run by direction and kind; None if no file contains them.
+        gaps: remarks about what is missing.
+        not_finite: number of `nan` and `inf` cells by column; in `columns` they are NaN.
     """
 
     folder: Path
@@ -43,29 +43,29 @@ class Record:
 
     @property
     def num_rounds(self) -> int:
-        """Rounds until the last row."""
+        """Number of rounds up to the last row."""
         return int(self.columns["round"][-1]) + 1
 
     @cached_property
     def wall_seconds(self) -> Floats:
-        """Seconds that the rounds took here, so far (n,); NaN where rows between are missing."""
+        """Measured seconds of all rounds so far (n,); NaN from the first missing row on."""
         seconds = self.columns.get("time/round_seconds", np.full(len(self.columns["round"]), np.nan))
         whole = self.columns["round"] == np.arange(len(seconds))
         return np.where(np.logical_and.accumulate(whole), np.cumsum(seconds), np.nan)
 
     def column(self, name: str) -> Floats:
-        """A column, NaN where the run has none of that name."""
+        """Return a column; NaN in every row if the run does not have it."""
         return self.columns.get(name, np.full(len(self.columns["round"]), np.nan))
 
 
 def read_run(path: str | Path) -> Record:
-    """The run in a folder.
+    """Read the run in a folder.
 
     Args:
-        path: the folder that `trainer.default_root_dir` was, or the `metrics.csv` in it.
+        path: folder of the run (its `trainer.default_root_dir`), or the `metrics.csv` in it.
 
     Raises:
-        UserError: there is no run, or no whole row of one.
+        UserError: there is no run, or no complete row.
     """
     folder = Path(path)
     if folder.name == METRICS and folder.is_file():
@@ -89,21 +89,21 @@ def read_run(path: str | Path) -> Record:
 
 
 def _where_runs_are(folder: Path) -> str:
-    """What to say of a folder without a `metrics.csv`."""
+    """Return why a folder has no `metrics.csv`, and the runs near it."""
     if not folder.is_dir():
         parent = folder.parent
         names = [path.parent.name for path in parent.glob(f"*/{METRICS}")] if parent.is_dir() else []
-        what = "it is no folder" if folder.exists() else "the folder does not exist"
+        what = "it is not a folder" if folder.exists() else "the folder does not exist"
         return what + (f"; {nearest(folder.name, names)}" if names else "")
     below = sorted(str(found.parent) for found in folder.glob(f"*/{METRICS}"))
     return f"it has no {METRICS}" + (f"; there are runs in {', '.join(below[:8])}" if below else "")
 
 
 def _read_metrics(path: Path) -> tuple[dict[str, Floats], dict[str, int], list[str]]:
-    """Columns of the rows that are whole, by round; how many of a column's cells are not finite; which rows are not whole."""
+    """Return the columns of the complete rows by round, the count of non-finite cells by column, and remarks on other rows."""
     lines = path.read_text(errors="replace").replace("\0", "").splitlines(keepends=True)
     names = next(csv.reader(lines[:1]), [])
-    require("round" in names, f"{path} is no run's: its first line names no column round.")
+    require("round" in names, f"{path} is not from a run: its first line has no column round.")
     position = names.index("round")
     numbers: dict[float, list[float]] = {}
     empty: dict[float, list[bool]] = {}
@@ -114,14 +114,14 @@ def _read_metrics(path: Path) -> tuple[dict[str, Floats], dict[str, int], list[s
             values = [float(cell or "nan") for cell in cells]
         except ValueError:
             values = []
-        # A line that a kill cut short has no end, even if the cut went through its last cell.
+        # A line that a kill cut short has no line ending, even if only its last cell is cut.
         if line.endswith(("\n", "\r")) and len(values) == len(names) and values[position].is_integer():
             numbers[values[position]] = values
             empty[values[position]] = [not cell for cell in cells]
         else:
             num_broken += 1
-    require(bool(numbers), f"{path} has no whole row: nothing was logged, or it was cut short.")
-    gaps = [f"{num_broken} of its rows cut short or broken and left out"] if num_broken else []
+    require(bool(numbers), f"{path} has no complete row: nothing was logged, or the file was cut short.")
+    gaps = [f"incomplete or broken rows left out: {num_broken}"] if num_broken else []
     table = np.array([numbers[index] for index in sorted(numbers)])
     broken = ~np.isfinite(table) & ~np.array([empty[index] for index in sorted(numbers)])
     table[broken] = np.nan
@@ -130,21 +130,21 @@ def _read_metrics(path: Path) -> tuple[dict[str, Floats], dict[str, int], list[s
 
 
 def _read_settings(folder: Path) -> tuple[dict[str, Any], list[str]]:
-    """The configuration, or of a run from Python the little that its hyper-parameters say."""
+    """Return the configuration, or only the hyper-parameters of a run started from Python, and remarks on broken files."""
     for name in (CONFIG, HPARAMS):
         if not (folder / name).is_file():
             continue
         try:
             content = yaml.safe_load((folder / name).read_text())
         except (yaml.YAMLError, UnicodeDecodeError):
-            return {}, [f"its {name} is no YAML and left out"]
+            return {}, [f"its {name} is not valid YAML and is ignored"]
         if isinstance(content, dict):
             return flatten(content if name == CONFIG else {"algorithm": content.get("algorithm"), "model": content}), []
     return {}, []
 
 
 def flatten(node: Any, prefix: str = "") -> dict[str, Any]:
-    """A configuration's values by their keys with dots; `init_args` is left out of the keys, a class is its bare name.
+    """Return a configuration's values by dotted keys; keys omit `init_args`, and a class becomes its bare name.
 
     >>> flatten({"algorithm": {"class_path": "lightning_fl.algorithms.FedProx", "init_args": {"mu": 0.1}}})
     {'algorithm': 'FedProx', 'algorithm.mu': 0.1}
@@ -165,33 +165,33 @@ def flatten(node: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def _read_bits(folder: Path) -> tuple[Bits | None, list[str]]:
-    """Return the bits by kind from `communication.json`; runs of version 0.1 have them in the checkpoint alone."""
+    """Return the bits by kind from `communication.json`; runs of version 0.1 have them only in the checkpoint."""
     try:
         bits = read_communication(folder)
     except ValueError:
-        return None, [f"its {COMMUNICATION} cannot be read, so that its bits are not known by kind"]
+        return None, [f"its {COMMUNICATION} cannot be read, so its bits by kind are unknown"]
     if bits is not None or not (folder / LAST).is_file():
         return bits, []
-    from lightning_fl.outputs import checkpoint_file  # imports torch, which no later run needs
+    from lightning_fl.outputs import checkpoint_file  # imports torch, which newer runs do not need
 
     try:
         bits = checkpoint_file.load(folder / LAST)["federation"]["run"]["ledger"]["total_bits"]
     except (UserError, KeyError):
-        return None, [f"its {LAST} cannot be read, so that its bits are not known by kind"]
+        return None, [f"its {LAST} cannot be read, so its bits by kind are unknown"]
     return bits, []
 
 
-# What says which data a module reads, for those that read any.
+# Setting that names the files or the module from which a data module reads.
 SOURCES = {"Arrays": "data.path", "ImageFolder": "data.root", "Federated": "data.datamodule"}
 
 
 def require_same_data(records: Sequence[Record]) -> None:
-    """Curves of different tasks have nothing to say to each other.
+    """Raise unless all runs use the same data; accuracies on different tasks cannot be compared.
 
-    Files of one name may lie in different places on different machines; those of different names are different data.
+    Files of one name may lie in different folders on different machines; files of different names are different data.
 
     Raises:
-        UserError: the runs are of different data sets.
+        UserError: the runs use different data sets.
     """
     found: dict[tuple[str, ...], tuple[str, Path]] = {}
     for record in records:
@@ -202,11 +202,11 @@ def require_same_data(records: Sequence[Record]) -> None:
             found.setdefault((data, file_name(source or "")), (named, record.folder))
     require(
         len(found) < 2,
-        "the runs are of different data, whose accuracies cannot be compared: "
-        f"{', '.join(f'{data} in {folder}' for data, folder in found.values())}; make a report of each.",
+        "the runs use different data, so their accuracies cannot be compared: "
+        f"{', '.join(f'{data} in {folder}' for data, folder in found.values())}; make a report for each.",
     )
 
 
 def file_name(path: object) -> str:
-    """The last part of a path, of any system's; anything else as it is."""
+    """Return the last part of a POSIX or Windows path, or any other value as text."""
     return re.split(r"[\\/]", str(path).rstrip("\\/"))[-1] or str(path)

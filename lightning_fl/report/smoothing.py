@@ -1,8 +1,8 @@
-"""The curve that results are read off (Liu et al., FedDUMAP, ACM TIST 2024; window and order are those of the authors' code).
+"""Smoothed curve for results (Liu et al., FedDUMAP, ACM TIST 2024; window and order are those of the authors' code).
 
-A Savitzky–Golay filter of window 39 and order 3 over the accuracy after each round, rounded to three decimals. The final
-accuracy is the maximum of the smoothed curve, not its last value. A cubic that is laid through a short, steep curve leaves the
-range of the values, which those of 500 rounds never do: what it has beyond them is cut off before it is rounded.
+A Savitzky–Golay filter of window 39 and order 3 smooths the accuracy after each round; the result is rounded to three decimals.
+The final accuracy is the maximum of the smoothed curve, not its last value. A cubic fitted to a short, steep curve leaves the
+range of the values (curves of 500 rounds never do), so the smoothed curve is clipped to that range before it is rounded.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Floats = NDArray[np.float64]
 
 
 def fitting_window(count: int, window: int = WINDOW) -> int:
-    """The largest odd number of values that is at most the window and at most `count`; 1 where a cubic would pass through all.
+    """Return the largest odd window of at most `window` and `count` values; 1 if a cubic would pass through all of them.
 
     >>> [fitting_window(count) for count in (3, 4, 5, 6, 500)]
     [1, 1, 5, 5, 39]
@@ -28,20 +28,20 @@ def fitting_window(count: int, window: int = WINDOW) -> int:
 
 
 def smooth(values: Floats, decimals: int | None = 3, window: int = WINDOW) -> Floats:
-    """A smoothed curve.
+    """Return the smoothed curve.
 
     Args:
-        values: one for each evaluation (n,), finite.
-        decimals: to which the smoothed curve is rounded; None not to.
-        window: values that the filter reaches over; those that it does are `fitting_window(n, window)`. Where that is 1,
-            nothing is smoothed, nor rounded.
+        values: one value for each evaluation (n,), finite.
+        decimals: decimals of the smoothed curve; None for no rounding.
+        window: length of the filter in values; `fitting_window(n, window)` is used. If that is 1, the values are neither
+            smoothed nor rounded.
 
     Returns:
-        The smoothed values (n,).
+        Smoothed values (n,).
 
     >>> smooth(np.array([0.1, 0.2, 0.4])).tolist()
     [0.1, 0.2, 0.4]
-    >>> smooth(np.array([1.0, 8.0, 27.0, 64.0, 125.0])).tolist()  # a cubic stays as it is
+    >>> smooth(np.array([1.0, 8.0, 27.0, 64.0, 125.0])).tolist()  # a cubic does not change
     [1.0, 8.0, 27.0, 64.0, 125.0]
     """
     window = fitting_window(len(values), window)
@@ -50,5 +50,5 @@ def smooth(values: Floats, decimals: int | None = 3, window: int = WINDOW) -> Fl
     from scipy.signal import savgol_filter
 
     smoothed: Floats = savgol_filter(values, window, ORDER).clip(values.min(), values.max())
-    # Twice, so that the last bit of the filter does not decide what becomes of a half.
+    # Round twice, so that the last bit of the filter does not decide how a half is rounded.
     return smoothed if decimals is None else smoothed.round(decimals + 6).round(decimals)

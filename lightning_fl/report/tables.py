@@ -1,4 +1,4 @@
-"""The tables of a report: what each method reached, the price of a target, and the published numbers beside one's own."""
+"""Tables of a report: results of each method, cost of a target, and published numbers next to your own."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from lightning_fl.report.published_settings import in_short
 from lightning_fl.report.records import SOURCES
 
 Spread = tuple[float | None, float | None, int]
-"""Mean, standard deviation and count, as `mean_and_spread` gives them."""
+"""Mean, standard deviation and count, as `mean_and_spread` returns them."""
 NONE = "–"
-MOST_SETTINGS = 8  # in one table
+MOST_SETTINGS = 8  # columns of one table
 UNITS = {"bytes": BYTES, "seconds": SECONDS}
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of numbers.
+    """Column of numbers.
 
     Attributes:
-        title: what they are.
-        kind: how they are written: `share` with three decimals, `count` whole where they are, `figures` with three significant
-            ones, `bytes` and `seconds` so too, in one unit for all such columns of a table.
+        title: heading of the column.
+        kind: format of the numbers: `share` with three decimals, `count` without decimals if whole, `figures` with three
+            significant figures, `bytes` and `seconds` likewise, in one unit for all such columns of a table.
     """
 
     title: str
@@ -50,7 +50,7 @@ PUBLISHED = {
     "final_accuracy": Column("final accuracy", "share"),
     "simulated_seconds": COSTS["simulated_seconds"],
     "rounds": COSTS["rounds"],
-    "uplink_mbit_per_client": Column("Mbit up a client", "figures"),
+    "uplink_mbit_per_client": Column("uplink Mbit per client", "figures"),
     "mflops": SIZES["mflops"],
 }
 
@@ -61,13 +61,13 @@ def table(
     rows: Sequence[tuple[Sequence[str], Mapping[str, Spread | str]]],
     num_texts: int = 1,
 ) -> Table:
-    """A table of words and numbers.
+    """Return a table of words and numbers.
 
     Args:
         names: titles of the columns of words.
-        columns: those of numbers, which stand to their right.
-        rows: of each the words, and by column the numbers, or how they are printed elsewhere; what has none is unknown.
-        num_texts: how many of the columns of words are set from the left.
+        columns: columns of numbers, to the right of the words.
+        rows: words of each row, and its numbers by column, or their text; a number that is missing is unknown.
+        num_texts: number of columns of words that are aligned left.
     """
     units = {kind: unit_of(_largest(kind, columns, rows), of) for kind, of in UNITS.items()}
     header = [c.title + (f" ({units[c.kind]})" if c.kind in units else "") for c in columns.values()]
@@ -85,14 +85,14 @@ def table(
 def _largest(
     kind: str, columns: Mapping[str, Column], rows: Sequence[tuple[Sequence[str], Mapping[str, Spread | str]]]
 ) -> float:
-    """The largest number that stands in a column of that kind."""
+    """Return the largest finite mean in the columns of a kind."""
     cells = [found[name] for _, found in rows for name, of in columns.items() if of.kind == kind and name in found]
     means = [cell[0] for cell in cells if not isinstance(cell, str)]
     return max((mean for mean in means if mean is not None and isfinite(mean)), default=0.0)
 
 
 def _cell(found: Spread, column: Column, unit: float) -> str:
-    """Mean ± standard deviation if there is any, with the decimals of the mean, or those without which it would read as 0."""
+    """Return mean ± standard deviation, if any, with the decimals of the mean, or more if the deviation would read as 0."""
     mean, spread, _ = found
     if mean is None:
         return NONE
@@ -107,16 +107,15 @@ def _cell(found: Spread, column: Column, unit: float) -> str:
         num_decimals = decimals(mean)
     if not spread:
         return _fixed(mean, num_decimals)
-    if (
-        -magnitude(spread, 1) > num_decimals + 1
-    ):  # so small beside the mean that it would take digits which nobody reads
+    # The decimals of a far smaller deviation would give the mean too many digits.
+    if -magnitude(spread, 1) > num_decimals + 1:
         return f"{_fixed(mean, num_decimals)} ± {significant(spread)}"
     num_decimals = max(num_decimals, -magnitude(spread, 1))
     return f"{_fixed(mean, num_decimals)} ± {_fixed(spread, num_decimals)}"
 
 
 def _fixed(value: float, num_decimals: int) -> str:
-    """With so many decimals, unless that would read as zero or be endless."""
+    """Return a value with so many decimals, unless it would read as zero or be too long."""
     if value == 0:
         return "0"
     reads_as_zero = round(value, num_decimals) == 0
@@ -124,7 +123,7 @@ def _fixed(value: float, num_decimals: int) -> str:
 
 
 def results(groups: Sequence[Group], metric: Metric) -> Table:
-    """What each group has reached in all its rounds, and what that took."""
+    """Return the results of each group over all its rounds, and their cost."""
     kind: Literal["share", "figures"] = "share" if "accuracy" in metric.name else "figures"
     columns = {"final": Column(f"final {metric.short}", kind), "last": Column("last", kind), **COSTS, **SIZES}
     rows = [([g.label, str(len(g.curves))], {name: g.spread(name) for name in columns}) for g in groups]
@@ -132,7 +131,7 @@ def results(groups: Sequence[Group], metric: Metric) -> Table:
 
 
 def prices(groups: Sequence[Group]) -> Table:
-    """What each group had spent when it reached the target; the means are over the runs that did."""
+    """Return the cost of reaching the target for each group, as means over the runs that did."""
     rows = []
     for group in groups:
         found = {name: group.spread(f"target_{name}") for name in COSTS}
@@ -141,9 +140,9 @@ def prices(groups: Sequence[Group]) -> Table:
 
 
 def beside(published: PublishedTable, groups: Sequence[Group]) -> Table:
-    """A line for each published row, and one under it for each group whose method, network and settings are nearest to it.
+    """Return a line for each published row, followed by the groups whose method, network and settings are nearest to it.
 
-    Only the networks of the groups are shown, if any of them is in the table.
+    Only networks of the groups are shown, if the table has any of them.
     """
     networks = {group.settings.get("model.network") for group in groups} & {row.network for row in published.rows}
     shown = [row for row in published.rows if not networks or row.network in networks]
@@ -163,7 +162,7 @@ def beside(published: PublishedTable, groups: Sequence[Group]) -> Table:
 
 
 def _printed(row: PublishedRow) -> dict[str, Spread | str]:
-    """A row's numbers, those that are rounded with as many figures as the paper gives them."""
+    """Return a row's numbers; numbers of kind `figures` keep all the digits that the paper prints."""
     return {
         name: f"{value:,.10g}" if PUBLISHED[name].kind == "figures" and isfinite(value) else (value, None, 1)
         for name, value in row.numbers.items()
@@ -171,16 +170,20 @@ def _printed(row: PublishedRow) -> dict[str, Spread | str]:
 
 
 def settings(groups: Sequence[Group]) -> list[Table]:
-    """The settings besides the method that are not the same everywhere, and of methods those of their own that no label shows."""
+    """Return the settings that differ: those besides the method, and a method's own settings that its labels do not show."""
     known = [group for group in groups if "data" in group.settings]
     keys = _outermost([key for key in differing([g.curves[0].record for g in known]) if not is_of_method(key)], known)
     for algorithm in dict.fromkeys(group.algorithm for group in known):
         peers = [group for group in known if group.algorithm == algorithm]
         records = [group.curves[0].record for group in peers]
         own = [key for key in differing(records) if is_of_method(key)]
-        told = telling(algorithm, records)
-        in_labels = all(setting(r, key) in g.label for key in told for r, g in zip(records, peers, strict=True))
-        keys += _outermost([key for key in own if not (in_labels and key in told)], peers)
+        distinguishing = telling(algorithm, records)
+        in_labels = all(
+            setting(record, key) in group.label
+            for key in distinguishing
+            for record, group in zip(records, peers, strict=True)
+        )
+        keys += _outermost([key for key in own if not (in_labels and key in distinguishing)], peers)
     keys = list(dict.fromkeys(keys))
     names = [key.partition(".")[2] or key for key in keys]
     return [
@@ -197,13 +200,13 @@ def settings(groups: Sequence[Group]) -> list[Table]:
 
 
 def _outermost(keys: Sequence[str], groups: Sequence[Group]) -> list[str]:
-    """Without the settings of a part where the part itself is another: they are said with it."""
+    """Leave out the settings of a part that itself differs; they are shown with the part."""
     parts = [key for key in keys if len({str(group.settings.get(key)) for group in groups}) > 1]
     return [key for key in keys if not any(key.startswith(f"{part}.") for part in parts)]
 
 
 def _with_options(given: Mapping[str, Any], key: str) -> str:
-    """A value, with the options of the part that it names, such as `Shards(shards_per_client=2)`."""
+    """Return a value with the options of the part that it names, such as `Shards(shards_per_client=2)`."""
     if key not in given:
         return NONE
     if key in SOURCES.values():
@@ -213,30 +216,27 @@ def _with_options(given: Mapping[str, Any], key: str) -> str:
 
 
 def bytes_by_kind(groups: Sequence[Group]) -> Table:
-    """Bytes of the whole run by direction and kind, as means over the runs whose checkpoints know."""
+    """Return bytes of the whole run by direction and kind, as means over the runs that recorded them."""
     known = [(group.label, bits) for group in groups if (bits := group.mean_bytes())]
-    names = [(way, kind) for way in ("up", "down") for kind in KINDS if any(bits[way][kind] for _, bits in known)]
-    columns = {f"{way}: {kind}": Column(f"{way}: {kind}", "bytes") for way, kind in names}
-    rows = [
-        ([label], {f"{way}: {kind}": mean_and_spread([bits[way][kind]]) for way, kind in names})
-        for label, bits in known
-    ]
+    names = [(d, kind) for d in ("up", "down") for kind in KINDS if any(bits[d][kind] for _, bits in known)]
+    columns = {f"{d}: {kind}": Column(f"{d}: {kind}", "bytes") for d, kind in names}
+    rows = [([label], {f"{d}: {kind}": mean_and_spread([bits[d][kind]]) for d, kind in names}) for label, bits in known]
     return table(["method"], columns, rows)
 
 
 def write_runs(path: Path, groups: Sequence[Group]) -> None:
-    """A line for each run with all its numbers: bytes, seconds and values as they are, an empty cell where there is none."""
+    """Write a line for each run with all its numbers: bytes, seconds and values in full, an empty cell for unknown ones."""
     curves = [(group.label, curve) for group in groups for curve in group.curves]
     bits = [curve.record.bits or {} for _, curve in curves]
-    ways = {"up": "uplink", "down": "downlink"}
-    kinds = [(way, kind) for way in ways for kind in KINDS if any(of.get(way, {}).get(kind) for of in bits)]
+    directions = {"up": "uplink", "down": "downlink"}
+    kinds = [(d, kind) for d in directions for kind in KINDS if any(of.get(d, {}).get(kind) for of in bits)]
     rows: list[dict[str, Any]] = [
         {
             "method": label,
             "folder": str(curve.record.folder),
             **{seed: curve.record.settings.get(seed) for seed in SEEDS},
             **{name: _plain(value) for name, value in curve.numbers.items()},
-            **{f"{ways[way]}_{kind}": _plain(of[way].get(kind, 0) / 8) if of else None for way, kind in kinds},
+            **{f"{directions[d]}_{kind}": _plain(of[d].get(kind, 0) / 8) if of else None for d, kind in kinds},
         }
         for (label, curve), of in zip(curves, bits, strict=True)
     ]
@@ -244,7 +244,7 @@ def write_runs(path: Path, groups: Sequence[Group]) -> None:
 
 
 def write_curves(path: Path, groups: Sequence[Group], metric: Metric) -> None:
-    """A line for each value of each run's curve."""
+    """Write a line for each value of each run's curve."""
     axes = list(COSTS)
     rows = [
         {"method": group.label, "folder": str(curve.record.folder), **dict(zip(axes, map(_plain, spent), strict=True))}
@@ -257,7 +257,7 @@ def write_curves(path: Path, groups: Sequence[Group], metric: Metric) -> None:
 
 
 def _plain(value: float | None) -> float | int | None:
-    """Whole numbers without a point, and nothing for what is not known."""
+    """Return a whole number as int, and None if unknown or not finite."""
     if value is None or not isfinite(value):
         return None
     return int(value) if value == round(value) else float(value)

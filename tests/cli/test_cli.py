@@ -374,7 +374,10 @@ MISTAKES = {
     ),
     "null for an algorithm": (["--algorithm", "null"], ["algorithm", "Algorithm", "class_path", "null"]),
     "list of lists": (["--algorithm", "FedLDF", "--algorithm.groups", "[a, b]"], ["groups of FedLDF", "list of str"]),
-    "algorithm of another kind": (["--algorithm", "torch.nn.Linear"], ["'torch.nn.Linear'", "no Algorithm", "FedAvg"]),
+    "algorithm of another kind": (
+        ["--algorithm", "torch.nn.Linear"],
+        ["'torch.nn.Linear'", "not a subclass of Algorithm", "FedAvg"],
+    ),
     "missing module": (["--algorithm", "oddd.Odd"], ["'oddd.Odd'", "no module 'oddd'", "FedAvg"]),
     "base method": (["--algorithm", "FedDP", "--algorithm.base", "FedAvgg"], ["'FedAvgg'", "did you mean 'FedAvg'"]),
     "base that is the same again": (
@@ -449,7 +452,7 @@ MISTAKES = {
         ["--data", "Arrays", "--data.path", "small.yaml"],
         ["small.yaml is not a readable .npz file."],
     ),
-    "checkpoint that is none": (["--ckpt_path", "small.yaml"], ["small.yaml cannot be read", "or no checkpoint"]),
+    "checkpoint that is none": (["--ckpt_path", "small.yaml"], ["small.yaml cannot be read", "or not a checkpoint"]),
     "network by path": (["--model.network", "wide.Wide"], ["'wide.Wide'", "{class_path: wide.Wide}", "lenet5"]),
     "network option": (["--model.network_options", "{dropuot: 0.1}"], ["'dropuot'"]),
     "network parameter": (["--model.netwrk", "cnn"], ["'netwrk'", "'network'"]),
@@ -606,7 +609,7 @@ def test_a_mistake_in_a_file_ends_with_one_sentence(
 
 def test_a_configuration_of_no_text_is_refused(lightning_fl: Command, small: str) -> None:
     Path("model.ckpt").write_bytes(bytes(range(128, 256)))
-    assert "model.ckpt is no text" in lightning_fl("fit", "--config", "model.ckpt").sentence
+    assert "model.ckpt is not a text" in lightning_fl("fit", "--config", "model.ckpt").sentence
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_rejected_uploads_are_counted_in_the_table(fit: Fit) -> None:
 def test_a_loss_that_exploded_is_a_reason(fit: Fit) -> None:
     server = ["--data.client_fraction=0.8", "--data.server_fraction=0.1"]  # whose samples give the initial loss
     guarded = fit(*server, "--trainer.loss_guard.clients=2", "--model.learning_rate=100")
-    assert guarded["rejected"] == "9 of 9 uploads, in 3 of 3 rounds: not finite, or of a loss that exploded"
+    assert guarded["rejected"] == "9 of 9 uploads, in 3 of 3 rounds: not finite, or loss exploded"
 
 
 def test_no_bytes_but_zero_read_as_zero(fit: Fit) -> None:

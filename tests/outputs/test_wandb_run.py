@@ -157,7 +157,7 @@ def test_a_logger_that_fails_costs_neither_rows_nor_checkpoints(
 ) -> None:
     trainer = make_trainer(max_rounds=3, logger=Fails(tmp_path / "elsewhere"), enable_checkpointing=True)
     with pytest.warns(
-        UserWarning, match=r"Fails failed .* metrics.csv and the checkpoints go on .*the service is gone"
+        UserWarning, match=r"Fails failed .* metrics.csv and the checkpoints are still written .*the service is gone"
     ):
         trainer.fit(
             ImageClassifier(network="linear", num_classes=10, in_channels=1, image_size=8), Digits(num_clients=5)

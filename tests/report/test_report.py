@@ -281,7 +281,7 @@ def test_a_truncated_file_is_used_as_far_as_it_is_whole(run: Callable[..., tuple
     path.write_bytes(whole[:-3])  # through the last cell of the last row
     code, out, _ = run("report", "a")
     assert code == 0
-    assert "a: 1 of its rows cut short or broken and left out." in out
+    assert "a: incomplete or broken rows left out: 1." in out
     assert "a: it ends after 49 of 50 rounds." in out
     assert read_run("a").column("val/accuracy")[-1] == 0.49
     path.write_bytes(whole[:100])
@@ -292,7 +292,7 @@ def test_a_truncated_file_is_used_as_far_as_it_is_whole(run: Callable[..., tuple
     lines = whole.splitlines(keepends=True)
     path.write_bytes(b"".join([*lines[:10], b"\0\0,,garbage\r\n", *lines[13:]]))
     record = read_run("a")
-    assert record.gaps == ("1 of its rows cut short or broken and left out", "3 of its first 50 rounds have no row")
+    assert record.gaps == ("incomplete or broken rows left out: 1", "3 of its first 50 rounds have no row")
     assert np.isnan(record.wall_seconds[20])
     assert record.wall_seconds[8] == 4.5
 
@@ -302,7 +302,7 @@ MISTAKES = {
     "no such folder": (["aa"], ["aa", "does not exist", "did you mean 'a'"]),
     "folder without a run": (["empty"], ["empty", "no metrics.csv"]),
     "folder of runs": (["."], ["there are runs in", "a", "b"]),
-    "file": (["file.txt"], ["file.txt", "no folder"]),
+    "file": (["file.txt"], ["file.txt", "not a folder"]),
     "other data": (["a", "b"], ["different data", "CIFAR10 in a", "Digits in b"]),
     "metric": (["a", "--metric", "val/acuracy"], ["val/acuracy", "did you mean 'val/accuracy'"]),
     "target in percent": (["a", "--target", "60"], ["(0, 1]", "60", "0.6"]),
@@ -357,10 +357,11 @@ def test_rejected_uploads_are_remarked_on(run: Callable[..., tuple], tmp_path: P
     write_run(tmp_path / "b", rising(4), "FedProx")
     write_run(tmp_path / "c", [0.1] * 4, "FedDU", rejected=[10] * 4, trainer={"loss_guard": {"clients": 3.0}})
     out = run("report", "a", "b", "c")[1]
-    assert "- a: 11 of 40 uploads were rejected, not finite, in 2 of 4 rounds; in 1 of these none was left, and" in out
     assert (
-        "- c: 40 of 40 uploads were rejected, not finite or of a loss that exploded, in 4 of 4 rounds; in all of" in out
+        "- a: 11 of 40 uploads were rejected (not finite) in 2 of 4 rounds; in 1 of these no upload was accepted, and"
+        in out
     )
+    assert "- c: 40 of 40 uploads were rejected (not finite or loss exploded) in 4 of 4 rounds; in all of" in out
     assert "- b:" not in out
 
 
@@ -372,9 +373,9 @@ def test_values_that_are_not_finite_are_left_out_and_counted(run: Callable[..., 
     path.write_text(text)
     code, out, _ = run("report", "a")
     assert code == 0
-    assert "a: val/accuracy is not finite in 2 rows, left out here." in out
+    assert "a: left out 2 non-finite values of val/accuracy." in out
     path.write_text(re.sub(r"\n(\d),[^,]+,", r"\n\1,nan,", text))
-    assert "val/accuracy of the run in a is nowhere finite" in run("report", "a")[2]
+    assert "val/accuracy of the run in a has no finite value" in run("report", "a")[2]
 
 
 def test_runs_of_different_files_are_not_compared(run: Callable[..., tuple], tmp_path: Path) -> None:
@@ -385,7 +386,7 @@ def test_runs_of_different_files_are_not_compared(run: Callable[..., tuple], tmp
     assert "Arrays of data/one.npz in a, Arrays of data/two.npz in b" in err
     code, out, _ = run("report", "a", "c")  # on another machine the same file lies elsewhere
     assert code == 0
-    assert "The runs may be of different data: `data.path` is `data/one.npz` and `elsewhere/one.npz`." in out
+    assert "The runs may use different data: `data.path` is `data/one.npz` and `elsewhere/one.npz`." in out
     assert "| elsewhere/one.npz |" in out
 
 

@@ -144,5 +144,5 @@ def test_runs_of_another_data_set_or_partition_are_said_to_be(tmp_path: Path) ->
     (place,) = (i for i, line in enumerate(printed) if "here: FedAdamSSM" in line)
     assert re.match(r"\| FedAdam-SSM +\| Fashion-MNIST, cnn_mnist, IID +\|", printed[place - 1])
     assert "| Digits" in printed[place]
-    assert "- FedProx is not here: no row is of FedProx." in printed
-    assert "- FedAdam is not here: no row of its method has the network linear." in printed
+    assert "- FedProx is not in this table: it has no row for FedProx." in printed
+    assert "- FedAdam is not in this table: it has no row for FedAdam with the network linear." in printed

@@ -158,16 +158,16 @@ def files_in(folder: Path) -> dict[str, bytes]:
 
 
 MISTAKES = {
-    "truncated": r"last\.ckpt cannot be read, it is truncated.*previous\.ckpt",
+    "truncated": r"last\.ckpt cannot be read: it is truncated.*previous\.ckpt",
     "empty": r"last\.ckpt cannot be read",
     "text": r"last\.ckpt cannot be read",
-    "no checkpoint": r"last\.ckpt is no Lightning checkpoint.*state_dict",
+    "no checkpoint": r"last\.ckpt is not a Lightning checkpoint.*state_dict",
     "missing": r"no checkpoint at .*nowhere\.ckpt",
     "other parameters": r"another model.*'hidden\.weight' has shape \(4, 3\).*\(5, 3\)",
     "other buffers": r"another model.*shift",
     "other algorithm": r"written by FedAvg.*algorithm is FedProx.*--algorithm FedAvg",
     "other clients": r"6 clients.*has 3",
-    "model only": r"model\.ckpt holds a model but no federation.*last\.ckpt",
+    "model only": r"model\.ckpt contains a model but no federation.*last\.ckpt",
     "newer format": r"format 99.*update lightning-fl",
 }
 
