@@ -197,7 +197,7 @@ def test_image_folder_mistakes(tmp_path: Path) -> None:
         ImageFolder(str(tmp_path)).setup()
     write_folder(tmp_path)
     Image.fromarray(random_images(9, 9, 3)).save(tmp_path / "train" / "b" / "large.png")
-    with pytest.raises(UserError, match=r"large\.png is 9×9 pixels but .*0\.png is 6×5 pixels: give image_size"):
+    with pytest.raises(UserError, match=r"large\.png is 9×9 pixels but .*0\.png is 6×5 pixels: set image_size"):
         ImageFolder(str(tmp_path), num_clients=2).setup()
     (tmp_path / "train" / "b" / "large.png").write_bytes(b"not an image")
     with pytest.raises(UserError, match=r"large\.png is not a readable image"):
