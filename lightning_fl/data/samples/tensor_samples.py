@@ -68,7 +68,7 @@ class Samples(ABC):
 
     @abstractmethod
     def stored(self, indices: np.ndarray) -> list[Tensor]:
-        """Return the samples at `indices` (int64, not empty) in the format for sending: uint8 as it is, int64 as int32."""
+        """Return the samples at `indices` (int64, not empty) in the format for sending: uint8 as is, int64 as int32."""
 
     @abstractmethod
     def batches(self, batch_size: int, indices: np.ndarray | None = None) -> Iterator[Any]:
@@ -142,7 +142,7 @@ class TensorSamples(Samples):
         """Gather the samples at `indices` and convert them, once for all passes over them."""
         stored = self._gather(indices)
         first = self._as_float(stored[0])
-        # The standard recipe augments before it normalises (the border is black), so a pass with augmentation normalises.
+        # The standard recipe augments before it normalises (the border is black): with augmentation, normalise in the pass.
         late = None if self.augment is None else self.transform
         if self.transform is not None and self.augment is None:
             first = self.transform(self._shown(first))
