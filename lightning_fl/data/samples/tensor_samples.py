@@ -33,8 +33,8 @@ class Selection(ABC):
 
         Args:
             batch_size: samples per batch, at least 1.
-            generator: a CPU generator that first draws the order, `torch.randperm(len(self), generator=generator)`, then
-                any augmentation; None: the order given to `select`, without augmentation.
+            generator: a CPU generator that first draws the order, `torch.randperm(len(self), generator=generator)`, and
+                then any augmentation; None: the order given to `select`, without augmentation.
         """
 
 
@@ -142,7 +142,7 @@ class TensorSamples(Samples):
         """Gather the samples at `indices` and convert them, once for all passes over them."""
         stored = self._gather(indices)
         first = self._as_float(stored[0])
-        # The standard recipe augments before it normalises (the border is black): with augmentation, normalise in the pass.
+        # The standard recipe augments before it normalises (the border is black): then each pass normalises.
         late = None if self.augment is None else self.transform
         if self.transform is not None and self.augment is None:
             first = self.transform(self._shown(first))
