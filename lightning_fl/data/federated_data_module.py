@@ -37,7 +37,7 @@ class FederatedDataModule(L.LightningDataModule, ABC):
     Args:
         num_clients: clients in the federation, at least 1 and at most the number of training samples.
         batch_size: samples per training batch, at least 1.
-        partition: how the clients' samples are divided: IID, Shards or Dirichlet.
+        partition: division of the clients' samples: IID, Shards or Dirichlet.
         client_fraction: share of the training samples that goes to the clients, in (0, 1]; the rest is the server's
             pool.
         server_fraction: number of samples on the server as a share of the clients' samples, in [0, 1); drawn from its

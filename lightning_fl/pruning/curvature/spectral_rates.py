@@ -2,10 +2,10 @@
 
 Liu et al., Efficient Federated Learning Using Dynamic Update and Adaptive Pruning with Momentum on Shared Server Data,
 ACM TIST 2024. With H the Hessian at the model w_T, Δ = w_0 − w_T the step to the initial model, and 𝓛 the Lipschitz
-constant of B(Δ) = HΔ − ∇L(w_T + Δ):
+constant of B(Δ) = HΔ − ∇L(w_T + Δ) (the paper prints H without this Δ):
 
-    p* = m / d,   m the first with λ_{m+1} − λ_m > 4𝓛     the paper's rule, printed without the Δ after H   `gap_rate`
-    p* = share of the spectrum clearly above 0             the rule of the authors' code, a heuristic    `plateau_rate`
+    p* = m / d,   m the first with λ_{m+1} − λ_m > 4𝓛    the paper's rule                            `gap_rate`
+    p* = share of the spectrum clearly above 0            the rule of the authors' code, a heuristic  `plateau_rate`
 
 The paper's rule needs all d eigenvalues; for a large network, the Ritz values and their weights replace them. 𝓛 is
 estimated as the largest spectral norm of H(w_T) − H(w_T + sΔ) over four s in (0, 1].

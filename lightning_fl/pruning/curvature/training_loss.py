@@ -1,4 +1,4 @@
-"""`TrainingLoss`: curvature of a LightningModule's training loss, computed on a copy that leaves the module unchanged."""
+"""`TrainingLoss`: curvature of a LightningModule's training loss, computed on a copy; the module does not change."""
 
 from __future__ import annotations
 
