@@ -1,4 +1,4 @@
-"""Networks and LightningModules; they know nothing of federated learning."""
+"""Networks and LightningModules, independent of federated learning."""
 
 from lightning_fl.modules.classifier import ImageClassifier
 from lightning_fl.modules.networks import NETWORKS, network

@@ -1,10 +1,10 @@
 """An image classifier for any Lightning trainer: cross-entropy, SGD, and two learning-rate schedules that multiply.
 
 With η the learning rate, d the decay and t the epoch of the trainer, `lr_decay` gives η·dᵗ. The cosine of Loshchilov
-and Hutter (2017), constant within an epoch, gives η·½(1 + cos(πe/E)) in epoch e of E. Both together give the product.
-The decay is a scheduler of interval "epoch"; the cosine is one of interval "step" and counts epochs itself. A trainer
-whose every epoch holds whole trainings of its own therefore decays from one of its epochs to the next, and runs through
-the cosine inside each.
+and Hutter (2017), constant within an epoch, gives η·½(1 + cos(πe/E)) in epoch e of E. Both together multiply.
+The decay is a scheduler of interval "epoch"; the cosine has interval "step" and counts epochs itself. A trainer that
+runs a whole training within each of its epochs therefore decays once per epoch of its own, and each inner training
+follows a whole cosine.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ class ImageClassifier(Prunable, LightningModule):
 
     Args:
         network: a key of `lightning_fl.modules.NETWORKS`, or any module from images to (B, num_classes) logits. A
-            module given from Python is no hyper-parameter: hand it to `load_from_checkpoint(path, network=…)` again.
+            module given from Python is no hyper-parameter: pass it again in `load_from_checkpoint(path, network=…)`.
         num_classes: number of classes, at least 2.
         in_channels: channels of the images; None means the usual number of a network given by name.
         image_size: height and width of the images in pixels; None means the usual size of a network given by name.
         learning_rate: step size of SGD, above 0.
-        momentum: of SGD as PyTorch defines it, in [0, 1).
+        momentum: momentum of SGD as PyTorch defines it, in [0, 1).
         weight_decay: L2 penalty of SGD, at least 0.
         lr_decay: factor of the learning rate after every epoch, in (0, 1].
         lr_schedule: "constant", or "cosine": down from `learning_rate` over the epochs of a training.
-        network_options: options of a network given by name, for example `{"dropout": 0.5}` of `vgg11`.
+        network_options: options of a network given by name, for example `{"dropout": 0.5}` for `vgg11`.
 
     Raises:
-        UserError: an argument outside its range, or an unknown name.
+        UserError: an argument is outside its range, or a name is unknown.
 
     >>> model = ImageClassifier("linear", num_classes=10, in_channels=1, image_size=8)
     >>> model(torch.zeros(2, 1, 8, 8)).shape
@@ -71,7 +71,7 @@ class ImageClassifier(Prunable, LightningModule):
         super().__init__()
         require(
             num_classes is not None,
-            "the data do not tell num_classes: give it, as --data.num_classes at a command line",
+            "the data do not define num_classes: set it (--data.num_classes at the command line)",
         )
         require(num_classes >= 2, f"num_classes must be at least 2, got {num_classes}")
         require(0 < learning_rate < math.inf, f"learning_rate must be above 0 and finite, got {learning_rate}")
@@ -82,7 +82,7 @@ class ImageClassifier(Prunable, LightningModule):
             lr_schedule in LR_SCHEDULES, f"unknown lr_schedule {lr_schedule!r}: {nearest(lr_schedule, LR_SCHEDULES)}"
         )
         with warnings.catch_warnings():
-            # At a command line the hyper-parameter `network` is a configuration, to be kept.
+            # From the command line, the hyper-parameter `network` is a configuration, which must be saved.
             warnings.filterwarnings("ignore", "Attribute 'network' is an instance of")
             self.save_hyperparameters()
         if isinstance(self.hparams.get("network"), nn.Module):
@@ -101,7 +101,7 @@ class ImageClassifier(Prunable, LightningModule):
             require(
                 isinstance(network, nn.Module),
                 f"network must be a name or an nn.Module, got {network!r}; a checkpoint whose network was a module "
-                "needs it again: load_from_checkpoint(path, network=…)",
+                "needs it again: use load_from_checkpoint(path, network=…)",
             )
             require(not network_options, "network_options is for networks given by name, not for an nn.Module")
             self.network = network
@@ -109,11 +109,11 @@ class ImageClassifier(Prunable, LightningModule):
             self.example_input_array = torch.zeros(1, in_channels, image_size, image_size)
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, C, H, W) images → (B, num_classes) logits."""
+        """Return the (B, num_classes) logits of (B, C, H, W) images."""
         return self.network(images)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        """The mean cross-entropy of the batch, a scalar."""
+        """Return the mean cross-entropy of the batch, a scalar."""
         images, labels = batch
         loss = F.cross_entropy(self.network(images), labels)
         self.log("train/loss", loss)
@@ -128,17 +128,17 @@ class ImageClassifier(Prunable, LightningModule):
         self._evaluate("test", batch)
 
     def predict_step(self, batch: Tensor | tuple[Tensor, ...] | list[Tensor], batch_idx: int) -> Tensor:
-        """The class probabilities, (B, num_classes), of images or of an (images, …) batch."""
+        """Return the class probabilities, (B, num_classes), of images or of an (images, …) batch."""
         images = batch if isinstance(batch, Tensor) else batch[0]
         return self.network(images).softmax(dim=-1)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """SGD, with a scheduler of interval "epoch" for `lr_decay` and one of interval "step" for the cosine."""
+        """Return SGD, with a scheduler of interval "epoch" for `lr_decay` and one of interval "step" for the cosine."""
         optimizer = torch.optim.SGD(
             self.network.parameters(), lr=self.learning_rate, momentum=self.momentum, weight_decay=self.weight_decay
         )
         schedulers: list[Any] = []
-        # Both multiply the current learning rate, so that they commute: a LambdaLR would overwrite the decay.
+        # Both multiply the current learning rate, so their order does not matter: a LambdaLR would overwrite the decay.
         if self.lr_decay < 1:
             decay = ExponentialLR(optimizer, gamma=self.lr_decay)
             schedulers.append({"scheduler": decay, "interval": "epoch", "name": "lr_decay"})
@@ -156,9 +156,9 @@ class ImageClassifier(Prunable, LightningModule):
         self.log_dict(metrics, on_step=False, on_epoch=True, batch_size=len(labels), sync_dist=True)
 
     def _cosine_ratio(self, step: int) -> float:
-        """The factor from the learning rate of optimiser step `step - 1` to that of `step`; 1 within an epoch.
+        """Return the factor from the learning rate of optimiser step `step - 1` to that of `step`; 1 within an epoch.
 
-        Asks the trainer each time, because the length of a training may differ from one to the next.
+        It asks the trainer at every step, because the length may differ between trainings.
         """
         if step == 0:
             return 1.0
@@ -166,7 +166,7 @@ class ImageClassifier(Prunable, LightningModule):
         num_batches = self.trainer.num_training_batches
         if not (math.isfinite(total_steps) and math.isfinite(num_batches)):
             raise UserError(
-                "lr_schedule='cosine' needs the length of the training: give max_epochs, and a dataset with a length"
+                "lr_schedule='cosine' needs the length of the training: set max_epochs, and use a dataset with a length"
             )
         steps_per_epoch = math.ceil(num_batches / self.trainer.accumulate_grad_batches)
         num_epochs = math.ceil(total_steps / steps_per_epoch)
@@ -175,7 +175,7 @@ class ImageClassifier(Prunable, LightningModule):
 
 
 def cosine_factor(epoch: int, num_epochs: int) -> float:
-    """½(1 + cos(πe/E)): 1 in epoch 0, and above 0 in every epoch e < E.
+    """Return ½(1 + cos(πe/E)): 1 in epoch 0, and above 0 in every epoch e < E.
 
     >>> [round(cosine_factor(epoch, 4), 3) for epoch in range(4)]
     [1.0, 0.854, 0.5, 0.146]

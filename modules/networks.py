@@ -4,14 +4,14 @@ Sources: LeNet-5 (LeCun et al. 1998), VGG (Simonyan and Zisserman 2015), ResNet 
 convolutional networks that FedDUMAP (TIST 2024), FedLDF (2024), FedDP (CCGrid 2023) and FedAdam-SSM (2024) train.
 
 A network is a plain chain of named layers, `conv1 → bn1 → relu1 → pool1 → … → flatten → fc1 → …`, or such a chain with
-residual blocks in the middle. Every ReLU is a module of its own, so that a hook can read the feature map behind it, and
-none works in place. Inputs are (B, in_channels, image_size, image_size) floats, outputs are (B, num_classes) logits.
+residual blocks in the middle. Every ReLU is a separate module, so that a hook can read its output feature map, and none
+works in place. Inputs are (B, in_channels, image_size, image_size) floats, outputs are (B, num_classes) logits.
 
-Initialisation, for all of them: convolution weights N(0, 2/(k²·C_out)) (He et al. 2015, fan-out) with bias 0, as in the
-code of FedDUMAP and as usual for ResNets; BatchNorm γ=1, β=0; linear layers as PyTorch does it.
+All networks are initialised alike: convolution weights N(0, 2/(k²·C_out)) (He et al. 2015, fan-out) with bias 0, as in
+the code of FedDUMAP and as usual for ResNets; BatchNorm γ=1, β=0; linear layers as in PyTorch.
 
-Parameters and multiply-accumulates below are for 10 classes and the usual image size; the latter count convolutions and
-linear layers without their biases.
+Parameters and multiply-accumulates (MACs) below are for 10 classes and the usual image size; MACs count convolutions
+and linear layers without their biases.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def network(
         options: the network's own options, such as `dropout` of `vgg11`.
 
     Raises:
-        UserError: unknown name or option, or an image size too small for the network.
+        UserError: a name or option is unknown, or the image size is too small for the network.
 
     >>> network("linear", num_classes=10, in_channels=1, image_size=8)
     Sequential(
@@ -67,12 +67,12 @@ def network(
 
 
 def usual_input(name: str) -> tuple[int, int]:
-    """The usual (in_channels, image_size) of the network `name`: the defaults of its builder.
+    """Return the usual (in_channels, image_size) of the network `name`: the defaults of its builder.
 
     >>> usual_input("cnn_mnist")
     (1, 28)
     """
-    own = f"a class of your own is given as {{class_path: {name}}}; " if "." in name else ""
+    own = f"use {{class_path: {name}}} for a class of your own; " if "." in name else ""
     require(name in NETWORKS, f"unknown network {name!r}: {own}{nearest(name, NETWORKS)}")
     parameters = inspect.signature(NETWORKS[name]).parameters
     return parameters["in_channels"].default, parameters["image_size"].default
@@ -178,7 +178,7 @@ def vgg11(num_classes: int = 10, in_channels: int = 3, image_size: int = 32, dro
 
 
 def vgg11_bn(num_classes: int = 10, in_channels: int = 3, image_size: int = 32, dropout: float = 0.0) -> nn.Module:
-    """VGG-11 with a BatchNorm behind every convolution (FedDP). 9,756,426 parameters, 153 M MACs.
+    """VGG-11 with a BatchNorm after every convolution (FedDP). 9,756,426 parameters, 153 M MACs.
 
     Option: `dropout`, the probability before the first two linear layers, in [0, 1).
     """
@@ -230,12 +230,12 @@ def resnet18(
 ) -> nn.Module:
     """ResNet-18 with the CIFAR stem, no first pooling (FedDUMAP). 11,178,762 parameters, 556 M MACs.
 
-    Images may have any size: the last feature map is averaged whole.
+    Images may have any size: the whole last feature map is averaged.
 
     Options:
-        conv_bias: whether convolutions have a bias (FedDUMAP: yes; FedAdam-SSM: no, 11,173,962 parameters).
-        stem_kernel: side of the first convolution's kernel in pixels; FedAdam-SSM prints 2, most likely for 3. The
-            feature map keeps the size of the image.
+        conv_bias: True if convolutions have a bias (FedDUMAP: True; FedAdam-SSM: False, 11,173,962 parameters).
+        stem_kernel: side of the first convolution's kernel in pixels; FedAdam-SSM prints 2, most likely a misprint of
+            3. The feature map keeps the size of the image.
     """
     require(stem_kernel >= 1, f"network 'resnet18': stem_kernel must be at least 1, got {stem_kernel}")
     stem = nn.Conv2d(
@@ -253,10 +253,10 @@ def resnet32(
 ) -> nn.Module:
     """ResNet-32 for CIFAR (FedDP): three stages of five blocks. 464,154 parameters, 69 M MACs.
 
-    Images may have any size: the last feature map is averaged whole.
+    Images may have any size: the whole last feature map is averaged.
 
-    Option: `shortcut` of the blocks that halve the image, named as by He et al.: "A" pads with zero channels, "B" is a
-    1×1 convolution with BatchNorm (466,906 parameters).
+    Option: `shortcut` of the blocks that halve the image, in the notation of He et al.: "A" pads with zero channels,
+    "B" is a 1×1 convolution with BatchNorm (466,906 parameters).
     """
     require(shortcut in ("A", "B"), f"network 'resnet32': shortcut must be 'A' or 'B', got {shortcut!r}")
     stem = nn.Conv2d(in_channels, 16, 3, padding=1, bias=False)
@@ -282,7 +282,7 @@ def _resnet(
 
 
 class BasicBlock(nn.Module):
-    """Two 3×3 convolutions around which the input is added (He et al. 2016, figure 2).
+    """Two 3×3 convolutions with a shortcut that adds the input to their output (He et al. 2016, figure 2).
 
     `y = relu2(bn2(conv2(relu1(bn1(conv1(x))))) + shortcut(x))`; (B, C_in, H, W) → (B, C_out, ⌈H/stride⌉, ⌈W/stride⌉).
     """
@@ -311,14 +311,14 @@ class BasicBlock(nn.Module):
         self.relu2 = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C_in, H, W) → (B, C_out, ⌈H/stride⌉, ⌈W/stride⌉)."""
+        """Map (B, C_in, H, W) to (B, C_out, ⌈H/stride⌉, ⌈W/stride⌉)."""
         y = self.relu1(self.bn1(self.conv1(x)))
         y = self.bn2(self.conv2(y))
         return self.relu2(y + self.shortcut(x))
 
 
 class PaddingShortcut(nn.Module):
-    """The shortcut without parameters: every `stride`-th pixel between `extra` zero channels, half on either side."""
+    """Shortcut without parameters: every `stride`-th pixel between `extra` zero channels, half of them on each side."""
 
     def __init__(self, extra: int, stride: int) -> None:
         super().__init__()
@@ -326,7 +326,7 @@ class PaddingShortcut(nn.Module):
         self.stride = stride
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) → (B, C + extra, ⌈H/stride⌉, ⌈W/stride⌉)."""
+        """Map (B, C, H, W) to (B, C + extra, ⌈H/stride⌉, ⌈W/stride⌉)."""
         return F.pad(x[:, :, :: self.stride, :: self.stride], self.padding)
 
 
@@ -343,14 +343,14 @@ def _he_initialised(layers: nn.Module) -> nn.Module:
 
 
 def _side(name: str, image_size: int, shrink: Callable[[int], int]) -> int:
-    """The side of the feature map that reaches the flatten layer, `shrink(image_size)`; at least 1."""
+    """Return the side of the feature map before the flatten layer, `shrink(image_size)`, at least 1, in pixels."""
     side = shrink(image_size)
     if side < 1:
         smallest = next(size for size in count(image_size) if shrink(size) >= 1)
         require(
             False,
-            f"network {name!r} needs images of at least {smallest}×{smallest}, got {image_size}×{image_size}; Digits and "
-            "ImageFolder enlarge theirs to their image_size",
+            f"network {name!r} needs images of at least {smallest}×{smallest}, got {image_size}×{image_size}; Digits "
+            "and ImageFolder resize their images to image_size",
         )
     return side
 
@@ -366,4 +366,4 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "cnn_mnist": cnn_mnist,
     "linear": linear,
 }
-"""The builders by name: `(num_classes, in_channels, image_size, **options)`; a docstring's first line describes it."""
+"""Builders by name, called as `(num_classes, in_channels, image_size, **options)`; lists show their first doc line."""

@@ -1,4 +1,4 @@
-"""Data for federated learning: data sets, how they are divided over clients and server, and how training reads them."""
+"""Data for federated learning: data sets, their partition over clients and server, and loaders for training."""
 
 from lightning_fl.data.datasets.arrays import Arrays
 from lightning_fl.data.datasets.augment import crop_and_flip

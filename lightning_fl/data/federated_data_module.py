@@ -27,34 +27,35 @@ from lightning_fl.data.server_samples import draw_classes, draw_degree, draw_uni
 from lightning_fl.data.sources import Source
 from lightning_fl.errors import UserError, require
 
-# Each purpose has its own random stream, so that changing one (say, the server's data) leaves the others as they were.
+# One random stream per purpose: changing one of them (say, the server's data) does not change the others.
 POOL, PARTITION, VALIDATION, SERVER, HELD_OUT, SHARED = range(6)
 
 
 class FederatedDataModule(L.LightningDataModule, ABC):
-    """Training data divided over clients and a server. A subclass says in `load` where they come from.
+    """Training data divided over clients and a server. A subclass reads them in `load`.
 
     Args:
         num_clients: clients in the federation, at least 1 and at most the number of training samples.
         batch_size: samples per training batch, at least 1.
-        partition: how the clients' samples are divided: IID, Shards or Dirichlet.
+        partition: division of the clients' samples: IID, Shards or Dirichlet.
         client_fraction: share of the training samples that goes to the clients, in (0, 1]; the rest is the server's
             pool.
-        server_fraction: samples the server holds, as a share of the clients' samples, in [0, 1); drawn from its pool.
-        server_classes: draw the server's samples from this many random classes in equal parts; None: from all as they
-            come.
+        server_fraction: number of samples on the server as a share of the clients' samples, in [0, 1); drawn from its
+            pool.
+        server_classes: draw the server's samples from this many random classes in equal parts; None: draw uniformly
+            from its pool.
         server_degree: draw the server's samples with this non-IID degree, in [0, 1]; not together with server_classes.
         val_fraction: share of its samples that each client holds out for validation, in [0, 1); 0: validate on the
             test set.
         eval_batch_size: samples per batch in validation, test and prediction, at least 1.
-        seed: decides every split, at least 0.
+        seed: seed of every split, at least 0.
 
     Raises:
-        UserError: a value is not allowed; or, in `setup`, the data are too few for it.
+        UserError: a value is not allowed; or, in `setup`, there are too few samples for it.
     """
 
     shuffled_files = False
-    """Whether the training samples come in random order, which is then kept; if not, they are shuffled first."""
+    """True if the training files are already in random order, which is kept; otherwise samples are shuffled first."""
 
     def __init__(
         self,
@@ -74,18 +75,18 @@ class FederatedDataModule(L.LightningDataModule, ABC):
         check_whole("batch_size", batch_size, 1)
         require(
             isinstance(partition, Partition),
-            f"partition={partition!r} is not a Partition: give an instance such as IID(), Shards() or Dirichlet().",
+            f"partition={partition!r} is not a Partition: use an instance such as IID(), Shards() or Dirichlet().",
         )
         check_share("client_fraction", client_fraction, zero=False, one=True)
         check_share("server_fraction", server_fraction, zero=True, one=False)
         require(
             server_fraction * client_fraction <= 1 - client_fraction + 1e-9,
             f"server_fraction={server_fraction} of the clients' share is more than client_fraction={client_fraction} "
-            f"leaves to the server: lower client_fraction to {1 / (1 + server_fraction):.3g} or less.",
+            f"leaves for the server: lower client_fraction to {1 / (1 + server_fraction):.3g} or less.",
         )
         require(
             server_classes is None or server_degree is None,
-            f"server_classes={server_classes} and server_degree={server_degree} exclude each other: give one of them.",
+            f"server_classes={server_classes} and server_degree={server_degree} exclude each other: set only one.",
         )
         if server_classes is not None:
             check_whole("server_classes", server_classes, 1)
@@ -107,21 +108,21 @@ class FederatedDataModule(L.LightningDataModule, ABC):
 
         self._is_set_up = False
         self.train: Samples
-        """All training samples: the clients', their validation parts, and the server's pool."""
+        """All training samples: those of the clients, their validation parts, and the server's pool."""
         self.test: Samples | None = None
-        """The test samples, or None where `test_dataloader` comes from elsewhere."""
+        """Test samples, or None if `test_dataloader` reads them elsewhere."""
         self.client_indices: list[np.ndarray] = []
-        """Per client the int64 indices into `train` that it trains on."""
+        """Indices into `train` (int64) of each client's training samples."""
         self.client_val_indices: list[np.ndarray] = []
-        """Per client the int64 indices into `train` that it holds out."""
+        """Indices into `train` (int64) of each client's validation samples."""
         self.server_indices: np.ndarray = np.zeros(0, dtype=np.int64)
-        """The int64 indices into `train` that the server holds."""
+        """Indices into `train` (int64) of the server's samples."""
         self.client_sizes: np.ndarray = np.zeros(0, dtype=np.int64)
-        """(N,) int64 training samples per client."""
+        """Training samples per client, (N,) int64."""
         self.label_histograms: np.ndarray | None = None
-        """(N, C) int64 training samples per client and class; None without classes."""
+        """Training samples per client and class, (N, C) int64; None without classes."""
         self.server_histogram: np.ndarray | None = None
-        """(C,) int64 server samples per class; None without classes."""
+        """Server samples per class, (C,) int64; None without classes."""
 
     @abstractmethod
     def load(self) -> tuple[Samples, Samples | None]:
@@ -129,29 +130,29 @@ class FederatedDataModule(L.LightningDataModule, ABC):
 
     @property
     def num_classes(self) -> int | None:
-        """The number of classes, or None if the data have none."""
+        """Number of classes, or None if the data have none."""
         return None
 
     @property
     def in_channels(self) -> int | None:
-        """The number of channels of an image, or None if the data are not images."""
+        """Number of channels of an image, or None if the data are not images."""
         return None
 
     @property
     def image_size(self) -> int | None:
-        """Height and width of the images in pixels, or None if the data are no images or these are not square."""
+        """Height and width of the images in pixels, or None if the data are not square images."""
         return None
 
     @property
     def unit(self) -> str:
-        """What `description` calls the samples."""
+        """Word for the samples in `description`."""
         return "samples" if self.in_channels is None else "images"
 
     def setup(self, stage: str | None = None) -> None:
-        """Load and split, once; every stage sees the same split.
+        """Load and split the data, once; every stage sees the same split.
 
         Raises:
-            UserError: the data are missing, or too few for what was asked.
+            UserError: the data are missing, or there are too few samples for the settings.
         """
         if self._is_set_up:
             return
@@ -167,17 +168,17 @@ class FederatedDataModule(L.LightningDataModule, ABC):
         self._is_set_up = True
 
     def after_split(self) -> None:
-        """A subclass may finish its samples here, knowing which of them the clients hold. Does nothing otherwise."""
+        """Finish the samples once the clients' indices are known. Does nothing unless a subclass overrides it."""
 
     def client(self, k: int) -> Selection:
-        """The training samples of client `k`, 0..num_clients-1."""
+        """Return the training samples of client `k`, 0..num_clients-1."""
         return self.train.select(self.client_indices[k])
 
     def enlarged(self, extra: Sequence[np.ndarray]) -> FederatedDataModule:
-        """A copy whose clients also train on other samples; it shares everything else with this one.
+        """Return a copy whose clients also train on `extra` samples; it shares everything else with this one.
 
         Args:
-            extra: per client int64 indices into `train`.
+            extra: indices into `train` (int64) for each client.
         """
         changed = copy.copy(self)
         pairs = zip(self.client_indices, extra, strict=True)
@@ -186,10 +187,10 @@ class FederatedDataModule(L.LightningDataModule, ABC):
         return changed
 
     def share(self, count: int) -> FederatedDataModule:
-        """A copy in which every client also trains on `count` random samples of the server's.
+        """Return a copy in which every client also trains on `count` random samples of the server.
 
         Args:
-            count: at most as many as the server holds; if as many, all clients share the same.
+            count: at most the number of the server's samples; if equal, all clients get the same samples.
         """
         held = self.server_indices
         if count == len(held):
@@ -198,11 +199,11 @@ class FederatedDataModule(L.LightningDataModule, ABC):
         return self.enlarged([rng.choice(held, count, replace=False) for rng in draws])
 
     def server_data(self) -> Selection | None:
-        """The server's samples, or None if it has none."""
+        """Return the server's samples, or None if it has none."""
         return self.train.select(self.server_indices) if len(self.server_indices) else None
 
     def sources(self) -> list[Source]:
-        """Everyone who holds training samples: the server, if it has any, then each client that has."""
+        """Return a source for the server, if it has samples, then one for each client that has training samples."""
         holders: list[tuple[int | None, np.ndarray]] = [(None, self.server_indices), *enumerate(self.client_indices)]
         holders = [(client, indices) for client, indices in holders if len(indices)]
         degrees = np.zeros(len(holders))
@@ -217,33 +218,33 @@ class FederatedDataModule(L.LightningDataModule, ABC):
         ]
 
     def place(self, device: torch.device, channels_last: bool = False) -> None:
-        """Move what can be moved to `device` once: see `Samples.place`."""
+        """Move the samples to `device` once, if they can be moved: see `Samples.place`."""
         self.train.place(device, channels_last)
         if self.test is not None:
             self.test.place(device, channels_last)
 
     def train_dataloader(self) -> Any:
-        """All clients' training samples pooled and shuffled: a centralised baseline."""
+        """Return a loader of all clients' training samples, pooled and shuffled: a centralised baseline."""
         return SampleLoader(self.train, np.concatenate(self.client_indices), self.batch_size, self.seed)
 
     def val_dataloader(self) -> Any:
-        """The clients' validation parts together, or the test set if `val_fraction` is 0."""
+        """Return a loader of all clients' validation parts, or of the test set if `val_fraction` is 0."""
         if self.val_fraction > 0:
             return SampleLoader(self.train, np.concatenate(self.client_val_indices), self.eval_batch_size)
         return self.test_dataloader()
 
     def test_dataloader(self) -> Any:
-        """The test set, in order."""
+        """Return a loader of the test set, in order."""
         require(self.test is not None, f"{type(self).__name__} has no test data.")
         assert self.test is not None
         return SampleLoader(self.test, None, self.eval_batch_size)
 
     def predict_dataloader(self) -> Any:
-        """The test set, in order."""
+        """Return a loader of the test set, in order."""
         return self.test_dataloader()
 
     def description(self) -> str:
-        """One line on what `setup` made of the data, for people."""
+        """Describe the split in one line."""
         smallest, largest = self.client_sizes.min(), self.client_sizes.max()
         each = f"{smallest:,}" if smallest == largest else f"{smallest:,}-{largest:,}"
         clients = f"{self.num_clients:,} clients by {self.partition}, {each} each"
@@ -271,12 +272,12 @@ class FederatedDataModule(L.LightningDataModule, ABC):
         if labels is None:
             require(
                 not self.partition.needs_labels,
-                f"{self.partition} needs the class of each sample, which these data do not give (in targets, labels "
-                "or tensors[1]): use IID().",
+                f"{self.partition} needs the class of each sample, but the data have none (in targets, labels or "
+                "tensors[1]): use IID().",
             )
             require(
                 self.server_classes is None and self.server_degree is None,
-                "server_classes and server_degree need the class of each sample, which these data do not give.",
+                "server_classes and server_degree need the class of each sample, but the data have none.",
             )
             return
         if num_classes is None or not len(labels):
@@ -299,7 +300,7 @@ class FederatedDataModule(L.LightningDataModule, ABC):
             num_held_out = [min(round(self.val_fraction * len(part)), len(part) - 1) for part in parts]
             require(
                 sum(num_held_out) > 0,
-                f"val_fraction={self.val_fraction} holds out no sample of any client, because the largest has "
+                f"val_fraction={self.val_fraction} holds out no sample of any client, because the largest client has "
                 f"{max(map(len, parts))}: raise it or use fewer clients.",
             )
             self.client_val_indices = [part[:count] for part, count in zip(mixed, num_held_out, strict=True)]
@@ -326,7 +327,7 @@ class FederatedDataModule(L.LightningDataModule, ABC):
         if count == 0 or (self.server_classes is None and self.server_degree is None):
             self.server_indices = draw_uniform(pool, count, rng)
         elif labels is None or num_classes is None or self.label_histograms is None:
-            raise UserError("server_classes and server_degree need data with classes: leave both out.")
+            raise UserError("server_classes and server_degree need data with classes: do not set them.")
         elif self.server_classes is not None:
             self.server_indices = draw_classes(pool, labels, count, self.server_classes, num_classes, rng)
         elif self.server_degree is not None:

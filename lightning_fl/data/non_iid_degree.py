@@ -4,7 +4,7 @@ Pruning with Momentum on Shared Server Data, ACM TIST 2024).
     D(P) = ½ KL(P‖M) + ½ KL(P̄‖M),   M = ½ (P + P̄),   KL(a‖b) = Σ_y a(y) log2(a(y) / b(y)),   0·log 0 = 0
 
 P is a client's (or the server's) label distribution and P̄ that of all clients together. This is the Jensen-Shannon
-divergence. The paper writes "log"; only base 2, where D lies in [0, 1], gives its own numbers: a balanced subset of
+divergence. The paper writes "log"; only base 2, where D lies in [0, 1], reproduces its numbers: a balanced subset of
 2 of 10 classes has D = 0.61.
 """
 
@@ -36,7 +36,7 @@ def label_histograms(labels: np.ndarray, parts: Sequence[np.ndarray], num_classe
 
 
 def divergence(p: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """Jensen-Shannon divergence in base 2 of distributions: symmetric, in [0, 1], 0 only where equal.
+    """Return the Jensen-Shannon divergence of distributions in base 2: symmetric, in [0, 1], 0 only if they are equal.
 
     Args:
         p: (..., C) probabilities.
@@ -51,17 +51,17 @@ def divergence(p: np.ndarray, q: np.ndarray) -> np.ndarray:
 
 
 def non_iid_degree(histogram: np.ndarray, reference_histogram: np.ndarray) -> np.ndarray:
-    """D(P) of label counts against the counts of all clients together.
+    """Return D(P) of label counts against the counts of all clients together.
 
     Args:
-        histogram: (..., C) counts, none of them all zero.
-        reference_histogram: (C,) or (..., C) counts, none of them all zero.
+        histogram: (..., C) counts; each histogram has at least one sample.
+        reference_histogram: (C,) or (..., C) counts; each histogram has at least one sample.
 
     Returns:
         (...) float64 in [0, 1].
 
     Raises:
-        UserError: a histogram is empty, and so has no distribution.
+        UserError: a histogram is empty, so it has no distribution.
     """
     return divergence(_normalised(histogram), _normalised(reference_histogram))
 

@@ -1,14 +1,14 @@
-"""How the training samples are divided over the clients.
+"""Partitions, which divide the training samples over the clients.
 
-- `IID`: shuffled and dealt out evenly.
-- `Shards`: sorted by label, cut into shards, a few shards per client. McMahan et al., Communication-Efficient Learning
-of
-  Deep Networks from Decentralized Data, AISTATS 2017; used by Liu et al., Efficient Federated Learning Using Dynamic
-  Update and Adaptive Pruning with Momentum on Shared Server Data, ACM TIST 2024.
+- `IID`: samples shuffled and dealt out evenly.
+- `Shards`: samples sorted by label and cut into shards, a few shards per client. McMahan et al.,
+  Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017; used by Liu et al.,
+  Efficient Federated Learning Using Dynamic Update and Adaptive Pruning with Momentum on Shared Server Data, ACM TIST
+  2024.
 - `Dirichlet`: each class split by proportions drawn from a Dirichlet distribution. Balanced as in Li et al., Federated
   Learning on Non-IID Data Silos, ICDE 2022 ("NIID-Bench"), or plain, with unequal sizes.
 
-To add one, subclass `Partition` as a frozen dataclass: its class path is then accepted wherever a partition is.
+To add one, subclass `Partition` as a frozen dataclass and use its class path in place of a partition's name.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ class Partition(ABC):
 
         Args:
             labels: (n,) int64, the class of each sample.
-            num_clients: how many parts to make, at least 1.
+            num_clients: number of parts, at least 1.
             rng: the only source of randomness.
 
         Returns:
             `num_clients` int64 index arrays into `labels`; together they hold each of 0..n-1 exactly once.
 
         Raises:
-            UserError: the samples cannot be divided so.
+            UserError: the samples cannot be divided this way.
         """
 
 
 @dataclass(frozen=True)
 class IID(Partition):
-    """Shuffled and dealt out evenly: sizes differ by at most one."""
+    """Shuffle the samples and deal them out evenly: sizes differ by at most one."""
 
     needs_labels = False
 
@@ -60,10 +60,10 @@ class IID(Partition):
 
 @dataclass(frozen=True)
 class Shards(Partition):
-    """Sorted by label (stably), cut into `num_clients · shards_per_client` equal shards, dealt out without replacement.
+    """Sort by label (stably), cut into `num_clients · shards_per_client` equal shards, deal out without replacement.
 
-    Shards may straddle a class border and a client may get two shards of one class, so that clients hold about, not
-    exactly, `shards_per_client` classes. If the samples do not divide evenly, shard sizes differ by at most one.
+    A shard may span several classes and a client may get two shards of one class, so a client holds about
+    `shards_per_client` classes, not exactly. If the samples do not divide evenly, shard sizes differ by at most one.
 
     Args:
         shards_per_client: shards each client gets, at least 1; 2 for CIFAR-10 and 20 for CIFAR-100 in FedDUMAP (Liu et
@@ -94,15 +94,15 @@ class Shards(Partition):
 
 @dataclass(frozen=True)
 class Dirichlet(Partition):
-    """Each class split over the clients by proportions `π ~ Dir(alpha)`; drawn again until all have `min_samples`.
+    """Split each class over the clients by proportions `π ~ Dir(alpha)`; draw again until all have `min_samples`.
 
     Args:
         alpha: concentration, > 0: the smaller, the fewer classes per client. NIID-Bench (Li et al. 2022) uses 0.5 and
             0.1.
         balanced: True as in NIID-Bench: a client that already holds its even share gets nothing of the next classes,
-            which keeps sizes alike; False: the plain split, whose sizes differ widely.
-        min_samples: the fewest samples a client may have, at least 1; 10 in NIID-Bench.
-        max_tries: draws before giving up with an error, at least 1.
+            which keeps sizes similar; False: the plain split, whose sizes differ widely.
+        min_samples: smallest number of samples of a client, at least 1; 10 in NIID-Bench.
+        max_tries: number of draws before an error is raised, at least 1.
     """
 
     alpha: float = 0.5
@@ -134,7 +134,7 @@ class Dirichlet(Partition):
         return cut(shuffled[np.argsort(owners, kind="stable")], np.sum(sizes, axis=0))
 
     def _draw_sizes(self, class_sizes: list[int], num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
-        """Per class, how many of its samples each client gets; a failed draw is cheap, as no sample is touched yet."""
+        """Draw for each class its number of samples per client; a failed draw is cheap, as it moves no sample."""
         even_share = sum(class_sizes) / num_clients
         best = 0
         for _ in range(self.max_tries):
@@ -146,7 +146,7 @@ class Dirichlet(Partition):
                     proportions = proportions * (held < even_share)
                 total = proportions.sum()
                 if not (np.isfinite(total) and total > 0):
-                    # A tiny alpha can put the whole class on a client that is full: this draw has failed.
+                    # A tiny alpha can give the whole class to a client that is already full: this draw fails.
                     break
                 cuts = (np.cumsum(proportions / total)[:-1] * size).astype(np.int64)
                 sizes.append(np.diff(cuts, prepend=0, append=size))
@@ -163,7 +163,7 @@ class Dirichlet(Partition):
 
 
 def even_sizes(num_samples: int, num_parts: int) -> np.ndarray:
-    """Sizes (num_parts,) that differ by at most one, the larger ones first.
+    """Return sizes (num_parts,) that differ by at most one, the larger ones first.
 
     >>> even_sizes(8, 3).tolist()
     [3, 3, 2]
@@ -172,7 +172,7 @@ def even_sizes(num_samples: int, num_parts: int) -> np.ndarray:
 
 
 def cut(order: np.ndarray, sizes: np.ndarray) -> list[np.ndarray]:
-    """`order` in consecutive parts of these sizes, as views; np.split takes three times as long where there are many.
+    """Cut `order` into consecutive parts of these sizes, as views; np.split takes three times as long for many parts.
 
     >>> [part.tolist() for part in cut(np.arange(5), np.array([2, 0, 3]))]
     [[0, 1], [], [2, 3, 4]]
@@ -185,6 +185,5 @@ def require_enough(num_samples: int, num_clients: int) -> None:
     check_whole("num_clients", num_clients, 1)
     require(
         num_clients <= num_samples,
-        f"num_clients={num_clients:,} is more than the {num_samples:,} training samples there are to divide: use "
-        "fewer clients.",
+        f"num_clients={num_clients:,} is more than the {num_samples:,} training samples to divide: use fewer clients.",
     )

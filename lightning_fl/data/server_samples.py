@@ -1,10 +1,10 @@
-"""Which samples of its pool the server holds.
+"""Draw the server's samples from its pool.
 
 Liu et al., Efficient Federated Learning Using Dynamic Update and Adaptive Pruning with Momentum on Shared Server Data,
 ACM TIST 2024.
 
-Three ways to draw n0 samples without replacement: uniformly; ⌊n0 / l⌋ of each of l random classes; or at a requested
-non-IID degree δ: with l the smallest number of classes whose degree D_l is at most δ, the mixture
+There are three ways to draw n0 samples without replacement: uniformly; ⌊n0 / l⌋ of each of l random classes; or at a
+requested non-IID degree δ: with l the smallest number of classes whose degree D_l is at most δ, the mixture
 
     P_0 = (1 - λ) · U_{l-1 classes} + λ · U_{all classes}
 
@@ -23,11 +23,11 @@ from lightning_fl.data.non_iid_degree import non_iid_degree
 from lightning_fl.errors import require
 
 DEGREE_TOLERANCE = 0.01
-"""A drawn degree further than this from the one asked for is reported: few images cannot realise every degree."""
+"""Largest difference between drawn and requested degree without a warning; few images cannot realise every degree."""
 
 EQUAL_DEGREES = 0.005
-"""Relative difference up to which the degree of some classes in equal parts is taken for the one asked for. The paper
-prints 0.61 for two classes; were their degree 0.6099 against these clients, the mixture would be of a single class."""
+"""Relative difference up to which D_l counts as equal to the requested δ. The paper prints 0.61 for two classes. If D_2
+were 0.6099 against these clients, δ = 0.61 would otherwise mix in the distribution of a single class."""
 
 
 def draw_uniform(pool: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
@@ -41,7 +41,7 @@ def draw_classes(
 ) -> np.ndarray:
     """Draw ⌊count / server_classes⌋ samples of each of `server_classes` random classes.
 
-    A class with fewer samples in the pool gives what it has, and a warning says how many were drawn in all.
+    A class with fewer samples in the pool gives all of them; a warning then reports the total drawn.
 
     Args:
         pool: (m,) indices into `labels`.
@@ -55,7 +55,7 @@ def draw_classes(
         The indices drawn, in random order.
 
     Raises:
-        UserError: `count` is larger than the pool or smaller than `server_classes`, or there are not so many classes.
+        UserError: `count` is larger than the pool or smaller than `server_classes`, or there are too few classes.
     """
     require_pool(len(pool), count)
     check_whole("server_classes", server_classes, 1)
@@ -70,20 +70,20 @@ def draw_classes(
     )
     wanted = np.zeros(num_classes, dtype=np.int64)
     wanted[rng.permutation(num_classes)[:server_classes]] = count // server_classes
-    taken = np.minimum(wanted, np.bincount(labels[pool], minlength=num_classes))
-    if taken.sum() < wanted.sum():
+    counts = np.minimum(wanted, np.bincount(labels[pool], minlength=num_classes))
+    if counts.sum() < wanted.sum():
         warnings.warn(
-            f"The server holds {taken.sum():,} samples instead of {count:,}: {count // server_classes:,} of each of "
-            f"{server_classes} classes were wanted, but the server's pool has fewer of some.",
+            f"The server holds {counts.sum():,} samples instead of {count:,}: each of {server_classes} classes should "
+            f"give {count // server_classes:,}, but the server's pool has fewer of some classes.",
             stacklevel=2,
         )
-    return _draw_counts(pool, labels, taken, rng)
+    return _draw_counts(pool, labels, counts, rng)
 
 
 def draw_degree(
     pool: np.ndarray, labels: np.ndarray, count: int, degree: float, reference: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray:
-    """Draw `count` samples whose non-IID degree against the clients is `degree`, as nearly as whole images allow.
+    """Draw `count` samples whose non-IID degree against the clients is `degree`, as close as whole samples allow.
 
     Args:
         pool: (m,) indices into `labels`.
@@ -91,13 +91,13 @@ def draw_degree(
         count: n0, samples wanted.
         degree: δ in [0, 1].
         reference: (C,) label counts of all clients together.
-        rng: the only source of randomness (it also says which classes are the frequent ones).
+        rng: the only source of randomness (it also chooses the frequent classes).
 
     Returns:
         The indices drawn, in random order.
 
     Raises:
-        UserError: `count` is larger than the pool, no distribution is so far from the clients', or a class of the pool
+        UserError: `count` is larger than the pool, no label distribution has so high a degree, or a class of the pool
             has too few samples.
     """
     require_pool(len(pool), count)
@@ -119,7 +119,7 @@ def draw_degree(
 
 
 def counts_for_degree(count: int, degree: float, reference: np.ndarray, class_order: np.ndarray) -> np.ndarray:
-    """Whole numbers of samples per class, `count` in all, whose degree against `reference` is `degree`.
+    """Return whole numbers of samples per class, `count` in total, whose degree against `reference` is `degree`.
 
     Args:
         count: n0, at least 1.
@@ -140,7 +140,8 @@ def counts_for_degree(count: int, degree: float, reference: np.ndarray, class_or
     degrees = non_iid_degree(uniforms, reference)
     require(
         degree <= degrees[0] + DEGREE_TOLERANCE,
-        f"server_degree={degree} is not reachable: samples of one class have {degrees[0]:.4f} against these clients.",
+        f"server_degree={degree} is not reachable: samples of one class have only degree {degrees[0]:.4f} against "
+        "these clients.",
     )
     below = np.flatnonzero(degrees <= degree * (1 - EQUAL_DEGREES))
     narrow = uniforms[max(0, below[0] - 1 if len(below) else num_classes - 1)]
@@ -160,7 +161,7 @@ def require_pool(available: int, count: int) -> None:
     require(
         count <= available,
         f"The server data ({count:,} samples) are larger than their pool ({available:,}): lower server_fraction, or "
-        "lower client_fraction, because the pool is what the clients do not get.",
+        "lower client_fraction, because the pool contains the samples that the clients do not get.",
     )
 
 

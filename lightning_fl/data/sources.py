@@ -1,4 +1,4 @@
-"""Who holds training samples, for what asks each of them about the model (an adaptive pruning, for instance)."""
+"""`Source`: a holder of training samples, for parts that query each holder about the model (adaptive pruning)."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ class Source:
 
     Attributes:
         client: index of the client; None is the server.
-        samples: a data set.
-        indices: which of its samples are held, int64 (n,), not empty.
-        degree: the non-IID degree D(P) in [0, 1] of their labels against those of all clients together; 0 where samples have
-            no classes.
-        on_answer: called with the client and how many numbers it tells; not for the server, whose answers go nowhere.
+        samples: the whole data set.
+        indices: indices of this source's samples in it, int64 (n,), not empty.
+        degree: non-IID degree D(P) in [0, 1] of their labels against those of all clients together; 0 if the samples
+            have no classes.
+        on_answer: called with the client and the count of numbers that it sends; never called for the server, which
+            sends nothing.
     """
 
     client: int | None
@@ -33,19 +34,19 @@ class Source:
 
     @property
     def num_samples(self) -> int:
-        """n."""
+        """Number of samples, n."""
         return len(self.indices)
 
     def batch(self, size: int, rng: np.random.Generator) -> Any:
-        """A random batch, without augmentation.
+        """Return a random batch, without augmentation.
 
         Args:
-            size: of the batch, at least 1; all samples if there are fewer.
-            rng: draws them, without replacement.
+            size: size of the batch, at least 1; all samples if there are fewer.
+            rng: generator that draws the samples, without replacement.
         """
         return SampleLoader(self.samples, self.indices, size).draw(size, rng)
 
     def answer(self, count: int) -> None:
-        """Take note that it tells the server so many numbers about the model as it is."""
+        """Report that this client sends `count` numbers about the current model to the server."""
         if self.client is not None and self.on_answer is not None:
             self.on_answer(self.client, count)

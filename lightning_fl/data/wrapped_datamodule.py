@@ -1,4 +1,4 @@
-"""`Federated`: any LightningDataModule, or a LightningModule with its own loaders, divided over clients."""
+"""`Federated`: divide any LightningDataModule, or a LightningModule with its own loaders, over clients."""
 
 from __future__ import annotations
 
@@ -20,19 +20,18 @@ _LIGHTNING = (L.LightningDataModule, L.LightningModule)
 
 
 class Federated(FederatedDataModule):
-    """Another data module's training set, divided over clients; its validation and test loaders are passed through.
+    """Divide another data module's training set over clients; its validation and test loaders stay as they are.
 
     The clients read the dataset of `datamodule.train_dataloader()` with that loader's collate function and workers.
-    Classes, which every partition but IID needs, are taken from the dataset's `targets`, `labels` or `tensors[1]`.
+    Classes, which every partition except IID needs, are read from the dataset's `targets`, `labels` or `tensors[1]`.
 
     Args:
-        datamodule: what to divide: a LightningDataModule, or any object with train_dataloader(), such as a
-            LightningModule.
+        datamodule: the LightningDataModule to divide, or any object with train_dataloader(), such as a LightningModule.
         num_clients: clients in the federation, at least 1 and at most the number of training samples.
-        partition: how the clients' samples are divided: IID, Shards or Dirichlet.
+        partition: division of the clients' samples: IID, Shards or Dirichlet.
         batch_size: samples per training batch, at least 1; None: as in the datamodule's training loader.
-        num_classes: how many classes there are, at least 1; None: the largest label plus one.
-        **kwargs: of FederatedDataModule: fractions, server data and seed.
+        num_classes: number of classes, at least 1; None: the largest label plus one.
+        **kwargs: arguments of FederatedDataModule: fractions, server data and seed.
     """
 
     def __init__(
@@ -60,12 +59,12 @@ class Federated(FederatedDataModule):
 
     @property
     def num_classes(self) -> int | None:
-        """As given, or after `setup` the largest label plus one; None without classes."""
+        """Given number of classes, or after `setup` the largest label plus one; None without classes."""
         return self._num_classes
 
     @property
     def in_channels(self) -> int | None:
-        """After `setup` the channels of an image; None before it, or if the samples are not tensors C×H×W."""
+        """Channels of an image after `setup`; None before it, or if the samples are not tensors C×H×W."""
         if not hasattr(self, "train"):
             return None
         if isinstance(self.train, TensorSamples):
@@ -78,26 +77,26 @@ class Federated(FederatedDataModule):
         return shape[0] if len(shape) == 3 else None
 
     def prepare_data(self) -> None:
-        """Let the datamodule download what it needs."""
+        """Call the datamodule's own `prepare_data`, which may download files."""
         prepare = getattr(self.datamodule, "prepare_data", None)
         if callable(prepare):
             prepare()
 
     def load(self) -> tuple[Samples, None]:
-        """Take the training set out of the datamodule's loader."""
+        """Return the training set of the datamodule's loader."""
         self._set_up("fit")
         loader = self.datamodule.train_dataloader()
         name = type(self.datamodule).__name__
         require(
             isinstance(loader, DataLoader),
-            f"{name}.train_dataloader() gives a {type(loader).__name__}: only one torch DataLoader can be divided "
-            "over clients.",
+            f"{name}.train_dataloader() returns a {type(loader).__name__}: only a single torch DataLoader can be "
+            "divided over clients.",
         )
         require_map_style(loader.dataset)
         if not self._batch_size_given:
             require(
                 loader.batch_size is not None,
-                f"{name}'s training loader has no batch_size (it has its own batch sampler): give batch_size.",
+                f"{name}'s training loader has no batch_size (it has its own batch sampler): set batch_size.",
             )
             self.batch_size = loader.batch_size
         train = samples_of(loader.dataset, loader.collate_fn, loader.num_workers, worker_init_fn=loader.worker_init_fn)
@@ -106,15 +105,15 @@ class Federated(FederatedDataModule):
         return train, None
 
     def val_dataloader(self) -> Any:
-        """The clients' validation parts together, or the datamodule's own validation data if `val_fraction` is 0."""
+        """Return a loader of the clients' validation parts, or the datamodule's own one if `val_fraction` is 0."""
         return super().val_dataloader() if self.val_fraction > 0 else self._passed_through("val_dataloader", "validate")
 
     def test_dataloader(self) -> Any:
-        """The datamodule's test data."""
+        """Return the datamodule's test loader."""
         return self._passed_through("test_dataloader", "test")
 
     def predict_dataloader(self) -> Any:
-        """The datamodule's prediction data, or its test data if it has none."""
+        """Return the datamodule's prediction loader, or its test loader if it has none."""
         own = is_overridden("predict_dataloader", self.datamodule)
         return self._passed_through("predict_dataloader" if own else "test_dataloader", "predict" if own else "test")
 
@@ -126,7 +125,7 @@ class Federated(FederatedDataModule):
         return loader()
 
     def _set_up(self, stage: str) -> None:
-        """Set the datamodule up once per stage, as Lightning would; 'fit' includes its validation data."""
+        """Set up the datamodule once per stage, as Lightning does; 'fit' includes its validation data."""
         if stage not in self._stages and not (stage == "validate" and "fit" in self._stages):
             self._stages.add(stage)
             setup = getattr(self.datamodule, "setup", None)

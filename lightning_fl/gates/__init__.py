@@ -1,4 +1,4 @@
-"""Gates that choose, sample by sample, which channels of a convolution are computed. Knows nothing of federations."""
+"""Gates that choose, sample by sample, the channels of a convolution to compute. Independent of federated learning."""
 
 from lightning_fl.gates.gate import Gate
 from lightning_fl.gates.network import add_gates, gate_parameters, gates_of, remove_gates, without_gates

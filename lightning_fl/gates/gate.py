@@ -1,12 +1,12 @@
-"""One gate: Gao et al., Dynamic Channel Pruning: Feature Boosting and Suppression, ICLR 2019, as FedDP has it.
+"""One gate: Gao et al., Dynamic Channel Pruning: Feature Boosting and Suppression, ICLR 2019, in FedDP's version.
 
 s = mean of the layer's input over its pixels                     (B, C_in)
 z = A s + a;  π = sigmoid(z)                                      (B, C_out)
-M = 1 for the K largest π of each sample, of equal ones the first, K = max(1, round(keep · C_out)), else 0
+M = 1 for the K largest π of each sample (ties: the first channel), K = max(1, round(keep · C_out)), else 0
 output ← output ⊙ m
 
-m = M + (π − stopgrad π), the straight-through estimator: exactly 0 or 1, and the gradient of π for every channel. With
-`mode="multiply"` m = M ⊙ π, which also scales the channels that stay.
+m = M + (π − stopgrad π), the straight-through estimator: exactly 0 or 1, with the gradient of π for every channel. With
+`mode="multiply"`, m = M ⊙ π, which also scales the kept channels.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MODES = ("ste", "multiply")
 
 
 def num_kept(keep: float, channels: int) -> int:
-    """K = max(1, round(keep · C)).
+    """Return K = max(1, round(keep · C)).
 
     >>> [num_kept(0.7071, 64), num_kept(0.01, 16), num_kept(1.0, 16)]
     [45, 1, 16]
@@ -33,22 +33,22 @@ def num_kept(keep: float, channels: int) -> int:
 
 def check_options(keep: float, mode: str) -> None:
     """Raise `UserError` unless keep lies in (0, 1] and the mode is known."""
-    require(0 < keep <= 1, f"keep is the share of channels that a gate leaves and lies in (0, 1], got {keep}.")
+    require(0 < keep <= 1, f"keep is the share of channels that a gate keeps and must be in (0, 1], got {keep}.")
     require(mode in MODES, f"gate mode {mode!r} is unknown; {nearest(str(mode), MODES)}.")
 
 
 class Gate(nn.Module):
-    """Chooses K of a layer's output channels from the layer's input.
+    """Choose K of a layer's output channels from the layer's input.
 
-    Its hooks on a convolution, and on the norm behind it, do the work: see `lightning_fl.gates.add_gates`.
+    Hooks on the convolution, and on the norm that follows it, call the gate: see `lightning_fl.gates.add_gates`.
 
     Attributes:
-        weight: A (C_out, C_in), Kaiming-uniform at first.
-        bias: a (C_out,), 1 at first.
-        kept: K.
-        active: whether it masks at all; if not, the layer is the dense one.
-        shared: whether one mask is chosen for the whole batch, by the batch's mean of π.
-        outputs: where z goes while somebody watches, see `lightning_fl.gates.observed`.
+        weight: A (C_out, C_in), initially Kaiming-uniform.
+        bias: a (C_out,), initially 1.
+        kept: number of channels that stay, K.
+        active: True if the gate masks; otherwise the layer computes all channels.
+        shared: True if the whole batch has one mask, chosen by the batch's mean of π.
+        outputs: list that collects z inside `lightning_fl.gates.observed`, else None.
     """
 
     def __init__(
@@ -61,17 +61,17 @@ class Gate(nn.Module):
         detach_input: bool = True,
         generator: torch.Generator | None = None,
     ) -> None:
-        """Initialise.
+        """Initialise the gate.
 
         Args:
             in_channels: C_in of the layer.
             out_channels: C_out of the layer.
-            kept: K.
-            pixel_axes: spatial axes of the layer: 2 for images.
+            kept: number of channels that stay, K.
+            pixel_axes: number of spatial axes of the layer: 2 for images.
             mode: `ste` or `multiply`.
-            detach_input: Whether the gate's gradient stops at its input, so that the rest of the network has exactly the gradient
-                of the masked network.
-            generator: Of the initial weights.
+            detach_input: True if the gate's gradient stops at its input, so that the rest of the network has exactly
+                the gradient of the masked network.
+            generator: generator of the initial weights.
         """
         super().__init__()
         self.kept = kept
@@ -87,7 +87,7 @@ class Gate(nn.Module):
         nn.init.kaiming_uniform_(self.weight, generator=generator)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The layer's input (B, C_in, …) → m (B, C_out)."""
+        """Return m (B, C_out) for the layer's input (B, C_in, …)."""
         summary = (x.detach() if self.detach_input else x).mean(self._pixels)
         z = F.linear(summary, self.weight, self.bias)
         if self.outputs is not None:
@@ -99,25 +99,25 @@ class Gate(nn.Module):
         return chosen * pi if self.mode == "multiply" else chosen + (pi - pi.detach())
 
     def look(self, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
-        """Hook before the convolution: choose the channels."""
+        """Choose the channels; a hook before the convolution."""
         self._mask = self(inputs[0]) if self.active else None
 
     def close(self, layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor | None:
-        """Hook behind the norm, or behind a convolution that has none: drop the channels that were not chosen."""
+        """Zero the channels that were not chosen; a hook after the norm, or after a convolution without one."""
         mask, self._mask = self._mask, None
         return None if mask is None else output * self.spread(mask).to(output.dtype)
 
     def spread(self, mask: Tensor) -> Tensor:
-        """m (B, C_out) → (B, C_out, 1, …), to be multiplied with an output."""
+        """Reshape m (B, C_out) to (B, C_out, 1, …), for multiplication with an output."""
         return mask.reshape(*mask.shape, *[1 for _ in self._pixels])
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
-        """Weights of a network without gates load too; the gate then keeps its own."""
+        """Load the weights; the gate keeps its own if the state has none (a network without gates)."""
         for name, parameter in self.named_parameters(recurse=False):
             state_dict.setdefault(prefix + name, parameter.detach())
         super()._load_from_state_dict(state_dict, prefix, *arguments)
 
     def extra_repr(self) -> str:
-        """In `print(network)`."""
+        """Return the options that `print(network)` shows."""
         channels, inputs = self.weight.shape
         return f"{inputs}, {channels}, kept={self.kept}, mode={self.mode!r}"

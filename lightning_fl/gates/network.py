@@ -1,4 +1,4 @@
-"""Gates on the convolutions of any network."""
+"""Add gates to the convolutions of any network, find them and remove them."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ def add_gates(
 ) -> dict[str, Gate]:
     """Give every convolution a gate, in place: `conv1` gets the child `conv1.gate`, everything else keeps its name.
 
-    The gate reads the convolution's input; the mask acts behind the normalisation that follows the convolution among the children
-    of one module (so that what is dropped is exactly 0), and else behind the convolution. A layer all of whose channels stay gets
-    no gate.
+    The gate reads the convolution's input. The mask is applied after the normalisation that follows the convolution
+    among the children of the same module (so that dropped channels are exactly 0), or else after the convolution. A
+    layer that keeps all its channels gets no gate.
 
     Args:
         network: any module with convolutions.
         keep: share of the channels that stay, in (0, 1]. The MACs of a chain fall with its square.
         mode: `ste`, or `multiply`, which also scales by π.
-        detach_input: whether a gate's gradient stops at its input.
-        skip: parts of names that get no gate; by default the shortcuts of residual blocks.
-        seed: of the gates' initial weights.
+        detach_input: True if a gate's gradient stops at its input.
+        skip: name parts of convolutions that get no gate; by default the shortcuts of residual blocks.
+        seed: seed of the gates' initial weights.
 
     Returns:
         The gates, by the names of their convolutions.
 
     Raises:
-        UserError: there is no convolution to gate, there are gates already, or an argument is out of its range.
+        UserError: there is no convolution to gate, the network already has gates, or an argument is out of its range.
 
     >>> network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
     >>> add_gates(network, keep=0.5)
@@ -54,7 +54,7 @@ def add_gates(
     """
     check_options(keep, mode)
     name = type(network).__name__
-    require(not gates_of(network), f"{name} has gates already: take them off with remove_gates first.")
+    require(not gates_of(network), f"{name} has gates already: remove them with remove_gates first.")
     convolutions = [found for found in layers(network) if not _is_skipped(found[0], skip)]
     require(bool(convolutions), f"{name} has no convolution to gate: dynamic pruning chooses channels of convolutions.")
     generator = torch.Generator().manual_seed(seed)
@@ -74,18 +74,18 @@ def add_gates(
 
 
 def gates_of(network: nn.Module) -> dict[str, Gate]:
-    """The gates of a network, by the names of their convolutions."""
+    """Return the gates of a network, by the names of their convolutions."""
     return {name: gate for name, layer in network.named_modules() if isinstance(gate := _gate(layer), Gate)}
 
 
 def gate_parameters(network: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters of all gates, under the names that they have in the network."""
+    """Return the parameters of all gates, by their names in the network."""
     paths = [f"{name}.gate." if name else "gate." for name in gates_of(network)]
     return {name: p for name, p in network.named_parameters() if name.startswith(tuple(paths))}
 
 
 def remove_gates(network: nn.Module) -> None:
-    """Make the network the dense one again."""
+    """Remove all gates, so that the network is dense again."""
     for _, convolution, norm in layers(network):
         gate = _gate(convolution)
         if isinstance(gate, Gate):
@@ -97,7 +97,7 @@ def remove_gates(network: nn.Module) -> None:
 
 @contextmanager
 def without_gates(network: nn.Module) -> Iterator[None]:
-    """Inside, the network computes all channels."""
+    """Compute all channels of the network inside this context."""
     gates = gates_of(network).values()
     before = [gate.active for gate in gates]
     try:
@@ -110,7 +110,7 @@ def without_gates(network: nn.Module) -> Iterator[None]:
 
 
 def layers(network: nn.Module) -> list[tuple[str, Any, nn.Module | None]]:
-    """Every convolution once: its name, itself, and the normalisation of its channels that follows it, or None."""
+    """Return every convolution once: name, layer, and the normalisation of its channels that follows it, or None."""
     found: dict[int, tuple[str, Any, nn.Module | None]] = {}
     if isinstance(network, _ConvNd):
         return [("", network, None)]
@@ -124,7 +124,7 @@ def layers(network: nn.Module) -> list[tuple[str, Any, nn.Module | None]]:
 
 
 def _normalised(module: nn.Module | None) -> int | None:
-    """The channels of a normalisation; None for any other module."""
+    """Return the number of channels of a normalisation; None for any other module."""
     if isinstance(module, _NormBase):
         return module.num_features
     return module.num_channels if isinstance(module, nn.GroupNorm) else None
@@ -144,12 +144,12 @@ def _unhook(hooks: dict[int, Callable[..., Any]], gate: Gate) -> None:
 
 
 def only_gated(network: nn.Module) -> list[tuple[Any, nn.Module | None, Gate]]:
-    """Every convolution that has a gate, the normalisation behind it, and the gate.
+    """Return every convolution that has a gate, the normalisation that follows it (or None), and the gate.
 
     Raises:
-        UserError: there is none.
+        UserError: the network has no gates.
     """
     found = [(layer, norm, gate) for _, layer, norm in layers(network) if isinstance(gate := _gate(layer), Gate)]
     if not found:
-        raise UserError(f"{type(network).__name__} has no gates: give it some with add_gates first.")
+        raise UserError(f"{type(network).__name__} has no gates: add them with add_gates first.")
     return found

@@ -1,7 +1,7 @@
 """The lasso that makes gates sparse: L_g = λ Σ_l mean over the batch of ‖z_l‖₁, z before the sigmoid (FedDP, eq. 5).
 
-It is added to the loss that a training step returns, so that whatever scales the loss (accumulation, mixed precision) scales it
-too, and one backward pass serves both.
+It is added to the loss that a training step returns. So every scaling of the loss (accumulation, mixed precision) also
+scales the lasso, and one backward pass computes both gradients.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from lightning_fl.gates.gate import Gate
 
 
 def lasso(outputs: Sequence[Tensor]) -> Tensor | float:
-    """Σ_l mean over the batch of ‖z_l‖₁.
+    """Return Σ_l mean over the batch of ‖z_l‖₁.
 
     Args:
-        outputs: z of the gates, each (B, C).
+        outputs: z of each gate, (B, C).
     """
     return sum((z.abs().sum(-1).mean() for z in outputs), 0.0)
 
 
 @contextmanager
 def observed(gates: Iterable[Gate]) -> Iterator[list[Tensor]]:
-    """Inside, z of every gate goes to the list that this gives, in the order in which the gates are passed."""
+    """Yield a list that collects z of every gate inside this context, in the order of the gates' forward passes."""
     gates, outputs = list(gates), list[Tensor]()
     try:
         for gate in gates:
@@ -38,22 +38,22 @@ def observed(gates: Iterable[Gate]) -> Iterator[list[Tensor]]:
 
 
 class penalised:  # noqa: N801 -- used like the function that it wraps
-    """A `training_step` whose loss has λ times the lasso of some gates in it."""
+    """A `training_step` that adds λ times the lasso of some gates to its loss."""
 
     def __init__(self, step: Callable[..., Any], gates: Sequence[Gate], strength: float) -> None:
-        """Wrap.
+        """Wrap a training step.
 
         Args:
             step: a bound `training_step`.
-            gates: whose outputs count.
+            gates: gates whose outputs are penalised.
             strength: λ ≥ 0.
         """
-        self.__wrapped__ = step  # Lightning looks through wrappers for the step's signature
+        self.__wrapped__ = step  # Lightning reads the step's signature from here
         self.gates = list(gates)
         self.strength = strength
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """What the step returns, its loss penalised."""
+        """Return the step's result with the penalty added to its loss."""
         with observed(self.gates) as outputs:
             result = self.__wrapped__(*arguments, **named)
         if result is None:

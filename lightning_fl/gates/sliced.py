@@ -1,8 +1,8 @@
-"""Inference that computes what the gates leave and nothing else.
+"""Inference that computes only the channels that the gates choose.
 
-Of a gated convolution only the rows of the chosen channels are computed, from those columns whose input channel is not zero
-throughout: in a chain those that the gate before has chosen, K_{l−1} · K_l of C_{l−1} · C_l weights. A batch normalisation behind
-it works on the chosen channels alone. The rest is put in as zeros, so that any network can follow.
+A gated convolution uses only the weight rows of the chosen channels and the columns of input channels that are not all
+zero. In a chain, the latter are those chosen by the previous gate: K_{l−1} · K_l of C_{l−1} · C_l weights. A batch
+normalisation after it works on the chosen channels only. Zeros fill the other channels, so any layer can follow.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from lightning_fl.gates.network import only_gated
 
 @contextmanager
 def sliced(network: nn.Module, shared: bool = False) -> Iterator[None]:
-    """Inside, a gated network in evaluation mode computes its chosen channels only, with the outputs of the masked network.
+    """Compute only the chosen channels of a gated network inside this context; the outputs equal the masked network's.
 
-    Convolutions in groups, and those behind which a normalisation mixes channels, are computed whole and masked.
+    Convolutions with groups, and those followed by a normalisation that mixes channels, are computed whole and masked.
 
     Args:
-        network: with gates.
-        shared: choose one mask for the whole batch, by the mean of π over it. Otherwise the samples of a batch must agree, as a
-            single one does.
+        network: network with gates, in evaluation mode.
+        shared: True to choose one mask for the whole batch, by its mean of π. Otherwise all samples of a batch must
+            choose the same channels, as a single sample does.
 
     Raises:
-        UserError: it has no gates or is in training mode; later, a batch whose samples choose different channels.
+        UserError: it has no gates or is in training mode; later, if samples of a batch choose different channels.
     """
     found = only_gated(network)
-    require(not network.training, "sliced inference is for networks in evaluation mode: call eval() first.")
+    require(not network.training, "sliced inference needs a network in evaluation mode: call eval() first.")
     before = [(gate, gate.active, gate.shared) for _, _, gate in found]
     layers = [_SlicedLayer(*layer) for layer in found if _can_slice(*layer[:2])]
     try:
@@ -54,11 +54,11 @@ def sliced(network: nn.Module, shared: bool = False) -> Iterator[None]:
 
 
 def count_sliced_macs(network: nn.Module, inputs: Tensor) -> int:
-    """Multiply-accumulates of one forward pass as `sliced` computes it, gates included; biases and pooling are left out.
+    """Count multiply-accumulates of one forward pass in `sliced`, including gates, without biases and pooling.
 
     Args:
-        network: with gates, in evaluation mode.
-        inputs: a batch of one sample, or of samples that are to share a mask.
+        network: network with gates, in evaluation mode.
+        inputs: a batch of one sample, or of samples that share a mask.
     """
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), sliced(network, shared=len(inputs) > 1), counter:
@@ -73,7 +73,7 @@ def _can_slice(convolution: Any, norm: nn.Module | None) -> bool:
 
 
 class _SlicedLayer:
-    """A convolution and the batch normalisation behind it, whose `forward`s it takes over."""
+    """Replacement for the `forward` of a convolution and of the batch normalisation after it."""
 
     def __init__(self, convolution: Any, norm: Any, gate: Gate) -> None:
         self.convolution, self.norm, self.gate = convolution, norm, gate
@@ -81,7 +81,7 @@ class _SlicedLayer:
         self._mask = torch.empty(0)
 
     def take_over(self) -> None:
-        """Compute in place of the layer."""
+        """Replace the layers' `forward`."""
         self._was_active, self.gate.active = self.gate.active, False
         if self._was_active:
             self.convolution.forward = self.convolve
@@ -89,18 +89,18 @@ class _SlicedLayer:
                 self.norm.forward = self.normalise
 
     def give_back(self) -> None:
-        """Let the layer compute itself."""
+        """Restore the layers' `forward`."""
         for layer in filter(None, (self.convolution, self.norm)):
             vars(layer).pop("forward", None)
 
     def convolve(self, x: Tensor) -> Tensor:
-        """(B, C_in, …) → the chosen channels (B, K, …), among zeros if no normalisation follows."""
+        """Map (B, C_in, …) to the chosen channels (B, K, …), or without a normalisation to (B, C_out, …) with zeros."""
         layer = self.convolution
         self._mask = self.gate(x)
         self._rows = _agreed(self._mask)
         columns = x.flatten(2).ne(0).any(-1).any(0).nonzero().flatten()
         if not len(columns):
-            columns = x.new_zeros(1, dtype=torch.long)  # a convolution of nothing is not defined
+            columns = x.new_zeros(1, dtype=torch.long)  # a convolution needs at least one input channel
         weight = layer.weight.index_select(0, self._rows)
         if len(columns) < x.shape[1]:
             x, weight = x.index_select(1, columns), weight.index_select(1, columns)
@@ -109,7 +109,7 @@ class _SlicedLayer:
         return y if self.norm is not None else self._among_zeros(y)
 
     def normalise(self, y: Tensor) -> Tensor:
-        """(B, K, …) → (B, C_out, …)."""
+        """Normalise the chosen channels (B, K, …) and fill the others with zeros: (B, C_out, …)."""
         norm, rows = self.norm, self._rows
         scale = None if norm.weight is None else norm.weight[rows]
         shift = None if norm.bias is None else norm.bias[rows]
@@ -124,15 +124,15 @@ class _SlicedLayer:
 
 
 def _agreed(mask: Tensor) -> Tensor:
-    """The channels that all samples of the batch choose.
+    """Return the channels that all samples of the batch choose.
 
     Raises:
-        UserError: they do not agree.
+        UserError: the samples choose different channels.
     """
     chosen = mask != 0
     if not bool((chosen == chosen[:1]).all()):
         raise UserError(
-            "the samples of the batch choose different channels, so their weights cannot be sliced together: give one sample "
-            "at a time, or sliced(network, shared=True), which chooses for the batch as a whole."
+            "the samples of the batch choose different channels, so their weights cannot be sliced together: pass one "
+            "sample at a time, or use sliced(network, shared=True), which chooses channels for the whole batch."
         )
     return chosen[0].nonzero().flatten()

@@ -1,5 +1,6 @@
-"""What pruning callbacks are made of: how much to cut, scores of filters, the plan of a cut and the cut itself. Knows nothing of
-federations.
+"""Parts of the pruning callbacks: rates, scores of filters, plans of a cut, the cut itself, and masks.
+
+They are independent of federated learning.
 """
 
 from lightning_fl.pruning.apply_plan import plans_of, prune

@@ -1,4 +1,4 @@
-"""Cutting a network, and what its optimisers know of it, down to a plan."""
+"""Cut a network, and the state of its optimisers, down to a plan."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ PLANS = "pruning_plans"
 
 
 def prune(module: nn.Module, plan: Plan, optimizers: Iterable[Optimizer] = ()) -> None:
-    """Cut the parameters and buffers of a module in place, and every state of the optimisers that has a parameter's shape.
+    """Cut the parameters and buffers of a module in place, and all optimiser state that has a parameter's shape.
 
-    Parameters stay the same objects, so whoever holds one keeps it; their gradients are dropped. The plan is remembered
-    (`plans_of`).
+    Parameters stay the same objects, so references to them stay valid; their gradients are dropped. The module records
+    the plan (`plans_of`).
     """
     optimizers = list(optimizers)
     parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
@@ -36,7 +36,7 @@ def prune(module: nn.Module, plan: Plan, optimizers: Iterable[Optimizer] = ()) -
 
 
 def plans_of(module: nn.Module) -> list[Plan]:
-    """The plans that a module has been cut down to in this process, in their order."""
+    """Return the plans by which a module was cut in this process, in order."""
     return list(vars(module).get(PLANS, []))
 
 
@@ -52,15 +52,15 @@ def _cut_parameter(name: str, parameter: nn.Parameter, plan: Plan, optimizers: I
 
 
 def replace_data(parameter: nn.Parameter, tensor: Tensor) -> None:
+    """Give a parameter the data of a tensor, which may have another shape."""
     other = torch.float64 if tensor.dtype != torch.float64 else torch.float32
-    parameter.data = torch.empty(
-        0, dtype=other, device=tensor.device
-    )  # else a live gradient node objects to the new shape
+    # Without this change of dtype, an existing gradient node of the parameter rejects the new shape.
+    parameter.data = torch.empty(0, dtype=other, device=tensor.device)
     parameter.data = tensor
 
 
 def tell_shape(layer: nn.Module) -> None:
-    """Make a layer's own numbers agree with its weight."""
+    """Set a layer's size attributes, such as `out_channels`, from the shape of its weight."""
     if isinstance(layer, nn.modules.conv._ConvNd):
         if layer.groups == layer.in_channels > 1:  # depthwise
             layer.groups = layer.weight.shape[0]

@@ -1,12 +1,12 @@
-"""Which filters a network can lose, and what follows from losing them.
+"""Find the filters that a network can lose, and plan the cuts in all other tensors.
 
-The graph of a network is that of torch-pruning (Fang et al., DepGraph, CVPR 2023), which traces one forward pass. Its own
-surgery makes new parameters, and optimisers would be left with the old ones; so it operates on a twin whose numbers are their own
-indices, and what is left of the twin says what to keep of the network.
+The graph of a network is that of torch-pruning (Fang et al., DepGraph, CVPR 2023), which traces one forward pass.
+torch-pruning itself creates new parameters when it cuts, and optimisers would keep the old ones. So it cuts a twin in
+which every number is its own flat index; the numbers that remain in the twin are the indices to keep in the network.
 
-torch-pruning takes an operation that it does not know for one that leaves channels alone. Every plan is therefore tried out
-before it is given: a copy of the network with random numbers, cut to the plan, must compute what the whole copy computes when
-the layers behind a lost filter do not listen to it.
+torch-pruning assumes that an operation unknown to it leaves channels as they are. So every plan is tested before it is
+returned: a copy of the network with random weights, cut to the plan, must compute the same as the whole copy with zero
+weights for the lost channels in the layers that read them.
 """
 
 from __future__ import annotations
@@ -27,22 +27,24 @@ from lightning_fl.pruning.apply_plan import prune
 from lightning_fl.pruning.plan import Plan
 
 TOLERANCE = 1e-8
-"""Relative difference, in float64, up to which two networks compute the same."""
+"""Relative difference, in float64, up to which the outputs of two networks count as equal."""
 
 
 def prunable_layers(module: nn.Module, example_input: Any = None, required: Iterable[str] = ()) -> tuple[str, ...]:
-    """Names of the convolutions that can lose filters without anything but the layers behind them changing its shape.
+    """Return names of the convolutions that can lose filters while only the layers that read them change shape as well.
 
-    Left whole are convolutions whose outputs are tied to those of another layer (by a sum, as all but the first of a residual
-    block), that are the network's own outputs, that have groups, or behind which stands something that cannot be cut along.
+    A convolution stays whole if its outputs are tied to those of another layer (by a sum, as for all but the first of a
+    residual block), are outputs of the network, or are read by an operation that cannot be cut with it; or if it has
+    groups.
 
     Args:
-        module: any network whose forward takes `example_input`; it is left as it was.
-        example_input: a batch (a tensor, a tuple or dictionary of arguments) for its forward; None: `example_input_array`.
-        required: layers that have to be among them.
+        module: any network whose forward takes `example_input`; it does not change.
+        example_input: a batch (a tensor, a tuple or dictionary of arguments) for its forward; None:
+            `example_input_array`.
+        required: layers that must be among them.
 
     Raises:
-        UserError: there is no example, forward does not take it, or a layer that is required cannot lose filters.
+        UserError: there is no example, forward does not take it, or a required layer cannot lose filters.
     """
     with _graphs():
         network = Network(module, example_input)
@@ -52,30 +54,30 @@ def prunable_layers(module: nn.Module, example_input: Any = None, required: Iter
 
 
 def plan_for(module: nn.Module, filters: Mapping[str, Sequence[int] | Tensor], example_input: Any = None) -> Plan:
-    """The plan that keeps, of each layer named, only these filters.
+    """Return the plan that keeps only these filters of each named layer.
 
     Args:
-        module: any network whose forward takes `example_input`; it is left as it was.
-        filters: kept indices by name of a convolution, such as {"network.conv1": [0, 2, 3]}; layers not named stay whole.
-        example_input: as of `prunable_layers`.
+        module: any network whose forward takes `example_input`; it does not change.
+        filters: kept indices by name of a convolution, such as {"network.conv1": [0, 2, 3]}; other layers stay whole.
+        example_input: as in `prunable_layers`.
 
     Raises:
-        UserError: a layer that cannot lose filters, or indices that it does not have.
+        UserError: a layer cannot lose filters, or does not have these indices.
     """
     with _graphs():
         return Network(module, example_input).plan(filters)
 
 
 class Network:
-    """A network as pruning sees it: what can be cut, and what follows.
+    """The prunable convolutions of a network, and plans of their cuts.
 
     Args:
-        module: the network; it is left as it was.
-        example_input: as of `prunable_layers`.
+        module: the network; it does not change.
+        example_input: as in `prunable_layers`.
 
     Attributes:
         layers: names of the convolutions that can lose filters, in the order of the module.
-        widths: their filters, c_l.
+        widths: number of filters of each, c_l.
     """
 
     def __init__(self, module: nn.Module, example_input: Any = None) -> None:
@@ -86,7 +88,7 @@ class Network:
         self.widths = {name: self._width(name) for name in self.layers}
 
     def plan(self, filters: Mapping[str, Sequence[int] | Tensor]) -> Plan:
-        """As `plan_for`."""
+        """Return the plan for these filters: see `plan_for`."""
         lost = {}
         for name, kept in filters.items():
             self.require_prunable(name)
@@ -100,13 +102,13 @@ class Network:
         return Plan(lost, axes, self.widths)
 
     def require_prunable(self, name: str) -> None:
-        """Raise `UserError`, with the reason, unless the layer can lose filters."""
+        """Raise `UserError` with the reason unless the layer can lose filters."""
         if name in self._obstacles:
             raise UserError(f"pruning: {name!r} cannot lose filters: {self._obstacles[name]}.")
         known = nearest(name, self.layers) if self.layers else "this network has none that can lose filters"
         require(name in self.layers, f"pruning: {name!r} is no convolution of this network; {known}.")
 
-    # -- which layers ---------------------------------------------------------------------------------------------------
+    # -- prunable layers -----------------------------------------------------------------------------------------------
 
     def _find(self) -> tuple[str, ...]:
         graph = self._graph(self._twin)
@@ -119,13 +121,13 @@ class Network:
                     self._obstacles[name] = obstacle
                 else:
                     found.append(name)
-        first = {name: torch.arange(1, self._width(name)) for name in found}  # all but the first filter stay
+        first = {name: torch.arange(1, self._width(name)) for name in found}  # lose only the first filter
         bad = self._culprits(first)
         self._obstacles.update(dict.fromkeys(bad, BEHIND))
         return tuple(name for name in found if name not in bad)
 
     def _culprits(self, filters: Mapping[str, Tensor]) -> list[str]:
-        """Which of the layers cannot be cut to these filters, found by halving."""
+        """Return the layers that cannot be cut to these filters, found by bisection."""
         if self._tried(filters) is not None:
             return []
         names = list(filters)
@@ -138,20 +140,20 @@ class Network:
         layer: Any = self._twin.get_submodule(name)
         return int(layer.weight.shape[0])
 
-    # -- what follows ---------------------------------------------------------------------------------------------------
+    # -- cuts in other tensors -----------------------------------------------------------------------------------------
 
     def _tried(self, filters: Mapping[str, Tensor]) -> dict[str, dict[int, Tensor]] | None:
-        """`Plan.axes` for these filters, or None if the network cannot be cut so."""
+        """Return `Plan.axes` for these filters, or None if the network cannot be cut to them."""
         if not filters:
             return {}
         try:
             axes = self._axes(filters)
             return axes if self._holds(Plan(axes=axes)) else None
-        except Exception:  # shapes that do not fit together, or torch-pruning at a network that it was not made for
+        except Exception:  # shapes that do not fit together, or a network that torch-pruning does not support
             return None
 
     def _axes(self, filters: Mapping[str, Tensor]) -> dict[str, dict[int, Tensor]]:
-        """Kept indices of every axis of a parameter or buffer that loses some with these filters."""
+        """Return the kept indices of every axis of a parameter or buffer that these filters shorten."""
         twin = copy.deepcopy(self._twin)
         graph = self._graph(twin)
         shapes = {}
@@ -171,7 +173,7 @@ class Network:
         return axes
 
     def _holds(self, plan: Plan) -> bool:
-        """Whether a random network cut to the plan computes what it would with the lost channels unheard."""
+        """True if a random network cut to the plan computes the same as the whole one with lost inputs set to zero."""
         whole = copy.deepcopy(self._twin).eval()
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(0)
@@ -182,7 +184,7 @@ class Network:
             prune(cut, plan)
             for name, tensor in _tensors(whole).items():
                 for axis, kept in plan.axes.get(name, {}).items():
-                    if axis > 0:  # an axis of inputs
+                    if axis > 0:  # input channels
                         lost = torch.ones(tensor.shape[axis], dtype=torch.bool).index_fill(0, kept, False)
                         tensor.index_fill_(axis, lost.nonzero().flatten(), 0.0)
             return _alike(_call(cut, inputs), _call(whole, inputs))
@@ -200,13 +202,13 @@ class Network:
 
 
 BEHIND = (
-    "what stands behind it cannot be cut along (a sum, a normalisation over channels, a reshape or permutation, a "
-    "convolution with groups, or a layer used twice)"
+    "an operation that reads its output cannot be cut with it (a sum, a normalisation over channels, a reshape or "
+    "permutation, a convolution with groups, or a layer used twice)"
 )
 
 
 def _obstacle(graph: Any, layer: _ConvNd, names: Mapping[nn.Module, str]) -> str:
-    """Why a convolution has to stay whole, as far as the graph knows; "" if it does not."""
+    """Return the reason in the graph why a convolution has to stay whole; "" if there is none."""
     if isinstance(layer, _ConvTransposeNd):
         return "it is a transposed convolution"
     if layer.groups > 1:
@@ -223,7 +225,7 @@ def _obstacle(graph: Any, layer: _ConvNd, names: Mapping[nn.Module, str]) -> str
         if other is layer or not graph.is_out_channel_pruning_fn(dependency.handler):
             continue
         if isinstance(other, nn.Parameter):
-            return "its outputs meet a parameter that is no layer's"
+            return "its outputs are combined with a parameter that belongs to no layer"
         depthwise = isinstance(other, _ConvNd) and other.groups == other.in_channels > 1
         if isinstance(other, (_ConvNd, nn.Linear, nn.Embedding)) and not depthwise:
             return f"its outputs are tied to those of {names[other]!r}"
@@ -231,7 +233,7 @@ def _obstacle(graph: Any, layer: _ConvNd, names: Mapping[nn.Module, str]) -> str
 
 
 def _kept(tensor: Tensor, shape: torch.Size) -> dict[int, Tensor]:
-    """The indices, along each axis that is shorter than in `shape`, of numbers that are their own flat indices."""
+    """Return the kept indices along each axis shorter than in `shape`, read from numbers that are flat indices."""
     axes = {}
     for axis in range(tensor.dim()):
         if tensor.shape[axis] < shape[axis]:
@@ -245,29 +247,30 @@ def _checked(name: str, kept: Sequence[int] | Tensor, width: int) -> Tensor:
     ascending = bool((indices.diff() > 0).all()) and len(indices) > 0
     is_allowed = ascending and int(indices[0]) >= 0 and int(indices[-1]) < width
     require(
-        is_allowed, f"pruning: {name!r} keeps some of its filters 0 to {width - 1}, ascending, got {indices.tolist()}."
+        is_allowed,
+        f"pruning: {name!r} must keep one or more of its filters 0 to {width - 1}, ascending, got {indices.tolist()}.",
     )
     return indices
 
 
 @contextmanager
 def _graphs() -> Iterator[None]:
-    """Whoever calls may be evaluating; the network's graph is read off autograd's."""
+    """Enable autograd, whose graph is traced, even if the caller is evaluating."""
     with torch.inference_mode(False), torch.enable_grad():
         yield
 
 
-# -- twins --------------------------------------------------------------------------------------------------------------
+# -- twins -------------------------------------------------------------------------------------------------------------
 
 
 def _twin(module: nn.Module) -> nn.Module:
-    """A copy on the CPU in float64, every number of which takes part in the graph; without the trainer."""
+    """Return a copy on the CPU in float64, without the trainer, in which all parameters require gradients."""
     attached = [vars(part).get(name) for part in module.modules() for name in ("_trainer", "_fabric", "log")]
     try:
         twin = copy.deepcopy(module, {id(thing): None for thing in attached if thing is not None})
     except Exception as error:
         raise UserError(
-            f"pruning: {type(module).__name__} cannot be copied, which finding its filters needs: {error}"
+            f"pruning: {type(module).__name__} cannot be copied, but its filters are found on a copy: {error}"
         ) from None
     return twin.cpu().double().eval().requires_grad_(True)
 
@@ -276,7 +279,7 @@ def _example(module: nn.Module, given: Any) -> Any:
     given = getattr(module, "example_input_array", None) if given is None else given
     require(
         given is not None,
-        f"pruning {type(module).__name__} needs an example of what its forward takes: set its example_input_array, or give "
+        f"pruning {type(module).__name__} needs an example input for its forward: set its example_input_array, or pass "
         "example_input.",
     )
     return tree_map(_as_input, given)
@@ -310,7 +313,7 @@ def _is_float(leaf: Any) -> bool:
 
 
 def _randomise(module: nn.Module) -> None:
-    """Numbers without symmetries that keep signals at their size."""
+    """Fill the module with random numbers: no symmetries, and outputs about as large as inputs."""
     for name, tensor in module.named_parameters(recurse=False):
         scale = (6 / max(1, tensor[0].numel())) ** 0.5 if tensor.dim() > 1 else 0.1
         shift = 1.0 if tensor.dim() == 1 and name == "weight" else 0.0

@@ -1,7 +1,7 @@
-"""What the filters of a network are worth: scores by layer, and which filters stay.
+"""Importance scores of a network's filters, and the choice of filters to keep.
 
-- `feature_map_ranks`: HRank (Lin et al., CVPR 2020): of filter j the mean over images of rank(ReLU(map_j)), map_j the H×W feature
-  map behind the convolution and its batch normalisation.
+- `feature_map_ranks`: HRank (Lin et al., CVPR 2020): the score of filter j is the mean over images of
+  rank(ReLU(map_j)), with map_j the H×W feature map after the convolution and its batch normalisation.
 - `filter_magnitudes`: the L1 or L2 norm of the filter's weights (Li et al., ICLR 2017).
 """
 
@@ -19,22 +19,22 @@ from lightning_fl.errors import UserError, require
 from lightning_fl.evaluation_mode import evaluating
 
 Scores = Mapping[str, Tensor]
-"""Of each layer, by the name of its module, a score (c_l,) for every filter; low ones go first."""
+"""Scores (c_l,) of the filters of each layer, by the name of its module; filters with low scores go first."""
 
 
 def feature_map_ranks(module: nn.Module, batches: Iterable[Any], layers: Sequence[str]) -> dict[str, Tensor]:
-    """Mean rank (c_l,) of every filter's feature map behind the ReLU, over all images of the batches.
+    """Return the mean rank (c_l,) of every filter's feature map after ReLU, over all images of the batches.
 
-    The module is evaluated without gradients and keeps its mode. A map whose height or width is 1 has rank 0 or 1; one that is
-    zero everywhere has rank 0. Ranks are those of `torch.linalg.matrix_rank` with its tolerance σ_max · max(H, W) · ε.
+    The module is evaluated without gradients and keeps its mode. A map whose height or width is 1 has rank 0 or 1; a
+    map of zeros has rank 0. Ranks are those of `torch.linalg.matrix_rank` with its tolerance σ_max · max(H, W) · ε.
 
     Args:
-        module: takes the images.
-        batches: images (B, …), or tuples that begin with them, at least one; HRank reads five batches of 128.
+        module: network that takes the images.
+        batches: images (B, …), or tuples that begin with them, at least one batch; HRank reads five batches of 128.
         layers: names of convolutions.
 
     Raises:
-        UserError: no images, a layer that forward does not use, or feature maps that are not finite.
+        UserError: there are no images, forward does not use a layer, or feature maps are not finite.
     """
     totals: dict[str, Tensor] = {}
     num_images = 0
@@ -49,7 +49,7 @@ def feature_map_ranks(module: nn.Module, batches: Iterable[Any], layers: Sequenc
 
 
 def filter_magnitudes(module: nn.Module, layers: Sequence[str], norm: float = 1) -> dict[str, Tensor]:
-    """The L1 norm (c_l,), or that of order `norm`, of every filter's weights; biases play no part."""
+    """Return the L1 norm (c_l,), or the norm of order `norm`, of every filter's weights, without biases."""
     weights: dict[str, Any] = {name: module.get_submodule(name).weight for name in layers}
     return {
         name: torch.linalg.vector_norm(weight.detach().flatten(1), norm, dim=1, dtype=torch.float64).float().cpu()
@@ -58,7 +58,7 @@ def filter_magnitudes(module: nn.Module, layers: Sequence[str], norm: float = 1)
 
 
 def lowest(scores: Tensor, count: int) -> Tensor:
-    """Indices (ascending) of the `count` lowest scores: of equal ones the lower index; never all of them.
+    """Return the indices (ascending) of the `count` lowest scores: ties go to the lower index; one always remains.
 
     >>> lowest(torch.tensor([2.0, 1.0, 1.0, 5.0]), 1)
     tensor([1])
@@ -70,11 +70,11 @@ def lowest(scores: Tensor, count: int) -> Tensor:
 
 
 def filters_to_keep(scores: Scores, rates: float | Mapping[str, float]) -> dict[str, Tensor]:
-    """Of each layer the filters (ascending indices) that stay when ⌊rate · c_l⌋ of the lowest go.
+    """Return the filters (ascending indices) of each layer that stay when the ⌊rate · c_l⌋ lowest scores go.
 
     Args:
-        scores: of each layer's filters (c_l,).
-        rates: share of its filters that a layer loses, in [0, 1): for all, or by layer (those without one lose none).
+        scores: scores of each layer's filters (c_l,).
+        rates: share of filters that a layer loses, in [0, 1): one for all, or one per layer (other layers lose none).
 
     >>> filters_to_keep({"conv1": torch.tensor([3.0, 1.0, 2.0, 4.0])}, 0.5)
     {'conv1': tensor([0, 3])}
@@ -83,14 +83,14 @@ def filters_to_keep(scores: Scores, rates: float | Mapping[str, float]) -> dict[
     for name, own in scores.items():
         rate = rates.get(name, 0.0) if isinstance(rates, Mapping) else rates
         lost = lowest(own, whole_share(rate, len(own)))
-        stays = torch.ones(len(own), dtype=torch.bool)
-        stays[lost] = False
-        kept[name] = stays.nonzero().flatten()
+        is_kept = torch.ones(len(own), dtype=torch.bool)
+        is_kept[lost] = False
+        kept[name] = is_kept.nonzero().flatten()
     return kept
 
 
 def _feature_maps(module: nn.Module, images: Tensor, layers: Sequence[str]) -> dict[str, Tensor]:
-    """The outputs (B, c_l, …) of the layers in one forward pass, or of the batch normalisations that read them."""
+    """Return outputs (B, c_l, …) of the layers in one forward pass, or of the batch normalisations that read them."""
     maps: dict[str, Tensor] = {}
 
     def keep(name: str) -> Any:
@@ -113,7 +113,7 @@ def _feature_maps(module: nn.Module, images: Tensor, layers: Sequence[str]) -> d
 
 
 def _ranks(name: str, maps: Tensor) -> Tensor:
-    """Ranks (B, c_l) of maps (B, c_l, H, W), float32 or wider."""
+    """Return the ranks (B, c_l) of maps (B, c_l, H, W), computed in float32 or wider."""
     maps = maps.float() if maps.dtype in (torch.float16, torch.bfloat16) else maps
     require(bool(maps.isfinite().all()), f"feature-map ranks: the feature maps of {name!r} are not finite.")
     maps = maps.relu().reshape(*maps.shape[:2], maps.shape[2] if maps.dim() > 2 else 1, -1)

@@ -1,4 +1,4 @@
-"""Loading what has been pruned: a module takes on the shapes of the weights that come in."""
+"""Load pruned weights: a module takes the shapes of the weights in the checkpoint or state dict."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 class Prunable:
-    """Put before LightningModule among the bases: the module's checkpoints load, pruned or not.
+    """Base class, before LightningModule, of modules whose checkpoints load both pruned and unpruned.
 
-    `load_from_checkpoint` builds the module that its hyper-parameters describe, which this cuts down to the weights found:
+    `load_from_checkpoint` builds the module from its hyper-parameters; this class cuts it to the checkpoint's weights:
 
         class MyModule(Prunable, LightningModule): ...
     """
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take on the shapes of the checkpoint's weights."""
+        """Take the shapes of the checkpoint's weights."""
         assert isinstance(self, nn.Module)
         shrink(self, checkpoint["state_dict"])
         super().on_load_checkpoint(checkpoint)  # type: ignore[misc]
 
 
 def shrink(module: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
-    """Give the parameters and buffers of a module the smaller shapes that pruning has left in `state_dict`; values become zeros.
+    """Give the parameters and buffers of a module the smaller shapes of a pruned `state_dict`; values become zeros.
 
-    Only what pruning filters leaves behind counts: some convolution has fewer filters, and no linear layer fewer outputs.
-    Otherwise nothing is done, and loading the weights will say what does not fit. A module that was pruned in this process also
-    grows back to weights from before.
+    This acts only if the shapes can come from pruning filters: some convolution has fewer filters, and no linear layer
+    has fewer outputs. Otherwise nothing changes, and loading the weights raises PyTorch's own error. A module pruned in
+    this process also grows back to the shapes of weights from before.
 
     Args:
-        module: whose `load_state_dict` is about to be called with these weights.
+        module: module that will load these weights.
         state_dict: tensors by their names.
     """
     own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
@@ -64,11 +64,11 @@ def shrink(module: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
             setattr(owners[name], name.rpartition(".")[2], new)
     for owner in owners.values():
         tell_shape(owner)
-    vars(module).pop(PLANS, None)  # they are not what led here
+    vars(module).pop(PLANS, None)  # the new shapes do not come from these plans
 
 
 def shrink_when_loading(module: nn.Module) -> Any:
-    """Let every `load_state_dict` of a module `shrink` it first, until `remove()` of what this returns."""
+    """`shrink` a module before every `load_state_dict`, until `remove()` of the returned handle is called."""
 
     def before(part: nn.Module, state_dict: Mapping[str, Tensor], prefix: str, *rest: Any) -> None:
         shrink(part, {name.removeprefix(prefix): x for name, x in state_dict.items() if name.startswith(prefix)})
@@ -77,12 +77,12 @@ def shrink_when_loading(module: nn.Module) -> Any:
 
 
 def load_pruned(module_class: type[Module], path: str | Path, **kwargs: Any) -> Module:
-    """`module_class.load_from_checkpoint(path, **kwargs)`, for a LightningModule of any class that may have been pruned.
+    """Call `module_class.load_from_checkpoint(path, **kwargs)` for any LightningModule class, pruned or not.
 
     Args:
         module_class: the LightningModule's class.
         path: the checkpoint.
-        kwargs: of `load_from_checkpoint`: hyper-parameters to override, `map_location`, `strict` …
+        kwargs: arguments of `load_from_checkpoint`: hyper-parameters to override, `map_location`, `strict` …
     """
     if issubclass(module_class, Prunable):
         return module_class.load_from_checkpoint(path, **kwargs)
@@ -93,7 +93,7 @@ def load_pruned(module_class: type[Module], path: str | Path, **kwargs: Any) -> 
 
 
 def _by_pruning(owner: nn.Module, old: torch.Size, new: torch.Size, grows: bool) -> bool:
-    """Whether pruning filters could have made this of a tensor."""
+    """True if pruning filters can change a tensor's shape from `old` to `new`, or back if `grows`."""
     if len(old) != len(new) or (isinstance(owner, nn.Linear) and old[0] != new[0]):
         return False
     pairs = list(zip(old, new, strict=True))

@@ -1,6 +1,6 @@
-"""Masks: which numbers of a network stay, those of largest magnitude, while all others are 0 and remain so.
+"""Masks that keep the weights of largest magnitude in a network; all others become 0 and stay 0.
 
-A mask changes neither shapes nor multiply-accumulates of a network, unlike the cut of `lightning_fl.pruning.apply_plan`.
+A mask changes neither the shapes nor the multiply-accumulates of a network, unlike `lightning_fl.pruning.apply_plan`.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from lightning_fl.pruning.plan import Plan
 MASKS = "pruning_masks"
 
 Masks = dict[str, Tensor]
-"""For each parameter that loses some of its numbers, by its name, bools of its shape: which stay."""
+"""Masks of the parameters that lose weights, by name: bools of the parameter's shape, True where a weight stays."""
 
 
 def masks_of(module: nn.Module) -> Masks:
-    """The masks under which a module is being trained; {} if there are none."""
+    """Return the masks under which a module is trained; {} if there are none."""
     return dict(vars(module).get(MASKS, {}))
 
 
 def prunable(module: nn.Module, exclude: Sequence[str] = ()) -> dict[str, list[str]]:
-    """The layers whose numbers a mask may leave out: all that are trained but normalisation.
+    """Return the layers that a mask may prune: all trained layers except normalisations.
 
     Args:
         module: a network.
-        exclude: layers with one of these words as a part of their name are left alone.
+        exclude: name parts, such as `fc1`, of layers to leave out.
 
     Returns:
         Names of parameters by the name of their layer, in the network's order.
@@ -50,14 +50,14 @@ def prunable(module: nn.Module, exclude: Sequence[str] = ()) -> dict[str, list[s
 
 
 def largest(tensors: Mapping[str, Tensor], rate: float, kept: Mapping[str, Tensor] | None = None) -> Masks:
-    """Which numbers of some tensors stay: those above the ⌈rate · R⌉-th smallest magnitude, counted from 0, of all R.
+    """Return masks of the numbers above the ⌈rate · R⌉-th smallest magnitude, counted from 0, of all R in the tensors.
 
-    Of every tensor with two axes or more the largest number stays in any case, so that no layer is cut off.
+    Every tensor with two axes or more keeps at least its largest number, so that no layer is disconnected.
 
     Args:
         tensors: weights and biases by name.
-        rate: share of the numbers to leave out, in [0, 1); 0 leaves out none.
-        kept: an earlier mask; only what it has kept counts, and what it has not stays out.
+        rate: share of the numbers to prune, in [0, 1); 0 prunes none.
+        kept: earlier masks; R counts only the numbers that they keep, and the others stay pruned.
 
     >>> largest({"weight": torch.tensor([[3.0, -1.0], [0.5, 2.0]]), "bias": torch.tensor([0.1])}, rate=0.3)
     {'weight': tensor([[ True, False],
@@ -69,7 +69,7 @@ def largest(tensors: Mapping[str, Tensor], rate: float, kept: Mapping[str, Tenso
     joined = torch.cat([magnitudes[name][mask] for name, mask in masks.items()]).sort().values
     if not rate or not len(joined):
         return masks
-    # The decimal fraction that was written, not the binary one nearest to it.
+    # Use the decimal fraction as written, not the nearest binary one.
     threshold = joined[min(ceil(Fraction(str(rate)) * len(joined)), len(joined) - 1)]
     found = {name: mask & (magnitudes[name] > threshold) for name, mask in masks.items()}
     for name, mask in found.items():
@@ -80,9 +80,9 @@ def largest(tensors: Mapping[str, Tensor], rate: float, kept: Mapping[str, Tenso
 
 @torch.no_grad()
 def apply_masks(module: nn.Module, masks: Masks, optimizers: Iterable[Optimizer] = ()) -> None:
-    """Make a module's parameters, and every state of the optimisers that has a parameter's shape, 0 outside their masks.
+    """Set a module's parameters, and all optimiser state that has a parameter's shape, to 0 outside the masks.
 
-    The masks, and those of others who have pruned it, are remembered (`masks_of`) until `forget_masks`.
+    The module records these masks, combined with earlier ones (`masks_of`), until `forget_masks`.
     """
     known = masks_of(module)
     parameters = dict(module.named_parameters())
@@ -97,21 +97,21 @@ def apply_masks(module: nn.Module, masks: Masks, optimizers: Iterable[Optimizer]
 
 
 def cut_masks(module: nn.Module, plan: Plan) -> None:
-    """Let the masks of a module follow a cut of its layers."""
+    """Cut the masks of a module in the same way as its layers."""
     if masks := masks_of(module):
         vars(module)[MASKS] = {name: plan.cut(name, mask) for name, mask in masks.items()}
 
 
 def forget_masks(module: nn.Module) -> None:
-    """The module is trained without masks from now on; its zeros stay where they are."""
+    """Remove a module's masks, so that later training ignores them; its zeros do not change now."""
     vars(module).pop(MASKS, None)
 
 
 def hold_masks(module: nn.Module, optimizers: Iterable[Optimizer]) -> list[RemovableHandle]:
-    """Keep a module under the masks that it has in an ordinary training, until the returned handles are removed.
+    """Keep a module under its masks in an ordinary training, until the returned handles are removed.
 
-    Parameters get no gradient outside their masks, so that clipping by norm and moments know nothing of it, and after each
-    step of an optimiser they are 0 there, whatever momentum and weight decay have made of them.
+    Parameters get no gradient outside their masks, so norm clipping and moments ignore those positions. After each
+    optimiser step the parameters are set to 0 there, because momentum and weight decay may have changed them.
     """
     parameters = dict(module.named_parameters())
 

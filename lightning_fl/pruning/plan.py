@@ -1,4 +1,4 @@
-"""What a structured pruning keeps of a network."""
+"""`Plan`: the parts of a network that structured pruning keeps."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Plan:
-    """Which filters stay, and what that means for every tensor of the network.
+    """Filters that stay, and the kept indices of every tensor that changes.
 
     Attributes:
-        filters: of each layer that loses some, by the name of its module, the indices of the filters that it keeps, ascending.
-        axes: of each parameter and buffer that changes, by its name, the kept indices (ascending, int64) of each axis that
-            loses some: {"conv1.weight": {0: …}, "conv1.bias": {0: …}, "conv2.weight": {1: …}}.
-        widths: filters of the prunable layers before, c_l, by the name of the module; Σ c_l bits tell a client what to cut.
+        filters: kept filters (ascending indices) of each layer that loses some, by the name of its module.
+        axes: kept indices (ascending, int64) of each axis that loses some, by the name of the parameter or buffer:
+            {"conv1.weight": {0: …}, "conv1.bias": {0: …}, "conv2.weight": {1: …}}.
+        widths: number of filters of each prunable layer before the cut, c_l, by the name of its module; a client needs
+            Σ c_l bits to know what to cut.
     """
 
     filters: dict[str, Tensor] = field(default_factory=dict)
@@ -24,7 +25,7 @@ class Plan:
     widths: dict[str, int] = field(default_factory=dict)
 
     def cut(self, name: str, tensor: Tensor) -> Tensor:
-        """What is kept of a tensor that has the shape of the parameter or buffer `name`: a copy, or itself if all of it.
+        """Cut a tensor with the shape of the parameter or buffer `name`: return a copy, or itself if nothing is cut.
 
         The copy keeps the memory format of a convolution's weight.
         """

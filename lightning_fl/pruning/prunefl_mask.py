@@ -1,7 +1,7 @@
-"""Which weights to keep so that training gains the most in a second: PruneFL's reconfiguration.
+"""PruneFL's reconfiguration: keep the weights with which the loss falls fastest per second of training.
 
-Jiang et al., Model Pruning Enables Efficient Federated Learning on Edge Devices, IEEE TNNLS 2023. With Z_j the squared gradient
-of weight j, which tells how fast the loss falls by it, and t_j the seconds that it takes in a round,
+Jiang et al., Model Pruning Enables Efficient Federated Learning on Edge Devices, IEEE TNNLS 2023. With Z_j the squared
+gradient of weight j, which measures how fast it lowers the loss, and t_j the seconds that it takes in a round,
 
     Γ(M) = (Z_fixed + Σ_{j ∈ M} Z_j) / (t_fixed + Σ_{j ∈ M} t_j)
 
@@ -19,16 +19,16 @@ from lightning_fl.checks import whole_share
 
 
 def smallest_kept(weights: Tensor, kept: Tensor, layers: Iterable[slice], share: float) -> Tensor:
-    """The weights that may go: of each layer ⌊share · kept⌋ of the smallest magnitudes that it keeps.
+    """Return the weights that may be pruned: in each layer the ⌊share · kept⌋ kept weights of smallest magnitude.
 
     Args:
-        weights: (d,).
-        kept: bools (d,).
-        layers: where each layer lies; what is in none stays.
-        share: in [0, 1).
+        weights: all weights, (d,).
+        kept: weights that are kept so far, bools (d,).
+        layers: slice of each layer in the weights; weights in no layer always stay.
+        share: share of each layer's kept weights, in [0, 1).
 
     Returns:
-        Bools (d,). Of equal magnitudes the first goes.
+        Bools (d,), True where a weight may be pruned. Ties go to the first weight.
 
     >>> weights, kept = torch.tensor([3.0, -1.0, 0.5, 2.0, 0.1]), torch.tensor([True, True, False, True, True])
     >>> smallest_kept(weights, kept, [slice(0, 4)], 0.7).tolist()
@@ -51,18 +51,18 @@ def fastest(
     fixed_seconds: float,
     most: int | None = None,
 ) -> Tensor:
-    """The candidates M for which Γ is largest.
+    """Return the candidates M for which Γ is largest.
 
     Args:
-        candidates: bools (d,).
+        candidates: weights to choose from, bools (d,).
         importance: Z ≥ 0 (d,).
-        seconds: t > 0 (d,).
-        fixed_importance: Z of all that stays in any case.
-        fixed_seconds: t of all that stays in any case.
-        most: at most so many candidates.
+        seconds: t > 0 (d,), in seconds.
+        fixed_importance: Z_fixed, of all weights that always stay.
+        fixed_seconds: t_fixed, of all weights that always stay, in seconds.
+        most: largest number of candidates to choose; None: no limit.
 
     Returns:
-        Bools (d,). Where nothing has any importance, none.
+        Bools (d,), all False if no weight has any importance.
 
     >>> importance, seconds = torch.tensor([9.0, 1.0, 6.0, 4.0]), torch.tensor([1.0, 1.0, 2.0, 1.0])
     >>> fastest(torch.tensor([True, True, True, True]), importance, seconds, 0.0, 1.0).tolist()

@@ -1,4 +1,4 @@
-"""When to prune."""
+"""`Schedule`: the epochs in which to prune."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from lightning_fl.errors import require
 
 @dataclass(frozen=True)
 class Schedule:
-    """Once, or again and again.
+    """Prune once, or at regular intervals.
 
     Attributes:
-        first: epoch (from 0) before whose training the network is pruned first, at least 0; FedAP's round T.
-        every: prune again every so many epochs, at least 1; None: never again.
+        first: epoch (from 0) before whose training the network is first pruned, at least 0; FedAP's round T.
+        every: number of epochs between prunings, at least 1; None: prune once.
 
     >>> [epoch for epoch in range(9) if Schedule(first=2, every=3).due(epoch)]
     [2, 5, 8]
@@ -26,7 +26,8 @@ class Schedule:
         whole = isinstance(self.first, int) and not isinstance(self.first, bool)
         require(
             whole and self.first >= 0,
-            f"prune_epoch is the epoch before which the network is pruned, a whole number of at least 0, got {self.first}.",
+            "prune_epoch is the epoch before which the network is pruned and must be a whole number of at least 0, "
+            f"got {self.first}.",
         )
         whole = self.every is None or (isinstance(self.every, int) and not isinstance(self.every, bool))
         require(
@@ -35,13 +36,13 @@ class Schedule:
         )
 
     def due(self, epoch: int) -> bool:
-        """Whether to prune before the training of `epoch`."""
+        """True if the network is pruned before the training of `epoch`."""
         if self.every is None:
             return epoch == self.first
         return epoch >= self.first and (epoch - self.first) % self.every == 0
 
     def next_after(self, epoch: int) -> int | None:
-        """The epoch of the first pruning from `epoch` on; None if there is none."""
+        """Return the epoch of the first pruning from `epoch` on; None if there is none."""
         if epoch <= self.first:
             return self.first
         return None if self.every is None else epoch + (self.first - epoch) % self.every

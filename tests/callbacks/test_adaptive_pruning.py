@@ -227,7 +227,7 @@ def test_too_late_is_told():
         ({"rank_samples": 0}, "rank_samples must be at least 1, got 0"),
         ({"curvature": "hesse"}, "curvature 'hesse' is unknown; did you mean 'hessian'"),
         ({"lanczos_steps": 1}, "lanczos_steps must be at least 2, got 1"),
-        ({"max_rate": 1.0}, r"max_rate lies in \[0, 1\), got 1.0"),
+        ({"max_rate": 1.0}, r"max_rate must be in \[0, 1\), got 1.0"),
     ],
 )
 def test_bad_values(options, sentence):

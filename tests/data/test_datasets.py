@@ -192,12 +192,12 @@ def test_image_folder_of_square_images_knows_their_size(tmp_path: Path) -> None:
 
 
 def test_image_folder_mistakes(tmp_path: Path) -> None:
-    layout = r"expected are images in ROOT/train/CLASS/ and ROOT/test/CLASS/"
+    layout = r"expected images in ROOT/train/CLASS/ and ROOT/test/CLASS/"
     with pytest.raises(UserError, match=f"train is missing or has no class folders: {layout}"):
         ImageFolder(str(tmp_path)).setup()
     write_folder(tmp_path)
     Image.fromarray(random_images(9, 9, 3)).save(tmp_path / "train" / "b" / "large.png")
-    with pytest.raises(UserError, match=r"large\.png is 9×9 pixels but .*0\.png is 6×5 pixels: give image_size"):
+    with pytest.raises(UserError, match=r"large\.png is 9×9 pixels but .*0\.png is 6×5 pixels: set image_size"):
         ImageFolder(str(tmp_path), num_clients=2).setup()
     (tmp_path / "train" / "b" / "large.png").write_bytes(b"not an image")
     with pytest.raises(UserError, match=r"large\.png is not a readable image"):
@@ -252,11 +252,11 @@ def test_arrays_of_grey_images_with_labels_in_a_column(tmp_path: Path) -> None:
         ({"train_labels": None, "train_label": np.arange(8)}, "lacks train_labels .did you mean 'train_label'"),
         (
             {"train_images": np.zeros((8, 6, 5, 3))},
-            "train_images of .* is float64 .8, 6, 5, 3.: expected are uint8 images",
+            "train_images of .* is float64 .8, 6, 5, 3.: expected uint8 images",
         ),
         ({"train_images": random_images(8, 5)}, "train_images of .* is uint8 .8, 5."),
-        ({"train_images": random_images(8, 3, 6, 5)}, "with channels first: give uint8 images as n×H×W×C"),
-        ({"test_labels": np.arange(4.0)}, "test_labels of .* is float64 .4,.: expected are integer labels"),
+        ({"train_images": random_images(8, 3, 6, 5)}, "with channels first: pass uint8 images as n×H×W×C"),
+        ({"test_labels": np.arange(4.0)}, "test_labels of .* is float64 .4,.: expected integer labels"),
         ({"test_labels": np.arange(3)}, "test has 4 samples but 3 labels"),
         ({"test_images": random_images(4, 6, 6, 3)}, "make them equal"),
         ({"train_labels": np.array([{}] * 8)}, "is not a readable .npz file"),
@@ -301,7 +301,7 @@ def test_mistakes_from_python() -> None:
     for arguments in ({}, {"train": x}, {"path": "a.npz", "train": x, "test": x}):
         with pytest.raises(UserError, match="either path, or train and test together"):
             Arrays(**arguments)
-    with pytest.raises(UserError, match=r"train must be \(x, y\) or a lone x"):
+    with pytest.raises(UserError, match=r"train must be \(x, y\) or x alone"):
         Arrays(train=(x, y, y), test=x).setup()
     with pytest.raises(UserError, match="as tensors or arrays, not str"):
         Arrays(train="x", test=x).setup()

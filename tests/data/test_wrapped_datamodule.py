@@ -142,8 +142,8 @@ def test_any_object_with_a_loader() -> None:
     ("source", "sentence"),
     [
         (Loader(DataLoader(Stream())), "Stream cannot be divided over clients"),
-        (Loader([DataLoader(Images())]), r"train_dataloader\(\) gives a list"),
-        (Loader(DataLoader(Images(), batch_sampler=[[0, 1], [2]])), "has its own batch sampler.: give batch_size"),
+        (Loader([DataLoader(Images())]), r"train_dataloader\(\) returns a list"),
+        (Loader(DataLoader(Images(), batch_sampler=[[0, 1], [2]])), "has its own batch sampler.: set batch_size"),
         (object(), "object cannot be divided over clients: it has no train_dataloader"),
     ],
 )

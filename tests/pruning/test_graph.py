@@ -240,7 +240,7 @@ def test_a_networks_own_outputs_stay() -> None:
     [
         ({"conv9": [0]}, "'conv9' is no convolution of this network; did you mean 'conv"),
         ({"fc1": [0]}, "'fc1' is no convolution of this network"),
-        ({"conv1": []}, r"'conv1' keeps some of its filters 0 to 9, ascending, got \[\]"),
+        ({"conv1": []}, r"'conv1' must keep one or more of its filters 0 to 9, ascending, got \[\]"),
         ({"conv1": [3, 1]}, r"ascending, got \[3, 1\]"),
         ({"conv1": [1, 1]}, r"ascending, got \[1, 1\]"),
         ({"conv1": [0, 10]}, r"0 to 9, ascending, got \[0, 10\]"),
@@ -259,7 +259,7 @@ def test_a_reason_is_given_for_every_layer_that_stays_whole() -> None:
 
 
 def test_an_example_is_needed() -> None:
-    with pytest.raises(UserError, match="Sequential needs an example of what its forward takes"):
+    with pytest.raises(UserError, match="Sequential needs an example input for its forward"):
         prunable_layers(network("cnn", 10))
     with pytest.raises(UserError, match=r"forward does not take its example input: .*shape"):
         prunable_layers(network("cnn", 10), torch.zeros(1, 3, 40, 40))

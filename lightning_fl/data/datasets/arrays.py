@@ -1,4 +1,4 @@
-"""Arrays: an `.npz` file of images and labels, or tensors from Python."""
+"""`Arrays`: data from an `.npz` file of images and labels, or from tensors or arrays in Python."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ KEYS = ("train_images", "train_labels", "test_images", "test_labels")
 
 
 class Arrays(ImageDataModule):
-    """An `.npz` file with `train_images train_labels test_images test_labels`, or tensors or arrays from Python.
+    """Data from an `.npz` file (`train_images train_labels test_images test_labels`), or tensors or arrays from Python.
 
     Args:
         path: the `.npz` file: uint8 images n×H×W×C or n×H×W, integer labels (n,).
-        train: in place of a path, (x, y) or a lone x, as tensors or arrays. A uint8 x is images n×H×W×C or n×H×W; any
-            other x is kept as it is, so float images are n×C×H×W. An integer y (n,) is the class of each sample, any
+        train: (x, y) or x alone, as tensors or arrays, instead of a path. A uint8 x holds images n×H×W×C or n×H×W; any
+            other x stays unchanged, so float images are n×C×H×W. An integer y (n,) holds the class of each sample, any
             other y a target.
-        test: as train; goes with it.
-        num_classes: how many classes there are, at least 1; None: the largest label plus one.
-        **kwargs: of ImageDataModule and FederatedDataModule.
+        test: same format as train; both are given, or neither.
+        num_classes: number of classes, at least 1; None: the largest label plus one.
+        **kwargs: arguments of ImageDataModule and FederatedDataModule.
     """
 
     def __init__(
@@ -53,24 +53,23 @@ class Arrays(ImageDataModule):
 
     @property
     def num_classes(self) -> int | None:
-        """As given, or the largest label plus one (reads the data); None without integer labels."""
+        """Given number of classes, or the largest label plus one (reads the data); None without integer labels."""
         return self._shape[0] if self._num_classes is None else self._num_classes
 
     @property
     def in_channels(self) -> int | None:
-        """The channels of the images (reads the data); None if they are not n×C×H×W."""
+        """Channels of the images (reads the data); None if they are not n×C×H×W."""
         return self._shape[1]
 
     @property
     def image_size(self) -> int | None:
-        """The height and width of the images (reads the data); None if they are not n×C×H×H."""
+        """Height and width of the images in pixels (reads the data); None if they are not n×C×H×H."""
         return self._shape[2]
 
     def read(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """Read and check the arrays."""
         tensors = self._tensors
-        # Note the numbers of classes, channels and pixels while the tensors are here: from now on TensorSamples alone keeps
-        # them.
+        # Cache the shape first: after this, only TensorSamples keeps the tensors.
         _ = self._shape
         del self._tensors
         return tensors
@@ -82,13 +81,13 @@ class Arrays(ImageDataModule):
         shapes = [[tuple(tensor.shape[1:]) for tensor in part] for part in (train, test)]
         require(
             shapes[0] == shapes[1],
-            f"A training sample has the shapes {shapes[0]} but a test sample {shapes[1]}: make them equal.",
+            f"A training sample has the shapes {shapes[0]}, but a test sample has {shapes[1]}: make them equal.",
         )
         return train, test
 
     @cached_property
     def _shape(self) -> tuple[int | None, int | None, int | None]:
-        """Classes, channels, and pixels of a side."""
+        """Numbers of classes, of channels, and of pixels per side."""
         train, test = self._tensors
         x, labels = train[0], [*train[1:], *test[1:]]
         are_classes = bool(labels) and all(y.ndim == 1 and len(y) and not y.is_floating_point() for y in labels)
@@ -103,7 +102,7 @@ def _read_file(path: str) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...
         file = np.load(path, allow_pickle=False)
         require(
             isinstance(file, np.lib.npyio.NpzFile),
-            f"{path} is a single array: give an .npz file with {', '.join(KEYS)}.",
+            f"{path} is a single array: use an .npz file with {', '.join(KEYS)}.",
         )
         with file:
             missing = [key for key in KEYS if key not in file]
@@ -114,14 +113,14 @@ def _read_file(path: str) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...
     except UserError:
         raise
     except (ValueError, OSError, BadZipFile, EOFError, zlib.error) as error:
-        # Of what is no zip file NumPy thinks that it may be a pickle, and advises to load it.
+        # For a file that is not a zip, NumPy suggests loading a pickle: leave its message out.
         reason = f" ({error})" if is_zipfile(path) else ""
         raise UserError(f"{path} is not a readable .npz file{reason}.") from error
     for key, array in zip(KEYS, arrays, strict=True):
         images = key.endswith("images")
         is_allowed = array.dtype == np.uint8 and array.ndim in (3, 4) if images else array.dtype.kind in "iu"
         wanted = "uint8 images n×H×W×C or n×H×W" if images else "integer labels (n,)"
-        require(is_allowed, f"{key} of {path} is {array.dtype} {array.shape}: expected are {wanted}.")
+        require(is_allowed, f"{key} of {path} is {array.dtype} {array.shape}: expected {wanted}.")
     return (arrays[0], arrays[1]), (arrays[2], arrays[3])
 
 
@@ -130,7 +129,7 @@ def _tensors_of(name: str, given: Any) -> tuple[Tensor, ...]:
     arrays = all(isinstance(part, (Tensor, np.ndarray)) for part in parts)
     require(
         arrays and len(parts) in (1, 2),
-        f"{name} must be (x, y) or a lone x, as tensors or arrays, not {type(given).__name__}.",
+        f"{name} must be (x, y) or x alone, as tensors or arrays, not {type(given).__name__}.",
     )
     tensors = [_images(name, torch.as_tensor(parts[0]))]
     if len(parts) == 2:
@@ -146,13 +145,13 @@ def _images(name: str, x: Tensor) -> Tensor:
     if x.dtype != torch.uint8:
         return x
     shape = tuple(x.shape)
-    require(len(shape) in (3, 4), f"The {name} images are uint8 with shape {shape}: expected are n×H×W×C or n×H×W.")
+    require(len(shape) in (3, 4), f"The {name} images are uint8 with shape {shape}: expected n×H×W×C or n×H×W.")
     if len(shape) == 3:
         return x.unsqueeze(1)
     channels_first = shape[1] in (1, 3, 4) and shape[3] not in (1, 3, 4)
     require(
         not channels_first,
-        f"The {name} images have the shape {shape}, with channels first: give uint8 images as n×H×W×C.",
+        f"The {name} images have the shape {shape}, with channels first: pass uint8 images as n×H×W×C.",
     )
     return x.permute(0, 3, 1, 2)
 

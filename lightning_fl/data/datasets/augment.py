@@ -14,7 +14,7 @@ def crop_and_flip(images: Tensor, generator: torch.Generator, padding: int = 4) 
 
     Args:
         images: (B, C, H, W) float; contiguous or channels_last, which the result keeps.
-        generator: a CPU generator, whatever the images' device: an image is changed alike on every machine.
+        generator: a CPU generator, also for images on an accelerator: the draws are the same on every machine.
         padding: width of the border, in pixels.
 
     Returns:
@@ -23,7 +23,7 @@ def crop_and_flip(images: Tensor, generator: torch.Generator, padding: int = 4) 
     num_images, _, height, width = images.shape
     shifts = torch.randint(0, 2 * padding + 1, (2, num_images), generator=generator).to(images.device)
     mirrored = (torch.rand(num_images, generator=generator) < 0.5).to(images.device)
-    # Work in the order in which the pixels lie in memory, so that the copies are of whole rows.
+    # Index in the memory order of the pixels, so that whole rows are copied.
     channels_last = not images.is_contiguous() and images.is_contiguous(memory_format=torch.channels_last)
     windows = F.pad(images, (padding,) * 4).unfold(2, height, 1).unfold(3, width, 1)
     windows = windows.permute(0, 2, 3, 4, 5, 1) if channels_last else windows.permute(0, 2, 3, 1, 4, 5)

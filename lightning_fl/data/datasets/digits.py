@@ -1,4 +1,4 @@
-"""Handwritten digits that come with scikit-learn: 1,797 images of 8×8, no download. For first steps and for tests."""
+"""Handwritten digits that come with scikit-learn: 1,797 images of 8×8, no download, for first steps and tests."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from lightning_fl.data.federated_data_module import HELD_OUT
 
 
 class Digits(ImageDataModule):
-    """The 1,797 handwritten digits of scikit-learn, a stratified fifth of them as test set (drawn by the seed).
+    """The 1,797 handwritten digits of scikit-learn; the seed draws a stratified fifth of them as the test set.
 
     Args:
         image_size: height and width in pixels, at least 8; the 8×8 images are enlarged bilinearly.
-        **kwargs: of ImageDataModule and FederatedDataModule.
+        **kwargs: arguments of ImageDataModule and FederatedDataModule.
     """
 
     def __init__(self, image_size: int = 8, **kwargs: Any) -> None:
@@ -29,21 +29,21 @@ class Digits(ImageDataModule):
 
     @property
     def image_size(self) -> int:
-        """As given."""
+        """Height and width of the images in pixels."""
         return self._image_size
 
     @property
     def num_classes(self) -> int:
-        """10."""
+        """Number of classes, 10."""
         return 10
 
     @property
     def in_channels(self) -> int:
-        """1."""
+        """Number of channels, 1."""
         return 1
 
     def read(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Read, enlarge and split the images; the ink, 0..16, becomes 0..255."""
+        """Read, enlarge and split the images; pixel values 0..16 become 0..255."""
         from sklearn.datasets import load_digits
         from sklearn.model_selection import train_test_split
 

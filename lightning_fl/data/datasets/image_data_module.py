@@ -1,4 +1,4 @@
-"""`ImageDataModule`: a `FederatedDataModule` over image tensors, with augmentation and normalisation on request."""
+"""`ImageDataModule`: a `FederatedDataModule` of image tensors, with optional augmentation and normalisation."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from lightning_fl.errors import require
 
 
 class ImageDataModule(FederatedDataModule):
-    """Images (n, C, H, W), usually uint8, with classes (n,); a subclass says in `read` where they come from.
+    """Images (n, C, H, W), usually uint8, with classes (n,); a subclass reads them in `read`.
 
     Args:
-        augment: whether training images are shifted by up to 4 pixels and mirrored at random in each pass.
-        normalize: whether images are centred and scaled per channel by the mean and standard deviation of the clients'
-            training images; if not, pixels lie in [0, 1].
-        **kwargs: of FederatedDataModule: clients, partition, server data, batch sizes and seed.
+        augment: True to shift training images by up to 4 pixels and mirror them, at random in each pass.
+        normalize: True to centre and scale images per channel by the mean and standard deviation of the clients'
+            training images; False leaves pixels in [0, 1].
+        **kwargs: arguments of FederatedDataModule: clients, partition, server data, batch sizes and seed.
     """
 
     def __init__(self, augment: bool = False, normalize: bool = False, **kwargs: Any) -> None:
@@ -44,7 +44,7 @@ class ImageDataModule(FederatedDataModule):
         return TensorSamples(*train, augment=crop_and_flip if self.augment else None), TensorSamples(*test)
 
     def after_split(self) -> None:
-        """Normalise by what the clients hold: the test images and the server's stay unseen."""
+        """Normalise by the clients' images; the moments do not depend on the test images or the server's."""
         if self.normalize and isinstance(self.train, TensorSamples) and isinstance(self.test, TensorSamples):
             transform = Normalize(*self.train.channel_moments(np.concatenate(self.client_indices)))
             self.train.transform = self.test.transform = transform

@@ -14,18 +14,17 @@ from lightning_fl.checks import check_whole
 from lightning_fl.data.datasets.image_data_module import ImageDataModule
 from lightning_fl.errors import UserError, require
 
-LAYOUT = "expected are images in ROOT/train/CLASS/ and ROOT/test/CLASS/, with the same classes in both"
+LAYOUT = "expected images in ROOT/train/CLASS/ and ROOT/test/CLASS/, with the same classes in both"
 
 
 class ImageFolder(ImageDataModule):
     """Colour images in `root/train/<class>/` and `root/test/<class>/`; classes are numbered in alphabetical order.
 
     Args:
-        root: folder that holds `train` and `test`.
-        image_size: height and width in pixels to which every image is resized (without keeping its proportions), at
-            least 1;
-            None: the images must be of one size.
-        **kwargs: of ImageDataModule and FederatedDataModule.
+        root: folder that contains `train` and `test`.
+        image_size: height and width in pixels, at least 1, to which every image is resized (proportions are not kept);
+            None: the images must already have one size.
+        **kwargs: arguments of ImageDataModule and FederatedDataModule.
     """
 
     def __init__(self, root: str, image_size: int | None = None, **kwargs: Any) -> None:
@@ -37,17 +36,17 @@ class ImageFolder(ImageDataModule):
 
     @property
     def num_classes(self) -> int:
-        """The number of class folders."""
+        """Number of class folders."""
         return len(self._classes("train"))
 
     @property
     def in_channels(self) -> int:
-        """3."""
+        """Number of channels, 3."""
         return 3
 
     @property
     def image_size(self) -> int | None:
-        """As given, or that of the first image if it is square (reads it)."""
+        """Given height and width in pixels, or those of the first image if it is square (reads it); else None."""
         if self._image_size is not None:
             return self._image_size
         height, width, _ = self._pixels(self._files("train")[0][0]).shape
@@ -66,7 +65,7 @@ class ImageFolder(ImageDataModule):
         return classes
 
     def _files(self, part: str) -> list[tuple[str, int]]:
-        """Paths and classes of the images."""
+        """Return the paths and classes of the images."""
         from torchvision.datasets import ImageFolder as Files
 
         self._classes(part)
@@ -87,12 +86,12 @@ class ImageFolder(ImageDataModule):
             pixels = self._pixels(path)
             require(
                 pixels.shape == first.shape,
-                f"{path} is {_size(pixels)} but {files[0][0]} is {_size(first)}: give image_size to resize all images "
+                f"{path} is {_size(pixels)} but {files[0][0]} is {_size(first)}: set image_size to resize all images "
                 "to one size.",
             )
             images[position] = torch.from_numpy(pixels)
 
-        # Decoding leaves Python's lock, so threads share the work; the bar appears only if it takes a while.
+        # Decoding releases Python's global lock, so threads run in parallel; the bar appears after two seconds.
         with ThreadPoolExecutor() as threads:
             decoded = threads.map(decode, range(len(files)))
             for _ in tqdm(
@@ -102,7 +101,7 @@ class ImageFolder(ImageDataModule):
         return images.permute(0, 3, 1, 2), torch.tensor([label for _, label in files])
 
     def _pixels(self, path: str) -> np.ndarray:
-        """(H, W, 3) uint8."""
+        """Return the pixels of an image, (H, W, 3) uint8."""
         from PIL import Image
 
         try:

@@ -1,6 +1,6 @@
-"""CIFAR-10, CIFAR-100, Fashion-MNIST and SVHN from torchvision's files, read straight into uint8 tensors.
+"""CIFAR-10, CIFAR-100, Fashion-MNIST and SVHN from torchvision's files, read directly into uint8 tensors.
 
-Their training files are in random order already, which is kept: the clients get the first `client_fraction`.
+Their training files are already in random order, which is kept: the clients get the first `client_fraction`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class DownloadableImages(ImageDataModule):
     """Images that torchvision can download.
 
     Args:
-        root: folder that holds, or will hold, the files.
-        download: whether to download the files if they are absent.
-        **kwargs: of ImageDataModule and FederatedDataModule.
+        root: folder of the files, also for downloads.
+        download: True to download the files if they are absent.
+        **kwargs: arguments of ImageDataModule and FederatedDataModule.
     """
 
     shuffled_files = True
@@ -39,25 +39,25 @@ class DownloadableImages(ImageDataModule):
 
     @property
     def num_classes(self) -> int:
-        """Known without the files."""
+        """Number of classes, known without the files."""
         return self.classes
 
     @property
     def in_channels(self) -> int:
-        """Known without the files."""
+        """Number of channels, known without the files."""
         return self.channels
 
     @property
     def image_size(self) -> int:
-        """Known without the files."""
+        """Height and width of the images in pixels, known without the files."""
         return self.pixels
 
     @abstractmethod
     def open(self, train: bool, download: bool) -> tuple[Tensor | np.ndarray, Any]:
-        """Uint8 images (n, C, H, W) and classes of the training or the test files."""
+        """Return uint8 images (n, C, H, W) and classes of the training or the test files."""
 
     def prepare_data(self) -> None:
-        """Download the files, if asked to (Lightning calls this in one process only)."""
+        """Download the files if `download` is True (Lightning calls this in one process only)."""
         if self.download:
             for train in (True, False):
                 self._open(train)
@@ -75,8 +75,8 @@ class DownloadableImages(ImageDataModule):
                 remedy = f"could not be downloaded to {folder}: check the network, or put the files there yourself"
             else:
                 remedy = (
-                    f"has no complete files in {folder}: give --data.download true (download=True) to download them, or the "
-                    "folder that has them as --data.root"
+                    f"has no complete files in {folder}: use --data.download true (download=True) to download them, or "
+                    "set --data.root (root=) to their folder"
                 )
             reason = f"{type(error).__name__}: {error}".rstrip(".").replace("\n", " ")
             raise UserError(f"{type(self).__name__} {remedy} ({reason}).") from error

@@ -1,1 +1,1 @@
-"""Training samples in memory or behind a data set, and batches of them."""
+"""Training samples, in memory or read from a data set, and batches of them."""

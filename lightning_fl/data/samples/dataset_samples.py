@@ -1,4 +1,4 @@
-"""Any map-style `Dataset` as `Samples`: one `DataLoader`, pointed at one client after another."""
+"""Read any map-style `Dataset` as `Samples`: all clients share one `DataLoader`."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from lightning_fl.errors import require
 class DatasetSamples(Samples):
     """Samples read from a map-style `Dataset` through a `DataLoader` that is constructed once.
 
-    What the dataset draws at random (augmentation) follows the pass's generator and not the number of workers. With
-    workers only one shuffled pass can be under way at a time: starting another ends the first with an error.
+    Random draws of the dataset (augmentation) depend on the pass's generator and not on the number of workers. With
+    workers, only one shuffled pass can run at a time: a second pass ends the first with an error.
 
     Args:
         dataset: any dataset with `__len__` and `__getitem__`.
-        collate_fn: makes a batch of a list of samples; None: PyTorch's default.
-        num_workers: processes that read ahead, at least 0; they are started once and kept.
-        worker_init_fn: called in each worker with its number.
+        collate_fn: function from a list of samples to a batch; None: PyTorch's default.
+        num_workers: processes that read ahead, at least 0; they start once and keep running.
+        worker_init_fn: function called in each worker with the worker's number.
 
     Raises:
-        UserError: an `IterableDataset`, which cannot be divided.
+        UserError: the dataset is an `IterableDataset`, which cannot be divided.
     """
 
     def __init__(
@@ -60,23 +60,23 @@ class DatasetSamples(Samples):
         return False
 
     def __len__(self) -> int:
-        """The number of samples."""
+        """Number of samples."""
         return len(self.dataset)  # type: ignore[arg-type]
 
     def place(self, device: torch.device, channels_last: bool = False) -> None:
-        """Pin batches for a CUDA device. Moving them, and their memory format, is left to who reads them."""
+        """Pin batches for a CUDA device. The reader of a batch moves it and sets its memory format."""
         self._options["pin_memory"] = device.type == "cuda"
         self._loader = None
 
     def select(self, indices: np.ndarray) -> DatasetSelection:
-        """The samples at `indices`; nothing is read yet."""
+        """Select the samples at `indices`; this reads nothing yet."""
         return DatasetSelection(self, np.asarray(indices))
 
     def batches(self, batch_size: int, indices: np.ndarray | None = None) -> Iterator[Any]:
-        """Yield the samples in order: see `Samples.batches`. It may run while a shuffled pass is under way."""
+        """Yield the samples in order: see `Samples.batches`. This may run during a shuffled pass."""
         chosen = np.arange(len(self)) if indices is None else np.asarray(indices)
-        # Persistent workers serve one pass at a time, and an evaluation may fall within a training pass: hence its own
-        # loader.
+        # Persistent workers serve one pass at a time, and an evaluation may run during a training pass, so it gets its
+        # own loader.
         loader = DataLoader(
             self.dataset,
             batch_sampler=_BatchSampler(_cut(chosen, batch_size)),
@@ -86,12 +86,12 @@ class DatasetSamples(Samples):
         return iter(loader)
 
     def stored(self, indices: np.ndarray) -> list[Tensor]:
-        """The tensors of the samples as one batch: see `Samples.stored`."""
+        """Return the tensors of the samples as one batch: see `Samples.stored`."""
         leaves = tree_leaves(next(self.batches(len(indices), indices)))
         return [x.int() if x.dtype == torch.int64 else x for x in leaves if isinstance(x, Tensor)]
 
     def shuffled_pass(self, batches: list[list[int]]) -> Iterator[Any]:
-        """Yield one batch for each list of indices, from the loader that all selections share."""
+        """Yield one batch per list of a seed and indices, from the loader that all selections share."""
         if self._loader is None:
             persistent = self._options["num_workers"] > 0
             seeded = _SeededDataset(self.dataset)
@@ -101,12 +101,12 @@ class DatasetSamples(Samples):
         self._turn += 1
         turn = self._turn
         self._sampler.batches = batches
-        # Without a generator of its own, each pass would take a number from PyTorch's global one.
+        # Without its own generator, each pass would draw a number from PyTorch's global one.
         self._loader.generator = torch.Generator()
         for batch in self._loader:
             if turn != self._turn and self._options["num_workers"] > 0:
                 raise RuntimeError(
-                    "Another pass over the same data has begun: finish one client's pass before the next."
+                    "Another pass over the same data has started: finish one client's pass before the next."
                 )
             yield batch
 
@@ -121,7 +121,7 @@ class DatasetSelection(Selection):
         self._indices = indices
 
     def __len__(self) -> int:
-        """The number of samples."""
+        """Number of samples."""
         return len(self._indices)
 
     def batches(self, batch_size: int, generator: torch.Generator | None = None) -> Iterator[Any]:
@@ -135,7 +135,7 @@ class DatasetSelection(Selection):
 
 
 class _BatchSampler:
-    """Lists of indices, replaced from pass to pass."""
+    """Lists of indices, replaced before each pass."""
 
     def __init__(self, batches: Sequence[list[int]] = ()) -> None:
         self.batches = batches
@@ -148,7 +148,7 @@ class _BatchSampler:
 
 
 class _SeededDataset(Dataset):
-    """A dataset whose every batch begins with the seed of what is drawn at random in it."""
+    """A dataset that reads a batch from a seed for its random draws, followed by the indices."""
 
     def __init__(self, dataset: Dataset) -> None:
         self.dataset = dataset
@@ -169,7 +169,7 @@ class _SeededDataset(Dataset):
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Seed the generators that datasets use (torch, numpy, random), and put them back as they were."""
+    """Seed the generators that datasets use (torch, numpy, random), and restore them afterwards."""
     torch_state, python_state = torch.get_rng_state(), random.getstate()
     numpy_state = np.random.get_state()  # noqa: NPY002
     torch.default_generator.manual_seed(seed)
@@ -191,14 +191,14 @@ def _cut(indices: np.ndarray, batch_size: int) -> list[list[int]]:
 def samples_of(
     dataset: Dataset, collate_fn: Callable[[list], Any] | None = None, num_workers: int = 0, **options: Any
 ) -> Samples:
-    """`TensorSamples`, which are faster, of a plain `TensorDataset` (or a `Subset` of one); else `DatasetSamples`."""
+    """Return `TensorSamples`, which are faster, for a plain `TensorDataset` or its `Subset`; else `DatasetSamples`."""
     base, indices = dataset, None
     while isinstance(base, Subset):
         positions = np.asarray(base.indices, dtype=np.int64)
         indices = positions if indices is None else positions[indices]
         base = base.dataset
     plain = type(base) is TensorDataset and collate_fn in (None, default_collate)
-    # TensorSamples takes uint8 for images and scales them, which this dataset's own reader does not expect.
+    # TensorSamples treats uint8 as images and scales them to [0, 1], which users of this dataset do not expect.
     if plain and base.tensors[0].dtype != torch.uint8:  # type: ignore[attr-defined]
         tensors: tuple[torch.Tensor, ...] = base.tensors  # type: ignore[attr-defined]
         return TensorSamples(*(t if indices is None else t[torch.from_numpy(indices)] for t in tensors))
@@ -210,13 +210,13 @@ def require_map_style(dataset: Any) -> None:
     map_style = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
     require(
         map_style and not isinstance(dataset, IterableDataset),
-        f"{type(dataset).__name__} cannot be divided over clients: give a map-style Dataset with __len__ and "
+        f"{type(dataset).__name__} cannot be divided over clients: use a map-style Dataset with __len__ and "
         "__getitem__, not an IterableDataset.",
     )
 
 
 def dataset_labels(dataset: Any) -> np.ndarray | None:
-    """(n,) int64 classes: a dataset's `targets`, `labels` or second tensor, also through `Subset`; else None."""
+    """Return (n,) int64 classes: a dataset's `targets`, `labels` or second tensor, also through `Subset`; else None."""
     if isinstance(dataset, Subset):
         whole = dataset_labels(dataset.dataset)
         return None if whole is None else whole[np.asarray(dataset.indices, dtype=np.int64)]
@@ -231,7 +231,7 @@ def dataset_labels(dataset: Any) -> np.ndarray | None:
         try:
             labels = np.asarray(found)
         except ValueError:
-            # Ragged targets, such as boxes: no class per sample.
+            # Ragged targets, such as boxes, are not one class per sample.
             continue
         if labels.shape == (len(dataset),) and labels.dtype.kind in "iu":
             return labels.astype(np.int64)

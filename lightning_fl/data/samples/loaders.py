@@ -1,4 +1,4 @@
-"""A data loader over `Samples`, for the hooks of a `LightningDataModule`."""
+"""`SampleLoader`: a data loader of `Samples`, for the hooks of a `LightningDataModule`."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import torch
 from lightning_fl.data.samples.tensor_samples import Samples
 
 ROWS_PER_GATHER = 8192
-"""Resident samples converted at a time when a whole data set is shuffled: it need not fit into memory as floats."""
+"""Resident samples converted at a time in a shuffled pass, so that the data set need not fit into memory as floats."""
 
 
 class SampleLoader:
     """Batches of `samples`, re-iterable and with a length, as `L.Trainer` and `FederatedTrainer` expect of a loader.
 
     Args:
-        samples: where to read.
-        indices: (m,) int64 which samples; None: all.
+        samples: data set to read.
+        indices: indices of the samples to read, (m,) int64; None: all.
         batch_size: samples per batch, at least 1; the last batch may be smaller.
-        seed: shuffle (anew in each iteration, and augment) from this seed; None: in order.
+        seed: seed for shuffling anew in each iteration, with augmentation; None: in order, without augmentation.
     """
 
     def __init__(self, samples: Samples, indices: np.ndarray | None, batch_size: int, seed: int | None = None) -> None:
@@ -32,25 +32,25 @@ class SampleLoader:
 
     @property
     def num_samples(self) -> int:
-        """How many samples one iteration yields."""
+        """Number of samples that one iteration yields."""
         return len(self.samples) if self.indices is None else len(self.indices)
 
     def reseeded(self, seed: int, batch_size: int) -> SampleLoader:
-        """The same samples in other batches, shuffled from `seed`; this loader's own order is left alone."""
+        """Return a loader of the same samples in other batches, shuffled from `seed`; this loader does not change."""
         return SampleLoader(self.samples, self.indices, batch_size, seed)
 
     def __len__(self) -> int:
-        """The number of batches."""
+        """Number of batches."""
         return -(-self.num_samples // self.batch_size)
 
     def draw(self, size: int, rng: np.random.Generator) -> Any:
-        """A random batch of at most `size` samples, without augmentation; no iteration notices."""
+        """Return a random batch of at most `size` samples, without augmentation; running iterations do not change."""
         indices = np.arange(self.num_samples) if self.indices is None else self.indices
         rows = rng.choice(indices, min(size, len(indices)), replace=False)
         return next(iter(self.samples.batches(len(rows), rows)))
 
     def __iter__(self) -> Iterator[Any]:
-        """One pass over the samples."""
+        """Iterate once over the samples."""
         if self._generator is None:
             yield from self.samples.batches(self.batch_size, self.indices)
             return

@@ -1,6 +1,6 @@
-"""How training reads samples: `Samples` is a data set, `Selection` the samples of one client.
+"""Samples as training reads them: `Samples` is a data set, `Selection` the samples of one client.
 
-`TensorSamples` is the fast path: everything lies in tensors on the accelerator and a batch is a view of one gather.
+`TensorSamples` is the fast path: all samples are tensors on the accelerator and a batch is a view of one gather.
 `lightning_fl.data.samples.dataset_samples.DatasetSamples` reads any map-style `Dataset` through a `DataLoader`.
 """
 
@@ -17,62 +17,62 @@ from torch import Tensor, nn
 from lightning_fl.errors import require
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
-"""Float images (B, C, H, W) and a CPU generator to images of the same shape and memory format."""
+"""Function from float images (B, C, H, W) and a CPU generator to images of the same shape and memory format."""
 
 
 class Selection(ABC):
-    """Some samples of a data set, ready to be trained on: usually one client's."""
+    """Some samples of a data set, ready for training: usually those of one client."""
 
     @abstractmethod
     def __len__(self) -> int:
-        """The number of samples."""
+        """Number of samples."""
 
     @abstractmethod
     def batches(self, batch_size: int, generator: torch.Generator | None = None) -> Iterator[Any]:
-        """Yield every sample once. The last batch holds what is left and may be smaller.
+        """Yield every sample once. The last batch contains the remaining samples and may be smaller.
 
         Args:
             batch_size: samples per batch, at least 1.
-            generator: a CPU generator that decides the order, `torch.randperm(len(self), generator=generator)` before all else,
-                and any augmentation; None: the order given to `select`, without augmentation.
+            generator: a CPU generator that first draws the order, `torch.randperm(len(self), generator=generator)`, and
+                then any augmentation; None: the order given to `select`, without augmentation.
         """
 
 
 class Samples(ABC):
-    """A data set that can be read as clients, and in order for evaluation."""
+    """A data set that can be read client by client for training, and in order for evaluation."""
 
     labels: np.ndarray | None
-    """(n,) int64 class of each sample, or None where there is none."""
+    """Class of each sample, (n,) int64, or None if the samples have no classes."""
 
     @property
     @abstractmethod
     def resident(self) -> bool:
-        """Whether batches come already on the device given to `place`; if not, who reads them has to move them."""
+        """True if batches are already on the device given to `place`; otherwise their reader has to move them."""
 
     @abstractmethod
     def __len__(self) -> int:
-        """The number of samples."""
+        """Number of samples."""
 
     @abstractmethod
     def place(self, device: torch.device, channels_last: bool = False) -> None:
-        """Get ready to feed `device`; called once, before training.
+        """Prepare to feed `device`; called once, before training.
 
         Args:
-            device: the accelerator that will train.
-            channels_last: whether (B, C, H, W) batches should have the memory format `torch.channels_last`.
+            device: accelerator of the training.
+            channels_last: True if (B, C, H, W) batches should have the memory format `torch.channels_last`.
         """
 
     @abstractmethod
     def select(self, indices: np.ndarray) -> Selection:
-        """The samples at `indices` (int64), in that order."""
+        """Select the samples at `indices` (int64), in that order."""
 
     @abstractmethod
     def stored(self, indices: np.ndarray) -> list[Tensor]:
-        """The samples at `indices` (int64, not empty) as one would send them: bytes where they are bytes, integers in 32 bits."""
+        """Return the samples at `indices` (int64, not empty) in the format for sending: uint8 as is, int64 as int32."""
 
     @abstractmethod
     def batches(self, batch_size: int, indices: np.ndarray | None = None) -> Iterator[Any]:
-        """Yield the samples (at `indices`; None: all) in order and without augmentation, in memory of one batch.
+        """Yield the samples (at `indices`; None: all) in order, without augmentation, one batch in memory at a time.
 
         Args:
             batch_size: samples per batch, at least 1; the last batch may be smaller.
@@ -81,18 +81,18 @@ class Samples(ABC):
 
 
 class TensorSamples(Samples):
-    """Samples that are rows of tensors. A batch is a tuple of tensors, or the lone tensor if there is only one.
+    """Samples that are rows of tensors. A batch is a tuple of tensors, or the tensor itself if there is only one.
 
-    If the first tensor is uint8 it holds images: it is kept so, and what is read is float32 in [0, 1].
+    A uint8 first tensor contains images: it is stored as uint8 and read as float32 in [0, 1].
 
     Args:
-        *tensors: equal first dimension n, usually (n, C, H, W) images and (n,) int64 classes.
-        labels: (n,) integers; None: the second tensor, if it holds one integer per sample.
-        transform: applied to float batches of the first tensor, such as `Normalize`; a module moves with `place`.
-        augment: applied to a client's images anew in every shuffled pass, before `transform`.
+        *tensors: tensors of equal first dimension n, usually (n, C, H, W) images and (n,) int64 classes.
+        labels: (n,) integers; None: the second tensor, if it contains one integer per sample.
+        transform: function of float batches of the first tensor, such as `Normalize`; a module moves with `place`.
+        augment: function applied to a client's images anew in every shuffled pass, before `transform`.
 
     Raises:
-        UserError: no tensor, or tensors or labels of different lengths.
+        UserError: there is no tensor, or tensors or labels differ in length.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class TensorSamples(Samples):
 
     @property
     def resident(self) -> bool:
-        """True: the tensors themselves lie on the device."""
+        """True: the tensors are on the device."""
         return True
 
     @property
@@ -125,7 +125,7 @@ class TensorSamples(Samples):
         return self._shown(self._stored[0]).shape[1:]
 
     def __len__(self) -> int:
-        """The number of samples."""
+        """Number of samples."""
         return len(self._stored[0])
 
     def place(self, device: torch.device, channels_last: bool = False) -> None:
@@ -142,8 +142,7 @@ class TensorSamples(Samples):
         """Gather the samples at `indices` and convert them, once for all passes over them."""
         stored = self._gather(indices)
         first = self._as_float(stored[0])
-        # The standard recipe augments before it normalises (the border is black), so then normalising waits for the
-        # pass.
+        # The standard recipe augments before it normalises (the border is black): then each pass normalises.
         late = None if self.augment is None else self.transform
         if self.transform is not None and self.augment is None:
             first = self.transform(self._shown(first))
@@ -163,15 +162,15 @@ class TensorSamples(Samples):
             yield (first, *map(self._shown, stored[1:])) if len(stored) > 1 else first
 
     def stored(self, indices: np.ndarray) -> list[Tensor]:
-        """The tensors' rows: see `Samples.stored`."""
+        """Return the tensors' rows: see `Samples.stored`."""
         return [x.int() if x.dtype == torch.int64 else x for x in self._gather(indices)]
 
     def channel_moments(self, indices: np.ndarray, rows: int = 2048) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation of each channel of the first tensor at `indices`, as read without `transform`.
+        """Return mean and standard deviation per channel of the first tensor at `indices`, read without `transform`.
 
         Args:
             indices: (m,) int64, not empty.
-            rows: how many samples to convert at a time.
+            rows: number of samples to convert at a time.
 
         Returns:
             Two (C,) float64 tensors on the CPU.
@@ -217,7 +216,7 @@ class TensorSelection(Selection):
         self._transform = transform
 
     def __len__(self) -> int:
-        """The number of samples."""
+        """Number of samples."""
         return len(self._stored[0])
 
     def batches(self, batch_size: int, generator: torch.Generator | None = None) -> Iterator[Any]:
@@ -236,7 +235,7 @@ class TensorSelection(Selection):
         if self._transform is not None:
             tensors = [self._transform(tensors[0]), *tensors[1:]]
         if num_samples <= batch_size:
-            # Federations often have clients of one batch: spare them the splitting, which would be a third of the pass.
+            # Many federated clients have a single batch: skip the split, which would take a third of the pass.
             return iter((tuple(tensors) if len(tensors) > 1 else tensors[0],) if num_samples else ())
         if len(tensors) == 1:
             return iter(tensors[0].split(batch_size))
@@ -244,11 +243,11 @@ class TensorSelection(Selection):
 
 
 class Normalize(nn.Module):
-    """Images minus `mean`, over `std`, channel by channel.
+    """Subtract `mean` from images and divide by `std`, channel by channel.
 
     Args:
         mean: (C,) in the units of the images.
-        std: (C,), a channel that is constant (0) is only centred.
+        std: (C,) in the units of the images; a constant channel (0) is only centred.
     """
 
     mean: Tensor

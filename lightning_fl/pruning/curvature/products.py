@@ -1,9 +1,9 @@
-"""How the loss of a network curves: products of its Hessian, or of the generalised Gauss-Newton matrix, with vectors.
+"""Curvature of a network's loss: products of its Hessian, or of the generalised Gauss-Newton matrix, with vectors.
 
-    H v = ∇(∇L(w)ᵀ v)                            two passes backward, of which all products share the first
-    G v = Jᵀ (∇²ℓ(z) (J v)),   L(w) = ℓ(z(w))    one pass forward and one backward; positive semi-definite where ℓ is convex
+    H v = ∇(∇L(w)ᵀ v)                           two backward passes; all products share the first
+    G v = Jᵀ (∇²ℓ(z) (J v)),  L(w) = ℓ(z(w))    one forward and one backward pass; positive semi-definite if ℓ is convex
 
-Neither matrix is ever there. A product is a function of one vector (d,), the parameters one after the other.
+Neither matrix is ever stored. A product is a function of one vector (d,), the concatenation of all parameters.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, jvp, vjp
 
 Product = Callable[[Tensor], Tensor]
-"""A symmetric matrix (d, d) times a vector (d,)."""
+"""Product of a symmetric matrix (d, d) with a vector (d,)."""
 
 Function = Callable[[Sequence[Tensor]], Tensor]
-"""A function of parameters, in the order of `trainable`."""
+"""Function of parameters, in the order of `trainable`."""
 
 
 def trainable(module: nn.Module) -> dict[str, Tensor]:
-    """The parameters that are trained, detached: where the functions of `as_function` are evaluated."""
+    """Return the trained parameters, detached: the point at which the functions of `as_function` are evaluated."""
     return {name: parameter.detach() for name, parameter in module.named_parameters() if parameter.requires_grad}
 
 
 def as_function(module: nn.Module, compute: Callable[[nn.Module], Tensor]) -> Function:
-    """What `compute(module)` gives as a function of the module's trainable parameters, without changing the module.
+    """Return `compute(module)` as a function of the module's trainable parameters, without changing the module.
 
     Args:
-        module: its other tensors stay as they are; those that the computation writes to are copies.
+        module: any module; its other parameters are constants, and its buffers are copied for each call.
         compute: any use of the module, for instance the loss of a batch.
     """
     caller, names = _Caller(module, compute), list(trainable(module))
@@ -44,16 +44,16 @@ def as_function(module: nn.Module, compute: Callable[[nn.Module], Tensor]) -> Fu
 
 
 def hessian_product(loss: Function, point: Sequence[Tensor]) -> Product:
-    """The Hessian of a loss at a point, as a product.
+    """Return the product with the Hessian of a loss at a point.
 
     Args:
-        loss: of parameters, a scalar.
+        loss: scalar function of the parameters.
         point: the parameters.
     """
     leaves = [tensor.detach().requires_grad_() for tensor in point]
     with torch.enable_grad():
         gradient = torch.autograd.grad(loss(leaves), leaves, create_graph=True, materialize_grads=True)
-    # A part of the gradient that does not depend on the parameters has no derivative.
+    # A part of the gradient that does not depend on the parameters cannot be differentiated.
     curved = [index for index, part in enumerate(gradient) if part.requires_grad]
 
     def product(vector: Tensor) -> Tensor:
@@ -73,11 +73,11 @@ def hessian_product(loss: Function, point: Sequence[Tensor]) -> Product:
 
 
 def gauss_newton_product(outputs: Function, loss: Callable[[Tensor], Tensor], point: Sequence[Tensor]) -> Product:
-    """The generalised Gauss-Newton matrix of a loss of outputs at a point, as a product.
+    """Return the product with the generalised Gauss-Newton matrix of a loss of outputs at a point.
 
     Args:
-        outputs: of parameters, such as logits (n, C).
-        loss: of outputs, a scalar.
+        outputs: function of the parameters, such as logits (n, C).
+        loss: scalar function of the outputs.
         point: the parameters.
     """
     leaves = tuple(tensor.detach() for tensor in point)
@@ -97,7 +97,7 @@ def gauss_newton_product(outputs: Function, loss: Callable[[Tensor], Tensor], po
 
 
 class _Caller(nn.Module):
-    """Makes any use of a module a forward pass, for `functional_call`."""
+    """Wrap any use of a module as a forward pass, for `functional_call`."""
 
     def __init__(self, module: nn.Module, compute: Callable[[nn.Module], Tensor]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What one batch says a network can be pruned at."""
+"""`SourceRate`: the pruning rate of a network for one source of data, from one batch."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from lightning_fl.pruning.curvature.spectrum import exact_spectrum, spectrum
 
 RATE_MODES = ("slq_plateau", "gap")
 EXACT = 2000
-"""Parameters up to which the gap is looked for among all eigenvalues."""
+"""Largest number of parameters for which the gap is found in all eigenvalues."""
 
 
 @dataclass(frozen=True)
 class SourceRate:
-    """p*_k, from the spectrum of the Hessian.
+    """Compute p*_k from the spectrum of the Hessian.
 
     Attributes:
-        mode: `slq_plateau`, the authors' code, or `gap`, the paper's rule.
-        steps: Lanczos steps, at least 2.
-        probes: random vectors, at least 1.
-        max_rate: the answer is at most this, in [0, 1).
+        mode: `slq_plateau`, the rule of the authors' code, or `gap`, the paper's rule.
+        steps: number of Lanczos steps, at least 2.
+        probes: number of random vectors, at least 1.
+        max_rate: upper limit of the rate, in [0, 1).
     """
 
     mode: Literal["slq_plateau", "gap"] = "slq_plateau"
@@ -36,12 +36,12 @@ class SourceRate:
     max_rate: float = 0.95
 
     def __post_init__(self) -> None:
-        """Check."""
+        """Raise `UserError` unless every value is allowed."""
         if self.mode not in RATE_MODES:
             raise UserError(f"rate_mode {self.mode!r} is unknown; {nearest(str(self.mode), RATE_MODES)}.")
         require(self.steps >= 2, f"lanczos_steps must be at least 2, got {self.steps}.")
         require(self.probes >= 1, f"probes must be at least 1, got {self.probes}.")
-        require(0 <= self.max_rate < 1, f"max_rate lies in [0, 1), got {self.max_rate}.")
+        require(0 <= self.max_rate < 1, f"max_rate must be in [0, 1), got {self.max_rate}.")
 
     def __call__(
         self,
@@ -50,16 +50,16 @@ class SourceRate:
         initial: Sequence[Tensor] | None,
         generator: torch.Generator,
     ) -> float:
-        """The rate of one source.
+        """Return the rate of one source.
 
         Args:
-            curvature: the Hessian of its loss at any point, as a product.
+            curvature: product with the Hessian of its loss at any point.
             point: the parameters w_T.
-            initial: w_0, of which `gap` alone knows; None is w_T.
-            generator: of the CPU.
+            initial: w_0, which only `gap` uses; None is w_T.
+            generator: a CPU generator.
 
         Returns:
-            A rate in [0, max_rate], or NaN if something was not finite.
+            A rate in [0, max_rate], or NaN if a value is not finite.
         """
         hessian, start = curvature(point), _vector_like(point)
         exact = self.mode == "gap" and len(start) <= EXACT
@@ -79,6 +79,6 @@ class SourceRate:
 
 
 def _vector_like(point: Sequence[Tensor]) -> Tensor:
-    """A vector as long as all parameters together, of 32 bits at least: half precision is not enough to be orthogonal in."""
+    """Return a vector as long as all parameters together, of at least 32 bits: half precision loses orthogonality."""
     dtype = torch.promote_types(point[0].dtype, torch.float32)
     return torch.empty(sum(part.numel() for part in point), dtype=dtype, device=point[0].device)

@@ -1,14 +1,14 @@
-"""How much of a network its loss could spare, read off the spectrum of the Hessian: FedAP's expected rates.
+"""Pruning rates from the spectrum of the Hessian: FedAP's expected rates.
 
-Liu et al., Efficient Federated Learning Using Dynamic Update and Adaptive Pruning with Momentum on Shared Server Data, ACM TIST
-2024. With H the Hessian at the model w_T, Δ = w_0 − w_T from there to the initial model, and 𝓛 the Lipschitz constant of
-B(Δ) = HΔ − ∇L(w_T + Δ):
+Liu et al., Efficient Federated Learning Using Dynamic Update and Adaptive Pruning with Momentum on Shared Server Data,
+ACM TIST 2024. With H the Hessian at the model w_T, Δ = w_0 − w_T the step to the initial model, and 𝓛 the Lipschitz
+constant of B(Δ) = HΔ − ∇L(w_T + Δ) (the paper prints H without this Δ):
 
-    p* = m / d,   m the first with λ_{m+1} − λ_m > 4𝓛        the paper, whose print lacks the Δ after H       `gap_rate`
-    p* = share of the spectrum clearly above 0                what the authors' code does                      `plateau_rate`
+    p* = m / d,   m the first with λ_{m+1} − λ_m > 4𝓛    the paper's rule                            `gap_rate`
+    p* = share of the spectrum clearly above 0            the rule of the authors' code, a heuristic  `plateau_rate`
 
-The paper's needs all d eigenvalues; of a large network the Ritz values and their weights take their place. 𝓛 is the largest
-spectral norm of H(w_T) − H(w_T + sΔ) on the way. The code's is a heuristic of its own.
+The paper's rule needs all d eigenvalues; for a large network, the Ritz values and their weights replace them. 𝓛 is
+estimated as the largest spectral norm of H(w_T) − H(w_T + sΔ) over four s in (0, 1].
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ WAY = (0.25, 0.5, 0.75, 1.0)
 
 
 def plateau_rate(spectrum: Spectrum, max_rate: float = 0.95) -> float:
-    """The share of the spectrum above the first level s where it hardly falls any more.
+    """Return the share of the spectrum above the first level s at which this share has stopped falling.
 
-    The Ritz values are smoothed to a density, ratio(s) = 1 − ∫_{λ ≤ s} density. s goes from 0 in steps of 0.1 until three steps
-    in a row change the ratio by less than 0.005 each. Where it falls below half of ratio(0) before, the steps were too long and
-    it starts again with half of them; with steps below 1e-5 the answer is ratio(0).
+    The Ritz values are smoothed to a density, ratio(s) = 1 − ∫_{λ ≤ s} density. s rises from 0 in steps of 0.1 until
+    three steps in a row change the ratio by less than 0.005 each. If the ratio falls below half of ratio(0) before
+    that, the search starts again with steps half as long; with steps below 1e-5, the result is ratio(0).
 
     Args:
-        spectrum: of the Hessian.
-        max_rate: the answer is at most this.
+        spectrum: spectrum of the Hessian.
+        max_rate: upper limit of the rate.
 
     Returns:
         A rate in [0, max_rate]; NaN if the spectrum is not finite.
@@ -64,15 +64,15 @@ def plateau_rate(spectrum: Spectrum, max_rate: float = 0.95) -> float:
 
 
 def gap_rate(spectrum: Spectrum, lipschitz: float, max_rate: float = 0.95) -> float:
-    """The share of the spectrum below its first gap of more than 4𝓛; 0 if there is none.
+    """Return the share of the spectrum below its first gap of more than 4𝓛; 0 if there is none.
 
     Args:
-        spectrum: of the Hessian.
+        spectrum: spectrum of the Hessian.
         lipschitz: 𝓛 ≥ 0.
-        max_rate: the answer is at most this.
+        max_rate: upper limit of the rate.
 
     Returns:
-        A rate in [0, max_rate]; NaN if something is not finite.
+        A rate in [0, max_rate]; NaN if the spectrum or 𝓛 is not finite.
 
     >>> values = np.array([0, 0.001, 0.002, 0.003, 0.5, 0.6, 2])
     >>> round(gap_rate(Spectrum(values, np.full(7, 1 / 7)), 0.05) * 7, 9)
@@ -93,25 +93,25 @@ def lipschitz_constant(
     generator: torch.Generator,
     iterations: int = 10,
 ) -> float:
-    """𝓛: how far the Hessian changes on the way to the initial model.
+    """Return 𝓛, the largest change of the Hessian between w_T and points towards the initial model.
 
     Args:
-        hessian: H(w_T).
-        on_the_way: H(w_T + sΔ) for s in (0, 1].
+        hessian: product with H(w_T).
+        on_the_way: product with H(w_T + sΔ) for s in (0, 1].
         start: as in `spectrum`.
-        generator: of the CPU.
-        iterations: of the power method, for each of the four points.
+        generator: a CPU generator.
+        iterations: iterations of the power method at each of the four points.
     """
 
     def norm_at(share: float) -> float:
-        there = on_the_way(share)
-        return spectral_norm(lambda vector: hessian(vector) - there(vector), start, generator, iterations)
+        moved_hessian = on_the_way(share)
+        return spectral_norm(lambda vector: hessian(vector) - moved_hessian(vector), start, generator, iterations)
 
     return float(np.max([norm_at(share) for share in WAY]))
 
 
 def _share_above(spectrum: Spectrum) -> Callable[[float], float]:
-    """ratio(s) of the smoothed spectrum, of area 1."""
+    """Return the function ratio(s) of the smoothed spectrum, which has area 1."""
     grid = np.linspace(spectrum.values.min() - MARGIN, spectrum.values.max() + MARGIN, GRID)
     variance = VARIANCE * max(1.0, grid[-1] - grid[0])
     density = np.zeros(GRID)

@@ -1,13 +1,14 @@
-"""The spectrum of a matrix that is known by its products alone: stochastic Lanczos quadrature.
+"""Stochastic Lanczos quadrature: the spectrum of a matrix from its products with vectors only.
 
-From a random vector of signs, v₁ = ±1/√d, m steps of Lanczos give an orthonormal basis of the Krylov space and in it the matrix
-as a tridiagonal T. The eigenvalues θ_i of T are the Ritz values, and with the first components u_i of its eigenvectors
+From a random vector of signs, v₁ = ±1/√d, m Lanczos steps build an orthonormal basis of the Krylov space, in which the
+matrix is a tridiagonal T. The eigenvalues θ_i of T are the Ritz values, and with the first components u_i of its
+eigenvectors
 
     (1/d) tr f(A)  ≈  Σ_i ω_i f(θ_i),   ω_i = u_i²,   Σ_i ω_i = 1
 
-(Ubaru, Chen and Saad, SIAM J. Matrix Anal. Appl. 2017; for networks: Ghorbani, Krishnan and Xiao, ICML 2019). In rounding
-arithmetic the basis loses its orthogonality and Ritz values come twice, so every vector is made orthogonal to all before it,
-twice. Memory: m vectors of d numbers.
+(Ubaru, Chen and Saad, SIAM J. Matrix Anal. Appl. 2017; for networks: Ghorbani, Krishnan and Xiao, ICML 2019). Rounding
+makes the basis lose its orthogonality and repeats Ritz values, so every vector is orthogonalised against all earlier
+ones, twice. Memory: m vectors of d numbers.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from lightning_fl.pruning.curvature.products import Product
 
 @dataclass(frozen=True)
 class Spectrum:
-    """A distribution of eigenvalues.
+    """Distribution of eigenvalues.
 
     Attributes:
         values: Ritz values, ascending, float64 (m,).
-        weights: share of the spectrum at each, float64 (m,), sum 1.
+        weights: share of the spectrum at each value, float64 (m,), sum 1.
     """
 
     values: np.ndarray
@@ -35,19 +36,19 @@ class Spectrum:
 
     @property
     def is_finite(self) -> bool:
-        """Whether every product was."""
+        """True if all values are finite, and so every product was."""
         return bool(np.isfinite(self.values).all())
 
 
 def spectrum(product: Product, start: Tensor, generator: torch.Generator, steps: int = 50, probes: int = 1) -> Spectrum:
-    """The spectrum as seen from random vectors.
+    """Estimate the spectrum from random vectors.
 
     Args:
-        product: the matrix (d, d).
-        start: any vector (d,): its length, dtype and device are those of the vectors that are multiplied.
-        generator: of the CPU; draws the signs.
-        steps: Lanczos steps m, at least 1; fewer are made where they are enough, at most d.
-        probes: random vectors, whose spectra are averaged.
+        product: product with the matrix (d, d).
+        start: any vector (d,) with the length, dtype and device of the vectors to multiply.
+        generator: a CPU generator that draws the signs.
+        steps: number of Lanczos steps m, at least 1; at most d, and fewer if the Krylov space is exhausted.
+        probes: number of random vectors, whose spectra are averaged.
     """
     found = [_tridiagonal_spectrum(*lanczos(product, _signs(start, generator), steps)) for _ in range(probes)]
     values = np.concatenate([spectrum.values for spectrum in found])
@@ -57,10 +58,10 @@ def spectrum(product: Product, start: Tensor, generator: torch.Generator, steps:
 
 
 def exact_spectrum(product: Product, start: Tensor) -> Spectrum:
-    """All d eigenvalues, each of weight 1/d, from d products; for a small d.
+    """Return all d eigenvalues, each of weight 1/d, from d products; for small d.
 
     Args:
-        product: the matrix (d, d).
+        product: product with the matrix (d, d).
         start: as in `spectrum`.
     """
     matrix = torch.stack([product(unit) for unit in torch.eye(len(start), dtype=start.dtype, device=start.device)])
@@ -72,13 +73,13 @@ def exact_spectrum(product: Product, start: Tensor) -> Spectrum:
 
 
 def spectral_norm(product: Product, start: Tensor, generator: torch.Generator, iterations: int = 10) -> float:
-    """The largest magnitude of an eigenvalue, from below, by power iterations.
+    """Return a lower estimate of the largest magnitude of an eigenvalue, by power iterations.
 
     Args:
-        product: the matrix (d, d).
+        product: product with the matrix (d, d).
         start: as in `spectrum`.
-        generator: of the CPU; draws the first vector.
-        iterations: products to make.
+        generator: a CPU generator that draws the first vector.
+        iterations: number of products.
     """
     vector, norm = _signs(start, generator), 0.0
     for _ in range(iterations):
@@ -91,15 +92,15 @@ def spectral_norm(product: Product, start: Tensor, generator: torch.Generator, i
 
 
 def lanczos(product: Product, start: Tensor, steps: int) -> tuple[np.ndarray, np.ndarray]:
-    """Lanczos steps with full re-orthogonalisation.
+    """Run Lanczos steps with full re-orthogonalisation.
 
     Args:
-        product: the matrix (d, d).
-        start: the first vector (d,), of length 1.
-        steps: m, at least 1.
+        product: product with the matrix (d, d).
+        start: the first vector (d,), of norm 1.
+        steps: number of steps m, at least 1.
 
     Returns:
-        Diagonal (m,) and off-diagonal (m − 1,) of T, float64; shorter where the Krylov space is exhausted.
+        Diagonal (m,) and off-diagonal (m − 1,) of T, float64; shorter if the Krylov space is exhausted.
     """
     diagonal: list[float] = []
     off_diagonal: list[float] = []

@@ -1,4 +1,4 @@
-"""How the loss that a LightningModule trains on curves, found on a copy of it, so that nothing of the module changes."""
+"""`TrainingLoss`: curvature of a LightningModule's training loss, computed on a copy; the module does not change."""
 
 from __future__ import annotations
 
@@ -26,32 +26,33 @@ CURVATURES = ("hessian", "ggn")
 
 
 def check_curvature(curvature: str) -> None:
-    """Raise `UserError` if this is no curvature."""
+    """Raise `UserError` unless the curvature is known."""
     if curvature not in CURVATURES:
         raise UserError(f"curvature {curvature!r} is unknown; {nearest(str(curvature), CURVATURES)}.")
 
 
 class TrainingLoss:
-    """What a module's `training_step` gives, as a function of its trainable parameters.
+    """Loss of a module's `training_step` as a function of its trainable parameters.
 
-    Dropout is off and batch normalisation takes its running statistics. What the step logs goes nowhere.
+    Dropout is off and batch normalisation uses its running statistics. Logs of the step are discarded.
 
     Attributes:
-        point: the parameters as the module has them, in the order of `trainable`.
+        point: current parameters of the module, in the order of `trainable`.
     """
 
     def __init__(self, module: LightningModule, curvature: Literal["hessian", "ggn"] = "hessian") -> None:
         """Copy the module.
 
         Args:
-            module: any with automatic optimisation.
-            curvature: `hessian`, or `ggn` for the generalised Gauss-Newton matrix of a classifier, whose `forward` gives logits
-                and whose loss is their cross-entropy.
+            module: any module with automatic optimisation.
+            curvature: `hessian`, or `ggn` for the generalised Gauss-Newton matrix of a classifier whose `forward`
+                returns logits and whose loss is their cross-entropy.
         """
         name = type(module).__name__
         require(
             module.automatic_optimization,
-            f"{name} steps its optimisers itself (automatic_optimization = False), so its training_step cannot be tried out.",
+            f"{name} steps its optimisers itself (automatic_optimization = False), so its training_step cannot run on "
+            "a copy.",
         )
         check_curvature(curvature)
         self._name = name
@@ -61,10 +62,10 @@ class TrainingLoss:
         self.point: list[Tensor] = list(trainable(self._twin).values())
 
     def curvature(self, batch: Any) -> Callable[[Sequence[Tensor]], Product]:
-        """The curvature of the loss of a batch, at any point.
+        """Return the curvature of the loss of a batch as a function of the point.
 
         Raises:
-            UserError: training_step gives no loss; or for `ggn`, the module is no classifier by cross-entropy.
+            UserError: training_step returns no loss; or for `ggn`, the module is no classifier with cross-entropy loss.
         """
         loss = as_function(self._twin, lambda twin: self._loss(twin, batch))
         if self._kind == "hessian":
@@ -78,14 +79,14 @@ class TrainingLoss:
         result = twin.training_step(batch, *[0] * self._takes_index)  # type: ignore[operator]
         loss = result["loss"] if isinstance(result, dict) else result
         if not isinstance(loss, Tensor):
-            raise UserError(f"the training_step of {self._name} gives no loss, but {type(loss).__name__}.")
+            raise UserError(f"the training_step of {self._name} returns no loss, but {type(loss).__name__}.")
         return loss
 
     def _classifier(self, loss: Function, batch: Any) -> tuple[Function, Tensor]:
-        """Logits as a function of the parameters, and the labels; if that is what the loss is made of."""
+        """Return the logits as a function of the parameters, and the labels; raise if the loss is not theirs."""
         sentence = (
-            f"curvature='ggn' needs a classifier: {self._name}.forward(batch[0]) has to give logits (n, C), and the loss has "
-            "to be their mean cross-entropy with the classes batch[1]; take curvature='hessian'."
+            f"curvature='ggn' needs a classifier: {self._name}.forward(batch[0]) must return logits (n, C), and the "
+            "loss must be their mean cross-entropy with the classes batch[1]; otherwise use curvature='hessian'."
         )
         require(isinstance(batch, (tuple, list)) and len(batch) == 2, sentence)
         inputs, labels = batch
@@ -100,7 +101,7 @@ class TrainingLoss:
         return outputs, labels
 
     def _tried(self, build: Callable[[], Product]) -> Product:
-        """A product whose failures say what to do."""
+        """Build a product whose errors name the remedy."""
         product = self._explained(build)
         return lambda vector: self._explained(lambda: product(vector))
 
@@ -117,7 +118,7 @@ class TrainingLoss:
 
 
 def _twin(module: LightningModule) -> LightningModule:
-    """A copy in evaluation mode that has the same trainer, and logs nothing."""
+    """Return a copy in evaluation mode that has the same trainer and logs nothing."""
     trainer = vars(module).get("_trainer")
     attached = [vars(part).get(name) for part in module.modules() for name in ("_trainer", "_fabric", "log")]
     twin = copy.deepcopy(module, {id(thing): None for thing in attached if thing is not None})

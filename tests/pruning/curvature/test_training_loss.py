@@ -103,7 +103,7 @@ def test_what_cannot_be_asked_is_refused():
     with pytest.raises(UserError, match="curvature 'hesian' is unknown; did you mean 'hessian'"):
         TrainingLoss(Classifier(), "hesian")
     silent, squared, good = TrainingLoss(Silent()), TrainingLoss(Squared(), "ggn"), TrainingLoss(Classifier(), "ggn")
-    with pytest.raises(UserError, match="training_step of Silent gives no loss, but NoneType"):
+    with pytest.raises(UserError, match="training_step of Silent returns no loss, but NoneType"):
         silent.curvature((X, Y))(silent.point)
     with pytest.raises(UserError, match=r"curvature='ggn' needs a classifier: Squared\.forward"):
         squared.curvature((X, Y))
