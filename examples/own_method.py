@@ -1,9 +1,9 @@
-"""A method of your own in one file: FedDyn (Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021).
+"""Your own method in one file: FedDyn (Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021).
 
 client k:  y ← y − η(g − λ_k + α(y − w));  sends Δ_k = y − w;  λ_k ← λ_k − αΔ_k          rule: DynamicRegulariser
 server:    s ← s + Σ_k Δ_k / N;  w ← w + Σ_k Δ_k / K + s                                  step: Drift
-aggregator: the mean of the K clients of the round with equal weights; N are all clients. λ_k = 0 and s = 0 at the start. The
-paper's h is −αs. It sends no more than FedAvg.
+aggregator: the mean over the K clients of the round with equal weights; N is the number of all clients. λ_k = 0 and s = 0 at the
+start. The paper's h is −αs. FedDyn sends no more than FedAvg.
 
     python own_method.py
     lightning-fl fit --config ../configs/quickstart.yaml --algorithm own_method.FedDyn --algorithm.alpha 0.05
@@ -27,10 +27,10 @@ from lightning_fl.steps import Apply
 
 @dataclass(frozen=True)
 class DynamicRegulariser(Rule):
-    """Adds −⟨λ_k, y⟩ + (α/2)‖y − w‖² to the loss; then the module's own optimiser steps.
+    """Add −⟨λ_k, y⟩ + (α/2)‖y − w‖² to the loss; the module's own optimiser makes the steps.
 
     Attributes:
-        alpha: α > 0, the weight of the regulariser.
+        alpha: Weight α > 0 of the regulariser.
     """
 
     alpha: float = 0.01
@@ -39,16 +39,16 @@ class DynamicRegulariser(Rule):
         require(self.alpha > 0, f"alpha is the weight of FedDyn's regulariser and must be positive, got {self.alpha}.")
 
     def init(self, params: Tensor) -> State:
-        """λ_k = 0."""
+        """Return λ_k = 0."""
         return {"gradient": torch.zeros_like(params)}
 
     def correct(self, local: LocalTraining) -> None:
-        """g ← g − λ_k + α(y − w)."""
+        """Set g ← g − λ_k + α(y − w)."""
         local.gradient.sub_(local.state["gradient"])
         local.gradient.add_(local.params - local.received["model"], alpha=self.alpha)
 
     def finish(self, local: LocalTraining) -> Message:
-        """Δ_k; the client goes on with λ_k − αΔ_k."""
+        """Return Δ_k and set λ_k ← λ_k − αΔ_k."""
         delta = local.params - local.received["model"]
         local.state = {"gradient": local.state["gradient"] - self.alpha * delta}
         return {"model": delta}
@@ -56,14 +56,14 @@ class DynamicRegulariser(Rule):
 
 @dataclass(frozen=True)
 class Drift(Step):
-    """s ← s + (K/N) Δ̄;  w ← proposal + s, where Δ̄ is the mean delta of the round's K clients."""
+    """Set s ← s + (K/N) Δ̄ and w ← proposal + s, where Δ̄ is the mean delta of the round's K clients."""
 
     def changes_model(self) -> bool:
-        """It follows the change of the step before."""
+        """Return False: this step only adds to the change of the step before it."""
         return False
 
     def init(self, params: Tensor) -> State:
-        """s = 0."""
+        """Return s = 0."""
         return {"drift": torch.zeros_like(params)}
 
     def __call__(self, turn: ServerTurn, state: State) -> State:
@@ -75,10 +75,10 @@ class Drift(Step):
 
 
 class FedDyn(Algorithm):
-    """FedAvg whose clients' optima agree with everyone's, by a regulariser that changes from round to round."""
+    """FedAvg with a regulariser that changes every round, so that the clients' optima agree with the federation's."""
 
     def __init__(self, alpha: float = 0.01) -> None:
-        """Fill rule, aggregator and steps.
+        """Fill the slots of the rule, the aggregator and the steps.
 
         Args:
             alpha: Weight α > 0 of the regulariser.
@@ -89,7 +89,7 @@ class FedDyn(Algorithm):
 
 
 def main() -> None:
-    """Compare it with FedAvg, on clients that hold few of the classes."""
+    """Compare FedDyn with FedAvg on clients that hold few of the classes."""
     for algorithm in (FedAvg(), FedDyn(alpha=0.05)):
         L.seed_everything(0)
         trainer = FederatedTrainer(

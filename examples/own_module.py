@@ -1,6 +1,6 @@
-"""A LightningModule and a LightningDataModule of your own, federated with FedDUM: `python own_module.py`.
+"""Your own LightningModule and LightningDataModule, federated with FedDUM: `python own_module.py`.
 
-The same from the command line, in this folder: `lightning-fl fit --config own_module.yaml`. Neither class knows of federated
+The same from the command line, in this folder: `lightning-fl fit --config own_module.yaml`. Neither class depends on federated
 learning: both also work in `L.Trainer`.
 """
 
@@ -16,7 +16,7 @@ from lightning_fl.data import Dirichlet, Federated
 
 
 class Perceptron(L.LightningModule):
-    """64 pixels in one of ten classes."""
+    """Classifier of 64 pixels into ten classes."""
 
     def __init__(self, width: int = 64, learning_rate: float = 0.1):
         super().__init__()
@@ -63,8 +63,8 @@ def main():
         Pixels(),
         num_clients=40,
         partition=Dirichlet(alpha=0.5),
-        client_fraction=0.9,  # of the training samples; from the others ...
-        server_fraction=0.05,  # ... the server holds a twentieth as many as the clients
+        client_fraction=0.9,  # the clients' share of the training samples
+        server_fraction=0.05,  # the server's samples, from the other tenth: a twentieth as many as the clients'
     )
     trainer = FederatedTrainer(
         max_rounds=20, clients_per_round=10, local_epochs=2, accelerator="cpu", default_root_dir="runs/own_module"
@@ -73,7 +73,7 @@ def main():
     metrics = trainer.callback_metrics
     print(f"accuracy {metrics['val/accuracy']:.4f}, uplink {metrics['comm/total_uplink_bytes'] / 1e6:.1f} MB")
 
-    model = Perceptron.load_from_checkpoint("runs/own_module/model.ckpt")  # an ordinary checkpoint
+    model = Perceptron.load_from_checkpoint("runs/own_module/model.ckpt")  # an ordinary Lightning checkpoint
     print(f"loaded {type(model).__name__} of width {model.hparams.width}")
 
 

@@ -1,7 +1,8 @@
-"""Lightning's own Trainer with two of our callbacks, and no federation: `python stock_trainer.py`.
+"""Lightning's own Trainer with two of our callbacks, without a federation: `python stock_trainer.py`.
 
-A small CNN learns scikit-learn's digits. AdaptivePruning cuts filters out of it before the third epoch, as many as the curvature
-of its loss says; SparseUpdates lets five steps together change a tenth of the weights and counts what sending that takes.
+A small CNN learns scikit-learn's digits. AdaptivePruning removes filters from it before the third epoch; the curvature of the
+loss determines how many. SparseUpdates lets five steps together change a tenth of the weights and counts the bytes for sending
+them.
 """
 
 import lightning as L
@@ -15,7 +16,7 @@ from lightning_fl.pruning import load_pruned
 
 
 class SmallCNN(L.LightningModule):
-    """Images of 8×8 in one of ten classes."""
+    """Classifier of 8×8 images into ten classes."""
 
     def __init__(self, learning_rate: float = 0.1):
         super().__init__()
@@ -75,15 +76,14 @@ def main():
     print(f"accuracy    {trainer.callback_metrics['val/accuracy']:.4f}")
     print(f"parameters  {before:,} before, {num_parameters(model):,} after")
     print(f"sent        {trainer.callback_metrics['sparse/bytes'] / 1e6:.1f} MB")
-    whole_steps = trainer.global_step * before * 4  # bytes
-    print(f"unpruned    {whole_steps / 1e6:.1f} MB, had every step been whole")
+    dense_bytes = trainer.global_step * before * 4
+    print(f"unpruned    {dense_bytes / 1e6:.1f} MB with dense steps")
 
     trainer.save_checkpoint("runs/stock/pruned.ckpt")
-    small = load_pruned(
-        SmallCNN, "runs/stock/pruned.ckpt"
-    )  # SmallCNN.load_from_checkpoint would look for the large one
-    again = trainer.validate(small, val_loader, verbose=False)[0]["val/accuracy"]
-    print(f"loaded      {again:.4f} with {num_parameters(small):,} parameters")
+    # SmallCNN.load_from_checkpoint would expect the unpruned network.
+    small = load_pruned(SmallCNN, "runs/stock/pruned.ckpt")
+    accuracy = trainer.validate(small, val_loader, verbose=False)[0]["val/accuracy"]
+    print(f"loaded      {accuracy:.4f} with {num_parameters(small):,} parameters")
 
 
 if __name__ == "__main__":

@@ -134,7 +134,7 @@ def test_the_readme_names_every_column_of_metrics_csv_and_every_file(
     quickstart = f"lightning-fl fit --config {ROOT}/configs/quickstart.yaml --trainer.default_root_dir {tmp_path}"
     run(quickstart, monkeypatch)
     columns = (tmp_path / "metrics.csv").read_text().splitlines()[0].split(",")
-    section = (ROOT / "README.md").read_text().partition("## What a run leaves behind")[2].partition("\n## ")[0]
+    section = (ROOT / "README.md").read_text().partition("## Files of a run")[2].partition("\n## ")[0]
     documented = set(re.findall(r"`([\w/.-]+)`", section))
     documented |= {f"clients/{name}" for name in documented}
     assert [column for column in columns if column not in documented] == []
