@@ -8,8 +8,8 @@
 
 Our round and two hand-written loops (NCHW and channels_last) alternate in one process, each on the same clients, batches and
 epochs. The bare loop does only the necessary work: it loads the global weights into one module, runs plain SGD with
-`torch.optim.SGD`, and adds the result to a weighted average. Nothing is evaluated or saved. The ratio is our time ÷ the bare loop's
-in the same turn, so that a busy machine affects both alike; `best` is the faster of the two loops.
+`torch.optim.SGD`, and adds the result to a weighted average. Nothing is evaluated or saved. The ratio is our time ÷ the bare
+loop's in the same turn, so that a busy machine affects both alike; `best` is the faster of the two loops.
 
 With `--device cuda` the clock is read after the device has finished all work. The bare loops use the same precision, by
 `torch.autocast` or by a cast of the model. With `--ranks` Lightning starts this program once more for every further process;
