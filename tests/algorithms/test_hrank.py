@@ -168,14 +168,14 @@ def test_resumed_around_the_pruning(
         def on_client_upload(self, trainer: Any, pl_module: Any, client: int, place: int, total: int) -> None:
             if trainer.current_epoch == 2 and stop == "in the round":
                 trainer.save_checkpoint(tmp_path / "half" / "checkpoints" / "last.ckpt")
-                raise RuntimeError("no electricity")
+                raise RuntimeError("power failure")
 
     whole, resumed = Imaged(), Imaged()
     half, algorithm = copy.deepcopy(whole), partial(HRank, rate=0.5, prune_round=2)
     flags: dict[str, Any] = {**keeps_files, "default_root_dir": tmp_path / "half"}
     trainer = make_trainer(max_rounds=4, **{**flags, "default_root_dir": tmp_path / "whole"})
     trainer.fit(whole, Served(SERVER), algorithm())
-    with nullcontext() if isinstance(stop, int) else pytest.raises(RuntimeError, match="electricity"):
+    with nullcontext() if isinstance(stop, int) else pytest.raises(RuntimeError, match="power failure"):
         first = make_trainer(max_rounds=stop if isinstance(stop, int) else 4, callbacks=Dies(), **flags)
         first.fit(half, Served(SERVER), algorithm())
     again = make_trainer(max_rounds=4, **flags)

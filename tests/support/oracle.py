@@ -667,9 +667,9 @@ def fedkt(
                 counted += row
     if trace is not None:
         trace.append(everyone)
-    heard = everyone.sum(1) > 0
+    has_votes = everyone.sum(1) > 0
     words = np.random.SeedSequence([problem.seed, 0, 3, 0]).generate_state(2, np.uint64) >> np.uint64(1)
-    w = learn(public[heard], everyone[heard].argmax(1), np.random.default_rng(int(words[0])))
+    w = learn(public[has_votes], everyone[has_votes].argmax(1), np.random.default_rng(int(words[0])))
     return fedavg(problem, w)
 
 
@@ -1005,8 +1005,8 @@ def reconfigured(
     """Algorithm 2 of Jiang et al. 2023 with one second for every weight: accept weights one by one while Γ grows."""
     removable: set[int] = set()
     for layer in WEIGHTS:
-        there = [j for j in layer if j in kept]
-        removable |= set(sorted(there, key=lambda j: abs(w[j]))[: int(share * len(there))])
+        present = [j for j in layer if j in kept]
+        removable |= set(sorted(present, key=lambda j: abs(w[j]))[: int(share * len(present))])
     chosen = kept - removable
     every = [j for layer in WEIGHTS for j in layer]
     numerator, denominator = sum(z[j] for j in chosen), fixed_seconds + sum(j in chosen for j in every)
