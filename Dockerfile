@@ -3,7 +3,7 @@
 #   docker run --rm --gpus all -v "$PWD/runs:/home/federation/runs" lightning-fl fit --config configs/quickstart.yaml
 FROM pytorch/pytorch:2.11.0-cuda12.8-cudnn9-runtime
 
-# The image's Python is the system's, which pip leaves alone unless told otherwise.
+# The image's Python is the system's, in which pip installs only with PIP_BREAK_SYSTEM_PACKAGES.
 ENV PIP_BREAK_SYSTEM_PACKAGES=1 PIP_NO_CACHE_DIR=1
 WORKDIR /opt/lightning_fl
 COPY . .

@@ -1,11 +1,11 @@
-"""Time of encoding and decoding against one `torch.topk` of the same vector.
+"""Time encoding and decoding against one `torch.topk` of the same vector.
 
     python benchmarks/codecs.py                           # the table of docs/benchmarks.md
     python benchmarks/codecs.py --size 1000000 --turns 9
 
-The codec and `torch.topk` take turns on one thread, on a vector (d,) of normal numbers with alpha = 0.05; the ratio is of the
-times in the same turn, so that a busy machine disturbs both alike. A codec encodes and decodes `model` alone; the shared masks
-also carry two moments, three vectors in all, against one `torch.topk` of one vector.
+The codec and `torch.topk` alternate on one thread, on a vector (d,) of normal numbers with alpha = 0.05. The ratio compares times
+in the same turn, so that a busy machine affects both alike. A codec encodes and decodes only `model`; the shared masks
+also carry two moments, three vectors in total, against one `torch.topk` of one vector.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CODECS: dict[str, tuple[Codec, int]] = {
 
 
 def seconds(call: Callable[[], object]) -> float:
-    """How long one call takes."""
+    """Return the seconds that one call takes."""
     started = time.perf_counter()
     call()
     return time.perf_counter() - started

@@ -1,11 +1,11 @@
-"""Time of inference through gates: the dense network, the masked one, and the one that computes the chosen channels only.
+"""Time inference through gates: the dense network, the masked one, and the one that computes only the chosen channels.
 
     python benchmarks/gates.py                                     # the table of docs/benchmarks.md
     python benchmarks/gates.py --network resnet32 --keep 0.5 --batch 64
     python benchmarks/gates.py --layers --device cuda              # one convolution of each width
 
-The ways take turns; the ratio is of the times in the same turn, so that a busy machine disturbs all alike. A batch shares one
-mask.
+The three variants alternate. The ratio compares times in the same turn, so that a busy machine affects all alike. A batch shares
+one mask.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lightning_fl.modules import network
 
 
 def seconds(call: Callable[[], object], device: str) -> float:
-    """How long one call takes."""
+    """Return the seconds that one call takes."""
     if device == "cuda":
         torch.cuda.synchronize()
     started = time.perf_counter()
@@ -45,8 +45,8 @@ def compare(name: str, net: nn.Module, inputs: Tensor, turns: int) -> None:
     with torch.no_grad():
         for turn in range(turns + 1):
             times = []
-            for way in (without_gates(net), nullcontext(), sliced(net, shared=len(inputs) > 1)):
-                with way:
+            for variant in (without_gates(net), nullcontext(), sliced(net, shared=len(inputs) > 1)):
+                with variant:
                     times.append(seconds(lambda: net(inputs), device))
             if turn:
                 dense.append(times[0])
@@ -64,7 +64,7 @@ def main() -> None:
     parser.add_argument("--network", default="vgg11_bn", help="a network of ImageClassifier")
     parser.add_argument("--keep", type=float, default=0.5, help="share of the channels that stay")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 32], help="samples that share a mask")
-    parser.add_argument("--layers", action="store_true", help="single pairs of convolutions in place of a network")
+    parser.add_argument("--layers", action="store_true", help="pairs of convolutions instead of a network")
     parser.add_argument("--turns", type=int, default=15, help="turns that count, after one to warm up")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")

@@ -1,22 +1,22 @@
-"""Time of a federated round against a bare PyTorch loop that does the same work.
+"""Time a federated round against a bare PyTorch loop that does the same work.
 
     python benchmarks/round_time.py --network cnn --samples 400
     python benchmarks/round_time.py                       # the table of docs/benchmarks.md
     python benchmarks/round_time.py --device cuda --precision bf16-mixed --clients 100 --runner auto
     python benchmarks/round_time.py --ranks 2             # our round in two processes, the bare loops in one
-    python benchmarks/round_time.py --peer pfl --peer flower  # other simulators as well, if they are installed
+    python benchmarks/round_time.py --peer pfl --peer flower  # also other simulators, if they are installed
 
-Our round and two hand-written loops (NCHW and channels_last) take turns in one process, each on the same clients, batches and
-epochs. The bare loop loads the global weights into one module, runs plain SGD with `torch.optim.SGD`, and adds the result to a
-weighted average: what nobody can leave out. Nothing is evaluated or saved. The ratio is our time ÷ the bare loop's in the same
-turn, so that a busy machine disturbs both alike; `best` is the faster of the two loops.
+Our round and two hand-written loops (NCHW and channels_last) alternate in one process, each on the same clients, batches and
+epochs. The bare loop does only the necessary work: it loads the global weights into one module, runs plain SGD with
+`torch.optim.SGD`, and adds the result to a weighted average. Nothing is evaluated or saved. The ratio is our time ÷ the bare
+loop's in the same turn, so that a busy machine affects both alike; `best` is the faster of the two loops.
 
-With `--device cuda` a clock is read when the device has done all it was given. The bare loops take the precision as well, by
+With `--device cuda` the clock is read after the device has finished all work. The bare loops use the same precision, by
 `torch.autocast` or by a cast of the model. With `--ranks` Lightning starts this program once more for every further process;
-all but the first wait while the bare loops run.
+all except the first wait while the bare loops run.
 
-With `--peer` other simulators take their turns too (`benchmarks/peers/`), after a round of each was seen to give the bare loop's
-model. Where other programs keep the machine busy, `--clock cpu` counts only the time that this process computed.
+`--peer` adds other simulators to the turns (`benchmarks/peers/`), after checking that a round of each gives the bare loop's
+model. If other programs keep the machine busy, `--clock cpu` counts only the computing time of this process.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class BareLoop:
         self.weights = [p.detach().clone() for p in self.net.parameters()]
 
     def round(self) -> None:
-        """One round over all clients."""
+        """Run one round over all clients."""
         optimizer = torch.optim.SGD(self.net.parameters(), lr=self.work.learning_rate)
         total = [torch.zeros_like(w) for w in self.weights]
         samples = sum(len(y) for _, y in self.clients)
@@ -85,7 +85,7 @@ class BareLoop:
 
 
 class Alternate(lightning.pytorch.Callback):
-    """Times each round of a federation, and lets the bare loops and the peers run one after it."""
+    """Time each round of a federation, and one round of every bare loop and peer after it."""
 
     def __init__(self, loops: dict[str, BareLoop | Peer], clock: Callable[[], float]) -> None:
         self.loops, self.clock = loops, clock
@@ -93,12 +93,12 @@ class Alternate(lightning.pytorch.Callback):
         self._started = 0.0
 
     def on_train_epoch_start(self, trainer: FederatedTrainer, pl_module: lightning.LightningModule) -> None:
-        """The round begins, in all processes."""
+        """Read the clock when the round begins in all processes."""
         trainer.fabric.barrier()
         self._started = self.now()
 
     def on_train_epoch_end(self, trainer: FederatedTrainer, pl_module: lightning.LightningModule) -> None:
-        """The round is over; there is no validation in it."""
+        """Time the round, which includes no validation, and one round of each loop."""
         self.seconds["ours"].append(self.now() - self._started)
         for name, loop in self.loops.items() if trainer.is_global_zero else ():
             started = self.now()
@@ -106,7 +106,7 @@ class Alternate(lightning.pytorch.Callback):
             self.seconds[name].append(self.now() - started)
 
     def now(self) -> float:
-        """The time in seconds at which all work given to the device is done."""
+        """Return the time in seconds after the device has finished all work."""
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         return self.clock()
@@ -164,12 +164,12 @@ def measure(name: str, samples: int, options: argparse.Namespace) -> None:
 
 
 def noise(num_images: int) -> tuple[Tensor, Tensor]:
-    """Images of CIFAR-10's shape (num_images, 3, 32, 32) and labels (num_images,)."""
+    """Return random images of CIFAR-10's shape (num_images, 3, 32, 32) and labels (num_images,)."""
     return torch.rand(num_images, 3, 32, 32), torch.randint(0, 10, (num_images,))
 
 
 def check(name: str, options: argparse.Namespace) -> None:
-    """See that a peer's round gives the bare loop's model: without shuffling, unequal clients, batches that are not full."""
+    """Check that a peer's round gives the bare loop's model, with unequal clients and partial batches, without shuffling."""
     torch.manual_seed(0)
     b = options.batch_size
     clients = [noise(samples) for samples in (2 * b + (b + 1) // 2, b, b + 1)]
@@ -181,7 +181,7 @@ def check(name: str, options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Parse the command line and print the table; a mistake in it is one sentence and exit code 2."""
+    """Parse the command line and print the table; an error in it ends with one sentence and exit code 2."""
     try:
         run(arguments())
     except UserError as error:
@@ -190,27 +190,27 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line.
+    """Parse the command line.
 
     Raises:
-        UserError: a peer is unknown or not installed, or is asked to do what only our round can.
+        UserError: a peer is unknown or not installed, or an option works only with our round.
     """
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--network", action="append", help="lenet5 and cnn if not given")
-    parser.add_argument("--samples", type=int, action="append", help="per client; 2 and 400 if not given")
-    parser.add_argument("--clients", type=int, default=10, help="clients of a round, which are all there are")
+    parser.add_argument("--network", action="append", help="default: lenet5 and cnn")
+    parser.add_argument("--samples", type=int, action="append", help="samples per client; default: 2 and 400")
+    parser.add_argument("--clients", type=int, default=10, help="clients, all of which train in every round")
     parser.add_argument("--batch-size", type=int, default=10)
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--turns", type=int, default=9, help="rounds that count, after one to warm up")
     parser.add_argument("--algorithm", default="FedAvg")
-    parser.add_argument("--threads", type=int, default=1, help="of each process")
-    parser.add_argument("--runner", default="auto", help="as the trainer's")
-    parser.add_argument("--ranks", type=int, default=1, help="processes that our round is spread over")
+    parser.add_argument("--threads", type=int, default=1, help="threads of each process")
+    parser.add_argument("--runner", default="auto", help="the trainer's runner")
+    parser.add_argument("--ranks", type=int, default=1, help="processes of our round")
     parser.add_argument("--precision", choices=("32-true", "bf16-mixed", *TRUE_DTYPES), default="32-true")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--clock", choices=tuple(CLOCKS), default="wall", help="cpu: only what this process computed")
+    parser.add_argument("--clock", choices=tuple(CLOCKS), default="wall", help="cpu: computing time of this process")
     parser.add_argument(
-        "--peer", action="append", default=[], metavar="NAME", help=f"time it as well: {', '.join(peers.PACKAGES)}"
+        "--peer", action="append", default=[], metavar="NAME", help=f"simulator to time: {', '.join(peers.PACKAGES)}"
     )
     options = parser.parse_args()
     alone = ("device", "precision", "ranks", "algorithm")
@@ -219,11 +219,11 @@ def arguments() -> argparse.Namespace:
     ]
     if options.peer and changed:
         raise UserError(
-            f"--peer compares FedAvg in 32 bits in one process on the CPU; it does not go with {', '.join(changed)}."
+            f"--peer compares FedAvg in 32 bits in one process on the CPU; it does not work with {', '.join(changed)}."
         )
     if options.clock == "cpu" and (options.device != "cpu" or options.ranks > 1 or "flower" in options.peer):
         raise UserError(
-            "--clock cpu is for what one process computes: not for --device cuda, --ranks or --peer flower."
+            "--clock cpu counts the computing time of one process; it does not work with --device cuda, --ranks or --peer flower."
         )
     for name in options.peer:
         peers.load(name)
@@ -232,7 +232,7 @@ def arguments() -> argparse.Namespace:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Print the table."""
+    """Measure and print the table."""
     torch.set_num_threads(options.threads)
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     if os.environ.get("LOCAL_RANK", "0") == "0":

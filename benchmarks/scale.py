@@ -1,18 +1,18 @@
-"""How time and memory grow with the number of clients, the cohort and the model.
+"""Measure how time and memory grow with the number of clients, the cohort and the model.
 
     python benchmarks/scale.py                                   # the tables of docs/benchmarks.md
-    python benchmarks/scale.py --clients 100 100000              # one table with points of your own
+    python benchmarks/scale.py --clients 100 100000              # one table with your own points
     python benchmarks/scale.py --states memory disk --clients 1000 10000
 
-Every point runs in a process of its own, so that peaks can be compared. The model is one linear layer of the size asked for on
-features of noise, each client has two samples and trains two steps, and nothing is evaluated or saved: what is left is what the
-federation itself costs.
+Every point runs in its own process, so that peaks can be compared. The model is one linear layer of the given size on random
+features. Each client has two samples and trains two steps; nothing is evaluated or saved. So the figures are the cost of the
+federation itself.
 
-- start: from `fit` to the first round: splitting the data, setting up.
-- select: drawing the cohort and its drop-outs, of each round.
-- round: a whole round, median of those after the first.
-- data, peak: resident memory before `fit`, and the most at any time after, in MB.
-- vectors: how many model vectors of 32 bits the difference is.
+- start: time from `fit` to the first round: splitting the data, setting up.
+- select: time to draw the cohort and its drop-outs, per round.
+- round: time of a whole round, median of those after the first.
+- data, peak: resident memory before `fit`, and its maximum afterwards, in MB.
+- vectors: the difference in model vectors of 32 bits.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ SAMPLES = 2
 
 @dataclass(frozen=True)
 class Point:
-    """What is run.
+    """One configuration to measure.
 
     Attributes:
-        clients: in the federation.
-        cohort: clients of a round.
-        parameters: of the model, rounded down to whole features.
-        states: where each client keeps a vector as long as the model: nowhere (`none`), in `memory` or on `disk`.
-        partition: of the data, a class of `lightning_fl.data`.
-        rounds: that count, after one to warm up.
-        dropout_rate: of the trainer.
+        clients: number of clients in the federation.
+        cohort: number of clients in a round.
+        parameters: number of parameters of the model, rounded down to whole features.
+        states: place where each client keeps a vector as long as the model: nowhere (`none`), in `memory` or on `disk`.
+        partition: partition of the data, a class of `lightning_fl.data`.
+        rounds: number of rounds that count, after one to warm up.
+        dropout_rate: the trainer's `dropout_rate`.
     """
 
     clients: int = 1_000
@@ -76,7 +76,7 @@ def measure(point: Point) -> dict[str, float]:
     from lightning_fl.slots import LocalTraining, Message, Rule
 
     class Keeping(Rule):
-        """Every client keeps its last delta."""
+        """Keep the last delta of every client."""
 
         reads_gradient = False
 
@@ -92,7 +92,7 @@ def measure(point: Point) -> dict[str, float]:
 
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
             rows, labels = batch
-            # The few features of the data, over and over: a large model on data of any size.
+            # Repeat the few features of the data: a large model on data of any size.
             wide = rows.repeat(1, self.layer.in_features // rows.shape[1])
             return torch.nn.functional.cross_entropy(self.layer(wide), labels)
 
@@ -166,13 +166,13 @@ def measure(point: Point) -> dict[str, float]:
 
 
 def resident() -> float:
-    """MB of memory that this process has now."""
+    """Return the resident memory of this process in MB."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * resource.getpagesize() / 2**20
 
 
 def in_own_process(point: Point) -> dict[str, float]:
-    """`measure` in a fresh interpreter."""
+    """Run `measure` in a fresh interpreter."""
     command = [sys.executable, __file__, "--point", json.dumps(asdict(point))]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -1,4 +1,4 @@
-"""Fixtures that every room may use."""
+"""Shared fixtures of all tests."""
 
 import os
 from collections.abc import Callable
@@ -11,21 +11,21 @@ import torch
 
 from lightning_fl import FederatedTrainer
 
-# Tests run side by side, and start programs of their own: one thread each.
+# Tests run in parallel and start programs of their own, so each uses one thread.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
 def _seeded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test starts from the same seeds."""
+    """Seed every test alike."""
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")
     torch.manual_seed(0)
 
 
 @pytest.fixture
 def make_trainer(tmp_path: Path) -> Callable[..., FederatedTrainer]:
-    """Make a quiet trainer on the CPU that writes nothing; give `**keeps_files` or other flags to change that."""
+    """Return a factory of quiet trainers on the CPU that write nothing, unless given `**keeps_files` or other flags."""
 
     def make(**flags: Any) -> FederatedTrainer:
         quiet = {
@@ -44,7 +44,7 @@ def make_trainer(tmp_path: Path) -> Callable[..., FederatedTrainer]:
 
 @pytest.fixture
 def make_stock_trainer(tmp_path: Path) -> Callable[..., L.Trainer]:
-    """Make Lightning's own trainer, as quiet as that of `make_trainer`."""
+    """Return a factory of Lightning's own trainers, as quiet as those of `make_trainer`."""
 
     def make(**flags: Any) -> L.Trainer:
         quiet = {
@@ -63,5 +63,5 @@ def make_stock_trainer(tmp_path: Path) -> Callable[..., L.Trainer]:
 
 @pytest.fixture
 def keeps_files() -> dict[str, Any]:
-    """Flags of a trainer that writes metrics.csv and checkpoints."""
+    """Return the flags of a trainer that writes metrics.csv and checkpoints."""
     return {"logger": True, "enable_checkpointing": True}

@@ -1,4 +1,4 @@
-"""The package on an accelerator other than the CPU, made of host memory (`host_memory.cpp`): no GPU is needed."""
+"""Test the package on an accelerator other than the CPU, emulated in host memory (`host_memory.cpp`): no GPU is needed."""
 
 import os
 import shutil

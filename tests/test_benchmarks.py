@@ -1,4 +1,4 @@
-"""The programs in benchmarks/: not how fast they are, but that they compare the same work and what they say to a mistake."""
+"""Test the programs in benchmarks/: they compare the same work, and errors end with one sentence."""
 
 import argparse
 import copy
@@ -26,14 +26,14 @@ OPTIONS = argparse.Namespace(device="cpu", precision="32-true")
 
 @pytest.fixture
 def round_time(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """`benchmarks/round_time.py`, imported where it finds its neighbours."""
+    """Import `benchmarks/round_time.py` with its folder on the path."""
     monkeypatch.syspath_prepend(BENCHMARKS)
     return importlib.import_module("round_time")
 
 
 @pytest.fixture
 def work(round_time: ModuleType) -> Any:
-    """Clients of unequal sizes, one with a last batch of one sample."""
+    """Work of clients of unequal sizes, one with a last batch of one sample."""
     torch.manual_seed(0)
     clients = [round_time.noise(samples) for samples in (9, 4, 5)]
     return round_time.Work(ImageClassifier("lenet5").network, clients, batch_size=4, epochs=2, learning_rate=0.1)
@@ -44,7 +44,7 @@ def test_our_round_gives_the_model_of_the_bare_loops(
 ) -> None:
     module = ImageClassifier(copy.deepcopy(work.net), learning_rate=work.learning_rate)
     images, labels = round_time.noise(17)
-    batch_size = 6  # all samples of a client, so that no order matters
+    batch_size = 6  # all samples of a client, so that the order does not matter
     data = Arrays(train=(images, labels), test=(images, labels), num_clients=3, batch_size=batch_size)
     make_trainer(max_rounds=1, local_epochs=work.epochs, limit_val_batches=0).fit(module, data)
     clients = [(images[indices], labels[indices]) for indices in data.client_indices]
@@ -57,13 +57,13 @@ def test_our_round_gives_the_model_of_the_bare_loops(
 
 
 class Finished:
-    """A peer whose round is over."""
+    """Peer whose round is over."""
 
     def __init__(self, weights: Iterable[Tensor]) -> None:
         self.weights = list(weights)
 
     def round(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def global_weights(self) -> list[Tensor]:
         return self.weights
@@ -85,8 +85,8 @@ def test_a_peer_that_does_other_work_is_found_out(change: dict[str, Any], round_
     [
         ("fedlap", "--peer 'fedlap' is unknown; did you mean 'fedlab'[?] Allowed: fedlab, flower, fluke, pfl."),
         ("pfl", r"--peer pfl cannot be imported \(.*\); pip install 'pfl\[pytorch\]' first."),
-        ("pfl --ranks 2", r"--peer compares .*; it does not go with --ranks 2."),
-        ("flower --clock cpu", r"--clock cpu is for what one process computes: .*"),
+        ("pfl --ranks 2", r"--peer compares .*; it does not work with --ranks 2."),
+        ("flower --clock cpu", r"--clock cpu counts the computing time of one process; .*"),
     ],
 )
 def test_a_peer_that_cannot_be_had_is_one_sentence(
@@ -96,7 +96,7 @@ def test_a_peer_that_cannot_be_had_is_one_sentence(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setitem(sys.modules, "pfl", None)  # whether it is installed or not
+    monkeypatch.setitem(sys.modules, "pfl", None)  # as if it were not installed
     monkeypatch.setattr(sys, "argv", ["round_time.py", "--peer", *peer.split()])
     with pytest.raises(SystemExit) as ended:
         round_time.main()

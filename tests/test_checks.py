@@ -1,4 +1,4 @@
-"""Comparisons of floats that no last bit turns."""
+"""Test that float comparisons do not depend on the last bit."""
 
 from fractions import Fraction
 

@@ -1,4 +1,4 @@
-"""The configurations: each parses and makes a round, and each method's file goes over those of its folder."""
+"""Test the configurations: each parses and runs a round, and each method's file can be laid over those of its folder."""
 
 import re
 import sys
@@ -15,9 +15,9 @@ from lightning_fl.cli import main
 
 FOLDER = Path(__file__).parents[1] / "configs"
 METHODS = sorted(FOLDER.glob("*/methods/*.yaml"))
-"""Files that name a method alone, to be laid over any configuration of the folder above."""
+"""Files that contain only a method, to be laid over any configuration of the parent folder."""
 SWEEPS = sorted((FOLDER / "sweeps").glob("*.yaml"))
-"""W&B's own: what `wandb sweep` takes."""
+"""W&B's sweep files, the input of `wandb sweep`."""
 BASES = [path for path in sorted(FOLDER.rglob("*.yaml")) if path not in METHODS + SWEEPS]
 QUIET = (
     "--trainer.max_rounds 1 --trainer.enable_progress_bar false --trainer.enable_model_summary false "
@@ -33,7 +33,7 @@ Run = Callable[[str], str]
 
 @pytest.fixture
 def lightning_fl(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
-    """Run a command line in an empty folder; gives what it printed."""
+    """Run a command line in an empty folder and return its output."""
     monkeypatch.chdir(tmp_path)
 
     def run(command: str) -> str:
@@ -52,7 +52,7 @@ def lightning_fl(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
 
 @pytest.fixture
 def _few_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In place of data sets that would have to be downloaded: random images, equally many of each class."""
+    """Replace data sets that would have to be downloaded by random images, equally many of each class."""
 
     def few(self: data.CIFAR10, train: bool, download: bool) -> tuple[np.ndarray, np.ndarray]:
         num = 2500 if train else self.classes
@@ -71,7 +71,7 @@ def name_of(path: Path) -> str:
 def small(base: Path) -> str:
     given = base.read_text()
     flags = " --trainer.local_steps 1" if "local_steps" in given else " --trainer.local_epochs 1"
-    # Few images do not go round under a partition as uneven as this.
+    # An uneven partition of few images leaves some clients with few samples.
     return SMALL + flags + (" --data.partition.min_samples 1" if "alpha: 0.1" in given else "")
 
 
@@ -86,7 +86,7 @@ def test_every_configuration_makes_a_round(base: Path, lightning_fl: Run) -> Non
 @pytest.mark.usefixtures("_few_images")
 @pytest.mark.parametrize("method", METHODS, ids=name_of)
 def test_every_method_goes_over_a_configuration(method: Path, lightning_fl: Run) -> None:
-    """The files set different keys, so that one configuration stands for all."""
+    """Check that the files set different keys, so that one configuration represents all."""
     bases = sorted(method.parents[1].glob("*.yaml"))
     asked = yaml.safe_load(method.read_text())
     assert all(asked.keys() & (yaml.safe_load(base.read_text()).keys() - {"algorithm"}) == set() for base in bases)
@@ -102,12 +102,12 @@ def test_every_method_goes_over_a_configuration(method: Path, lightning_fl: Run)
     if "init_args: {n:" in method.read_text() or "    n: " in method.read_text():
         brief = "--algorithm.n 1"
     if method.parents[1].name == "fedldf":
-        brief += " --model.network lenet5"  # VGG-9 has a test of its own above, and takes its time
+        brief += " --model.network lenet5"  # VGG-9 is slow, and another test above covers it
     assert re.search(r"^rounds +1$", lightning_fl(f"{files} {small(bases[0])} {brief}"), re.MULTILINE)
 
 
 def trial(sweep: dict[str, Any]) -> list[str]:
-    """The command line of a sweep's first trial, put together as W&B's agent does it."""
+    """Return the command line of a sweep's first trial, composed as W&B's agent does it."""
     utils = pytest.importorskip("wandb.sdk.launch.sweeps.utils", reason="needs W&B: pip install -e '.[wandb]'")
     first = {name: of["values"][0] if "values" in of else of["min"] for name, of in sweep["parameters"].items()}
     macros = utils.create_sweep_command_args({"args": {name: {"value": value} for name, value in first.items()}})

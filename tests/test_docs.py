@@ -1,12 +1,12 @@
-"""README and docs are true: their commands and programs run, their links resolve.
+"""Test that the commands and programs in README and docs run, and that their links resolve.
 
-What is run: every ```bash and ```python block of README.md and docs/*.md, each document's in order in one empty folder that has a
+Run: every ```bash and ```python block of README.md and docs/*.md, each document's in order in one empty folder with a
 copy of configs/. A block whose first line is a comment with a file name (`# small.yaml`) is written to that file instead.
 
-What is not:
+Not run:
 
-- `pip install …`, `pytest`, `.ci/…` and `docker …`: they are what surrounds the tests. `&&` chains are taken apart first.
-- a block behind `<!-- no-run: reason -->`.
+- `pip install …`, `pytest`, `.ci/…` and `docker …`: they set up or run these tests. `&&` chains are split first.
+- blocks after `<!-- no-run: reason -->`.
 
 Every `lightning-fl fit` is shortened to one round by `--trainer.max_rounds 1`.
 """
@@ -43,7 +43,7 @@ class Block(NamedTuple):
 
 
 def blocks(document: Path) -> list[Block]:
-    """The blocks of a document that can be run or written, in order."""
+    """Return the blocks of a document that can be run or written, in order."""
     found = [m for m in BLOCK.finditer(document.read_text()) if not m["marker"]]
     return [Block(m["language"], m["text"]) for m in found if m["language"] in ("bash", "python", "yaml")]
 
@@ -83,7 +83,7 @@ def run(command: str, environment: pytest.MonkeyPatch) -> None:
     program, *arguments = words
     if program in SURROUNDINGS:
         return
-    assert program == "lightning-fl", f"the tests do not know how to run {command!r}"
+    assert program == "lightning-fl", f"the tests cannot run {command!r}"
     information = any(word == "--help" or word.endswith((".help", "--print_config")) for word in arguments)
     if arguments[0] == "fit" and not information:
         arguments += ["--trainer.max_rounds", "1", *QUIET]
@@ -93,7 +93,7 @@ def run(command: str, environment: pytest.MonkeyPatch) -> None:
 
 
 def exit_code() -> int | str:
-    """Run the command line in `sys.argv`."""
+    """Run the command line in `sys.argv` and return its exit code."""
     try:
         main()
     except SystemExit as ended:

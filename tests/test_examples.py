@@ -1,4 +1,4 @@
-"""The examples run as examples/README.md says: each command of it, in a copy of the folder."""
+"""Test that each command in examples/README.md runs, in a copy of the folder."""
 
 import re
 import runpy
@@ -21,12 +21,12 @@ Run = Callable[[str], str]
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run a command in a copy of the folder and give what it printed."""
+    """Run a command in a copy of the folder and return its output."""
     copied = tmp_path / "examples"
     shutil.copytree(EXAMPLES, copied, ignore=shutil.ignore_patterns("runs", "__pycache__"))
     monkeypatch.chdir(copied)
     monkeypatch.syspath_prepend(copied)
-    for example in EXAMPLES.glob("*.py"):  # imported by an earlier test from its own copy
+    for example in EXAMPLES.glob("*.py"):  # an earlier test may have imported it from its own copy
         monkeypatch.delitem(sys.modules, example.stem, raising=False)
 
     def ran(command: str) -> str:

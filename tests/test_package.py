@@ -25,7 +25,7 @@ DATA = ["lightning_fl/py.typed", "lightning_fl/report/published.csv"]
 
 
 def imported_by(statement: str, dots: bool = False) -> set[str]:
-    """The top-level modules that a fresh interpreter has loaded after `statement`, or with `dots` all of them."""
+    """Return the top-level modules loaded after `statement` in a fresh interpreter, or with `dots` all modules."""
     program = f"{statement}\nimport sys\nprint(*sorted(name for name in sys.modules if {dots} or '.' not in name))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     return set(done.stdout.split())
@@ -45,7 +45,7 @@ def test_reports_need_neither_torch_nor_the_engine() -> None:
 
 
 def test_the_trainer_does_without_the_parser_and_the_parser_without_wandb() -> None:
-    # A machine that only trains from Python may lack both.
+    # A machine that trains only from Python may lack both.
     blocked = "import sys\nsys.modules['jsonargparse'] = sys.modules['wandb'] = None\n"
     trainer = "import lightning_fl.trainer, lightning_fl.modules, lightning_fl.data\n"
     loaded = imported_by(
@@ -69,7 +69,7 @@ def test_modules_and_callbacks_go_by_their_full_names(source: Path) -> None:
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"line {node.lineno}: imports are absolute here"
+            assert node.level == 0, f"line {node.lineno}: imports must be absolute"
             names = [node.module or ""]
         else:
             continue

@@ -1,4 +1,4 @@
-"""Clients spread over processes: the shares, and the same answer as in one process."""
+"""Test clients distributed over processes: their shares, and the same result as in one process."""
 
 import contextlib
 import os
@@ -32,9 +32,9 @@ def test_shares_are_a_partition_and_balanced(sizes: list[int], num_ranks: int) -
     shares = [share_of(clients, np.array(sizes), rank, num_ranks) for rank in range(num_ranks)]
     assert sorted(client for share in shares for client in share) == sorted(clients)
     loads = [sum(sizes[client] for client in share) for share in shares]
-    assert max(loads) - min(loads) <= max(sizes), "no client could be moved to even the loads out"
+    assert max(loads) - min(loads) <= max(sizes), "moving a client could balance the loads better"
     for share in shares:
-        assert share == [client for client in clients if client in share], "in the order of the cohort"
+        assert share == [client for client in clients if client in share], "a share must keep the order of the cohort"
 
 
 def test_outcomes_add_up() -> None:
@@ -48,7 +48,7 @@ def test_outcomes_add_up() -> None:
 
 
 def test_two_processes_give_the_answer_of_one(tmp_path: Path) -> None:
-    """With batch normalisation, unequal clients, clients that drop out, momentum on the server and samples of its own."""
+    """Test batch normalisation, unequal clients, drop-outs, momentum on the server and server data."""
     one = ran(tmp_path / "one")
     assert any(int(row["clients/dropped"]) for row in one[0])
     assert all(float(row["feddu/tau_eff"]) for row in one[0])
@@ -56,7 +56,7 @@ def test_two_processes_give_the_answer_of_one(tmp_path: Path) -> None:
 
 
 def test_the_flag_devices_starts_the_other_processes(tmp_path: Path) -> None:
-    """As a user's script does, which is started once."""
+    """Start the run like a user's script, which is started once."""
     words = ("--model.network", "linear")
     one = ran(tmp_path / "one", *words)
     agree(one, ran(tmp_path / "two", *words, num_processes=2, launcher=(sys.executable,)))
@@ -80,7 +80,7 @@ def test_uploads_that_are_kept_reach_every_process(tmp_path: Path) -> None:
 def test_what_clients_keep_is_there_for_every_process(
     algorithm: str, network: str, place: str, runner: str, tmp_path: Path
 ) -> None:
-    """Clients come back in another process than the one that trained them; on disk both use the same files."""
+    """Test clients that return in another process than before; on disk both processes use the same files."""
     words = ("--model.network", network, "--trainer.clients_per_round", "8", "--trainer.max_rounds", "4")
     one = ran(tmp_path / "one", *words, algorithm=algorithm)
     several = ("--trainer.client_states", place, "--trainer.runner", runner)
@@ -95,7 +95,7 @@ def test_what_clients_keep_is_there_for_every_process(
         for client, state in here.items():
             for name, x in state.items():
                 torch.testing.assert_close(x, there[client][name], rtol=1e-4, atol=1e-6, msg=f"{of} {client} {name}")
-    assert list((tmp_path / "two").glob("client-states-*")) == [], "the files go when the run ends"
+    assert list((tmp_path / "two").glob("client-states-*")) == [], "the files are deleted when the run ends"
 
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
@@ -103,7 +103,7 @@ TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 
 @pytest.mark.parametrize("launcher", [(), pytest.param(TORCHRUN, marks=pytest.mark.slow)], ids=["forked", "torchrun"])
 def test_a_run_resumes_with_another_number_of_processes(launcher: tuple[str, ...], tmp_path: Path) -> None:
-    """Processes that are forked find the environment that torchrun makes."""
+    """Test forked processes in torchrun's environment."""
     whole = ran(tmp_path / "one", "--trainer.max_rounds", "3")
     ran(tmp_path / "two")
     resumed = ran(
@@ -116,7 +116,7 @@ def test_a_run_resumes_with_another_number_of_processes(launcher: tuple[str, ...
 
 
 class Uneven(Pruning):
-    """Each process cuts another unit."""
+    """Callback that prunes another unit in each process."""
 
     def plan(self, module: Any) -> Plan:
         return without_units(module, (module.trainer.global_rank,))
@@ -139,7 +139,7 @@ def prune_in_the_middle(folder: str, pruning: type[Pruning], place: str, num_pro
 
 
 def test_all_processes_follow_a_pruning(tmp_path: Path) -> None:
-    """Also where the states that have to be cut are files that one of them writes; different prunings are refused."""
+    """Test states in memory and in files that one process writes; different prunings are refused."""
     processes.run(prune_in_the_middle, str(tmp_path / "one"), Pruning, "memory", 1)
     processes.run(prune_in_the_middle, str(tmp_path / "two"), Pruning, "disk", 2, num_processes=2)
     rows, weights = result(tmp_path / "two")
@@ -150,7 +150,7 @@ def test_all_processes_follow_a_pruning(tmp_path: Path) -> None:
 
 
 def test_students_of_all_processes_vote_before_the_first_round(tmp_path: Path) -> None:
-    """Bits and votes of the other process's clients count once."""
+    """Check that bits and votes of the other process's clients count once."""
     words = ("--model.network", "linear", "--trainer.max_rounds", "1")
     algorithm = "FedKT --algorithm.preset light --algorithm.epochs 1"
     one = ran(tmp_path / "one", *words, algorithm=algorithm)
@@ -159,7 +159,7 @@ def test_students_of_all_processes_vote_before_the_first_round(tmp_path: Path) -
 
 
 def speak(folder: str, sentences: list[str]) -> None:
-    """Each process says its sentence, if it has one, to a file of its own."""
+    """Report each process's sentence, if it has one, to its own file."""
     torch.distributed.init_process_group("gloo")
     rank = torch.distributed.get_rank()
     with Path(folder, str(rank)).open("w") as file, contextlib.redirect_stderr(file):
@@ -182,7 +182,7 @@ def test_what_all_processes_say_is_said_once(sentences: list[str], heard: list[s
 
 
 def command_heard(folder: str, words: list[str]) -> None:
-    """Run a command; what it prints and its exit code go to files."""
+    """Run a command and write its output and exit code to files."""
     path = Path(folder, os.environ["RANK"])
     os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), 2)
     code: Any = 0
@@ -214,7 +214,7 @@ def test_a_command_in_two_processes_says_a_thing_once(words: str, said: str, cod
 
 
 class Dying(Callback):
-    """Kills the second process in the middle of the third round."""
+    """Callback that kills the second process in the middle of the third round."""
 
     def on_client_upload(self, trainer: Any, *arguments: Any) -> None:
         if trainer.global_rank == 1 and trainer.current_epoch == 2:

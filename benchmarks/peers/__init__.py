@@ -1,9 +1,9 @@
 """Other simulators on the same work: `round_time.py --peer NAME`.
 
-A peer is a module of this package with a class `Federation`, imported only when it is asked for. Each runs the peer's own FedAvg
+A peer is a module of this package with a class `Federation`, imported only when it is selected. Each runs the peer's own FedAvg
 through its public interface: plain SGD on cross-entropy, all clients in every round, an average weighted by samples, no
-evaluation. All but fluke, which has a loader of its own, get their batches from the bare loop: a `torch.utils.data.DataLoader`
-would take longer, and is no part of the peer.
+evaluation. All except fluke, which has its own loader, get their batches from the bare loop: a `torch.utils.data.DataLoader`
+would be slower, and is not part of the peer.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ TOLERANCE = 1e-3
 
 @dataclass(frozen=True)
 class Work:
-    """What a round has to do.
+    """Work of a round.
 
     Attributes:
-        net: the initial model; whoever trains it takes a copy.
+        net: initial model; users train a copy of it.
         clients: inputs (samples, channels, height, width) and labels (samples,) of each client.
-        batch_size: of which the last batch of an epoch may have fewer.
-        epochs: of each client in a round.
-        learning_rate: of plain SGD.
-        shuffle: whether each epoch has an order of its own.
+        batch_size: size of a batch; the last batch of an epoch may be smaller.
+        epochs: number of epochs of each client in a round.
+        learning_rate: learning rate of plain SGD.
+        shuffle: True if the samples are shuffled in each epoch.
     """
 
     net: nn.Module
@@ -44,32 +44,32 @@ class Work:
     shuffle: bool = True
 
     def batches(self, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """An epoch of a client."""
+        """Yield the batches of one epoch of a client."""
         order = torch.randperm(len(y), device=y.device) if self.shuffle else torch.arange(len(y), device=y.device)
         for chosen in order.split(self.batch_size):
             yield x[chosen], y[chosen]
 
 
 class Peer(Protocol):
-    """A simulation that is run one round at a time."""
+    """Simulation that runs one round at a time."""
 
     def __init__(self, work: Work) -> None: ...
 
     def round(self) -> None:
-        """One round over all clients."""
+        """Run one round over all clients."""
 
     def global_weights(self) -> list[Tensor]:
-        """The global model, in the order of the network's parameters."""
+        """Return the global model, in the order of the network's parameters."""
 
     def close(self) -> None:
-        """End what runs in the background."""
+        """Stop everything that runs in the background."""
 
 
 def load(name: str) -> type[Peer]:
-    """The peer of this name.
+    """Import the peer of this name.
 
     Raises:
-        UserError: there is none, or its package is not installed.
+        UserError: there is no such peer, or its package is not installed.
     """
     if name not in PACKAGES:
         raise UserError(f"--peer {name!r} is unknown; {nearest(name, PACKAGES)}.")
@@ -80,16 +80,16 @@ def load(name: str) -> type[Peer]:
 
 
 def version(name: str) -> str:
-    """The peer's package and its version."""
+    """Return the name and version of the peer's package."""
     package = PACKAGES[name].partition("[")[0]
     return f"{package} {metadata.version(package)}"
 
 
 def require_same(name: str, peer: Peer, work: Work, expected: list[Tensor]) -> None:
-    """Run one round of a peer and compare its model with the one expected.
+    """Run one round of a peer and compare its model with the expected one.
 
     Raises:
-        RuntimeError: their distance is more than a thousandth of how far the round moved the model.
+        RuntimeError: the distance between them is more than a thousandth of the length of the round's update.
     """
     peer.round()
     before, ours, theirs = (
@@ -99,5 +99,5 @@ def require_same(name: str, peer: Peer, work: Work, expected: list[Tensor]) -> N
     difference = float((theirs - ours).norm() / (ours - before).norm())
     if not difference <= TOLERANCE:
         raise RuntimeError(
-            f"{name} does other work than the bare loop: its update is {difference:.1e} of the length away."
+            f"{name} does other work than the bare loop: the relative difference of its update is {difference:.1e}."
         )

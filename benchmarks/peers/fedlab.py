@@ -14,7 +14,7 @@ from . import Work
 
 
 class Federation:
-    """FedAvg of FedLab, which weighs all clients alike by default: here they send the number of their samples too."""
+    """FedAvg of FedLab. By default it weights all clients equally; here they also send their number of samples."""
 
     def __init__(self, work: Work) -> None:
         trainer = Trainer(work.net, len(work.clients))
@@ -24,20 +24,20 @@ class Federation:
         self.pipeline = Pipeline(self.handler, trainer)
 
     def round(self) -> None:
-        """One round over all clients."""
+        """Run one round over all clients."""
         self.handler.global_round += 1
         self.pipeline.main()
 
     def global_weights(self) -> list[Tensor]:
-        """The global model, in the order of the network's parameters."""
+        """Return the global model, in the order of the network's parameters."""
         return [parameter.detach() for parameter in self.handler.model.parameters()]
 
     def close(self) -> None:
-        """Nothing runs in the background."""
+        """Do nothing: no process runs in the background."""
 
 
 class Loader:
-    """The batches of a client, as often as they are asked for."""
+    """Loader of a client's batches."""
 
     def __init__(self, work: Work, client: int) -> None:
         self.work, self.data = work, work.clients[client]
@@ -47,36 +47,36 @@ class Loader:
 
 
 class Clients:
-    """FedLab's data set, of which its trainer asks nothing else."""
+    """Data set with the one method that FedLab's trainer calls."""
 
     def __init__(self, work: Work) -> None:
         self.work = work
 
     def get_dataloader(self, client: int, batch_size: int) -> Loader:
-        """The batches of a client."""
+        """Return the loader of a client."""
         return Loader(self.work, client)
 
 
 class Trainer(FedAvgSerialClientTrainer):
-    """Sends the number of samples along."""
+    """Client trainer that also sends the number of samples."""
 
     def train(self, model_parameters: Tensor, train_loader: Loader) -> list[Tensor]:
-        """The parameters after training, and the number of samples."""
+        """Return the parameters after training, and the number of samples."""
         return [*super().train(model_parameters, train_loader), torch.tensor(len(train_loader.data[1]))]
 
 
 class Handler(FedAvgServerHandler):
-    """Weighs by the number of samples."""
+    """Server that weights clients by their number of samples."""
 
     def global_update(self, buffer: list[list[Tensor]]) -> None:
-        """Average what the clients sent."""
+        """Average the clients' parameters."""
         parameters, samples = zip(*buffer, strict=True)
         average = Aggregators.fedavg_aggregate(list(parameters), torch.stack(samples))
         SerializationTool.deserialize_model(self._model, average)
 
 
 class Pipeline(StandalonePipeline):
-    """Evaluates nothing."""
+    """Pipeline without evaluation."""
 
     def evaluate(self) -> None:
-        """Nothing."""
+        """Do nothing."""

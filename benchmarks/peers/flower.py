@@ -1,8 +1,8 @@
 """Flower's simulation engine: https://github.com/flwrlabs/flower.
 
-The engine starts Ray, whose actors are processes; so it gets a process of its own with one actor, and waits there for each round.
-A round is what lies between two evaluations on the server, Flower's hook at the end of every round. Ray and the actor start in
-the first, which only warms up.
+The engine starts Ray, whose actors are processes. So it runs in its own process with one actor, and waits there for each round.
+A round is the time between two evaluations on the server, Flower's hook at the end of every round. Ray and the actor start in
+the first round, which only warms up.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class Federation:
         self.connection.recv()
 
     def round(self) -> None:
-        """One round over all clients."""
+        """Run one round over all clients."""
         self.connection.send("round")
         self.connection.recv()
 
     def global_weights(self) -> list[Tensor]:
-        """The global model, in the order of the network's parameters."""
+        """Return the global model, in the order of the network's parameters."""
         self.connection.send("weights")
         return self.connection.recv()
 
@@ -65,25 +65,25 @@ class Federation:
 
 
 def simulate(path: Path, num_clients: int, connection: Connection) -> None:
-    """Flower's process: rounds on demand, until the connection is closed."""
+    """Run rounds on demand in Flower's process, until the connection is closed."""
     os.environ.update(
         FLWR_TELEMETRY_ENABLED="0",
-        RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",  # as Ray advises, or it warns
+        RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",  # avoids Ray's warning
         RAY_USAGE_STATS_ENABLED="0",
-        RAY_worker_niceness="0",  # or its workers give way to all others, and on a busy machine that is measured along
+        RAY_worker_niceness="0",  # by default Ray's workers have a low priority, which costs time on a busy machine
     )
     logging.getLogger("flwr").setLevel(logging.ERROR)
     server_app = ServerApp()
 
     def turn(server_round: int, arrays: ArrayRecord) -> None:
-        """The round is over."""
+        """Report the end of the round, and send the weights on request."""
         connection.send("over")
         while connection.recv() == "weights":
             connection.send(list(arrays.to_torch_state_dict().values()))
 
     @server_app.main()
     def run(grid: Grid, context: Context) -> None:
-        """All rounds."""
+        """Run all rounds."""
         FedAvg(fraction_evaluate=0.0, min_available_nodes=num_clients).start(
             grid=grid,
             initial_arrays=ArrayRecord(read(path).net.state_dict()),
@@ -100,7 +100,7 @@ def simulate(path: Path, num_clients: int, connection: Connection) -> None:
 
 @functools.cache
 def read(path: str | Path) -> Work:
-    """The work, read once in each process."""
+    """Read the work, once in each process."""
     work, threads = torch.load(path, weights_only=False)
     torch.set_num_threads(threads)
     return work
@@ -108,7 +108,7 @@ def read(path: str | Path) -> Work:
 
 @client_app.train()
 def train(message: Message, context: Context) -> Message:
-    """A client's round, as in Flower's quick start for PyTorch."""
+    """Train a client for one round, as in Flower's quick start for PyTorch."""
     work = read(message.content["config"]["work"])
     x, y = work.clients[context.node_config["partition-id"]]
     work.net.load_state_dict(message.content["arrays"].to_torch_state_dict())

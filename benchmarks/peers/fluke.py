@@ -33,16 +33,16 @@ class Federation:
         ]
         self.server = Server(copy.deepcopy(work.net), None, clients, weighted=True)
         self.federation = FedAVG(len(clients), None, {}, clients=clients, server=self.server)
-        self.federation.finalize = lambda: None  # it ends a run, after the last round
+        self.federation.finalize = lambda: None  # it would end the run after every round
 
     def round(self) -> None:
-        """One round over all clients."""
+        """Run one round over all clients."""
         self.federation.run(1, 1.0)
 
     def global_weights(self) -> list[Tensor]:
-        """The global model, in the order of the network's parameters."""
+        """Return the global model, in the order of the network's parameters."""
         return [parameter.detach() for parameter in self.server.model.parameters()]
 
     def close(self) -> None:
-        """Free what fluke keeps for this federation."""
+        """Free fluke's cache of this federation."""
         FlukeENV().close_cache()

@@ -42,7 +42,7 @@ class Federation:
         self.rounds = 0
 
     def round(self) -> None:
-        """One round over all clients. Of all rounds pfl evaluates the first, which only warms up."""
+        """Run one round over all clients. pfl evaluates only the first, which warms up."""
         self.rounds += 1
         parameters = NNAlgorithmParams(
             central_num_iterations=self.rounds,
@@ -53,37 +53,37 @@ class Federation:
         self.algorithm.run(parameters, self.backend, self.model, self.training, send_metrics_to_platform=False)
 
     def global_weights(self) -> list[Tensor]:
-        """The global model, in the order of the network's parameters."""
+        """Return the global model, in the order of the network's parameters."""
         return [parameter.detach() for parameter in self.module.parameters()]
 
     def close(self) -> None:
-        """Nothing runs in the background."""
+        """Do nothing: no process runs in the background."""
 
 
 class WithLoss(nn.Module):
-    """What pfl asks of a module."""
+    """Module with the methods that pfl requires."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
         self.net = net
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """The loss of a batch."""
+        """Return the loss of a batch."""
         return nn.functional.cross_entropy(self.net(x), y)
 
     @torch.no_grad()
     def metrics(self, x: Tensor, y: Tensor) -> dict[str, Weighted]:
-        """The metrics of a batch."""
+        """Return the metrics of a batch."""
         return {"loss": Weighted(float(self.loss(x, y)) * len(y), len(y))}
 
 
 class Client(PyTorchTensorDataset):
-    """A client whose samples come in another order in each epoch, which pfl's own data sets do not do."""
+    """Client whose samples are shuffled in each epoch, which pfl's own data sets do not do."""
 
     def __init__(self, work: Work, x: Tensor, y: Tensor) -> None:
         super().__init__((x, y))
         self.work = work
 
     def iter(self, batch_size: int | None) -> Iterator[tuple[Tensor, ...]]:
-        """An epoch; all samples at once, for metrics, without a batch size."""
+        """Return the batches of one epoch; without a batch size all samples at once, for metrics."""
         return self.work.batches(*self.raw_data) if batch_size == self.work.batch_size else super().iter(batch_size)

@@ -1,4 +1,4 @@
-"""FedAdam and its sparse and quantised relatives: their limits, what they keep, what a broadcast of changes costs, bad input."""
+"""Test FedAdam and its sparse and quantised relatives: limits, states, the cost of a broadcast of changes, bad input."""
 
 import copy
 from collections.abc import Callable
@@ -27,7 +27,7 @@ QUANTISER = Quantiser(bits=4)
 
 
 def fitted(make_trainer: MakeTrainer, algorithm: Algorithm, **flags: Any) -> FederatedTrainer:
-    """A trainer after four rounds from one initial model."""
+    """Return a trainer after four rounds from one initial model."""
     torch.manual_seed(3)
     trainer = make_trainer(**{"max_rounds": 4, "local_epochs": 2, **flags})
     trainer.fit(Perceptron(), federation(), algorithm)
@@ -82,9 +82,9 @@ def test_coordinates_without_a_gradient_stay_where_they_are(make_trainer: MakeTr
         torch.manual_seed(0)
         module = Perceptron()
         with torch.no_grad():
-            module.output.weight[:, 0] = 0  # nothing comes back to the first hidden unit in the first step …
+            module.output.weight[:, 0] = 0  # the first hidden unit gets no gradient in the first step …
             module.hidden.weight[0] = 0
-            module.hidden.bias[0] = 0  # … and it gives nothing forward
+            module.hidden.bias[0] = 0  # … and its output is 0
         before = copy.deepcopy(module)
         algorithm = OneBitAdam(warmup=1, momentum_mask=masked, epsilon=EPSILON)
         make_trainer(max_rounds=4).fit(module, federation(), algorithm)
@@ -106,7 +106,7 @@ def test_the_second_moment_never_becomes_negative(make_trainer: MakeTrainer) -> 
 
 
 class Broadcasts(Callback):
-    """Keeps what the server held at the start of each round, and what its broadcast cost."""
+    """Callback that records the server's state at the start of each round and the cost of its broadcast."""
 
     def __init__(self) -> None:
         self.held: list[list[torch.Tensor]] = []
@@ -134,12 +134,12 @@ def test_the_union_downlink_costs_what_changed_and_changes_nothing(
         u = int(changed.sum())
         assert u <= 3 * 3, "one coordinate of each vector from each of three clients"
         expected.append(min(3 * u * 32 + positions_bits(u, 26), 3 * 26 * 32))
-    assert seen.bits == [6 * bits for bits in expected], "all six clients must hear it"
+    assert seen.bits == [6 * bits for bits in expected], "all six clients must receive it"
     assert max(expected[1:]) < expected[0]
 
 
 def test_any_codec_serves_any_method(make_trainer: MakeTrainer) -> None:
-    """FedAvg with top-k and error feedback up, quantised with error feedback down, against the plain loop."""
+    """Compare FedAvg, with top-k and error feedback up and quantised with error feedback down, with the plain loop."""
     module = Perceptron()
     w = vector(module)
     errors: dict[int, np.ndarray] = {}
@@ -227,7 +227,7 @@ def test_a_warm_up_longer_than_the_run_is_worth_a_warning(make_trainer: MakeTrai
 def test_one_bit_adam_goes_on_compressing_when_the_run_is_made_longer(
     make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
 ) -> None:
-    """The warm-up is a fraction of the run: of 4 rounds it takes one, of 40 it would take eight."""
+    """Check that the warm-up is a fraction of the planned run: one of 4 rounds; it would be eight of 40."""
     for rounds in (4, 6):
         flags = {"max_rounds": 4 if rounds == 4 else 40, "default_root_dir": tmp_path, **keeps_files}
         stop = [] if rounds == 4 else [StopAfter(rounds)]

@@ -1,4 +1,4 @@
-"""Every algorithm of the roster: its oracle, resuming, order of clients, drop-outs, broken uploads."""
+"""Test every algorithm of the roster: its oracle, resuming, order of clients, drop-outs, broken uploads."""
 
 import copy
 from collections.abc import Callable
@@ -135,7 +135,7 @@ def test_a_nan_upload_is_as_if_its_client_were_absent(name: str, make_trainer: M
             metrics = trainer.callback_metrics
             rejected.append((int(metrics["clients/rejected"]), int(metrics["clients/accepted"])))
             up, _ = entry.costs(Turn(trainer.current_epoch, clients=6, rejected=1, width=64))
-            assert metrics["comm/uplink_bits"] == sum(up.values()), "what a rejected client has sent stays charged"
+            assert metrics["comm/uplink_bits"] == sum(up.values()), "bits of a rejected upload still count"
             assert torch.isfinite(metrics["train/loss"])
 
     module = Poisoned()

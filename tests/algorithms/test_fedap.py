@@ -1,4 +1,4 @@
-"""FedAP, FedDUAP and FedDUMAP: against plain loops, in every runner, resumed; what crosses; their limits."""
+"""Test FedAP, FedDUAP and FedDUMAP: plain loops, every runner, resuming, the bits sent, their limits."""
 
 import copy
 from collections.abc import Callable
@@ -26,7 +26,7 @@ MakeTrainer = Callable[..., FederatedTrainer]
 
 
 class Case(NamedTuple):
-    """A method, its oracle, the server's samples and the learning rate."""
+    """Method, its oracle, the number of server samples and the learning rate."""
 
     algorithm: Callable[[], Algorithm]
     oracle: Callable[..., np.ndarray]
@@ -47,7 +47,7 @@ CASES = {
     "FedAP-fixed": Case(
         partial(FedAP, prune_round=3, rate_mode="fixed", rate=0.6), partial(oracle.fedap, when=3, rate=0.6)
     ),
-    # Near the initial model alone the paper's rule finds something to prune.
+    # The paper's rule prunes only near the initial model.
     "FedAP-gap": Case(
         partial(FedAP, prune_round=2, rate_mode="gap"), partial(oracle.fedap, when=2, gap=True), learning_rate=0.02
     ),
@@ -117,7 +117,7 @@ def test_is_another_method_in_the_limit(limit: Algorithm, same: Algorithm, make_
 
 
 class Bits(Callback):
-    """What crossed in each round."""
+    """Callback that records the bits sent in each round."""
 
     def __init__(self) -> None:
         self.rounds: list[dict[str, dict[str, int]]] = []
@@ -129,7 +129,7 @@ class Bits(Callback):
 
 @pytest.mark.parametrize(("num_server", "max_sources"), [(0, None), (9, None), (9, 3), (0, 2)])
 def test_bits_of_asking(num_server: int, max_sources: int | None, make_trainer: MakeTrainer) -> None:
-    """d = 26 before; with h of four filters left 6h + 2."""
+    """Check the bits: d = 26 before; 6h + 2 with h of four filters left."""
     q, d, bits = 32, 26, Bits()
     case = Case(partial(FedAP, prune_round=1, max_sources=max_sources), oracle.fedap, num_server)
     algorithm, module = case.algorithm(), case.module()
@@ -142,7 +142,7 @@ def test_bits_of_asking(num_server: int, max_sources: int | None, make_trainer: 
     small = len(vector(module))
     assert small in (14, 20)
     cohort = set(problem(rounds=3, num_server=num_server).cohort(1))
-    # Who is asked has the whole model; of the round's three clients who are not, each has what is left.
+    # Queried clients receive the whole model; the others of the round's three clients receive the pruned one.
     model = q * (d * len(listening) + small * len(cohort - listening))
     ranks = 0 if num_server else 4 * q
     assert bits.rounds == [
@@ -156,7 +156,7 @@ def test_bits_of_asking(num_server: int, max_sources: int | None, make_trainer: 
 
 
 def test_asking_costs_the_same_with_any_method(make_trainer: MakeTrainer) -> None:
-    """The callback alone is FedAP, and books what FedAP books."""
+    """Check that the callback alone equals FedAP, with the same bits."""
     one, runs = Convolved(), []
     other = copy.deepcopy(one)
     for module, algorithm, callbacks in (
@@ -182,7 +182,7 @@ def test_asking_costs_also_where_nothing_is_pruned(make_trainer: MakeTrainer) ->
 
 
 def test_bits_of_the_cnn(make_trainer: MakeTrainer) -> None:
-    """Half of the filters go: d = 122,570; d' = 16·28 + 32·145 + 32·289 + 64·513 + 650 = 47,818; Σ c_l = 32 + 64 + 64."""
+    """Check half of the filters: d = 122,570; d' = 16·28 + 32·145 + 32·289 + 64·513 + 650 = 47,818; Σ c_l = 32 + 64 + 64."""
     module, bits = ImageClassifier("cnn", learning_rate=1e-6), Bits()
     with torch.no_grad():
         for parameter in module.parameters():
@@ -198,7 +198,7 @@ def test_bits_of_the_cnn(make_trainer: MakeTrainer) -> None:
         client_fraction=0.8,
         server_fraction=0.2,
     )
-    # 28,080 of the weights of convolutions are small, and ⌊0.23 d⌋ = 28,191.
+    # 28,080 of the convolutions' weights are small, and ⌊0.23 d⌋ = 28,191.
     algorithm = FedAP(prune_round=1, rate_mode="fixed", rate=0.23)
     make_trainer(max_rounds=3, clients_per_round=2, callbacks=bits).fit(module, data, algorithm)
     assert len(vector(module)) == 47_818

@@ -1,4 +1,4 @@
-"""FedDP over each of its bases: the paper's formulas, its limits, what crosses, what is measured, what is refused."""
+"""Test FedDP over each of its bases: the paper's formulas, limits, bits sent, metrics, refusals."""
 
 import copy
 from collections.abc import Callable
@@ -37,7 +37,7 @@ RUNNERS = pytest.mark.parametrize("runner", ["serial", "stacked"])
 
 
 class Convolutions(Perceptron):
-    """The toy's perceptron as two 1×1 convolutions: a sample is an image of one pixel and three channels."""
+    """Toy perceptron as two 1×1 convolutions: a sample is an image of one pixel and three channels."""
 
     def __init__(self, configure: Callable[[L.LightningModule], Any] | None = None) -> None:
         super().__init__(configure=configure)
@@ -48,7 +48,7 @@ class Convolutions(Perceptron):
 
 
 def first_gates(keep: float = 0.5) -> np.ndarray:
-    """The gates that all clients begin with, one after the other."""
+    """Return the initial gates of all clients as one vector."""
     gates = add_gates(Convolutions(), keep)
     return np.concatenate([p.detach().double().numpy().ravel() for gate in gates.values() for p in gate.parameters()])
 
@@ -63,7 +63,7 @@ def own(trainer: FederatedTrainer) -> dict[int, np.ndarray]:
 def test_is_the_papers(base: str, runner: str, multiply: bool, make_trainer: MakeTrainer) -> None:
     module = Convolutions(configure=lambda m: torch.optim.SGD(m.parameters(), lr=0.1, weight_decay=0.01))
     mu = 0.5 if base == "FedProx" else 0.0
-    # The gates begin as float32 and are trained in float64.
+    # The gates are initialised in float32 and trained in float64.
     w, gates, variates = oracle.feddp(
         problem(rounds=5, epochs=2), vector(module), first_gates(), base, 0.02, multiply, decay=0.01, mu=mu
     )
@@ -104,7 +104,7 @@ def test_without_pruning_it_is_its_base_bit_for_bit(
 
 @dataclass(frozen=True)
 class Watched(Dense):
-    """Notes what crosses."""
+    """Codec that records the bits sent."""
 
     seen: list[tuple[str, int]] = field(default_factory=list)
 
@@ -160,7 +160,7 @@ def test_resumed_equals_uninterrupted(
 
 @each_base
 def test_order_of_clients_and_a_rejected_one(base: str, make_trainer: MakeTrainer) -> None:
-    """A client whose upload is not finite is as if it were absent, and keeps the gates it had: here none."""
+    """Check that a client with an upload that is not finite counts as absent and keeps its previous gates: here none."""
     x, y = samples(sum(SIZES))
     data = federation()
     data.setup("fit")
@@ -181,7 +181,7 @@ def accuracy(w: np.ndarray, gates: np.ndarray | None, x: Tensor, y: Tensor) -> f
 
 
 def test_what_is_measured(make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]) -> None:
-    """With a client's gates on all validation data, on its own part, and without gates; what inference computes; both costs."""
+    """Check metrics with a client's gates on all validation data, on its own part, and without gates, MACs and both costs."""
     x, y = samples(120)
     sizes = (20,) * 6
 
@@ -217,10 +217,10 @@ def test_what_is_measured(make_trainer: MakeTrainer, tmp_path: Path, keeps_files
     for name, value in expected.items():
         assert float(metrics[name]) == pytest.approx(value), name
     assert float(read_rows(tmp_path)[-1]["val/accuracy_dense"]) == pytest.approx(dense)
-    # Of 3·4 and 2·1 weights, and the gates' 3·4 and 4·2.
+    # 3·4 and 2·1 weights of the convolutions, and 3·4 and 4·2 of the gates.
     assert int(metrics["model/macs_gated"]) == 3 * 2 + 2 * 1 + 12 + 8
     assert int(metrics["feddp/paper_cost_bytes"]) == 4 * 26 * 2 * 2
-    assert metrics["comm/total_uplink_bytes"] == 2 * 8 * 26 * 2 * 2, "two vectors of float64 in truth"
+    assert metrics["comm/total_uplink_bytes"] == 2 * 8 * 26 * 2 * 2, "actually two vectors of float64"
 
     for given in ({"ckpt_path": "last"}, {}):
         again = trainer.validate(module, data(), FedDP(keep=0.5), verbose=False, **given)[0]
@@ -251,7 +251,7 @@ def test_what_it_leaves_behind_has_no_gates(
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in module.modules())
     loaded = Convolutions.load_from_checkpoint(tmp_path / "model.ckpt")
     assert equal_states(dict(loaded.state_dict()), dict(module.state_dict()))
-    # A client's network, put together again.
+    # Rebuild a client's network.
     add_gates(module, keep=0.5)
     client, state = next(iter(trainer.run.clients.items()))
     module.load_state_dict(trainer.run.personal_layout.views(state["personal"]), strict=False)
@@ -286,7 +286,7 @@ def test_the_released_code_drops_small_weights_after_every_pass(
 
 
 def test_a_rule_around_another_is_the_other_in_all_but_its_step() -> None:
-    """Every method of a rule is passed on, and every property of its class."""
+    """Check that every method of the rule is forwarded, and every property of its class."""
     public = {name for name in vars(Rule) if not name.startswith("_")}
     methods = {name for name in public if callable(vars(Rule)[name])}
     assert methods <= vars(Thresholded).keys()

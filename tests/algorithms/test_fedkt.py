@@ -1,4 +1,4 @@
-"""FedKT beyond what the roster checks: how votes count, the mode that stops, bits of the set-up, what it needs."""
+"""Test FedKT beyond the roster: the count of votes, the mode that stops, bits of the set-up, its requirements."""
 
 import copy
 from collections.abc import Callable
@@ -24,7 +24,7 @@ BRIEF: dict[str, Any] = {"t": 2, "epochs": 3, "learning_rate": 0.02, "batch_size
 
 
 def ballots(*students: tuple[int, ...]) -> torch.Tensor:
-    """One-hot votes among three classes (s, m, 3)."""
+    """Return one-hot votes among three classes (s, m, 3)."""
     return torch.nn.functional.one_hot(torch.tensor(students), 3)
 
 
@@ -32,11 +32,11 @@ def test_unanimous_students_give_their_label_and_split_ones_none() -> None:
     votes = tally(ballots((0, 2, 1), (0, 1, 1)), consistent=True)
     assert votes.tolist() == [[2, 0, 0], [0, 0, 0], [0, 2, 0]]
     assert tally(ballots((0, 2, 1), (0, 1, 1)), consistent=False).tolist() == [[2, 0, 0], [0, 1, 1], [0, 2, 0]]
-    assert tally(ballots((2, 0)), consistent=True).tolist() == [[0, 0, 1], [1, 0, 0]], "one student always agrees"
+    assert tally(ballots((2, 0)), consistent=True).tolist() == [[0, 0, 1], [1, 0, 0]], "a single student always agrees"
 
 
 class Alone(Served):
-    """Only one client has samples."""
+    """Data of which one client has all samples."""
 
     def __init__(self, client: int) -> None:
         super().__init__(9)
@@ -49,7 +49,7 @@ class Alone(Served):
 
 @pytest.mark.parametrize("consistent", [True, False])
 def test_inputs_without_a_vote_are_left_out(consistent: bool, make_trainer: MakeTrainer) -> None:
-    """Where the client's students differ nobody votes, and the final model learns the rest."""
+    """Check that a client with differing students does not vote, and that the final model learns the other inputs."""
     module, trace = Perceptron(), []
     given = problem(rounds=0, absent=frozenset({0, 1, 3, 4, 5}), num_server=9)
     expected = oracle.fedkt(
@@ -92,7 +92,7 @@ def test_one_shot_makes_one_round_without_clients_and_ends(
     }
     again = make_trainer(max_rounds=5, precision="64-true", **keeps_files)
     again.fit(Perceptron(), Served(9), FedKT(mode="one_shot", **BRIEF), ckpt_path="last")
-    assert len(read_rows(tmp_path)) == 1, "a run that had its round has nothing to go on with"
+    assert len(read_rows(tmp_path)) == 1, "a run whose one round is done must not train again"
 
 
 def test_fedavg_goes_on_from_the_model_of_the_set_up(make_trainer: MakeTrainer) -> None:
@@ -106,7 +106,7 @@ def test_fedavg_goes_on_from_the_model_of_the_set_up(make_trainer: MakeTrainer) 
 
 @pytest.mark.parametrize(("s", "t", "down"), [(1, 1, 0), (2, 1, 0), (1, 2, 1), (3, 2, 1)])
 def test_students_go_up_and_images_down_once(s: int, t: int, down: int, make_trainer: MakeTrainer) -> None:
-    """8·C·H·W·n_0 bits down unless the teachers go up themselves, s·q·d up."""
+    """Count bits: 8·C·H·W·n_0 down unless the teachers are sent up themselves, s·q·d up."""
     rng = np.random.default_rng(0)
     images, labels = rng.integers(256, size=(60, 8, 8, 3), dtype=np.uint8), rng.integers(3, size=60)
     data = Arrays(
@@ -143,19 +143,19 @@ def test_every_client_is_announced_and_every_step_counted(make_trainer: MakeTrai
     trainer = make_trainer(callbacks=Watch(), enable_progress_bar=True)
     trainer.fit(Perceptron(), Served(9), FedKT(mode="one_shot", s=1, **BRIEF))
     assert seen == [(client, client + 1, 6) for client in range(6)]
-    # Halves of 3, 5, 4, 9, 12 and 7 samples in batches of 4 take 15 steps an epoch, the server's nine 3, for each student too.
+    # Halves of 3, 5, 4, 9, 12 and 7 samples in batches of 4 take 15 steps an epoch, the server's nine 3, per student.
     assert trainer.global_step == 3 * (15 + 6 * 3 + 3)
 
 
 class Broken(Perceptron):
-    """Logits are NaN on samples whose first feature is beyond 100."""
+    """Perceptron whose logits are NaN on samples with a first feature beyond 100."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x) * torch.where(x[:, :1] > 100, torch.nan, 1.0)
 
 
 def test_students_that_are_not_finite_do_not_vote(make_trainer: MakeTrainer) -> None:
-    """With t = 1 the client's only teacher breaks, and the result is as if that client had no samples."""
+    """Check with t = 1: the client's only teacher breaks, and the result is as if that client had no samples."""
     data = Served(9)
     data.setup("fit")
     x, y = data.samples

@@ -1,4 +1,4 @@
-"""FedNova: its limits, a case worked out by hand, the normaliser of momentum and of the proximal term, what it refuses."""
+"""Test FedNova: limits, a case computed by hand, the normalisers of momentum and the proximal term, refusals."""
 
 from collections.abc import Callable
 from typing import Any
@@ -27,7 +27,7 @@ def momentum(rho: float, **options: Any) -> Callable[[Any], Any]:
 
 
 def after(make_trainer: MakeTrainer, algorithm: Algorithm, sizes: Any = SIZES, module: Any = None, **flags: Any) -> Any:
-    """The model that a run from the test's seed ends with."""
+    """Return the final model of a run from the test's seed."""
     torch.manual_seed(3)
     module = module() if module else Perceptron()
     make_trainer(**{"max_rounds": 4, **flags}).fit(module, federation(sizes), algorithm)
@@ -41,7 +41,7 @@ def after(make_trainer: MakeTrainer, algorithm: Algorithm, sizes: Any = SIZES, m
 def test_is_fedavg_where_all_make_equally_many_steps(
     plan: dict[str, Any], configure: Any, make_trainer: MakeTrainer
 ) -> None:
-    """Also where they have unequally many samples."""
+    """Test equal and unequal numbers of samples."""
     nova, average = (
         after(make_trainer, algorithm, module=lambda: Perceptron(configure=configure), **plan)
         for algorithm in (FedNova(), FedAvg())
@@ -54,7 +54,7 @@ def test_is_not_fedavg_where_they_do_not(make_trainer: MakeTrainer) -> None:
 
 
 def test_with_a_proximal_term_and_equal_steps_it_is_fedprox_but_for_the_length(make_trainer: MakeTrainer) -> None:
-    """τ_eff = τ where FedProx has a: 5 steps with ημ = 0.05 make a = (1 − 0.95⁵)/0.05."""
+    """Check the ratio: τ_eff = τ where FedProx has a: 5 steps with ημ = 0.05 make a = (1 − 0.95⁵)/0.05."""
     torch.manual_seed(3)
     start = vector(Perceptron())
     nova, prox = (
@@ -65,7 +65,7 @@ def test_with_a_proximal_term_and_equal_steps_it_is_fedprox_but_for_the_length(m
 
 
 class Slope(L.LightningModule):
-    """One number w; the loss is w times the batch's mean x, whose gradient does not depend on w. A buffer counts samples."""
+    """Module with one number w and the loss w · mean(x), whose gradient does not depend on w; a buffer counts samples."""
 
     def __init__(self, rho: float = 0.0) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class Slope(L.LightningModule):
     [(0.0, (1.0, 3.0)), (0.5, (1.0, 4.25))],
 )
 def test_unequal_steps_by_hand(rho: float, lengths: tuple[float, float], make_trainer: MakeTrainer) -> None:
-    """Clients of 4 and 12 samples make 1 and 3 steps with constant gradients 1 and −2, p = ¼ and ¾."""
+    """Check clients of 4 and 12 samples, 1 and 3 steps, constant gradients 1 and −2, p = ¼ and ¾."""
     data = federation(sizes=(4, 12))
     data.setup("fit")
     x = torch.zeros(16, 3)
@@ -98,7 +98,7 @@ def test_unequal_steps_by_hand(rho: float, lengths: tuple[float, float], make_tr
     trainer.fit(module, federation(sizes=(4, 12), train=(x, torch.zeros(16, 2))), FedNova())
     tau_eff = 0.25 * lengths[0] + 0.75 * lengths[1]
     assert module.w.item() == pytest.approx(2 - 0.1 * tau_eff * (0.25 * 1 + 0.75 * -2), abs=1e-6)
-    assert module.seen.item() == pytest.approx(0.25 * 4 + 0.75 * 12), "averaged as in FedAvg"
+    assert module.seen.item() == pytest.approx(0.25 * 4 + 0.75 * 12), "buffers are averaged as in FedAvg"
     bits = trainer.run.ledger.round_bits["up"]
     assert [bits[kind] for kind in ("model", "buffers", "scalars")] == [2 * 32, 2 * 32, 2 * (32 + 32)]
 
@@ -148,7 +148,7 @@ def test_momentum_whose_normaliser_is_unknown_is_refused(configure: Any, make_tr
 
 
 class Idle(Perceptron):
-    """Leaves out batches of three samples, of which one client has no others."""
+    """Module that skips batches of three samples; one client has only such batches."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:  # type: ignore[override]
         return None if len(batch[0]) == 3 else self.loss(batch)

@@ -1,4 +1,4 @@
-"""Rounds in which every local step takes all samples of the client (FedDA's last)."""
+"""Test rounds in which every local step uses all samples of the client (FedDA's last rounds)."""
 
 import copy
 from collections.abc import Callable
@@ -37,7 +37,7 @@ def test_matches_its_oracle(variant: Any, last: int, runner: Any, make_trainer: 
     np.testing.assert_allclose(vector(module), expected, rtol=0, atol=1e-10)
     assert np.abs(expected - ordinary).max() > 1e-4
     steps = sum(2 * -(-SIZES[k] // 4) for t in range(4) for k in given.cohort(t))
-    assert trainer.global_step == steps, "as many as ever"
+    assert trainer.global_step == steps, "the number of steps does not change"
     assert trainer.run.ledger.total_bits["up"]["model"] == 4 * 5 * 64 * 26
 
 
@@ -54,9 +54,9 @@ def test_the_server_takes_all_of_its_samples_too(make_trainer: MakeTrainer) -> N
     ("flags", "num_steps", "of_a_pass"),
     [
         ({"local_steps": 2}, lambda batches: 2, None),
-        # All batches of a pass are in each of the steps that two of them would make.
+        # Every accumulated step uses all batches of a pass.
         ({"local_epochs": 2, "accumulate_grad_batches": 2}, lambda batches: 2 * -(-batches // 2), None),
-        # Nothing but the samples of two batches belongs to a pass.
+        # A pass includes only the samples of two batches.
         ({"local_epochs": 1, "limit_train_batches": 2}, lambda batches: min(batches, 2), 2),
     ],
     ids=lambda given: " ".join(given) if isinstance(given, dict) else "",
@@ -85,7 +85,7 @@ def test_every_plan_keeps_its_number_of_steps(
 
 
 def test_what_is_read_is_counted(make_trainer: MakeTrainer) -> None:
-    """Batches for the progress bar, samples for the simulated clock."""
+    """Check the counts of batches for the progress bar and of samples for the simulated clock."""
     counted: list[int] = []
     seconds = []
 
@@ -111,7 +111,7 @@ def test_what_is_read_is_counted(make_trainer: MakeTrainer) -> None:
 
 
 class Stops(Callback):
-    """Ends the run after so many rounds."""
+    """Callback that ends the run after the given number of rounds."""
 
     def __init__(self, after: int) -> None:
         self.after = after
@@ -152,7 +152,7 @@ def test_the_last_rounds_are_those_of_the_run_that_goes_on(
     keeps_files: dict[str, Any],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A longer run says that it has had last rounds before; where none had been reached there is nothing to say."""
+    """Check that a longer run reports earlier full-batch rounds, and nothing if there were none."""
     algorithm = FedDA(full_batch_last=2)
     make_trainer(max_rounds=4, callbacks=Stops(stopped), **keeps_files).fit(Perceptron(), federation(), algorithm)
     trainer = make_trainer(max_rounds=max_rounds, **keeps_files)

@@ -1,4 +1,4 @@
-"""FedAvg with HRank against plain loops on a network of two convolutions."""
+"""Test FedAvg with HRank against plain loops on a network of two convolutions."""
 
 import copy
 from collections.abc import Callable
@@ -25,7 +25,7 @@ SERVER = 9
 
 
 class Imaged(Perceptron):
-    """x (B, 3) → images (B, 1, 6, 6), frozen → 4 filters 3×3 → 3 filters 3×3 → their maps of 2×2 → (B, 2)."""
+    """Network x (B, 3) → images (B, 1, 6, 6), frozen → 4 filters 3×3 → 3 filters 3×3 → their maps of 2×2 → (B, 2)."""
 
     def __init__(self, first: int = 4, second: int = 3) -> None:
         super().__init__()
@@ -44,13 +44,13 @@ class Imaged(Perceptron):
 
 
 def lowest_ranks(maps: np.ndarray, count: int) -> list[int]:
-    """The filters with the lowest mean rank of their feature maps (n, c, H, W), of equal ones the first."""
+    """Return the filters with the lowest mean rank of their feature maps (n, c, H, W); the first among equal ones."""
     ranks = [np.mean([np.linalg.matrix_rank(image[j]) for image in maps]) for j in range(maps.shape[1])]
     return sorted(range(len(ranks)), key=lambda j: (ranks[j], j))[:count]
 
 
 def pruned(whole: Imaged, given: Problem, rate: float) -> Imaged:
-    """A network born small, with what the filters that stay have learned."""
+    """Build a small network with the weights of the filters that stay."""
     first, second = (x.detach().numpy() for x in whole.maps(torch.tensor(given.server_x)))
     lost = [lowest_ranks(maps, int(rate * maps.shape[1])) for maps in (first, second)]
     keep, then = ([j for j in range(c) if j not in gone] for c, gone in zip((4, 3), lost, strict=True))
@@ -61,7 +61,7 @@ def pruned(whole: Imaged, given: Problem, rate: float) -> Imaged:
         small.first.bias.copy_(whole.first.bias[keep])
         small.second.weight.copy_(whole.second.weight[then][:, keep])
         small.second.bias.copy_(whole.second.bias[then])
-        # Each of the second convolution's maps has four columns in the linear layer.
+        # Each map of the second convolution has four columns in the linear layer.
         small.output.weight.copy_(whole.output.weight[:, [4 * j + i for j in then for i in range(4)]])
         small.output.bias.copy_(whole.output.bias)
     return small
@@ -168,14 +168,14 @@ def test_resumed_around_the_pruning(
         def on_client_upload(self, trainer: Any, pl_module: Any, client: int, place: int, total: int) -> None:
             if trainer.current_epoch == 2 and stop == "in the round":
                 trainer.save_checkpoint(tmp_path / "half" / "checkpoints" / "last.ckpt")
-                raise RuntimeError("no electricity")
+                raise RuntimeError("power failure")
 
     whole, resumed = Imaged(), Imaged()
     half, algorithm = copy.deepcopy(whole), partial(HRank, rate=0.5, prune_round=2)
     flags: dict[str, Any] = {**keeps_files, "default_root_dir": tmp_path / "half"}
     trainer = make_trainer(max_rounds=4, **{**flags, "default_root_dir": tmp_path / "whole"})
     trainer.fit(whole, Served(SERVER), algorithm())
-    with nullcontext() if isinstance(stop, int) else pytest.raises(RuntimeError, match="electricity"):
+    with nullcontext() if isinstance(stop, int) else pytest.raises(RuntimeError, match="power failure"):
         first = make_trainer(max_rounds=stop if isinstance(stop, int) else 4, callbacks=Dies(), **flags)
         first.fit(half, Served(SERVER), algorithm())
     again = make_trainer(max_rounds=4, **flags)
@@ -185,7 +185,7 @@ def test_resumed_around_the_pruning(
     assert equal_states(trainer.run.state_dict(), again.run.state_dict())
     assert read_rows(tmp_path / "whole") == read_rows(tmp_path / "half")
     dense = Imaged()
-    for module in (dense, dense):  # the second time it is pruned already
+    for module in (dense, dense):  # the second time it is already pruned
         make_trainer().test(
             module, Served(SERVER), algorithm(), ckpt_path=tmp_path / "half" / "model.ckpt", verbose=False
         )

@@ -1,4 +1,4 @@
-"""Mime: two turns in a round, and gradients corrected by those of the same batches at the received model."""
+"""Test Mime: two turns in a round, and gradients corrected by those of the same batches at the received model."""
 
 import copy
 from collections.abc import Callable
@@ -31,7 +31,7 @@ RUNNERS = pytest.mark.parametrize("runner", ["serial", "stacked"])
 
 @RUNNERS
 def test_one_local_step_is_one_of_the_cohorts_full_gradient(runner: Any, make_trainer: MakeTrainer) -> None:
-    """Whatever the batches: centralised SGD with momentum on the samples of the round's clients."""
+    """Compare, for any batches, with centralised SGD with momentum on the samples of the round's clients."""
     module = Perceptron()
     w, m, given = vector(module), np.zeros(26), problem(rounds=4)
     for t in range(4):
@@ -46,7 +46,7 @@ def test_one_local_step_is_one_of_the_cohorts_full_gradient(runner: Any, make_tr
 
 @dataclass(frozen=True)
 class Notes(CorrectedMomentum):
-    """Notes by how much the two gradients of each step differ, and how large they are."""
+    """Rule that records the difference of the two gradients of each step, and their size."""
 
     seen: list[tuple[float, float]] = field(default_factory=list)
 
@@ -57,14 +57,14 @@ class Notes(CorrectedMomentum):
 
 
 class Dropping(Perceptron):
-    """Half of the hidden units are left out at random."""
+    """Perceptron that drops half of its hidden units at random."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.output(nn.functional.dropout(torch.tanh(self.hidden(x)), training=self.training))
 
 
 def decayed(module: Any) -> torch.optim.Optimizer:
-    """Weight decay of one layer alone."""
+    """Return an optimiser with weight decay of one layer only."""
     groups = [{"params": module.hidden.parameters()}, {"params": module.output.parameters(), "weight_decay": 0.3}]
     return torch.optim.SGD(groups, lr=0.0)
 
@@ -92,7 +92,7 @@ def still(module: Any) -> torch.optim.Optimizer:
 def test_at_the_received_model_the_two_gradients_are_one(
     kind: Any, configure: Any, flags: dict[str, Any], runner: Any, make_trainer: MakeTrainer
 ) -> None:
-    """In every step of a training that stays there, whatever is done to a gradient."""
+    """Check every step of a training at learning rate 0, with all options that change gradients."""
     module, rule = kind(), Notes(beta=0.5)
     module.configure = configure
     algorithm = Algorithm(rule=rule, steps=(Apply(), GradientMomentum(beta=0.5)))
@@ -105,7 +105,7 @@ def test_at_the_received_model_the_two_gradients_are_one(
 
 
 class Centred(Statistics):
-    """What it has seen so far is a part of its loss."""
+    """Module whose loss depends on its running mean."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         super().training_step(batch, batch_idx)
@@ -119,7 +119,7 @@ def test_both_runners_take_the_received_buffers_to_the_received_model(module: An
 
 @RUNNERS
 def test_what_training_leaves_behind_is_that_of_the_training_alone(runner: Any, make_trainer: MakeTrainer) -> None:
-    """Running statistics, what the module logs, and steps: the passes at the received model leave no trace."""
+    """Check that the passes at the received model do not change running statistics, the module's logs and steps."""
 
     class Logs(Normalised):
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -130,7 +130,7 @@ def test_what_training_leaves_behind_is_that_of_the_training_alone(runner: Any, 
 
     one = Logs()
     other, trainers = copy.deepcopy(one), []
-    # Without a step that moves the model both see the same: running statistics follow the batches alone.
+    # The learning rate is 0, so both see the same model: running statistics depend only on the batches.
     for module, algorithm in ((one, FedAvg()), (other, DeviceM(variant="mime"))):
         module.configure = still
         trainer = make_trainer(max_rounds=1, local_epochs=2, runner=runner)
@@ -160,7 +160,7 @@ def test_running_statistics_cross_once(make_trainer: MakeTrainer) -> None:
 
 @RUNNERS
 def test_clients_train_what_they_own_by_their_own_gradient(runner: Any, make_trainer: MakeTrainer) -> None:
-    """Of one step: w by the mean gradient of all, what the client owns as in FedAvg."""
+    """Check one step: w moves by the mean gradient of all, the client's own parameters as in FedAvg."""
     one = Perceptron()
     other, owned = copy.deepcopy(one), []
     for module, algorithm in (
@@ -182,7 +182,7 @@ def test_clients_train_what_they_own_by_their_own_gradient(runner: Any, make_tra
 
 @RUNNERS
 def test_a_lossy_uplink_thins_out_both_turns(runner: Any, make_trainer: MakeTrainer) -> None:
-    """⌊0.3 · 26⌋ = 7 numbers and a mask, of the gradient in the first turn and of the delta in the second."""
+    """Count ⌊0.3 · 26⌋ = 7 numbers and a mask: the gradient in the first turn and the delta in the second."""
     algorithm = Algorithm(
         rule=CorrectedMomentum(), steps=(Apply(), GradientMomentum()), uplink=ErrorFeedback(TopK(alpha=0.3))
     )
@@ -225,7 +225,7 @@ def test_in_two_processes_the_mean_is_that_of_all(tmp_path: Path) -> None:
 
 @dataclass(frozen=True)
 class Keeping(CorrectedMomentum):
-    """Keeps how often its client has taken part."""
+    """Rule that counts the rounds of its client."""
 
     def init(self, params: Tensor) -> State:
         return {"turns": torch.zeros(1)}

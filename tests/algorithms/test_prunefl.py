@@ -1,4 +1,4 @@
-"""PruneFL beyond its oracle: the mask is the best one, clients keep dense gradients, and what crosses is counted."""
+"""Test PruneFL beyond its oracle: the mask is optimal, clients keep dense gradients, and bits are counted."""
 
 import copy
 from collections.abc import Callable
@@ -25,7 +25,7 @@ MakeTrainer = Callable[..., FederatedTrainer]
 
 some_weights = st.lists(
     st.tuples(st.booleans(), st.integers(0, 20), st.integers(1, 6)), min_size=1, max_size=10
-)  # whether it is a candidate, Z, t
+)  # (True if it is a candidate, Z, t)
 
 
 @given(some_weights, st.integers(0, 30), st.integers(1, 10))
@@ -87,7 +87,7 @@ class Masks(Callback):
 
 @pytest.mark.parametrize("runner", ["serial", "stacked"])
 def test_weights_come_back_and_every_bit_is_counted(runner: str, make_trainer: MakeTrainer) -> None:
-    """With all clients in every round; Γ itself decides here, no bound."""
+    """Test all clients in every round, so that Γ alone decides and no bound applies."""
     module, masks, trace = Perceptron(), Masks(), []
     flags = {"interval": 2, "fixed_share": 0.5}
     expected = oracle.prunefl(
@@ -98,7 +98,7 @@ def test_weights_come_back_and_every_bit_is_counted(runner: str, make_trainer: M
     np.testing.assert_allclose(vector(module), expected, rtol=0, atol=1e-8)
     trace[0] = set()  # there is no mask yet
     assert masks.kept == trace
-    assert any(after - before for before, after in pairwise(trace[1:])), "some came back"
+    assert any(after - before for before, after in pairwise(trace[1:])), "some weights must come back"
     for round, bits in enumerate(masks.bits):
         kept = len(trace[round - 1]) if round > 1 else 26
         nothing = dict.fromkeys(bits["up"], 0)
@@ -119,7 +119,7 @@ def test_what_clients_keep_is_dense_and_theirs_until_it_is_sent(make_trainer: Ma
     for client, state in run.clients.items():
         importance, took_part = state["importance"], [client in given.cohort(t) for t in range(5)]
         if took_part[4]:
-            assert (importance[~run.mask] != 0).any(), "gradients of masked weights count, too"
+            assert (importance[~run.mask] != 0).any(), "gradients of masked weights count too"
         elif took_part[3]:
             assert not importance.any()
         else:
@@ -127,7 +127,7 @@ def test_what_clients_keep_is_dense_and_theirs_until_it_is_sent(make_trainer: Ma
 
 
 def test_convolutions_take_their_time(make_trainer: MakeTrainer) -> None:
-    """A weight of the first convolution makes 30 · 30 multiply-accumulates a sample, one of the last layer one."""
+    """Check 30 · 30 multiply-accumulates a sample for a weight of the first convolution, and one for the last layer."""
     from lightning_fl.data import Arrays
     from lightning_fl.steps.reconfiguration import Reconfiguration
 
@@ -158,7 +158,7 @@ def test_it_needs_server_data_to_begin_with(make_trainer: MakeTrainer) -> None:
 
 
 def test_the_server_stops_when_the_mask_settles(make_trainer: MakeTrainer) -> None:
-    """With nothing to take away the mask settles at once: six reconfigurations, the last of them after pass 10."""
+    """Check that the mask settles at once with nothing to prune: six reconfigurations, the last after pass 10."""
     trainer = make_trainer(max_rounds=1)
     algorithm = PruneFL(interval=None, shrink=0.0, initial_passes=1000, initial_batches=1, initial_interval=2)
     algorithm.steps = (algorithm.steps[0], replace(algorithm.steps[1], start_accuracy=0.0))

@@ -1,4 +1,4 @@
-"""SCAFFOLD: its limits, what clients keep, learning rates that change or differ, what it refuses."""
+"""Test SCAFFOLD: limits, client states, learning rates that change or differ, refusals."""
 
 import copy
 from collections.abc import Callable
@@ -24,7 +24,7 @@ N = len(SIZES)
 
 
 def after(make_trainer: MakeTrainer, algorithm: Algorithm, sizes: tuple[int, ...] = SIZES, **flags: Any) -> np.ndarray:
-    """The model that a run from the test's seed ends with."""
+    """Return the final model of a run from the test's seed."""
     torch.manual_seed(3)
     module = Perceptron()
     make_trainer(**{"local_epochs": 2, **flags}).fit(module, federation(sizes), algorithm)
@@ -67,7 +67,7 @@ def test_the_servers_variate_is_the_mean_of_the_clients(weighting: Any, make_tra
 
 
 def test_those_who_take_part_change_their_variate_and_no_one_else(make_trainer: MakeTrainer) -> None:
-    """Also with drop-outs: a client that received the model and never answered keeps its own."""
+    """Test drop-outs too: a client that received the model but sent no upload keeps its variate."""
     kept: list[dict[int, Tensor]] = [{}]
     uploads: list[set[int]] = []
 
@@ -102,7 +102,7 @@ def test_variates_are_those_of_the_paper(make_trainer: MakeTrainer) -> None:
 
 
 class Poisoned(Perceptron):
-    """The loss is NaN on samples whose first feature is beyond 100, once `poisonous`."""
+    """Perceptron whose loss is NaN on samples with a first feature beyond 100, once `poisonous`."""
 
     poisonous = False
 
@@ -126,7 +126,7 @@ def test_a_rejected_client_keeps_its_variate_and_does_not_count(make_trainer: Ma
     trainer = make_trainer(max_rounds=3, clients_per_round=N, callbacks=Watch())
     trainer.fit(Poisoned(), federation(train=(x, y)), SCAFFOLD())
     assert [k for k in kept[0] if torch.equal(kept[0][k], kept[2][k])] == [3]
-    # c is the mean of all N, also of the one that is stuck with an old c_k.
+    # c is the mean of all N, including the rejected client with its old c_k.
     torch.testing.assert_close(control(trainer), torch.stack(list(kept[2].values())).mean(0), rtol=0, atol=1e-6)
 
 
@@ -148,7 +148,7 @@ def test_schedules_inside_a_round_divide_by_the_sum_of_the_rates(runner: str, ma
 
 
 class Groups(Perceptron):
-    """Two learning rates, a layer that is never used, weight decay on one group."""
+    """Perceptron with two learning rates, an unused layer, and weight decay on one group."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ class Groups(Perceptron):
 
 @pytest.mark.parametrize("runner", ["serial", "stacked"])
 def test_each_coordinate_divides_by_its_own_rates(runner: str, make_trainer: MakeTrainer) -> None:
-    """c_k⁺ is the mean of the gradients, weight decay included, which one step shows; what has none keeps c_k = 0."""
+    """Check after one step that c_k⁺ is the mean gradient with weight decay; parameters without a gradient keep c_k = 0."""
     module = Groups()
     start, twin = vector(module), copy.deepcopy(module)
     x, y = samples(4)

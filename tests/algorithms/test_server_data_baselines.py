@@ -1,4 +1,4 @@
-"""DataSharing, HybridFL and FedDF beyond what the roster checks."""
+"""Test DataSharing, HybridFL and FedDF beyond the roster."""
 
 import copy
 from collections.abc import Callable
@@ -53,7 +53,7 @@ def test_distillation_of_no_steps_is_fedavg(make_trainer: MakeTrainer) -> None:
 
 @pytest.mark.parametrize("average", ["logits", "probs"])
 def test_a_student_that_is_its_only_teacher_learns_nothing(average: Any, make_trainer: MakeTrainer) -> None:
-    """One step a round: Adam divides by the gradient's size, and so would make something of rounding errors in the next."""
+    """Take one step a round: Adam divides by the gradient's size, so it would amplify rounding errors in the next step."""
     one = Perceptron()
     other = copy.deepcopy(one)
     flags = {"max_rounds": 2, "clients_per_round": 1, "precision": "64-true"}
@@ -80,7 +80,7 @@ def test_frozen_batch_norm_keeps_the_averaged_statistics(make_trainer: MakeTrain
 
 
 def test_the_best_validated_student_is_kept(make_trainer: MakeTrainer) -> None:
-    """Three of nine samples are held out; with a learning rate that ruins the student, the first validated is the best."""
+    """Hold out three of nine samples; the learning rate ruins the student, so the first validated one is the best."""
     trainer = make_trainer(max_rounds=1)
     trainer.fit(Perceptron(), Served(9), FedDF(max_steps=3, val_fraction=0.34, learning_rate=0.01))
     metrics = trainer.callback_metrics
@@ -89,7 +89,7 @@ def test_the_best_validated_student_is_kept(make_trainer: MakeTrainer) -> None:
 
 
 class ReadByLoader(Served):
-    """The same samples, read through a DataLoader."""
+    """Data with the same samples, read through a DataLoader."""
 
     def load(self) -> Any:
         train, test = super().load()
@@ -101,7 +101,7 @@ class ReadByLoader(Served):
 def test_distillation_reads_a_dataset_in_whole_passes(
     make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A loader for each teacher and each pass, not for each minibatch; the answer is that of tensors."""
+    """Check one loader for each teacher and pass, not for each minibatch; the result equals that with tensors."""
     passes: list[int] = []
     batches = DatasetSamples.batches
 
@@ -116,7 +116,7 @@ def test_distillation_reads_a_dataset_in_whole_passes(
     make_trainer(max_rounds=1).fit(one, Served(9), method)
     make_trainer(max_rounds=1).fit(other, ReadByLoader(9), method)
     np.testing.assert_allclose(vector(other), vector(one), rtol=0, atol=1e-6)
-    # Two samples to see that there are logits, three teachers, and three passes of three minibatches for seven steps.
+    # Two samples to check for logits, three teachers, and three passes of three minibatches for seven steps.
     assert [count for count in passes if count in (2, 9)] == [2] + [9] * (3 + 3)
 
 
@@ -167,7 +167,7 @@ def test_shared_images_are_booked_as_bytes_and_labels_as_32_bits(
     trainer.fit(model, data, DataSharing(cap=cap))
     assert trainer.run.ledger.setup() == {"up": 0, "down": 4 * each * (8 * 3 * 8 * 8 + 32)}
     assert trainer.run.ledger.setup_bits["down"]["data"] == trainer.run.ledger.setup()["down"]
-    assert data.client_sizes.sum() == 50, "the user's data stay as they were"
+    assert data.client_sizes.sum() == 50, "the user's data must not change"
 
 
 @pytest.mark.parametrize(

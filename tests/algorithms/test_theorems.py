@@ -1,4 +1,4 @@
-"""What the methods are in the limits of their hyper-parameters, and how parts compose."""
+"""Test the methods in the limits of their hyper-parameters, and the composition of parts."""
 
 import copy
 from collections.abc import Callable
@@ -115,14 +115,14 @@ def test_a_chain_may_hold_one_step_twice(make_trainer: MakeTrainer) -> None:
 
 @dataclass(frozen=True)
 class NeedsControl(Rule):
-    """A rule that nobody serves."""
+    """Rule whose inputs no other part sends."""
 
     receives = frozenset({"moments/control", "moments/second"})
 
 
 @dataclass(frozen=True)
 class NeedsDivergence(Step):
-    """A step that nobody feeds."""
+    """Step whose input no other part sends."""
 
     consumes = frozenset({"scalars/divergence"})
 
@@ -132,7 +132,7 @@ class NeedsDivergence(Step):
 
 @dataclass(frozen=True)
 class SharesControl(NeedsDivergence):
-    """Serves half of what `NeedsControl` asks for."""
+    """Step that sends half of the inputs of `NeedsControl`."""
 
     shares = frozenset({"moments/control"})
 
@@ -203,7 +203,7 @@ def test_a_chain_that_proposes_nothing_is_refused(steps: list[Step]) -> None:
 
 
 def test_to_a_mean_over_those_that_sent_a_codecs_gaps_are_no_change(make_trainer: MakeTrainer) -> None:
-    """An exchange that sends all leaves nothing unsent, whatever the codec leaves out."""
+    """Check an exchange that sends all coordinates: none counts as unsent, although the codec omits some."""
     one = Perceptron()
     other = copy.deepcopy(one)
     make_trainer(max_rounds=3).fit(one, federation(), Algorithm(uplink=TopK(0.3), aggregator=MaskedMean()))

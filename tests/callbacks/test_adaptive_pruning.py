@@ -1,4 +1,4 @@
-"""Adaptive pruning in a stock `L.Trainer`: how much, what, when, and that nothing else notices."""
+"""Test adaptive pruning in a stock `L.Trainer`: the rate, the filters, the epochs, and no other changes."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ QUIET: dict[str, Any] = {
 
 
 class Classifier(L.LightningModule):
-    """(B, 1, 8, 8) → (B, 3)."""
+    """Module (B, 1, 8, 8) → (B, 3)."""
 
     def __init__(self, lr: float = 0.1, dropout: float = 0.0) -> None:
         super().__init__()
@@ -191,7 +191,7 @@ def test_other_loaders():
     fit(module, AdaptivePruning(prune_epoch=0, lanczos_steps=3), data=DataLoader(Stream(), batch_size=8), epochs=1)
     images, labels = samples().tensors
     data = Arrays(train=(images, labels), test=(images, labels), num_clients=4)
-    # A federation's data in a stock trainer are pooled: one source, and the order of training stays as it was.
+    # A stock trainer pools the data of a federation into one source, and the order of training does not change.
     orders = []
 
     class Order(Classifier):

@@ -1,4 +1,4 @@
-"""Dynamic gates in a stock `L.Trainer`, against a hand-written loop; saved, loaded, resumed; and in a federation."""
+"""Test dynamic gates in a stock `L.Trainer`, against a hand-written loop; saved, loaded, resumed; and in a federation."""
 
 import copy
 from collections.abc import Callable
@@ -25,7 +25,7 @@ OPTIMIZERS = {
 
 
 class Classifier(L.LightningModule):
-    """Images (B, 2, 6, 6) → 3 classes."""
+    """Module from images (B, 2, 6, 6) to 3 classes."""
 
     def __init__(self, optimizer: str = "sgd") -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Classifier(L.LightningModule):
 
 
 class WithDictionary(Classifier):
-    """The loss in a dictionary."""
+    """Module that returns its loss in a dictionary."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         return {"loss": super().training_step(batch, batch_idx), "more": 1}
@@ -73,7 +73,7 @@ def loader(batch_size: int = 6) -> DataLoader:
 
 
 def by_hand(module: Classifier, penalty: float, epochs: int, accumulate: int = 1, **options: Any) -> dict[str, Tensor]:
-    """A plain loop whose loss has the lasso in it."""
+    """Train a plain loop whose loss includes the lasso."""
     gates = add_gates(module, **options)
     optimizer = module.configure_optimizers()
     for _ in range(epochs):
@@ -119,7 +119,7 @@ def test_resumed_equals_uninterrupted(
     first.fit(Classifier(optimizer), loader())
     first.save_checkpoint(tmp_path / "half.ckpt")
     resumed = Classifier(optimizer)
-    # Gates begin with other numbers: those of the checkpoint must replace them.
+    # The gates start with other numbers: those of the checkpoint must replace them.
     trainer = make_stock_trainer(max_epochs=4, callbacks=DynamicGates(0.5, seed=9))
     trainer.fit(resumed, loader(), ckpt_path=tmp_path / "half.ckpt")
     assert same(resumed.state_dict(), whole.state_dict())
@@ -151,7 +151,7 @@ def test_keeping_all_is_training_without_it(make_stock_trainer: Callable[..., L.
 def test_in_a_federation_of_one_it_is_the_stock_trainer(
     runner: str, make_trainer: Callable[..., FederatedTrainer], make_stock_trainer: Callable[..., L.Trainer]
 ) -> None:
-    """Without FedDP the gates are parameters like all others: shared, averaged, and counted when they cross."""
+    """Check that without FedDP the gates are ordinary parameters: shared, averaged, and counted when they are sent."""
     stock, federated = Classifier(), Classifier()
     make_stock_trainer(max_epochs=1, callbacks=DynamicGates(0.5, penalty=0.05)).fit(stock, loader(24))
     x, y = samples()
@@ -183,7 +183,7 @@ def test_a_module_may_be_copied_while_it_trains(make_stock_trainer: Callable[...
 
 
 class Manual(Classifier):
-    """Steps its optimiser itself."""
+    """Module that steps its optimiser itself."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Filter pruning in a stock `L.Trainer`: against a small network built by hand; saved, loaded and resumed."""
+"""Test filter pruning in a stock `L.Trainer`: against a small network built by hand; saved, loaded and resumed."""
 
 import copy
 import warnings
@@ -36,7 +36,7 @@ OPTIMIZERS = {
 
 
 def small_network(first: int = 6, second: int = 8) -> nn.Sequential:
-    """8×8 images, two convolutions with and without batch normalisation, flattened maps of 2×2."""
+    """Return two convolutions with and without batch normalisation on 8×8 images, flattened maps of 2×2."""
     return nn.Sequential(
         nn.Conv2d(1, first, 3),
         nn.BatchNorm2d(first),
@@ -50,7 +50,7 @@ def small_network(first: int = 6, second: int = 8) -> nn.Sequential:
 
 
 class Classifier(L.LightningModule):
-    """Somebody's own module, which knows nothing of pruning."""
+    """User's module without any code for pruning."""
 
     def __init__(self, optimizer: str = "adam") -> None:
         super().__init__()
@@ -105,7 +105,7 @@ def best(scores: list[float], count: int) -> list[int]:
 
 
 def chosen_by_hand(net: nn.Sequential, importance: str) -> tuple[list[int], list[int]]:
-    """4 of 6 and 5 of 8 filters stay at rate 0.4."""
+    """Return the filters that stay at rate 0.4: 4 of 6 and 5 of 8."""
     convolutions = (net[0], net[4])
     if importance == "magnitude":
         scores = [[float(w.detach().abs().sum()) for w in conv.weight] for conv in convolutions]  # type: ignore[union-attr]
@@ -131,7 +131,7 @@ def cut_by_hand(name: str, tensor: Tensor, first: list[int], second: list[int]) 
 
 
 def by_hand(optimizer_name: str, importance: str) -> nn.Module:
-    """Two epochs dense, then two of a smaller network that begins with the slices of weights and moments."""
+    """Train two dense epochs, then two of a smaller network that starts with the slices of weights and moments."""
     module = Classifier(optimizer_name)
     dense, optimizer = module.net, module.configure_optimizers()
     train(dense, optimizer, 2)
@@ -203,7 +203,7 @@ def test_a_pruned_checkpoint_is_small_and_loads_everywhere(tmp_path: Path) -> No
         )
         assert metrics["val/loss"] == pytest.approx(loss, rel=1e-5)
         assert torch.equal(fresh.eval()(images), expected)
-    with pytest.raises(RuntimeError, match="size mismatch"):  # without the callback nothing has changed
+    with pytest.raises(RuntimeError, match="size mismatch"):  # without the callback the module stays dense
         L.Trainer(**QUIET).test(Classifier(), loader(), ckpt_path=tmp_path / "pruned.ckpt", verbose=False)
 
     loaded = load_pruned(Classifier, tmp_path / "pruned.ckpt", optimizer="momentum")
@@ -217,7 +217,7 @@ def test_a_pruned_checkpoint_is_small_and_loads_everywhere(tmp_path: Path) -> No
 
     assert torch.equal(Mixed.load_from_checkpoint(tmp_path / "pruned.ckpt").eval()(images), expected)
 
-    trainer.test(module, loader(), ckpt_path=tmp_path / "dense.ckpt", verbose=False)  # grows back
+    trainer.test(module, loader(), ckpt_path=tmp_path / "dense.ckpt", verbose=False)  # dense again
     assert torch.equal(module.net[0].weight, dense.model.net[0].weight)  # type: ignore[union-attr]
     assert plans_of(module) == []
 
@@ -242,7 +242,7 @@ def test_an_image_classifier_loads_from_its_pruned_checkpoint(tmp_path: Path) ->
     assert loaded.network.conv2.weight.shape == (8, 6, 5, 5)  # type: ignore[union-attr]
     assert loaded.network.fc1.in_features == 8 * 25  # type: ignore[union-attr]
     assert torch.equal(loaded.eval()(x), model.eval()(x))
-    # What pruning does not do to a network is no business of it.
+    # Other differences between network and checkpoint still raise the usual error.
     with pytest.raises(RuntimeError, match="size mismatch"):
         ImageClassifier.load_from_checkpoint(tmp_path / "model.ckpt", num_classes=4)
 
@@ -374,7 +374,7 @@ def test_a_federation_without_server_data_has_no_maps_to_judge_by(tmp_path: Path
 @pytest.mark.parametrize("filters_first", [True, False])
 @pytest.mark.parametrize("federated", [False, True])
 def test_masks_are_cut_with_the_network(filters_first: bool, federated: bool, tmp_path: Path) -> None:
-    """In either order, and where both prune before the same epoch."""
+    """Test both orders, and both prunings before the same epoch."""
     seen: list[tuple[bool, bool]] = []
 
     class Look(L.Callback):

@@ -1,4 +1,4 @@
-"""Unstructured pruning in an ordinary Trainer: which weights go, that they stay away, and that it survives a checkpoint."""
+"""Test unstructured pruning in an ordinary Trainer: which weights are pruned, that they stay 0, and checkpoints."""
 
 import copy
 from collections.abc import Callable
@@ -50,7 +50,7 @@ class Net(L.LightningModule):
 
 
 def nonzero(module: Net) -> int:
-    """Of the linear layers."""
+    """Return the number of nonzero parameters of the linear layers."""
     return sum(int((p != 0).sum()) for layer in (module.net[0], module.net[3]) for p in layer.parameters())
 
 
@@ -109,16 +109,16 @@ def test_an_interrupted_training_leaves_an_ordinary_module(make_stock_trainer: M
     class Fails(Net):
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
             if self.current_epoch == 1:
-                raise RuntimeError("no more")
+                raise RuntimeError("simulated failure")
             return super().training_step(batch, batch_idx)
 
     module, pruning = Fails(), MagnitudePruning(prune_epoch=0)
-    with pytest.raises(RuntimeError, match="no more"):
+    with pytest.raises(RuntimeError, match="simulated failure"):
         make_stock_trainer(callbacks=pruning).fit(module, loader())
     module.net(torch.randn(4, 6)).sum().backward()
     assert all((p.grad != 0).any() for p in module.parameters() if p.dim() > 1)
     assert (module.net[0].weight.grad[module.net[0].weight == 0] != 0).any()
-    # The same callback begins a training of another module afresh.
+    # The same callback starts afresh with another module.
     other = Net()
     make_stock_trainer(max_epochs=1, callbacks=pruning).fit(other, loader())
     assert nonzero(other) == NUMBERS - NUMBERS // 2 - 1

@@ -1,4 +1,4 @@
-"""CommunicationMeter and TargetReached in a stock `L.Trainer` and in a federation, against counts made by hand."""
+"""Test CommunicationMeter and TargetReached in a stock `L.Trainer` and in a federation, against counts made by hand."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +20,7 @@ D = 4 * 1 + 1
 
 
 class Counts(L.LightningModule):
-    """Logs 0.1, 0.2, 0.3 … as its accuracy, epoch by epoch."""
+    """Module that logs 0.1, 0.2, 0.3 … as its accuracy, epoch by epoch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,9 +80,9 @@ def test_the_meter_splits_a_federation_s_bits_by_kind(
         assert float(row["comm/uplink_bits/model"]) == 3 * 32 * k
         assert float(row["comm/uplink_bits/moments"]) == 3 * 2 * 32 * k
         assert float(row["comm/uplink_bits/mask"]) == 3 * mask
-        for way in ("up", "down"):
-            kinds = [float(value) for name, value in row.items() if name.startswith(f"comm/{way}link_bits/")]
-            assert sum(kinds) == float(row[f"comm/{way}link_bits"])
+        for direction in ("up", "down"):
+            kinds = [float(value) for name, value in row.items() if name.startswith(f"comm/{direction}link_bits/")]
+            assert sum(kinds) == float(row[f"comm/{direction}link_bits"])
 
 
 def test_a_budget_ends_the_training(
@@ -101,7 +101,7 @@ def test_a_budget_ends_the_training(
 
 
 class Late(Counts):
-    """Logs a metric when its own epoch hook runs, after the callbacks'."""
+    """Module that logs a metric in its own epoch hook, which runs after the callbacks'."""
 
     def on_train_epoch_end(self) -> None:
         self.log("train/late", float(self.current_epoch))
@@ -139,7 +139,7 @@ def test_a_target_is_noted_with_its_price(
 
 
 class Rounded(Counts):
-    """Its metric is a float32, as those of torchmetrics are: 0.1, 0.3 and 0.9 differ from what is written here."""
+    """Module with a float32 metric, like those of torchmetrics: 0.1, 0.3 and 0.9 differ from the Python floats."""
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.log("val/accuracy", torch.tensor(0.9, dtype=torch.float32))
@@ -168,6 +168,6 @@ def test_less_may_be_better_and_names_are_checked(make_stock_trainer: Callable[.
     misspelt = make_stock_trainer(max_epochs=6, callbacks=TargetReached(0.3, "val/acuracy"), check_val_every_n_epoch=2)
     with pytest.raises(UserError, match=r"monitors 'val/acuracy', which is not logged; did you mean 'val/accuracy'"):
         misspelt.fit(Counts(), loader(), loader())
-    assert misspelt.current_epoch == 2, "the first validation is that of the second epoch"
+    assert misspelt.current_epoch == 2, "the first validation happens in the second epoch"
     with pytest.raises(UserError, match="mode 'maximum' is unknown"):
         TargetReached(0.3, mode="maximum")  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Sparse updates in a stock `L.Trainer`, against a hand-written loop; under DDP; and in a federation."""
+"""Test sparse updates in a stock `L.Trainer`, against a hand-written loop; under DDP; and in a federation."""
 
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ OPTIMIZERS = {
 
 
 class Regression(L.LightningModule):
-    """x (B, 4) → (B, 1)."""
+    """Module x (B, 4) → (B, 1)."""
 
     def __init__(self, optimizer: str) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ def loader() -> DataLoader:
 def by_hand(
     optimizer_name: str, k: int, epochs: int, leader: str = "", feedback: bool = False, every: int = 1
 ) -> tuple[Tensor, int]:
-    """The loop with its updates undone coordinate by coordinate; gives the model and the number of moments."""
+    """Train a loop whose updates are undone coordinate by coordinate; return the model and the number of moments."""
     module = Regression(optimizer_name)
     optimizer, params = module.configure_optimizers(), list(module.parameters())
     residual = torch.zeros(D)
@@ -134,7 +134,7 @@ def test_an_update_is_of_several_steps(optimizer: str, feedback: bool) -> None:
 
 
 class Pair(L.LightningModule):
-    """Two regressions with an optimiser each, which take turns in every batch."""
+    """Two regressions with one optimiser each, which alternate in every batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -191,7 +191,7 @@ def test_bad_input_is_refused() -> None:
 @pytest.mark.parametrize(("every", "steps"), [(1, 8), (3, 8), (3, 6)])  # 6 steps end within an epoch and an update
 def test_resumes_with_what_was_left_out(every: int, steps: int, tmp_path: Path) -> None:
     x, y = samples()
-    # Lightning goes on with an epoch at the loader's first batch, so all batches are alike here.
+    # Lightning resumes an epoch at the loader's first batch, so all batches are equal here.
     batches = DataLoader(TensorDataset(x[:6].repeat(4, 1), y[:6].repeat(4, 1)), batch_size=6)
     settings: dict[str, Any] = {"alpha": 0.2, "error_feedback": True, "every_n_steps": every}
     whole, counted = Regression("adam"), SparseUpdates(**settings)
@@ -261,7 +261,7 @@ def test_a_federation_exchanges_by_itself() -> None:
 
 
 def train_in_two_processes(folder: Path) -> None:
-    """What each process does."""
+    """Train in one of the two processes."""
     module = Regression("adam")
     callback = SparseUpdates(0.2, error_feedback=True)
     trainer = L.Trainer(max_epochs=2, callbacks=callback, devices=2, strategy="ddp", **QUIET)

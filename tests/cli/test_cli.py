@@ -1,4 +1,4 @@
-"""The command line: configurations, names, saved runs, checkpoints, and every mistake that a user can make with them."""
+"""Test the command line: configurations, names, saved runs, checkpoints, and every possible user error."""
 
 import inspect
 import re
@@ -24,7 +24,7 @@ QUICKSTART = str(Path(__file__).parents[2] / "configs" / "quickstart.yaml")
 
 
 class Outcome(NamedTuple):
-    """How a command ended: exit code and what it printed."""
+    """Exit code and output of a command."""
 
     code: int
     out: str
@@ -32,12 +32,12 @@ class Outcome(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """The one line that a user's mistake ends with; the run must have ended so."""
+        """Return the one line of the error message; check that the run ended with it."""
         mistakes = [line for line in self.err.splitlines() if "error:" in line]
         assert self.code == 2, f"exit code {self.code}: {self.err}"
         assert len(mistakes) == 1, self.err
         assert mistakes[0].startswith("lightning-fl: error: "), mistakes[0]
-        assert self.err.splitlines()[-1] == mistakes[0], "the mistake is not the last line"
+        assert self.err.splitlines()[-1] == mistakes[0], "the error message is not the last line"
         assert "Traceback" not in self.err
         return mistakes[0].removeprefix("lightning-fl: error: ")
 
@@ -47,7 +47,7 @@ Command = Callable[..., Outcome]
 
 @pytest.fixture
 def lightning_fl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Run a command line in an empty folder."""
+    """Return a function that runs a command line in an empty folder."""
     monkeypatch.chdir(tmp_path)
 
     def run(*words: str) -> Outcome:
@@ -82,13 +82,13 @@ SMALL = {
 
 @pytest.fixture
 def small(tmp_path: Path) -> str:
-    """A configuration of two rounds that takes a moment."""
+    """Write a quick configuration of two rounds."""
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(SMALL))
     return "small.yaml"
 
 
 def metrics(folder: str) -> list[dict[str, str]]:
-    """The rows of metrics.csv without the time they took."""
+    """Return the rows of metrics.csv without times."""
     header, *rows = Path(folder, "metrics.csv").read_text().splitlines()
     tables = [dict(zip(header.split(","), row.split(","), strict=True)) for row in rows]
     return [{name: value for name, value in row.items() if name != "time/round_seconds"} for row in tables]
@@ -103,7 +103,7 @@ def printed(outcome: Outcome) -> dict:
 
 
 def write_images(path: str, *shape: int) -> None:
-    """Ten classes of random images, for `Arrays`."""
+    """Write ten classes of random images, for `Arrays`."""
     rng = np.random.default_rng(0)
     parts = {"train": 60, "test": 20}
     images = {f"{part}_images": rng.integers(0, 256, (count, *shape), dtype=np.uint8) for part, count in parts.items()}
@@ -234,7 +234,7 @@ def test_callbacks_are_added_one_by_one(lightning_fl: Command, small: str) -> No
 def test_a_callback_from_the_command_line_works(lightning_fl: Command, small: str) -> None:
     stopping = ["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor", "val/accuracy"]
     stopping += ["--trainer.callbacks.mode", "max", "--trainer.callbacks.patience", "1"]
-    stopping += ["--trainer.callbacks.min_delta", "1.0"]  # no round can be so much better
+    stopping += ["--trainer.callbacks.min_delta", "1.0"]  # no round can improve by this much
     assert lightning_fl("fit", "--config", small, *stopping, "--trainer.max_rounds", "9").code == 0
     assert len(metrics("run")) == 2
 
@@ -279,13 +279,13 @@ def test_the_progress_bar_says_how_far_and_how_fast(lightning_fl: Command, small
     assert float(speed[1]) > 0
     assert f"accuracy={float(metrics('run')[-1]['val/accuracy']):.4g}" in last
     assert "up=15.6 kB, down=15.6 kB" in last  # two rounds of 7,800 bytes
-    assert re.search(r"\[\d+:\d+<\d+:\d+", last), "the time that is left"
+    assert re.search(r"\[\d+:\d+<\d+:\d+", last), "the remaining time"
     assert "Round" not in lightning_fl("fit", "--config", small).err
 
 
 def test_a_saved_configuration_runs_again_to_the_same_metrics(lightning_fl: Command, small: str) -> None:
     assert lightning_fl("fit", "--config", small, "--algorithm", "ServerM", "--algorithm.beta", "0.5").code == 0
-    # Evaluating in the folder of the run must not change what the run was.
+    # Evaluating in the folder of the run must not change its files.
     assert lightning_fl("test", "--config", small, "--ckpt_path", "last", "--trainer.limit_test_batches", "1").code == 0
     assert lightning_fl("fit", "--config", "run/config.yaml", "--trainer.default_root_dir", "again").code == 0
     assert metrics("again") == metrics("run")
@@ -546,8 +546,8 @@ def test_a_mistake_ends_with_one_sentence(
     assert [name for name in named if name not in sentence] == [], sentence
     assert not re.search(
         r"Parser key|Subtypes|<class |allowed: \.|typing\.|collections\.|None|Unable to|Subclass types", sentence
-    ), f"the parser's own words: {sentence}"
-    assert not Path("run").exists(), "nothing is written before something is trained"
+    ), f"the parser's own wording: {sentence}"
+    assert not Path("run").exists(), "nothing may be written before training"
 
 
 FILES = {
@@ -637,7 +637,7 @@ def test_a_class_of_the_user_s_own_may_call_its_parameters_as_it_likes(
 
 
 def test_classes_of_the_working_directory_are_found_from_a_file_elsewhere(lightning_fl: Command, small: str) -> None:
-    """The parser reads a file in that file's folder."""
+    """Check with a file in another folder, in which the parser reads it."""
     Path("own_elsewhere.py").write_text(
         "from lightning_fl.algorithms import Algorithm\n\n\nclass Own(Algorithm):\n    pass\n"
     )
@@ -747,7 +747,7 @@ def test_the_quickstart_s_first_round_costs_what_it_says(lightning_fl: Command) 
 
 
 def numeric_fields() -> list[tuple[type, str]]:
-    """The hyper-parameters of all exported parts that are numbers."""
+    """Return the numeric hyper-parameters of all exported parts."""
     rooms = (rules, codecs, exchanges, aggregators, steps)
     parts = [getattr(room, name) for room in rooms for name in room.__all__]
     return [(part, f.name) for part in parts for f in fields(part) if f.type in ("int", "float", "float | None")]
@@ -755,7 +755,7 @@ def numeric_fields() -> list[tuple[type, str]]:
 
 @pytest.mark.parametrize(("part", "name"), numeric_fields(), ids=lambda x: x if isinstance(x, str) else x.__name__)
 def test_a_number_of_a_part_must_be_a_number(part: type, name: str) -> None:
-    """Composed in YAML a part has typed parameters; the parser reads them from the annotations of all its bases."""
+    """Check the typed parameters of a part composed in YAML; the parser reads them from the annotations of all its bases."""
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(part, "part", skip={f.name for f in fields(part) if f.name != name})
     with pytest.raises(ArgumentError, match=name):

@@ -1,4 +1,4 @@
-"""The completion script, as a shell uses it."""
+"""Test the completion script as a shell uses it."""
 
 import shutil
 import subprocess
@@ -42,7 +42,7 @@ OFFERED = {
 
 @pytest.fixture(scope="module")
 def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The script that `lightning-fl` prints for bash."""
+    """Write the script that `lightning-fl` prints for bash."""
     pytest.importorskip("shtab", reason="needs shtab: pip install -e '.[completion]'")
     if shutil.which("bash") is None:
         pytest.skip("needs bash")
@@ -70,4 +70,4 @@ def test_whole_flags_are_offered_where_nothing_is_typed(script: Path) -> None:
     command = ["bash", "-c", ASK, "bash", str(script), "lightning-fl", "fit", "--"]
     flags = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     assert {"--config", "--ckpt_path", "--trainer.devices", "--model", "--data.batch_size"} <= set(flags)
-    assert len(flags) < 1500, "no class is followed without end"
+    assert len(flags) < 1500, "nested classes must not be followed endlessly"

@@ -1,4 +1,4 @@
-"""Modules with batch normalisation: what is averaged, what is counted, what is left out."""
+"""Test modules with batch normalisation: averages, bits, skipped batches."""
 
 import copy
 from collections.abc import Callable
@@ -74,7 +74,7 @@ def test_a_client_of_one_sample_trains_nothing_and_breaks_nothing(make_trainer: 
 
 
 def test_batch_norm_without_running_statistics(make_trainer: MakeTrainer) -> None:
-    """Common in federated work; it takes the batch's statistics in evaluation too, and so refuses a batch of one."""
+    """Test the variant common in federated work; it uses the batch's statistics in evaluation too and refuses a batch of one."""
     module = Perceptron()
     module.hidden = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4, track_running_stats=False))
     trainer = make_trainer(max_rounds=1)

@@ -1,4 +1,4 @@
-"""The working module on flat storage: views, optimisers, buffers, and giving it back."""
+"""Test the working module on flat storage: views, optimisers, buffers, and restoring the module."""
 
 import copy
 from collections.abc import Callable
@@ -22,7 +22,7 @@ MakeTrainer = Callable[..., FederatedTrainer]
 
 
 class Convolutions(L.LightningModule):
-    """Two convolutions and a linear layer; `configure` makes the optimiser."""
+    """Two convolutions and a linear layer; `configure` creates the optimiser."""
 
     def __init__(self, configure: Callable[[L.LightningModule], Any]) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ def flat_module_of(module: L.LightningModule, channels_last: bool = False) -> Fl
 
 
 def two_groups(cls: type[torch.optim.Optimizer]) -> Callable[[L.LightningModule], Any]:
-    """Interleaved parameters in two groups of different learning rate and weight decay."""
+    """Return interleaved parameters in two groups with different learning rates and weight decay."""
 
     def configure(module: L.LightningModule) -> torch.optim.Optimizer:
         parameters = list(module.parameters())
@@ -52,7 +52,7 @@ def two_groups(cls: type[torch.optim.Optimizer]) -> Callable[[L.LightningModule]
             {"params": parameters[::-2], "lr": 0.02, "weight_decay": 0.1},
             {"params": parameters[-2::-2], "lr": 0.005},
         ]
-        if cls is torch.optim.Rprop:  # has no weight decay
+        if cls is torch.optim.Rprop:  # without weight decay
             groups[0].pop("weight_decay")
         return cls(groups, lr=0.01)  # type: ignore[call-arg]
 
@@ -80,7 +80,7 @@ def test_the_optimiser_steps_flat_storage_as_it_steps_an_ordinary_module(
         flat_module.optimizer.step()
         flat_module.zero_gradient()
     for ours, theirs in zip(module.parameters(), ordinary.parameters(), strict=True):
-        # Adaptive methods divide by what may be tiny, so that the last bits of a gradient show.
+        # Adaptive methods may divide by tiny numbers, which amplifies the last bits of a gradient.
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5 if channels_last else 1e-6)
 
 
@@ -141,7 +141,7 @@ def test_buffers_put_in_place_of_others_count_as_buffers_written_to(make_trainer
 
 @pytest.mark.parametrize("in_place", [True, False])
 def test_buffers_are_averaged_from_the_value_they_started_with(in_place: bool, make_trainer: MakeTrainer) -> None:
-    """In particular, nothing that happens before the first round leaves a trace in them."""
+    """Check that nothing before the first round changes them."""
     data = federation(sizes=(4, 2))
     module = Statistics(in_place)
     make_trainer(max_rounds=1, clients_per_round=2).fit(module, data)
@@ -178,7 +178,7 @@ def test_frozen_parameters_are_neither_trained_nor_sent(algorithm: Any, make_tra
 
 
 class HalfUsed(Perceptron):
-    """Has a layer that the loss does not see."""
+    """Module with a layer outside the loss."""
 
     def __init__(self) -> None:
         super().__init__(configure=lambda m: torch.optim.SGD(m.parameters(), lr=0.1, weight_decay=0.5))
@@ -187,7 +187,7 @@ class HalfUsed(Perceptron):
 
 @pytest.mark.parametrize("algorithm", [FedAvg(), FedProx(mu=0), DeviceM(local_beta=0)], ids=lambda a: a.name)
 def test_parameters_outside_the_loss_are_left_alone(algorithm: Any, make_trainer: MakeTrainer) -> None:
-    """As torch's optimisers leave alone what has no gradient, weight decay or not."""
+    """Compare with torch's optimisers, which skip parameters without a gradient, with or without weight decay."""
     module = HalfUsed()
     before = copy.deepcopy(module.unused.state_dict())
     make_trainer().fit(module, federation(), algorithm)
@@ -196,7 +196,7 @@ def test_parameters_outside_the_loss_are_left_alone(algorithm: Any, make_trainer
 
 
 class SometimesUsed(Perceptron):
-    """One layer takes part only when the batch is large: on another client, or later in the round."""
+    """Module that uses one layer only for large batches: on another client, or later in the round."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -220,7 +220,7 @@ def test_parameters_that_enter_the_loss_later_are_trained(
 
 
 def test_frozen_parts_that_evaluate_keep_evaluating(make_trainer: MakeTrainer) -> None:
-    """As in `L.Trainer`, which leaves each part in the mode that the user gave it."""
+    """Compare with `L.Trainer`, which keeps the mode that the user gave each part."""
 
     class Backbone(Perceptron):
         def __init__(self) -> None:
@@ -286,7 +286,7 @@ def test_a_refused_second_fit_leaves_its_module_alone(make_trainer: MakeTrainer)
 def test_every_client_starts_with_a_fresh_optimiser(
     cls: type[torch.optim.Optimizer], make_trainer: MakeTrainer
 ) -> None:
-    """Three clients with the same samples, one after the other, arrive where one alone does."""
+    """Check that three clients with the same samples, one after the other, give the same model as one."""
     x, y = samples(1)
     moved = []
     for num_clients in (1, 3):

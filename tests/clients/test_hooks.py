@@ -1,4 +1,4 @@
-"""The order of hooks is that of Lightning's own trainer, a round being an epoch."""
+"""Test that hooks run in the order of Lightning's own trainer, a round being an epoch."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +16,7 @@ from lightning_fl.data import Federated
 MakeTrainer = Callable[..., FederatedTrainer]
 
 WITHIN_A_ROUND = ("batch", "backward", "zero_grad", "optimizer_step", "checkpoint")
-"""A federation trains several clients in an epoch, so only the hooks around them can be the same."""
+"""Hooks inside an epoch, which differ because a federation trains several clients in it."""
 
 
 def is_recorded(name: str) -> bool:
@@ -24,7 +24,7 @@ def is_recorded(name: str) -> bool:
 
 
 class Recorder(Callback):
-    """Notes every hook with the epoch and what the trainer says it is doing."""
+    """Callback that records every hook with the epoch and the trainer's state."""
 
     def __init__(self) -> None:
         self.notes: list[tuple[Any, ...]] = []
@@ -50,7 +50,7 @@ class Predicts(BoringModel):
 
 @pytest.fixture
 def recorders(make_trainer: MakeTrainer, make_stock_trainer: Callable[..., L.Trainer]) -> tuple[Recorder, Recorder]:
-    """What a stock trainer and ours say in two epochs of fit, then validate, test and predict."""
+    """Return the records of a stock trainer and ours in two epochs of fit, then validate, test and predict."""
     stock, ours = Recorder(), Recorder()
     trainer = make_stock_trainer(num_sanity_val_steps=2, callbacks=stock)
     federated = make_trainer(max_rounds=2, num_sanity_val_steps=2, callbacks=ours)
@@ -116,7 +116,7 @@ def test_clients_are_announced(make_trainer: MakeTrainer) -> None:
     in_turns = Watch()
     make_trainer(max_rounds=1, callbacks=in_turns).fit(Perceptron(), federation(), DeviceM(variant="mime"))
     assert in_turns.downloads == watch.downloads * 2, (
-        "before the gradient at the received model, and before the training"
+        "each client is announced before its gradient and before its training"
     )
     assert in_turns.uploads == watch.uploads
 

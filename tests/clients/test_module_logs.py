@@ -1,4 +1,4 @@
-"""`self.log` of a module in a federation: averages by samples over steps and clients."""
+"""Test `self.log` of a module in a federation: averages by samples over steps and clients."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +16,7 @@ MakeTrainer = Callable[..., FederatedTrainer]
 
 
 class Diary(Perceptron):
-    """Notes what it logs, by client, so that the averages can be made by hand."""
+    """Module that records its logs by client, to compute the averages by hand."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ def fitted(module: Perceptron, make_trainer: MakeTrainer, **flags: Any) -> Feder
 def test_means_are_by_samples_over_steps_and_clients(make_trainer: MakeTrainer) -> None:
     module = Diary()
     trainer = fitted(module, make_trainer)
-    assert len({num for _, num in module.notes}) > 1, "batches are unequal"
+    assert len({num for _, num in module.notes}) > 1, "batches must be unequal"
     assert trainer.callback_metrics["seen"] == pytest.approx(module.average(), rel=1e-6)
 
 
@@ -138,7 +138,7 @@ def test_validation_is_averaged_by_samples(make_trainer: MakeTrainer) -> None:
     module = Perceptron()
     trainer = fitted(module, make_trainer)
     x, y = trainer.datamodule.test._stored
-    assert len(x) % 4 != 0, "the last batch is smaller"
+    assert len(x) % 4 != 0, "the last batch must be smaller"
     assert trainer.callback_metrics["val/loss"] == pytest.approx(float(module.loss((x, y)).detach()), rel=1e-5)
 
 

@@ -1,4 +1,4 @@
-"""Learning-rate schedules and optimisers of stock modules, against plain loops."""
+"""Test learning-rate schedules and optimisers of stock modules against plain loops."""
 
 import copy
 import warnings
@@ -55,7 +55,7 @@ def both(module: L.LightningModule) -> Any:
 
 
 SCHEDULES = {
-    # name: configure_optimizers, factor of round t, scheduler inside the round, steps of the optimiser for one of it
+    # name: configure_optimizers, factor of round t, scheduler inside the round, optimiser steps per scheduler step
     "none": (sgd, lambda t: 1.0, None, 1),
     "round": (step_of(by_round), lambda t: 0.5**t, None, 1),
     "every second round": (step_of(by_round, frequency=2), lambda t: 0.5 ** (t // 2), None, 1),
@@ -106,7 +106,7 @@ def test_a_plateau_is_found_in_the_rounds_metrics(make_trainer: MakeTrainer) -> 
         def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
             rates.append(trainer.optimizers[0].param_groups[0]["lr"])
 
-    # The loss falls, so a plateau that waits for it to rise halves the rate in every round after the first.
+    # The loss falls, so ReduceLROnPlateau in mode "max" halves the rate in every round after the first.
     make_trainer(max_rounds=4, callbacks=Rates()).fit(Perceptron(configure=configure), federation())
     assert rates == pytest.approx([0.1, 0.1, 0.05, 0.025])
 
@@ -154,7 +154,7 @@ def test_restarted_momentum_follows_a_schedule_and_weight_decay(make_trainer: Ma
 
 
 def test_modules_may_ask_how_many_steps_there_will_be(make_trainer: MakeTrainer) -> None:
-    """`OneCycleLR(total_steps=self.trainer.estimated_stepping_batches)` is what Lightning's manual recommends."""
+    """Check `OneCycleLR(total_steps=self.trainer.estimated_stepping_batches)`, as in Lightning's manual."""
     asked: list[int] = []
 
     def configure(module: L.LightningModule) -> Any:

@@ -1,4 +1,4 @@
-"""Parameters that clients own: trained, kept from round to round, never sent; with any rule, in every runner."""
+"""Test parameters that clients own: trained, kept between rounds, never sent; with any rule, in every runner."""
 
 import copy
 from collections.abc import Callable
@@ -33,7 +33,7 @@ def own(trainer: FederatedTrainer) -> dict[int, np.ndarray]:
 @pytest.mark.parametrize("rule", [LocalOptimizer(), Proximal(mu=0.0), Proximal(mu=0.5)], ids=str)
 @pytest.mark.parametrize("decay", [0.0, 0.2])
 def test_is_fedper(rule: Rule, decay: float, runner: str, make_trainer: MakeTrainer) -> None:
-    """Arivazhagan et al. 2019: base layers averaged, head kept. No weight decay and no proximal term on the head."""
+    """Compare with Arivazhagan et al. 2019: base layers averaged, head kept without weight decay and proximal term."""
     module = Perceptron(configure=lambda m: torch.optim.SGD(m.parameters(), lr=0.1, weight_decay=decay))
     w, heads = oracle.fedper(problem(rounds=5, epochs=2), vector(module), OWN, getattr(rule, "mu", 0.0), decay)
     start = vector(module)
@@ -62,7 +62,7 @@ OPTIMIZERS = {
 def test_one_client_owning_a_part_trains_as_if_it_did_not(
     optimizer: str, flags: dict[str, Any], runner: str, make_trainer: MakeTrainer
 ) -> None:
-    """In one round of one client nothing is averaged: its own layer moves as the module's optimiser moves it."""
+    """Test one round of one client, in which nothing is averaged: the module's optimiser trains its own layer."""
     module = Perceptron(configure=OPTIMIZERS[optimizer])
     plain = copy.deepcopy(module)
     flags = {"max_rounds": 1, "clients_per_round": 1, "local_epochs": 3, "precision": "64-true", **flags}
@@ -75,7 +75,7 @@ def test_one_client_owning_a_part_trains_as_if_it_did_not(
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_runners_agree(optimizer: str, make_trainer: MakeTrainer) -> None:
-    """Clients of unequal length, with last batches of other sizes."""
+    """Test clients with different numbers of steps and different last batches."""
     trainers = {}
     module = Perceptron(configure=OPTIMIZERS[optimizer])
     for runner in ("serial", "stacked"):
@@ -119,7 +119,7 @@ def test_those_who_take_part_change_and_no_one_else(make_trainer: MakeTrainer) -
 def test_resumed_equals_uninterrupted(
     where: str, make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
 ) -> None:
-    """Beside a rule and a codec that keep something too; the new module begins with another head."""
+    """Test a rule and a codec that also keep states; the new module starts with another head."""
     module, runs = Perceptron(), {}
     for part, stops in {"whole": (4,), "resumed": (2, 4)}.items():
         for number, stop in enumerate(stops):
@@ -142,7 +142,7 @@ def test_resumed_equals_uninterrupted(
 
 
 class Poisoned(Perceptron):
-    """What the head gives is finite, its gradient is not, on samples whose first feature is beyond 100."""
+    """Module with a finite head output and a gradient that is not finite on samples with a first feature beyond 100."""
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         x, y = batch
@@ -189,7 +189,7 @@ def test_scaffold_leaves_it_alone(make_trainer: MakeTrainer) -> None:
 
 
 class HiddenOnly(Perceptron):
-    """Its optimiser does not know of the output layer."""
+    """Module whose optimiser lacks the output layer."""
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.hidden.parameters(), lr=0.1)
@@ -213,7 +213,7 @@ def test_bad_input_is_refused_in_a_sentence(
 
 @RUNNERS
 def test_a_mask_leaves_it_whole(runner: str, make_trainer: MakeTrainer) -> None:
-    """The mask is of what crosses; heads of clients keep all their numbers."""
+    """Check that the mask covers only shared parameters; clients' heads keep all their numbers."""
     trainer = make_trainer(max_rounds=4, runner=runner, callbacks=MagnitudePruning(rate=0.6, prune_epoch=1))
     trainer.fit(Perceptron(), federation(), Algorithm(personal=["output"]))
     mask = trainer.run.mask

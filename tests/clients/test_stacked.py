@@ -1,4 +1,4 @@
-"""Clients trained at once: the same answer as one after the other, and what cannot be stacked is said."""
+"""Test clients trained at once: the same result as one after the other, and an error for modules that cannot be stacked."""
 
 import copy
 import importlib
@@ -29,7 +29,7 @@ MakeTrainer = Callable[..., FederatedTrainer]
 
 @pytest.mark.parametrize("name", ROSTER)
 def test_every_algorithm_gives_the_same_answer(name: str, make_trainer: MakeTrainer) -> None:
-    """Stacks of three and two clients with unequal steps; now and then a client drops out or straggles."""
+    """Test stacks of three and two clients with unequal steps, drop-outs and stragglers."""
     flags = {
         "local_epochs": 2,
         "clients_at_once": 3,
@@ -121,7 +121,7 @@ class Residual(nn.Module):
 
 
 def test_images_batch_normalisation_and_unequal_clients(make_trainer: MakeTrainer) -> None:
-    """Dirichlet clients, whose last batches have many sizes."""
+    """Test Dirichlet clients, whose last batches have many sizes."""
     module = ImageClassifier(Residual(), num_classes=10, learning_rate=0.05)
     data = digits(image_size=8, partition=Dirichlet(alpha=0.5))
     flags = {"local_epochs": 1, "max_rounds": 2, "precision": "64-true", "limit_val_batches": 1}
@@ -156,7 +156,7 @@ def test_buffers_and_tied_parameters(module: Any, make_trainer: MakeTrainer) -> 
 
 
 class Partial(Perceptron):
-    """One layer is frozen, one never gets a gradient, one gets its first in the second half of the steps."""
+    """Module with a frozen layer, a layer without gradients, and one with gradients only in the second half of the steps."""
 
     def __init__(self) -> None:
         super().__init__(configure=lambda m: torch.optim.SGD(m.parameters(), lr=0.1, weight_decay=0.3, momentum=0.5))
@@ -190,7 +190,7 @@ def test_clients_keep_their_states_apart(make_trainer: MakeTrainer) -> None:
 
 
 class Noisy(Perceptron):
-    """Sees its inputs through dropout and keeps what it saw."""
+    """Module that draws a dropout mask for its inputs and sums the masks in a buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -229,13 +229,13 @@ def test_dropout_differs_between_clients_and_repeats_between_runs(make_trainer: 
         finally:
             stacked_module._finish = finish
         runs.append((torch.stack(deltas[-3:]), vector(module)))
-    assert len({tuple(row.tolist()) for row in runs[0][0]}) == 3, "each client draws its own"
+    assert len({tuple(row.tolist()) for row in runs[0][0]}) == 3, "each client must draw its own mask"
     torch.testing.assert_close(runs[0][0], runs[1][0], rtol=0, atol=0)
     np.testing.assert_array_equal(runs[0][1], runs[1][1])
 
 
 class Worded(Perceptron):
-    """Batches are dictionaries with words beside the tensors."""
+    """Module for batches that are dictionaries with tensors and words."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return self.loss((batch["x"], batch["y"]))
@@ -253,7 +253,7 @@ class WordedSamples(torch.utils.data.Dataset):
 
 
 def test_batches_of_any_structure(make_trainer: MakeTrainer) -> None:
-    """What cannot be stacked (words that differ) is trained apart, with the same answer."""
+    """Check that batches that cannot be stacked (different words) are trained one by one, with the same result."""
     from lightning.pytorch import LightningDataModule
 
     class Words(LightningDataModule):
@@ -269,7 +269,7 @@ def test_reduced_precision(precision: str, make_trainer: MakeTrainer) -> None:
 
 
 class Reads(Perceptron):
-    """Looks at a number of the batch while it trains."""
+    """Module that reads a number of the batch while it trains."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         loss = self.loss(batch)
@@ -277,7 +277,7 @@ class Reads(Perceptron):
 
 
 class Counts(Perceptron):
-    """Counts with a torchmetrics object."""
+    """Module that counts with a torchmetrics object."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -291,14 +291,14 @@ class Counts(Perceptron):
 
 
 class Skips(Perceptron):
-    """Leaves a batch out."""
+    """Module that skips a batch."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
         return None
 
 
 class Watches(Callback):
-    """Wants every client's batch."""
+    """Callback that needs every client's batch."""
 
     def on_train_batch_end(self, *arguments: Any) -> None:
         raise AssertionError("must not be called")
@@ -349,12 +349,12 @@ def test_stacked_is_really_stacked(make_trainer: MakeTrainer, monkeypatch: pytes
 
 
 def test_the_trial_leaves_no_trace(make_trainer: MakeTrainer) -> None:
-    """Buffers, the generators and the learning rate are as they were: a run of one client equals the serial one bit for bit."""
+    """Check that buffers, generators and learning rate do not change: one client gives the serial result bit for bit."""
     assert_same(fits(make_trainer, Statistics(True), federation, clients_per_round=1, local_epochs=2), 1e-6)
 
 
 def test_the_trial_is_kept_from_progress_bars(make_trainer: MakeTrainer) -> None:
-    """Lightning's own bars are not set up before the training starts."""
+    """Check with Lightning's own bars, which are not set up before the training starts."""
     bar = TQDMProgressBar()
     trainer = make_trainer(runner="stacked", callbacks=bar, enable_progress_bar=True, max_rounds=1)
     trainer.fit(Perceptron(), federation())

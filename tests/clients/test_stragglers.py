@@ -1,4 +1,4 @@
-"""Stragglers: clients that are stopped before they are done. That methods treat them as their papers do: `test_algorithms.py`."""
+"""Test stragglers, clients that are stopped early. `test_algorithms.py` tests that methods treat them as in their papers."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -19,7 +19,7 @@ MakeTrainer = Callable[..., FederatedTrainer]
 
 
 class Watch(Callback):
-    """Counts the batches and steps of each round's clients, which take their turns one after the other."""
+    """Callback that counts the batches and steps of each round's clients, which train one after the other."""
 
     def __init__(self) -> None:
         self.batches: Counter[int] = Counter()
@@ -89,7 +89,7 @@ def test_a_client_with_one_step_cannot_straggle(
 
 
 def test_the_clock_waits_until_the_time_is_up(make_trainer: MakeTrainer) -> None:
-    """A round takes as long as if nobody were stopped: that is what stops them."""
+    """Check that a round takes as long as without stragglers, because its time limit is what stops them."""
     seconds = [
         float(trainer.callback_metrics["time/simulated_seconds"])
         for trainer in (make_trainer(max_rounds=3, local_steps=6, straggler_rate=rate) for rate in (0.0, 1.0))

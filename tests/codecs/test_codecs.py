@@ -1,4 +1,4 @@
-"""What every codec promises: it packs what it says it does, decodes what it packed, and loses no more than its theory allows."""
+"""Test every codec: its size is as stated, decoding inverts packing, and the loss is within the theory."""
 
 from math import ceil
 from unittest.mock import patch
@@ -48,7 +48,7 @@ LOSSY: dict[str, Codec] = {
 }
 each_codec = pytest.mark.parametrize("codec", LOSSY.values(), ids=LOSSY)
 
-# Numbers that are far enough from the ends of float32 for their squares to be there too, and many equal ones.
+# Numbers whose squares also lie within float32's range, and many equal ones.
 numbers = st.one_of(
     st.floats(-1e9, 1e9, width=32).filter(lambda x: x == 0 or abs(x) > 1e-9), st.sampled_from([0.0, 1.0, -1.0, 2.0])
 )
@@ -56,12 +56,12 @@ vectors = st.integers(1, 70).flatmap(lambda d: arrays(np.float32, d, elements=nu
 
 
 def setting_of(d: int) -> Setting:
-    """Two tensors, of a third and the rest of the coordinates."""
+    """Return a setting with two tensors, a third and the rest of the coordinates."""
     return Setting(Layout(("a", "b"), ((d // 3,), (d - d // 3,)), (False, False)), Layout((), (), ()), num_clients=5)
 
 
 def message_of(vector: np.ndarray) -> Message:
-    """Three different vectors, buffers and a scalar."""
+    """Return three different vectors, buffers and a scalar."""
     x = torch.from_numpy(vector.copy())
     return {
         "model": x,
@@ -105,7 +105,7 @@ def test_positions_survive_packing_in_the_shorter_way(chosen: list[bool]) -> Non
 
 
 def by_definition(magnitudes: np.ndarray, k: int) -> np.ndarray:
-    """NaN last, equal ones in their order."""
+    """Return the mask of the k largest magnitudes: NaN last, equal ones in their order."""
     mask = np.zeros(len(magnitudes), dtype=bool)
     mask[np.lexsort((np.arange(len(magnitudes)), -np.nan_to_num(magnitudes, nan=-1.0, posinf=np.inf)))[:k]] = True
     return mask
@@ -173,7 +173,7 @@ def test_encoding_twice_changes_nothing_and_other_entries_never_do(codec: Codec,
     message = message_of(x)
     once = through(codec, message)
     assert once.keys() == message.keys()
-    if not isinstance(codec, FairTopK):  # a vector whose offers lie where others were larger offers new ones
+    if not isinstance(codec, FairTopK):  # it chooses other coordinates the second time
         twice = through(codec, once)
         for name in message:
             assert torch.equal(twice[name], once[name]), name
@@ -236,7 +236,7 @@ def test_levels_are_the_nearest(x: np.ndarray) -> None:
     ):
         sent = through(codec, message_of(x))["model"].double().numpy()
         best = oracle.quantise(x.astype(np.float64), levels, groups)
-        # Rounding of float32 may decide a tie the other way: what counts is how near the level is.
+        # float32's rounding may decide a tie differently, so compare the distance to the level.
         np.testing.assert_allclose(np.abs(sent - x), np.abs(best - x), atol=1e-6 * max(np.abs(x).max(), 1e-30))
 
 
@@ -345,7 +345,7 @@ def test_changes_bring_followers_to_the_new_values_exactly(x: np.ndarray, data: 
     setting, codec = setting_of(d), Changes()
     before = message_of(x)
     payload, memory = codec.encode(before, {}, setting)
-    assert _bits(payload) == (3 * d + 3 + 1) * 32, "the first broadcast is whole"
+    assert _bits(payload) == (3 * d + 3 + 1) * 32, "the first broadcast must be whole"
     assert all(torch.equal(y, before[name]) for name, y in codec.decode_incremental(payload, {}, setting).items())
     changed = sorted(data.draw(st.sets(st.integers(0, d - 1))))
     after = {name: y.clone() for name, y in before.items()}
@@ -358,7 +358,7 @@ def test_changes_bring_followers_to_the_new_values_exactly(x: np.ndarray, data: 
     followed = codec.decode_incremental(payload, memory, setting)
     assert followed.keys() == after.keys()
     assert all(torch.equal(y, after[name]) for name, y in followed.items())
-    assert all(torch.equal(memory[name], before[name]) for name in memory), "what clients held is left as it was"
+    assert all(torch.equal(memory[name], before[name]) for name in memory), "the clients' memory must not change"
 
 
 def test_changes_are_of_no_use_to_newcomers() -> None:

@@ -1,4 +1,4 @@
-"""The ledger: every bit that crosses, as exact integers."""
+"""Test that the ledger counts every bit sent, as exact integers."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -118,7 +118,7 @@ def test_a_clients_codec_memory_moves_only_with_accepted_uploads() -> None:
     link.send_up(5, one)
     memory[5] = link.commit(5)
     assert link.send_up(5, one)["model"].tolist() == [0.75] * 4
-    assert link.send_up(6, one)["model"].tolist() == [0.5] * 4, "each client has its own"
+    assert link.send_up(6, one)["model"].tolist() == [0.5] * 4, "each client has its own memory"
     assert link.ledger.bits("up") == 16
 
 

@@ -1,4 +1,4 @@
-"""The simulated clock against the seconds of a round that the authors publish."""
+"""Test the simulated clock against the round times that the authors publish."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Each data set, from a few fabricated files in the real formats."""
+"""Test each data set on a few fabricated files in the real formats."""
 
 import pickle
 import struct
@@ -17,7 +17,7 @@ RNG = np.random.default_rng(0)
 
 
 def read_all(module: FederatedDataModule) -> tuple[torch.Tensor, torch.Tensor]:
-    """All training images and labels, in file order."""
+    """Return all training images and labels, in file order."""
     module.setup()
     batches = list(module.train.batches(7))
     return torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches])
@@ -88,7 +88,7 @@ def test_cifar10(tmp_path: Path) -> None:
     assert torch.equal(images, expected(np.concatenate([parts[f"data_batch_{i}"][0] for i in range(1, 6)])))
     assert labels.tolist() == [label for i in range(1, 6) for label in (i, 0, 9, 3)]
     assert (module.num_classes, module.in_channels) == (10, 3)
-    # The files come in random order, so the clients get the first 80 % of them as they are.
+    # The files are already shuffled, so the clients get the first 80 % of them in order.
     assert set(np.concatenate(module.client_indices)) == set(range(16))
     assert module.test is not None
     assert torch.equal(next(module.test.batches(3))[0], expected(parts["test_batch"][0]))
@@ -134,7 +134,7 @@ def test_svhn(tmp_path: Path) -> None:
         savemat(tmp_path / f"{name}_32x32.mat", {"X": images.transpose(1, 2, 3, 0), "y": labels[:, None]})
     images, labels = read_all(SVHN(root=str(tmp_path), num_clients=2))
     assert torch.equal(images, expected(train))
-    # SVHN's files call the digit zero '10'.
+    # SVHN's files label the digit zero '10'.
     assert labels.tolist() == [1, 2, 3, 4, 0]
 
 

@@ -1,4 +1,4 @@
-"""FederatedDataModule: the split, its reproducibility, its loaders in a stock Trainer, its place in a configuration."""
+"""Test FederatedDataModule: the split, its reproducibility, its loaders in a stock Trainer, its use in configurations."""
 
 from collections.abc import Callable
 
@@ -26,7 +26,7 @@ NUM_TRAIN, NUM_TEST = 600, 100
 
 
 def toy(**arguments) -> Arrays:
-    """600 training samples (i, i) of 5 classes: a sample carries its own index."""
+    """Return 600 training samples (i, i) of 5 classes: a sample contains its own index."""
     x = torch.arange(NUM_TRAIN).float().unsqueeze(1).expand(-1, 2)
     y = torch.arange(NUM_TRAIN) % 5
     module = Arrays(train=(x, y), test=(x[:NUM_TEST], y[:NUM_TEST]), **{"num_clients": 10, **arguments})

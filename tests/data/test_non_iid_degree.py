@@ -1,4 +1,4 @@
-"""The non-IID degree: the values of the FedDUMAP paper, and the theorems of the Jensen-Shannon divergence."""
+"""Test the non-IID degree: the FedDUMAP paper's values, and theorems of the Jensen-Shannon divergence."""
 
 import numpy as np
 import pytest

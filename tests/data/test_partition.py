@@ -1,4 +1,4 @@
-"""Partitions: each sample exactly once, the promised sizes, an end in every case."""
+"""Test partitions: each sample exactly once, the stated sizes, termination in every case."""
 
 import numpy as np
 import pytest

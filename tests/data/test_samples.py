@@ -1,4 +1,4 @@
-"""Samples: every sample once per pass, converted exactly, in the promised memory format and order."""
+"""Test samples: every sample once per pass, converted exactly, in the stated memory format and order."""
 
 import random
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ def generator(seed: int = 0) -> torch.Generator:
 
 
 class Squares(Dataset):
-    """Its samples are (i, i²); `targets` are i modulo 3."""
+    """Dataset of (i, i²); `targets` are i modulo 3."""
 
     def __init__(self, length: int = 20, noise: bool = False) -> None:
         self.targets = [i % 3 for i in range(length)]

@@ -1,4 +1,4 @@
-"""The server's data: its size, its classes, its degree."""
+"""Test the server's data: size, classes, degree."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from lightning_fl.data import non_iid_degree
 from lightning_fl.data.server_samples import counts_for_degree, draw_classes, draw_degree, draw_uniform
 from lightning_fl.errors import UserError
 
-# As CIFAR-10: the clients hold about, not exactly, 4,000 of each class, and the server's pool about 1,000.
+# As in CIFAR-10: the clients hold about, not exactly, 4,000 of each class, and the server's pool about 1,000.
 REFERENCE = np.array([4020, 3960, 4010, 4000, 3995, 3990, 4040, 3950, 4025, 4010])
 LABELS = np.random.default_rng(5).permutation(np.repeat(np.arange(10), 5000 - REFERENCE))
 POOL = np.arange(len(LABELS))
@@ -66,14 +66,14 @@ def test_any_degree_is_reached(degree: float, seed: int) -> None:
     counts = counts_for_degree(10**7, degree, REFERENCE, order)
     assert counts.sum() == 10**7
     assert counts.min() >= 0
-    # 2e-5 is the clients' own imbalance; half a percent is for whole classes, which are taken as they are.
+    # 2e-5 is the clients' own imbalance; half a percent allows for whole classes, which are taken unchanged.
     assert non_iid_degree(counts, REFERENCE) == pytest.approx(degree, abs=max(2e-5, 0.0051 * degree))
 
 
 def test_a_degree_between_those_of_whole_classes_is_met_to_1e_4() -> None:
     counts = counts_for_degree(10**7, 0.55, REFERENCE, np.arange(10))
     assert non_iid_degree(counts, REFERENCE) == pytest.approx(0.55, abs=1e-4)
-    # l = 3 is the fewest with D <= 0.55: two classes in equal parts, and a little of all.
+    # l = 3 is the smallest with D <= 0.55: two classes in equal parts, and a few samples of all others.
     assert counts[0] == counts[1] > 10 * counts[2]
     assert counts[2:].max() - counts[2:].min() <= 1
 

@@ -1,4 +1,4 @@
-"""Who holds training samples, and what a random batch of theirs is."""
+"""Test the sources of training samples and random batches of them."""
 
 import numpy as np
 import pytest

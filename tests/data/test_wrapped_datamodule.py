@@ -1,4 +1,4 @@
-"""Federated: other people's data modules, divided."""
+"""Test Federated: ordinary data modules, divided among clients."""
 
 from collections.abc import Callable, Iterator
 
@@ -21,7 +21,7 @@ def collate(samples: list) -> dict:
 
 
 class Tables(L.LightningDataModule):
-    """A data module as users write them: split in setup, loaders of its own."""
+    """Typical user's data module: split in setup, loaders of its own."""
 
     def __init__(self, **options) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class Images(Dataset):
 
 
 class Loader:
-    """Not a Lightning class: anything with train_dataloader() will do."""
+    """Object with train_dataloader() that is not a Lightning class."""
 
     def __init__(self, loader: object) -> None:
         self.loader = loader

@@ -1,4 +1,4 @@
-"""FedLDF and its baselines: layers of networks, parts of models that cross, who is chosen, what it costs."""
+"""Test FedLDF and its baselines: layers of networks, parts of models, chosen clients, costs."""
 
 import copy
 from collections.abc import Callable
@@ -39,7 +39,7 @@ MakeTrainer = Callable[..., FederatedTrainer]
 
 
 def setting_of(module: nn.Module, num_clients: int = 6, channels_last: bool = False) -> Setting:
-    """What a federation of `module` tells its parts."""
+    """Return the setting that parts of a federation of `module` get."""
     buffers = {name: buffer for name, buffer in module.named_buffers() if buffer.is_floating_point()}
     layout = Layout.of(dict(module.named_parameters()), channels_last)
     return Setting(layout, Layout.of(buffers), num_clients, layer_groups(module))
@@ -54,13 +54,13 @@ def result(client: int, message: Message, weight: float = 1.0) -> Result:
 
 
 def collected(exchange: Exchange, setting: Setting, deltas: dict[int, Tensor]) -> dict[int, Upload]:
-    """What an exchange makes of some deltas (d,), by client."""
+    """Return an exchange's uploads of some deltas (d,), by client."""
     results = [result(client, {"model": delta}) for client, delta in deltas.items()]
     return {upload.result.client: upload for upload in exchange.collect(results, link_of(setting))}
 
 
 def layers_sent(upload: Upload, setting: Setting) -> set[str]:
-    """The layers that a client has sent, each whole."""
+    """Return the layers that a client has sent, each whole."""
     masks = setting.layout.views(upload.sent["model"])
     found = set()
     for group in setting.groups:
@@ -93,7 +93,7 @@ def test_layers_are_a_partition_of_any_network(name: str, layers: int) -> None:
 
 
 class Odd(nn.Module):
-    """What is no chain of convolutions and linear layers."""
+    """Module beyond chains of convolutions and linear layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,8 +118,10 @@ def test_what_is_no_convolution_is_a_layer_too() -> None:
     assert found["alone"].buffers == ("alone.running_mean", "alone.running_var")
     assert len(found["lstm"].parameters) == 4
     assert found["up"] == Group("up", ("up.weight", "up.bias"), ("norm.running_mean", "norm.running_var"), axis=1)
-    assert found["narrow"].parameters == ("narrow.weight", "narrow.bias"), "three outputs, eight features"
-    assert found["behind.0"].buffers == (), "a ReLU stands between"
+    assert found["narrow"].parameters == ("narrow.weight", "narrow.bias"), (
+        "a batch norm of eight features does not follow three outputs"
+    )
+    assert found["behind.0"].buffers == (), "a ReLU lies between"
     assert found["behind.2"].parameters == ("behind.2.weight", "behind.2.bias")
     assert found["embedding"].parameters == ("embedding.weight",)
     assert not {"frozen", "tied", "mean"} & set(found)
@@ -129,7 +131,9 @@ def test_a_map_of_groups_takes_running_statistics_along() -> None:
     setting = setting_of(nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2, affine=False), nn.BatchNorm2d(2)))
     asked = {"a": ["0.weight", "2.bias"], "b": ["2.weight", "0.bias", "2.running_var"]}
     a, b = resolve(asked, setting.groups, setting.layout, setting.buffer_layout)
-    assert a.buffers == ("1.running_mean", "1.running_var"), "with the first parameter of the layer that they follow"
+    assert a.buffers == ("1.running_mean", "1.running_var"), (
+        "buffers belong to the first parameter of the layer before them"
+    )
     assert b == Group("b", ("2.weight", "0.bias"), ("2.running_mean", "2.running_var"))
 
 
@@ -177,7 +181,7 @@ def test_groups_are_printed_as_a_map_that_can_be_given_back(
 
 
 class Convolutional(nn.Module):
-    """Rows of every kind: kernels with BatchNorm, a transposed kernel, a matrix, a token, a lone scale."""
+    """Module with rows of every kind: kernels with BatchNorm, a transposed kernel, a matrix, a token, a single scale."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -229,7 +233,7 @@ def test_a_submodel_is_the_smaller_model_that_it_says(bits: list[bool], channels
         assert torch.equal(value, expected[name]), name
     running = setting.buffer_layout.views(statistics)
     parts = submodel.buffer_layout.views(shorter["buffers"])
-    assert torch.equal(parts["mean"], running["mean"]), "a buffer of no layer always goes"
+    assert torch.equal(parts["mean"], running["mean"]), "a buffer without a layer is always sent"
     if of_conv.any():
         assert torch.equal(parts["norm.running_var"], running["norm.running_var"][of_conv])
     masks = submodel.masks(message)
@@ -241,7 +245,7 @@ def test_a_submodel_is_the_smaller_model_that_it_says(bits: list[bool], channels
 
 
 class TopHalf(Codec):
-    """Sends the larger half of each vector and remembers the rest: a toy of top-k with error feedback."""
+    """Codec that sends the larger half of each vector and keeps the rest: a toy of top-k with error feedback."""
 
     def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
         payload, rest = {}, {}
@@ -286,7 +290,7 @@ def test_a_codec_with_memory_works_inside_the_layers_that_are_sent() -> None:
 
 
 def test_a_lossy_codec_leaves_divergences_and_masks_alone(make_trainer: MakeTrainer) -> None:
-    """A run whose every upload goes through the toy codec: the feedback is exact, the memory is each client's own."""
+    """Test a run with the toy codec: the feedback is exact, and each client has its own memory."""
     algorithm = Algorithm(uplink=TopHalf(), exchange=LayerDivergence(n=1), aggregator=MaskedMean())
     trainer = make_trainer(max_rounds=4, clients_per_round=6)
     trainer.fit(Normalised(), federation(), algorithm)
@@ -295,19 +299,19 @@ def test_a_lossy_codec_leaves_divergences_and_masks_alone(make_trainer: MakeTrai
     up = bits_of(trainer, "up")
     assert up["scalars"] == 32 * 6 * 3
     assert up["buffers"] == 3 * 32 + 6
-    # A client that sends several layers sends the larger half of all of them together: never a bit less, at most one each.
+    # A client with several layers sends the larger half of all of them together: at least `halves`, at most one number more each.
     assert halves <= up["model"] <= halves + 32 * 2
     assert bits_of(trainer, "down")["mask"] == 6 * 3
-    assert trainer.run.client_memory, "clients that sent something remember what they kept back"
+    assert trainer.run.client_memory, "clients that sent something keep the rest"
     assert all(state["error/model"].shape == (32,) for state in trainer.run.client_memory.values())
 
 
 def test_a_mask_crosses_a_lossy_codec_unharmed(make_trainer: MakeTrainer) -> None:
-    """The toy codec would refuse a vector that is no model; neurons of two clients are hardly ever the same."""
+    """Check with the toy codec, which refuses other vectors than the model; clients' neurons hardly ever coincide."""
     algorithm = Algorithm(uplink=TopHalf(), exchange=PrunedUnits(keep=0.46), aggregator=MaskedMean())
     trainer = make_trainer(max_rounds=2)
     trainer.fit(Perceptron(), federation(), algorithm)
-    # Nine numbers a client, of which five are sent in full and nine have a bit.
+    # Nine numbers a client: five are sent in full, and each of the nine has a bit.
     assert bits_of(trainer, "up") == {"model": 3 * (5 * 32 + 9), "mask": 3 * 6}
 
 
@@ -332,7 +336,7 @@ def test_the_choice_of_layers(n: int, seed: int, order: list[int], client: int, 
     chosen = {k: layers_sent(upload, setting) for k, upload in uploads.items()}
     for group in setting.groups:
         senders = {k for k in chosen if group.name in chosen[k]}
-        assert len(senders) == n, "exactly n clients send each layer"
+        assert len(senders) == n, "exactly n clients must send each layer"
         lengths = {k: float(norms([group], deltas[k], setting.layout)) for k in deltas}
         assert min(lengths[k] for k in senders) >= max((lengths[k] for k in set(deltas) - senders), default=0.0)
     for k, upload in uploads.items():
@@ -345,9 +349,9 @@ def test_the_choice_of_layers(n: int, seed: int, order: list[int], client: int, 
     larger = collected(exchange, setting, deltas | {client: scaled})
     for k in deltas:
         now = layers_sent(larger[k], setting)
-        assert now ^ chosen[k] <= {name}, "the other layer does not care"
-        assert k != client or now >= chosen[k], "a layer that grew is not taken back"
-        assert k == client or now <= chosen[k], "nor does anybody else get in for it"
+        assert now ^ chosen[k] <= {name}, "the other layer must not change"
+        assert k != client or now >= chosen[k], "a client whose layer grew must stay chosen"
+        assert k == client or now <= chosen[k], "and no other client may be added"
 
 
 def test_a_client_that_is_chosen_for_nothing_keeps_its_old_state() -> None:
@@ -375,9 +379,11 @@ def test_draws_are_uniform_and_n(exchange: DrawnLayers | DrawnClients) -> None:
         assert (table.sum(0) == 2).all()
         together += int((table[:, 0] == table[:, 1]).all())
         counts += table
-    # 160 expected of 400 at standard deviation 10.
+    # 160 of 400 expected, with standard deviation 10.
     assert np.abs(counts - 160).max() < 45
-    assert together == 400 if isinstance(exchange, DrawnClients) else together < 100, "each layer has a draw of its own"
+    assert together == 400 if isinstance(exchange, DrawnClients) else together < 100, (
+        "each layer must have its own draw"
+    )
 
 
 def test_of_equal_divergences_the_earlier_client_is_chosen() -> None:
@@ -387,7 +393,7 @@ def test_of_equal_divergences_the_earlier_client_is_chosen() -> None:
 
 
 def test_a_layer_is_the_mean_by_samples_over_those_that_sent_it() -> None:
-    """Three clients, two layers of one number each, n = 2; worked out by hand."""
+    """Check a case computed by hand: three clients, two layers of one number each, n = 2."""
     setting = replace(setting_of(nn.Linear(1, 1)), groups=(Group("weight", ("weight",)), Group("bias", ("bias",))))
     deltas = {0: [3.0, 0.1], 1: [-5.0, 2.0], 2: [1.0, -4.0]}
     weights = {0: 10.0, 1: 30.0, 2: 50.0}
@@ -439,7 +445,7 @@ def test_everybody_sending_everything_is_fedavg_bit_for_bit(limit: Algorithm, ma
     "algorithm", [FedLDF(n=1), RandomLayers(n=1), HDFL(n=1), FedADP(keep=0.4)], ids=lambda a: a.name
 )
 def test_running_statistics_go_with_their_layer(algorithm: Algorithm, make_trainer: MakeTrainer) -> None:
-    """One client a layer: what the server then has of a layer, its statistics too, is that client's."""
+    """Test one client per layer: the server's layer and its statistics must come from the same client."""
     trained: dict[int, dict[str, Tensor]] = {}
 
     class Watch(Callback):
@@ -452,7 +458,7 @@ def test_running_statistics_go_with_their_layer(algorithm: Algorithm, make_train
     assert len(trained) == 3
     after = module.state_dict()
     if isinstance(algorithm.exchange, PrunedUnits):
-        # Coordinates of the server's statistics that moved are those of units that moved.
+        # Only statistics of units that moved may move on the server.
         moved = after["norm.weight"] != start["norm.weight"]
         assert torch.equal(after["norm.running_mean"] != start["norm.running_mean"], moved)
         return
@@ -480,7 +486,7 @@ def test_divergence_leaves_running_statistics_out() -> None:
 
 
 def test_bits_of_vgg9_as_in_the_paper() -> None:
-    """20 clients, 4 a layer: a fifth of FedAvg's uplink, and 5,760 bits of feedback."""
+    """Check 20 clients, 4 a layer: a fifth of FedAvg's uplink, and 5,760 bits of feedback."""
     module = network("vgg9", num_classes=10)
     setting = setting_of(module, num_clients=50)
     d, n_clients, n, layers = 9_231_114, 20, 4, 9
@@ -569,7 +575,7 @@ def test_a_client_whose_divergence_is_not_finite_sends_no_layer(make_trainer: Ma
 
     trainer = make_trainer(max_rounds=2, clients_per_round=6, callbacks=Watch())
     trainer.fit(Poisoned(), federation(train=(x, y)), FedLDF(n=6))
-    assert counts == [(5, 1)] * 2, "clients that are chosen for nothing are accepted, this one is not"
+    assert counts == [(5, 1)] * 2, "unlike clients that are chosen for no layer, this one is not accepted"
     assert bits_of(trainer, "up") == {"model": 32 * 26 * 5, "scalars": 32 * 6 * 2}
     assert bits_of(trainer, "down") == {"model": 32 * 26 * 6, "mask": 5 * 2}
 
@@ -633,7 +639,7 @@ def test_layer_divergence_composes_with_any_rule_and_server_momentum(make_traine
 
 @pytest.mark.parametrize("method", ["FedLDF", pytest.param("RandomLayers", marks=pytest.mark.slow)])
 def test_two_processes_choose_as_one(method: str, tmp_path: Path) -> None:
-    """With unequal clients, some of which drop out; the counts of bits are equal to the last."""
+    """Test unequal clients with drop-outs; the counts of bits are exactly equal."""
     words, algorithm = ("--model.network", "lenet5"), f"{method} --algorithm.n 2"
     one = ran(tmp_path / "one", *words, algorithm=algorithm)
     assert any(int(row["clients/dropped"]) for row in one[0])

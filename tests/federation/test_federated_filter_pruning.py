@@ -1,4 +1,4 @@
-"""`FilterPruning` in a federation with momentum on both sides: against a plain loop, resumed, and what its files load into."""
+"""Test `FilterPruning` in a federation with momentum on both sides: against a plain loop, resumed, and loading its files."""
 
 import copy
 from collections.abc import Callable
@@ -32,7 +32,7 @@ def pruning(when: int = 2, every: int | None = None) -> FilterPruning:
 
 
 def largest_half(w: np.ndarray) -> list[int]:
-    """The hidden neurons that stay of h: without the ⌊h/2⌋ with the smallest weights."""
+    """Return the hidden neurons that stay of h: without the ⌊h/2⌋ with the smallest weights."""
     norms = np.abs(oracle.parts(w)[0]).sum(1)
     return sorted(sorted(range(len(norms)), key=lambda j: (norms[j], j))[len(norms) // 2 :])
 
@@ -42,20 +42,20 @@ def largest_half(w: np.ndarray) -> list[int]:
 def test_the_servers_momentum_is_cut_with_the_network(
     when: int, every: int | None, runner: Any, make_trainer: MakeTrainer
 ) -> None:
-    """FedDUM in plain numpy, whose w and m lose the same neurons."""
+    """Compare with FedDUM in plain numpy, whose w and m lose the same neurons."""
     module = Convolved()
     given, w = problem(rounds=5, num_server=9), vector(module)
     m, bits = np.zeros_like(w), []
     for t in range(5):
-        told = 0
+        mask_bits = 0
         if t == when or (every and t > when and (t - when) % every == 0):
-            told = 6 * len(oracle.parts(w)[1])
+            mask_bits = 6 * len(oracle.parts(w)[1])
             kept = largest_half(w)
             w, m = oracle.without_neurons(w, kept), oracle.without_neurons(m, kept)
         target = oracle.dynamic_update(given, t, oracle.average(given, t, w, oracle.momentum_sgd(0.8)))
         m = 0.6 * m + 0.4 * (w - target)
         w = w - m
-        bits.append((3 * 64 * len(w), told))
+        bits.append((3 * 64 * len(w), mask_bits))
     assert len(w) == (8 if every else 14)
 
     class Watch(Callback):
@@ -79,14 +79,14 @@ def test_resumed_across_the_pruning(
         def on_client_upload(self, trainer: Any, pl_module: Any, client: int, place: int, total: int) -> None:
             if trainer.current_epoch == 2 and stop == "in the round":
                 trainer.save_checkpoint(tmp_path / "half" / "checkpoints" / "last.ckpt")
-                raise RuntimeError("no electricity")
+                raise RuntimeError("power failure")
 
     whole, resumed = Convolved(), Convolved()
     half, root = copy.deepcopy(whole), {"default_root_dir": tmp_path / "half"}
     trainer = make_trainer(max_rounds=5, callbacks=pruning(), default_root_dir=tmp_path / "whole", **keeps_files)
     trainer.fit(whole, Served(9), method())
     rounds = stop if isinstance(stop, int) else 5
-    with nullcontext() if isinstance(stop, int) else pytest.raises(RuntimeError, match="electricity"):
+    with nullcontext() if isinstance(stop, int) else pytest.raises(RuntimeError, match="power failure"):
         first = make_trainer(max_rounds=rounds, callbacks=[pruning(), Dies()], **root, **keeps_files)
         first.fit(half, Served(9), method())
     again = make_trainer(max_rounds=5, callbacks=pruning(), **root, **keeps_files)
@@ -98,7 +98,7 @@ def test_resumed_across_the_pruning(
 
 
 class Loadable(Prunable, Convolved):
-    """A module of one's own that loads what was pruned by itself."""
+    """User's module that can load its pruned checkpoints."""
 
 
 @pytest.mark.parametrize("file", ["model.ckpt", "checkpoints/last.ckpt"])
@@ -108,7 +108,7 @@ def test_what_a_pruned_run_leaves_loads_without_a_trainer(
     trained = Loadable(lr=0.05)
     trainer = make_trainer(max_rounds=3, callbacks=pruning(when=1, every=1), **keeps_files)
     trainer.fit(trained, Served(9), method())
-    assert trained.hidden.out_channels == 1, "pruned twice"
+    assert trained.hidden.out_channels == 1, "it must have been pruned twice"
     x = torch.randn(5, 3)
     for loaded in (
         load_pruned(Convolved, tmp_path / file),

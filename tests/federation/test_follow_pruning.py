@@ -1,4 +1,4 @@
-"""A federation whose network is pruned in the middle of the run."""
+"""Test a federation whose network is pruned in the middle of the run."""
 
 import copy
 from collections.abc import Callable
@@ -25,12 +25,12 @@ from lightning_fl.vectors.pruning_map import PruningMap
 
 MakeTrainer = Callable[..., FederatedTrainer]
 
-# Of W₁ (4, 3), b₁ (4,), W₂ (2, 4), b₂ (2,) one after the other, hidden unit 1 has row 3-5, bias 13 and the column 17, 21.
+# In the vector of W₁ (4, 3), b₁ (4,), W₂ (2, 4), b₂ (2,), hidden unit 1 has row 3-5, bias 13 and column 17, 21.
 KEPT = [place for place in range(26) if place not in (3, 4, 5, 13, 17, 21)]
 
 
 class Narrow(Perceptron):
-    """Three hidden units from birth."""
+    """Perceptron with three hidden units from the start."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,14 +38,14 @@ class Narrow(Perceptron):
 
 
 def sliced(node: Any) -> Any:
-    """Every vector (…, 26) in a nest of dictionaries without hidden unit 1."""
+    """Remove hidden unit 1 from every vector (…, 26) in nested dictionaries."""
     if isinstance(node, dict):
         return {key: sliced(value) for key, value in node.items()}
     return node[..., KEPT] if isinstance(node, torch.Tensor) and node.shape[-1:] == (26,) else node
 
 
 def slice_by_hand(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """The checkpoint of a perceptron as if unit 1 had never been there, and the bits that tell six clients of four units."""
+    """Return a perceptron's checkpoint without unit 1, with the bits that announce the kept ones of four units to six clients."""
     run = sliced(checkpoint["federation"]["run"])
     shapes = {"hidden.weight": (3, 3), "hidden.bias": (3,), "output.weight": (2, 3), "output.bias": (2,)}
 
@@ -64,7 +64,7 @@ def slice_by_hand(checkpoint: dict[str, Any]) -> dict[str, Any]:
     return checkpoint | parts | {"federation": checkpoint["federation"] | {"run": run}}
 
 
-# States of clients, of steps, of both codecs, layers and server data; the others differ in nothing that a stack sees.
+# They have states of clients, of steps, of both codecs, layers and server data; for a stack the others add nothing new.
 STACKED = ("SCAFFOLD", "FedDUM", "FedLDF-map", "FedADP", "FedAdamSSM-second", "OneBitAdam", "EfficientAdam")
 
 
@@ -92,7 +92,7 @@ def test_goes_on_as_a_network_born_small_whose_states_were_sliced_by_hand(
     assert all(numbers[key] == others[key] for key in numbers if "time" not in key)
 
 
-# Where fewer numbers, or fewer neurons, mean another choice of what is sent or kept, and where zero has a sign.
+# Fewer numbers or neurons change their choice of coordinates to send or keep, or zero has a sign.
 COUNT_NUMBERS = (
     *("FedADP", "FedAdamTop", "FedAdamSSM", "FairnessTop", "OneBitAdam", "EfficientAdam-sign"),
     *("IMC", "PruneFL"),
@@ -101,7 +101,7 @@ COUNT_NUMBERS = (
 
 @pytest.mark.parametrize("name", [name for name in ROSTER if not name.startswith(COUNT_NUMBERS)])
 def test_without_a_unit_of_zeros_nothing_changes(name: str, make_trainer: MakeTrainer) -> None:
-    """Such a unit stays zero, since tanh 0 = 0 and neither side of it gets a gradient."""
+    """Check that such a unit stays zero, since tanh 0 = 0 and both its sides have zero gradients."""
     entry, dense = ROSTER[name], Perceptron()
     with torch.no_grad():
         for part in (dense.hidden.weight[1], dense.hidden.bias[1], dense.output.weight[:, 1]):
@@ -114,7 +114,7 @@ def test_without_a_unit_of_zeros_nothing_changes(name: str, make_trainer: MakeTr
 
 
 class Convolved(Perceptron):
-    """x (B, 3) → frozen W x, images (B, 2, 4, 4) → convolution, normalised or not → convolution → mean → (B, 2)."""
+    """Module x (B, 3) → frozen W x, images (B, 2, 4, 4) → convolution, normalised or not → convolution → mean → (B, 2)."""
 
     def __init__(self, normalised: bool, configure: Any = None) -> None:
         super().__init__(configure=configure)
@@ -123,7 +123,7 @@ class Convolved(Perceptron):
         self.first, self.second = nn.Conv2d(2, 4, 3, padding=1), nn.Conv2d(4, 3, 3)
         self.norm = nn.BatchNorm2d(4) if normalised else nn.Identity()
         self.output = nn.Linear(3, 2)
-        with torch.no_grad():  # nothing gets past filter 1, which is learned no more
+        with torch.no_grad():  # the output of filter 1 is 0, and the filter is not trained
             for x in (self.norm.weight, self.norm.bias) if normalised else (self.first.weight, self.first.bias):
                 x[1] = 0
 
@@ -133,7 +133,7 @@ class Convolved(Perceptron):
 
 
 class FilterLess(Pruning):
-    """Takes filter 1 out of a `Convolved`."""
+    """Callback that removes filter 1 from a `Convolved`."""
 
     def plan(self, module: nn.Module) -> Plan:
         kept = torch.tensor([0, 2, 3])
@@ -145,13 +145,13 @@ class FilterLess(Pruning):
 
 
 def in_groups(module: Any) -> torch.optim.Optimizer:
-    """Momentum, and decay of one layer alone."""
+    """Return an optimiser with momentum, and weight decay of one layer only."""
     decayed, others = list(module.second.parameters()), [*module.first.parameters(), *module.output.parameters()]
     return torch.optim.SGD([{"params": others}, {"params": decayed, "weight_decay": 0.1}], lr=0.1, momentum=0.5)
 
 
 def adagrad(module: Any) -> torch.optim.Optimizer:
-    """Its state is as old as the optimiser itself."""
+    """Return an optimiser whose state exists from the start."""
     return torch.optim.Adagrad(module.parameters(), lr=0.05)
 
 
@@ -159,14 +159,14 @@ def adagrad(module: Any) -> torch.optim.Optimizer:
     ("configure", "normalised", "runner"),
     [
         *product((None, in_groups), (False, True), ("serial", "stacked")),
-        # Adagrad is not stacked, and a bias before a normalisation, whose gradient is rounding errors, makes it wander.
+        # Adagrad is not stacked, and a bias before a normalisation has rounding errors as gradient, which it amplifies.
         (adagrad, False, "serial"),
     ],
 )
 def test_a_filter_that_nothing_passes_is_cut_out_of_every_vector(
     configure: Any, normalised: bool, runner: Any, make_trainer: MakeTrainer
 ) -> None:
-    """With channels innermost where nothing is normalised, running statistics, frozen parameters, states and codec memory."""
+    """Test channels_last without normalisation, running statistics, frozen parameters, states and codec memory."""
     runs = {}
     start = Convolved(normalised, configure)
     for kind, callbacks in {"dense": [], "pruned": [FilterLess(when=1)]}.items():
@@ -211,7 +211,7 @@ def test_names_and_lengths_say_what_is_cut() -> None:
     cut = PruningMap.from_plan(layout, buffer_layout, plan).state(state)
     assert cut["momentum"].tolist() == [1, 3, 4, 5]
     assert cut["residual/moments/first"].tolist() == [[1, 3, 4, 5]] * 3
-    assert cut["residual/buffers"].tolist() == [0, 1, 2, 5], "as many numbers as there are parameters"
+    assert cut["residual/buffers"].tolist() == [0, 1, 2, 5], "it has as many numbers as there are parameters"
     assert all(cut[name] is state[name] for name in ("scalars/classes", "mean", "scales"))
 
 
@@ -229,15 +229,15 @@ def test_bits_clock_and_size_change_in_that_round(normalised: bool, make_trainer
     callbacks = [FilterLess(when=1), Watch()]
     trainer = make_trainer(max_rounds=3, clients_per_round=2, clock=clock, callbacks=callbacks)
     trainer.fit(Convolved(normalised), federation(sizes=(3, 6, 4, 8)))
-    # 4 filters of 2·9 + 1 numbers, 3 of 4·9 + 1, 2 of 3 + 1; a filter less takes 19 and 3·9; batch normalisation has 4 of each.
+    # 4 filters of 2·9 + 1 numbers, 3 of 4·9 + 1, 2 of 3 + 1; one filter less saves 19 and 3·9; batch normalisation has 4 of each.
     sizes, buffers, macs = (195, 149, 149), (0, 0, 0), (3 * 32 + 16 * 72 + 4 * 108 + 6, 3 * 32 + 16 * 54 + 4 * 81 + 6)
     if normalised:
         sizes, buffers = (203, 155, 155), (8, 6, 6)
     for round, (bits, seconds, parameters, counted) in enumerate(rows):
-        for way in ("up", "down"):
-            mask = 4 * (4 + 3) if (way, round) == ("down", 1) else 0
+        for direction in ("up", "down"):
+            mask = 4 * (4 + 3) if (direction, round) == ("down", 1) else 0
             expected = {"model": 2 * 32 * sizes[round], "buffers": 2 * 32 * buffers[round], "mask": mask}
-            assert {kind: count for kind, count in bits[way].items() if count} == {
+            assert {kind: count for kind, count in bits[direction].items() if count} == {
                 k: v for k, v in expected.items() if v
             }
         assert (parameters, counted) == (sizes[round] + 128, macs[min(round, 1)])
@@ -266,11 +266,11 @@ def test_resumed_before_in_and_after_the_round_of_the_pruning(
         def on_client_upload(self, trainer: Any, pl_module: Any, client: int, place: int, total: int) -> None:
             if trainer.current_epoch == 2 and stop == "in the round":
                 trainer.save_checkpoint(tmp_path / "half" / "checkpoints" / "last.ckpt")
-                raise RuntimeError("no electricity")
+                raise RuntimeError("power failure")
 
     first = {**flags, "max_rounds": stop if isinstance(stop, int) else 5, "client_states": place}
     root = {"default_root_dir": tmp_path / "half"}
-    with nullcontext() if isinstance(stop, int) else pytest.raises(RuntimeError, match="electricity"):
+    with nullcontext() if isinstance(stop, int) else pytest.raises(RuntimeError, match="power failure"):
         make_trainer(callbacks=[Pruning(when=2), Dies()], **first, **root).fit(half, federation(), Remembering())
     again = make_trainer(callbacks=Pruning(when=2), client_states=place, **flags, **root)
     again.fit(resumed, federation(), Remembering(), ckpt_path="last")
@@ -336,7 +336,7 @@ def test_what_is_pruned_cannot_be_made_whole_again(
 def test_a_module_made_small_at_once_keeps_the_history(
     make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
 ) -> None:
-    """It goes on with a run that was pruned, and a dense module goes on with what it saves."""
+    """Check that it resumes a pruned run, and that a dense module resumes from its checkpoint."""
     whole, first, last = (Perceptron() for _ in range(3))
     first.load_state_dict(whole.state_dict())
     make_trainer(max_rounds=4, callbacks=Pruning(when=1)).fit(whole, federation(), Remembering())

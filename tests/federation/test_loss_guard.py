@@ -1,4 +1,4 @@
-"""Clients, server steps and rounds whose loss explodes are thrown away, if that is asked for."""
+"""Test the optional rejection of clients, server steps and rounds whose loss explodes."""
 
 import copy
 from collections.abc import Callable
@@ -32,7 +32,7 @@ def loss(w: np.ndarray, x: np.ndarray, y: np.ndarray) -> float:
 
 
 def trained(w: np.ndarray, batches: Any) -> tuple[np.ndarray, list[float]]:
-    """A client's model, and of every sample that it reads the mean loss of the batch that the sample was in."""
+    """Return a client's model, and for every sample that it reads the mean loss of the sample's batch."""
     losses, y = [], w.copy()
     for batch in batches:
         losses += [loss(y, *batch)] * len(batch[0])
@@ -51,10 +51,12 @@ def test_clients_whose_last_loss_explodes_do_not_count(
     rejected = []
     for t in range(4):
         clients = [(SIZES[k], *trained(w, given.batches(t, k))) for k in given.cohort(t)]
-        good = [(n, y) for n, y, losses in clients if reference is None or np.mean(losses[-n:]) < factor * reference]
-        rejected.append(5 - len(good))
-        if good:
-            w = sum(n * y for n, y in good) / sum(n for n, _ in good)
+        accepted = [
+            (n, y) for n, y, losses in clients if reference is None or np.mean(losses[-n:]) < factor * reference
+        ]
+        rejected.append(5 - len(accepted))
+        if accepted:
+            w = sum(n * y for n, y in accepted) / sum(n for n, _ in accepted)
         if reference is None:
             reference = np.mean([value for _, _, losses in clients for value in losses])
     assert 0 < sum(rejected) < 20
@@ -64,11 +66,11 @@ def test_clients_whose_last_loss_explodes_do_not_count(
     np.testing.assert_allclose(vector(module), w, rtol=0, atol=1e-10)
     rows = read_rows(tmp_path)
     assert [int(row["clients/rejected"]) for row in rows] == rejected
-    assert [int(row["comm/uplink_bits"]) for row in rows] == [5 * 64 * 26] * 4, "bits stay charged"
+    assert [int(row["comm/uplink_bits"]) for row in rows] == [5 * 64 * 26] * 4, "bits of rejected uploads still count"
 
 
 class Knows(Callback):
-    """The initial loss, also where it would come to be known in the first round."""
+    """Callback that sets the initial loss, which otherwise is only known in the first round."""
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         trainer.run.initial_loss = 1.0
@@ -76,7 +78,7 @@ class Knows(Callback):
 
 @pytest.mark.parametrize("name", ["SCAFFOLD", "FedNova", "FedAdamSSM", "OneBitAdam", "PruneFL", "FedDUM"])
 def test_an_exploding_client_is_as_if_it_were_absent(name: str, make_trainer: MakeTrainer) -> None:
-    """Whatever the method keeps; the client's targets are a thousand times too large."""
+    """Test methods with all kinds of states; the client's targets are a thousand times too large."""
     entry, bad = ROSTER[name], 3
     x, y = samples(entry.num_samples)
     data = entry.federation()
@@ -102,7 +104,7 @@ def test_an_exploding_client_is_as_if_it_were_absent(name: str, make_trainer: Ma
 
 @pytest.mark.parametrize("factor", [1.002, 1.05])
 def test_a_server_step_that_makes_the_loss_explode_is_undone(factor: float, make_trainer: MakeTrainer) -> None:
-    """FedDU, whose α is so large that some of its updates go far beyond the server's model."""
+    """Test FedDU with an α so large that some of its updates go far beyond the server's model."""
     module, undone = Perceptron(lr=0.3), []
     w, given = vector(module), problem(rounds=6, num_server=9)
     given.learning_rate = 0.3
@@ -116,15 +118,15 @@ def test_a_server_step_that_makes_the_loss_explode_is_undone(factor: float, make
 
     class Watch(Callback):
         def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-            told.append(bool(trainer.callback_metrics["guard/undone_steps"]))
+            reported.append(bool(trainer.callback_metrics["guard/undone_steps"]))
 
-    told: list[bool] = []
+    reported: list[bool] = []
     trainer = make_trainer(
         max_rounds=6, precision="64-true", callbacks=Watch(), loss_guard=LossGuard(server_steps=factor)
     )
     trainer.fit(module, Served(9), FedDU(C=60))
     np.testing.assert_allclose(vector(module), w, rtol=0, atol=1e-9)
-    assert told == undone
+    assert reported == undone
 
 
 def test_a_server_step_that_is_undone_leaves_no_counters_and_no_steps(make_trainer: MakeTrainer) -> None:
@@ -141,7 +143,7 @@ def test_a_server_step_that_is_undone_leaves_no_counters_and_no_steps(make_train
 
 @dataclass(frozen=True)
 class Ruins(Step):
-    """Makes a hundred of one, and leaves traces everywhere."""
+    """Step that multiplies the proposal by a hundred, and changes everything else that it can."""
 
     def init(self, params: torch.Tensor) -> State:
         return {"turns": torch.zeros(1)}
@@ -172,7 +174,7 @@ def test_a_step_that_is_undone_leaves_no_trace(make_trainer: MakeTrainer) -> Non
 
 @RUNNERS
 def test_a_round_that_makes_the_loss_explode_is_undone(runner: Any, make_trainer: MakeTrainer) -> None:
-    """The server goes eight times as far as the clients' mean."""
+    """Test a server step of eight times the clients' mean update."""
     module, losses, undone = Perceptron(), [], []
     start = w = vector(module)
     given = problem(rounds=8, num_server=9)
@@ -183,24 +185,26 @@ def test_a_round_that_makes_the_loss_explode_is_undone(runner: Any, make_trainer
         w = w if undone[-1] else proposal
     assert 0 < sum(undone) < 8
 
-    told: list[tuple[float, bool, int]] = []
+    reported: list[tuple[float, bool, int]] = []
 
     class Watch(Callback):
         def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
             metrics = trainer.callback_metrics
-            told.append((float(metrics["guard/loss"]), bool(metrics["guard/undone"]), int(metrics["clients/accepted"])))
+            reported.append(
+                (float(metrics["guard/loss"]), bool(metrics["guard/undone"]), int(metrics["clients/accepted"]))
+            )
 
     flags: dict[str, Any] = {"max_rounds": 8, "precision": "64-true", "runner": runner, "callbacks": Watch()}
     trainer = make_trainer(**flags, loss_guard=LossGuard(rounds=1.1))
     trainer.fit(module, Served(9), Algorithm(steps=(Apply(learning_rate=8.0),)))
     np.testing.assert_allclose(vector(module), w, rtol=0, atol=1e-9)
-    np.testing.assert_allclose([value for value, _, _ in told], losses, rtol=1e-6)
-    assert [(flag, accepted) for _, flag, accepted in told] == [(flag, 3) for flag in undone]
+    np.testing.assert_allclose([value for value, _, _ in reported], losses, rtol=1e-6)
+    assert [(flag, accepted) for _, flag, accepted in reported] == [(flag, 3) for flag in undone]
     assert trainer.run.ledger.total_bits["up"]["model"] == 8 * 3 * 64 * 26
 
 
 class Explodes(Callback):
-    """From round 1 on the loss may not grow at all."""
+    """Callback that allows no growth of the loss from round 1 on, and records the states."""
 
     def __init__(self) -> None:
         self.states: list[Any] = []
@@ -237,7 +241,7 @@ class Explodes(Callback):
     ids=["SCAFFOLD", "Remembering", "FedDUM", "ServerM", "personal", "PruneFL"],
 )
 def test_a_round_that_is_undone_leaves_no_trace(kind: Any, algorithm: Any, make_trainer: MakeTrainer) -> None:
-    """Neither in the model nor in what server, clients and their codecs keep; steps and bits count."""
+    """Check the model and the states of server, clients and their codecs; steps and bits still count."""
     watch = Explodes()
     trainer = make_trainer(max_rounds=2, callbacks=watch, loss_guard=LossGuard(rounds=1e6))
     trainer.fit(kind(), Served(9), algorithm())
@@ -263,7 +267,7 @@ def test_without_a_guard_nothing_is_measured(make_trainer: MakeTrainer, monkeypa
 def test_resumed_equals_uninterrupted(
     num_server: int, make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
 ) -> None:
-    """The initial loss is a part of the run."""
+    """Check that the initial loss is saved and restored."""
     start, fits = Perceptron(), {}
     guard = LossGuard(clients=1.05, rounds=1.01) if num_server else LossGuard(clients=1.05)
     for part, stops in {"whole": (5,), "resumed": (2, 5)}.items():

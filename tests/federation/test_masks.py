@@ -1,4 +1,4 @@
-"""Unstructured pruning in a federation: what is masked is 0 everywhere and crosses nowhere, whatever the method."""
+"""Test unstructured pruning in a federation: masked numbers are 0 everywhere and never sent, with any method."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +22,7 @@ each_dense_algorithm = pytest.mark.parametrize("name", [name for name in ROSTER 
 
 
 class Watch(Callback):
-    """Bits of each round, and what of the run is not 0 outside the mask."""
+    """Callback that records the bits of each round, and all numbers of the run that are not 0 outside the mask."""
 
     def __init__(self) -> None:
         self.bits: list[dict[str, dict[str, int]]] = []
@@ -58,15 +58,15 @@ def test_any_method_keeps_to_the_mask(name: str, make_trainer: MakeTrainer) -> N
         assert trainer.run.mask is not None
         assert watch.outside == []
         before, after = watch.bits[1], watch.bits[3]
-        for way in ("up", "down"):
-            assert after[way]["model"] < before[way]["model"] or not before[way]["model"]
+        for direction in ("up", "down"):
+            assert after[direction]["model"] < before[direction]["model"] or not before[direction]["model"]
         assert len(trainer.run.clients_with_mask) >= 3
         ends.append(vector(module))
     np.testing.assert_allclose(*ends, rtol=0, atol=1e-8)
 
 
 def test_a_client_is_sent_the_mask_once(make_trainer: MakeTrainer) -> None:
-    """Of 26 parameters ⌈0.4 · 26⌉ + 1 = 12 go; a client that takes part for the first time since then is sent 26 bits."""
+    """Count bits: ⌈0.4 · 26⌉ + 1 = 12 of 26 parameters are pruned; a client's first round under the mask costs 26 bits."""
     watch, cohorts = Watch(), []
 
     class Cohorts(Callback):
@@ -76,14 +76,14 @@ def test_a_client_is_sent_the_mask_once(make_trainer: MakeTrainer) -> None:
     make_trainer(max_rounds=6, callbacks=[watch, Cohorts()]).fit(
         Perceptron(), federation(), IMC(rate=0.4, prune_round=2)
     )
-    told: set[int] = set()
+    clients_with_mask: set[int] = set()
     for round, (bits, cohort) in enumerate(zip(watch.bits, cohorts, strict=True)):
         numbers = 26 if round < 2 else 14
-        newcomers = cohort - told if round >= 2 else set()
-        told |= newcomers
+        newcomers = cohort - clients_with_mask if round >= 2 else set()
+        clients_with_mask |= newcomers
         assert bits["up"] == dict.fromkeys(bits["up"], 0) | {"model": 3 * 32 * numbers}
         assert bits["down"] == dict.fromkeys(bits["up"], 0) | {"model": 3 * 32 * numbers, "mask": 26 * len(newcomers)}
-    assert any(cohort & told for cohort in cohorts[3:]), "somebody came back"
+    assert any(cohort & clients_with_mask for cohort in cohorts[3:]), "some client must return"
 
 
 def test_pruning_nothing_is_fedavg(make_trainer: MakeTrainer) -> None:
@@ -106,7 +106,7 @@ def test_two_prunings_add_up(make_trainer: MakeTrainer) -> None:
 
 @pytest.mark.parametrize("algorithm", [FedAvg, toys.Remembering, FedDUM])
 def test_a_mask_follows_a_structured_pruning(algorithm: Any, make_trainer: MakeTrainer) -> None:
-    """Masked before round 1, one hidden unit of four cut before round 2, and what is left pruned again before round 3."""
+    """Mask before round 1, prune one hidden unit of four before round 2, and mask the rest again before round 3."""
     watch, masks = Watch(), []
 
     class Masks(Callback):
@@ -135,12 +135,12 @@ def with_adam(module: Any) -> Any:
 
 
 def with_mixing(module: Any) -> Any:
-    """An optimiser whose step of a coordinate looks at others too."""
+    """Return an optimiser whose step of a coordinate depends on other coordinates too."""
     return Mixing(module.parameters())
 
 
 class Mixing(torch.optim.Optimizer):
-    """w ← w − 0.1 (g + its mean over the tensor)."""
+    """Optimiser with the step w ← w − 0.1 (g + its mean over the tensor)."""
 
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, {"lr": 0.1})
@@ -168,7 +168,7 @@ def test_masked_weights_stay_at_zero_in_every_step(configure: Any, make_trainer:
 
 
 def test_what_is_masked_does_not_count_in_the_norm_that_is_clipped(make_trainer: MakeTrainer) -> None:
-    """The mask is a part of the forward pass, which alone tells the gradient."""
+    """Compare with a mask in the forward pass, which alone determines the gradient."""
     module = Perceptron()
     start = vector(module)
     mask = np.abs(start) > sorted(np.abs(start))[11]
@@ -195,7 +195,7 @@ def test_what_is_masked_does_not_count_in_the_norm_that_is_clipped(make_trainer:
 
 
 class Asks(Callback):
-    """What the server's samples say of the pruning rate before round 2."""
+    """Callback that records the pruning rate of the server's samples before round 2."""
 
     def __init__(self) -> None:
         self.rates: list[float] = []
@@ -206,7 +206,7 @@ class Asks(Callback):
 
 
 def test_imc_asks_the_server_alone_how_much_to_leave_out(make_trainer: MakeTrainer) -> None:
-    """Asking costs no bits, and the mask is that of the rate given by hand."""
+    """Check that the query costs no bits, and that the mask equals that of the same rate given by hand."""
     first, second, asks = Perceptron(), Perceptron(), Asks()
     second.load_state_dict(first.state_dict())
     data = ROSTER["FedDU"].federation
@@ -229,7 +229,7 @@ def test_imc_asks_the_server_alone_how_much_to_leave_out(make_trainer: MakeTrain
 def test_imc_asks_all_as_fedap_does(rate_mode: Any, runner: Any, num_server: int, make_trainer: MakeTrainer) -> None:
     gap = rate_mode == "gap"
     given = problem(rounds=4, num_server=num_server)
-    given.learning_rate = 0.02 if gap else 0.1  # near the initial model alone the paper's rule finds something to prune
+    given.learning_rate = 0.02 if gap else 0.1  # the paper's rule prunes only near the initial model
     module = Perceptron(lr=given.learning_rate)
     expected = oracle.imc(given, vector(module), round=2, gap=gap)
     trainer = make_trainer(max_rounds=4, precision="64-true", runner=runner)
@@ -241,7 +241,7 @@ def test_imc_asks_all_as_fedap_does(rate_mode: Any, runner: Any, num_server: int
 
 @pytest.mark.parametrize("max_sources", [None, 3])
 def test_bits_of_asking_all(max_sources: int | None, make_trainer: MakeTrainer) -> None:
-    """Who is asked has the whole model before the mask; of the round's three clients who are not, each has what is left."""
+    """Count bits: queried clients receive the dense model; the others of the round's three receive the masked one."""
     watch, algorithm = Watch(), IMC(prune_round=1, rate_source="all", max_sources=max_sources)
     trainer = make_trainer(max_rounds=3, callbacks=watch)
     trainer.fit(Perceptron(), toys.Served(9), algorithm)
@@ -251,7 +251,10 @@ def test_bits_of_asking_all(max_sources: int | None, make_trainer: MakeTrainer) 
     assert len(asked) == 6 if max_sources is None else 2 <= len(asked) <= 3
     first, second = (set(problem(rounds=3, num_server=9).cohort(t)) for t in (1, 2))
     model = q * (26 * len(asked) + left * len(first - asked))
-    found = [{way: {kind: n for kind, n in bits[way].items() if n} for way in ("up", "down")} for bits in watch.bits]
+    found = [
+        {direction: {kind: n for kind, n in bits[direction].items() if n} for direction in ("up", "down")}
+        for bits in watch.bits
+    ]
     assert found == [
         {"up": {"model": 3 * q * 26}, "down": {"model": 3 * q * 26}},
         {
@@ -283,7 +286,7 @@ def test_asking_all_costs_also_where_nothing_is_left_out(make_trainer: MakeTrain
 def test_what_any_callback_asks_of_clients_is_booked_in_the_round_that_comes(
     asks_at: str, make_trainer: MakeTrainer
 ) -> None:
-    """Model and running statistics go down to those who are asked; those who train in the round receive them anyway."""
+    """Count model and running statistics to the queried clients; those who train in the round receive them anyway."""
     watch, asked = Watch(), [0, 1, 2, 4]
 
     def ask(self: Any, trainer: Any, pl_module: Any) -> None:

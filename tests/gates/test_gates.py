@@ -1,4 +1,4 @@
-"""Gates on networks of any kind: what they choose, what they leave alone, their gradients, slicing, counting."""
+"""Test gates on networks of any kind: their choices, unchanged parts, gradients, slicing, counting."""
 
 import copy
 import pickle
@@ -33,7 +33,7 @@ def _seeded() -> None:
 
 
 def chain(batch_norm: bool = True) -> nn.Sequential:
-    """3 → 8 → 6 channels on 7×7 images, 5 classes."""
+    """Return a network of 3 → 8 → 6 channels on 7×7 images, 5 classes."""
     norms = (nn.BatchNorm2d(8), nn.BatchNorm2d(6)) if batch_norm else (nn.Identity(), nn.Identity())
     made = nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1), norms[0], nn.ReLU(), nn.MaxPool2d(2),
@@ -49,13 +49,13 @@ def chain(batch_norm: bool = True) -> nn.Sequential:
 
 
 def stir(gated: nn.Module) -> None:
-    """Make samples choose differently, as trained gates do."""
+    """Randomise the gates so that samples choose differently, as with trained gates."""
     for name, parameter in gate_parameters(gated).items():
         nn.init.normal_(parameter, std=3.0 if name.endswith("weight") else 0.3)
 
 
 def written_out(layers: nn.Sequential, x: Tensor, keep: float, multiply: bool = False) -> np.ndarray:
-    """The gated `chain` in evaluation mode as the paper has it, sample by sample and channel by channel."""
+    """Compute the gated `chain` in evaluation mode by the paper, sample by sample and channel by channel."""
     outputs = []
     for sample in x:
         for first in (0, 4):
@@ -90,7 +90,7 @@ def test_a_gated_network_is_the_papers(mode: Any, keep: float) -> None:
     masks = [gate(x if name == "0" else torch.zeros(9, 8, 3, 3, dtype=x.dtype)) for name, gate in gates.items()]
     assert [z.shape for z in outputs] == [(9, 8), (9, 6)]
     assert masks[0].ne(0).sum(1).tolist() == [gates["0"].kept] * 9
-    assert len(masks[0].ne(0).unique(dim=0)) > 1, "samples choose for themselves"
+    assert len(masks[0].ne(0).unique(dim=0)) > 1, "samples must choose differently"
 
 
 def test_of_equal_channels_the_first_are_chosen() -> None:
@@ -109,7 +109,7 @@ def test_dropped_channels_are_exactly_zero_behind_the_norm() -> None:
 @pytest.mark.parametrize("mode", ["ste", "multiply"])
 @pytest.mark.parametrize("detach", [True, False])
 def test_gradients(mode: Any, detach: bool) -> None:
-    """m = M + π − stopgrad π has π's gradient for all channels, M ⊙ π for the chosen; the input's stops at the gate if asked."""
+    """Check m = M + π − stopgrad π: π's gradient for all channels, M ⊙ π for the chosen; `detach_input` cuts the input's."""
     gate = Gate(2, 4, kept=2, mode=mode, detach_input=detach)
     nn.init.normal_(gate.weight)
     x = torch.randn(1, 2, 3, 3, requires_grad=True)
@@ -149,7 +149,7 @@ def test_the_lasso() -> None:
     gates = add_gates(gated, 0.5)
     with observed(gates.values()) as outputs:
         gated(torch.randn(4, 3, 7, 7))
-    gated(torch.randn(4, 3, 7, 7))  # nobody watches
+    gated(torch.randn(4, 3, 7, 7))  # without an observer
     assert len(outputs) == 2
     by_hand = sum(abs(v) for z in outputs for row in z.tolist() for v in row) / 4
     assert lasso(outputs).item() == pytest.approx(by_hand, rel=1e-6)
@@ -159,7 +159,7 @@ def test_keeping_all_is_no_gate_at_all() -> None:
     dense = chain()
     assert add_gates(dense, 1.0) == {}
     assert not any(layer._forward_hooks or layer._forward_pre_hooks for layer in dense)
-    assert add_gates(chain(), 0.93).keys() == {"0"}, "6 · 0.93 rounds to all 6"
+    assert add_gates(chain(), 0.93).keys() == {"0"}, "6 · 0.93 rounds to 6, so the layer gets no gate"
 
 
 def test_names_and_values_of_the_network_stay() -> None:
@@ -222,7 +222,7 @@ def test_sliced_is_masked(name: str, mode: Any) -> None:
         with sliced(gated, shared=True):
             torch.testing.assert_close(gated(x), together, rtol=1e-4, atol=1e-4)
         assert not torch.allclose(together, masked)
-        assert torch.equal(gated(x), masked), "afterwards it is masked again"
+        assert torch.equal(gated(x), masked), "it must be masked again afterwards"
 
 
 def test_resnets_gate_both_convolutions_of_a_block_and_no_shortcut() -> None:
@@ -235,13 +235,13 @@ def test_resnets_gate_both_convolutions_of_a_block_and_no_shortcut() -> None:
 
 @pytest.mark.parametrize("keep", [0.5, 0.7071])
 def test_macs_that_are_really_computed(keep: float) -> None:
-    """h·w·k²·K_{l−1}·K_l for every convolution of a chain, and C_in·C_out for its gate."""
+    """Count h·w·k²·K_{l−1}·K_l for every convolution of a chain, and C_in·C_out for its gate."""
     gated = network("vgg11_bn", 10).eval()
     add_gates(gated, keep)
     for layer in gated:
         if isinstance(layer, nn.BatchNorm2d):
             nn.init.zeros_(layer.weight)
-            nn.init.ones_(layer.bias)  # so that ReLU leaves every channel that a gate has left
+            nn.init.ones_(layer.bias)  # so that ReLU passes every channel that a gate has kept
     widths = [3, 64, 128, 256, 256, 512, 512, 512, 512]
     sides = [32, 16, 8, 8, 4, 4, 2, 2]
     kept = [3] + [max(1, round(keep * width)) for width in widths[1:]]
@@ -261,7 +261,7 @@ def test_a_batch_that_disagrees_is_not_sliced() -> None:
 
 
 class Grouped(nn.Module):
-    """A convolution in groups, one before a GroupNorm, a 1-D one on the pixels."""
+    """Module with a convolution in groups, one before a GroupNorm, and a 1-D one on the pixels."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -45,7 +45,7 @@ def trainer(path: Path, **kwargs: Any) -> L.Trainer:
 
 
 class LearningRates(L.Callback):
-    """The learning rate that every optimiser step used, epoch by epoch."""
+    """Callback that records the learning rate of every optimiser step, epoch by epoch."""
 
     def __init__(self) -> None:
         self.epochs: list[list[float]] = []
@@ -87,7 +87,7 @@ def test_cosine_over_a_training_that_max_steps_cuts_short(tmp_path: Path) -> Non
 
 
 def test_cosine_asks_the_trainer_anew_for_every_training() -> None:
-    """A trainer that runs many trainings with one optimiser: each restarts the scheduler and has its own length."""
+    """Test a trainer that runs many trainings with one optimiser: each restarts the scheduler and has its own length."""
 
     class Trainings:
         estimated_stepping_batches = num_training_batches = accumulate_grad_batches = 1

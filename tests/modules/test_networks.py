@@ -72,7 +72,7 @@ def test_forward_shape_and_gradient_flow(name: str) -> None:
     logits.logsumexp(dim=1).sum().backward()
     for key, parameter in net.named_parameters():
         assert parameter.grad is not None, key
-        # a bias in front of a BatchNorm has no effect, so its gradient is rounding noise around zero
+        # a bias before a BatchNorm has no effect, so its gradient is rounding noise around zero
         assert parameter.grad.isfinite().all(), key
         if not (key.endswith("bias") and "conv" in key):
             assert parameter.grad.any(), key

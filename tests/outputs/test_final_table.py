@@ -1,4 +1,4 @@
-"""What `fit` says at its end: of this run, all of it, and nothing of another."""
+"""Test the table at the end of `fit`: it covers the whole run, and no other run."""
 
 import re
 import sys
@@ -14,7 +14,7 @@ Fit = Callable[..., dict[str, str]]
 
 @pytest.fixture
 def fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Fit:
-    """Three clients a round of a linear model on digits, in the folder `run`; gives the table by name."""
+    """Return a function that fits a linear model on digits with three clients a round in `run`, and returns the table."""
     monkeypatch.chdir(tmp_path)
     words = ["--model=ImageClassifier", "--model.network=linear", "--data=Digits", "--data.num_clients=5"]
     words += ["--trainer.max_rounds=3", "--trainer.clients_per_round=3", "--trainer.default_root_dir=run"]
@@ -42,7 +42,7 @@ def test_a_run_without_a_curve_says_nothing_of_the_run_before_it(fit: Fit, witho
 
 
 def test_a_resumed_run_knows_its_best_from_before(fit: Fit) -> None:
-    still = "--model.learning_rate=1e-9"  # the accuracy stays what it is in round 1
+    still = "--model.learning_rate=1e-9"  # the accuracy stays that of round 1
     assert fit(still)["accuracy"].endswith("after round 1)")
     assert fit(still, "--ckpt_path=last", "--trainer.max_rounds=4")["accuracy"].endswith("after round 1)")
 
@@ -51,7 +51,7 @@ def test_rejected_uploads_are_counted_in_the_table(fit: Fit) -> None:
     assert "rejected" not in fit()
     boom = ["--model.learning_rate=1e38", "--trainer.max_rounds=2"]
     assert fit(*boom)["rejected"] == "6 of 6 uploads, in 2 of 2 rounds: not finite"
-    # Neither the rows that are missing nor the rounds before a resumption are forgotten.
+    # Rounds without a row and rounds before a resumption count too.
     more = ["--model.learning_rate=1e38", "--ckpt_path=last", "--trainer.log_every_n_rounds=4"]
     assert fit(*more, "--trainer.max_rounds=4")["rejected"] == "12 of 12 uploads, in 4 of 4 rounds: not finite"
     unseen = fit(*boom, "--trainer.logger=false", "--trainer.enable_checkpointing=false")
@@ -59,7 +59,7 @@ def test_rejected_uploads_are_counted_in_the_table(fit: Fit) -> None:
 
 
 def test_a_loss_that_exploded_is_a_reason(fit: Fit) -> None:
-    server = ["--data.client_fraction=0.8", "--data.server_fraction=0.1"]  # whose samples give the initial loss
+    server = ["--data.client_fraction=0.8", "--data.server_fraction=0.1"]  # the server's samples give the initial loss
     guarded = fit(*server, "--trainer.loss_guard.clients=2", "--model.learning_rate=100")
     assert guarded["rejected"] == "9 of 9 uploads, in 3 of 3 rounds: not finite, or loss exploded"
 

@@ -1,4 +1,4 @@
-"""The progress bar, by a clock that only the test moves on: what it says of the time that is left, and who shows it."""
+"""Test the progress bar with a clock that the test advances: the remaining time, and the processes that show it."""
 
 import re
 from collections.abc import Callable
@@ -20,7 +20,7 @@ ROUND_S = CLIENTS * TRAINING_S + VALIDATION_S
 
 
 class Clock(Callback):
-    """Every client trains for `TRAINING_S` seconds, every validation takes `VALIDATION_S`."""
+    """Clock on which a client trains for `TRAINING_S` seconds and a validation takes `VALIDATION_S`."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -44,13 +44,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def seconds(shown: str) -> int:
-    """Of 'minutes:seconds'."""
+    """Parse 'minutes:seconds'."""
     minutes, rest = shown.split(":")
     return 60 * int(minutes) + int(rest)
 
 
 def bars(printed: str) -> list[tuple[int, int, int]]:
-    """Round, seconds since the start and seconds left, in the order in which they were shown."""
+    """Return round, seconds since the start and remaining seconds, in the order shown."""
     shown = re.findall(r"Round (\d+)/\d+: .*?\[([\d:]+)<([\d:]+),", printed)
     return [(int(index), seconds(elapsed), seconds(left)) for index, elapsed, left in shown]
 
@@ -63,11 +63,13 @@ def test_the_time_left_is_right_at_every_moment_once_a_round_is_done(
     printed = capsys.readouterr().err
     shown = bars(printed)
     for index in range(1, ROUNDS + 1):
-        assert len([row for row in shown if row[0] == index]) >= CLIENTS + 1, "each client and the end of the round"
+        assert len([row for row in shown if row[0] == index]) >= CLIENTS + 1, (
+            "the bar must show each client and the end of the round"
+        )
     for clients in range(1, CLIENTS):
         assert f"clients={clients}/{CLIENTS}" in printed
     for index, elapsed, left in shown:
-        within = 1.5 if index > 1 else ROUNDS * VALIDATION_S + 1.5  # nobody knows yet how long a validation takes
+        within = 1.5 if index > 1 else ROUNDS * VALIDATION_S + 1.5  # the time of a validation is still unknown
         assert left == pytest.approx(ROUNDS * ROUND_S - elapsed, abs=within)
 
 
@@ -111,7 +113,7 @@ def fit_with_bar(folder: str) -> None:
 
 
 class Told(Callback):
-    """Notes whether this process shows a bar."""
+    """Callback that records whether this process shows a bar."""
 
     def __init__(self, folder: str) -> None:
         self.folder = Path(folder)

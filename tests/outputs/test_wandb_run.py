@@ -1,4 +1,4 @@
-"""Weights & Biases, offline: what a run has written is read back from its own file; a failing logger costs nothing."""
+"""Test Weights & Biases offline: read a run back from its own file; a failing logger does not end the run."""
 
 import json
 import struct
@@ -36,7 +36,7 @@ BLOCK, CHUNK = 32768, struct.Struct("<IHB")
 
 
 def records(file: Path) -> list[Record]:
-    """What is in a `.wandb` file: seven bytes, then LevelDB's log format, a record in one chunk (1) or several (2, 3 … 4)."""
+    """Read a `.wandb` file: seven bytes, then LevelDB's log format, a record in one chunk (1) or several (2, 3 … 4)."""
     content, place, whole = file.read_bytes(), 7, b""
     found = []
     while place + CHUNK.size <= len(content):
@@ -54,7 +54,7 @@ def records(file: Path) -> list[Record]:
 
 
 def eventually(look: Callable[[], Any]) -> Any:
-    """What `look` finds, once there is something to find: W&B writes from a process of its own, in its own time."""
+    """Wait until `look` finds something, and return it: W&B writes in a separate process, with a delay."""
     until = time.monotonic() + 120
     while not (found := look()) and time.monotonic() < until:
         time.sleep(0.2)
@@ -62,7 +62,7 @@ def eventually(look: Callable[[], Any]) -> Any:
 
 
 def written(folder: Path) -> dict[str, Any]:
-    """The run of one offline folder: its id, rows, axes, configuration and artefacts."""
+    """Return the run of one offline folder: its id, rows, axes, configuration and artefacts."""
     (file,) = eventually(lambda: list(folder.glob("*.wandb")))
     assert eventually(lambda: any(record.HasField("exit") for record in records(file)))
     found: dict[str, Any] = {"rows": [], "axes": {}, "config": {}, "artifacts": {}}
@@ -89,7 +89,7 @@ def written(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def _no_account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Without a key, and with every cache in the test's own folder."""
+    """Remove the key, and put every cache in the test's own folder."""
     for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_RUN_ID", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
@@ -116,7 +116,7 @@ def test_a_run_is_written_offline_and_gone_on_with(monkeypatch: pytest.MonkeyPat
     header, *lines = Path("run/metrics.csv").read_text().splitlines()
     expected = [dict(zip(header.split(","), map(float, line.split(",")), strict=True)) for line in lines]
     for row, line in zip(rows, expected, strict=True):
-        # The accuracy and the bytes that it cost stand in one row, so that a chart can put one over the other.
+        # Accuracy and bytes are in one row, so that a chart can plot one over the other.
         assert row.items() >= {name: line[name] for name in line if name != "step"}.items()
     axes = first["axes"]
     assert {axes["val/accuracy"], axes["val/loss"], axes["train/loss"]} == {"comm/total_uplink_bytes"}
@@ -142,7 +142,7 @@ def test_a_run_is_written_offline_and_gone_on_with(monkeypatch: pytest.MonkeyPat
 
 
 class Fails(CSVLogger):
-    """A logger whose service goes away in the second round."""
+    """Logger whose service fails in the second round."""
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
         if step:

@@ -1,4 +1,4 @@
-"""Which filters can go and what follows, for every network and for networks that cannot be followed."""
+"""Test prunable filters and their dependents, for every network and for networks that cannot be traced."""
 
 import copy
 from typing import Any
@@ -45,7 +45,7 @@ def images(name: str, count: int = 1) -> Tensor:
 
 
 def random_network(name: str) -> nn.Module:
-    """In float64, with biases and running statistics that are not zero."""
+    """Return a network in float64, with biases and running statistics that are not zero."""
     torch.manual_seed(3)
     net = network(name, 10, image_size=image_size(name)).double().eval()
     for part in net.modules():
@@ -68,13 +68,13 @@ def some_filters(net: nn.Module, layers: tuple[str, ...], seed: int = 0) -> dict
 
 
 def following(net: nn.Module, layer: str) -> str | None:
-    """By the names of our networks: the batch normalisation of a convolution."""
+    """Return the batch normalisation of a convolution, by the names in our networks."""
     name = "bn".join(layer.rsplit("conv", 1))
     return name if name in dict(net.named_modules()) else None
 
 
 def without(net: nn.Module, filters: dict[str, Tensor]) -> nn.Module:
-    """The network with the lost filters' weights, biases, γ and β at zero."""
+    """Return the network with the lost filters' weights, biases, γ and β at zero."""
     masked = copy.deepcopy(net)
     with torch.no_grad():
         for layer, kept in filters.items():
@@ -88,13 +88,13 @@ def without(net: nn.Module, filters: dict[str, Tensor]) -> nn.Module:
 
 @pytest.mark.parametrize("name", [name for name in NETWORKS if PRUNABLE[name]])
 def test_a_pruned_network_is_the_masked_one(name: str) -> None:
-    """PruningTurn preserves the function if what it removes is zero (invariant 10)."""
+    """Check that pruning weights that are zero does not change the function."""
     net = random_network(name)
     filters = some_filters(net, PRUNABLE[name])
     plan = plan_for(net, filters, images(name))
     masked = without(net, filters)
     expected = masked(images(name, 2).double())
-    for small in (masked, copy.deepcopy(net)):  # without its own zeros, and without what was there
+    for small in (masked, copy.deepcopy(net)):  # one with zeros there, one with its own weights
         prune(small, plan)
         assert torch.allclose(small(images(name, 2).double()), expected, rtol=0, atol=1e-10)
     assert list(plan.filters) == list(filters)
@@ -110,7 +110,7 @@ def counts(net: nn.Module, x: Tensor) -> tuple[int, int]:
 
 
 def test_parameters_and_macs_of_a_pruned_cnn() -> None:
-    """By hand: 32 → 20, 64 → 30 and 64 → 10 filters on 30², 13² and 4² pixels, then 160 → 64 → 10."""
+    """Check counts by hand: 32 → 20, 64 → 30 and 64 → 10 filters on 30², 13² and 4² pixels, then 160 → 64 → 10."""
     net = network("cnn", 10)
     plan = plan_for(net, {"conv1": range(20), "conv2": range(34, 64), "conv3": range(0, 64, 7)}, images("cnn"))
     assert plan.axes["fc1.weight"][1].tolist() == [16 * c + i for c in range(0, 64, 7) for i in range(16)]
@@ -171,7 +171,7 @@ def test_a_cut_keeps_the_memory_format() -> None:
 
 
 class Own(nn.Module):
-    """Somebody's network: two convolutions and what `between` and `behind` make of their outputs."""
+    """User's network: two convolutions, with `between` and `behind` applied to their outputs."""
 
     def __init__(self, between: Any, behind: Any, features: int, **second: Any) -> None:
         super().__init__()
@@ -187,7 +187,7 @@ class Own(nn.Module):
         return self.head(self.behind(self, x))
 
 
-FOLLOWED = {  # networks as people write them: which of the two can be cut
+FOLLOWED = {  # typical user networks: the prunable ones of the two convolutions
     "functions": (lambda _, x: F.gelu(x), lambda _, x: F.max_pool2d(x, 2).flatten(1), 72, {}, ("first", "second")),
     "view": (lambda _, x: x.sigmoid(), lambda _, x: x.view(len(x), -1), 288, {}, ("first", "second")),
     "mean": (lambda _, x: 2 * x + 1, lambda _, x: x.mean((2, 3)), 8, {}, ("first", "second")),

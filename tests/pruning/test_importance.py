@@ -1,4 +1,4 @@
-"""Scores of filters against plain loops."""
+"""Test scores of filters against plain loops."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from lightning_fl.pruning import feature_map_ranks, filter_magnitudes, filters_t
 
 
 def by_hand(maps: Tensor) -> list[float]:
-    """Mean rank over images of (B, c, H, W) maps, one matrix at a time."""
+    """Return the mean rank over images of (B, c, H, W) maps, one matrix at a time."""
     maps = maps.detach().clamp(min=0)
     return [float(np.mean([np.linalg.matrix_rank(image[j].numpy()) for image in maps])) for j in range(maps.shape[1])]
 

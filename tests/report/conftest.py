@@ -1,4 +1,4 @@
-"""The command line, in an empty folder."""
+"""Fixture of the command line in an empty folder."""
 
 import sys
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from lightning_fl.cli import main
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple]:
-    """Run a command line in an empty folder; gives exit code, output and errors."""
+    """Return a function that runs a command line in an empty folder and returns exit code, output and errors."""
     monkeypatch.chdir(tmp_path)
 
     def command(*words: str) -> tuple[int, str, str]:

@@ -1,4 +1,4 @@
-"""Reports against numbers worked out by hand; pictures that can be read; what is missing is said."""
+"""Test reports against numbers computed by hand, readable pictures, and messages about missing data."""
 
 import csv
 import re
@@ -91,7 +91,7 @@ def test_rounds_without_evaluation_and_lower_is_better(tmp_path: Path) -> None:
     write_run(tmp_path / "a", rising(30, -0.02, 1.0))
     text = (tmp_path / "a" / "metrics.csv").read_text().replace("val/accuracy", "val/loss")
     lines = text.splitlines(keepends=True)
-    for i in range(1, 31, 2):  # every second round has none
+    for i in range(1, 31, 2):  # every second round has no value
         cells = lines[i].split(",")
         lines[i] = ",".join([cells[0], "", *cells[2:]])
     (tmp_path / "a" / "metrics.csv").write_text("".join(lines), newline="")
@@ -120,7 +120,7 @@ def test_a_target_that_is_touched_is_reached_whatever_the_last_bit_says(
 def test_the_last_bit_does_not_decide_how_an_accuracy_is_rounded(
     monkeypatch: pytest.MonkeyPatch, toward: float
 ) -> None:
-    halves = (np.arange(100) / 1000 + 0.0005).round(9)  # a straight line, which smoothing leaves as it is
+    halves = (np.arange(100) / 1000 + 0.0005).round(9)  # a straight line, which smoothing does not change
     savgol_filter = signal.savgol_filter
     monkeypatch.setattr(signal, "savgol_filter", lambda *how: np.nextafter(savgol_filter(*how), toward))
     assert (smooth(halves)[1:-1] == halves.round(3)[1:-1]).all()
@@ -153,7 +153,7 @@ def test_runs_without_a_configuration_stand_alone(tmp_path: Path) -> None:
 
 
 class Links(HTMLParser):
-    """Everything that a page would load, and its cells."""
+    """Parser that collects the links and cells of a page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -278,7 +278,7 @@ def test_bytes_by_kind_are_those_of_the_run(run: Callable[..., tuple], tmp_path:
 def test_a_truncated_file_is_used_as_far_as_it_is_whole(run: Callable[..., tuple], tmp_path: Path) -> None:
     path = write_run(tmp_path / "a", rising(50)) / "metrics.csv"
     whole = path.read_bytes()
-    path.write_bytes(whole[:-3])  # through the last cell of the last row
+    path.write_bytes(whole[:-3])  # cuts through the last cell of the last row
     code, out, _ = run("report", "a")
     assert code == 0
     assert "a: incomplete or broken rows left out: 1." in out
@@ -384,7 +384,7 @@ def test_runs_of_different_files_are_not_compared(run: Callable[..., tuple], tmp
     code, _, err = run("report", "a", "b")
     assert code == 2
     assert "Arrays of data/one.npz in a, Arrays of data/two.npz in b" in err
-    code, out, _ = run("report", "a", "c")  # on another machine the same file lies elsewhere
+    code, out, _ = run("report", "a", "c")  # another machine may have the same file elsewhere
     assert code == 0
     assert "The runs may use different data: `data.path` is `data/one.npz` and `elsewhere/one.npz`." in out
     assert "| elsewhere/one.npz |" in out

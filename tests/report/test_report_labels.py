@@ -1,4 +1,4 @@
-"""Short names of runs, no two the same."""
+"""Test that runs have short and distinct names."""
 
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ def test_the_fewest_settings_that_tell_runs_apart(tmp_path: Path) -> None:
     assert labelled(tmp_path / "a", *runs) == ["FedDU, C=1.0", "FedDU, C=2.0"]
     grid = [{"algorithm": "FedDUM", "C": c, "beta": b} for c in (1.0, 2.0) for b in (0.5, 0.9)]
     assert labelled(tmp_path / "b", *grid)[1] == "FedDUM, C=1.0, beta=0.9"
-    # What the method's own settings do not tell apart, others do: the network before the number of rounds.
+    # If the method's own settings are equal, others distinguish the runs: the network before the number of rounds.
     other = [{"model": {"network": name}, "trainer": {"max_rounds": n}} for name, n in (("cnn", 9), ("vgg11", 10))]
     assert labelled(tmp_path / "c", *other) == ["FedAvg, network=cnn", "FedAvg, network=vgg11"]
     assert labelled(tmp_path / "d", *runs, {}) == ["FedDU, C=1.0", "FedDU, C=2.0", "FedAvg"]

@@ -1,4 +1,4 @@
-"""Published numbers beside one's own: the right rows, and in which respects the runs are others."""
+"""Test published numbers next to your own runs: the right rows, and the differences of the runs."""
 
 import re
 from pathlib import Path
@@ -36,7 +36,7 @@ def test_own_runs_stand_under_the_rows_of_their_method_and_setting(tmp_path: Pat
     printed = report([*arguments, "--paper", "feddumap:2"])
     lines = [line.split("|")[1:-1] for line in printed.partition("## Published")[2].splitlines() if line[:1] == "|"]
     cells = [[cell.strip() for cell in line] for line in lines]
-    assert all("vgg11" not in line[1] for line in cells), "the runs are of the CNN"
+    assert all("vgg11" not in line[1] for line in cells), "the runs use the CNN"
     place = cells.index(["FedDU", "CIFAR-10, cnn, p=5%", "–", "0.663"])
     others = "unknown partition, server classes: all, 20 clients, 50 rounds"
     assert cells[place + 1] == ["↳ here: FedDU", others, "–", "0.620"]
@@ -58,7 +58,7 @@ def test_every_row_names_what_there_is() -> None:
 
 
 def shipped(task: Path, method: Path, **more: Any) -> Group:
-    """What a run of two files of `configs` leaves behind, in its last round."""
+    """Return the last round of a run of two files of `configs`, as a group."""
     given: dict[str, Any] = {}
     for path in (task, method):
         given |= flatten(yaml.safe_load(path.read_text()))
@@ -88,7 +88,7 @@ def test_the_experiments_that_come_with_the_package_are_those_of_the_papers(task
                 assert row in published.nearest_rows(group) or row.setting, row
                 if row.setting in ("", setting) or "misprinted" in row.setting:
                     assert row.differences(group) == []
-    assert num_rows > 2 or task.stem == "resnet18_cifar100", "the paper's table has no ResNet-18"
+    assert num_rows > 2 or task.stem == "resnet18_cifar100", "only ResNet-18 is missing in the paper's table"
 
 
 TASK, METHODS = CONFIGS / "feddumap" / "cnn_cifar10.yaml", CONFIGS / "feddumap" / "methods"

@@ -1,4 +1,4 @@
-"""Numbers in tables: units, significant figures, and none but zero that reads as zero."""
+"""Test numbers in tables: units, significant figures, and only an exact zero printed as zero."""
 
 import pytest
 from hypothesis import given

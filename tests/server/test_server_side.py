@@ -1,4 +1,4 @@
-"""Training and accuracy on the server's own samples, and what crosses before the first round."""
+"""Test training and accuracy on the server's own samples, and bits sent before the first round."""
 
 import copy
 from collections.abc import Callable
@@ -25,7 +25,7 @@ MakeTrainer = Callable[..., FederatedTrainer]
 
 
 def test_the_whole_server_update_is_a_clients_training_from_the_average(make_trainer: MakeTrainer) -> None:
-    """FedDU-S with all its steps ends where plain PyTorch does, running statistics and counters included."""
+    """Compare FedDU-S with all its steps with plain PyTorch, running statistics and counters included."""
     module = Normalised()
     averaged = copy.deepcopy(module)
     make_trainer(max_rounds=1, local_epochs=2).fit(averaged, Served(9), FedAvg())
@@ -41,7 +41,7 @@ def test_the_whole_server_update_is_a_clients_training_from_the_average(make_tra
     for name, value in averaged.state_dict().items():
         torch.testing.assert_close(module.state_dict()[name], value, rtol=0, atol=2e-6, msg=name)
     assert trainer.callback_metrics["feddu/tau_eff"] == num_steps == 4
-    assert int(module.norm.num_batches_tracked) > 4, "it goes on from the clients' maximum"
+    assert int(module.norm.num_batches_tracked) > 4, "it must continue from the clients' maximum"
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_the_server_trains_as_long_as_a_client_of_its_size(
     alone.fit(Perceptron(), Served(9), FedAvg())
     both.fit(Perceptron(), Served(9), FedDUS(tau_eff="full"))
     assert both.callback_metrics["feddu/tau_eff"] == num_steps
-    assert both.global_step == alone.global_step + num_steps, "optimiser steps are counted, whoever makes them"
+    assert both.global_step == alone.global_step + num_steps, "the server's optimiser steps must be counted too"
 
 
 def decaying(module: Any) -> Any:
@@ -102,7 +102,7 @@ def test_callbacks_see_no_validation_when_the_server_judges(make_trainer: MakeTr
 
 
 class LogsAtTheEnd(Perceptron):
-    """Collects hits in the steps and logs the accuracy when all are done."""
+    """Module that collects hits in the steps and logs the accuracy at the end."""
 
     def on_validation_epoch_start(self) -> None:
         self.hits: list[float] = []
@@ -116,7 +116,7 @@ class LogsAtTheEnd(Perceptron):
 
 
 class Metered(Perceptron):
-    """Logs a torchmetrics object in training, and another in validation."""
+    """Module that logs a torchmetrics object in training, and another in validation."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What clients keep between rounds: in memory and on disk alike, whole or not at all, in checkpoints, over processes."""
+"""Test client states: in memory and on disk alike, complete or absent, in checkpoints, over processes."""
 
 import copy
 import gc
@@ -34,7 +34,7 @@ def all_same(a: Any, b: Any) -> bool:
 
 
 def state_of(seed: int) -> State:
-    """States of several forms: vectors, a lone number, none at all, half precision, packed bits, another length."""
+    """Return a state with many kinds of entries: vectors, a single number, none, half precision, packed bits, other lengths."""
     generator = torch.Generator().manual_seed(seed)
     whole = {
         "control": torch.randn(5, generator=generator),
@@ -55,7 +55,7 @@ def state_of(seed: int) -> State:
 def test_on_disk_is_a_mapping_like_any_other(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int, int]]
 ) -> None:
-    """And a snapshot stays as it was until the second `release_replaced`, which is one whole round."""
+    """Check also that a snapshot does not change until the second `release_replaced`, which is one whole round."""
     states = ClientStatesOnDisk(tmp_path_factory.mktemp("states"))
     expected: dict[int, State] = {}
     began, expected_began = states.snapshot(), dict(expected)
@@ -81,7 +81,7 @@ def test_rows_that_were_replaced_are_used_again(tmp_path: Path) -> None:
             states[client] = {"control": torch.full((1000,), float(seed))}
         states.release_replaced()
     (file,) = tmp_path.iterdir()
-    assert file.stat().st_size == 2 * 3 * 4000, "one row a client, and as many for the round under way"
+    assert file.stat().st_size == 2 * 3 * 4000, "the file has one row a client, and as many for the current round"
 
 
 def test_what_is_read_is_a_copy(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_a_rule_and_a_codec_with_states_match_their_oracle(place: str, make_trai
 
 
 class Poisoned(Perceptron):
-    """The loss is NaN on samples whose first feature is beyond 100, once `poisonous`."""
+    """Module whose loss is NaN on samples with a first feature beyond 100, once `poisonous`."""
 
     poisonous = False
 
@@ -155,7 +155,7 @@ def test_a_run_resumes_bit_for_bit_in_memory_and_on_disk(
 def test_a_checkpoint_of_the_middle_of_a_round_is_that_of_its_beginning(
     place: str, make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
 ) -> None:
-    """Also where everything has been taken in already, and the round then fails."""
+    """Test also a round that fails after all uploads have been received."""
     start = Perceptron()
     whole = copy.deepcopy(start)
     make_trainer(max_rounds=5).fit(whole, federation(), Remembering())
@@ -175,10 +175,10 @@ def test_a_checkpoint_of_the_middle_of_a_round_is_that_of_its_beginning(
 
         def fail(self: Any, done: int) -> None:
             if done == 4:
-                raise RuntimeError("no electricity")
+                raise RuntimeError("power failure")
 
         patch.setattr(end_round, fail)
-        with pytest.raises(RuntimeError, match="electricity"):
+        with pytest.raises(RuntimeError, match="power failure"):
             trainer.fit(copy.deepcopy(start), federation(), Remembering())
     for name in ("middle", "late"):
         assert checkpoint_file.load(tmp_path / f"{name}.ckpt")["epoch"] == 3
@@ -198,7 +198,7 @@ def test_a_saved_file_holds_each_state_once(tmp_path: Path) -> None:
 
 
 def test_what_callbacks_get_of_a_checkpoint_is_their_own(tmp_path: Path) -> None:
-    """The file is mapped to be read; writing to what was loaded must not write to it."""
+    """Check that writing to a loaded checkpoint does not change its file, which is memory-mapped."""
     path = tmp_path / "any.ckpt"
     torch.save({"state_dict": {"w": torch.zeros(3)}, "callbacks": {"c": [(torch.zeros(2), 1)]}}, path)
     loaded = checkpoint_file.load(path)
@@ -223,7 +223,7 @@ def test_the_files_go_with_the_run(own_folder: bool, make_trainer: MakeTrainer, 
 
     trainer = fitted()
     (made,) = parent.glob("client-states-*")
-    assert len(dict(trainer.run.clients)) > 0, "they can still be looked at"
+    assert len(dict(trainer.run.clients)) > 0, "the states must still be readable"
     trainer.fit(Perceptron(), federation(), Remembering())
     gc.collect()
     assert not made.exists()

@@ -1,6 +1,6 @@
-// An accelerator for torch whose memory is the host's: every tensor on it is distinct from the CPU's for torch, while the CPU
-// computes. It shows, where there is no GPU, whether code brings its tensors to the accelerator. As in torch's "Facilitating New
-// Backend Integration by PrivateUse1"; what it does not implement falls back to the CPU.
+// Accelerator for torch in host memory: torch treats its tensors as different from the CPU's, while the CPU computes. So tests
+// without a GPU can check that code moves its tensors to the accelerator. It follows torch's "Facilitating New Backend Integration
+// by PrivateUse1"; operations that it does not implement fall back to the CPU.
 #include <ATen/EmptyTensor.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <ATen/native/CPUFallback.h>
@@ -20,7 +20,7 @@ using at::Tensor;
 constexpr auto kType = c10::DeviceType::PrivateUse1;
 const c10::Device kDevice{kType, 0};
 
-// ---- Memory, streams and events: the host's, and nothing to wait for.
+// ---- Memory, streams and events: the host's, so there is no waiting.
 
 struct HostMemory final : at::Allocator {
   static void release(void* place) { free(place); }
@@ -56,7 +56,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   c10::DeviceIndex deviceCount() const override { return 1; }
 };
 
-// ---- Making, copying and viewing tensors.
+// ---- Creating, copying and viewing tensors.
 
 const c10::DispatchKeySet kKeys{c10::DispatchKey::PrivateUse1};
 
@@ -70,7 +70,7 @@ Tensor empty_strided(IntArrayRef size, IntArrayRef stride, std::optional<at::Sca
   return at::detail::empty_strided_generic(size, stride, &memory, kKeys, c10::dtype_or_default(dtype));
 }
 
-// The same memory as the CPU sees it.
+// View of the same memory as a CPU tensor.
 Tensor on_host(const Tensor& x) {
   if (x.device().is_cpu()) return x;
   return at::from_blob(x.data_ptr(), x.sizes(), x.strides(), at::TensorOptions().dtype(x.dtype()).device(at::kCPU));

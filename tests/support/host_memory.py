@@ -1,6 +1,6 @@
-"""An accelerator made of host memory (`host_memory.cpp`), and what watches the operations on it.
+"""Accelerator emulated in host memory (`host_memory.cpp`), and a watch on its operations.
 
-`register()` changes torch for the rest of the process: have a process for it.
+`register()` changes torch for the rest of the process, so use a separate process.
 """
 
 import traceback
@@ -20,7 +20,7 @@ DEVICE = f"{NAME}:0"
 
 
 def register(build_folder: Path) -> None:
-    """Compile the accelerator and make it known to torch as `host_memory`."""
+    """Compile the accelerator and register it in torch as `host_memory`."""
     torch.utils.rename_privateuse1_backend(NAME)
     source = Path(__file__).with_suffix(".cpp")
     extension = cpp_extension.load("host_memory_accelerator", [str(source)], build_directory=str(build_folder))
@@ -42,7 +42,7 @@ def register(build_folder: Path) -> None:
 
 
 class HostMemory(CPUAccelerator):
-    """For Lightning."""
+    """Lightning accelerator for the device."""
 
     def setup_device(self, device: torch.device) -> None:
         pass
@@ -60,16 +60,16 @@ class HostMemory(CPUAccelerator):
         return 1
 
 
-# Operations that take tensors of several devices on GPUs, too.
+# Operations that accept tensors of several devices on GPUs too.
 CROSSING = {"_to_copy", "copy_", "_copy_from", "index", "index_put_", "_index_put_impl_", "lift_fresh", "set_"}
 
 
 class Watch(TorchDispatchMode):
-    """Notes what a GPU would refuse, and what it would be waited for.
+    """Record operations that a GPU would refuse or make the host wait for.
 
     Attributes:
-        mixed: operations whose tensors lie on several devices, with the place in the code.
-        waits: how often each place in the code needed a number of the accelerator's on the host.
+        mixed: operations with tensors on several devices, with the place in the code.
+        waits: number of times that each place in the code read a number of the accelerator on the host.
     """
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class Watch(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = kwargs or {}, func.overloadpacket.__name__
         tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-        # Numbers on the host may take part in arithmetic with any tensor, but not in these.
+        # Numbers on the host may take part in arithmetic with any tensor, except in these operations.
         placed = {x.device.type for x in tensors if x.dim() or name in ("cat", "stack", "dot")}
         if len(placed) > 1 and name not in CROSSING:
             self.mixed[f"{name} of {[f'{x.device.type} {tuple(x.shape)}' for x in tensors]} at {_place()}"] += 1
@@ -93,6 +93,6 @@ class Watch(TorchDispatchMode):
 
 
 def _place() -> str:
-    """Where in the package."""
+    """Return the place in the package's code."""
     frames = [f for f in traceback.extract_stack() if "lightning_fl" in f.filename or "/callbacks/" in f.filename]
     return " < ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in reversed(frames[-3:]))

@@ -1,7 +1,7 @@
-"""Run as a program by `test_checkpointing`: fits that kill their own process at the n-th event of a kind.
+"""Program of `test_checkpointing`: run fits that kill their own process at the n-th event of a kind.
 
 python killed_run.py FOLDER EVENT=N …, where EVENT is batch, upload, round or write (halfway through a checkpoint). Each fit
-has a process of its own and the folder FOLDER/EVENT.
+has its own process and the folder FOLDER/EVENT.
 """
 
 import os
@@ -27,7 +27,7 @@ def initial_module() -> Perceptron:
 
 
 def trainer_in(folder: Any, *callbacks: Callback, **flags: Any) -> FederatedTrainer:
-    """A quiet trainer that writes its files to `folder`; halfway through the network is pruned."""
+    """Return a quiet trainer that writes its files to `folder`; halfway through the network is pruned."""
     return FederatedTrainer(
         max_rounds=ROUNDS,
         clients_per_round=3,
@@ -45,7 +45,7 @@ def algorithm() -> ServerM:
 
 
 class Killer(Callback):
-    """Kills the process without a farewell."""
+    """Callback that kills the process with SIGKILL."""
 
     def __init__(self, event: str, count: int) -> None:
         self.event, self.left = event, count
@@ -86,7 +86,7 @@ def run_and_die(folder: Path, event: str, count: int) -> None:
 if __name__ == "__main__":
     for argument in sys.argv[2:]:
         event, count = argument.split("=")
-        child = os.fork()  # the imports are done, which take longer than the fits
+        child = os.fork()  # the imports are done; they take longer than the fits
         if child == 0:
             run_and_die(Path(sys.argv[1]) / event, event, int(count))
             os._exit(0)

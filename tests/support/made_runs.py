@@ -1,4 +1,4 @@
-"""Runs with files made by hand, and what their pictures must be like."""
+"""Runs with files written by hand, and checks of their pictures."""
 
 import csv
 from itertools import combinations
@@ -13,15 +13,15 @@ from lightning_fl.report.records import read_run
 
 
 def write_run(folder: Path, values: list[float], algorithm: str = "FedAvg", seed: int = 0, **options: Any) -> Path:
-    """The files of a run whose round costs 1,000 bytes up, 3,000 down, 2 simulated seconds and half a second.
+    """Write the files of a run whose round costs 1,000 bytes up, 3,000 down, 2 simulated seconds and half a second.
 
     Args:
-        folder: to write into.
-        values: the accuracy after each round.
+        folder: folder to write into.
+        values: accuracy after each round.
         algorithm: name of the method.
-        seed: of run and data.
-        **options: of the method; but for `rejected` of ten uploads in each round, `data_class`, and what there is to change
-            under `data`, `model` and `trainer`.
+        seed: seed of run and data.
+        **options: options of the method; except `rejected`, the rejected ones of ten uploads in each round, `data_class`, and
+                changes under `data`, `model` and `trainer`.
     """
     folder.mkdir(parents=True)
     columns = ["round", "val/accuracy", "comm/total_uplink_bytes", "comm/total_downlink_bytes", "clients/selected"]
@@ -49,7 +49,7 @@ def write_run(folder: Path, values: list[float], algorithm: str = "FedAvg", seed
 
 
 def rising(num_rounds: int, slope: float = 0.01, start: float = 0.0) -> list[float]:
-    """A straight line, which smoothing leaves as it is."""
+    """Return a straight line, which smoothing does not change."""
     return [round(start + slope * (i + 1), 6) for i in range(num_rounds)]
 
 
@@ -58,7 +58,7 @@ def groups_of(*folders: Path, **metric: Any) -> list[Group]:
 
 
 def require_readable(figure: Any) -> None:
-    """No text of a picture covers another or leaves the picture, and no legend covers the curves."""
+    """Check that no text of a picture covers another or leaves the picture, and that no legend covers the curves."""
     renderer = FigureCanvasAgg(figure).get_renderer()
     figure.draw_without_rendering()
     texts = [label for axes in figure.axes for label in (axes.xaxis.label, axes.yaxis.label, axes.title)]

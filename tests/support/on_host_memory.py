@@ -1,6 +1,6 @@
-"""All of the package on an accelerator other than the CPU: `test_accelerator.py` runs this in a process of its own.
+"""Test the whole package on an accelerator other than the CPU; `test_accelerator.py` runs this in its own process.
 
-The answers are the CPU's, no operation mixes devices, and no step waits for the accelerator.
+The results are the CPU's, no operation mixes devices, and no step waits for the accelerator.
 """
 
 import copy
@@ -60,7 +60,7 @@ def _registered(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture
 def watch() -> Iterator[host_memory.Watch]:
-    """What happens on the accelerator in the test; fails it where devices were mixed."""
+    """Watch the accelerator during the test; fail the test if an operation mixed devices."""
     with host_memory.Watch() as watching:
         yield watching
     assert not watching.mixed
@@ -116,7 +116,7 @@ def test_every_algorithm_has_the_answer_of_the_cpu(
 @each_runner
 @each_algorithm
 def test_no_step_waits_for_the_accelerator(name: str, runner: str, on_accelerator: MakeTrainer) -> None:
-    """Six more steps of three clients in two rounds take no 36 waits more; which layers a client sends may take a few."""
+    """Check that 36 more steps (six of three clients in two rounds) add fewer than 12 waits; sent layers may need a few."""
     entry, waits = ROSTER[name], []
     for steps in (2, 8):
         trainer = on_accelerator(max_rounds=2, local_steps=steps, clients_per_round=3, runner=runner)
@@ -157,7 +157,7 @@ def test_a_run_goes_on(
 
 
 class Made(Dataset):
-    """Samples that are made one by one."""
+    """Dataset that creates its samples one by one."""
 
     def __len__(self) -> int:
         return 200
@@ -167,7 +167,7 @@ class Made(Dataset):
 
 
 class Given(L.LightningDataModule):
-    """A datamodule of somebody's own."""
+    """Data module of a user."""
 
     def __init__(self, dataset: Dataset) -> None:
         super().__init__()

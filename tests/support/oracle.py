@@ -1,8 +1,8 @@
-"""The methods as the papers write them: plain loops in numpy float64 on the toy of `toys.Perceptron`, no code of ours.
+"""The methods as in the papers: plain loops in numpy float64 on the toy of `toys.Perceptron`, without the package's code.
 
 The order in which clients are drawn and see their samples is reproduced from its definition: streams seeded with
-(seed, round, purpose, client), purpose 0 for the cohort, 2 for a client's training, 3 for the server's, 4 for what the server
-draws about a client, 5 for what a client does before the first round and 7 for whether and when a client is stopped early.
+(seed, round, purpose, client). The purposes are 0 for the cohort, 2 for a client's training, 3 for the server's, 4 for the
+server's draws about a client, 5 for a client's work before the first round and 7 for the stop of a straggler.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +19,7 @@ Batches = Iterator[tuple[np.ndarray, np.ndarray]]
 
 @dataclass
 class Problem:
-    """A federation: samples x[k] (n_k, 3) and y[k] (n_k, 2) of each client k and of the server, and how it is trained."""
+    """Federation: samples x[k] (n_k, 3) and y[k] (n_k, 2) of each client k and of the server, and the training's settings."""
 
     x: list[np.ndarray]
     y: list[np.ndarray]
@@ -43,7 +43,7 @@ class Problem:
         return islice(self._batches(self.x[k], self.y[k], [self.seed, t, 2, k]), self.num_steps(t, k))
 
     def num_steps(self, t: int, k: int) -> int:
-        """All, or of a straggler's steps 1, 2 … or all but one with equal probability (Li et al. 2020, 5.2, has epochs there)."""
+        """Return all steps, or for a straggler 1, 2 … or all but one with equal probability (Li et al. 2020, 5.2, has epochs)."""
         steps = self.epochs * -(-len(self.x[k]) // self.batch_size)
         rng = np.random.default_rng([self.seed, t, 7, k])
         return int(rng.integers(1, steps)) if steps > 1 and rng.random() < self.straggler_rate else steps
@@ -62,31 +62,31 @@ class Problem:
 
 
 def parts(w: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """W₁ (h, 3), b₁ (h,), W₂ (2, h), b₂ (2,), which lie in w one after the other; h is 4, unless neurons were pruned."""
+    """Split w into W₁ (h, 3), b₁ (h,), W₂ (2, h), b₂ (2,), in this order; h is 4, unless neurons were pruned."""
     h = (len(w) - 2) // 6
     return w[: 3 * h].reshape(h, 3), w[3 * h : 4 * h], w[4 * h : 6 * h].reshape(2, h), w[6 * h :]
 
 
 def output(w: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """W₂ tanh(W₁x + b₁) + b₂."""
+    """Return W₂ tanh(W₁x + b₁) + b₂."""
     w1, b1, w2, b2 = parts(w)
     return np.tanh(x @ w1.T + b1) @ w2.T + b2
 
 
 def gradient(w: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """∇ of mean ½‖W₂ tanh(W₁x + b₁) + b₂ − y‖², by the chain rule."""
+    """Return ∇ of mean ½‖W₂ tanh(W₁x + b₁) + b₂ − y‖², by the chain rule."""
     return backward(w, x, (output(w, x) - y) / len(x))
 
 
 def backward(w: np.ndarray, x: np.ndarray, d_output: np.ndarray) -> np.ndarray:
-    """The gradient of a loss whose gradient by the outputs is `d_output` (n, 2)."""
+    """Return the gradient of a loss whose gradient by the outputs is `d_output` (n, 2)."""
     w1, b1, w2, _ = parts(w)
     hidden = np.tanh(x @ w1.T + b1)
     d_hidden = (d_output @ w2) * (1 - hidden**2)
     return np.concatenate([(d_hidden.T @ x).ravel(), d_hidden.sum(0), (d_output.T @ hidden).ravel(), d_output.sum(0)])
 
 
-# What a client does: from the received model w to its own.
+# Local training: from the received model w to the client's model.
 Local = Callable[[np.ndarray, Batches, float], np.ndarray]
 
 
@@ -119,7 +119,7 @@ def momentum_sgd(beta: float) -> Local:
 
 
 def average(problem: Problem, t: int, w: np.ndarray, local: Local) -> np.ndarray:
-    """Σ_k n_k w_k / Σ_k n_k over the round's clients."""
+    """Return Σ_k n_k w_k / Σ_k n_k over the round's clients."""
     cohort = problem.cohort(t)
     models = [local(w, problem.batches(t, k), problem.learning_rate) for k in cohort]
     sizes = [len(problem.x[k]) for k in cohort]
@@ -146,7 +146,7 @@ def device_momentum(problem: Problem, w: np.ndarray, beta: float) -> np.ndarray:
 def fedper(
     problem: Problem, w: np.ndarray, own: slice, mu: float = 0.0, decay: float = 0.0
 ) -> tuple[np.ndarray, dict[int, np.ndarray]]:
-    """Arivazhagan et al. 2019: every client keeps the numbers in `own`; FedProx's pull and weight decay are for the rest."""
+    """Arivazhagan et al. 2019: every client keeps the numbers in `own`, without FedProx's pull and weight decay."""
     start, heads = w[own].copy(), dict[int, np.ndarray]()
     for t in range(problem.rounds):
         cohort, models = problem.cohort(t), []
@@ -193,14 +193,14 @@ def kullback_leibler(a: list[float], b: list[float]) -> float:
 
 
 def degree(histogram: np.ndarray, everyone: np.ndarray) -> float:
-    """D(P) of Liu et al. 2024."""
+    """Return D(P) of Liu et al. 2024."""
     p, mean = list(histogram / histogram.sum()), list(everyone / everyone.sum())
     middle = [(a + b) / 2 for a, b in zip(p, mean, strict=True)]
     return kullback_leibler(p, middle) / 2 + kullback_leibler(mean, middle) / 2
 
 
 def server_gradient(problem: Problem, t: int, w: np.ndarray) -> tuple[int, np.ndarray]:
-    """τ and ḡ₀, steps and mean gradient of the server's local training from w (formula 5 of Liu et al. 2024)."""
+    """Return τ and ḡ₀, steps and mean gradient of the server's local training from w (formula 5 of Liu et al. 2024)."""
     y, gradients = w.copy(), []
     for batch in problem.server_batches(t):
         gradients.append(gradient(y, *batch))
@@ -217,7 +217,7 @@ def server_share(
     inverse: bool = False,
     alpha_max: float | None = None,
 ) -> float:
-    """τ_eff/τ by formulas 6 and 7 of Liu et al. 2024."""
+    """Return τ_eff/τ by formulas 6 and 7 of Liu et al. 2024."""
 
     def classes(targets: np.ndarray) -> np.ndarray:
         return np.bincount(targets.argmax(1), minlength=2)
@@ -237,7 +237,7 @@ def server_share(
 
 
 def dynamic_update(problem: Problem, t: int, w: np.ndarray, **share: float) -> np.ndarray:
-    """Formula 4 of Liu et al. 2024: w − τ_eff η ḡ₀."""
+    """Return w − τ_eff η ḡ₀, formula 4 of Liu et al. 2024."""
     alpha = server_share(problem, t, w, **share)
     tau, mean_gradient = server_gradient(problem, t, w)
     return w - alpha * tau * problem.learning_rate * mean_gradient if alpha > 1e-3 else w
@@ -262,7 +262,7 @@ def feddu_static(problem: Problem, w: np.ndarray, tau_eff: float | None) -> np.n
 def feddum(
     problem: Problem, w: np.ndarray, beta: float, local_beta: float, eta_g: float = 1.0, first: bool = False
 ) -> np.ndarray:
-    """FedDUM of Liu et al. 2024, formula 8 with G of (12) as (4) has it: old minus new."""
+    """FedDUM of Liu et al. 2024, formula 8 with G of (12) as in (4): old minus new."""
     m = np.zeros_like(w)
     for t in range(problem.rounds):
         target = dynamic_update(problem, t, average(problem, t, w, momentum_sgd(local_beta)))
@@ -273,7 +273,7 @@ def feddum(
 
 
 def feddum_in_two_stages(problem: Problem, w: np.ndarray, beta: float, local_beta: float) -> np.ndarray:
-    """FedDUM as its authors' code has it: one momentum for the clients' change and then for the server's."""
+    """FedDUM of its authors' code: one momentum for the clients' change and then for the server's."""
     m = np.zeros_like(w)
     for t in range(problem.rounds):
         clients = average(problem, t, w, momentum_sgd(local_beta))
@@ -287,7 +287,7 @@ def feddum_in_two_stages(problem: Problem, w: np.ndarray, beta: float, local_bet
 
 
 def hessian(w: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """The dense Hessian of the loss, by automatic differentiation of the same formula."""
+    """Return the dense Hessian of the loss, by automatic differentiation of the same formula."""
     h = (len(w) - 2) // 6
 
     def loss(v: torch.Tensor) -> torch.Tensor:
@@ -299,7 +299,7 @@ def hessian(w: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def plateau(values: np.ndarray, weights: np.ndarray) -> float:
-    """The prune rate of the authors' code, from eigenvalues and their weights."""
+    """Return the prune rate of the authors' code, from eigenvalues and their weights."""
     grid = np.linspace(values.min() - 0.01, values.max() + 0.01, 10_000)
     variance = 1e-5 * max(1, grid[-1] - grid[0])
     density = sum(w * np.exp(-((grid - v) ** 2) / 2 / variance) for v, w in zip(values, weights, strict=True))
@@ -321,19 +321,19 @@ def plateau(values: np.ndarray, weights: np.ndarray) -> float:
 def source_rate(
     w: np.ndarray, initial: np.ndarray, x: np.ndarray, y: np.ndarray, generator: torch.Generator, gap: bool
 ) -> float:
-    """p*_k. All 50 Lanczos steps of a space of 26 dimensions are its eigenvalues."""
+    """Return p*_k. With 50 Lanczos steps in a space of 26 dimensions the spectrum is exact."""
 
     def signs() -> np.ndarray:
         drawn = torch.randint(0, 2, (len(w),), generator=generator, dtype=torch.int8).numpy()
         return (drawn * 2.0 - 1) / len(w) ** 0.5
 
-    here = hessian(w, x, y)
-    values, vectors = np.linalg.eigh(here)
+    curvature = hessian(w, x, y)
+    values, vectors = np.linalg.eigh(curvature)
     if not gap:
         return plateau(values, (vectors.T @ signs()) ** 2)
     lipschitz = 0.0
     for share in (0.25, 0.5, 0.75, 1):
-        change, v = here - hessian(w + share * (initial - w), x, y), signs()
+        change, v = curvature - hessian(w + share * (initial - w), x, y), signs()
         for _ in range(10):
             v = change @ v
             norm = np.linalg.norm(v)
@@ -346,7 +346,7 @@ def source_rate(
 
 
 def adaptive_rate(problem: Problem, t: int, w: np.ndarray, initial: np.ndarray, gap: bool, labelled: bool) -> float:
-    """p* of Liu et al. 2024: (14) over the server and all clients."""
+    """Return p* of Liu et al. 2024: (14) over the server and all clients."""
     sources = [(0, problem.server_x, problem.server_y)] if len(problem.server_x) else []
     sources += [(1 + k, x, y) for k, (x, y) in enumerate(zip(problem.x, problem.y, strict=True))]
     everyone = sum(np.bincount(y.argmax(1), minlength=2) for y in problem.y)
@@ -363,7 +363,7 @@ def adaptive_rate(problem: Problem, t: int, w: np.ndarray, initial: np.ndarray, 
 
 
 def kept_neurons(problem: Problem, t: int, w: np.ndarray, rate: float) -> list[int]:
-    """Hidden neurons that stay: of a feature map of one pixel the rank is whether it is above 0."""
+    """Return the hidden neurons that stay; the rank of a feature map of one pixel is 1 if the pixel is above 0, else 0."""
     place = int(len(w) * rate)
     threshold = np.sort(np.abs(w))[place - 1] if place else 0
     w1, b1, _, _ = parts(w)
@@ -391,7 +391,7 @@ def fedap(
     local_beta: float = 0.0,
     update: dict[str, float] | None = None,
 ) -> np.ndarray:
-    """FedAP of Liu et al. 2024, FedDUAP with an update on server data, FedDUMAP with momentum on both sides too."""
+    """FedAP of Liu et al. 2024; with an update on server data FedDUAP, and with momentum on both sides too FedDUMAP."""
     initial, m = w, np.zeros_like(w)
     for t in range(problem.rounds):
         if t == when:
@@ -408,7 +408,7 @@ def fedap(
 
 
 def yogi(problem: Problem, w: np.ndarray, beta: float, beta2: float, eta: float, epsilon: float) -> np.ndarray:
-    """FedYogi of Reddi et al. 2021, Algorithm 2, with the first moment as ServerM has it."""
+    """FedYogi of Reddi et al. 2021, Algorithm 2, with ServerM's first moment."""
     m, u = np.zeros_like(w), np.full_like(w, epsilon**2)
     for t in range(problem.rounds):
         delta = average(problem, t, w, sgd) - w
@@ -421,7 +421,7 @@ def yogi(problem: Problem, w: np.ndarray, beta: float, beta2: float, eta: float,
 def decoupled_momentum(
     w: np.ndarray, m: np.ndarray, batches: Batches, eta: float, beta: float, frozen: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """FedDA's local training: the sum P of the directions, and the momentum v that goes back."""
+    """Train a client of FedDA: return the sum P of the directions, and the momentum v that is sent back."""
     y, p, v, tau = w.copy(), np.zeros_like(w), m.copy(), 0
     for batch in batches:
         v = beta * (m if frozen else v) + (1 - beta) * gradient(y, *batch)
@@ -440,7 +440,7 @@ def fedda(
 ) -> np.ndarray:
     """FedDA of Jin et al. 2022 with SGDM; with `share`, α of (w, t), the server half of FedDU-DA of Liu et al. 2024.
 
-    In the `full_last` last rounds every local iteration takes all samples of the client, or of the server.
+    In the last `full_last` rounds every local iteration uses all samples of the client, or of the server.
     """
     m, eta = np.zeros_like(w), problem.learning_rate
     for t in range(problem.rounds):
@@ -518,7 +518,7 @@ def scaffold(
 ) -> np.ndarray:
     """SCAFFOLD of Karimireddy et al. 2020, Algorithm 1, option II.
 
-    `controls` returns the c_k, and c under −1; `eta` is η by step.
+    `controls` collects the c_k, and c under −1; `eta` is η by step.
     """
     c, c_of = np.zeros_like(w), {} if controls is None else controls
     for t in range(problem.rounds):
@@ -566,7 +566,7 @@ def fednova(problem: Problem, w: np.ndarray, mu: float = 0.0, rho: float = 0.0) 
 
 
 def data_sharing(problem: Problem, w: np.ndarray, cap: float, warmup_epochs: int = 0) -> np.ndarray:
-    """Zhao et al. 2018: every client holds some of the server's samples too."""
+    """Zhao et al. 2018: every client also holds some of the server's samples."""
     size = min(len(problem.server_x), int(cap * sum(len(x) for x in problem.x)))
     x, y = [], []
     for k in range(len(problem.x)):
@@ -580,7 +580,7 @@ def data_sharing(problem: Problem, w: np.ndarray, cap: float, warmup_epochs: int
 
 
 def hybrid_fl(problem: Problem, w: np.ndarray) -> np.ndarray:
-    """Hybrid-FL as Liu et al. 2024 use it: the server is one more client of the average."""
+    """Hybrid-FL as used by Liu et al. 2024: the server is one more client of the average."""
     for t in range(problem.rounds):
         models = [sgd(w, problem.batches(t, k), problem.learning_rate) for k in problem.cohort(t)]
         sizes = [len(problem.x[k]) for k in problem.cohort(t)]
@@ -635,11 +635,11 @@ def fedkt(
     consistent: bool = True,
     trace: list[np.ndarray] | None = None,
 ) -> np.ndarray:
-    """Li et al. 2021, Algorithm 1 without noise, and then FedAvg; `trace` returns the votes (n_0, 2) of all clients."""
+    """Li et al. 2021, Algorithm 1 without noise, and then FedAvg; `trace` collects the votes (n_0, 2) of all clients."""
     public, initial = problem.server_x, w
 
     def learn(x: np.ndarray, classes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Adam from the initial model on the cross-entropy with these classes."""
+        """Train with Adam from the initial model on the cross-entropy with these classes."""
         seed, _ = rng.integers(2**63, size=2)
         generator, step = torch.Generator().manual_seed(int(seed)), 0
         y, m, v = initial.copy(), np.zeros_like(initial), np.zeros_like(initial)
@@ -667,9 +667,9 @@ def fedkt(
                 counted += row
     if trace is not None:
         trace.append(everyone)
-    heard = everyone.sum(1) > 0
+    has_votes = everyone.sum(1) > 0
     words = np.random.SeedSequence([problem.seed, 0, 3, 0]).generate_state(2, np.uint64) >> np.uint64(1)
-    w = learn(public[heard], everyone[heard].argmax(1), np.random.default_rng(int(words[0])))
+    w = learn(public[has_votes], everyone[has_votes].argmax(1), np.random.default_rng(int(words[0])))
     return fedavg(problem, w)
 
 
@@ -692,7 +692,7 @@ def remembering(problem: Problem, w: np.ndarray, pull: float = 0.3) -> tuple[np.
     return w, c
 
 
-# Where the layers of the toy, their tensors and their neurons lie in w: W₁ (4, 3), b₁, W₂ (2, 4), b₂.
+# Positions in w of the toy's layers, their tensors and their neurons: W₁ (4, 3), b₁, W₂ (2, 4), b₂.
 LAYERS = [list(range(16)), list(range(16, 26))]
 TENSORS = [list(range(12)), list(range(12, 16)), list(range(16, 24)), [24, 25]]
 NEURONS = [
@@ -700,14 +700,14 @@ NEURONS = [
     [[*range(16 + 4 * j, 20 + 4 * j), 24 + j] for j in (0, 1)],
 ]
 
-# Who sends which coordinates: from (round, model, {client: its model}) to {client: coordinates}.
+# Function from (round, model, {client: its model}) to the coordinates that each client sends, {client: coordinates}.
 Sends = Callable[[int, np.ndarray, dict[int, np.ndarray]], dict[int, list[int]]]
 
 
 def partial_averaging(
     problem: Problem, w: np.ndarray, sends: Sends, trace: list[dict[int, list[int]]] | None = None
 ) -> np.ndarray:
-    """Each coordinate becomes Σ n_k w_k / Σ n_k over the clients that send it; one that nobody sends stays."""
+    """Set each coordinate to Σ n_k w_k / Σ n_k over the clients that send it, if there are any."""
     for t in range(problem.rounds):
         models = {k: sgd(w, problem.batches(t, k), problem.learning_rate) for k in problem.cohort(t)}
         sent = sends(t, w, models)
@@ -724,7 +724,7 @@ def partial_averaging(
 
 
 def the_largest(scores: dict[int, float], n: int) -> list[int]:
-    """The n clients with the largest scores; of equal ones the earlier."""
+    """Return the n clients with the largest scores; the earlier among equal ones."""
     return sorted(scores, key=lambda k: -scores[k])[:n]
 
 
@@ -768,7 +768,7 @@ def pruned_neurons(
     per_layer: bool = False,
     trace: list | None = None,
 ) -> np.ndarray:
-    """FedADP as Wang et al. 2024 use it."""
+    """FedADP as used by Wang et al. 2024."""
 
     def kept_of(values: np.ndarray, layers: list[list[list[int]]], budget: float) -> list[int]:
         scores = {tuple(u): np.linalg.norm(values[u]) / np.sqrt(len(u)) for layer in layers for u in layer}
@@ -811,7 +811,7 @@ def adam(
 
 
 def largest(x: np.ndarray, k: int) -> list[int]:
-    """The k coordinates of largest magnitude, of equal ones the first."""
+    """Return the k coordinates of largest magnitude; the first among equal ones."""
     return sorted(range(len(x)), key=lambda i: (-abs(x[i]), i))[:k]
 
 
@@ -826,7 +826,7 @@ def shared_mask(leader: int) -> Callable[[list[np.ndarray], int], list[list[int]
 
 
 def fair_mask(deltas: list[np.ndarray], k: int) -> list[list[int]]:
-    """Fairness-Top: the vectors' ranks in turns."""
+    """Fairness-Top: the vectors' coordinates by rank, in turn."""
     ranks = [largest(x, len(x)) for x in deltas]
     chosen: list[int] = []
     for r in range(len(deltas[0])):
@@ -853,7 +853,7 @@ def fedadam(
     uniform: bool = False,
     moments: list[np.ndarray] | None = None,
 ) -> np.ndarray:
-    """FedAdam-SSM's Algorithm 1 with the masks of one of its methods; `moments` returns M and V."""
+    """FedAdam-SSM's Algorithm 1 with the masks of one of its methods; `moments` collects M and V."""
     state = [w, np.zeros_like(w), np.zeros_like(w)]
     for t in range(problem.rounds):
         cohort = problem.cohort(t)
@@ -874,7 +874,7 @@ def fedadam(
 
 
 def one_bit(z: np.ndarray, order: int, groups: Sequence[Any]) -> np.ndarray:
-    """s · sgn(z) with s = ‖z‖₂/√n or ‖z‖₁/n of each group, sgn(0) = 1."""
+    """Return s · sgn(z) with s = ‖z‖₂/√n or ‖z‖₁/n of each group, sgn(0) = 1."""
     sent = np.zeros_like(z)
     for group in groups:
         part = z[group]
@@ -894,7 +894,7 @@ def one_bit_adam(
     b2: float = 0.999,
     eps: float = 1e-6,
 ) -> np.ndarray:
-    """Tang et al. 2021, Algorithm 1, its local step taken several times."""
+    """Tang et al. 2021, Algorithm 1, with several local steps."""
     m, v = np.zeros_like(w), np.zeros_like(w)
     e_server: np.ndarray = np.zeros_like(w)
     errors: dict[int, np.ndarray] = {}
@@ -935,7 +935,7 @@ def uniform_levels(bits: int) -> list[float]:
 
 
 def quantise(z: np.ndarray, levels: list[float], groups: Sequence[Any]) -> np.ndarray:
-    """The nearest of s·level, s = ‖z‖∞ of each group, of equally near ones the larger."""
+    """Return the nearest of s·level, s = ‖z‖∞ of each group; the larger among equally near ones."""
     sent = np.zeros_like(z)
     for group in groups:
         s = np.abs(z[group]).max()
@@ -972,9 +972,9 @@ def efficient_adam(
 
 
 def imc(problem: Problem, w: np.ndarray, round: int, rate: float | None = None, gap: bool = False) -> np.ndarray:
-    """FedAvg; from the round on with the weights in the forward pass multiplied by a mask, so that the others get no gradient.
+    """FedAvg; from the given round on the forward pass uses masked weights, so that the other weights get no gradient.
 
-    Without a rate it is FedAP's, of the server and all clients.
+    If no rate is given, it is FedAP's, from the server and all clients.
     """
     mask, initial = np.ones_like(w), w
     for t in range(problem.rounds):
@@ -982,7 +982,7 @@ def imc(problem: Problem, w: np.ndarray, round: int, rate: float | None = None, 
             found = adaptive_rate(problem, t, w, initial, gap, len(problem.server_x) > 0) if rate is None else rate
             threshold = sorted(np.abs(w))[int(np.ceil(found * len(w)))]
             mask = (np.abs(w) > threshold).astype(float)
-            for layer in WEIGHTS:  # each keeps a weight
+            for layer in WEIGHTS:  # each layer keeps at least one weight
                 mask[max(layer, key=lambda j: abs(w[j]))] = 1
             w = w * mask
 
@@ -1002,11 +1002,11 @@ WEIGHTS = [list(range(12)), list(range(16, 24))]
 def reconfigured(
     w: np.ndarray, kept: set[int], z: np.ndarray, share: float, fixed_seconds: float, most: int | None
 ) -> set[int]:
-    """Algorithm 2 of Jiang et al. 2023 where every weight takes a second: accept one after the other while Γ grows."""
+    """Algorithm 2 of Jiang et al. 2023 with one second for every weight: accept weights one by one while Γ grows."""
     removable: set[int] = set()
     for layer in WEIGHTS:
-        there = [j for j in layer if j in kept]
-        removable |= set(sorted(there, key=lambda j: abs(w[j]))[: int(share * len(there))])
+        present = [j for j in layer if j in kept]
+        removable |= set(sorted(present, key=lambda j: abs(w[j]))[: int(share * len(present))])
     chosen = kept - removable
     every = [j for layer in WEIGHTS for j in layer]
     numerator, denominator = sum(z[j] for j in chosen), fixed_seconds + sum(j in chosen for j in every)
@@ -1077,7 +1077,7 @@ def prunefl(
 
 
 def top(pi: np.ndarray, k: int) -> np.ndarray:
-    """1 for the k largest of each row, of equal ones the first."""
+    """Return 1 for the k largest of each row, the first among equal ones, and 0 for the others."""
     mask = np.zeros_like(pi)
     for row, values in zip(mask, pi, strict=True):
         row[sorted(range(len(values)), key=lambda i: (-values[i], i))[:k]] = 1
@@ -1085,7 +1085,7 @@ def top(pi: np.ndarray, k: int) -> np.ndarray:
 
 
 def gated_forward(w: np.ndarray, g: np.ndarray, x: np.ndarray, multiply: bool = False) -> Any:
-    """The perceptron whose layers are 1×1 convolutions with gates, 2 of 4 and 1 of 2 channels kept; g has the weights' form."""
+    """Perceptron as 1×1 convolutions with gates, 2 of 4 and 1 of 2 channels kept; g has the shape of the weights."""
     w1, b1, w2, b2 = w[:12].reshape(4, 3), w[12:16], w[16:24].reshape(2, 4), w[24:]
     a1, c1, a2, c2 = g[:12].reshape(4, 3), g[12:16], g[16:24].reshape(2, 4), g[24:]
     u1, z1 = x @ w1.T + b1, x @ a1.T + c1
@@ -1101,7 +1101,7 @@ def gated_forward(w: np.ndarray, g: np.ndarray, x: np.ndarray, multiply: bool = 
 def gated_gradient(
     w: np.ndarray, g: np.ndarray, x: np.ndarray, y: np.ndarray, lam: float, multiply: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Gradients by w and g of mean ½‖output − y‖² + λ Σ mean ‖z‖₁, straight through the choice, none through a gate's input."""
+    """Return the gradients by w and g of mean ½‖output − y‖² + λ Σ mean ‖z‖₁, straight-through, none through a gate's input."""
     u1, z1, pi1, mask1, hidden, u2, z2, pi2, mask2, out = gated_forward(w, g, x, multiply)
     d_out = (out - y) / len(x)
     m1, m2 = mask1 * (pi1 if multiply else 1), mask2 * (pi2 if multiply else 1)
@@ -1128,7 +1128,7 @@ def feddp(
     decay: float = 0.0,
     mu: float = 0.0,
 ) -> tuple[np.ndarray, dict[int, np.ndarray], dict[int, np.ndarray]]:
-    """Yu et al. 2023, Algorithm 1 with its slips mended, over one of its baselines: w, the clients' gates and their variates."""
+    """Yu et al. 2023, Algorithm 1 with its errors fixed, over one of its baselines: w, the clients' gates and their variates."""
     gates, variates, c = dict[int, np.ndarray](), dict[int, np.ndarray](), np.zeros_like(w)
     eta = problem.learning_rate
     for t in range(problem.rounds):

@@ -1,6 +1,6 @@
-"""Work in processes of its own, as torchrun would start them, without its waiting for imports.
+"""Run work in separate processes, as torchrun starts them, without waiting for its imports.
 
-Processes are forked from one that has imported the package and done nothing else: a process that has computed a gradient
+Processes are forked from one that has only imported the package: a process that has computed a gradient
 cannot be forked, and a new interpreter takes many seconds to import torch and Lightning.
 """
 
@@ -29,13 +29,13 @@ def run_command(words: Sequence[str], num_processes: int = 1) -> None:
 def run(
     work: Callable[..., None], *arguments: Any, num_processes: int = 1, exit_codes: Sequence[int] | None = None
 ) -> None:
-    """Do some work in each of so many processes, of one thread each; fails with what they printed if one fails.
+    """Run a function in the given number of processes with one thread each; fail with their output if one fails.
 
     Args:
-        work: a function of a module.
-        arguments: for it.
-        num_processes: with two or more, each finds the environment that torchrun makes.
-        exit_codes: of the processes, where some are to end in another way.
+        work: module-level function.
+        arguments: arguments of `work`.
+        num_processes: number of processes; with two or more, each gets torchrun's environment variables.
+        exit_codes: expected exit codes, by default all 0.
     """
     with tempfile.TemporaryDirectory() as folder:
         with socket.socket() as free:
@@ -80,7 +80,7 @@ def _begin(
     try:
         work(*arguments)
     finally:
-        atexit._run_exitfuncs()  # a forked process leaves without
+        atexit._run_exitfuncs()  # a forked process does not run them by itself
 
 
 def _command(words: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Every algorithm beside its oracle. A new method is one more line."""
+"""All algorithms with their oracles. A new method is one more line."""
 
 from collections.abc import Callable
 from functools import partial
@@ -43,11 +43,11 @@ from lightning_fl.algorithms import (
 from lightning_fl.data import FederatedDataModule
 
 D = 26
-"""Parameters of the toy."""
+"""Number of parameters of the toy."""
 
 
 class Turn(NamedTuple):
-    """A round whose bits are counted: its index, the clients that answer, those of them that are rejected, bits of a number."""
+    """Round whose bits are counted: its index, clients that answer, rejected ones among them, bits of a number."""
 
     round: int
     clients: int
@@ -56,13 +56,13 @@ class Turn(NamedTuple):
 
 
 Bits = dict[str, int]
-"""By kind; under "" where only the sum is told."""
+"""Bits by kind; under "" if only the sum is known."""
 Costs = Callable[[Turn], tuple[Bits, Bits | None]]
-"""Bits of a round up and down; None where they depend on what changed, which a test of its own counts."""
+"""Bits of a round up and down; None if they depend on changes, which a separate test counts."""
 
 
 def whole(*kinds: str) -> Costs:
-    """So many vectors in either direction, also from clients that are rejected."""
+    """Count one vector of each kind in each direction, also from rejected clients."""
 
     def costs(turn: Turn) -> tuple[Bits, Bits]:
         bits = dict.fromkeys(kinds, turn.width * D * turn.clients)
@@ -72,7 +72,7 @@ def whole(*kinds: str) -> Costs:
 
 
 def in_two_turns(turn: Turn) -> tuple[Bits, Bits]:
-    """w and m down and a gradient up; then the mean gradient down and the model up, but not of clients that are rejected."""
+    """Count w and m down and a gradient up; then the mean gradient down and the model up, except for rejected clients."""
     vector = turn.width * D
     going_on = turn.clients - turn.rejected
     up = {"model": vector * going_on, "moments": vector * turn.clients}
@@ -80,13 +80,13 @@ def in_two_turns(turn: Turn) -> tuple[Bits, Bits]:
 
 
 def with_normaliser(turn: Turn) -> tuple[Bits, Bits]:
-    """qd + q + 32 up, qd down."""
+    """Count qd + q + 32 up, qd down."""
     model = {"model": turn.width * D * turn.clients}
     return model | {"scalars": (turn.width + 32) * turn.clients}, model
 
 
 def chosen(n: int, layers: int = 0, feedback: bool = False) -> Costs:
-    """n models up in all, and the choice of each client's layers down; of clients that are rejected only the feedback."""
+    """Count n models up in total, and each client's chosen layers down; rejected clients send only the feedback."""
 
     def costs(turn: Turn) -> tuple[Bits, Bits]:
         up, down = {"model": turn.width * D * n}, {"model": turn.width * D * turn.clients}
@@ -100,7 +100,7 @@ def chosen(n: int, layers: int = 0, feedback: bool = False) -> Costs:
 
 
 def by_neuron(kept: int) -> Costs:
-    """So many numbers and a bit for each of the six neurons up from each client that is not rejected."""
+    """Count `kept` numbers and a bit for each of the six neurons up from each client that is not rejected."""
 
     def costs(turn: Turn) -> tuple[Bits, Bits]:
         sending = turn.clients - turn.rejected
@@ -110,7 +110,7 @@ def by_neuron(kept: int) -> Costs:
 
 
 def masked(first_round: int, kept: int) -> Costs:
-    """The model, of which from the round on so many numbers are left; the mask goes down too, to those who lack it."""
+    """Count the model, which has `kept` numbers from `first_round` on; the mask also goes down, to clients without it."""
 
     def costs(turn: Turn) -> tuple[Bits, Bits | None]:
         numbers = D if turn.round < first_round else kept
@@ -121,7 +121,7 @@ def masked(first_round: int, kept: int) -> Costs:
 
 
 def reconfigured(before: int, interval: int) -> Costs:
-    """The model, of which 18 numbers are left after the first time that the clients send their squared gradients."""
+    """Count the model, which has 18 numbers after the clients first send their squared gradients."""
 
     def costs(turn: Turn) -> tuple[Bits, Bits | None]:
         model = {"model": turn.width * (before if turn.round < interval else 18) * turn.clients}
@@ -131,12 +131,12 @@ def reconfigured(before: int, interval: int) -> Costs:
     return costs
 
 
-# Bits that cross between the server and one client in round t, given the width q of a number.
+# Bits between the server and one client in round t, given the width q of a number.
 ClientBits = Callable[[int, int], int]
 
 
 def vectors(count: int) -> ClientBits:
-    """So many vectors, whole."""
+    """Count whole vectors."""
     return lambda t, q: count * q * D
 
 
@@ -144,32 +144,32 @@ K_OF_D = 7
 
 
 def own_masks(t: int, q: int) -> int:
-    """min(3(kq + d), 3k(q + ⌈log2 d⌉)), ⌈log2 26⌉ = 5."""
+    """Count min(3(kq + d), 3k(q + ⌈log2 d⌉)), ⌈log2 26⌉ = 5."""
     return min(3 * (K_OF_D * q + D), 3 * K_OF_D * (q + 5))
 
 
 def shared_mask(t: int, q: int) -> int:
-    """min(3kq + d, k(3q + ⌈log2 d⌉))."""
+    """Count min(3kq + d, k(3q + ⌈log2 d⌉))."""
     return min(3 * K_OF_D * q + D, K_OF_D * (3 * q + 5))
 
 
 def few_bits(bits: int, groups: int) -> ClientBits:
-    """b · d + q · G."""
+    """Count b · d + q · G."""
     return lambda t, q: bits * D + q * groups
 
 
 def one_bit(first_round: int, groups: int) -> ClientBits:
-    """3qd before the round, d + q · G from then on."""
+    """Count 3qd before `first_round`, d + q · G from then on."""
     return lambda t, q: 3 * q * D if t < first_round else D + q * groups
 
 
 def after_the_first(bits: int, groups: int) -> ClientBits:
-    """The model in the first round, b · d + q · G from then on."""
+    """Count the model in the first round, b · d + q · G from then on."""
     return lambda t, q: q * D if t == 0 else bits * D + q * groups
 
 
 def each(up: ClientBits, down: ClientBits | None, to_all: bool = False) -> Costs:
-    """The same from and to each client; `to_all` where a broadcast goes to all of the federation."""
+    """Count the same bits for each client; with `to_all` a broadcast goes to the whole federation."""
 
     def costs(turn: Turn) -> tuple[Bits, Bits | None]:
         recipients = len(toys.SIZES) if to_all else turn.clients
@@ -181,12 +181,12 @@ def each(up: ClientBits, down: ClientBits | None, to_all: bool = False) -> Costs
     return costs
 
 
-# Adam's first steps are so long with the toy's learning rate that the rounding of float32 shows; a larger ε shortens them.
+# With the toy's learning rate Adam's first steps are so long that float32's rounding shows; a larger ε shortens them.
 EPSILON = 0.01
 
 
 class Entry(NamedTuple):
-    """How to make the algorithm, the oracle from (problem, initial model) to the final model, the server's samples, the bits."""
+    """Algorithm, oracle from (problem, initial model) to the final model, bits, and number of server samples."""
 
     algorithm: Callable[[], Algorithm]
     oracle: Callable[[oracle.Problem, np.ndarray], np.ndarray]
@@ -194,12 +194,12 @@ class Entry(NamedTuple):
     num_server: int = 0
 
     def federation(self, train: Any = None) -> FederatedDataModule:
-        """The toy's data, with server samples if the method uses them."""
+        """Return the toy's data, with server samples if the method uses them."""
         return toys.Served(self.num_server, train) if self.num_server else toys.federation(train=train)
 
     @property
     def num_samples(self) -> int:
-        """Clients' and server's samples together."""
+        """Number of samples of clients and server."""
         return sum(toys.SIZES) + self.num_server
 
 
@@ -323,23 +323,23 @@ ROSTER = {
         chosen(2, layers=4),
     ),
     "HDFL": Entry(partial(HDFL, n=2), partial(oracle.drawn_layers, n=2, layers=[list(range(26))]), chosen(2)),
-    # 0.46 · 26 numbers: the best neuron of each layer and no other, at 4 and 5.
+    # 0.46 · 26 numbers: only the best neuron of each layer, 4 and 5 numbers.
     "FedADP": Entry(partial(FedADP, keep=0.46), partial(oracle.pruned_neurons, keep=0.46), by_neuron(9)),
     "FedADP-magnitude": Entry(
         partial(FedADP, keep=0.46, score="magnitude"),
         partial(oracle.pruned_neurons, keep=0.46, magnitude=True),
         by_neuron(9),
     ),
-    # Half of 4 neurons with 4 numbers, half of 2 with 5.
+    # Half of 4 neurons with 4 numbers, half of 2 neurons with 5.
     "FedADP-per-layer": Entry(
         partial(FedADP, keep=0.5, per_layer=True),
         partial(oracle.pruned_neurons, keep=0.5, per_layer=True),
         by_neuron(13),
     ),
-    # ⌈0.4 · 26⌉ = 11, so the eleven smallest and the twelfth go.
+    # ⌈0.4 · 26⌉ = 11: the eleven smallest and the twelfth are pruned.
     "IMC": Entry(partial(IMC, rate=0.4, prune_round=2), partial(oracle.imc, rate=0.4, round=2), masked(2, 14)),
     "IMC-initial": Entry(partial(IMC, rate=0.7, prune_round=0), partial(oracle.imc, rate=0.7, round=0), masked(0, 6)),
-    # So much fixed time that Γ grows until the bound is met: 12 of 20 weights, and the 6 biases.
+    # With this much fixed time Γ grows until the bound: 12 of 20 weights, and the 6 biases.
     "PruneFL": Entry(
         partial(PruneFL, interval=2, shrink=0.5, max_density=0.6, initial_passes=0, fixed_share=5),
         partial(oracle.prunefl, interval=2, share=0.5, fixed_seconds=100, most=12),
@@ -450,7 +450,7 @@ def problem(
     num_server: int = 0,
     straggler_rate: float = 0.0,
 ) -> oracle.Problem:
-    """The oracle's view of `toys.federation()`, or of `toys.Served(num_server)`."""
+    """Return the oracle's view of `toys.federation()`, or of `toys.Served(num_server)`."""
     data = toys.Served(num_server) if num_server else toys.federation()
     data.setup("fit")
     x, y = (tensor.double().numpy() for tensor in toys.samples(sum(toys.SIZES) + num_server))

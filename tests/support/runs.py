@@ -1,4 +1,4 @@
-"""Runs that tests compare: of two runners, of one process and two, before and after."""
+"""Runs that tests compare: two runners, one process and two, before and after."""
 
 import copy
 import csv
@@ -37,7 +37,7 @@ def bits_of(trainer: FederatedTrainer, direction: str) -> dict[str, int]:
 
 
 def equal_states(a: Any, b: Any) -> bool:
-    """Whether two nests of dictionaries hold bit for bit the same tensors."""
+    """True if two nested dictionaries contain bitwise equal tensors."""
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(equal_states(a[key], b[key]) for key in a)
     return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
@@ -72,7 +72,7 @@ def assert_same(pair: Any, tolerance: float = 1e-5, of_metrics: float = 1e-4) ->
 def ran(
     folder: Path, *words: str, num_processes: int = 1, launcher: tuple[str, ...] = (), algorithm: str = "FedDUSM"
 ) -> tuple[list[dict[str, str]], dict[str, torch.Tensor]]:
-    """Metrics and weights of a run in processes of its own, one thread a rank; with a launcher in those that it starts."""
+    """Return metrics and weights of a run in separate processes, one thread each; a launcher starts its own processes."""
     command = [*COMMAND.split(), "--trainer.default_root_dir", str(folder), *words, "--algorithm", *algorithm.split()]
     if num_processes > 1:
         command += ["--trainer.devices", str(num_processes)]
@@ -84,7 +84,7 @@ def ran(
 
 
 def launch(launcher: tuple[str, ...], command: list[str], script: Path) -> None:
-    """As a user starts it."""
+    """Start the run like a user."""
     script.write_text(SCRIPT)
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PL_", "LOCAL_", "MASTER_", "WORLD_"))}
     done = subprocess.run(
@@ -99,14 +99,14 @@ def launch(launcher: tuple[str, ...], command: list[str], script: Path) -> None:
 
 
 def result(folder: Path) -> tuple[list[dict[str, str]], dict[str, torch.Tensor]]:
-    """Metrics and weights that a run has left."""
+    """Return the metrics and weights of a finished run."""
     with (folder / "metrics.csv").open() as file:
         rows = [{k: v for k, v in row.items() if k != "time/round_seconds"} for row in csv.DictReader(file)]
     return rows, torch.load(folder / "model.ckpt", weights_only=True)["state_dict"]
 
 
 def agree(one: tuple[list, dict], two: tuple[list, dict]) -> None:
-    """Counts are equal, averages and weights up to the order of summation."""
+    """Check that counts are equal, and averages and weights equal up to the order of summation."""
     for here, there in zip(one[0], two[0], strict=True):
         assert here.keys() == there.keys()
         for name in here:

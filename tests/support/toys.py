@@ -1,4 +1,4 @@
-"""A module and data small enough to be checked by hand."""
+"""Module and data small enough to be checked by hand."""
 
 import csv
 from collections.abc import Callable
@@ -18,12 +18,12 @@ from lightning_fl.pruning import Plan, plans_of, prune
 from lightning_fl.slots import Codec, LocalTraining, Message, Packed, Payload, Rule, Setting, State
 
 SIZES = (3, 5, 4, 9, 12, 7)
-"""Samples of the six clients: unequal, some with a last batch of one."""
+"""Numbers of samples of the six clients: unequal, some with a last batch of one."""
 BATCH_SIZE = 4
 
 
 class Perceptron(L.LightningModule):
-    """x (B, 3) → W₂ tanh(W₁x + b₁) + b₂ (B, 2); the loss is the batch's mean of ½‖output − y‖²."""
+    """Module x (B, 3) → W₂ tanh(W₁x + b₁) + b₂ (B, 2); the loss is the batch's mean of ½‖output − y‖²."""
 
     def __init__(self, lr: float = 0.1, configure: Callable[[L.LightningModule], Any] | None = None) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Perceptron(L.LightningModule):
 
 @dataclass(frozen=True)
 class Sizes(Partition):
-    """Client k gets exactly `sizes[k]` samples."""
+    """Partition that gives client k exactly `sizes[k]` samples."""
 
     needs_labels = False
     sizes: tuple[int, ...] = SIZES
@@ -71,13 +71,13 @@ class Sizes(Partition):
 
 
 def samples(num: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Inputs (num, 3) and targets (num, 2)."""
+    """Return inputs (num, 3) and targets (num, 2)."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(num, 3, generator=generator), torch.randn(num, 2, generator=generator)
 
 
 def federation(sizes: tuple[int, ...] = SIZES, train: Any = None, batch_size: int = BATCH_SIZE) -> Arrays:
-    """Clients with `sizes` samples each, and ten test samples."""
+    """Return data of clients with `sizes` samples each, and ten test samples."""
     return Arrays(
         train=samples(sum(sizes)) if train is None else train,
         test=samples(10, seed=1),
@@ -89,7 +89,7 @@ def federation(sizes: tuple[int, ...] = SIZES, train: Any = None, batch_size: in
 
 
 class Served(FederatedDataModule):
-    """`federation` with `num_server` samples more, which are the server's; the class of a sample is its larger target."""
+    """`federation` with `num_server` more samples for the server; the class of a sample is its larger target."""
 
     def __init__(self, num_server: int, train: Any = None) -> None:
         num_clients = sum(SIZES)
@@ -113,7 +113,7 @@ class Served(FederatedDataModule):
 
 
 def without_units(module: nn.Module, drop: tuple[int, ...]) -> Plan:
-    """The plan that takes some hidden units out of a perceptron."""
+    """Return the plan that removes some hidden units from a perceptron."""
     width = len(module.hidden.bias)
     kept = torch.tensor([unit for unit in range(width) if unit not in drop])
     axes = {"hidden.weight": {0: kept}, "hidden.bias": {0: kept}, "output.weight": {1: kept}}
@@ -121,7 +121,7 @@ def without_units(module: nn.Module, drop: tuple[int, ...]) -> Plan:
 
 
 class Pruning(L.Callback):
-    """Takes hidden units out of a perceptron when a round starts, once."""
+    """Callback that removes hidden units from a perceptron once, when a round starts."""
 
     def __init__(self, when: int = 2, drop: tuple[int, ...] = (1,)) -> None:
         self.when, self.drop = when, drop
@@ -135,12 +135,12 @@ class Pruning(L.Callback):
 
 
 def vector(module: nn.Module) -> np.ndarray:
-    """All parameters one after the other, in float64."""
+    """Return all parameters as one float64 vector."""
     return torch.cat([p.detach().flatten() for p in module.parameters()]).double().numpy()
 
 
 def read_rows(root: Path) -> list[dict[str, str]]:
-    """The rows of a run's metrics.csv, without the wall clock."""
+    """Return the rows of a run's metrics.csv, without the wall clock."""
     with (root / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
     for row in rows:
@@ -150,9 +150,9 @@ def read_rows(root: Path) -> list[dict[str, str]]:
 
 @dataclass(frozen=True)
 class Drifting(Rule):
-    """A client keeps the sum c of its deltas and how often it took part, and its gradient is g + pull·c.
+    """Rule with the gradient g + pull·c; a client keeps the sum c of its deltas and the number of its rounds.
 
-    The state is changed in place, which a rule may do: it is handed a copy.
+    The state is changed in place, which a rule may do because it gets a copy.
     """
 
     pull: float = 0.3
@@ -172,7 +172,7 @@ class Drifting(Rule):
 
 @dataclass(frozen=True)
 class Halves(Codec):
-    """Sends half of what is asked plus half of what it kept back, at one bit a number."""
+    """Codec that sends half of the message plus half of the kept rest, at one bit a number."""
 
     def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
         wanted = {name: x + memory.get(name, 0) for name, x in message.items()}
@@ -184,14 +184,14 @@ class Halves(Codec):
 
 
 class Remembering(Algorithm):
-    """Both the clients and their codecs keep something between rounds."""
+    """Algorithm whose clients and codecs keep states between rounds."""
 
     def __init__(self) -> None:
         super().__init__(rule=Drifting(), uplink=Halves())
 
 
 class Statistics(Perceptron):
-    """Keeps a running mean of its inputs and counts its batches, in place or by putting new tensors in their place."""
+    """Module that keeps a running mean of its inputs and counts its batches, in place or in new tensors."""
 
     def __init__(self, in_place: bool) -> None:
         super().__init__()
@@ -214,7 +214,7 @@ class Statistics(Perceptron):
 
 
 class Tied(Perceptron):
-    """Encoder and decoder share one weight (4, 3)."""
+    """Module whose encoder and decoder share one weight (4, 3)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -226,7 +226,7 @@ class Tied(Perceptron):
 
 
 class Normalised(Perceptron):
-    """With batch normalisation: 6 more parameters, 6 float buffers and one counter."""
+    """Module with batch normalisation: 6 more parameters, 6 float buffers and one counter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -237,7 +237,7 @@ class Normalised(Perceptron):
 
 
 class Poisoned(Perceptron):
-    """The loss is NaN on samples whose first feature is beyond 100."""
+    """Module whose loss is NaN on samples with a first feature beyond 100."""
 
     def loss(self, batch: Any) -> torch.Tensor:
         poison = torch.where(batch[0][:, 0].max() > 100, torch.nan, 1.0)
@@ -245,12 +245,12 @@ class Poisoned(Perceptron):
 
 
 class Convolved(Perceptron):
-    """A perceptron whose hidden neurons are filters of one pixel: the same 26 numbers in the same places."""
+    """Perceptron whose hidden neurons are filters of one pixel: the same 26 numbers at the same positions."""
 
     def __init__(self, lr: float = 0.1) -> None:
         super().__init__(lr=lr)
         self.hidden = nn.Conv2d(3, 4, 1)  # type: ignore[assignment]
-        self.hidden.weight.data *= 0.4  # smaller than the other weights, so that filters go
+        self.hidden.weight.data *= 0.4  # smaller than the other weights, so that filters are pruned
         self.example_input_array = torch.zeros(1, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -258,7 +258,7 @@ class Convolved(Perceptron):
 
 
 class Unlabelled(Served):
-    """Server samples whose class nobody knows."""
+    """Server samples without known classes."""
 
     def load(self) -> tuple[TensorSamples, TensorSamples]:
         train, test = super().load()

@@ -1,4 +1,4 @@
-"""Runs that are killed, resumed, mixed up, moved aside and exported."""
+"""Test runs that are killed, resumed, mixed up, moved aside and exported."""
 
 import copy
 import csv
@@ -41,7 +41,7 @@ def test_a_run_killed_at_any_moment_resumes_to_the_same_result(tmp_path: Path) -
     whole = killed_run.initial_module()
     killed_run.trainer_in(tmp_path / "whole").fit(whole, federation(), killed_run.algorithm())
     for event in moments:
-        resumed = killed_run.initial_module()  # if it was killed before the first checkpoint, it starts anew
+        resumed = killed_run.initial_module()  # killed before the first checkpoint it starts anew
         trainer = killed_run.trainer_in(tmp_path / event)
         trainer.fit(resumed, federation(), killed_run.algorithm(), ckpt_path="last")
         assert equal(whole, resumed), moments
@@ -51,7 +51,7 @@ def test_a_run_killed_at_any_moment_resumes_to_the_same_result(tmp_path: Path) -
 def test_a_model_checkpoint_of_any_round_resumes_to_the_same_result(
     make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
 ) -> None:
-    """Whether it was saved after the validation or at the end of the round."""
+    """Test checkpoints saved after the validation and at the end of the round."""
     whole = Perceptron()
     start = copy.deepcopy(whole)
     saves = [
@@ -146,7 +146,7 @@ class Wider(Perceptron):
 
 
 class Shifted(Perceptron):
-    """The same parameters, and one buffer more."""
+    """Module with the same parameters, and one buffer more."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -201,7 +201,9 @@ def test_a_checkpoint_that_does_not_fit_is_refused_and_nothing_is_lost(
             ),
         )
     assert files_in(tmp_path) == files
-    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items()), "module changed"
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items()), (
+        "the module must not change"
+    )
 
 
 def test_evaluating_with_a_foreign_checkpoint_is_refused(
@@ -215,7 +217,7 @@ def test_evaluating_with_a_foreign_checkpoint_is_refused(
 
 
 class WithPath(Perceptron):
-    """A hyper-parameter that is more than a number."""
+    """Module with a hyper-parameter that is not a plain number."""
 
     def __init__(self, folder: Path = Path("somewhere")) -> None:
         super().__init__()
@@ -271,7 +273,7 @@ def test_a_new_run_moves_the_earlier_ones_aside(
 
 
 class Failing(L.Callback):
-    """Fails at a hook, as a callback of the user's may."""
+    """Callback that fails at a hook, like a user's callback."""
 
     def __init__(self, hook: str) -> None:
         setattr(self, hook, self.fail)
@@ -297,7 +299,7 @@ def test_a_run_that_fails_before_it_has_done_a_round_leaves_the_earlier_one_wher
 
 
 class KeepAll(L.Callback):
-    """A checkpoint after each round."""
+    """Callback that keeps a checkpoint of each round."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -327,7 +329,7 @@ def test_a_misspelt_metric_is_refused_after_a_round_and_the_earlier_run_stays(
 
 
 class Killed(BaseException):
-    """Nothing catches it."""
+    """Exception that no handler catches."""
 
 
 @pytest.mark.parametrize("moves", range(6))
@@ -338,7 +340,7 @@ def test_a_kill_while_the_earlier_run_is_moved_loses_nothing(
     keeps_files: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """After each number of files, and after the last; then `last` goes on with the one run or begins the other."""
+    """Kill after each number of files, and after the last; then `last` resumes the earlier run or starts the new one."""
     make_trainer(max_rounds=2, **keeps_files).fit(Perceptron(), federation())
     files = files_in(tmp_path)
     left = iter(range(moves))

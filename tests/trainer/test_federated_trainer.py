@@ -1,4 +1,4 @@
-"""The trainer's flags: what each does, and that what is not allowed is refused with a sentence."""
+"""Test the trainer's flags: the effect of each, and that invalid ones are refused with a sentence."""
 
 import copy
 import time
@@ -25,7 +25,7 @@ each_rule = pytest.mark.parametrize("algorithm", [FedAvg(), FedProx(mu=0)], ids=
 
 
 class Counting(Perceptron):
-    """Notes the sizes of the batches that it trains on and the number of those that it evaluates."""
+    """Module that records the sizes of its training batches and the number of its evaluation batches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ def test_local_steps_go_on_through_reshuffled_passes(steps: int, make_trainer: M
 
 
 def by_hand(accumulate: int = 1, clip: Callable[[np.ndarray], np.ndarray] = lambda g: g) -> oracle.Local:
-    """SGD over sums of `accumulate` gradients, each divided by `accumulate` as Lightning does, clipped."""
+    """Train by SGD over sums of `accumulate` gradients, each divided by `accumulate` as Lightning does, clipped."""
 
     def local(w: np.ndarray, batches: oracle.Batches, eta: float) -> np.ndarray:
         y, total, waiting = w.copy(), np.zeros_like(w), 0
@@ -268,7 +268,7 @@ def test_precisions_give_nearly_the_same(
 
 @pytest.mark.parametrize("algorithm", [FedAvg(), FedProx(), DeviceM()], ids=lambda a: a.name)
 def test_the_same_run_gives_the_same_bits(algorithm: Algorithm, make_trainer: MakeTrainer) -> None:
-    """Whatever was drawn from the global generators before, and with randomness of the module's own."""
+    """Test with other draws from the global generators before, and with a module that draws random numbers itself."""
 
     class Dropping(Perceptron):
         def forward(self, x: Tensor) -> Tensor:
@@ -284,7 +284,7 @@ def test_the_same_run_gives_the_same_bits(algorithm: Algorithm, make_trainer: Ma
 
 
 class Scaled(Perceptron):
-    """Has a parameter and a buffer without dimensions, such as a learned temperature."""
+    """Module with a parameter and a buffer without dimensions, such as a learned temperature."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Runs of version 0.1 that were stopped after two of four rounds: their files load, and go on to the same numbers."""
+"""Test runs of version 0.1 that were stopped after two of four rounds: their files load, and they resume to equal numbers."""
 
 import csv
 import shutil
@@ -12,7 +12,7 @@ from lightning_fl.outputs.communication_json import read_communication
 from lightning_fl.report.records import read_run
 
 SAVED = Path(__file__).parent / "saved_runs"
-"""Of each: config.yaml and checkpoints/last.ckpt after two rounds, metrics.csv of all four in one go."""
+"""Folders with config.yaml and checkpoints/last.ckpt after two rounds, and metrics.csv of four rounds in one go."""
 NUM_TEST_IMAGES = 360
 
 
@@ -32,7 +32,7 @@ def test_a_run_of_the_version_before_goes_on_to_the_same_numbers(
     lines = Path(name, "metrics.csv").read_text().splitlines(keepends=True)
     Path(name, "metrics.csv").write_text("".join(lines[:3]))
     before = read_run(name)
-    assert before.bits is not None, "of such a run only the checkpoint knows the bits by kind"
+    assert before.bits is not None, "the bits by kind of such a run must be read from the checkpoint"
 
     words = ["fit", "--config", config, "--ckpt_path", "last", "--trainer.max_rounds", "4"]
     monkeypatch.setattr(sys, "argv", ["lightning-fl", *words])
@@ -42,7 +42,7 @@ def test_a_run_of_the_version_before_goes_on_to_the_same_numbers(
         for key, text in there.items():
             if key == "time/round_seconds" or not text:
                 continue
-            if key.endswith("accuracy"):  # a processor's rounding may turn an image or two
+            if key.endswith("accuracy"):  # rounding on another processor may change an image or two
                 assert float(here[key]) == pytest.approx(float(text), abs=2.5 / NUM_TEST_IMAGES), key
             elif key.startswith(("round", "step", "comm", "clients", "model")):
                 assert float(here[key]) == float(text), key

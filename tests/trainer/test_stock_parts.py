@@ -1,4 +1,4 @@
-"""Lightning's own modules, data modules, callbacks and loggers run unchanged."""
+"""Test that Lightning's own modules, data modules, callbacks and loggers run unchanged."""
 
 import copy
 from collections.abc import Callable
@@ -50,14 +50,14 @@ def test_boring_model_on_boring_data(make_trainer: MakeTrainer) -> None:
     data = boring_data()
     trainer.fit(module, data)
     assert not torch.equal(module.layer.weight, before["layer.weight"])
-    assert rates == pytest.approx([0.1, 0.01, 0.001, 0.0001]), "its StepLR steps once a round"
+    assert rates == pytest.approx([0.1, 0.01, 0.001, 0.0001]), "its StepLR must step once a round"
     assert trainer.run.num_steps == 4 * 2 * 8
     trainer.validate(module, data, verbose=False)
     trainer.test(module, data, verbose=False)
 
 
 def test_predicting_needs_no_predict_step(make_trainer: MakeTrainer) -> None:
-    """As in `L.Trainer`, whose default is `forward`."""
+    """Compare with `L.Trainer`, whose default is `forward`."""
     outputs = make_trainer().predict(BoringModel(), boring_data())
     assert len(outputs) == 64
     assert outputs[0].shape == (1, 2)
@@ -66,7 +66,7 @@ def test_predicting_needs_no_predict_step(make_trainer: MakeTrainer) -> None:
 def test_one_client_with_everything_is_a_stock_trainer(
     make_trainer: MakeTrainer, make_stock_trainer: Callable[..., L.Trainer]
 ) -> None:
-    """One client, one batch a round: the federation does what `L.Trainer` does."""
+    """Check that one client and one batch a round give the result of `L.Trainer`."""
     ours = Perceptron(configure=lambda m: ([o := torch.optim.SGD(m.parameters(), lr=0.5)], [halving(o)]))
     stock = copy.deepcopy(ours)
     data = federation(sizes=(12,), batch_size=12)
@@ -81,7 +81,7 @@ def halving(optimizer: torch.optim.Optimizer) -> Any:
 
 
 class Rises(Perceptron):
-    """Its validation loss falls until round 2 and rises from then on."""
+    """Module whose validation loss falls until round 2 and then rises."""
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.log("val/loss", abs(self.current_epoch - 2.0))
@@ -119,7 +119,7 @@ def test_the_best_checkpoint_is_kept_and_found(
     assert not torch.equal(models[2]["output.bias"], models[4]["output.bias"])
     assert trainer.checkpoint_callback is best
 
-    for tester in (trainer, make_trainer(**keeps_files)):  # with the callback, and with the run's folder alone
+    for tester in (trainer, make_trainer(**keeps_files)):  # with the callback, and with only the run's folder
         for run in (tester.test, tester.validate):
             module = Perceptron()
             run(module, federation(), ckpt_path="best", verbose=False)
@@ -181,12 +181,12 @@ def test_weight_averaging_averages_the_servers_models(make_trainer: MakeTrainer)
     for model in models[1:]:
         expected = 0.5 * expected + 0.5 * model
     torch.testing.assert_close(average._average_model.module.output.bias.detach(), expected, rtol=0, atol=1e-6)
-    # As in L.Trainer, the module has the average in the end.
+    # As in L.Trainer, the module has the average at the end.
     torch.testing.assert_close(module.output.bias.detach(), expected, rtol=0, atol=1e-6)
 
 
 def test_weight_averaging_does_not_take_clients_for_the_model(make_trainer: MakeTrainer) -> None:
-    """A server's learning rate of (almost) 0 leaves its model as it is, and so must be every average of it."""
+    """Use a server learning rate of (almost) 0: the model, and so every average of it, must not change."""
     still = Algorithm(steps=(Apply(), Momentum(beta=0, learning_rate=1e-12)))
     module = Perceptron()
     before = vector(module)
@@ -208,13 +208,13 @@ def test_an_exception_leaves_a_checkpoint_of_the_round_before(
             if trainer.current_epoch == 1:
                 self.batches_left -= 1
                 if not self.batches_left:
-                    raise RuntimeError("out of luck")
+                    raise RuntimeError("simulated failure")
 
     module = Perceptron()
     whole, resumed = copy.deepcopy(module), Perceptron()
     make_trainer(max_rounds=3).fit(whole, federation())
     trainer = make_trainer(max_rounds=3, callbacks=[Breaks(True), OnExceptionCheckpoint(tmp_path)], **keeps_files)
-    with pytest.raises(RuntimeError, match="out of luck"):
+    with pytest.raises(RuntimeError, match="simulated failure"):
         trainer.fit(module, federation())
     again = make_trainer(max_rounds=3, callbacks=[Breaks(False)], **keeps_files)
     again.fit(resumed, federation(), ckpt_path=tmp_path / "on_exception.ckpt")
@@ -226,13 +226,13 @@ def test_after_an_exception_the_module_is_the_servers(make_trainer: MakeTrainer)
     class Breaks(Perceptron):
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
             if self.current_epoch == 1 and batch_idx == 1:
-                raise RuntimeError("out of luck")
+                raise RuntimeError("simulated failure")
             return self.loss(batch)
 
     module = Breaks()
     one_round = copy.deepcopy(module)
     trainer = make_trainer(max_rounds=5)
-    with pytest.raises(RuntimeError, match="out of luck"):
+    with pytest.raises(RuntimeError, match="simulated failure"):
         trainer.fit(module, federation())
     make_trainer(max_rounds=1).fit(one_round, federation())
     assert (vector(module) == vector(one_round)).all()

@@ -1,4 +1,4 @@
-"""The layout of trees in flat vectors."""
+"""Test the layout of trees in flat vectors."""
 
 from math import prod
 
@@ -52,7 +52,7 @@ def test_views_share_memory_and_convolutions_are_channels_last() -> None:
     views = layout.views(vector)
     assert views["conv"].is_contiguous(memory_format=torch.channels_last)
     views["conv"][0, 2, 0, 0] = 7.0
-    assert vector.nonzero().tolist() == [[2]], "the third input channel of the first pixel is the third entry"
+    assert vector.nonzero().tolist() == [[2]], "the third input channel of the first pixel must be the third entry"
     views["bias"].fill_(1.0)
     assert vector[-5:].tolist() == [1.0] * 5
 

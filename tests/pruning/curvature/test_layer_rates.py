@@ -1,4 +1,4 @@
-"""From the rates of sources to those of layers."""
+"""Test the rates of layers that follow from those of sources."""
 
 import numpy as np
 import pytest

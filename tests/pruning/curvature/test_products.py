@@ -1,4 +1,4 @@
-"""Products with the Hessian and the Gauss-Newton matrix, against dense ones of small networks."""
+"""Test products with the Hessian and the Gauss-Newton matrix against dense ones of small networks."""
 
 import copy
 
@@ -28,7 +28,7 @@ def loss(module: nn.Module) -> torch.Tensor:
 
 
 def by_hand(vector: torch.Tensor) -> torch.Tensor:
-    """The network's logits, of one vector (31,)."""
+    """Return the network's logits as a function of one vector (31,)."""
     first, bias, second, other = vector.split([12, 4, 12, 3])
     return (INPUTS @ first.view(4, 3).T + bias).tanh() @ second.view(3, 4).T + other
 

@@ -1,4 +1,4 @@
-"""The rate of one source, against dense Hessians."""
+"""Test the rate of one source against dense Hessians."""
 
 import numpy as np
 import pytest
@@ -50,7 +50,7 @@ def test_gap_of_a_small_network(far):
     first = [i + 1 for i in range(11) if values[i + 1] - values[i] > 4 * max(change)]
     rate = SourceRate("gap")(curvature, now, before, torch.Generator().manual_seed(0))
     assert rate == pytest.approx((first[0] if first else 0) / 12)
-    assert (rate > 0) == (far == 0.02)  # far from the initial model nothing is certain
+    assert (rate > 0) == (far == 0.02)  # far from the initial model the rule gives 0
 
 
 def test_gap_at_the_initial_model_is_the_lowest_eigenvalue():

@@ -1,4 +1,4 @@
-"""Stochastic Lanczos quadrature and the rates read off spectra, against matrices whose eigenvalues are known."""
+"""Test stochastic Lanczos quadrature and the rates of spectra against matrices with known eigenvalues."""
 
 from itertools import pairwise
 
@@ -32,7 +32,7 @@ def test_ritz_values_and_weights_of_a_full_krylov_space_are_the_eigenvalues():
     matrix = torch.from_numpy(basis @ np.diag(eigenvalues) @ basis.T)
     found = spectrum(lambda vector: matrix @ vector, torch.empty(12, dtype=torch.float64), draws(3), steps=50)
     np.testing.assert_allclose(found.values, eigenvalues, atol=1e-10)
-    # ω_i is how much of the random vector lies along eigenvector i.
+    # ω_i is the squared component of the random vector along eigenvector i.
     signs = torch.randint(0, 2, (12,), generator=draws(3), dtype=torch.int8).numpy() * 2.0 - 1
     np.testing.assert_allclose(found.weights, (basis.T @ signs / 12**0.5) ** 2, atol=1e-8)
 
@@ -46,13 +46,13 @@ def test_mass_is_one_and_means_are_traces(dtype, probes):
     assert len(found.values) == 50 * probes
     assert (np.diff(found.values) >= 0).all()
     assert found.weights.sum() == pytest.approx(1, abs=1e-9)
-    # Of a diagonal matrix every vector of signs gives the trace exactly.
+    # For a diagonal matrix every vector of signs gives the exact trace.
     assert found.weights @ found.values == pytest.approx(float(values.mean()), abs=1e-4)
     assert found.weights @ found.values**2 == pytest.approx(float((values**2).mean()), abs=1e-3)
 
 
 def test_basis_stays_orthogonal_where_plain_lanczos_repeats_itself():
-    # One eigenvalue far from all others converges first; without re-orthogonalisation copies of it appear.
+    # An eigenvalue far from all others converges first; without re-orthogonalisation copies of it would appear.
     product, start = diagonal(np.r_[np.linspace(0, 1, 299), 1000.0])
     found = spectrum(product, start.float(), draws(), steps=50)
     assert (found.values > 500).sum() == 1
@@ -73,12 +73,12 @@ def test_tridiagonal_is_the_projected_matrix():
     matrix = matrix + matrix.T
     first = generator.normal(size=9)
     first /= np.linalg.norm(first)
-    # The Krylov space's basis by Gram-Schmidt on its powers.
+    # Basis of the Krylov space, by Gram-Schmidt on its powers.
     basis = np.linalg.qr(np.stack([np.linalg.matrix_power(matrix, j) @ first for j in range(4)], axis=1))[0]
     expected = basis.T @ matrix @ basis
-    of, beside = lanczos(lambda vector: torch.from_numpy(matrix) @ vector, torch.from_numpy(first), 4)
-    np.testing.assert_allclose(of, np.diag(expected), atol=1e-9)
-    np.testing.assert_allclose(beside, np.abs(np.diag(expected, 1)), atol=1e-9)
+    diagonal_part, off_diagonal = lanczos(lambda vector: torch.from_numpy(matrix) @ vector, torch.from_numpy(first), 4)
+    np.testing.assert_allclose(diagonal_part, np.diag(expected), atol=1e-9)
+    np.testing.assert_allclose(off_diagonal, np.abs(np.diag(expected, 1)), atol=1e-9)
 
 
 def test_exact_spectrum():
@@ -120,7 +120,7 @@ def test_gap_of_a_known_spectrum():
     assert gap_rate(exact_spectrum(product, start), 0.2, max_rate=0.5) == 0.5
     assert gap_rate(exact_spectrum(product, start), 0.5) == 0  # no gap above 2
     assert gap_rate(exact_spectrum(product, start), 0.0) == pytest.approx(1 / 7)
-    # Every vector of signs has the same share of each eigenvalue of a diagonal matrix, so quadrature gives the same.
+    # Every vector of signs has the same share of each eigenvector of a diagonal matrix, so quadrature is the same.
     assert gap_rate(spectrum(product, start, draws()), 0.05) == pytest.approx(4 / 7)
 
 
@@ -130,20 +130,20 @@ def test_gap_of_a_flat_spectrum():
 
 
 def test_lipschitz_constant_is_the_largest_change_of_the_hessian():
-    here, start = diagonal([1.0, 2.0, 3.0])
+    hessian, start = diagonal([1.0, 2.0, 3.0])
 
-    def on_the_way(share):  # of −3s at most where s = 1, of 4s(1 − s) + 2 at ½
+    def along_the_path(share):  # changes by 4s(1 − s) + 2, which is 3 at s = ½, and by −2s
         return diagonal([1.0 + 4 * share * (1 - share) + 2, 2.0 - 2 * share, 3.0])[0]
 
-    assert lipschitz_constant(here, on_the_way, start, draws(), iterations=60) == pytest.approx(3)
-    assert lipschitz_constant(here, lambda share: here, start, draws()) == 0
+    assert lipschitz_constant(hessian, along_the_path, start, draws(), iterations=60) == pytest.approx(3)
+    assert lipschitz_constant(hessian, lambda share: hessian, start, draws()) == 0
 
 
 # -- the authors' code ---------------------------------------------------------------------------------------------------
 
 
 def plateau_by_hand(values, weights, p_max=0.95):
-    """5.4 (a) 1, step by step."""
+    """Compute the plateau rate of the authors' code, step by step."""
     low, high = min(values) - 0.01, max(values) + 0.01
     grid = [low + (high - low) * i / 9999 for i in range(10000)]
     variance = 1e-5 * max(1, high - low)
@@ -190,9 +190,9 @@ def test_plateau_of_clear_spectra():
     def rate(values, weights):
         return plateau_rate(Spectrum(np.array(values, dtype=float), np.array(weights)))
 
-    # What lies clearly above 0; the smoothed peaks at both ends are cut off a little where the grid ends.
+    # The share clearly above 0; the smoothed peaks at both ends are cut off slightly where the grid ends.
     assert rate([0, 5], [0.6, 0.4]) == pytest.approx(0.4, abs=0.01)
-    assert rate([0, 0.05, 5], [0.5, 0.1, 0.4]) == pytest.approx(0.4, abs=0.01)  # 0.05 is passed on the way
+    assert rate([0, 0.05, 5], [0.5, 0.1, 0.4]) == pytest.approx(0.4, abs=0.01)  # 0.05 lies before the plateau
     assert rate([0, 0.5, 5], [0.5, 0.1, 0.4]) == pytest.approx(0.5, abs=0.01)
     assert rate([-2, -1], [0.5, 0.5]) == 0
     assert rate([5, 6], [0.5, 0.5]) == 0.95  # p_max

@@ -1,4 +1,4 @@
-"""The curvature of what a LightningModule trains on, without touching it."""
+"""Test the curvature of a LightningModule's training loss, without changes to the module."""
 
 import copy
 from typing import Any
