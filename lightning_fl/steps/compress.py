@@ -14,8 +14,8 @@ CHANGE = "model/change"
 class Compress(Step):
     """y = proposal − w + e;  w ← w + C(y);  e ← y − C(y).
 
-    C(y) goes down with the next model; with the downlink `Followed(C)` the model itself costs no bits. Over all rounds, Σ C(y) + e
-    is the sum of the changes that the earlier steps proposed. Buffers are left as proposed.
+    C(y) goes down with the next model; with the downlink `Followed(C)` the model itself costs no bits. Over all rounds,
+    Σ C(y) + e is the sum of the changes that the earlier steps proposed. Buffers are left as proposed.
 
     Attributes:
         codec: C, a lossy codec, the same as inside the downlink.
