@@ -3,8 +3,8 @@
 Δw, Δm, Δv = the changes of n optimiser steps;  mask = the k largest |Δw| (or |Δm|, |Δv|) over the whole model
 w, m, v ← values before the steps + (Δw, Δm, Δv) ⊙ mask
 
-With error feedback Δw + e replaces Δw, and e ← (Δw + e) ⊙ (1 − mask). If workers exchange updates instead of models, one worker
-sends this: 32k bits for every vector and min(d, k⌈log2 d⌉) for the mask.
+With error feedback Δw + e replaces Δw, and e ← (Δw + e) ⊙ (1 − mask). If workers exchange updates instead of models, each
+sends 32k bits per vector and min(d, k⌈log2 d⌉) for the mask.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ class OneBit(Codec):
     """C(z) = s · sgn(z), sgn(0) = +1: d bits and 32 for each group's scale s.
 
     Attributes:
-        scale: `l2` is s = ‖z‖₂ / √n, as in 1-bit Adam's code, which keeps a group's norm, but if few numbers of z are large it
-            may be further from z than 0 is; `l1` is s = ‖z‖₁ / n, the scale nearest to z.
+        scale: `l2` is s = ‖z‖₂ / √n, the choice of 1-bit Adam's authors, which keeps a group's norm but may move further from z
+            than 0 is if few numbers of z are large; `l1` is s = ‖z‖₁ / n, the scale with the result nearest to z.
         groups: numbers that share a scale: each `tensor` of the model, or `global`.
         names: entries that it encodes; all of the model and its moments if empty.
         known: entries that cross at no cost, because the other side derives them from the configuration.

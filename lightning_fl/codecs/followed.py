@@ -11,7 +11,7 @@ BESIDE = "/beside/"
 
 @dataclass(frozen=True)
 class Followed(Codec):
-    """Count only the carrier of a broadcast; clients compute the model and its moments from it.
+    """Charge only the carrier of a broadcast; clients compute the model and its moments from it.
 
     A broadcast without a carrier, such as the first one, is sent whole. Clients keep the last broadcast and repeat the server's
     step themselves, so each broadcast goes to all of them. Buffers are always sent whole.

@@ -1,4 +1,4 @@
-"""Rules: how a client uses its gradients, and its upload."""
+"""Rules: a client's use of its gradients, and its upload."""
 
 from lightning_fl.rules.adam import LocalAdam, SharedAdam, WarmedUpAdam
 from lightning_fl.rules.control_variates import ControlVariates

@@ -32,7 +32,7 @@ class Thresholded(Rule):
             object.__setattr__(self, name, getattr(self.inner, name))
 
     def check(self, setting: Setting) -> None:
-        """Raise `UserError` if the network has no convolution."""
+        """Check the inner rule, and raise `UserError` if the network has no convolution."""
         self.inner.check(setting)
         require(
             any(len(shape) > 2 for shape in setting.layout.shapes),

@@ -41,7 +41,7 @@ class Reconfiguration(Step):
         rule: rule of the training before the first round, which sends Σ g².
         shrink: share of a layer's kept weights that may be removed at first, in [0, 1).
         half_life: half-life of f in rounds, above 0.
-        max_density: largest kept share of the weights that can be removed, in (0, 1]; None: no bound.
+        max_density: largest kept share of the weights that can be masked, in (0, 1]; None: no bound.
         seconds_per_mac: training time of a client per multiply-accumulate of the forward pass, in seconds, three times that of
             the forward pass alone; at least 0.
         bandwidth: bandwidth of a client in bits per second, above 0.
@@ -50,7 +50,7 @@ class Reconfiguration(Step):
         initial_batches: batches of the server in each pass, at least 1.
         initial_interval: passes from one reconfiguration to the next, at least 1.
         start_accuracy: accuracy at which pruning starts, as a multiple of that of guessing, at least 0.
-        tolerance: relative change of the count of kept parameters, at least 0.
+        tolerance: largest relative change of the count of kept parameters that counts as stable, at least 0.
     """
 
     consumes = frozenset({IMPORTANCE})

@@ -29,7 +29,7 @@ class Momentum(Step):
         learning_rate: η_g > 0, the server's learning rate.
         init_with: `zero` starts from m = 0, as in the formula; `first` from m = G of the first round, as in the paper's code,
             which applies that G about 1/(1 − β) times in total.
-        dampening: False drops the factor (1 − β), as FedAvgM has it.
+        dampening: False drops the factor (1 − β), as in FedAvgM.
     """
 
     beta: float = 0.9

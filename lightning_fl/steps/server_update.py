@@ -17,7 +17,7 @@ from lightning_fl.slots import Rule, Server, ServerTurn, SetupTurn, State, Step
 
 INVERSES = ("one_minus", "inverse")
 LEAST_ALPHA = 1e-3
-"""The server does not train for a share α up to this (the paper's code)."""
+"""Share α up to which the server does not train (the paper's code)."""
 
 
 @dataclass(frozen=True)

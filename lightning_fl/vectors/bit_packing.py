@@ -71,7 +71,10 @@ def unpack(packed: Tensor, count: int, width: int) -> Tensor:
 
 
 def _overlaps(width: int) -> Iterator[tuple[int, int, int]]:
-    """Yield each of eight numbers, a byte of `width` that holds part of it, and the offset of its lowest bit from the byte's."""
+    """Yield (number, byte, shift) for each byte of `width` that holds part of one of eight numbers.
+
+    The shift is the offset of the number's lowest bit from that of the byte.
+    """
     for number in range(8):
         for byte in range(number * width // 8, -(-(number + 1) * width // 8)):
             yield number, byte, number * width - 8 * byte

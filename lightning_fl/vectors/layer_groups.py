@@ -1,4 +1,4 @@
-"""The layers of a network: groups of parameters that a method sends, scores or keeps together.
+"""Layers of a network: groups of parameters that a method sends, scores or keeps together.
 
 Papers describe layers, PyTorch has tensors. A layer, found from the modules alone, is
 
@@ -34,7 +34,7 @@ from lightning_fl.errors import nearest, require
 from lightning_fl.vectors.layout import Layout
 
 Groups = str | Mapping[str, Sequence[str]]
-"""Choice of a user: `layer`, `tensor`, or a map from the name of each group to its parameters."""
+"""User's choice of groups: `layer`, `tensor`, or a map from the name of each group to its parameters."""
 CHOICES = ("layer", "tensor")
 
 

@@ -63,7 +63,7 @@ class Layout:
     def views(self, vector: Tensor) -> Tree:
         """Read `vector` (..., d) as a tree of views (..., *shape); writing to a view writes to the vector."""
         if vector.shape[-1] != self.numel:
-            raise ValueError(f"the layout is of a vector of {self.numel} entries, got {vector.shape[-1]}")
+            raise ValueError(f"the layout needs a vector of {self.numel} entries, got {vector.shape[-1]}")
         return dict(self._iterate(vector))
 
     def _iterate(self, vector: Tensor) -> Iterator[tuple[str, Tensor]]:
