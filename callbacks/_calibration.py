@@ -1,4 +1,4 @@
-"""The samples by which a pruning callback judges a network, in any trainer."""
+"""Samples on which a pruning callback ranks the filters of a network, in any trainer."""
 
 from __future__ import annotations
 
@@ -19,23 +19,22 @@ from lightning_fl.errors import UserError
 def calibration_images(
     trainer: Any, num_samples: int, batch_size: int, stand_in: Source | None = None, seed: Sequence[int] = (0,)
 ) -> list[Any]:
-    """Images to rank feature maps on: the first of the server's, where the datamodule has such; otherwise training samples.
+    """Return images to rank feature maps on: the server's first samples if the datamodule has any, else training samples.
 
-    Training samples are drawn at random, always the same. The run's own randomness, and the order in which it reads its data, are
-    left as they were.
+    Training samples are drawn at random from a fixed seed. The run's random state and the order of its data do not change.
 
     Args:
         trainer: an `L.Trainer` in `fit`, or a `FederatedTrainer`.
-        num_samples: how many, at least 1; there may be fewer.
+        num_samples: number of images, at least 1; there may be fewer.
         batch_size: images in a batch, at least 1.
-        stand_in: who is asked in a federation whose server has no samples.
-        seed: of the samples of the stand-in.
+        stand_in: source of samples in a federation whose server has none.
+        seed: seed of the stand-in's samples.
 
     Returns:
-        What a network takes of each batch: on the module's device, as its training_step would see it.
+        The network's input of each batch, on the module's device, as its training_step would see it.
 
     Raises:
-        UserError: the clients of a federation hold all samples and none stands in, or there are several training loaders.
+        UserError: only clients have samples and there is no stand-in, or there are several training loaders.
     """
     with isolate_rng():
         torch.manual_seed(0)
@@ -56,14 +55,14 @@ def calibration_images(
 
 
 def moved(trainer: Any, batch: Any) -> Any:
-    """To the accelerator, through the batch hooks, in the precision of the training."""
+    """Move a batch to the accelerator, through the batch hooks, in the precision of the training."""
     module = trainer.lightning_module
     batch = module._on_before_batch_transfer(trainer.precision_plugin.convert_input(batch))
     return module._apply_batch_transfer_handler(batch)
 
 
 def example_input(trainer: Any) -> Any:
-    """What the module's forward takes: its `example_input_array`, or zeros in the shape of a training batch's first part."""
+    """Return an input of the module's forward: its `example_input_array`, or zeros shaped like a batch's first part."""
     own = trainer.lightning_module.example_input_array
     if own is not None:
         return own
@@ -91,19 +90,19 @@ def _batches(
     loader = _train_loader(trainer)
     if loader is None:
         raise UserError(
-            "the importance of feature maps is judged on samples of the server's, and it has none: give the data a "
-            "server_fraction above 0, or take importance 'magnitude'."
+            "the importance of feature maps is computed on the server's samples, and it has none: give the data a "
+            "server_fraction above 0, or use importance 'magnitude'."
         )
     return iter(_reread(loader, batch_size))
 
 
 def _train_loader(trainer: Any) -> Any:
-    """The training loader of a trainer that reads one itself; None in a federation, whose clients do."""
+    """Return the trainer's training loader; None in a federation, where clients have the loaders."""
     return getattr(trainer, "train_dataloader", None)
 
 
 def _reread(loader: Any, batch_size: int) -> Any:
-    """A loader over the same samples, shuffled from a seed, that leaves the given one alone."""
+    """Return another loader over the same samples, shuffled from a fixed seed."""
     if hasattr(loader, "reseeded"):
         return loader.reseeded(0, batch_size)
     if not isinstance(loader, DataLoader):

@@ -1,4 +1,4 @@
-"""What pruning callbacks have in common: when they prune, and, where filters are cut out, what that takes of a trainer."""
+"""Base classes of pruning callbacks: the schedule, and the requirements for removing filters."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from lightning_fl.pruning import Plan, Schedule, plan_for, plans_of, prunable_la
 
 
 class PruningCallback(Callback):
-    """Prunes when epochs start, by a schedule.
+    """Prune at the start of epochs, by a schedule.
 
     Args:
-        prune_epoch: the epoch before whose training to prune, at least 0; in a federation the round.
-        every_n_epochs: prune what is left again every so many epochs, at least 1; None: once.
+        prune_epoch: epoch (in a federation the round) before whose training to prune, at least 0.
+        every_n_epochs: epochs from one pruning to the next, at least 1; None: prune once.
     """
 
     def __init__(self, prune_epoch: int, every_n_epochs: int | None) -> None:
@@ -29,12 +29,12 @@ class PruningCallback(Callback):
         self._last_epoch = -1
 
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
-        """A new training begins."""
+        """Reset for a new training."""
         if stage == "fit":
             self._last_epoch = -1
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Warn of a pruning that comes after the end."""
+        """Warn if the next pruning is due only after the end of the run."""
         following = self.schedule.next_after(trainer.current_epoch)
         if following is not None and not self.will_prune(trainer):
             rank_zero_warn(
@@ -43,12 +43,12 @@ class PruningCallback(Callback):
             )
 
     def will_prune(self, trainer: Any) -> bool:
-        """Whether it is its turn before the training ends."""
+        """True if a pruning is due before the training ends."""
         following, end = self.schedule.next_after(trainer.current_epoch), trainer.max_epochs
         return following is not None and (end is None or end < 0 or following < end)
 
     def is_due(self, trainer: Any) -> bool:
-        """Whether to prune now; once in an epoch."""
+        """True if a pruning is due now; once per epoch."""
         epoch = trainer.current_epoch
         if not self.schedule.due(epoch) or epoch == self._last_epoch:
             return False
@@ -56,45 +56,45 @@ class PruningCallback(Callback):
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """For the checkpoint."""
+        """Return the state for a checkpoint."""
         return {"last_epoch": self._last_epoch}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """From the checkpoint."""
+        """Load the state of a checkpoint."""
         self._last_epoch = state_dict["last_epoch"]
 
 
 class StructuredPruning(PruningCallback):
-    """Cuts filters out of the module, whose tensors get smaller."""
+    """Remove filters from the module, so that its tensors get smaller."""
 
     def __init__(self, prune_epoch: int, every_n_epochs: int | None) -> None:
         super().__init__(prune_epoch, every_n_epochs)
         self._loading: Any = None
 
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
-        """Let a dense module load what a pruned one has saved."""
+        """Let a dense module load the checkpoint of a pruned one."""
         super().setup(trainer, pl_module, stage)
         self._loading = self._loading or shrink_when_loading(pl_module)
 
     def on_fit_start(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Find out whether another callback has given the module gates."""
+        """Raise `UserError` if another callback has added gates to the module."""
         require(
             not gates_of(pl_module),
-            f"{type(self).__name__} cannot cut out filters that the gates of dynamic pruning (FedDP, DynamicGates) choose anew "
-            "for each image: take one of the two.",
+            f"{type(self).__name__} cannot remove filters that the gates of dynamic pruning (FedDP, DynamicGates) choose anew "
+            "for each image: use one of the two.",
         )
 
     def teardown(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
-        """Leave the module as it was found."""
+        """Remove the loading hook from the module."""
         if self._loading is not None:
             self._loading.remove()
             self._loading = None
 
     def require_prunable(self, trainer: Any, module: LightningModule, named: Sequence[str] = ()) -> None:
-        """Find out before any training whether filters can be cut out.
+        """Check before any training that filters can be removed.
 
         Args:
-            trainer: that is about to train.
+            trainer: trainer that is about to train.
             module: its module.
             named: layers that must be able to lose filters.
 
@@ -104,12 +104,12 @@ class StructuredPruning(PruningCallback):
         callback, strategy = type(self).__name__, trainer.strategy
         if isinstance(strategy, ParallelStrategy):
             raise UserError(
-                f"{callback} cannot change a network inside {type(strategy).__name__}, which keeps the shapes it began with: "
+                f"{callback} cannot change a network inside {type(strategy).__name__}, which needs constant shapes: "
                 "train on one device."
             )
         layers = prunable_layers(module, example_input(trainer), required=named)
         require(bool(layers or plans_of(module)), f"{callback}: no layer of {type(module).__name__} can lose filters.")
 
     def plan(self, trainer: Any, module: LightningModule, kept: dict[str, Tensor]) -> Plan:
-        """What follows from the filters that shall stay; every process of a federation takes the decision of the first."""
+        """Return the plan that keeps these filters; every process of a federation uses the choice of the first."""
         return plan_for(module, trainer.strategy.broadcast(kept), example_input(trainer))

@@ -1,4 +1,4 @@
-"""Who holds training data, in any trainer."""
+"""Sources of training data, in any trainer."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch.utils.data import DataLoader, IterableDataset
 
 
 class Source(Protocol):
-    """Who holds training data.
+    """Source of training data.
 
     Attributes:
         client: index of the client in a federation; None is the server, or a training without clients.
-        num_samples: n_k.
-        degree: D(P_k), how far its labels are from everyone's, in [0, 1].
+        num_samples: number of samples n_k.
+        degree: non-IID degree D(P_k) of its labels against those of all, in [0, 1].
     """
 
     degree: float
@@ -29,14 +29,14 @@ class Source(Protocol):
     def num_samples(self) -> int: ...
 
     def batch(self, size: int, rng: np.random.Generator) -> Any:
-        """A random batch of at most `size` samples."""
+        """Draw a random batch of at most `size` samples."""
 
     def answer(self, count: int) -> None:
-        """Take note that it tells so many numbers about the model as it is, which a federation counts; every process does."""
+        """Record that it reports `count` numbers on the current model, which a federation books; called on every process."""
 
 
 class _TrainingData:
-    """The training data of a trainer without clients."""
+    """Training data of a trainer without clients."""
 
     client = None
     degree = 0.0
@@ -46,21 +46,21 @@ class _TrainingData:
         self._loaders = loaders
 
     def batch(self, size: int, rng: np.random.Generator) -> Any:
-        """Random samples of every loader, as the loaders collate them."""
+        """Draw random samples of every loader, as the loaders collate them."""
         return tree_map(lambda loader: _draw(loader, size, rng), self._loaders)
 
     def answer(self, count: int) -> None:
-        """What it tells has no way to go."""
+        """Do nothing, as nothing is sent."""
 
 
 def sources_of(trainer: Any) -> Sequence[Source]:
-    """Everyone who holds training data, the server first; without clients, the training data."""
+    """Return all sources of training data, the server first; without clients, the training data."""
     federation = getattr(trainer, "sources", None)
     return federation() if federation is not None else [_TrainingData(trainer.train_dataloader)]
 
 
 def _draw(loader: Any, size: int, rng: np.random.Generator) -> Any:
-    """Random samples of a map-style data set or of a loader that draws; else the beginning of the first batch."""
+    """Draw random samples of a map-style data set or of a loader that draws; else take the start of the first batch."""
     if hasattr(loader, "draw"):
         return loader.draw(size, rng)
     is_map = isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)

@@ -1,9 +1,9 @@
-"""FedAP's adaptive pruning in any Lightning trainer: the curvature of the loss says how much to cut, and feature maps what.
+"""FedAP's adaptive pruning in any Lightning trainer: the loss's curvature gives the rate, and feature maps the filters.
 
 Liu et al., Efficient Federated Learning Using Dynamic Update and Adaptive Pruning with Momentum on Shared Server Data, ACM TIST
 2024:
 
-    p*     asked of everyone who holds data                                callbacks.adaptive_rate
+    p*     from all sources of training data                               callbacks.adaptive_rate
     𝒱      = the ⌊R p*⌋-th smallest magnitude of all R parameters
     layer l loses the ⌊p*_l c_l⌋ filters of the lowest ranks, p*_l the share of its weights below 𝒱
 """
@@ -35,30 +35,31 @@ from lightning_fl.pruning.curvature import layer_rates
 
 
 class AdaptivePruning(StructuredPruning):
-    """Cut filters out of the module, as many as the curvature of its loss allows and those whose feature maps say least.
+    """Remove filters with low-rank feature maps from the module, as many as the curvature of its loss allows.
 
-    Asks for the training loss of the module itself, in evaluation mode, on one batch of each source. In `FederatedTrainer` the
-    sources are the server, if it holds samples, and all clients; they are shared out over the processes. In `L.Trainer` there is
-    one, the training data.
+    Uses the module's own training loss, in evaluation mode, on one batch of each source. In `FederatedTrainer` the sources are
+    the server, if it has samples, and all clients, divided among the processes. In `L.Trainer` the one source is the training
+    data.
 
     Logs, at the end of the epoch, `prune/rate` (p*), `prune/threshold` (𝒱), `prune/rate/<layer>` (p*_l), `prune/sources` and
-    `prune/nonfinite_sources`, those whose curvature was not finite and whose rate therefore counts as 0.
+    `prune/nonfinite_sources`, the number of sources whose curvature was not finite and whose rate counts as 0.
 
     Args:
-        prune_epoch: the epoch (in a federation the round) before whose training the module is cut, from 0.
-        every_n_epochs: prune what is left again every so many epochs, at least 1; None: once, as FedAP does.
-        rate_mode: how a source's rate is found: `slq_plateau`, the share of the spectrum clearly above 0 (the authors' code);
-            `gap`, the share below the first gap that the way from the initial model cannot close (the paper); or `fixed`.
+        prune_epoch: epoch (in a federation the round), from 0; the module is pruned before its training.
+        every_n_epochs: epochs from one pruning to the next, at least 1; None: prune once, as in FedAP.
+        rate_mode: method of finding a source's rate: `slq_plateau`, the share of the spectrum clearly above 0 (the authors'
+            code); `gap`, the share below the first gap that the displacement from the initial model cannot close (the paper);
+            or `fixed`.
         rate: p* in [0, 1) for `fixed`.
-        max_sources: ask only so many of a federation's sources, drawn at random; all if not given.
+        max_sources: largest number of a federation's sources to ask, drawn at random; all if not given.
         curvature: `hessian`, or `ggn` for the generalised Gauss-Newton matrix of a classifier.
-        epsilon: ε > 0 of the sources' weights.
+        epsilon: ε > 0 in the sources' weights.
         batch_size: samples of a source's batch, at least 1.
-        lanczos_steps: products for each spectrum, at least 2; as many vectors of the model's size are kept meanwhile.
-        probes: random vectors for each spectrum, at least 1.
-        max_rate: no source's rate is larger, in [0, 1).
-        rank_samples: images whose feature maps are ranked, at least 1: the server's, or those of a random client where the
-            server has none.
+        lanczos_steps: matrix-vector products per spectrum, at least 2; as many vectors of the model's size are kept meanwhile.
+        probes: random vectors per spectrum, at least 1.
+        max_rate: upper bound of a source's rate, in [0, 1).
+        rank_samples: images whose feature maps are ranked, at least 1: the server's, or a random client's if the server has
+            none.
 
     Raises:
         UserError: a value is not allowed; or, when training starts, the module cannot be pruned.
@@ -101,7 +102,7 @@ class AdaptivePruning(StructuredPruning):
         self.batch_size = batch_size
         self.rank_samples = rank_samples
         self.ranked_by: int | None = None
-        """The client whose images were ranked; None if that was the server, or nobody."""
+        """Client whose images were ranked; None if the server's were, or none."""
         self._metrics: dict[str, float] = {}
 
     @property
@@ -109,17 +110,17 @@ class AdaptivePruning(StructuredPruning):
         """Clients that were asked for their rate."""
         return self.adaptive_rate.asked
 
-    # -- when -------------------------------------------------------------------------------------------------------------
+    # -- schedule ---------------------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
-        """A new training begins."""
+        """Reset for a new training."""
         super().setup(trainer, pl_module, stage)
         if stage == "fit":
             self.ranked_by, self._metrics = None, {}
             self.adaptive_rate.reset(pl_module)
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Find out whether the module can be pruned, and keep the initial one where the rate looks back at it."""
+        """Check that the module can be pruned, and keep the initial model if the rate depends on it."""
         super().on_train_start(trainer, pl_module)
         if self.rate is None and self.schedule.next_after(trainer.current_epoch) is not None:
             self.adaptive_rate.remember(pl_module)
@@ -129,7 +130,7 @@ class AdaptivePruning(StructuredPruning):
                 self.adaptive_rate.start(trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Prune if it is time."""
+        """Prune if it is due."""
         if not self.is_due(trainer):
             return
         with isolate_rng():
@@ -139,25 +140,25 @@ class AdaptivePruning(StructuredPruning):
             self.adaptive_rate.forget()
 
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Log what was done."""
+        """Log the pruning."""
         for name, value in self._metrics.items():
             pl_module.log(name, float(value))
         self._metrics = {}
 
     def state_dict(self) -> dict[str, Any]:
-        """For the checkpoint."""
+        """Return the state for a checkpoint."""
         return super().state_dict() | {"metrics": self._metrics, "adaptive_rate": self.adaptive_rate.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """From the checkpoint."""
+        """Load the state of a checkpoint."""
         super().load_state_dict(state_dict)
         self._metrics = state_dict["metrics"]
         self.adaptive_rate.load_state_dict(state_dict["adaptive_rate"])
 
-    # -- what -----------------------------------------------------------------------------------------------------------
+    # -- choice of filters ----------------------------------------------------------------------------------------------
 
     def _choose(self, trainer: Any, pl_module: LightningModule) -> Plan:
-        """Which filters stay, the same on every process."""
+        """Choose the filters to keep, the same on every process."""
         rate = self.adaptive_rate(trainer, pl_module) if self.rate is None else self.rate
         threshold = layer_rates.magnitude_threshold(trainable(pl_module).values(), rate)
         layers = prunable_layers(pl_module, example_input(trainer))
@@ -177,7 +178,7 @@ class AdaptivePruning(StructuredPruning):
         return self.plan(trainer, pl_module, filters_to_keep(ranks, by_layer))
 
     def _stand_in(self, trainer: Any) -> Source | None:
-        """The client whose images are ranked in a federation without data of the server's."""
+        """Draw the client whose images are ranked in a federation without server data; None otherwise."""
         sources = sources_of(trainer)
         if sources[0].client is None:
             return None

@@ -1,9 +1,9 @@
-"""The rate at which a network can be pruned, asked of those who hold data: FedAP's, in any trainer.
+"""FedAP's pruning rate of a network, found from all sources of training data, in any trainer.
 
     p*_k   from the Hessian of source k's loss on a random batch           lightning_fl.pruning.SourceRate
     p*     = Σ_k a_k p*_k / Σ_k a_k,   a_k = n_k / (D(P_k) + ε)            lightning_fl.pruning.curvature.layer_rates
 
-In a federation the sources are the server and all clients; elsewhere there is one, the training data.
+In a federation the sources are the server and all clients; otherwise the one source is the training data.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from lightning_fl.pruning.curvature import layer_rates
 
 
 class AdaptiveRate:
-    """p*, from the curvature of the training loss of the module itself, in evaluation mode, on one batch of each source.
+    """Find p* from the curvature of the module's own training loss, in evaluation mode, on one batch of each source.
 
-    Sources are shared out over the processes. The random numbers of the run stay as they were.
+    The sources are divided among the processes. The run's random state does not change.
 
     Args:
-        mode: how a source's rate is found: `slq_plateau`, the share of the spectrum clearly above 0 (FedAP's authors' code); or
-            `gap`, the share below the first gap that the way from the initial model cannot close (the paper).
-        max_sources: ask only so many of a federation's sources, drawn at random; all if not given.
+        mode: method of finding a source's rate: `slq_plateau`, the share of the spectrum clearly above 0 (FedAP's authors'
+            code); or `gap`, the share below the first gap that the displacement from the initial model cannot close (the paper).
+        max_sources: largest number of a federation's sources to ask, drawn at random; all if not given.
         curvature: `hessian`, or `ggn` for the generalised Gauss-Newton matrix of a classifier.
-        epsilon: ε > 0 of the sources' weights.
+        epsilon: ε > 0 in the sources' weights.
         batch_size: samples of a source's batch, at least 1.
-        lanczos_steps: products for each spectrum, at least 2; as many vectors of the model's size are kept meanwhile.
-        probes: random vectors for each spectrum, at least 1.
-        max_rate: no source's rate is larger, in [0, 1).
-        server_only: in a federation, ask nobody but the server.
+        lanczos_steps: matrix-vector products per spectrum, at least 2; as many vectors of the model's size are kept meanwhile.
+        probes: random vectors per spectrum, at least 1.
+        max_rate: upper bound of a source's rate, in [0, 1).
+        server_only: in a federation, ask only the server.
 
     Raises:
         UserError: a value is not allowed.
 
     Attributes:
-        asked: clients that were asked the last time.
-        metrics: of the last time, `prune/sources` and `prune/nonfinite_sources`, those whose curvature was not finite and whose
-            rate therefore counts as 0.
+        asked: clients that were asked last.
+        metrics: latest `prune/sources`, and `prune/nonfinite_sources`, the number of sources whose curvature was not finite
+            and whose rate counts as 0.
     """
 
     def __init__(
@@ -80,50 +80,50 @@ class AdaptiveRate:
         self._plans_before = 0
 
     def reset(self, module: LightningModule) -> None:
-        """A new training begins."""
+        """Reset for a new training."""
         self.asked, self.metrics = [], {}
         self._initial, self._plans_before = {}, len(plans_of(module))
 
     def remember(self, module: LightningModule) -> None:
-        """Keep the initial model for `gap`, unless a checkpoint has; also where only a longer run will ask."""
+        """Keep the initial model for `gap`, unless a checkpoint contains it; also if only a longer run would use it."""
         if self.source_rate.mode == "gap" and not self._initial:
             self._initial = {name: tensor.clone().cpu() for name, tensor in trainable(module).items()}
 
     def start(self, trainer: Any, module: LightningModule) -> None:
-        """Find out before any training whether it can be asked.
+        """Check before any training that a rate can be found.
 
         Raises:
-            UserError: the loss has no curvature that could be found.
+            UserError: the curvature of the loss cannot be found, or `server_only` is given without server samples.
         """
         TrainingLoss(module, self.curvature)
         self._sources(trainer)
 
     def forget(self) -> None:
-        """Nobody will be asked again."""
+        """Drop the initial model once no pruning follows."""
         self._initial = {}
 
     def __call__(self, trainer: Any, module: LightningModule) -> float:
-        """Ask; the same p* on every process."""
+        """Return p*, the same on every process."""
         with isolate_rng():
             return self._overall_rate(trainer, module, self._sources(trainer), seed_of(trainer))
 
     def state_dict(self) -> dict[str, Any]:
-        """For the checkpoint."""
+        """Return the state for a checkpoint."""
         return {"initial": self._initial, "plans_before": self._plans_before}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """From the checkpoint."""
+        """Load the state of a checkpoint."""
         self._initial, self._plans_before = state_dict["initial"], state_dict["plans_before"]
 
     def _sources(self, trainer: Any) -> Sequence[Source]:
-        """Who may be asked."""
+        """Return the sources that may be asked."""
         sources = sources_of(trainer)
         if not self.server_only:
             return sources
         server = [source for source in sources if source.client is None]
         require(
             bool(server),
-            "the rate of pruning is asked of the server's samples, and there are none: give --data.server_fraction, for instance "
+            "the pruning rate is found from the server's samples, and there are none: give --data.server_fraction, for instance "
             "0.05, and a --data.client_fraction that leaves room for them, for instance 0.8; or a rate.",
         )
         return server
@@ -131,7 +131,7 @@ class AdaptiveRate:
     def _overall_rate(
         self, trainer: Any, module: LightningModule, sources: Sequence[Source], seed: tuple[int, int]
     ) -> float:
-        """p*."""
+        """Return p* over the drawn sources, and book their reports."""
         if self.max_sources is not None and self.max_sources < len(sources):
             drawn = np.random.default_rng(seed).choice(len(sources), self.max_sources, replace=False)
             sources = [sources[position] for position in sorted(drawn)]
@@ -149,7 +149,7 @@ class AdaptiveRate:
     def _rates(
         self, trainer: Any, module: LightningModule, sources: Sequence[Source], seed: tuple[int, int]
     ) -> np.ndarray:
-        """p*_k of each source, which the processes find in turns."""
+        """Return p*_k of each source; each process finds its share."""
         loss, initial = TrainingLoss(module, self.curvature), self._initial_model(module)
         found = torch.zeros(len(sources), dtype=torch.float64)
         mine = range(trainer.global_rank, len(sources), trainer.world_size)
@@ -166,7 +166,7 @@ class AdaptiveRate:
         return found.cpu().numpy()
 
     def _initial_model(self, module: LightningModule) -> list[Tensor] | None:
-        """w_0, cut as the module has been since."""
+        """Return w_0, pruned as the module has been since; None if it is not kept."""
         if not self._initial:
             return None
         for plan in plans_of(module)[self._plans_before :]:
@@ -175,7 +175,7 @@ class AdaptiveRate:
 
 
 def seed_of(trainer: Any) -> tuple[int, int]:
-    """Of what is drawn for a pruning: the run's seed and the epoch."""
+    """Return the seed of a pruning's random draws: the run's seed and the epoch."""
     return int(os.environ.get("PL_GLOBAL_SEED", "0")), trainer.current_epoch
 
 

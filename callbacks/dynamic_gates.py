@@ -1,8 +1,8 @@
 """Dynamic channel pruning in any Lightning trainer: FedDP's gates (Yu et al., CCGrid 2023) on a single network.
 
-Of each convolution only K = max(1, round(keep · C_out)) channels are used, chosen for every sample by a small gate that reads the
-convolution's input: `lightning_fl.gates` has the formulas. To the loss of each training step comes λ Σ_l mean ‖z_l‖₁, z what the
-gates say before their sigmoid.
+Each convolution uses only K = max(1, round(keep · C_out)) channels, chosen for every sample by a small gate that reads the
+convolution's input: `lightning_fl.gates` has the formulas. Each training step adds λ Σ_l mean ‖z_l‖₁ to its loss, where z are
+the gates' outputs before their sigmoid.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ TRAINING_STEP = "training_step"
 
 
 class DynamicGates(Callback):
-    """Give a module's convolutions gates, which train with it.
+    """Add gates to a module's convolutions, and train them with it.
 
-    The gates are children of the convolutions (`conv1.gate.weight`), there once `setup` has run, so `configure_optimizers` finds
-    them among `self.parameters()`, and checkpoints hold them. They stay on the module after the training, for `validate`, `test`
-    and `lightning_fl.gates.sliced`; `lightning_fl.gates.remove_gates` takes them off.
+    The gates are children of the convolutions (`conv1.gate.weight`), added in `setup`, so `configure_optimizers` finds them among
+    `self.parameters()`, and checkpoints contain them. They stay on the module after the training, for `validate`, `test` and
+    `lightning_fl.gates.sliced`; `lightning_fl.gates.remove_gates` removes them.
 
     Args:
-        keep: share of the channels that stay, in (0, 1]; with 1 there are no gates at all. 0.7071 halves the MACs of a chain.
-        penalty: λ ≥ 0 of the lasso on the gates.
-        mode: `ste` chooses channels; `multiply` also scales those that stay by sigmoid(z).
-        detach_input: whether a gate's gradient stops at its input.
-        skip: parts of names of convolutions that get no gate.
-        seed: of the gates' initial weights.
+        keep: share of the channels to keep, in (0, 1]; 1 adds no gates. 0.7071 halves the MACs of a chain.
+        penalty: weight λ ≥ 0 of the lasso on the gates.
+        mode: `ste` chooses channels; `multiply` also scales the kept ones by sigmoid(z).
+        detach_input: stop a gate's gradient at its input.
+        skip: words; a convolution with one of them in its name gets no gate.
+        seed: seed of the gates' initial weights.
 
     Raises:
-        UserError: an argument outside its range; later, a module without convolutions.
+        UserError: an argument is out of range; later, the module has no convolutions.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class DynamicGates(Callback):
         self.seed = seed
 
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
-        """Add the gates, unless they are there, and the penalty to the loss."""
+        """Add the gates, unless the module has some, and add the penalty to the loss."""
         gates = gates_of(pl_module) or add_gates(
             pl_module, self.keep, self.mode, self.detach_input, self.skip, self.seed
         )
@@ -66,12 +66,12 @@ class DynamicGates(Callback):
         if stage == "fit" and gates and self.penalty:
             require(
                 pl_module.automatic_optimization,
-                f"DynamicGates adds its penalty to the loss that training_step returns, which {type(pl_module).__name__} does "
-                "not hand on, because automatic_optimization is False: give penalty=0 and add lightning_fl.gates.lasso yourself.",
+                f"DynamicGates adds its penalty to the loss that training_step returns, but {type(pl_module).__name__} does not "
+                "use it, because automatic_optimization is False: give penalty=0 and add lightning_fl.gates.lasso yourself.",
             )
             step = penalised(pl_module.training_step, list(gates.values()), self.penalty)
             vars(pl_module)[TRAINING_STEP] = step
 
     def teardown(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
-        """Give the module its own training step back."""
+        """Restore the module's own training step."""
         vars(pl_module).pop(TRAINING_STEP, None)

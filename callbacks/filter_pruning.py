@@ -1,8 +1,8 @@
-"""Structured pruning in any Lightning trainer: filters of low importance are cut out of the network, not masked.
+"""Structured pruning in any Lightning trainer: filters of low importance are removed from the network, not masked.
 
-Before the training of an epoch, of each convolution l with c_l filters the ⌊rate · c_l⌋ of the lowest importance go, with all
-that belonged to them: the optimiser's state, batch normalisation, inputs of the layers behind. Importance is HRank's (Lin et al.,
-CVPR 2020), the mean rank of a filter's feature map, or the norm of its weights (Li et al., ICLR 2017).
+Before the training of an epoch, each convolution l with c_l filters loses the ⌊rate · c_l⌋ of the lowest importance, with
+everything that belongs to them: optimiser state, batch normalisation, inputs of the next layers. Importance is HRank's (Lin et
+al., CVPR 2020), the mean rank of a filter's feature map, or the norm of its weights (Li et al., ICLR 2017).
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ IMPORTANCES = ("feature_rank", "magnitude")
 
 
 class FilterPruning(StructuredPruning):
-    """Cut the least important filters out of a network while it trains.
+    """Remove the least important filters from a network while it trains.
 
-    Every convolution that can lose filters loses them: in residual networks the first of each block. Parameters stay the same
-    objects, and optimisers go on with what is left of their state. Checkpoints hold the small network; with this callback they
+    Prunes every convolution that can lose filters: in residual networks the first of each block. Parameters stay the same
+    objects, and optimisers keep the remaining part of their state. Checkpoints contain the small network; with this callback they
     also load into a dense one, in `fit`, `validate` and `test`.
 
-    Logs `prune/rate`, the share of those filters that are gone, and `prune/parameters`, the numbers that are left.
+    Logs `prune/rate`, the removed share of these filters, and `prune/parameters`, the number of remaining parameters.
 
     Args:
-        rate: share of its filters that every layer loses, in [0, 1); or by layer, {"network.conv1": 0.2, …}, where layers that
-            are not named lose none.
-        prune_epoch: the epoch (from 0; a federation's round) before whose training this happens, at least 0.
-        every_n_epochs: prune what is left again every so many epochs, at least 1; None: once.
+        rate: share of its filters that every layer loses, in [0, 1); or shares by layer, {"network.conv1": 0.2, …}, and other
+            layers lose none.
+        prune_epoch: epoch (in a federation the round), from 0; the network is pruned before its training.
+        every_n_epochs: epochs from one pruning to the next, at least 1; None: prune once.
         importance: `feature_rank`, HRank's; or `magnitude`, the L1 norm of a filter's weights.
-        num_batches: batches of images for `feature_rank`, at least 1: the server's where the data have a server, otherwise of the
+        num_batches: batches of images for `feature_rank`, at least 1: the server's if the data have a server, otherwise from the
             training set.
-        batch_size: images in each of them, at least 1.
+        batch_size: images per batch, at least 1.
 
     Raises:
-        UserError: a value that is not allowed; at the beginning of `fit`, a layer that cannot lose filters.
+        UserError: a value is not allowed; at the start of `fit`, a layer cannot lose filters.
 
     Attributes:
-        filters: kept so far of each layer that has lost some: indices into the filters that it had at first.
-        widths: filters that the layers which can lose some had at first; empty before the first pruning.
+        filters: kept filters of each layer that has lost some, as indices into its original filters.
+        widths: original number of filters of each layer that can lose some; empty before the first pruning.
     """
 
     def __init__(
@@ -80,13 +80,13 @@ class FilterPruning(StructuredPruning):
         self.widths: dict[str, int] = {}
 
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
-        """Of a dense module nothing has been pruned yet."""
+        """Reset for a new training of a dense module."""
         super().setup(trainer, pl_module, stage)
         if stage == "fit" and not plans_of(pl_module):
             self.filters, self.widths = {}, {}
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Find out before any training whether pruning will work."""
+        """Check before any training that pruning will work."""
         super().on_train_start(trainer, pl_module)
         if not self.will_prune(trainer):
             return
@@ -97,10 +97,10 @@ class FilterPruning(StructuredPruning):
             calibration_images(trainer, 1, 1)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Prune if it is time."""
+        """Prune if it is due."""
         if not self.is_due(trainer):
             return
-        # By now a layer may have but one filter left, which stays.
+        # A layer may have only one filter left by now, which it keeps.
         layers = prunable_layers(pl_module, example_input(trainer))
         if isinstance(self.rate, Mapping):
             layers = tuple(name for name in layers if name in self.rate)
@@ -112,17 +112,17 @@ class FilterPruning(StructuredPruning):
             self.filters[name] = self.filters.get(name, torch.arange(plan.widths[name]))[own]
 
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Log what is left."""
+        """Log the removed share and the remaining parameters."""
         lost = sum(self.widths[name] - len(kept) for name, kept in self.filters.items())
         pl_module.log("prune/rate", lost / max(1, sum(self.widths.values())))
         pl_module.log("prune/parameters", float(sum(p.numel() for p in pl_module.parameters())))
 
     def state_dict(self) -> dict[str, Any]:
-        """For the checkpoint: the kept filters, and when they were last chosen."""
+        """Return the state for a checkpoint: the kept filters, and the epoch of the last pruning."""
         return super().state_dict() | {"filters": self.filters, "widths": self.widths}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """From the checkpoint."""
+        """Load the state of a checkpoint."""
         super().load_state_dict(state_dict)
         self.filters, self.widths = dict(state_dict["filters"]), dict(state_dict["widths"])
 

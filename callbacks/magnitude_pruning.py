@@ -2,8 +2,8 @@
 
 𝒱 = the ⌈p · R⌉-th smallest |v|, counted from 0, of the R weights and biases of all layers;  w ← w ⊙ [|w| > 𝒱], from then on
 
-Unlike `torch.nn.utils.prune` and Lightning's `ModelPruning` it leaves the module as it is: no `weight_orig`, no `weight_mask`,
-no forward hook. A checkpoint has the names and shapes of the dense network with zeros in it, and loads anywhere.
+Unlike `torch.nn.utils.prune` and Lightning's `ModelPruning`, it does not change the module's structure: no `weight_orig`, no
+`weight_mask`, no forward hook. A checkpoint has the names and shapes of the dense network, with zeros, and loads anywhere.
 """
 
 from __future__ import annotations
@@ -23,26 +23,27 @@ SCOPES = ("global", "layer")
 
 
 class MagnitudePruning(PruningCallback):
-    """Leave out the smallest weights when an epoch begins, and keep them at 0 for the rest of the training.
+    """Set the smallest weights to 0 at the start of an epoch, and keep them at 0 for the rest of the training.
 
-    All trained weights and biases can go, but those of normalisation and of excluded layers; each layer keeps at least its
-    largest weight. Masked weights get no gradient, so that clipping and moments know nothing of them, and are put back to 0
-    after each step of an optimiser, whatever momentum and weight decay make of them. The masks are kept in checkpoints.
+    All trained weights and biases can be pruned, except those of normalisation and of excluded layers; each layer keeps at least
+    its largest weight. Masked weights get no gradient, so they do not affect clipping and moments. After each optimiser step they
+    are reset to 0, whatever momentum and weight decay did. Checkpoints contain the masks.
 
     In a federation, where a round is an epoch, clients and server train under the mask, only the kept parameters cross, and each
-    client is sent the mask once, at a bit for each parameter.
+    client receives the mask once, at one bit per parameter.
 
-    Logs `prune/rate`, the share gone of the weights that could go, and `prune/kept`, the trained parameters that are left.
+    Logs `prune/rate`, the pruned share of the weights that can be pruned, and `prune/kept`, the number of remaining parameters
+    that train.
 
     Args:
-        rate: share of the weights to leave out, in [0, 1); 0 leaves out none. An `AdaptiveRate` finds it when it is time.
-        prune_epoch: the epoch before which to prune, from 0.
-        every_n_epochs: prune again every so many epochs, each time this share of what is left; None: only once.
-        scope: choose the smallest of the whole network (`global`) or of each `layer`.
-        exclude: layers with one of these words as a part of their name stay whole; by default those beside residual blocks.
+        rate: share of the weights to prune, in [0, 1); 0 prunes none. An `AdaptiveRate` finds it when pruning is due.
+        prune_epoch: epoch (in a federation the round), from 0; the network is pruned before its training.
+        every_n_epochs: epochs from one pruning to the next, each of this share of the remaining weights; None: prune once.
+        scope: prune the smallest weights of the whole network (`global`) or of each `layer`.
+        exclude: words; layers with one of them in their name stay whole. The default excludes the shortcuts of residual blocks.
 
     Raises:
-        UserError: a value outside its range, or a network without a weight to leave out.
+        UserError: a value is out of range, or the network has no weight to prune.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class MagnitudePruning(PruningCallback):
     ) -> None:
         super().__init__(prune_epoch, every_n_epochs)
         if not isinstance(rate, AdaptiveRate):
-            require(0 <= rate < 1, f"rate is the share of the weights to leave out and lies in [0, 1), got {rate}.")
+            require(0 <= rate < 1, f"rate is the share of the weights to prune and must lie in [0, 1), got {rate}.")
         if scope not in SCOPES:
             raise UserError(f"scope {scope!r} is unknown; {nearest(str(scope), SCOPES)}.")
         self.rate = rate
@@ -66,7 +67,7 @@ class MagnitudePruning(PruningCallback):
 
     @property
     def state_key(self) -> str:
-        """Of its own for each pruning of a training."""
+        """Key that differs between the prunings of a training."""
         return self._generate_state_key(
             rate="adaptive" if isinstance(self.rate, AdaptiveRate) else self.rate,
             prune_epoch=self.schedule.first,
@@ -76,24 +77,24 @@ class MagnitudePruning(PruningCallback):
         )
 
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
-        """A new training begins."""
+        """Reset for a new training."""
         super().setup(trainer, pl_module, stage)
         if stage == "fit" and isinstance(self.rate, AdaptiveRate):
             self.rate.reset(pl_module)
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
-        """There must be something to prune, and an epoch to do it."""
+        """Check that there is something to prune, and an epoch for it."""
         super().on_train_start(trainer, pl_module)
-        require(bool(prunable(pl_module, self.exclude)), f"{type(pl_module).__name__} has no weight to leave out.")
+        require(bool(prunable(pl_module, self.exclude)), f"{type(pl_module).__name__} has no weight to prune.")
         if isinstance(self.rate, AdaptiveRate) and self.schedule.next_after(trainer.current_epoch) is not None:
             self.rate.remember(pl_module)
             if self.will_prune(trainer):
                 self.rate.start(trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Prune if it is time, and see that what was pruned remains so."""
+        """Prune if it is due, and keep pruned weights at 0."""
         if trainer.current_epoch == 0:
-            self._masks = {}  # of an earlier training
+            self._masks = {}  # drop the masks of an earlier training
         self._follow(pl_module)
         if self.is_due(trainer):
             rate = self.rate(trainer, pl_module) if isinstance(self.rate, AdaptiveRate) else self.rate
@@ -106,11 +107,11 @@ class MagnitudePruning(PruningCallback):
             self._handles = hold_masks(pl_module, trainer.optimizers)
 
     def on_client_download(self, trainer: Any, pl_module: LightningModule, client: int) -> None:
-        """A federation's hook: its engine keeps clients under the mask itself."""
+        """Remove the hooks in a federation, which applies the mask to its clients itself."""
         self._let_go()
 
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Log what is left."""
+        """Log the pruned share and the number of kept parameters."""
         self._follow(pl_module)
         parameters = dict(pl_module.named_parameters())
         candidates = sum(
@@ -122,38 +123,38 @@ class MagnitudePruning(PruningCallback):
         pl_module.log("prune/kept", float(trained - gone))
 
     def teardown(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
-        """The module is an ordinary one again, with zeros."""
+        """Make the module an ordinary one again, with zeros."""
         self._let_go()
         forget_masks(pl_module)
 
     def on_exception(self, trainer: Any, pl_module: LightningModule, exception: BaseException) -> None:
-        """Likewise."""
+        """Make the module an ordinary one again, with zeros."""
         self._let_go()
         forget_masks(pl_module)
 
     def state_dict(self) -> dict[str, Any]:
-        """For the checkpoint."""
+        """Return the state for a checkpoint."""
         adaptive = {"rate": self.rate.state_dict()} if isinstance(self.rate, AdaptiveRate) else {}
         return super().state_dict() | {"masks": self._masks} | adaptive
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """From the checkpoint."""
+        """Load the state of a checkpoint."""
         super().load_state_dict(state_dict)
         self._masks = state_dict["masks"]
         if isinstance(self.rate, AdaptiveRate):
             self.rate.load_state_dict(state_dict["rate"])
 
     def _follow(self, module: LightningModule) -> None:
-        """Another callback may have cut layers of the module since, and its masks with them."""
+        """Take over masks that another callback has cut together with the module's layers."""
         known = masks_of(module)
         self._masks = {name: known.get(name, mask) for name, mask in self._masks.items()}
 
     def _choose(self, module: LightningModule, rate: float) -> Masks:
         parameters, layers = dict(module.named_parameters()), prunable(module, self.exclude)
         everything = [name for names in layers.values() for name in names]
-        together = [everything] if self.scope == "global" else list(layers.values())
+        pools = [everything] if self.scope == "global" else list(layers.values())
         masks: Masks = {}
-        for names in together:
+        for names in pools:
             masks |= largest({name: parameters[name] for name in names}, rate, self._masks)
         return masks
 

@@ -1,10 +1,10 @@
-"""Sparse updates in any Lightning trainer: of what optimiser steps do only the k largest changes stay (FedAdam-SSM's mask).
+"""Sparse updates in any Lightning trainer: keep only the k largest changes of optimiser steps (FedAdam-SSM's mask).
 
-Δw, Δm, Δv = what the optimiser changed in n steps;  mask = the k largest |Δw| (or |Δm|, |Δv|) over the whole model
-w, m, v ← those before + (Δw, Δm, Δv) ⊙ mask
+Δw, Δm, Δv = the changes of n optimiser steps;  mask = the k largest |Δw| (or |Δm|, |Δv|) over the whole model
+w, m, v ← values before the steps + (Δw, Δm, Δv) ⊙ mask
 
-With error feedback Δw + e takes the place of Δw, and e ← (Δw + e) ⊙ (1 − mask). Where workers exchange updates in place of
-models, this is what one of them sends: 32k bits for every vector and min(d, k⌈log2 d⌉) for the mask.
+With error feedback Δw + e replaces Δw, and e ← (Δw + e) ⊙ (1 − mask). If workers exchange updates instead of models, each
+sends 32k bits per vector and min(d, k⌈log2 d⌉) for the mask.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lightning_fl.pruning import plans_of
 from lightning_fl.vectors.top_k import num_kept, positions_bits, top_k
 
 WEIGHT = "parameter"
-# Whose change chooses, by the names that torch's optimisers give their moments.
+# Vectors whose changes give the mask, by the names of moments in torch's optimisers.
 MASKS: dict[str, tuple[str, ...]] = {
     "parameters": (WEIGHT,),
     "first_moment": ("exp_avg", "momentum_buffer"),
@@ -32,37 +32,35 @@ MASKS: dict[str, tuple[str, ...]] = {
 
 @dataclass
 class _Update:
-    """What one optimiser has changed since its last exchange."""
+    """Changes of one optimiser since its last exchange."""
 
     steps: int = 0
     before: list[dict[str, Tensor]] = field(default_factory=list)  # parameters and moments at the exchange, by name
     left_out: Tensor | None = None  # (d,)
-    shapes: list[torch.Size] = field(
-        default_factory=list
-    )  # of the parameters, as left_out has them one after the other
+    shapes: list[torch.Size] = field(default_factory=list)  # of the parameters, in the order of left_out
 
 
 class SparseUpdates(Callback):
-    """Let optimiser steps change only a share of the model, and count what sending such updates takes.
+    """Let optimiser steps change only a share of the model, and count the bytes of such updates.
 
-    All parameters of an optimiser are one vector of d numbers; k = max(1, ⌊alpha · d⌋) of them change in `every_n_steps` steps,
-    or in fewer where the epoch ends. Moments that the optimiser keeps for each number (Adam's two, SGD's momentum) share the mask
-    and keep their old values elsewhere. A moment that the first step creates counts from zero. Under DDP every process makes the
-    same steps and takes the same mask.
+    All parameters of an optimiser form one vector of d numbers; k = max(1, ⌊alpha · d⌋) of them change in `every_n_steps` steps,
+    or in fewer at the end of an epoch. Moments that the optimiser keeps for each number (Adam's two, SGD's momentum) share the
+    mask and keep their old values elsewhere. A moment that the first step creates starts from zero. Under DDP every process makes
+    the same steps and takes the same mask.
 
-    Adam learns little from sparse single steps: most numbers hardly ever have their moments renewed. With ten steps or more
-    between two exchanges, as FedAdam-SSM's clients make them, it learns about as well as without the callback.
+    Adam learns little from sparse single steps, because most numbers rarely get new moments. With ten steps or more between two
+    exchanges, as on FedAdam-SSM's clients, it learns about as well as without the callback.
 
-    Logs `sparse/bytes`, what the updates so far would have cost to send.
+    Logs `sparse/bytes`, the bytes that sending the updates so far would have taken.
 
     Args:
-        alpha: share of the numbers that an update may change, in (0, 1]; 1 changes nothing but the count.
-        mask: whose change chooses: that of the `parameters`, the `first_moment` or the `second_moment`.
-        error_feedback: add what was left out of an update to the next one.
-        every_n_steps: optimiser steps from one exchange to the next; in a federation 1, for its clients exchange by themselves.
+        alpha: share of the numbers that an update may change, in (0, 1]; 1 only counts.
+        mask: vector whose largest changes are kept: the `parameters`, the `first_moment` or the `second_moment`.
+        error_feedback: add the left-out part of an update to the next one.
+        every_n_steps: optimiser steps between two exchanges, at least 1; in a federation 1, as its clients exchange themselves.
 
     Raises:
-        UserError: an argument outside its range, an unknown mask, or an optimiser without the moment that the mask asks for.
+        UserError: an argument is out of range, the mask is unknown, or the optimiser lacks the moment of the mask.
     """
 
     def __init__(
@@ -84,16 +82,16 @@ class SparseUpdates(Callback):
         self.every_n_steps = every_n_steps
         self.sent_bits = 0
         self._num_plans = 0
-        self._updates: dict[int, _Update] = {}  # by the place of the optimiser among the trainer's
+        self._updates: dict[int, _Update] = {}  # by the optimiser's index in the trainer
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
-        """What was left out, if the checkpoint brought some, belongs to the module as it is now."""
+        """Note the prunings so far: left-out parts from a checkpoint already fit the pruned module."""
         self._num_plans = len(plans_of(pl_module))
 
     def on_before_optimizer_step(
         self, trainer: Any, pl_module: LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
-        """Keep a copy of what the steps to come will change."""
+        """Copy the tensors that the next steps will change."""
         self._exchange(trainer)  # this optimiser may have made a step in the same batch
         self._follow_pruning(trainer, pl_module)
         update = self._updates.setdefault(trainer.optimizers.index(optimizer), _Update())
@@ -107,40 +105,40 @@ class SparseUpdates(Callback):
         update.steps += 1
 
     def on_train_batch_end(self, trainer: Any, pl_module: LightningModule, *batch: Any) -> None:
-        """The step is done, if there was one."""
+        """Exchange updates that are complete, or all at the end of an epoch."""
         self._exchange(trainer, in_any_case=self.every_n_steps > 1 and trainer.is_last_batch)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Log the count."""
+        """Log the bytes so far."""
         pl_module.log("sparse/bytes", self.sent_bits / 8)
 
     def on_client_download(self, trainer: Any, pl_module: LightningModule, client: int) -> None:
-        """A federation's hook: another client begins, to which what the last one left out is nothing."""
+        """Drop the last client's updates when another client starts in a federation."""
         require(
             self.every_n_steps == 1,
-            f"In a federation SparseUpdates takes every_n_steps 1, got {self.every_n_steps}; "
-            "its uploads become sparse by a method such as FedAdamSSM.",
+            f"SparseUpdates needs every_n_steps 1 in a federation, got {self.every_n_steps}: "
+            "use a method such as FedAdamSSM for sparse uploads.",
         )
         self._updates.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """For the checkpoint."""
+        """Return the state for a checkpoint."""
         return {"sent_bits": self.sent_bits, "updates": {i: dict(vars(x)) for i, x in self._updates.items()}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """From the checkpoint."""
+        """Load the state of a checkpoint."""
         self.sent_bits = state_dict["sent_bits"]
         self._updates = {i: _Update(**x) for i, x in state_dict["updates"].items()}
 
     def _exchange(self, trainer: Any, in_any_case: bool = False) -> None:
-        """Thin out the updates that are as long as they get, or all that have begun."""
+        """Thin out the complete updates, or all that have begun."""
         for index, update in self._updates.items():
             if update.steps == self.every_n_steps or (in_any_case and update.steps):
                 self._thin_out(update, trainer.optimizers[index])
                 update.steps, update.before = 0, []
 
     def _follow_pruning(self, trainer: Any, module: LightningModule) -> None:
-        """Cut what is kept here as the module has been cut since."""
+        """Prune the kept tensors as the module has been pruned since."""
         plans = plans_of(module)[self._num_plans :]
         if not plans:
             return
@@ -164,7 +162,7 @@ class SparseUpdates(Callback):
 
     @torch.no_grad()
     def _thin_out(self, update: _Update, optimizer: torch.optim.Optimizer) -> None:
-        """Undo an update but for the largest changes."""
+        """Undo an update except its largest changes."""
         after = [{WEIGHT: p.detach(), **_moments(optimizer, p)} for p in _parameters(optimizer)]
         names = [name for name in after[0] if all(name in tensors for tensors in after)]
         now = {name: _flat([tensors[name] for tensors in after]) for name in names}
@@ -178,7 +176,7 @@ class SparseUpdates(Callback):
         leader = next((name for name in MASKS[self.mask] if name in names), None)
         if leader is None:
             raise UserError(
-                f"mask {self.mask!r} needs a moment that {type(optimizer).__name__} does not keep: take 'parameters'."
+                f"mask {self.mask!r} needs a moment that {type(optimizer).__name__} does not keep: use 'parameters'."
             )
         changes = wanted - before[WEIGHT] if leader == WEIGHT else now[leader] - before[leader]
         positions = top_k(changes, num_kept(self.alpha, len(changes)))
@@ -197,7 +195,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 
 def _moments(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Tensor]:
-    """What the optimiser keeps for each number of the parameter, by its name."""
+    """Return the optimiser's tensors in the shape of the parameter, by name."""
     state = optimizer.state.get(parameter, {})
     return {name: x for name, x in state.items() if isinstance(x, Tensor) and x.shape == parameter.shape and x.dim()}
 

@@ -1,4 +1,4 @@
-"""When a metric first reached a target, and what that had cost by then, in any Lightning trainer."""
+"""Record when a metric first reaches a target, and the cost until then, in any Lightning trainer."""
 
 from __future__ import annotations
 
@@ -10,26 +10,27 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from lightning_fl.checks import reaches
 from lightning_fl.errors import UserError, nearest, require
 
-# What is kept of the moment, where the trainer knows it.
+# Costs to record, if the trainer has them.
 COSTS = ("comm/total_uplink_bytes", "comm/total_downlink_bytes", "time/simulated_seconds")
 
 
 class TargetReached(Callback):
-    """Note when a metric reaches a target, and stop there if asked to.
+    """Record when a metric reaches a target, and stop the training there if wanted.
 
-    Looks at the end of every epoch, in a federation of every round. `reached` is then a dictionary: `epoch` (from 0), `step`
-    (optimiser steps so far), `value`, and `comm/total_uplink_bytes`, `comm/total_downlink_bytes` and `time/simulated_seconds`
-    where they are among the trainer's metrics, as in a federation, or beside a `CommunicationMeter` that comes before. It stays
-    what it was when the metric falls back, and is kept in checkpoints. The epoch is logged once, as `target/epoch`.
+    Checks the metric at the end of every epoch (in a federation, of every round). From then on `reached` is a dictionary: `epoch`
+    (from 0), `step` (optimiser steps so far), `value`, and `comm/total_uplink_bytes`, `comm/total_downlink_bytes` and
+    `time/simulated_seconds` if the trainer's metrics contain them, as in a federation, or with a `CommunicationMeter` earlier in
+    the callbacks. It does not change if the metric falls back, and checkpoints contain it. The epoch is logged once, as
+    `target/epoch`.
 
     Args:
-        target: the value to reach; a value that lies within rounding of it has reached it.
+        target: value to reach; a value within rounding of it counts as reached.
         monitor: name of the metric.
         mode: `max` if more is better, `min` if less is.
-        stop: whether the training ends there.
+        stop: end the training when the target is reached.
 
     Raises:
-        UserError: the mode is neither; in training, that the first validated epoch has not logged the metric.
+        UserError: the mode is unknown; in training, the first validated epoch has not logged the metric.
     """
 
     def __init__(
@@ -51,14 +52,14 @@ class TargetReached(Callback):
         self._validated = False
 
     def on_validation_end(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Note that metrics of a validation are there to be looked at."""
+        """Note that the metrics of a validation are available."""
         self._validated = not trainer.sanity_checking
 
     def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
-        """After the first validated epoch, when all that it logs is there, find a misspelt name.
+        """Check the metric's name after the first validated epoch, when all of its metrics are logged.
 
         Raises:
-            UserError: the metric is not among what has been logged; the nearest name is given.
+            UserError: the metric is not logged; the sentence names the nearest one.
         """
         if self._validated and self.monitor not in trainer.callback_metrics:
             names = trainer.callback_metrics.keys()
@@ -67,7 +68,7 @@ class TargetReached(Callback):
             )
 
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Look at the metric."""
+        """Compare the metric with the target."""
         metrics = trainer.callback_metrics
         if self.monitor not in metrics:
             return
@@ -86,15 +87,15 @@ class TargetReached(Callback):
             trainer.should_stop = True
 
     def on_train_end(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Say so if there was never anything to look at."""
+        """Warn if the metric was never logged."""
         if not self._seen:
             names = [name for name in trainer.callback_metrics if name.startswith(("val", "train"))]
             rank_zero_warn(f"TargetReached: {self.monitor!r} was never logged; {nearest(self.monitor, names)}.")
 
     def state_dict(self) -> dict[str, Any]:
-        """For the checkpoint."""
+        """Return the state for a checkpoint."""
         return {"reached": self.reached}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """From the checkpoint."""
+        """Load the state of a checkpoint."""
         self.reached = state_dict["reached"]

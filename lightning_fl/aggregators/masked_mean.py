@@ -1,4 +1,4 @@
-"""The mean over the clients that sent a coordinate (FedLDF; Wang et al., IEEE Communications Letters 2024)."""
+"""Mean over the clients that sent a coordinate (FedLDF; Wang et al., IEEE Communications Letters 2024)."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from lightning_fl.slots import Aggregator, Message, Upload
 
 @dataclass(frozen=True)
 class MaskedMean(Aggregator):
-    """Σ_k s_k n_k Δ_k / Σ_k s_k n_k for every coordinate, s_k ∈ {0, 1} whether client k sent it; accumulated in float64.
+    """Σ_k s_k n_k Δ_k / Σ_k s_k n_k for every coordinate, s_k = 1 if client k sent it, else 0; accumulated in float64.
 
-    A coordinate that nobody sent gets 0: the server keeps its value. Where all send all it is `WeightedMean`, which divides
-    by the weights of all clients, also of those that sent nothing. What is sent is for the exchange to say (`Upload.sent`): a
-    number that a codec such as `TopK` left out of it counts as no change, as in every mean. Two vectors are kept, whatever the
-    number of clients.
+    A coordinate that no client sent gets 0: the server keeps its value. If all clients send everything, this is `WeightedMean`,
+    which divides by the weights of all clients, even of those that sent nothing. The exchange defines s_k (`Upload.sent`): a
+    number that a codec such as `TopK` left out counts as no change, as in every mean. Two vectors are kept for any number of
+    clients.
     """
 
     keeps_uploads = False
 
     def add(self, accumulator: dict[str, Any], upload: Upload) -> None:
-        """Sum += s_k n_k Δ_k, weight += s_k n_k; an upload is 0 where nothing was sent."""
+        """Add s_k n_k Δ_k to the sum and s_k n_k to the weight; an upload is 0 where nothing was sent."""
         for name, vector in upload.message.items():
             if name not in accumulator:
                 accumulator[name] = torch.zeros_like(vector, dtype=torch.float64)
@@ -37,7 +37,7 @@ class MaskedMean(Aggregator):
                 accumulator[_weight(name)].add_(sent, alpha=upload.result.weight)
 
     def finish(self, accumulator: dict[str, Any]) -> Message:
-        """Sum / weight, 0 where the weight is."""
+        """Return sum / weight, and 0 where the weight is 0."""
         names = [name for name in accumulator if _weight(name) in accumulator]
         weights = {name: accumulator[_weight(name)] for name in names}
         return {name: accumulator[name] / weights[name].masked_fill(weights[name] == 0, 1) for name in names}

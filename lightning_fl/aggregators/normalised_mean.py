@@ -1,4 +1,4 @@
-"""The mean of deltas that are divided by the length of each client's training (FedNova; Wang et al., NeurIPS 2020)."""
+"""Mean of deltas divided by the length of each client's training (FedNova; Wang et al., NeurIPS 2020)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ CHOICES = ("normaliser", "steps")
 
 @dataclass(frozen=True)
 class NormalisedMean(Aggregator):
-    """τ_eff Σ_k p_k Δ_k/a_k for the model, p_k = n_k / Σ_j n_j; Σ_k p_k Δ_k for all else; accumulated in float64.
+    """τ_eff Σ_k p_k Δ_k/a_k for the model, p_k = n_k / Σ_j n_j; Σ_k p_k Δ_k for everything else; accumulated in float64.
 
     Attributes:
-        effective: What τ_eff is the mean of: the a_k (`normaliser`) or the clients' numbers of steps τ_k (`steps`), which the
-            server can work out from n_k.
+        effective: τ_eff is the mean of the a_k (`normaliser`) or of the clients' numbers of steps τ_k (`steps`), which the
+            server can compute from n_k.
     """
 
     keeps_uploads = False
@@ -33,11 +33,11 @@ class NormalisedMean(Aggregator):
         )
 
     def needs(self) -> frozenset[str]:
-        """a_k."""
+        """Return the name of a_k."""
         return frozenset({NORMALISER})
 
     def add(self, accumulator: dict[str, Any], upload: Upload) -> None:
-        """Sum += n_k Δ_k/a_k, weight += n_k, length += n_k a_k or n_k τ_k."""
+        """Add n_k Δ_k/a_k to the sum, n_k to the weight, and n_k a_k or n_k τ_k to the length."""
         weight, normaliser = upload.result.weight, upload.message[NORMALISER].double()
         length = normaliser if self.effective == "normaliser" else torch.full_like(normaliser, upload.result.num_steps)
         terms = {"weight": torch.full_like(length, weight), "length": weight * length}
@@ -48,7 +48,7 @@ class NormalisedMean(Aggregator):
             accumulator[name] = accumulator[name].add_(term) if name in accumulator else term
 
     def finish(self, accumulator: dict[str, Any]) -> Message:
-        """Sum / weight, the model's times τ_eff = length / weight."""
+        """Return sum / weight, for the model times τ_eff = length / weight."""
         sums = dict(accumulator)
         weight, length = sums.pop("weight"), sums.pop("length")
         means = {name: total / weight for name, total in sums.items()}

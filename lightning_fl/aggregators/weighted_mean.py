@@ -1,4 +1,4 @@
-"""The mean of the uploads, weighted by samples (FedAvg; McMahan et al., AISTATS 2017)."""
+"""Mean of the uploads, weighted by samples (FedAvg; McMahan et al., AISTATS 2017)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class WeightedMean(Aggregator):
     """Σ_k n_k Δ_k / Σ_k n_k for every vector of the uploads, accumulated in float64.
 
     Attributes:
-        weighting: by `samples`, or with equal weights (`uniform`), Σ_k Δ_k / K.
-        uniform: names averaged with equal weights (1/K) instead; control variates always should be, because the server's is
-            the mean of the clients'.
+        weighting: weights by `samples`, or equal weights (`uniform`), Σ_k Δ_k / K.
+        uniform: names that are always averaged with equal weights (1/K), as control variates should be, because the server's
+            is the mean of the clients'.
     """
 
     keeps_uploads = False
@@ -30,7 +30,7 @@ class WeightedMean(Aggregator):
         require(given in allowed, f"weighting {given!r} is unknown; {nearest(str(given), allowed)}.")
 
     def add(self, accumulator: dict[str, Any], upload: Upload) -> None:
-        """Sum += n_k Δ_k, weight += n_k."""
+        """Add n_k Δ_k to the sum and n_k to the weight."""
         for name, vector in upload.message.items():
             weight = upload.result.weight if self.weighting == "samples" and name not in self.uniform else 1.0
             if name not in accumulator:
@@ -40,7 +40,7 @@ class WeightedMean(Aggregator):
             accumulator[_weight(name)] += weight
 
     def finish(self, accumulator: dict[str, Any]) -> Message:
-        """Sum / weight."""
+        """Return sum / weight."""
         names = [name for name in accumulator if _weight(name) in accumulator]
         return {name: accumulator[name] / accumulator[_weight(name)] for name in names}
 

@@ -1,4 +1,4 @@
-"""The methods by their papers' names, each a recipe of slots."""
+"""Methods under their papers' names, each a recipe of slots."""
 
 from lightning_fl.algorithms.algorithm import Algorithm
 from lightning_fl.algorithms.fedadam_ssm.efficient_adam import EfficientAdam

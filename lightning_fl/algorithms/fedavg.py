@@ -11,8 +11,8 @@ from lightning_fl.algorithms.algorithm import Algorithm
 
 
 class FedAvg(Algorithm):
-    """Federated averaging: clients train locally, the server averages by samples."""
+    """Federated averaging: clients train locally, the server averages their models by samples."""
 
     def __init__(self) -> None:
-        """All slots have FedAvg's parts by default."""
+        """Keep the defaults, which are FedAvg's parts."""
         super().__init__()

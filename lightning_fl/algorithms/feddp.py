@@ -1,16 +1,16 @@
 """FedDP: Yu et al., Federated Learning with Dynamic Pruning and Gradient Control, CCGrid 2023; gates after Gao et al., ICLR 2019.
 
-client k:  w ← w,  w_g its own gates, those that all begin with at first
+client k:  w ← w,  w_g its own gates, at first the same for all clients
            every convolution l:  z_l = A_l pool(x_l) + a_l,  y_l = norm(conv(x_l)) ⊙ top-K(sigmoid z_l)
            L = CE + λ Σ_l mean ‖z_l‖₁, one backward pass
-           w ← w − η (∇_w L − c_k + c), or as the base method has it; w_g ← w_g − η ∇_{w_g} L
+           w ← w − η (∇_w L − c_k + c), or the base method's step; w_g ← w_g − η ∇_{w_g} L
            keeps w_g; the upload is the base method's               callback: DynamicGates, owned by the clients
-server:    as the base method
+server:    as in the base method
 
-Gates never cross, so the bits are the base method's. The printed algorithm has slips, among them a second gradient for the gates
-after the step, and 1/(Eη) in place of the number of steps; the rules of the base methods have them right. A top-K without a
-gradient would leave the gates to the lasso alone: the straight-through estimator gives them the task's. The code that the
-authors have released has neither gates nor variates, but sets small weights of convolutions to 0 after every epoch:
+Gates never cross, so the bits are the base method's. The printed algorithm has errors, such as a second gradient for the gates
+after the step, and 1/(Eη) in place of the number of steps; the rules of the base methods correct them. With a top-K without a
+gradient, only the lasso would train the gates; the straight-through estimator adds the task's gradient. The authors' released
+code has neither gates nor control variates, but sets small weights of convolutions to 0 after every epoch:
 `variant="threshold"`.
 """
 
@@ -36,7 +36,7 @@ VARIANTS = ("gates", "threshold")
 
 
 class FedDP(Algorithm):
-    """Any method whose clients prune channels dynamically, by gates of their own."""
+    """Any method, with clients that prune channels dynamically by their own gates."""
 
     def __init__(
         self,
@@ -50,17 +50,17 @@ class FedDP(Algorithm):
         variant: Literal["gates", "threshold"] = "gates",
         pruning_threshold: float = 1e-3,
     ) -> None:
-        """Take the slots of the base method over.
+        """Take over the slots of the base method.
 
         Args:
-            base: The method under the gates: FedAvg, FedProx, FedNova, SCAFFOLD …; SCAFFOLD if not given, as in the paper.
-            keep: Share of each convolution's channels that stay, in (0, 1]; 0.7071 halves the MACs of a chain, 1 is the base.
-            penalty: λ ≥ 0 of the lasso on the gates.
-            gate_mode: ste chooses channels, multiply also scales them.
-            detach_gate_input: Whether a gate's gradient stops at its input.
-            seed: Of the gates that all clients begin with.
-            validation_clients: Validate with the gates of so many clients, drawn anew every time; of all if not given.
-            variant: gates, or threshold for what the authors' released code does.
+            base: Method under the gates: FedAvg, FedProx, FedNova, SCAFFOLD …; SCAFFOLD if not given, as in the paper.
+            keep: Share of each convolution's channels to keep, in (0, 1]; 0.7071 halves the MACs of a chain, 1 is the base.
+            penalty: Weight λ ≥ 0 of the lasso on the gates.
+            gate_mode: Choose channels (ste), or also scale them (multiply).
+            detach_gate_input: Stop a gate's gradient at its input.
+            seed: Seed of the gates that all clients start with.
+            validation_clients: Number of clients whose gates are validated, drawn anew every time; all if not given.
+            variant: Prune by gates, or by threshold as in the authors' released code.
             pruning_threshold: Largest magnitude that the threshold variant sets to 0, at least 0.
         """
         if variant not in VARIANTS:
@@ -71,7 +71,7 @@ class FedDP(Algorithm):
         )
         require(
             base is None or (isinstance(base, Algorithm) and not isinstance(base, FedDP)),
-            f"base is the method under the gates, such as FedAvg(), FedProx(), FedNova() or SCAFFOLD(), got {_shown(base)}.",
+            f"base must be the method under the gates, such as FedAvg(), FedProx(), FedNova() or SCAFFOLD(), got {_shown(base)}.",
         )
         self.gates = ClientGates(DynamicGates(keep, penalty, gate_mode, detach_gate_input, seed=seed))
         base = _scaffold() if base is None else base
@@ -90,16 +90,16 @@ class FedDP(Algorithm):
         self.variant = variant
 
     def personal_parameters(self, module: nn.Module) -> list[str]:
-        """The gates, and what clients own in the base method."""
+        """Return the gates, and the base method's personal parameters."""
         own = {*super().personal_parameters(module), *(gate_parameters(module) if self.variant == "gates" else ())}
         return [name for name, _ in module.named_parameters() if name in own]
 
     def arrange_data(self, data: FederatedDataModule) -> FederatedDataModule:
-        """As the base method."""
+        """Arrange the data as the base method does."""
         return self.base.arrange_data(data)
 
     def check(self, setting: Setting, server: Server, cohort_size: int) -> None:
-        """The run fits the base method, the threshold, and the clients to validate with."""
+        """Raise `UserError` unless the run fits the base method, the threshold rule and `validation_clients`."""
         require(
             self.validation_clients is None or self.validation_clients <= setting.num_clients,
             f"validation_clients is {self.validation_clients}, but the federation has {setting.num_clients} clients: give at "
@@ -109,15 +109,15 @@ class FedDP(Algorithm):
         super().check(setting, server, cohort_size)
 
     def prepare(self, turn: SetupTurn) -> None:
-        """As the base method."""
+        """Prepare the run as the base method does."""
         self.base.prepare(turn)
 
     def broadcast_pruning(self, surgery: PruningTurn) -> None:
-        """As the base method."""
+        """Broadcast a pruning as the base method does."""
         self.base.broadcast_pruning(surgery)
 
     def validate(self, validation: Validation) -> dict[str, float]:
-        """Means over the clients with their gates, the model without any, what inference computes, and the paper's cost."""
+        """Return means over clients with their gates, metrics without gates, MACs of inference, and the paper's cost."""
         found = self._gated(validation) if gates_of(validation.module) else self.base.validate(validation)
         if validation.setting is not None:
             setting = validation.setting
@@ -137,26 +137,26 @@ class FedDP(Algorithm):
         }
 
     def configure_callbacks(self) -> list[Callback]:
-        """Those of the base method, and the gates."""
+        """Return the callbacks of the base method, and the gates."""
         return [*self.base.configure_callbacks(), *([self.gates] if self.variant == "gates" else [])]
 
 
 class ClientGates(Callback):
-    """Gates that are on the module while a trainer is at work, and not in its `state_dict`: the server has none."""
+    """Gates on the module while a trainer runs, but not in its `state_dict`: the server has none."""
 
     def __init__(self, gates: DynamicGates) -> None:
         self.gates = gates
         self._hook: Any = None
 
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
-        """Add the gates, and leave them out of checkpoints and exports."""
+        """Add the gates, and omit them from checkpoints and exports."""
         self.gates.setup(trainer, pl_module, stage)
         if self._hook is not None:
             self._hook.remove()
         self._hook = pl_module.register_state_dict_post_hook(_leave_out)
 
     def teardown(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
-        """Take them off."""
+        """Remove the gates."""
         self.gates.teardown(trainer, pl_module, stage)
         remove_gates(pl_module)
         if self._hook is not None:
@@ -165,7 +165,7 @@ class ClientGates(Callback):
 
 
 def _leave_out(module: nn.Module, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any]) -> None:
-    """Hook of `state_dict`: without the gates."""
+    """Remove the gates from a `state_dict`."""
     for name in gate_parameters(module):
         state_dict.pop(prefix + name, None)
 

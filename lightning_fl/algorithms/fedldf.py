@@ -7,7 +7,7 @@ client k:  sends w_k^(l) − w^(l) where s_kl = 1
 server:    w^(l) ← w^(l) + Σ_k s_kl n_k Δ_k^(l) / Σ_k s_kl n_k           aggregator: MaskedMean, step: Apply
 
 RandomLayers    s_kl = 1 for n clients drawn for each layer               exchange: DrawnLayers
-HDFL            n clients drawn send their whole models                   exchange: DrawnClients
+HDFL            n drawn clients send their whole models                   exchange: DrawnClients
 FedADP          each client sends the units that changed most             exchange: PrunedUnits
 """
 
@@ -31,12 +31,12 @@ class FedLDF(Algorithm):
         broadcast: Literal["selected", "all"] = "selected",
         print_groups: bool = False,
     ) -> None:
-        """Fill the exchange and the aggregator.
+        """Fill the exchange and aggregator slots.
 
         Args:
-            n: Clients that send a layer, 1 ≤ n ≤ K; n = K is FedAvg.
-            groups: What a layer is: `layer` (found in the network), `tensor` (each alone), or a map from names to parameters.
-            broadcast: Whether the model is charged to the K selected clients or to all N.
+            n: Number of clients that send each layer, 1 ≤ n ≤ K; n = K is FedAvg.
+            groups: Definition of a layer: `layer` (found in the network), `tensor` (each alone), or a map to parameters' names.
+            broadcast: Charge the broadcast of the model to the K selected clients, or to all N.
             print_groups: Print the layers before the first round, as a map that groups takes.
         """
         exchange = LayerDivergence(n=n, groups=groups, broadcast=broadcast, print_groups=print_groups)
@@ -47,11 +47,11 @@ class RandomLayers(Algorithm):
     """FedAvg in which n clients, drawn anew for each layer, send that layer."""
 
     def __init__(self, n: int = 4, groups: Groups = "layer", print_groups: bool = False) -> None:
-        """Fill the exchange and the aggregator.
+        """Fill the exchange and aggregator slots.
 
         Args:
-            n: Clients that send a layer, 1 ≤ n ≤ K; n = K is FedAvg.
-            groups: What a layer is: `layer` (found in the network), `tensor` (each alone), or a map from names to parameters.
+            n: Number of clients that send each layer, 1 ≤ n ≤ K; n = K is FedAvg.
+            groups: Definition of a layer: `layer` (found in the network), `tensor` (each alone), or a map to parameters' names.
             print_groups: Print the layers before the first round, as a map that groups takes.
         """
         super().__init__(exchange=DrawnLayers(n=n, groups=groups, print_groups=print_groups), aggregator=MaskedMean())
@@ -61,10 +61,10 @@ class HDFL(Algorithm):
     """FedAvg in which n of the round's clients, drawn at random, send their models."""
 
     def __init__(self, n: int = 4) -> None:
-        """Fill the exchange and the aggregator.
+        """Fill the exchange and aggregator slots.
 
         Args:
-            n: Clients that send their models, 1 ≤ n ≤ K; n = K is FedAvg.
+            n: Number of clients that send their models, 1 ≤ n ≤ K; n = K is FedAvg.
         """
         super().__init__(exchange=DrawnClients(n=n), aggregator=MaskedMean())
 
@@ -80,13 +80,13 @@ class FedADP(Algorithm):
         groups: Groups = "layer",
         print_groups: bool = False,
     ) -> None:
-        """Fill the exchange and the aggregator.
+        """Fill the exchange and aggregator slots.
 
         Args:
             keep: Share of the parameters that a client sends, in (0, 1]; 1 is FedAvg.
             score: Rank units by their change (`delta`) or by their trained weights (`magnitude`).
             per_layer: Keep the same share of each layer rather than of the whole model.
-            groups: What a layer is: `layer` (found in the network), `tensor` (each alone), or a map from names to parameters.
+            groups: Definition of a layer: `layer` (found in the network), `tensor` (each alone), or a map to parameters' names.
             print_groups: Print the layers before the first round, as a map that groups takes.
         """
         exchange = PrunedUnits(keep=keep, score=score, per_layer=per_layer, groups=groups, print_groups=print_groups)

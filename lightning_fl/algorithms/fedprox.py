@@ -11,7 +11,7 @@ from lightning_fl.rules import Proximal
 
 
 class FedProx(Algorithm):
-    """FedAvg whose clients are pulled towards the model they received."""
+    """FedAvg with a proximal term that pulls clients towards the model they received."""
 
     def __init__(self, mu: float = 0.001) -> None:
         """Fill the rule slot.

@@ -7,11 +7,11 @@ server:    w ← w + η_g Σ_k n_k Δ_k / Σ_k n_k                       aggrega
            c ← c + (1/N) Σ_k (c_k⁺ − c_k), sent down with w        step: ControlUpdate
 
 Twice FedAvg's bits in both directions. The paper averages the models with equal weights (`weighting="uniform"`), Li et al.,
-Federated Learning on Non-IID Data Silos, ICDE 2022, by samples. The c_k are averaged with equal weights in either case.
+Federated Learning on Non-IID Data Silos, ICDE 2022, by samples. The c_k are averaged with equal weights in both.
 
-It wants a smaller learning rate than FedAvg. The correction c − c_k stays the same for all τ steps, so where a client's own loss
-is flat it walks τη along the federation's gradient: a gradient step that is stable only while τη times the curvature stays below
-about 2, where a step of FedAvg is η long. The paper's theory asks for the same, η of the order of 1/τ.
+It needs a smaller learning rate than FedAvg. The correction c − c_k is the same in all τ steps, so where a client's own loss is
+flat, the client moves τη along the federation's gradient. Such a step is stable only if τη times the curvature is below about 2;
+a step of FedAvg is η long. The paper's theory also requires η of the order of 1/τ.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from lightning_fl.steps import Apply, ControlUpdate
 
 
 class SCAFFOLD(Algorithm):
-    """FedAvg whose clients correct their gradients by how they differ from everyone's."""
+    """FedAvg with control variates that correct the drift of each client's gradients."""
 
     def __init__(self, weighting: Literal["samples", "uniform"] = "samples", server_learning_rate: float = 1.0) -> None:
-        """Fill rule, aggregator and steps.
+        """Fill the rule, aggregator and step slots.
 
         Args:
-            weighting: Average the models by `samples`, or with `uniform` weights as the paper has it.
-            server_learning_rate: η_g > 0.
+            weighting: Average the models by `samples`, or with `uniform` weights as in the paper.
+            server_learning_rate: Learning rate η_g > 0 of the server.
         """
         super().__init__(
             rule=ControlVariates(),

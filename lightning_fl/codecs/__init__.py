@@ -1,4 +1,4 @@
-"""How a message becomes bits and back."""
+"""Codecs: encode a message as bits and decode it."""
 
 from lightning_fl.codecs.changes import Changes
 from lightning_fl.codecs.dense import Dense

@@ -1,4 +1,4 @@
-"""A broadcast of what has changed since the last one: the union downlink of sparse uploads (FedAdam-SSM)."""
+"""Broadcast only the changes since the last broadcast: the union downlink of sparse uploads (FedAdam-SSM)."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ POSITIONS = "mask/changed"
 
 @dataclass(frozen=True)
 class Changes(Codec):
-    """Sends the new values of the u coordinates where any vector has changed, u at most the union of the clients' masks.
+    """Send the new values of the u coordinates in which any vector has changed, u at most the union of the clients' masks.
 
-    With three vectors that is min(96u + min(d, u⌈log2 d⌉), 96d) bits; the first broadcast is whole. Nothing is lost: the clients
-    keep the last broadcast and overwrite it in u places. As the next broadcast builds on this one, each goes to all clients.
+    With three vectors this takes min(96u + min(d, u⌈log2 d⌉), 96d) bits; the first broadcast is whole. Nothing is lost: the
+    clients keep the last broadcast and overwrite u positions. As each broadcast builds on the last, each goes to all clients.
     """
 
     def needs_every_client(self) -> bool:
-        """Yes."""
+        """True, as each broadcast builds on the last."""
         return True
 
     def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
-        """Values (u,) under each vector's own name and their positions, or whole vectors; the memory is what clients hold."""
+        """Encode values (u,) under each vector's name and their positions, or whole vectors; memory: the last broadcast."""
         vectors = {name: x for name, x in message.items() if compressible(name)}
         payload = {name: Packed.whole(x) for name, x in message.items()}
         if vectors.keys() != memory.keys():
@@ -42,13 +42,13 @@ class Changes(Codec):
         return payload, vectors
 
     def decode(self, payload: Payload, setting: Setting) -> Message:
-        """A whole message; changes are for those who `follow`."""
+        """Decode a whole broadcast; changes need `decode_incremental`."""
         if POSITIONS in payload:
-            raise ValueError("changes say nothing to one who does not hold the broadcast before them")
+            raise ValueError("a broadcast of changes cannot be decoded without the broadcast before it")
         return {name: packed.content for name, packed in payload.items()}
 
     def decode_incremental(self, payload: Payload, memory: State, setting: Setting) -> Message:
-        """The last broadcast with the new values in it."""
+        """Return the last broadcast with the new values in it."""
         if POSITIONS not in payload:
             return self.decode(payload, setting)
         positions: Tensor | None = None

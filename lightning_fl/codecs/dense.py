@@ -1,4 +1,4 @@
-"""Every number as it is."""
+"""Send every number as it is."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from lightning_fl.vectors.bit_packing import pack, unpack
 
 @dataclass(frozen=True)
 class Dense(Codec):
-    """Sends each vector whole, 32 bits a number in float32, and masks (bools of the kind `mask`) at one bit each."""
+    """Send each vector whole, 32 bits per number in float32, and masks (bools of the kind `mask`) at one bit each."""
 
     def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
-        """Bits of a vector = its numbers × the width of its dtype; nothing is copied but masks."""
+        """Encode each vector, bits = its numbers × the width of its dtype; only masks are copied."""
         return {name: _packed(name, x) for name, x in message.items()}, {}
 
     def decode(self, payload: Payload, setting: Setting) -> Message:
-        """The vectors that were sent."""
+        """Return the vectors that were sent."""
         return {
             name: unpack(packed.content, packed.bits, 1).bool() if kind_of(name) == "mask" else packed.content
             for name, packed in payload.items()

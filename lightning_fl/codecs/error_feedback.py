@@ -1,4 +1,4 @@
-"""Error feedback: what a lossy codec left out of one upload is added to the next (Seide et al., Interspeech 2014)."""
+"""Error feedback: add the loss of a lossy codec in one upload to the next one (Seide et al., Interspeech 2014)."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ RESIDUAL = "residual/"
 
 @dataclass(frozen=True)
 class ErrorFeedback(Codec):
-    """z = x + e;  sends C(z);  e ← z − C(z).  All that was ever sent, and e, add up to all that was to be sent.
+    """z = x + e;  sends C(z);  e ← z − C(z).  So Σ x = Σ C(z) + e over all uploads.
 
-    A client keeps an e of its own, which changes only if the server accepted the upload.
+    Each client keeps its own e, which changes only if the server accepted the upload.
 
     Attributes:
-        codec: C, any codec; entries that it does not lose anything of have no e.
+        codec: C, any codec; entries that it encodes without loss have no e.
     """
 
     codec: Codec
 
     def deltas_only(self) -> bool:
-        """As the inner codec: what is left out of a whole model is missed at once."""
+        """True if the inner codec is for deltas only; a whole model needs all of its numbers at once."""
         return self.codec.deltas_only()
 
     def needs(self) -> frozenset[str]:
-        """What the inner codec needs."""
+        """Return the names that the inner codec needs."""
         return self.codec.needs()
 
     def applies_to(self, name: str) -> bool:
-        """What the codec inside takes."""
+        """True if the inner codec applies to the entry."""
         return self.codec.applies_to(name)
 
     def is_lossy_for(self, name: str) -> bool:
-        """What the inner codec loses, though for a time only."""
+        """True if the inner codec is lossy for the entry; e makes up for the loss later."""
         return self.codec.is_lossy_for(name)
 
     def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
-        """Encode z; the new memory is e beside the inner codec's."""
+        """Encode z; the new memory is e and the inner codec's memory."""
         wanted = {name: x + memory[RESIDUAL + name] if RESIDUAL + name in memory else x for name, x in message.items()}
         inner = {name: x for name, x in memory.items() if not name.startswith(RESIDUAL)}
         payload, inner = self.codec.encode(wanted, inner, setting)
@@ -48,5 +48,5 @@ class ErrorFeedback(Codec):
         return payload, {**inner, **kept}
 
     def decode(self, payload: Payload, setting: Setting) -> Message:
-        """C(z)."""
+        """Return C(z)."""
         return self.codec.decode(payload, setting)

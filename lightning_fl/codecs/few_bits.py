@@ -1,10 +1,10 @@
-"""A few bits for every number, and one scale for each group of them.
+"""Encode every number in a few bits, with one scale for each group of numbers.
 
 OneBit      C(z) = s · sgn(z)                                       1-bit Adam: Tang et al., ICML 2021
 Quantiser   the nearest of a few levels in [−s, s]                  Efficient-Adam: Chen et al., 2022
 
-A group is one tensor of the model, or the whole vector. Alone these codecs forget what they round away; `ErrorFeedback` around
-one adds it to the next upload.
+A group is one tensor of the model, or the whole vector. These codecs lose the rounding error; `ErrorFeedback` around one adds
+it to the next upload.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class OneBit(Codec):
     """C(z) = s · sgn(z), sgn(0) = +1: d bits and 32 for each group's scale s.
 
     Attributes:
-        scale: `l2` is s = ‖z‖₂ / √n, as 1-bit Adam's authors have it, which keeps a group's length but may move further from z
-            than 0 is where few numbers of z are large; `l1` is s = ‖z‖₁ / n, the nearest of all scales.
+        scale: `l2` is s = ‖z‖₂ / √n, the choice of 1-bit Adam's authors, which keeps a group's norm but may move further from z
+            than 0 is if few numbers of z are large; `l1` is s = ‖z‖₁ / n, the scale with the result nearest to z.
         groups: numbers that share a scale: each `tensor` of the model, or `global`.
         names: entries that it encodes; all of the model and its moments if empty.
-        known: entries that cross at no cost, because the other side works them out of the configuration.
+        known: entries that cross at no cost, because the other side derives them from the configuration.
     """
 
     scale: Literal["l2", "l1"] = "l2"
@@ -48,23 +48,23 @@ class OneBit(Codec):
         _check_groups(self.groups)
 
     def deltas_only(self) -> bool:
-        """Yes."""
+        """True: signs are too coarse for a whole model."""
         return True
 
     def is_lossy_for(self, name: str) -> bool:
-        """The entries that it encodes."""
+        """True for the entries that it encodes."""
         return name in self.names if self.names else compressible(name)
 
     def applies_to(self, name: str) -> bool:
-        """Vectors, and what both sides know."""
+        """True for vectors, and for entries that both sides know."""
         return name in self.known or super().applies_to(name)
 
     def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
-        """Signs (⌈d/8⌉ bytes) under the vector's own name, scales (groups,) under `scalars/scale/name`."""
+        """Encode signs (⌈d/8⌉ bytes) under the vector's name, and scales (groups,) under `scalars/scale/name`."""
         payload = {}
         for name, vector in message.items():
             if self.is_lossy_for(name):
-                # In float64 the scale of what was decoded is the scale itself, so that encoding twice changes nothing.
+                # In float64 a decoded vector has exactly the same scale, so encoding it again changes nothing.
                 order = 2 if self.scale == "l2" else 1
                 parts = [x.double() for x in vector.split(_sizes(self.groups, setting))]
                 scales = torch.stack([x.norm(order) / max(len(x), 1) ** (1 / order) for x in parts])
@@ -75,7 +75,7 @@ class OneBit(Codec):
         return payload, {}
 
     def decode(self, payload: Payload, setting: Setting) -> Message:
-        """s · sgn(z)."""
+        """Return s · sgn(z)."""
         message = {}
         for name, packed in payload.items():
             if self.is_lossy_for(name):
@@ -91,12 +91,12 @@ class OneBit(Codec):
 
 @dataclass(frozen=True)
 class Quantiser(Codec):
-    """The nearest of 2^bits − 1 levels, scaled by the largest magnitude s = ‖z‖∞ of the group: bits · d + 32 per group.
+    """Round to the nearest of 2^bits − 1 levels, scaled by the group's largest magnitude s = ‖z‖∞: bits · d + 32 per group.
 
     Attributes:
-        levels: `log` has 0 and ±s · 2^−j for j = 0 … 2^(bits−1) − 2; `uniform` has s · q / (2^(bits−1) − 1) for whole q. Of two
-            levels equally near the one with the larger magnitude is taken.
-        bits: of a number, from 2 to 32.
+        levels: `log` has 0 and ±s · 2^−j for j = 0 … 2^(bits−1) − 2; `uniform` has s · q / (2^(bits−1) − 1) for whole q. A tie
+            goes to the level with the larger magnitude.
+        bits: bits per number, from 2 to 32.
         groups: numbers that share a scale: each `tensor` of the model, or `global`.
     """
 
@@ -112,11 +112,11 @@ class Quantiser(Codec):
         _check_groups(self.groups)
 
     def is_lossy_for(self, name: str) -> bool:
-        """All of the model and its moments."""
+        """True for the model and its moments."""
         return compressible(name)
 
     def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
-        """Levels and signs packed under the vector's own name, scales (groups,) under `scalars/scale/name`."""
+        """Encode levels and signs under the vector's name, and scales (groups,) under `scalars/scale/name`."""
         payload = {}
         for name, vector in message.items():
             if not compressible(name):
@@ -135,13 +135,13 @@ class Quantiser(Codec):
         return payload, {}
 
     def decode(self, payload: Payload, setting: Setting) -> Message:
-        """Signed levels times scales."""
+        """Return signed levels times scales."""
         message = {}
         for name, packed in payload.items():
             if compressible(name):
                 scales = payload[f"{SCALES}{name}"].content
                 code = unpack(packed.content, setting.layout.numel, self.bits)
-                if self.bits <= 8:  # few codes: each one's value is worked out once
+                if self.bits <= 8:  # few codes: compute the value of each once
                     all_codes = torch.arange(2**self.bits, device=code.device)
                     value = self._value(all_codes, scales.dtype).index_select(0, code.int())
                 else:
@@ -155,14 +155,14 @@ class Quantiser(Codec):
 
     @property
     def _most(self) -> int:
-        """The highest level; the bit above it is the sign."""
+        """Highest level; the bit above it is the sign."""
         return 2 ** (self.bits - 1) - 1
 
     def _uniform_level(self, ratio: Tensor) -> Tensor:
         return (ratio * self._most + 0.5).to(self._dtype).clamp_(max=self._most)
 
     def _log_level(self, ratio: Tensor) -> Tensor:
-        """How many borders are at or below the ratio: 2^−most, then 0.75 · 2^−j, half-way to the next level above."""
+        """Count the borders at or below the ratio: 2^−most, then 0.75 · 2^−j, half-way to the next higher level."""
         count = min(self._most, 1 - math.frexp(torch.finfo(ratio.dtype).smallest_normal)[1])
         borders = 0.75 * torch.exp2(torch.arange(1 - count, 1, device=ratio.device, dtype=ratio.dtype))
         if count == self._most:
@@ -171,10 +171,12 @@ class Quantiser(Codec):
         return level if count == self._most else level.add_(self._most - count).mul_(level > self._most - count)
 
     def _value(self, code: Tensor, dtype: torch.dtype) -> Tensor:
-        """Signed share of the scale."""
+        """Return the signed fraction of the scale."""
         level = code & self._most
         if self.levels == "log":
-            share = torch.exp2((level - self._most).to(dtype)).mul_(level > 0)  # in floats large levels are all alike
+            share = torch.exp2((level - self._most).to(dtype)).mul_(
+                level > 0
+            )  # subtract first: floats round large levels alike
         else:
             share = level.to(dtype) / self._most
         return torch.where(code > self._most, -share, share)
@@ -194,5 +196,5 @@ def _sizes(groups: Groups, setting: Setting) -> list[int]:
 
 
 def _scaled(vector: Tensor, scales: Tensor, groups: Groups, setting: Setting) -> Iterable[tuple[Tensor, Tensor]]:
-    """The groups of a vector (d,), as views, each with its scale."""
+    """Return the groups of a vector (d,), as views, each with its scale."""
     return zip(vector.split(_sizes(groups, setting)), scales, strict=True)

@@ -1,4 +1,4 @@
-"""A broadcast of the server's step alone, from which clients that know the rest work it out (1-bit Adam, Efficient-Adam)."""
+"""Broadcast only the server's step, from which clients compute the new model (1-bit Adam, Efficient-Adam)."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ BESIDE = "/beside/"
 
 @dataclass(frozen=True)
 class Followed(Codec):
-    """Where a broadcast holds the carrier, only that costs anything: the model and its moments follow from it.
+    """Charge only the carrier of a broadcast; clients compute the model and its moments from it.
 
-    A broadcast without a carrier is sent whole, which the first one is. Clients hold the last broadcast and make the server's
-    step themselves, so each broadcast goes to all of them. Buffers are sent whole always.
+    A broadcast without a carrier, such as the first one, is sent whole. Clients keep the last broadcast and repeat the server's
+    step themselves, so each broadcast goes to all of them. Buffers are always sent whole.
 
     Attributes:
-        codec: how the carrier becomes bits; it must give back exactly what a step has already made of it, as encoding twice does.
-        carrier: name of the entry that says what the server did: `model/change` of the step `Compress`, `moments/momentum` of
-            `WarmedUpMoments`.
+        codec: codec of the carrier; it must decode exactly to what a step has already encoded and decoded once.
+        carrier: name of the entry that contains the server's step: `model/change` of the step `Compress`, `moments/momentum`
+            of `WarmedUpMoments`.
     """
 
     codec: Codec
     carrier: str = "model/change"
 
     def applies_to(self, name: str) -> bool:
-        """What the codec inside takes."""
+        """True if the inner codec applies to the entry."""
         return self.codec.applies_to(name)
 
     def needs_every_client(self) -> bool:
-        """Yes."""
+        """True, as each broadcast builds on the last."""
         return True
 
     def change_entry(self) -> tuple[str, Codec]:
-        """The carrier, through the codec inside."""
+        """Return the carrier's name, and the inner codec."""
         return self.carrier, self.codec
 
     def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
-        """The carrier encoded; beside it the model and its moments at no cost."""
+        """Encode the carrier, and add the model and its moments at no cost."""
         payload: Payload = {}
         if self.carrier in message:
             payload, _ = self.codec.encode({self.carrier: message[self.carrier]}, {}, setting)
@@ -49,7 +49,7 @@ class Followed(Codec):
         return payload, {}
 
     def decode(self, payload: Payload, setting: Setting) -> Message:
-        """The carrier decoded, the rest as it is."""
+        """Decode the carrier, and return the rest as it is."""
         message = {name.partition(BESIDE)[2]: packed.content for name, packed in payload.items() if BESIDE in name}
         encoded = {name: packed for name, packed in payload.items() if BESIDE not in name}
         return {**message, **(self.codec.decode(encoded, setting) if encoded else {})}

@@ -1,7 +1,7 @@
-"""One mask for all vectors of a message (FedAdam-SSM), chosen by one of them or by all (Fairness-Top).
+"""Use one mask for all vectors of a message, chosen from one of them (FedAdam-SSM) or from all (Fairness-Top).
 
-The k coordinates are sent for every vector: with three of them 96k + min(d, k⌈log2 d⌉) bits, where three masks of their own
-would take up to 2d bits more.
+The k coordinates are sent for every vector: three vectors take 96k + min(d, k⌈log2 d⌉) bits, and would take up to 2d bits more
+with three separate masks.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from lightning_fl.vectors.top_k import (
 
 @dataclass(frozen=True)
 class OneMask(Codec):
-    """Sends the same k = ⌊alpha · d⌋ coordinates of all vectors; zero arrives where nothing was sent.
+    """Send the same k = max(1, ⌊alpha · d⌋) coordinates of all vectors; the others arrive as zero.
 
     Attributes:
         alpha: share of the coordinates that are sent, in (0, 1]. Default of the paper: 0.05.
-        index_bits: count ⌈log2 d⌉ bits for an index, as it is encoded (`ceil`), or log2 d, as the paper does (`exact`).
+        index_bits: count ⌈log2 d⌉ bits per index, as encoded (`ceil`), or log2 d, as in the paper (`exact`).
     """
 
     alpha: float = 0.05
@@ -47,21 +47,21 @@ class OneMask(Codec):
 
     @abstractmethod
     def choose(self, vectors: Message, k: int) -> Tensor:
-        """The positions (k,), ascending, to send of these vectors (d,)."""
+        """Return the ascending positions (k,) to send of these vectors (d,)."""
 
     def deltas_only(self) -> bool:
-        """Yes, unless everything is kept."""
+        """True unless everything is sent."""
         return self.alpha < 1
 
     def is_lossy_for(self, name: str) -> bool:
-        """All of the model and its moments, unless everything is kept."""
+        """True for the model and its moments, unless everything is sent."""
         return self.alpha < 1 and compressible(name)
 
     def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
-        """Values (k,) under each vector's own name, their positions under `mask`."""
+        """Encode values (k,) under each vector's name, and their positions under `mask`."""
         vectors = {name: x for name, x in message.items() if compressible(name)}
         payload = {name: Packed.whole(x) for name, x in message.items() if name not in vectors}
-        if vectors:  # a client may have buffers alone to send, where an exchange chose no layer of it
+        if vectors:  # a client sends only buffers if an exchange chose none of its layers
             count = setting.layout.numel
             positions = self.choose(vectors, num_kept(self.alpha, count))
             payload |= {name: Packed.whole(x[positions]) for name, x in vectors.items()}
@@ -70,7 +70,7 @@ class OneMask(Codec):
         return payload, {}
 
     def decode(self, payload: Payload, setting: Setting) -> Message:
-        """Zero where nothing was sent."""
+        """Decode; numbers that were not sent are zero."""
         message = {name: packed.content for name, packed in payload.items() if name != "mask"}
         sent = {name: values for name, values in message.items() if compressible(name)}
         positions, count = None, setting.layout.numel
@@ -84,33 +84,33 @@ class OneMask(Codec):
 
 @dataclass(frozen=True)
 class SharedTopK(OneMask):
-    """Sends the coordinates where one vector, the leader, is largest, of all vectors.
+    """Send all vectors at the coordinates where one of them, the leader, is largest.
 
     Attributes:
         alpha: share of the coordinates that are sent, in (0, 1]. Default of the paper: 0.05.
-        index_bits: count ⌈log2 d⌉ bits for an index, as it is encoded (`ceil`), or log2 d, as the paper does (`exact`).
-        leader: name of the vector whose k largest numbers make the mask.
+        index_bits: count ⌈log2 d⌉ bits per index, as encoded (`ceil`), or log2 d, as in the paper (`exact`).
+        leader: name of the vector whose k largest numbers define the mask.
     """
 
     leader: str = "model"
 
     def needs(self) -> frozenset[str]:
-        """The leader."""
+        """Return the leader's name."""
         return frozenset({self.leader})
 
     def choose(self, vectors: Message, k: int) -> Tensor:
-        """Where the leader is largest."""
+        """Return the positions where the leader is largest."""
         return top_k(vectors[self.leader], k)
 
 
 @dataclass(frozen=True)
 class FairTopK(OneMask):
-    """Sends coordinates that all vectors have a say in.
+    """Send all vectors at coordinates that are chosen from all of them.
 
     Attributes:
         alpha: share of the coordinates that are sent, in (0, 1]. Default of the paper: 0.05.
-        index_bits: count ⌈log2 d⌉ bits for an index, as it is encoded (`ceil`), or log2 d, as the paper does (`exact`).
-        union: `interleaved` takes the vectors' largest numbers in turns, rank by rank, until k distinct coordinates are there
+        index_bits: count ⌈log2 d⌉ bits per index, as encoded (`ceil`), or log2 d, as in the paper (`exact`).
+        union: `interleaved` takes the vectors' largest numbers in turns, rank by rank, until k coordinates are distinct
             (FAB-top-k, applied to vectors instead of clients); `max` takes the k largest of max(|x|, |y|, …).
     """
 
@@ -123,5 +123,5 @@ class FairTopK(OneMask):
             raise UserError(f"union {self.union!r} is unknown; {nearest(str(self.union), allowed)}.")
 
     def choose(self, vectors: Message, k: int) -> Tensor:
-        """Where any of them is largest."""
+        """Return the positions of the largest numbers of all vectors, by `union`."""
         return (top_k_in_turns if self.union == "interleaved" else top_k_of_max)([*vectors.values()], k)

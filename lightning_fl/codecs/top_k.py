@@ -1,4 +1,4 @@
-"""Top-k sparsification: of every vector its own k largest numbers (FedAdam-Top's codec in FedAdam-SSM's comparison)."""
+"""Top-k sparsification: send the k largest numbers of each vector (FedAdam-Top's codec in FedAdam-SSM's comparison)."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from lightning_fl.vectors.top_k import (
 
 @dataclass(frozen=True)
 class TopK(Codec):
-    """Sends k numbers of each vector and where they are, in a mask or a list of indices, whichever is shorter.
+    """Send the k largest numbers of each vector and their positions, as a mask or a list of indices, whichever is shorter.
 
     k = max(1, ⌊alpha · d⌋) over the whole vector (d,), of equal magnitudes the lower index first. A vector takes
-    32k + min(d, k⌈log2 d⌉) bits, 32d with alpha = 1. The rest is dropped, and comes later only with `ErrorFeedback` around it.
+    32k + min(d, k⌈log2 d⌉) bits, 32d with alpha = 1. The rest is dropped, unless `ErrorFeedback` around it sends it later.
 
     Attributes:
         alpha: share of the coordinates that are sent, in (0, 1]. Default of the paper: 0.05.
-        index_bits: count ⌈log2 d⌉ bits for an index, as it is encoded (`ceil`), or log2 d, as the paper does (`exact`).
+        index_bits: count ⌈log2 d⌉ bits per index, as encoded (`ceil`), or log2 d, as in the paper (`exact`).
     """
 
     alpha: float = 0.05
@@ -41,15 +41,15 @@ class TopK(Codec):
         check_index_bits(self.index_bits)
 
     def deltas_only(self) -> bool:
-        """Yes, unless everything is kept."""
+        """True unless everything is sent."""
         return self.alpha < 1
 
     def is_lossy_for(self, name: str) -> bool:
-        """All of the model and its moments, unless everything is kept."""
+        """True for the model and its moments, unless everything is sent."""
         return self.alpha < 1 and compressible(name)
 
     def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
-        """Values (k,) under the vector's own name, their positions under `mask/name`."""
+        """Encode values (k,) under the vector's name, and their positions under `mask/name`."""
         payload = {}
         for name, vector in message.items():
             if not compressible(name):
@@ -63,7 +63,7 @@ class TopK(Codec):
         return payload, {}
 
     def decode(self, payload: Payload, setting: Setting) -> Message:
-        """Zero where nothing was sent."""
+        """Decode; numbers that were not sent are zero."""
         message = {}
         for name, packed in payload.items():
             if f"mask/{name}" in payload:

@@ -1,7 +1,7 @@
-"""Of every layer only n clients of a round send theirs: the turns that FedLDF and its baselines have in common.
+"""Three turns in which only n clients of a round send each layer: common to FedLDF and its baselines.
 
-turn 1    every client k trains and gets a score for each layer l              up: whatever the score is made from
-turn 2    of each layer the n clients with the highest scores are chosen       down: L bits for each client
+turn 1    every client k trains and gets a score for each layer l              up: the input of the score
+turn 2    for each layer the n clients with the highest scores are chosen      down: L bits for each client
 turn 3    each client sends the layers that it was chosen for                  up: Σ_l s_kl d_l numbers
 """
 
@@ -23,31 +23,31 @@ from lightning_fl.vectors.submodel import Submodel
 
 @dataclass(frozen=True)
 class LayerChoice(Exchange):
-    """The turns; how a layer is scored is left open.
+    """Choose n clients for each layer by their scores; a subclass defines layers and scores.
 
-    No layer goes up before all scores are known, so the deltas of the round's clients live until then: K·d numbers, less
-    those of clients that n others are ahead of in every layer. A client whose score or delta is not finite is never chosen,
-    sends no layer and is rejected; where fewer than n are left, all of them send.
+    No layer is sent before all scores are known, so the deltas of the round's clients are kept until then: K·d numbers, except
+    those of clients that n others outscore in every layer. A client whose score or delta is not finite is never chosen, sends
+    no layer and is rejected; if fewer than n are left, all of them send.
 
     Attributes:
-        n: clients that send a layer, 1 ≤ n ≤ K.
+        n: number of clients that send each layer, 1 ≤ n ≤ K.
         print_groups: print the layers before the first round, as a map that `groups` takes.
     """
 
     announces = True
-    """Whether turn 2 costs bits; where a client is chosen for everything or nothing, that is a header of the protocol."""
+    """True if turn 2 costs bits; a choice between everything and nothing is a header of the protocol and costs none."""
 
     n: int = 4
     print_groups: bool = False
 
     def __post_init__(self) -> None:
-        require(self.n >= 1, f"n is how many clients send a layer and must be at least 1, got {self.n}.")
+        require(self.n >= 1, f"n is the number of clients that send each layer and must be at least 1, got {self.n}.")
 
     def check(self, setting: Setting, cohort_size: int) -> None:
-        """n ≤ K, and the groups hold every parameter once."""
+        """Raise `UserError` if n > K or the groups do not contain every parameter once; print the layers if asked."""
         require(
             self.n <= cohort_size,
-            f"n={self.n} clients cannot send each layer where a round has {cohort_size}: give n in [1, {cohort_size}] or more "
+            f"n={self.n} clients cannot send each layer if a round has {cohort_size}: give n in [1, {cohort_size}] or more "
             "clients_per_round.",
         )
         layers = self.layers(setting)
@@ -56,14 +56,14 @@ class LayerChoice(Exchange):
 
     @abstractmethod
     def layers(self, setting: Setting) -> tuple[Group, ...]:
-        """The L layers, a partition of the parameters."""
+        """Return the L layers, a partition of the parameters."""
 
     @abstractmethod
     def score(self, result: Result, layers: tuple[Group, ...], channel: Channel) -> Tensor:
-        """Scores (L,) of a client whose delta is finite; what they take to cross goes through the channel."""
+        """Return the scores (L,) of a client whose delta is finite; data that the server needs crosses the channel."""
 
     def collect(self, results: Iterable[Result], channel: Channel) -> Iterator[Upload]:
-        """All three turns; a client that is chosen for nothing counts as accepted, but what it keeps between rounds stays."""
+        """Run the three turns; a client chosen for no layer counts as accepted, but its state does not change."""
         layers = self.layers(channel.setting)
         waiting: dict[int, Result] = {}
         scores: dict[int, list[float]] = {}
@@ -82,7 +82,7 @@ class LayerChoice(Exchange):
             if self.announces:
                 chosen = channel.send_down(client, {"mask/layers": chosen})["mask/layers"]
             if not chosen.any():
-                result = replace(result, state={})  # what it has not sent the server cannot have accepted
+                result = replace(result, state={})  # the server has accepted nothing from it
             device = result.message["model"].device
             layouts = channel.setting.layout, channel.setting.buffer_layout
             submodel = Submodel.from_groups(*layouts, layers, chosen.to(device).split(1), device)
@@ -90,7 +90,7 @@ class LayerChoice(Exchange):
 
 
 def best(scores: Mapping[int, list[float]], n: int) -> dict[int, Tensor]:
-    """For each client in which layers (L,) it has one of the n highest scores; of equal scores the earlier client's.
+    """Return for each client bools (L,), True for layers with one of the n highest scores; the earlier client wins a tie.
 
     >>> {client: chosen.tolist() for client, chosen in best({7: [0.5, 1.0], 2: [0.5, 3.0], 4: [0.1, 2.0]}, n=1).items()}
     {7: [True, False], 2: [False, True], 4: [False, False]}
@@ -104,5 +104,5 @@ def best(scores: Mapping[int, list[float]], n: int) -> dict[int, Tensor]:
 
 
 def _without_delta(message: Message) -> Message:
-    """Zeros that take no storage, for a client that will be chosen for no layer; it may still send buffers of no layer."""
+    """Replace a delta that will not be sent by zeros without storage; buffers stay, as those of no layer are still sent."""
     return {name: x if name == "buffers" else x.new_zeros(1).expand_as(x) for name, x in message.items()}

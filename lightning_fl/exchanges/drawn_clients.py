@@ -14,17 +14,17 @@ from lightning_fl.vectors.layer_groups import Group
 
 @dataclass(frozen=True)
 class DrawnClients(LayerChoice):
-    """The server draws n of the round's clients uniformly; they send whole models, the others nothing.
+    """Draw n of the round's clients uniformly on the server; they send whole models, the others nothing.
 
-    All clients train. At most n deltas live at a time.
+    All clients train. At most n deltas are in memory at a time.
     """
 
     announces = False
 
     def layers(self, setting: Setting) -> tuple[Group, ...]:
-        """The whole model is one layer."""
+        """Return the whole model as one layer."""
         return (Group("model", setting.layout.names, setting.buffer_layout.names),)
 
     def score(self, result: Result, layers: tuple[Group, ...], channel: Channel) -> Tensor:
-        """A uniform random number of the server's."""
+        """Draw a uniform random number on the server."""
         return torch.from_numpy(channel.random(result.client).random(1))

@@ -14,13 +14,13 @@ from lightning_fl.vectors.layer_groups import Group, Groups, check_choice, resol
 
 @dataclass(frozen=True)
 class DrawnLayers(LayerChoice):
-    """For each layer the server draws n of the round's clients uniformly; nothing is reported before.
+    """Draw n of the round's clients uniformly for each layer on the server; clients send nothing for it.
 
-    The draw is among the clients that come back from training, each with a random number of its own for every layer, so that
-    neither their order nor who dropped out changes the others' numbers.
+    The draw is among the clients that return from training. Each has its own random number for every layer, so neither their
+    order nor drop-outs change the numbers of the others.
 
     Attributes:
-        groups: what a layer is: `layer`, `tensor`, or names of parameters by the layer's name (`lightning_fl.groups`).
+        groups: definition of a layer: `layer`, `tensor`, or a map from layers to names of parameters (`lightning_fl.groups`).
     """
 
     groups: Groups = "layer"
@@ -30,9 +30,9 @@ class DrawnLayers(LayerChoice):
         check_choice(self.groups)
 
     def layers(self, setting: Setting) -> tuple[Group, ...]:
-        """As `groups` says."""
+        """Return the layers that `groups` defines."""
         return resolve(self.groups, setting.groups, setting.layout, setting.buffer_layout)
 
     def score(self, result: Result, layers: tuple[Group, ...], channel: Channel) -> Tensor:
-        """Uniform random numbers of the server's."""
+        """Draw uniform random numbers on the server."""
         return torch.from_numpy(channel.random(result.client).random(len(layers)))

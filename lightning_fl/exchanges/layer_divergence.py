@@ -16,13 +16,13 @@ from lightning_fl.vectors.layer_groups import Group, Groups, check_choice, norms
 
 @dataclass(frozen=True)
 class LayerDivergence(LayerChoice):
-    """δ_kl = ‖w_k^(l) − w^(l)‖ goes up (L numbers); of each layer the n clients with the largest δ_kl send it.
+    """Send δ_kl = ‖w_k^(l) − w^(l)‖ up (L numbers); the n clients with the largest δ_kl send layer l.
 
-    Every client of the round trains, and its delta lives until all divergences are known.
+    Every client of the round trains, and its delta is kept until all divergences are known.
 
     Attributes:
-        groups: what a layer is: `layer`, `tensor`, or names of parameters by the layer's name (`lightning_fl.groups`).
-        broadcast: to whom the model is charged, the K `selected` clients or `all` N of the federation, as the paper has it.
+        groups: definition of a layer: `layer`, `tensor`, or a map from layers to names of parameters (`lightning_fl.groups`).
+        broadcast: clients that the model is charged to, the K `selected` or `all` N of the federation, as in the paper.
     """
 
     groups: Groups = "layer"
@@ -37,15 +37,15 @@ class LayerDivergence(LayerChoice):
         )
 
     def recipients(self, cohort: Sequence[int], setting: Setting) -> Sequence[int]:
-        """The cohort or everyone."""
+        """Return the cohort, or all clients."""
         return cohort if self.broadcast == "selected" else range(setting.num_clients)
 
     def layers(self, setting: Setting) -> tuple[Group, ...]:
-        """As `groups` says."""
+        """Return the layers that `groups` defines."""
         return resolve(self.groups, setting.groups, setting.layout, setting.buffer_layout)
 
     def score(self, result: Result, layers: tuple[Group, ...], channel: Channel) -> Tensor:
-        """The divergences, which the client reports."""
+        """Return the divergences, which the client sends."""
         delta = result.message["model"]
         divergence = norms(layers, delta, channel.setting.layout).to(delta.dtype)
         return channel.send_up(result.client, {"scalars/divergence": divergence})["scalars/divergence"]

@@ -1,4 +1,4 @@
-"""Every selected client uploads once."""
+"""Let every selected client upload once."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from lightning_fl.slots import Channel, Exchange, Result, Upload
 
 @dataclass(frozen=True)
 class OneShot(Exchange):
-    """One turn: each result is sent up whole, as soon as it is there."""
+    """Send each result up whole in one turn, as soon as it is ready."""
 
     sends_whole = True
 
     def collect(self, results: Iterable[Result], channel: Channel) -> Iterator[Upload]:
-        """Streams: only one result is alive at a time."""
+        """Stream the uploads: only one result is in memory at a time."""
         for result in results:
             yield Upload(result, channel.send_up(result.client, result.message))

@@ -20,18 +20,18 @@ SCORES = ("delta", "magnitude")
 
 @dataclass(frozen=True)
 class PrunedUnits(Exchange):
-    """Each client sends the units of its model with the highest scores, and a bit for every unit.
+    """Send the units of each client's model with the highest scores, and one bit for every unit.
 
     A unit is an output channel or neuron of a layer: its row of weights, its bias and its part of the BatchNorm. Its score is
-    ‖Δ_unit‖₂ / √(numbers in it). Units are kept in descending order over the whole model until one more would make it more
-    than keep · d numbers; the best unit of each layer is kept in any case and counts. Results are sent as they come. A client
-    whose delta is not finite sends nothing and is rejected.
+    ‖Δ_unit‖₂ / √(numbers in it). Units are kept in descending order over the whole model until the next would exceed keep · d
+    numbers; the best unit of each layer is always kept and counts. Results are sent as they arrive. A client whose delta is not
+    finite sends nothing and is rejected.
 
     Attributes:
         keep: share of the parameters that is sent, in (0, 1]; 1 is FedAvg.
-        score: of the change (`delta`) or of the trained weights themselves (`magnitude`).
+        score: score units by their change (`delta`) or by their trained weights (`magnitude`).
         per_layer: keep the same share of each layer instead.
-        groups: what a layer is: `layer`, `tensor`, or names of parameters by the layer's name (`lightning_fl.groups`).
+        groups: definition of a layer: `layer`, `tensor`, or a map from layers to names of parameters (`lightning_fl.groups`).
         print_groups: print the layers before the first round, as a map that `groups` takes.
     """
 
@@ -47,13 +47,13 @@ class PrunedUnits(Exchange):
         require(self.score in SCORES, f"score {self.score!r} is unknown; {nearest(self.score, SCORES)}.")
 
     def check(self, setting: Setting, cohort_size: int) -> None:
-        """The groups hold every parameter once."""
+        """Raise `UserError` if the groups do not contain every parameter once; print the layers if asked."""
         layers = self._layers(setting)
         if self.print_groups:
             rank_zero_only(print)(as_yaml(layers), flush=True)
 
     def collect(self, results: Iterable[Result], channel: Channel) -> Iterator[Upload]:
-        """Streams: only one result is alive at a time."""
+        """Stream the uploads: only one result is in memory at a time."""
         layers = self._layers(channel.setting)
         sizes = [group.num_units(channel.setting.layout) for group in layers]
         for result in results:
@@ -71,7 +71,7 @@ class PrunedUnits(Exchange):
         return resolve(self.groups, setting.groups, setting.layout, setting.buffer_layout)
 
     def _keep(self, result: Result, layers: tuple[Group, ...], channel: Channel) -> list[Tensor]:
-        """For each layer which units (c_l,) the client sends."""
+        """Return bools (c_l,) for each layer, True for the units that the client sends."""
         layout = channel.setting.layout
         scored = result.message["model"]
         if self.score == "magnitude":
@@ -92,14 +92,14 @@ class PrunedUnits(Exchange):
 
 
 def fill(scores: list[Tensor], sizes: list[int], budget: float) -> list[Tensor]:
-    """Which units are kept: the best of each layer, then in descending order until one more would exceed the budget.
+    """Mark the units to keep: the best of each layer, then in descending order until the next would exceed the budget.
 
-    Of the example's units 5.0 and 4.0 are the best of their layers; 3.0 comes next, is too large, and ends it.
+    In the example, 5.0 and 4.0 are the best of their layers; 3.0 comes next, exceeds the budget and ends the selection.
 
     Args:
-        scores: of each layer's units (c_l,); of equal ones the earlier unit comes first.
-        sizes: numbers in a unit of each layer.
-        budget: numbers that may be kept.
+        scores: scores (c_l,) of each layer's units; of equal ones the earlier unit comes first.
+        sizes: count of numbers in a unit of each layer.
+        budget: count of numbers that may be kept.
 
     >>> fill([torch.tensor([3.0, 5.0]), torch.tensor([1.0, 2.0, 4.0])], sizes=[10, 1], budget=12)
     [tensor([False,  True]), tensor([False, False,  True])]
@@ -108,7 +108,7 @@ def fill(scores: list[Tensor], sizes: list[int], budget: float) -> list[Tensor]:
     size = torch.cat([torch.full_like(own, numbers) for own, numbers in zip(scores, sizes, strict=True)])
     first = torch.cat([torch.arange(len(own), device=own.device) == own.argmax() for own in scores])
     order = joined.masked_fill(first, torch.inf).argsort(descending=True, stable=True)
-    within = size[order].cumsum(0) <= budget + 1e-6  # budget is a product of floats
+    within = size[order].cumsum(0) <= budget + 1e-6  # tolerance, as budget is a product of floats
     kept = first.clone()
     kept[order] |= within
     return list(kept.split([len(own) for own in scores]))

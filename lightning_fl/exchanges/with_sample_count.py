@@ -1,4 +1,4 @@
-"""Every selected client uploads once and says how many samples it has (FedNova; Wang et al., NeurIPS 2020)."""
+"""Let every selected client upload once, with its number of samples (FedNova; Wang et al., NeurIPS 2020)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from lightning_fl.slots import Channel, Exchange, Result, Upload
 
 @dataclass(frozen=True)
 class WithSampleCount(Exchange):
-    """One turn: each result is sent up whole with n_k, an integer of 32 bits, as soon as it is there."""
+    """Send each result up whole with n_k, an integer of 32 bits, in one turn, as soon as it is ready."""
 
     sends_whole = True
 
     def collect(self, results: Iterable[Result], channel: Channel) -> Iterator[Upload]:
-        """Streams: only one result is alive at a time."""
+        """Stream the uploads: only one result is in memory at a time."""
         for result in results:
             count = torch.tensor([int(result.weight)], dtype=torch.int32)
             yield Upload(result, channel.send_up(result.client, {**result.message, "scalars/samples": count}))

@@ -1,9 +1,9 @@
-"""Adam on the clients, as FedAdam-SSM has it (section 2 there): no bias correction, ε inside the root.
+"""Adam on the clients, as in section 2 of FedAdam-SSM: no bias correction, ε inside the root.
 
 m ← β₁m + (1 − β₁)g;  v ← β₂v + (1 − β₂)g²;  y ← y − η m / √(v + ε)
 
 `torch.optim.Adam` corrects the bias and adds ε outside the root, so the three lines are written out here. The rules differ in
-where m and v come from and where they go.
+the source of m and v and in their upload.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ RATE = "scalars/learning_rate"
 
 @dataclass(frozen=True)
 class SharedAdam(Rule):
-    """Starts from the server's moments and reports how they and the model have changed (FedAdam).
+    """Start from the server's moments, and send the changes of the moments and of the model (FedAdam).
 
     Attributes:
-        beta1: β₁ in [0, 1), of the first moment.
-        beta2: β₂ in [0, 1), of the second moment.
+        beta1: decay β₁ of the first moment, in [0, 1).
+        beta2: decay β₂ of the second moment, in [0, 1).
         epsilon: ε > 0, added to the second moment inside the root.
     """
 
@@ -41,16 +41,16 @@ class SharedAdam(Rule):
         _check(self.beta1, self.beta2, self.epsilon)
 
     def start(self, local: LocalTraining) -> None:
-        """(m, v) = the server's."""
+        """Set (m, v) to the server's moments."""
         local.memory["first"] = _own(local.received[FIRST], local.params)
         local.memory["second"] = _own(local.received[SECOND], local.params)
 
     def step(self, local: LocalTraining) -> None:
-        """One step of Adam."""
+        """Take one step of Adam."""
         _adam_step(local, self.beta1, self.beta2, self.epsilon)
 
     def finish(self, local: LocalTraining) -> Message:
-        """The changes of w, m and v."""
+        """Return the changes of w, m and v."""
         return {
             "model": local.params - local.received["model"],
             FIRST: local.memory["first"] - local.received[FIRST],
@@ -60,11 +60,11 @@ class SharedAdam(Rule):
 
 @dataclass(frozen=True)
 class LocalAdam(Rule):
-    """Keeps its moments from round to round and reports the model alone (Efficient-Adam).
+    """Keep the moments on the client from round to round, and send the model alone (Efficient-Adam).
 
     Attributes:
-        beta1: β₁ in [0, 1), of the first moment.
-        beta2: β₂ in [0, 1), of the second moment.
+        beta1: decay β₁ of the first moment, in [0, 1).
+        beta2: decay β₂ of the second moment, in [0, 1).
         epsilon: ε > 0, added to the second moment inside the root.
     """
 
@@ -77,38 +77,38 @@ class LocalAdam(Rule):
         _check(self.beta1, self.beta2, self.epsilon)
 
     def init(self, params: Tensor) -> State:
-        """(m, v) = 0 for a client that takes part for the first time."""
+        """Return (m, v) = 0 for a client that takes part for the first time."""
         return {"first": torch.zeros_like(params), "second": torch.zeros_like(params)}
 
     def start(self, local: LocalTraining) -> None:
-        """(m, v) = those of the client's last round."""
+        """Set (m, v) to those of the client's last round."""
         for name in ("first", "second"):
             local.memory[name] = _own(local.state[name], local.params)
 
     def step(self, local: LocalTraining) -> None:
-        """One step of Adam."""
+        """Take one step of Adam."""
         _adam_step(local, self.beta1, self.beta2, self.epsilon)
 
     def finish(self, local: LocalTraining) -> Message:
-        """The change of w; (m, v) stay here."""
+        """Return the change of w; (m, v) stay on the client."""
         local.state = {name: local.memory[name] for name in ("first", "second")}
         return {"model": local.params - local.received["model"]}
 
 
 @dataclass(frozen=True)
 class WarmedUpAdam(Rule):
-    """FedAdam for a number of rounds, then momentum scaled by the second moment of that time (1-bit Adam).
+    """Run FedAdam for the warm-up rounds, then momentum scaled by the second moment V of their end (1-bit Adam).
 
-    From then on, with V fixed:  m ← β₁m + (1 − β₁)g;  y ← y − η m / √(V + ε), starting from the server's momentum; the upload is
-    the mean momentum of the round, u = √(V + ε)(w − y) / Σ η = Σ η m / Σ η, which is m after a single step.
+    After the warm-up, with V fixed:  m ← β₁m + (1 − β₁)g;  y ← y − η m / √(V + ε), starting from the server's momentum. The
+    upload is the mean momentum of the round, u = √(V + ε)(w − y) / Σ η = Σ η m / Σ η, which is m after a single step.
 
     Attributes:
-        beta1: β₁ in [0, 1), of the first moment.
-        beta2: β₂ in [0, 1), of the second moment.
+        beta1: decay β₁ of the first moment, in [0, 1).
+        beta2: decay β₂ of the second moment, in [0, 1).
         epsilon: ε > 0, added to the second moment inside the root.
         warmup: T_w, the rounds of FedAdam: a count, or a fraction of the run's rounds.
-        momentum_mask: leave a coordinate alone whose second moment is zero, that is, which had no gradient in the warm-up. One
-            bit cannot say zero, and such a coordinate is divided by no more than √ε.
+        momentum_mask: leave coordinates unchanged whose second moment is zero, that is, which had no gradient in the warm-up.
+            One bit cannot encode zero, and such a coordinate would be divided by √ε only.
     """
 
     own_step = True
@@ -124,7 +124,7 @@ class WarmedUpAdam(Rule):
         _check(self.beta1, self.beta2, self.epsilon)
 
     def start(self, local: LocalTraining) -> None:
-        """(m, v) = the server's; after the warm-up also the scale 1 / √(V + ε) and Σ η m = 0."""
+        """Set (m, v) to the server's; after the warm-up also set the scale 1 / √(V + ε) and Σ η m = 0."""
         name = MOMENTUM if MOMENTUM in local.received else FIRST
         local.memory["first"] = _own(local.received[name], local.params)
         local.memory["second"] = _own(local.received[SECOND], local.params)
@@ -138,7 +138,7 @@ class WarmedUpAdam(Rule):
             local.memory["path"] = torch.zeros_like(local.params)
 
     def step(self, local: LocalTraining) -> None:
-        """One step of Adam, or of momentum with the fixed scale."""
+        """Take one step of Adam, or of momentum with the fixed scale."""
         if "scale" not in local.memory:
             _adam_step(local, self.beta1, self.beta2, self.epsilon)
             return
@@ -148,7 +148,7 @@ class WarmedUpAdam(Rule):
         local.params.sub_(moved * local.memory["scale"])
 
     def finish(self, local: LocalTraining) -> Message:
-        """The changes of w, m and v; after the warm-up the mean momentum, and Σ η, which both sides know."""
+        """Return the changes of w, m and v; after the warm-up the mean momentum, and Σ η, which both sides know."""
         if "scale" not in local.memory:
             return {
                 "model": local.params - local.received["model"],
@@ -163,7 +163,7 @@ class WarmedUpAdam(Rule):
         return {MOMENTUM: mean, RATE: total}
 
     def _is_warm(self, local: LocalTraining) -> bool:
-        """Once begun, compression goes on, also in a run that is made longer when it is resumed."""
+        """True after the warm-up; compression that has begun continues in a run that is resumed with more rounds."""
         return MOMENTUM in local.received or local.setting.round >= local.setting.num_rounds_of(self.warmup)
 
 
@@ -174,7 +174,7 @@ def _check(beta1: float, beta2: float, epsilon: float) -> None:
 
 
 def _own(vector: Tensor, params: Tensor) -> Tensor:
-    """A copy (…, d) that may be changed in place, where the parameters are and shaped like them."""
+    """Return a copy (…, d) to change in place, with the shape, dtype and device of the parameters."""
     return torch.empty_like(params).copy_(vector)
 
 

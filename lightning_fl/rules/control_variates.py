@@ -16,11 +16,11 @@ CONTROL = "moments/control"
 class ControlVariates(Rule):
     """y ← y − η(g − c_k + c);  c_k⁺ = c_k − c + (w − y)/Σ_s η_s;  sends y − w and c_k⁺ − c_k.
 
-    The paper's option II. c_k stays with the client from round to round and is zero at its first time; a client whose upload is
-    not accepted keeps the one it had. Σ_s η_s is the sum of the learning rates of all steps, τη where η is constant. A
-    coordinate that was not trained (its Σ_s η_s is 0) tells nothing, and c_k stays as it is there.
+    The paper's option II. c_k stays with the client from round to round and starts at zero; a client whose upload is not
+    accepted keeps its earlier c_k. Σ_s η_s is the sum of the learning rates of all steps, τη where η is constant. c_k does not
+    change in a coordinate that was not trained (its Σ_s η_s is 0).
 
-    The steps are plain SGD's, weight decay being part of g: with heavy-ball momentum ρ the estimate (w − y)/Σ_s η_s would be
+    The steps are plain SGD's, and g includes weight decay: with heavy-ball momentum ρ the estimate (w − y)/Σ_s η_s would be
     about 1/(1 − ρ) times too large.
     """
 
@@ -33,23 +33,23 @@ class ControlVariates(Rule):
     sends = frozenset({CONTROL})
 
     def init(self, params: Tensor) -> State:
-        """c_k = 0."""
+        """Return c_k = 0."""
         return {"control": torch.zeros_like(params)}
 
     def start(self, local: LocalTraining) -> None:
-        """c − c_k, which is the same in all steps."""
+        """Compute c − c_k, which is the same in all steps."""
         local.memory["correction"] = local.received[CONTROL] - local.state["control"]
 
     def correct(self, local: LocalTraining) -> None:
-        """g ← g − c_k + c."""
+        """Correct the gradient: g ← g − c_k + c."""
         local.gradient.add_(local.memory["correction"])
 
     def step(self, local: LocalTraining) -> None:
-        """y ← y − ηg."""
+        """Take a step of SGD: y ← y − ηg."""
         local.params.sub_(local.gradient * local.learning_rate)
 
     def finish(self, local: LocalTraining) -> Message:
-        """y − w and c_k⁺ − c_k; the client goes on with c_k⁺."""
+        """Return y − w and c_k⁺ − c_k; the client keeps c_k⁺."""
         delta = local.params - local.received["model"]
         total = torch.as_tensor(local.sum_learning_rate, dtype=delta.dtype, device=delta.device)
         change = torch.where(total > 0, -local.received[CONTROL] - delta / total, 0.0)

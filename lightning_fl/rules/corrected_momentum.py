@@ -12,13 +12,13 @@ from lightning_fl.slots import MEAN_GRADIENT, Gradients, LocalTraining, Rule
 class CorrectedMomentum(Rule):
     """g ← g(y) − g(w) + Σ_k p_k ∇F_k(w), both g of the same minibatch;  y ← y − η(βm + (1 − β)g);  sends y − w.
 
-    m is the server's and stays as it is. The sum is over the clients of this very round, at the model w that they received: at
-    y = w every client's step is the cohort's full gradient step, which the mean of an earlier round, of other clients at another
-    model, would not make it. So before they train they send ∇F_k(w), which the server needs for m anyway, and receive the
-    mean. The paper's Algorithm 1 and google/fedjax have it so.
+    m is the server's and stays fixed during local training. The sum is over the clients of this round, at the model w that they
+    received, so that at y = w every client's step is the cohort's full gradient step. The mean of an earlier round, from other
+    clients at another model, would not achieve this. So before training, clients send ∇F_k(w), which the server also needs for
+    m, and receive the mean, as in the paper's Algorithm 1 and google/fedjax.
 
-    Random numbers that the module draws, as dropout does, are the same in both gradients. Weight decay is a part of each, and
-    each is clipped by itself where the trainer clips.
+    The module's random numbers, such as dropout's, are the same in both gradients. Both include weight decay, and if the
+    trainer clips, each is clipped on its own.
 
     Attributes:
         beta: β in [0, 1).
@@ -33,10 +33,10 @@ class CorrectedMomentum(Rule):
         require(0 <= self.beta < 1, f"the client momentum must lie in [0, 1), got {self.beta}.")
 
     def correct(self, local: LocalTraining) -> None:
-        """g ← g(y) − g(w) + Σ_k p_k ∇F_k(w)."""
+        """Correct the gradient: g ← g(y) − g(w) + Σ_k p_k ∇F_k(w)."""
         local.gradient.add_(local.received[MEAN_GRADIENT] - local.gradient_at_received)
 
     def step(self, local: LocalTraining) -> None:
-        """y ← y − η(βm + (1 − β)g)."""
+        """Take a step: y ← y − η(βm + (1 − β)g)."""
         direction = self.beta * local.received["moments/momentum"] + (1 - self.beta) * local.gradient
         local.params.sub_(direction * local.learning_rate)

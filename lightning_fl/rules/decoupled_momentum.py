@@ -22,12 +22,13 @@ class DecoupledMomentum(Rule):
     `frozen`: u = βm + (1 − β)g;  y ← y − ηu;  sends y − w and the mean of the u's minus m.
 
     The sum P of the directions that the paper sends is (w − y)/η. In the last r rounds g is the gradient on all of the client's
-    samples in every local step, of which there are as many as ever: as the paper's abstract has it, full batches at the end.
+    samples in every local step, and the number of steps is unchanged: full batches at the end, as in the paper's abstract.
 
     Attributes:
         beta: β in [0, 1); 0 is plain SGD. Default of the papers: 0.9.
-        variant: whether the momentum moves with the local steps, as in centralised SGD with momentum, or stays the federation's.
-        full_batch_last: r, at least 0.
+        variant: `evolving` updates the momentum in every local step, as in centralised SGD with momentum; `frozen` keeps the
+            federation's.
+        full_batch_last: r, number of last rounds with full batches, at least 0.
     """
 
     own_step = True
@@ -45,19 +46,19 @@ class DecoupledMomentum(Rule):
         last = self.full_batch_last
         require(
             isinstance(last, int) and not isinstance(last, bool) and last >= 0,
-            f"full_batch_last is a number of rounds, a whole number of at least 0, got {last}.",
+            f"full_batch_last must be a whole number of rounds, at least 0, got {last}.",
         )
 
     def takes_full_batches(self, setting: Setting) -> bool:
-        """In the last r rounds."""
+        """True in the last r rounds."""
         return setting.round >= setting.num_rounds - self.full_batch_last
 
     def start(self, local: LocalTraining) -> None:
-        """v = m, kept as v − m; likewise the sum of u − m."""
+        """Set v = m, stored as v − m = 0; `frozen` stores the sum of u − m."""
         local.memory["drift"] = torch.zeros_like(local.params)
 
     def step(self, local: LocalTraining) -> None:
-        """One step along v or u."""
+        """Take one step along v or u."""
         momentum, drift = local.received["moments/momentum"], local.memory["drift"]
         if self.variant == "evolving":
             # v − m ← β(v − m) + (1 − β)(g − m)
@@ -69,6 +70,6 @@ class DecoupledMomentum(Rule):
             local.params.sub_((momentum + change) * local.learning_rate)
 
     def finish(self, local: LocalTraining) -> Message:
-        """y − w, and v − m or the mean of u − m."""
+        """Return y − w, and v − m or the mean of u − m."""
         steps = 1 if self.variant == "evolving" else max(local.num_steps, 1)
         return {**super().finish(local), "moments/momentum": local.memory["drift"] / steps}

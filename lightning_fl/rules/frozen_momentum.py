@@ -12,7 +12,7 @@ from lightning_fl.slots import MEAN_GRADIENT, Gradients, LocalTraining, Message,
 class FrozenMomentum(Rule):
     """y ← y − η(βm + (1 − β)g);  sends y − w and ∇F_k(w).
 
-    m is the server's and stays as it is; ∇F_k(w) is the gradient on all the client's samples at the received model.
+    m is the server's and stays fixed; ∇F_k(w) is the gradient on all the client's samples at the received model.
 
     Attributes:
         beta: β in [0, 1); 0 is plain SGD.
@@ -28,10 +28,10 @@ class FrozenMomentum(Rule):
         require(0 <= self.beta < 1, f"the client momentum must lie in [0, 1), got {self.beta}.")
 
     def step(self, local: LocalTraining) -> None:
-        """y ← y − η(βm + (1 − β)g)."""
+        """Take a step: y ← y − η(βm + (1 − β)g)."""
         direction = self.beta * local.received["moments/momentum"] + (1 - self.beta) * local.gradient
         local.params.sub_(direction * local.learning_rate)
 
     def finish(self, local: LocalTraining) -> Message:
-        """y − w and ∇F_k(w)."""
+        """Return y − w and ∇F_k(w)."""
         return {**super().finish(local), MEAN_GRADIENT: local.full_gradient}

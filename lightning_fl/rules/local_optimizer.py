@@ -9,6 +9,6 @@ from lightning_fl.slots import Gradients, Rule
 
 @dataclass(frozen=True)
 class LocalOptimizer(Rule):
-    """y ← y − η g by whatever `configure_optimizers` returns, its state (momentum, moments) fresh in every round."""
+    """y ← y − η g by the optimiser of `configure_optimizers`, whose state (momentum, moments) starts anew in every round."""
 
     reads = Gradients.NONE

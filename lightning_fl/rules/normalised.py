@@ -16,20 +16,20 @@ NORMALISER = "scalars/normaliser"
 
 @dataclass(frozen=True)
 class Normalised(Rule):
-    """Trains with the module's own optimiser and reports y − w and a_k, how long its steps were together in units of η.
+    """Train with the module's own optimiser, and send y − w and a_k, the total length of the steps in units of η.
 
-    a_k is how far y would be from w, in units of η, had every gradient been 1:
+    a_k is the distance of y from w, in units of η, if every gradient were 1:
 
         v ← ρv + 1 − ημ a;  a ← a + v
 
     τ_k for plain SGD, [τ_k − ρ(1 − ρ^τ_k)/(1 − ρ)]/(1 − ρ) with heavy-ball momentum ρ, a ← (1 − ημ)a + 1 with the proximal term.
     ρ is that of the module's `torch.optim.SGD`; with any other optimiser, such as Adam, a_k counts the steps. Schedules inside a
-    round do not change a_k where μ = 0: y − w has the learning rates in it, and equal schedules cancel.
+    round do not change a_k where μ = 0: y − w includes the learning rates, and equal schedules cancel.
 
-    A client with nothing to divide by, which made no step or whose ημ is far too large, sends NaN: its upload is rejected.
+    A client whose a_k is not positive, because it made no step or ημ is far too large, sends NaN: its upload is rejected.
 
     Attributes:
-        mu: μ ≥ 0, adds μ(y − w) to the gradient as FedProx does. Where learning rates differ between parameters, a_k has the
+        mu: μ ≥ 0, adds μ(y − w) to the gradient as FedProx does. If parameters have different learning rates, a_k uses the
             largest.
     """
 
@@ -40,7 +40,7 @@ class Normalised(Rule):
         require(self.mu >= 0, f"mu is the weight of the proximal term and must be at least 0, got {self.mu}.")
 
     def check(self, setting: Setting) -> None:
-        """The momentum must be one whose a_k is known."""
+        """Raise `UserError` if a_k is not known for the module's momentum."""
         require(
             setting.momentum is not None,
             "FedNova's normaliser is known for torch.optim.SGD with one momentum, without dampening and nesterov; the "
@@ -49,16 +49,16 @@ class Normalised(Rule):
         )
 
     def start(self, local: LocalTraining) -> None:
-        """v = a = 0; the clients of a stack make their steps together, so they share them."""
+        """Set v = a = 0; the clients of a stack step together, so they share v and a."""
         local.memory["velocity"] = local.memory["normaliser"] = torch.zeros(1, dtype=torch.float64)
 
     def correct(self, local: LocalTraining) -> None:
-        """g ← g + μ(y − w)."""
+        """Add the proximal term: g ← g + μ(y − w)."""
         if self.mu:
             local.gradient.add_(local.params - local.received["model"], alpha=self.mu)
 
     def step(self, local: LocalTraining) -> None:
-        """The optimiser's step, and its length."""
+        """Take the optimiser's step, and add its length to a."""
         local.optimizer_step()
         pull = 0.0
         if self.mu:
@@ -69,7 +69,7 @@ class Normalised(Rule):
         local.memory |= {"velocity": velocity, "normaliser": normaliser + velocity}
 
     def finish(self, local: LocalTraining) -> Message:
-        """y − w and a_k (1,), which takes at least the 32 bits that hold a count of steps."""
+        """Return y − w and a_k (1,), which has at least 32 bits, enough for a count of steps."""
         normaliser = local.memory["normaliser"]
         normaliser = torch.where(normaliser > 0, normaliser, nan)
         normaliser = normaliser.to(local.params.device, torch.promote_types(local.params.dtype, torch.float32))

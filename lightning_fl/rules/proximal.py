@@ -10,10 +10,10 @@ from lightning_fl.slots import LocalTraining, Rule
 
 @dataclass(frozen=True)
 class Proximal(Rule):
-    """Adds μ(y − w) to the gradient, that is (μ/2)‖y − w‖² to the loss; then the module's own optimiser steps.
+    """Add μ(y − w) to the gradient, that is (μ/2)‖y − w‖² to the loss, before each step of the module's own optimiser.
 
     Attributes:
-        mu: μ ≥ 0, weight of the pull towards the received model w; 0 is FedAvg. Default of the authors' code: 0.001.
+        mu: weight μ ≥ 0 of the proximal term; 0 is FedAvg. Default of the authors' code: 0.001.
     """
 
     mu: float = 0.001
@@ -22,5 +22,5 @@ class Proximal(Rule):
         require(self.mu >= 0, f"mu is the weight of FedProx's proximal term and must be at least 0, got {self.mu}.")
 
     def correct(self, local: LocalTraining) -> None:
-        """g ← g + μ(y − w)."""
+        """Add the proximal term: g ← g + μ(y − w)."""
         local.gradient.add_(local.params - local.received["model"], alpha=self.mu)

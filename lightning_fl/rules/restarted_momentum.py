@@ -14,7 +14,7 @@ from lightning_fl.slots import LocalTraining, Rule
 class RestartedMomentum(Rule):
     """v ← βv + (1 − β)g;  y ← y − ηv;  v = 0 at the start of every round.
 
-    Unlike `torch.optim.SGD(momentum=β, dampening=1 − β)`, whose first step sets v = g.
+    Differs from `torch.optim.SGD(momentum=β, dampening=1 − β)`, whose first step sets v = g.
 
     Attributes:
         beta: β in [0, 1); 0 is plain SGD. Default of the paper's code: 0.9.
@@ -27,10 +27,10 @@ class RestartedMomentum(Rule):
         require(0 <= self.beta < 1, f"the client momentum must lie in [0, 1), got {self.beta}.")
 
     def start(self, local: LocalTraining) -> None:
-        """v = 0."""
+        """Set v = 0."""
         local.memory["velocity"] = torch.zeros_like(local.params)
 
     def step(self, local: LocalTraining) -> None:
-        """v ← βv + (1 − β)g;  y ← y − ηv."""
+        """Take a step: v ← βv + (1 − β)g;  y ← y − ηv."""
         velocity = local.memory["velocity"].mul_(self.beta).add_(local.gradient, alpha=1 - self.beta)
         local.params.sub_(velocity * local.learning_rate)

@@ -15,13 +15,13 @@ IMPORTANCE = "scalars/importance"
 
 @dataclass(frozen=True)
 class SquaredGradients(Rule):
-    """Trains with the module's own optimiser;  G = Σ_steps g;  Z_k ← Z_k + G² · (samples read).
+    """Train with the module's own optimiser;  G = Σ_steps g;  Z_k ← Z_k + G² · (samples read).
 
-    Z_k stays with the client. In every `interval`-th round it goes up whole, q·d bits, and begins at 0 again once the server has
-    accepted it. The gradients are dense: those of parameters outside the pruning mask, at the value 0, count like the others.
+    Z_k stays with the client. In every `interval`-th round the client sends it whole, q·d bits, and it restarts at 0 once the
+    server has accepted it. The gradients are dense: parameters outside the pruning mask, whose value is 0, count like the others.
 
     Attributes:
-        interval: rounds from one Z_k that goes up to the next; None: never, and there is no Z_k.
+        interval: rounds from one upload of Z_k to the next, at least 1; None: no Z_k at all.
         each_step: Z_k ← Z_k + Σ_steps g² instead, as PruneFL's server does on samples of its own.
     """
 
@@ -35,21 +35,21 @@ class SquaredGradients(Rule):
         require(given is None or given >= 1, f"the interval of rounds must be at least 1, got {given}.")
 
     def init(self, params: Tensor) -> State:
-        """Z_k = 0."""
+        """Return Z_k = 0."""
         return {"importance": torch.zeros_like(params)} if self.interval else {}
 
     def start(self, local: LocalTraining) -> None:
-        """G = 0."""
+        """Set G = 0."""
         if self.interval:
             local.memory["sum"] = torch.zeros_like(local.params)
 
     def observe(self, local: LocalTraining) -> None:
-        """G ← G + g."""
+        """Add the gradient: G ← G + g."""
         if self.interval:
             local.memory["sum"].add_(local.gradient.square() if self.each_step else local.gradient)
 
     def finish(self, local: LocalTraining) -> Message:
-        """y − w, and Z_k where it is time."""
+        """Return y − w, and Z_k when it is due."""
         message = super().finish(local)
         if self.interval:
             found = local.memory["sum"]

@@ -1,4 +1,4 @@
-"""Small weights of convolutions set to 0 now and then, as in FedDP's released code (Yu et al., CCGrid 2023)."""
+"""Set small weights of convolutions to 0 after every pass, as in FedDP's released code (Yu et al., CCGrid 2023)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from lightning_fl.slots import LocalTraining, Message, Rule, Setting, State
 
 @dataclass(frozen=True)
 class Thresholded(Rule):
-    """Another rule, after whose every pass over the client's samples w ← w ⊙ (|w| > threshold) for the convolutions' weights.
+    """Follow another rule; after every pass over the client's samples, w ← w ⊙ (|w| > threshold) for convolutions' weights.
 
-    No mask is kept, so that weights may grow again.
+    No mask is kept, so weights may grow again.
 
     Attributes:
-        inner: what the client does otherwise.
+        inner: the other rule.
         threshold: largest magnitude that is set to 0, at least 0.
     """
 
@@ -31,7 +31,7 @@ class Thresholded(Rule):
             object.__setattr__(self, name, getattr(self.inner, name))
 
     def check(self, setting: Setting) -> None:
-        """There must be convolutions."""
+        """Check the inner rule, and raise `UserError` if the network has no convolution."""
         self.inner.check(setting)
         require(
             any(len(shape) > 2 for shape in setting.layout.shapes),
@@ -39,30 +39,30 @@ class Thresholded(Rule):
         )
 
     def takes_full_batches(self, setting: Setting) -> bool:
-        """Where the other rule does; every step is the end of a pass then."""
+        """True if the inner rule takes full batches; then every step ends a pass."""
         return self.inner.takes_full_batches(setting)
 
     def init(self, params: Tensor) -> State:
-        """The other rule's."""
+        """Return the inner rule's state."""
         return self.inner.init(params)
 
     def start(self, local: LocalTraining) -> None:
-        """Find the convolutions."""
+        """Start the inner rule, and find the convolutions."""
         self.inner.start(local)
         layout = local.setting.layout
         chosen = [torch.full((size,), len(shape) > 2) for size, shape in zip(layout.sizes, layout.shapes, strict=True)]
         local.memory["convolutions"] = torch.cat(chosen).to(local.params.device)
 
     def observe(self, local: LocalTraining) -> None:
-        """The other rule's."""
+        """Let the inner rule observe the gradient."""
         self.inner.observe(local)
 
     def correct(self, local: LocalTraining) -> None:
-        """The other rule's."""
+        """Let the inner rule correct the gradient."""
         self.inner.correct(local)
 
     def step(self, local: LocalTraining) -> None:
-        """The other rule's step; at the end of a pass small weights go."""
+        """Take the inner rule's step; at the end of a pass, set small weights to 0."""
         self.inner.step(local)
         at_end = (local.num_steps + 1) % local.steps_in_pass == 0
         if at_end is not False:
@@ -70,5 +70,5 @@ class Thresholded(Rule):
             local.params.masked_fill_(small & local.memory["convolutions"] & at_end, 0.0)
 
     def finish(self, local: LocalTraining) -> Message:
-        """The other rule's."""
+        """Return the inner rule's upload."""
         return self.inner.finish(local)

@@ -1,4 +1,4 @@
-"""The server takes the mean of the uploads (FedAvg)."""
+"""Apply the mean of the uploads to the model (FedAvg)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Apply(Step):
         require(self.learning_rate > 0, f"the server learning rate must be positive, got {self.learning_rate}.")
 
     def __call__(self, turn: ServerTurn, state: State) -> State:
-        """Start the chain: the proposal is FedAvg's model, or a longer or shorter step towards it."""
+        """Start the chain: propose FedAvg's model, or a longer or shorter step towards it."""
         turn.proposal = turn.params.add(turn.merged["model"], alpha=self.learning_rate)
         if "buffers" in turn.merged:
             turn.proposed_buffers = turn.buffers + turn.merged["buffers"]

@@ -1,4 +1,4 @@
-"""The server's change goes through a lossy codec with error feedback (Efficient-Adam: Chen et al., 2022)."""
+"""Send the server's change through a lossy codec with error feedback (Efficient-Adam: Chen et al., 2022)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ CHANGE = "model/change"
 class Compress(Step):
     """y = proposal − w + e;  w ← w + C(y);  e ← y − C(y).
 
-    C(y) goes down with the next model. With the downlink `Followed(C)` nothing else costs anything. All that was ever sent, and
-    e, add up to all the changes that the steps before this one proposed. Buffers are left as proposed.
+    C(y) goes down with the next model; with the downlink `Followed(C)` the model itself costs no bits. Over all rounds,
+    Σ C(y) + e is the sum of the changes that the earlier steps proposed. Buffers are left as proposed.
 
     Attributes:
-        codec: C, lossy, and the same as inside the downlink.
+        codec: C, a lossy codec, the same as inside the downlink.
     """
 
     shares = frozenset({CHANGE})
@@ -32,15 +32,15 @@ class Compress(Step):
         )
 
     def changes_model(self) -> bool:
-        """It sends the change of the steps before."""
+        """False: it sends the change of the earlier steps."""
         return False
 
     def change_entry(self) -> tuple[str, Codec]:
-        """The change."""
+        """Return the name of the change, and its codec."""
         return CHANGE, self.codec
 
     def share(self, state: State) -> Message:
-        """C(y) of the last round, from the second round on."""
+        """Return C(y) of the last round, from the second round on."""
         return {CHANGE: state["change"]} if "change" in state else {}
 
     def __call__(self, turn: ServerTurn, state: State) -> State:

@@ -21,22 +21,22 @@ AVERAGES = ("logits", "probs")
 class Distillation(Step):
     """Adam on KL(t ‖ softmax(z(w)/T)), t = softmax(Σ_k z_k / KT), over minibatches of the server's inputs.
 
-    z are logits of the student, which starts as the proposal, and z_k those of the clients' models, in evaluation mode. The
-    learning rate falls to 0 along a cosine. With validation samples, held out of the server's, the best of the models that were
-    validated is kept, else the last. Labels serve for this alone. The student's batch normalisation goes on with the statistics
-    of the server's inputs. Without server data the proposal stays.
+    z are the logits of the student, which starts as the proposal, and z_k those of the clients' models in evaluation mode. The
+    learning rate falls to 0 along a cosine. If some of the server's samples are held out for validation, the best validated
+    model is kept, else the last; labels are used for this only. The student's batch normalisation updates its statistics with
+    the server's inputs. Without server data the proposal stays.
 
     Reports `feddf/loss`, `feddf/steps` and, with validation, `feddf/accuracy`.
 
     Attributes:
-        max_steps: Adam steps, at least 0; the paper makes up to 10,000 a round.
-        batch_size: at least 1.
-        learning_rate: of Adam, above 0.
+        max_steps: Adam steps in a round, at least 0; the paper takes up to 10,000.
+        batch_size: samples in a minibatch, at least 1.
+        learning_rate: learning rate of Adam, above 0.
         temperature: T > 0.
-        average: what of the teachers is averaged, `logits` or `probs`.
+        average: average the teachers' `logits` or their `probs`.
         clip_norm: bound of the gradient's norm, above 0.
         val_fraction: share of the server's samples held out for validation, in [0, 1).
-        val_every_n_steps: at least 1.
+        val_every_n_steps: steps from one validation to the next, at least 1.
         patience: steps without improvement after which it stops, at least 1.
         freeze_batch_norm: keep the student in evaluation mode.
     """
@@ -67,7 +67,7 @@ class Distillation(Step):
         )
 
     def check(self, server: Server) -> None:
-        """Warn if there are no server data; the module must give logits, and an accuracy if there is validation."""
+        """Warn without server data; raise `UserError` if the module lacks logits, or an accuracy to validate with."""
         if not server.num_samples:
             rank_zero_warn("there are no server data, so the server distils nothing: give --data.server_fraction.")
         elif self.max_steps:
@@ -125,7 +125,7 @@ class Distillation(Step):
             turn.proposal, turn.proposed_buffers = student.detach(), buffers
 
     def _targets(self, turn: ServerTurn, rows: Tensor) -> Tensor:
-        """The ensemble's probabilities (rows, classes)."""
+        """Return the ensemble's probabilities (rows, classes)."""
         models = turn.params + turn.merged["members/model"]
         buffers = turn.merged.get("members/buffers")
         mean: Tensor | float = 0.0

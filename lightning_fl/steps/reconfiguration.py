@@ -20,36 +20,37 @@ ADJUSTMENTS_THAT_AGREE = 5
 
 @dataclass(frozen=True)
 class Reconfiguration(Step):
-    """Where clients have sent their Z_k:  Z = Σ_k Z_k;  μ ← the mask with the largest Γ = ΣZ / Σt;  w ← w ⊙ μ.
+    """Update the mask when clients send Z_k:  Z = Σ_k Z_k;  μ ← the mask with the largest Γ = ΣZ / Σt;  w ← w ⊙ μ.
 
-    Weights of convolutions and linear layers, all parameters with two axes or more, can be masked. Of each layer the ⌊f · kept⌋
-    smallest, f = shrink · ½^(round / half_life), may go, and all that are masked may come back, at the value 0. A weight of layer
-    l takes, with the layer's multiply-accumulates c_l of a sample,
+    Weights of convolutions and linear layers, all parameters with two axes or more, can be masked. In each layer the ⌊f · kept⌋
+    smallest, f = shrink · ½^(round / half_life), may be removed, and all masked ones may return, with the value 0. A weight of
+    layer l takes
 
         t_l = samples · seconds_per_mac · c_l / (weights of l) + 2q / bandwidth
 
-    seconds of a round, samples being what a client reads in it on average; the time of everything else is `fixed_share` of what
-    all weights take.
+    seconds of a round. c_l are the layer's multiply-accumulates per sample, and samples is the mean that a client reads in a
+    round. Everything else takes `fixed_share` of the time of all weights.
 
-    Before the first round the server trains on batches of its own, adding up Z ← Z + g² step by step. Once the accuracy on them
-    is start_accuracy / classes, looked at every tenth pass, it reconfigures after this pass and every `initial_interval`-th from
-    there, with f = shrink, until five times in a row the kept parameters have changed by no more than `tolerance`.
+    Before the first round the server trains on its own batches and adds Z ← Z + g² in every step. It measures the accuracy on
+    them every tenth pass. Once this is start_accuracy / classes, it reconfigures after this pass and every `initial_interval`-th
+    pass from there, with f = shrink, until the count of kept parameters changes by at most `tolerance` five times in a row.
 
-    Reports `prune/rate`, the share gone of the weights that can be masked, and `prune/kept`, the parameters that are left.
+    Reports `prune/rate`, the masked share of the weights that can be masked, and `prune/kept`, the count of kept parameters.
 
     Attributes:
-        rule: of the training before the first round, which sends Σ g².
-        shrink: in [0, 1).
-        half_life: of f, in rounds, above 0.
-        max_density: share of the weights that is kept at most, in (0, 1], beside those that cannot go; None: no bound.
-        seconds_per_mac: of a client that trains, three times those of a forward pass; at least 0.
-        bandwidth: of a client, bits in a second, above 0.
-        fixed_share: at least 0.
-        initial_passes: passes before the first round at the most; 0: none, the network starts whole.
-        initial_batches: of the server, in each pass; at least 1.
+        rule: rule of the training before the first round, which sends Σ g².
+        shrink: share of a layer's kept weights that may be removed at first, in [0, 1).
+        half_life: half-life of f in rounds, above 0.
+        max_density: largest kept share of the weights that can be masked, in (0, 1]; None: no bound.
+        seconds_per_mac: training time of a client per multiply-accumulate of the forward pass, in seconds, three times that of
+            the forward pass alone; at least 0.
+        bandwidth: bandwidth of a client in bits per second, above 0.
+        fixed_share: time of everything else as a share of the time of all weights, at least 0.
+        initial_passes: largest number of passes before the first round; 0: none, the network starts whole.
+        initial_batches: batches of the server in each pass, at least 1.
         initial_interval: passes from one reconfiguration to the next, at least 1.
-        start_accuracy: in units of what guessing gets, at least 0.
-        tolerance: at least 0.
+        start_accuracy: accuracy at which pruning starts, as a multiple of that of guessing, at least 0.
+        tolerance: largest relative change of the count of kept parameters that counts as stable, at least 0.
     """
 
     consumes = frozenset({IMPORTANCE})
@@ -68,7 +69,7 @@ class Reconfiguration(Step):
 
     def __post_init__(self) -> None:
         require(
-            0 <= self.shrink < 1, f"shrink is the share of a layer that may go and lies in [0, 1), got {self.shrink}."
+            0 <= self.shrink < 1, f"shrink is the share of a layer to remove and must lie in [0, 1), got {self.shrink}."
         )
         given = self.max_density
         require(given is None or 0 < given <= 1, f"max_density must lie in (0, 1], got {given}.")
@@ -80,26 +81,26 @@ class Reconfiguration(Step):
             require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}.")
 
     def rules(self) -> tuple[Rule, ...]:
-        """The server's."""
+        """Return the rule of the server, if it trains before the first round."""
         return (self.rule,) if self.initial_passes else ()
 
     def check(self, server: Server) -> None:
-        """The training before the first round needs samples, their classes and an accuracy."""
+        """Raise `UserError` if the training before the first round lacks samples, their classes or an accuracy."""
         if self.initial_passes:
             require(
                 server.num_samples > 0,
-                "PruneFL prunes on data of the server before the first round, and there are none: give --data.server_fraction, "
+                "PruneFL prunes on server data before the first round, and there are none: give --data.server_fraction, "
                 "for instance 0.05, with a --data.client_fraction that leaves room for them, or initial_passes 0.",
             )
             if not server.has_labels:
                 raise UserError(
-                    "PruneFL begins to prune when the server is better than a guess among the classes, which these data do not "
-                    "give (in targets, labels or tensors[1]): give initial_passes 0."
+                    "PruneFL starts to prune when the server is better than guessing among the classes, but these data have no "
+                    "classes (in targets, labels or tensors[1]): give initial_passes 0."
                 )
             server.try_accuracy()
 
     def prepare(self, turn: SetupTurn) -> None:
-        """The training before the first round."""
+        """Train and prune on the server before the first round."""
         server, kept, seen = turn.server, torch.ones_like(turn.params, dtype=torch.bool), turn.mask
         rows = slice(self.initial_batches * server.batch_size)
         importance = torch.zeros_like(turn.params)
@@ -133,7 +134,7 @@ class Reconfiguration(Step):
             )
 
     def __call__(self, turn: ServerTurn, state: State) -> State:
-        """Replace the mask, where it is time."""
+        """Replace the mask when clients have sent Z_k."""
         setting, prunable = turn.setting, _prunable(turn.setting, turn.params)
         kept = torch.ones_like(prunable) if turn.mask is None else turn.mask
         if IMPORTANCE in turn.merged:
@@ -149,7 +150,7 @@ class Reconfiguration(Step):
     def _reconfigured(
         self, setting: Setting, server: Server, weights: Tensor, kept: Tensor, importance: Tensor, share: float
     ) -> Tensor:
-        """The mask (d,) with the largest Γ."""
+        """Return the mask (d,) with the largest Γ."""
         prunable = _prunable(setting, weights)
         seconds = self._seconds(setting, server, weights)
         removable = smallest_kept(weights, kept, _layers(setting).values(), share)
@@ -168,7 +169,7 @@ class Reconfiguration(Step):
         return fixed | chosen
 
     def _seconds(self, setting: Setting, server: Server, like: Tensor) -> Tensor:
-        """t (d,), float64; 0 for what cannot be masked."""
+        """Return t (d,), float64; 0 for parameters that cannot be masked."""
         seconds = torch.zeros(len(like), dtype=torch.float64, device=like.device)
         macs, bits = server.layer_macs(), like.element_size() * 8
         per_mac = server.samples_per_client * self.seconds_per_mac
@@ -179,14 +180,14 @@ class Reconfiguration(Step):
 
 
 def _layers(setting: Setting) -> dict[str, slice]:
-    """Where the parameters lie that can be masked."""
+    """Return the slices of the parameters that can be masked, by name."""
     layout = setting.layout
     positions = zip(layout.names, layout.shapes, layout.offsets, layout.sizes, strict=True)
     return {name: slice(offset, offset + size) for name, shape, offset, size in positions if len(shape) > 1}
 
 
 def _prunable(setting: Setting, like: Tensor) -> Tensor:
-    """Which parameters (d,) can be masked."""
+    """Return bools (d,), True for parameters that can be masked."""
     prunable = torch.zeros_like(like, dtype=torch.bool)
     for part in _layers(setting).values():
         prunable[part] = True

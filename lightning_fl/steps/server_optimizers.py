@@ -27,9 +27,9 @@ class Momentum(Step):
     Attributes:
         beta: β in [0, 1); 0 with `learning_rate` 1 leaves the proposal as it is. Default of the paper's code: 0.9.
         learning_rate: η_g > 0, the server's learning rate.
-        init_with: `zero` starts from m = 0, the formula to the letter; `first` from m = G of the first round, as the paper's
-            code does, which applies that G about 1/(1 − β) times in all.
-        dampening: False drops the factor (1 − β), as FedAvgM has it.
+        init_with: `zero` starts from m = 0, as in the formula; `first` from m = G of the first round, as in the paper's code,
+            which applies that G about 1/(1 − β) times in total.
+        dampening: False drops the factor (1 − β), as in FedAvgM.
     """
 
     beta: float = 0.9
@@ -42,16 +42,14 @@ class Momentum(Step):
         require(self.learning_rate > 0, f"the server learning rate must be positive, got {self.learning_rate}.")
         allowed = ("zero", "first")
         given = self.init_with
-        require(
-            given in allowed, f"the momentum starts from {given!r}, which is unknown; {nearest(str(given), allowed)}."
-        )
+        require(given in allowed, f"start {given!r} of the momentum is unknown; {nearest(str(given), allowed)}.")
 
     def changes_model(self) -> bool:
-        """It follows the change of the steps before."""
+        """False: it follows the change of the earlier steps."""
         return False
 
     def init(self, params: Tensor) -> State:
-        """m = 0; with `first`, m is taken from the first round."""
+        """Return m = 0; with `first`, m is set in the first round."""
         return {"momentum": torch.zeros_like(params)} if self.init_with == "zero" else {}
 
     def __call__(self, turn: ServerTurn, state: State) -> State:
@@ -74,8 +72,8 @@ class Yogi(Step):
     Attributes:
         beta: β in [0, 1).
         second_beta: β₂ in [0, 1).
-        learning_rate: η_g > 0, the server's learning rate. As a step is about η_g in every coordinate, it is far smaller than
-            that of `Momentum`, for instance 0.01.
+        learning_rate: η_g > 0, the server's learning rate. A step is about η_g in every coordinate, so give a far smaller one
+            than for `Momentum`, for instance 0.01.
         epsilon: ε > 0.
     """
 
@@ -91,11 +89,11 @@ class Yogi(Step):
         require(self.epsilon > 0, f"Yogi's epsilon must be positive, got {self.epsilon}.")
 
     def changes_model(self) -> bool:
-        """It follows the change of the steps before."""
+        """False: it follows the change of the earlier steps."""
         return False
 
     def init(self, params: Tensor) -> State:
-        """m = 0, u = ε²."""
+        """Return m = 0 and u = ε²."""
         return {"momentum": torch.zeros_like(params), "second": torch.full_like(params, self.epsilon**2)}
 
     def __call__(self, turn: ServerTurn, state: State) -> State:
@@ -112,12 +110,12 @@ class Yogi(Step):
 class MomentumInStages(Step):
     """For each stage: G = its change of the model;  m ← βm + (1 − β)G;  w ← w + η_g m.  One m serves all stages.
 
-    Unlike a chain that ends with `Momentum`, which sees the sum of the changes once a round. A stage that leaves the model
-    alone does not move m.
+    A chain that ends with `Momentum` differs: it applies momentum to the sum of the changes, once a round. A stage that does not
+    change the model leaves m unchanged.
 
     Attributes:
         stages: steps without state, for instance `Apply()` and `DynamicServerUpdate()`.
-        momentum: the step that turns a change into momentum, `Momentum()`.
+        momentum: step that turns a change into momentum, `Momentum()`.
     """
 
     stages: tuple[Step, ...]
@@ -128,14 +126,16 @@ class MomentumInStages(Step):
             require(isinstance(part, Step), f"stages and momentum are steps, got {part!r}: give each as a class_path.")
         for stage in self.stages:
             plain = type(stage).init is Step.init and not stage.shares and not stage.consumes
-            require(plain, f"a stage of MomentumInStages keeps and shares nothing, which {type(stage).__name__} does.")
+            require(
+                plain, f"a stage of MomentumInStages must not keep or share state, but {type(stage).__name__} does."
+            )
 
     def rules(self) -> tuple[Rule, ...]:
-        """Those of the stages."""
+        """Return the rules of the stages."""
         return tuple(rule for stage in self.stages for rule in stage.rules())
 
     def changes_model(self) -> bool:
-        """Where a stage does."""
+        """True if a stage changes the model."""
         return any(stage.changes_model() for stage in self.stages)
 
     def check(self, server: Server) -> None:
@@ -149,11 +149,11 @@ class MomentumInStages(Step):
             stage.prepare(turn)
 
     def init(self, params: Tensor) -> State:
-        """The momentum's."""
+        """Return the state of the momentum."""
         return self.momentum.init(params)
 
     def __call__(self, turn: ServerTurn, state: State) -> State:
-        """Stage, momentum, stage, momentum …"""
+        """Run stage, momentum, stage, momentum …"""
         before = turn.params
         for stage in self.stages:
             stage(turn, {})

@@ -2,7 +2,7 @@
 
 - `DynamicServerUpdate`: FedDU; Liu et al., FedDUMAP, ACM TIST 2024, eq. 4-7.
 - `StaticServerUpdate`: a server update of constant size, FedDU-S of the same paper.
-- `ServerAsClient`: the server's training enters the average; Hybrid-FL: Yoshida et al., ICC 2020, as the same paper has it.
+- `ServerAsClient`: the server's training enters the average; Hybrid-FL: Yoshida et al., ICC 2020, as in the same paper.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from lightning_fl.slots import Rule, Server, ServerTurn, SetupTurn, State, Step
 
 INVERSES = ("one_minus", "inverse")
 LEAST_ALPHA = 1e-3
-"""A smaller share of the server's training is not worth making it (the paper's code)."""
+"""Share α up to which the server does not train (the paper's code)."""
 
 
 @dataclass(frozen=True)
 class DynamicServerUpdate(Step):
     """α = f'(acc) · r · C · decay^t;  w ← w_h + α (w_s − w_h).
 
-    w_h is the proposal, acc its accuracy on the server's samples, and w_s what τ local steps on them make of it. With
-    τ_eff = ατ and the mean gradient ḡ = (w_h − w_s)/(ητ) of these steps that is the paper's w_h − τ_eff η ḡ. The weight of the
+    w_h is the proposal, acc its accuracy on the server's samples, and w_s the model after τ local steps on them from w_h. With
+    τ_eff = ατ and the mean gradient ḡ = (w_h − w_s)/(ητ) of these steps this is the paper's w_h − τ_eff η ḡ. The weight of the
     server's samples is r = n_0 D_c / (n_0 D_c + n' D_0), where n' are the samples of the round's clients, and D_c and D_0 the
     non-IID degrees of their labels and of the server's. Float buffers move like the model. If α is at most 0.001, the
     server does not train.
@@ -34,12 +34,12 @@ class DynamicServerUpdate(Step):
 
     Attributes:
         C: C ≥ 0, scales the server's share; 0 leaves the proposal as it is. The paper tries 0.5, 1 and 1.5.
-        decay: in (0, 1], by which the share shrinks from round to round; 1 is no decay. The paper's code tries 0.9, 0.95,
-            0.99 and 0.999.
+        decay: factor of the share from round to round, in (0, 1]; 1 is no decay. The paper's code tries 0.9, 0.95, 0.99 and
+            0.999.
         f: f'(acc), `one_minus` for 1 − acc or `inverse` for 1 / (acc + epsilon).
-        epsilon: ε > 0, of `inverse`.
-        alpha_max: bound of α, at least 0. None: 1 for `inverse`, which has no bound of its own, and none for `one_minus`.
-        rule: makes the server's steps; None: the module's own optimiser. What it sends besides the model moves by α as well.
+        epsilon: ε > 0 in `inverse`.
+        alpha_max: bound of α, at least 0. None: 1 for `inverse`, whose f' can be large, and no bound for `one_minus`.
+        rule: rule of the server's steps; None: the module's own optimiser. Its uploads besides the model also move by α.
     """
 
     C: float = 1.0
@@ -58,28 +58,28 @@ class DynamicServerUpdate(Step):
         require(given is None or given >= 0, f"alpha_max must be at least 0, got {given}.")
 
     def rules(self) -> tuple[Rule, ...]:
-        """The server's."""
+        """Return the rule of the server's steps, if given."""
         return () if self.rule is None else (self.rule,)
 
     def check(self, server: Server) -> None:
-        """There must be server data, with labels, and an accuracy on them."""
+        """Raise `UserError` without server data, their labels, or an accuracy."""
         server.require_samples()
         if not server.has_labels:
             raise UserError(
-                "a FedDU method weighs the server's data by their labels, which these data do not give (in targets, labels or "
-                "tensors[1]); FedDUS does without."
+                "a FedDU method weighs the server's data by their labels, but these data have none (in targets, labels or "
+                "tensors[1]): use FedDUS, which needs no labels."
             )
         server.try_accuracy()
 
     def prepare(self, turn: SetupTurn) -> None:
-        """Every client tells the server how many samples it has of each class: q·|Y| + 32 bits."""
+        """Send each client's number of samples per class to the server: q·|Y| + 32 bits."""
         for client, histogram in enumerate(turn.server.label_histograms()):
             turn.channel.send_up(
                 client, {"scalars/labels": histogram, "scalars/samples": histogram.sum(0, keepdim=True).int()}
             )
 
     def __call__(self, turn: ServerTurn, state: State) -> State:
-        """Move the proposal towards what training on the server's samples makes of it."""
+        """Move the proposal towards the model after training on the server's samples."""
         accuracy = turn.server.accuracy(turn.proposal, turn.proposed_buffers)
         alpha = self.alpha(
             accuracy, *turn.server.degrees(turn.clients), turn.server.num_samples, turn.num_samples, turn.round
@@ -103,7 +103,7 @@ class DynamicServerUpdate(Step):
         num_cohort: float,
         round: int,
     ) -> float:
-        """α = f'(acc) · r · C · decay^t, at most `alpha_max`.
+        """Return α = f'(acc) · r · C · decay^t, at most `alpha_max`.
 
         >>> DynamicServerUpdate(decay=0.5).alpha(0.6, 0.3, 0.3, 1000, 3000, round=1)
         0.05
@@ -121,26 +121,26 @@ class DynamicServerUpdate(Step):
 class StaticServerUpdate(Step):
     """α = τ_eff/τ;  w ← w_h + α (w_s − w_h).
 
-    w_h is the proposal and w_s what τ local steps on the server's samples make of it. Unlike `DynamicServerUpdate` it looks
-    neither at the accuracy nor at labels. Float buffers move like the model. Reports `feddu/alpha` and `feddu/tau_eff`.
+    w_h is the proposal and w_s the model after τ local steps on the server's samples from w_h. Unlike `DynamicServerUpdate`, it
+    uses neither accuracy nor labels. Float buffers move like the model. Reports `feddu/alpha` and `feddu/tau_eff`.
 
     Attributes:
-        tau_eff: τ_eff ≥ 0, effective steps of the server, or `full` for all it makes (α = 1). The paper tries 5, 10, 20 and
-            full. More than it makes goes beyond w_s, of which a warning tells.
+        tau_eff: τ_eff ≥ 0, effective steps of the server, or `full` for all its steps (α = 1). The paper tries 5, 10, 20 and
+            full. A value above τ goes beyond w_s, with a warning.
     """
 
     tau_eff: float | Literal["full"] = 10
 
     def __post_init__(self) -> None:
         is_allowed = self.tau_eff == "full" or (not isinstance(self.tau_eff, str) and self.tau_eff >= 0)
-        require(is_allowed, f"tau_eff is a number of steps of at least 0, or 'full', got {self.tau_eff!r}.")
+        require(is_allowed, f"tau_eff must be a number of steps of at least 0, or 'full', got {self.tau_eff!r}.")
 
     def check(self, server: Server) -> None:
-        """There must be server data."""
+        """Raise `UserError` without server data."""
         server.require_samples()
 
     def __call__(self, turn: ServerTurn, state: State) -> State:
-        """Move the proposal towards what training on the server's samples makes of it."""
+        """Move the proposal towards the model after training on the server's samples."""
         turn.metrics |= {"feddu/alpha": 0.0, "feddu/tau_eff": 0.0}
         if self.tau_eff == 0:
             return state
@@ -150,7 +150,7 @@ class StaticServerUpdate(Step):
         if alpha > 1:
             rank_zero_warn(
                 f"tau_eff={self.tau_eff:g} is more than the {num_steps} steps that the server makes, so its update goes beyond "
-                "what it trained."
+                "the model that it trained."
             )
         turn.metrics |= {"feddu/alpha": alpha, "feddu/tau_eff": alpha * num_steps}
         turn.move(trained.message, alpha)
@@ -161,17 +161,17 @@ class StaticServerUpdate(Step):
 class ServerAsClient(Step):
     """w ← (n' w_h + n_0 w_s) / (n' + n_0).
 
-    w_h is the proposal, of n' samples, and w_s what local training on the server's n_0 samples makes of the model before the
-    round, unlike `DynamicServerUpdate`, which starts from w_h. Float buffers likewise. Without server data the proposal stays.
+    w_h is the proposal, from n' samples. w_s is the model before the round after local training on the server's n_0 samples;
+    `DynamicServerUpdate` starts from w_h instead. Float buffers are averaged alike. Without server data the proposal stays.
     """
 
     def check(self, server: Server) -> None:
-        """Warn if there are no server data."""
+        """Warn without server data."""
         if not server.num_samples:
             rank_zero_warn("there are no server data, so the server trains nothing: give --data.server_fraction.")
 
     def __call__(self, turn: ServerTurn, state: State) -> State:
-        """Take the server's model into the average."""
+        """Include the server's model in the average."""
         if turn.server.num_samples:
             trained = turn.server.train({"model": turn.params, "buffers": turn.buffers})
             share = trained.weight / (turn.num_samples + trained.weight)

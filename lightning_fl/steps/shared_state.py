@@ -1,4 +1,4 @@
-"""State that the server keeps from what clients send, and sends down with the model.
+"""State that the server keeps from the clients' uploads, and sends down with the model.
 
 - `ControlUpdate`: the server's control variate; SCAFFOLD: Karimireddy et al., ICML 2020.
 - `GradientMomentum`: the server of Mime and MimeLite; Karimireddy et al., Breaking the Centralized Barrier for Cross-Device
@@ -22,27 +22,27 @@ from lightning_fl.slots import MEAN_GRADIENT, Message, ServerTurn, State, Step
 class ControlUpdate(Step):
     """c ← c + (1/N) Σ_k (c_k⁺ − c_k) over the accepted clients; c goes down with the model, and c = 0 before the first round.
 
-    N is the number of all clients, not of the cohort's, so that c remains the mean of all c_k. The aggregator gives the mean of
-    the changes with equal weights, as `WeightedMean()` does.
+    N is the number of all clients, not of the cohort, so that c remains the mean of all c_k. The aggregator must average the
+    changes with equal weights, as `WeightedMean()` does.
     """
 
     shares = frozenset({"moments/control"})
     consumes = frozenset({"moments/control"})
 
     def changes_model(self) -> bool:
-        """It keeps c."""
+        """False: it keeps c."""
         return False
 
     def init(self, params: Tensor) -> State:
-        """c = 0."""
+        """Return c = 0."""
         return {"control": torch.zeros_like(params)}
 
     def share(self, state: State) -> Message:
-        """c."""
+        """Return c."""
         return {"moments/control": state["control"]}
 
     def __call__(self, turn: ServerTurn, state: State) -> State:
-        """Take the clients' changes; the model is left as proposed."""
+        """Add the clients' changes to c; the proposal stays as it is."""
         share = len(turn.clients) / turn.setting.num_clients
         return {"control": state["control"] + share * turn.merged["moments/control"]}
 
@@ -63,19 +63,19 @@ class GradientMomentum(Step):
         require(0 <= self.beta < 1, f"the momentum beta must lie in [0, 1), got {self.beta}.")
 
     def changes_model(self) -> bool:
-        """It keeps m."""
+        """False: it keeps m."""
         return False
 
     def init(self, params: Tensor) -> State:
-        """m = 0."""
+        """Return m = 0."""
         return {"momentum": torch.zeros_like(params)}
 
     def share(self, state: State) -> Message:
-        """m."""
+        """Return m."""
         return {"moments/momentum": state["momentum"]}
 
     def __call__(self, turn: ServerTurn, state: State) -> State:
-        """Take the mean gradient into m; the model is left as proposed."""
+        """Update m with the mean gradient; the proposal stays as it is."""
         return {"momentum": self.beta * state["momentum"] + (1 - self.beta) * turn.merged[MEAN_GRADIENT]}
 
 
@@ -83,22 +83,22 @@ class GradientMomentum(Step):
 class Moments(Step):
     """M ← M + ΔM;  V ← max(V + ΔV, 0); both are zero at first and go down with the model.
 
-    V cannot become negative but by rounding; how many coordinates would have is logged as `moments/clamped`.
+    V + ΔV is negative only by rounding; `moments/clamped` reports the number of such coordinates.
     """
 
     shares = frozenset({"moments/first", "moments/second"})
     consumes = frozenset({"moments/first", "moments/second"})
 
     def changes_model(self) -> bool:
-        """It keeps M and V."""
+        """False: it keeps M and V."""
         return False
 
     def init(self, params: Tensor) -> State:
-        """M = V = 0."""
+        """Return M = V = 0."""
         return {"first": torch.zeros_like(params), "second": torch.zeros_like(params)}
 
     def share(self, state: State) -> Message:
-        """M and V."""
+        """Return M and V."""
         return {"moments/first": state["first"], "moments/second": state["second"]}
 
     def __call__(self, turn: ServerTurn, state: State) -> State:
@@ -116,17 +116,17 @@ class SharedMomentum(Step):
     consumes = frozenset({"moments/momentum"})
 
     def changes_model(self) -> bool:
-        """It keeps m."""
+        """False: it keeps m."""
         return False
 
     def init(self, params: Tensor) -> State:
-        """m = 0."""
+        """Return m = 0."""
         return {"momentum": torch.zeros_like(params)}
 
     def share(self, state: State) -> Message:
-        """m."""
+        """Return m."""
         return {"moments/momentum": state["momentum"]}
 
     def __call__(self, turn: ServerTurn, state: State) -> State:
-        """Take the clients' change of m; the model is left as proposed."""
+        """Add the clients' change of m; the proposal stays as it is."""
         return {"momentum": state["momentum"] + turn.merged["moments/momentum"]}

@@ -1,4 +1,4 @@
-"""The server of 1-bit Adam (Tang et al., ICML 2021): FedAdam's, then momentum through a codec with the second moment fixed."""
+"""Server of 1-bit Adam (Tang et al., ICML 2021): FedAdam, then momentum through a codec with a fixed second moment."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ MOMENTUM = "moments/momentum"
 
 @dataclass(frozen=True)
 class WarmedUpMoments(Step):
-    """Takes the place of `Apply` and `Moments`.
+    """Replace `Apply` and `Moments`: FedAdam in the warm-up, then momentum through a codec.
 
     In the first T_w rounds  w ← w + Δw;  M ← M + ΔM;  V ← max(V + ΔV, 0), and M and V go down with the model.
     Then  y = Σ p u + e;  M ← C(y);  e ← y − C(y);  w ← w − H M / √(V + ε), where u is a client's mean momentum in the round and H
-    the sum of its learning rates; M goes down, from which clients that know w and V work out the model.
+    the sum of its learning rates. M goes down, and clients that hold w and V compute the model from it.
 
     Attributes:
         codec: C.
-        epsilon: ε > 0, as the rule's.
-        warmup: T_w, as the rule's.
-        momentum_mask: leave a coordinate alone whose second moment is zero, as the rule does.
+        epsilon: ε > 0, the same as the rule's.
+        warmup: T_w, the same as the rule's.
+        momentum_mask: leave coordinates unchanged whose second moment is zero, as the rule does.
     """
 
     shares = frozenset({"moments/first", "moments/second"})
@@ -35,20 +35,20 @@ class WarmedUpMoments(Step):
     momentum_mask: bool = True
 
     def change_entry(self) -> tuple[str, Codec]:
-        """The server's momentum."""
+        """Return the name of the server's momentum, and its codec."""
         return MOMENTUM, self.codec
 
     def init(self, params: Tensor) -> State:
-        """M = V = 0."""
+        """Return M = V = 0."""
         return {"first": torch.zeros_like(params), "second": torch.zeros_like(params)}
 
     def share(self, state: State) -> Message:
-        """M and V; the M that a codec has made goes by another name, because the codec says how it is sent."""
+        """Return M and V; an M from the codec has another name, because it is sent through the codec."""
         name = MOMENTUM if "error" in state else "moments/first"
         return {name: state["first"], "moments/second": state["second"]}
 
     def __call__(self, turn: ServerTurn, state: State) -> State:
-        """One of the two phases."""
+        """Take the step of the warm-up, or of the phase after it."""
         if "buffers" in turn.merged:
             turn.proposed_buffers = turn.buffers + turn.merged["buffers"]
         if "error" not in state and turn.round < turn.setting.num_rounds_of(self.warmup):

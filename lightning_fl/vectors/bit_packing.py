@@ -1,4 +1,4 @@
-"""Small whole numbers packed bit by bit into bytes: masks, indices, levels of a quantiser."""
+"""Pack small whole numbers into bytes bit by bit: masks, indices, levels of a quantiser."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def bit_width(count: int) -> int:
-    """Bits of a number in 0 … count − 1: ⌈log2 count⌉.
+    """Return the bits of a number in 0 … count − 1: ⌈log2 count⌉.
 
     >>> [bit_width(count) for count in (1, 2, 3, 21840)]
     [0, 1, 2, 15]
@@ -18,11 +18,11 @@ def bit_width(count: int) -> int:
 
 
 def pack(values: Tensor, width: int) -> Tensor:
-    """Lay numbers of `width` bits one after the other, lowest bit first.
+    """Pack numbers of `width` bits one after the other, lowest bit first.
 
     Args:
         values: whole numbers (n,) in [0, 2^width), or booleans.
-        width: bits of each, at most 32.
+        width: bits per number, at most 32.
 
     Returns:
         Bytes (⌈n·width / 8⌉,).
@@ -30,7 +30,7 @@ def pack(values: Tensor, width: int) -> Tensor:
     >>> pack(torch.tensor([True, False, True, True]), 1).tolist()
     [13]
     """
-    # Eight numbers fill `width` whole bytes, so that all groups of eight are packed by the same few shifts.
+    # Eight numbers fill `width` whole bytes, so the same few shifts pack every group of eight.
     num_groups = -(-len(values) // 8)
     dtype = torch.uint8 if width <= 8 else torch.int64
     groups = torch.zeros(num_groups * 8, dtype=dtype, device=values.device)
@@ -44,12 +44,12 @@ def pack(values: Tensor, width: int) -> Tensor:
 
 
 def unpack(packed: Tensor, count: int, width: int) -> Tensor:
-    """The numbers that `pack` laid there.
+    """Return the numbers that `pack` packed.
 
     Args:
         packed: bytes (⌈count·width / 8⌉,).
-        count: how many numbers there are, n.
-        width: bits of each.
+        count: n, the number of packed numbers.
+        width: bits per number.
 
     Returns:
         The numbers (n,), uint8 if they fit in a byte, int64 if not.
@@ -71,7 +71,10 @@ def unpack(packed: Tensor, count: int, width: int) -> Tensor:
 
 
 def _overlaps(width: int) -> Iterator[tuple[int, int, int]]:
-    """Which of eight numbers lies in which of `width` bytes, and how far its lowest bit is above the byte's."""
+    """Yield (number, byte, shift) for each byte of `width` that holds part of one of eight numbers.
+
+    The shift is the offset of the number's lowest bit from that of the byte.
+    """
     for number in range(8):
         for byte in range(number * width // 8, -(-(number + 1) * width // 8)):
             yield number, byte, number * width - 8 * byte

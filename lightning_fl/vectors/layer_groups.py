@@ -1,13 +1,13 @@
-"""The layers of a network: groups of parameters that a method sends, scores or keeps together.
+"""Layers of a network: groups of parameters that a method sends, scores or keeps together.
 
-Papers speak of layers, PyTorch knows tensors. Found from the modules alone, a layer is
+Papers describe layers, PyTorch has tensors. A layer, found from the modules alone, is
 
-- a convolution or linear layer, with the BatchNorm that directly follows it: the next module of the same parent, as many
-  features as the layer has outputs;
+- a convolution or linear layer, with the BatchNorm that directly follows it: the next module of the same parent, with as
+  many features as the layer has outputs;
 - any other module that holds parameters and has no children, for instance a BatchNorm on its own or an embedding;
-- any other parameter alone, for instance a token that a transformer declares beside its layers.
+- any other parameter alone, for instance a token that a transformer declares next to its layers.
 
-Running statistics travel with the layer that they belong to. What is not right for a network can be given in full:
+Running statistics travel with the layer that they belong to. Where this does not suit a network, give all groups as a map:
 
 >>> from torch import nn
 >>> module = nn.Sequential()
@@ -34,7 +34,7 @@ from lightning_fl.errors import nearest, require
 from lightning_fl.vectors.layout import Layout
 
 Groups = str | Mapping[str, Sequence[str]]
-"""How a user says it: `layer`, `tensor`, or the parameters of every group by its name."""
+"""User's choice of groups: `layer`, `tensor`, or a map from the name of each group to its parameters."""
 CHOICES = ("layer", "tensor")
 
 
@@ -43,10 +43,10 @@ class Group:
     """Parameters that are sent together, and the running statistics that go with them.
 
     Attributes:
-        name: of the group, unique.
-        parameters: their names.
+        name: unique name of the group.
+        parameters: names of the parameters.
         buffers: names of the float buffers that travel with them.
-        axis: of tensors with two axes or more, the one that counts the outputs: 1 in a transposed convolution, else 0.
+        axis: axis that counts the outputs in tensors with two axes or more: 1 in a transposed convolution, else 0.
     """
 
     name: str
@@ -55,19 +55,19 @@ class Group:
     axis: int = 0
 
     def num_units(self, layout: Layout) -> int:
-        """Output channels or neurons of the group, c_l; 1 where its parameters do not agree on their number."""
+        """Return c_l, the output channels or neurons of the group; 1 if its parameters have different numbers of them."""
         shapes = dict(zip(layout.names, layout.shapes, strict=True))
         counts = {self._outputs(shapes[name]) for name in self.parameters}
         return counts.pop() if len(counts) == 1 else 1
 
     def by_unit(self, tensor: Tensor, num_units: int) -> Tensor:
-        """Read a tensor of the group one unit a row (c_l, …), or whole in one row (1, …); a view."""
+        """View a tensor of the group with one unit per row (c_l, …), or whole in one row (1, …)."""
         if self._outputs(tuple(tensor.shape)) != num_units or tensor.dim() == 0:
             return tensor.unsqueeze(0)
         return tensor.movedim(self.unit_axis(tensor.dim()), 0)
 
     def unit_axis(self, dimensions: int) -> int:
-        """Which axis of a tensor with so many axes counts the units."""
+        """Return the axis that counts the units of a tensor with so many axes."""
         return self.axis if dimensions > 1 else 0
 
     def _outputs(self, shape: tuple[int, ...]) -> int:
@@ -75,7 +75,7 @@ class Group:
 
 
 def layer_groups(module: nn.Module, without: Collection[str] = ()) -> tuple[Group, ...]:
-    """The layers of `module`, in the order of their parameters; frozen ones and those of `without` belong to none."""
+    """Return the layers of `module` in the order of their parameters, except frozen parameters and those in `without`."""
     trainable = [name for name, p in module.named_parameters() if p.requires_grad and name not in without]
     free = dict.fromkeys(trainable)
     free_buffers = {name for name, buffer in module.named_buffers() if buffer.is_floating_point()}
@@ -93,18 +93,18 @@ def layer_groups(module: nn.Module, without: Collection[str] = ()) -> tuple[Grou
 
 
 def _layers(path: str, module: nn.Module) -> Iterator[tuple[str, list[tuple[str, nn.Module]]]]:
-    """Every layer with the modules that make it up."""
+    """Yield every layer with the modules that form it."""
     children = list(module.named_children())
     if _width(module) is not None or not children:
         yield path, [(path, module)]
         return
-    taken = None
+    attached = None
     for (name, child), (next_name, following) in zip_longest(children, children[1:], fillvalue=("", None)):
-        if child is taken or child is None:
+        if child is attached or child is None:
             continue
         inside = f"{path}.{name}" if path else name
         if isinstance(following, _BatchNorm) and following.num_features == _width(child):
-            taken = following
+            attached = following
             yield inside, [(inside, child), (f"{path}.{next_name}" if path else next_name, following)]
         else:
             yield from _layers(inside, child)
@@ -122,24 +122,24 @@ def _names(path: str, named: Iterator[tuple[str, Tensor]]) -> list[str]:
 
 
 def check_choice(asked: Groups) -> None:
-    """Raise `UserError` unless this is `layer`, `tensor` or a map, whatever the map holds."""
+    """Raise `UserError` unless `asked` is `layer`, `tensor` or a map; the content of a map is not checked."""
     known = isinstance(asked, Mapping) or asked in CHOICES
     require(known, f"groups {asked!r} is unknown; {nearest(str(asked), CHOICES)}, or a map of groups.")
 
 
 def resolve(asked: Groups, found: Sequence[Group], layout: Layout, buffer_layout: Layout) -> tuple[Group, ...]:
-    """The groups that a user asks for.
+    """Return the groups that a user asks for.
 
-    A buffer that is in no group of a map goes with the first parameter of its module, or of its layer.
+    A buffer in no group of a map travels with the first parameter of its module, or of its layer.
 
     Args:
-        asked: `layer`, `tensor` (every tensor is a group), or a map from names to names of parameters and buffers.
-        found: the layers of the network.
-        layout: of its parameters.
-        buffer_layout: of its float buffers.
+        asked: `layer`, `tensor` (every tensor is a group), or a map from group names to names of parameters and buffers.
+        found: layers of the network.
+        layout: layout of its parameters.
+        buffer_layout: layout of its float buffers.
 
     Raises:
-        UserError: the choice is unknown, or the map does not hold every parameter once.
+        UserError: the choice is unknown, or the map does not contain every parameter exactly once.
     """
     check_choice(asked)
     if asked == "layer":
@@ -150,10 +150,10 @@ def resolve(asked: Groups, found: Sequence[Group], layout: Layout, buffer_layout
     travelling: dict[str, list[str]] = {name: [] for name in given}
     for buffer in buffer_layout.names:
         owner = buffer.rpartition(".")[0]
-        beside = [name for name in layout.names if name.rpartition(".")[0] == owner]
-        beside += [group.parameters[0] for group in found if buffer in group.buffers]
-        if buffer in home or beside:
-            travelling[home.get(buffer) or home[beside[0]]].append(buffer)
+        related = [name for name in layout.names if name.rpartition(".")[0] == owner]
+        related += [group.parameters[0] for group in found if buffer in group.buffers]
+        if buffer in home or related:
+            travelling[home.get(buffer) or home[related[0]]].append(buffer)
     groups = []
     for name, members in given.items():
         parameters = tuple(member for member in members if member in layout.names)
@@ -162,7 +162,7 @@ def resolve(asked: Groups, found: Sequence[Group], layout: Layout, buffer_layout
 
 
 def _check_map(given: Mapping[str, Sequence[str]], layout: Layout, buffer_layout: Layout) -> dict[str, str]:
-    """The group of every name in a map that is complete."""
+    """Return the group of every name in the map; raise `UserError` if the map is incomplete or repeats a name."""
     home: dict[str, str] = {}
     known = (*layout.names, *buffer_layout.names)
     for group, members in given.items():
@@ -177,29 +177,29 @@ def _check_map(given: Mapping[str, Sequence[str]], layout: Layout, buffer_layout
             twice = other != group or list(members).count(member) > 1
             require(not twice, f"groups: {member!r} is in group {other!r} and again in {group!r}: name it once.")
         has_parameters = any(member in layout.names for member in members)
-        require(has_parameters, f"group {group!r} holds buffers alone: put them with the parameters they belong to.")
+        require(has_parameters, f"group {group!r} holds only buffers: put them with the parameters they belong to.")
     missing = [name for name in layout.names if name not in home]
     rest = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
     require(
-        not missing, f"groups: no group holds {', '.join(map(repr, missing[:1]))}{rest}: every parameter needs one."
+        not missing, f"groups: no group holds {', '.join(map(repr, missing[:1]))}{rest}: every parameter needs a group."
     )
     return home
 
 
 def _near(given: str, known: Sequence[str]) -> str:
-    """The nearest of names that may be too many to list."""
+    """Suggest the nearest name alone, as there may be too many names to list."""
     match = get_close_matches(str(given), known, n=1)
-    return f"did you mean {match[0]!r}" if match else "print_groups: true shows what it does train"
+    return f"did you mean {match[0]!r}" if match else "print_groups: true prints what it trains"
 
 
 def as_yaml(groups: Sequence[Group]) -> str:
-    """Groups as the map that the option `groups` takes."""
+    """Return groups as the YAML map that the option `groups` accepts."""
     listed = {group.name: list(group.parameters) for group in groups}
     return yaml.safe_dump(listed, sort_keys=False, default_flow_style=None, width=1000).rstrip()
 
 
 def norms(groups: Sequence[Group], vector: Tensor, layout: Layout) -> Tensor:
-    """Euclidean length (L,) of each group's stretch of `vector` (d,), in float64; buffers play no part."""
+    """Return the Euclidean norm (L,) of each group's part of `vector` (d,), in float64, without buffers."""
     views = layout.views(vector)
     lengths = {name: torch.linalg.vector_norm(view, dtype=torch.float64) for name, view in views.items()}
     return torch.stack([torch.stack([lengths[name] for name in group.parameters]).norm() for group in groups])

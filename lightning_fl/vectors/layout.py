@@ -2,8 +2,8 @@
 
 All trainable parameters of a module lie one after the other in one vector of d numbers, and the module's own parameters
 are views of it. Loading a client is then one copy, a server formula reads as it does on paper (`w + alpha * (w_s - w)`),
-and an elementwise rule needs a few kernels however many layers there are. A `Layout` says which part of the vector is which
-parameter; with a leading axis of clients the same layout reads a stack (K, d).
+and an elementwise rule needs only a few kernels for any number of layers. A `Layout` maps each parameter to its part of the
+vector; with a leading axis of clients the same layout reads a stack (K, d).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ Tree = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each tensor of a tree lies in its flat vector.
+    """Positions of the tensors of a tree in its flat vector.
 
     Attributes:
         names: keys of the tree, in the order of storage (`named_parameters()` order).
         shapes: shape of each tensor.
-        channels_last: whether each tensor is stored (O, H, W, I) and read as (O, I, H, W); only 4-D tensors can be.
+        channels_last: True for each tensor stored (O, H, W, I) and read as (O, I, H, W); only 4-D tensors can be.
     """
 
     names: tuple[str, ...]
@@ -38,7 +38,7 @@ class Layout:
 
     @classmethod
     def of(cls, tree: Mapping[str, Tensor], channels_last: bool = False) -> Layout:
-        """The layout of `tree`, its 4-D tensors stored channels_last if asked."""
+        """Return the layout of `tree`; `channels_last` applies to its 4-D tensors."""
         return cls(
             tuple(tree),
             tuple(tuple(tensor.shape) for tensor in tree.values()),
@@ -52,7 +52,7 @@ class Layout:
 
     @cached_property
     def offsets(self) -> tuple[int, ...]:
-        """Where each tensor starts in the vector."""
+        """Start of each tensor in the vector."""
         return tuple(accumulate(self.sizes, initial=0))[:-1]
 
     @cached_property
@@ -63,7 +63,7 @@ class Layout:
     def views(self, vector: Tensor) -> Tree:
         """Read `vector` (..., d) as a tree of views (..., *shape); writing to a view writes to the vector."""
         if vector.shape[-1] != self.numel:
-            raise ValueError(f"a vector of {self.numel} entries is laid out here; got {vector.shape[-1]}")
+            raise ValueError(f"the layout needs a vector of {self.numel} entries, got {vector.shape[-1]}")
         return dict(self._iterate(vector))
 
     def _iterate(self, vector: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -92,28 +92,28 @@ class Layout:
         return out
 
     def relay(self, vector: Tensor, source: Layout) -> Tensor:
-        """Bring a vector stored under `source` (same names and shapes) into this layout's order; no copy if it is the same."""
+        """Bring a vector stored under `source` (same names and shapes) into this layout's order; no copy if both are equal."""
         return vector if source == self else self.flatten(source.views(vector))
 
 
 class FlatGradient:
-    """The gradients of a tree's leaves as views of one vector, each from the moment that its leaf gets the first one.
+    """Gradients of a tree's leaves as views of one vector; each leaf joins when it gets its first gradient.
 
-    In the vector "no gradient" and "gradient 0" look the same, but weight decay and momentum must touch only the second:
-    leaves without a gradient are left out until they have one.
+    In the vector "no gradient" and "gradient 0" look the same, but weight decay and momentum must act only on the second.
+    So leaves without a gradient are left out until they have one.
 
     Attributes:
-        has_grown: whether leaves have got their first gradient after the first backward pass.
+        has_grown: True if leaves got their first gradient after the first backward pass.
     """
 
     def __init__(self, layout: Layout, leaves: Sequence[Tensor], vector: Tensor, known: Iterable[str] = ()) -> None:
-        """Lay the gradients out.
+        """Make the gradients of the known leaves views of the vector.
 
         Args:
-            layout: where each gradient lies in `vector`.
-            leaves: what autograd gives gradients to, in the layout's order.
-            vector: (..., d), where the gradients are gathered.
-            known: names of the leaves that have had a gradient already.
+            layout: position of each gradient in `vector`.
+            leaves: tensors that autograd gives gradients to, in the layout's order.
+            vector: storage (..., d) of the gradients.
+            known: names of the leaves that already had a gradient.
         """
         self._vector = vector
         self._pairs = dict(zip(layout.names, zip(leaves, layout.views(vector).values(), strict=True), strict=True))
@@ -132,13 +132,13 @@ class FlatGradient:
             leaf.grad = view
 
     def zero(self) -> None:
-        """Forget the gradients; views are put back where something removed them."""
+        """Set the gradients to 0, and put views back where something removed them."""
         self._vector.zero_()
         if self._inside and self._inside[0][0].grad is not self._inside[0][1]:
             self._attach()
 
     def discover(self) -> list[str]:
-        """The leaves that have got their first gradient in the last backward pass; it lies in the vector from now on."""
+        """Return the leaves that got their first gradient in the last backward pass, and move it into the vector."""
         if not self._outside:
             return []
         found = [name for name in self._outside if self._pairs[name][0].grad is not None]
@@ -148,7 +148,7 @@ class FlatGradient:
         return self.admit(found)
 
     def admit(self, names: Iterable[str]) -> list[str]:
-        """Count these leaves among those that have had a gradient; returns the ones that were not."""
+        """Add these leaves to those that have had a gradient; return the new ones."""
         found = [name for name in names if name in self._outside]
         if found:
             self.has_grown = bool(self._inside)
@@ -158,10 +158,10 @@ class FlatGradient:
 
 
 def common_dtype(tree: Mapping[str, Tensor]) -> torch.dtype:
-    """The one floating dtype of all tensors of `tree` (float32 if it is empty).
+    """Return the one floating dtype of all tensors of `tree` (float32 if it is empty).
 
     Raises:
-        UserError: they differ, and one flat vector cannot hold them without changing what the module computes.
+        UserError: the dtypes differ; one flat vector cannot hold them without changing what the module computes.
     """
     dtypes = {tensor.dtype for tensor in tree.values()}
     if len(dtypes) > 1:

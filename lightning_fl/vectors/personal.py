@@ -1,8 +1,8 @@
 """Parameters that clients own: trained with the rest of the network, kept between rounds, never sent.
 
-A client has values of its own from the first round in which it takes part; until then it has those that the module began with,
-as all do. They are one vector (g,) under `PERSONAL` in the client's state, beside what the rule keeps. Rule, codecs and server
-see the other parameters only, the vector (d,).
+A client has its own values from the first round in which it takes part, and the module's initial values before. They are one
+vector (g,) under `PERSONAL` in the client's state, next to the rule's entries. Rule, codecs and server see only the other
+parameters, the vector (d,).
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from torch import nn
 from lightning_fl.errors import nearest, require
 
 PERSONAL = "personal"
-"""The entry of a client's state that holds its own parameters."""
+"""Entry of a client's state that holds its own parameters."""
 
 
 def personal_names(module: nn.Module, asked: Sequence[str]) -> list[str]:
-    """Names of the trainable parameters that are asked for, in the order in which the module has them.
+    """Return the names of the trainable parameters that `asked` selects, in the module's order.
 
     Args:
-        module: whose parameters they are.
+        module: module that holds the parameters.
         asked: names of parameters, or of parts of the module, such as `network.fc`.
 
     Raises:
-        UserError: nothing that trains has such a name.
+        UserError: no trainable parameter or part has such a name.
 
     >>> personal_names(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)), ["1"])
     ['1.weight', '1.bias']
@@ -37,7 +37,7 @@ def personal_names(module: nn.Module, asked: Sequence[str]) -> list[str]:
         parts = {name.rpartition(".")[0] for name in trainable} | set(trainable)
         require(
             bool(own),
-            f"personal names {wanted!r}, where {type(module).__name__} trains nothing; {nearest(wanted, parts)}.",
+            f"personal names {wanted!r}, but {type(module).__name__} trains no such part; {nearest(wanted, parts)}.",
         )
         found.update(own)
     return [name for name in trainable if name in found]

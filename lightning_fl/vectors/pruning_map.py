@@ -1,4 +1,4 @@
-"""What a structured pruning leaves of flat vectors: one list of positions for parameters, and one for float buffers."""
+"""Map flat vectors to those of a structurally pruned network: positions of kept parameters and of kept float buffers."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from lightning_fl.vectors.layout import Layout
 
 @dataclass(frozen=True)
 class PruningMap:
-    """From the flat vectors of a network to those of the pruned one, d → d' and d_b → d_b'.
+    """Map from the flat vectors of a network to those of the pruned network, d → d' and d_b → d_b'.
 
     Attributes:
-        before, buffers_before: layouts of the network as it was.
-        layout, buffer_layout: of the pruned one.
-        positions: of the kept parameters in the old vector (d',).
-        buffer_positions: of the kept float buffers (d_b',).
+        before, buffers_before: layouts before the pruning.
+        layout, buffer_layout: layouts after it.
+        positions: positions (d',) of the kept parameters in the old vector.
+        buffer_positions: positions (d_b',) of the kept float buffers.
     """
 
     before: Layout
@@ -32,21 +32,21 @@ class PruningMap:
 
     @classmethod
     def from_plan(cls, layout: Layout, buffer_layout: Layout, plan: Plan) -> PruningMap:
-        """Return what `plan` does to vectors of these layouts."""
+        """Return the map of `plan` for vectors of these layouts."""
         after, positions = _cut(layout, plan)
         buffers_after, buffer_positions = _cut(buffer_layout, plan)
         return cls(layout, buffer_layout, after, buffers_after, positions, buffer_positions)
 
     def params(self, x: Tensor) -> Tensor:
-        """(…, d) → (…, d')."""
+        """Map parameters (…, d) → (…, d')."""
         return x.index_select(-1, self.positions.to(x.device))
 
     def buffers(self, x: Tensor) -> Tensor:
-        """(…, d_b) → (…, d_b')."""
+        """Map float buffers (…, d_b) → (…, d_b')."""
         return x.index_select(-1, self.buffer_positions.to(x.device))
 
     def state(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """A state of a part, or a codec's memory; what is no vector of the network stays: see `layout_of`."""
+        """Map the state of a part or a codec's memory; entries that are no vector of the network stay, see `layout_of`."""
         kept = {}
         for name, x in state.items():
             layout = layout_of(name, x, self.before, self.buffers_before)
@@ -57,16 +57,16 @@ class PruningMap:
 
 
 def layout_of(name: str, x: Tensor, layout: Layout, buffer_layout: Layout) -> Layout | None:
-    """How an entry of a state or of a codec's memory is laid out; None: it is no vector of the network.
+    """Return the layout of an entry of a state or of a codec's memory; None if it is no vector of the network.
 
-    Lengths alone could deceive, so names decide first: an entry with `buffers` in its path is one of the float buffers, one with
-    `scalars`, `data` or `personal` (what a client owns) is not laid out so, and any other is one of the parameters.
+    Names decide first, because lengths can agree by chance: an entry with `buffers` in its path has the layout of the float
+    buffers, one with `scalars`, `data` or `personal` (owned by a client) has none, and any other has that of the parameters.
 
     Args:
-        name: of the entry, such as `momentum` or `residual/model`.
+        name: name of the entry, such as `momentum` or `residual/model`.
         x: vectors (…, d) or (…, d_b), or anything else.
-        layout: of the parameters.
-        buffer_layout: of the float buffers.
+        layout: layout of the parameters.
+        buffer_layout: layout of the float buffers.
     """
     path = name.split("/")
     if not {"scalars", "data", "personal"}.isdisjoint(path):

@@ -1,11 +1,11 @@
 """Submodels: some coordinates of a model, gathered in shorter vectors, and scattered back.
 
-What a client sends of its model crosses as if it were a smaller model: a codec sees vectors of m ≤ d numbers and a setting
-whose layout has the tensors, or their rows, that are sent. So the bits are counted of what is sent, a codec chooses among what
-is sent, and the memory that it keeps for the other coordinates stays as it was.
+The coordinates that a client sends cross as a smaller model: a codec sees vectors of m ≤ d numbers and a setting whose layout
+has the tensors, or their rows, that are sent. So only the sent coordinates are counted, a codec chooses among them, and its
+memory for the other coordinates stays as it was.
 
-A pruning mask is a submodel that lasts: the run keeps it, every part finds it in its setting (`Setting.unpruned`), and nothing
-outside of it crosses in either direction.
+A pruning mask is a lasting submodel: the run keeps it, every part finds it in its setting (`Setting.unpruned`), and nothing
+outside it crosses in either direction.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Submodel:
     Attributes:
         params: True for each parameter that is in, bools (d,).
         buffers: True for each float buffer that is in, bools (d_b,).
-        layout: of the m parameters that are in.
-        buffer_layout: of the m_b float buffers that are in.
+        layout: layout of the m parameters that are in.
+        buffer_layout: layout of the m_b float buffers that are in.
     """
 
     params: Tensor
@@ -51,11 +51,11 @@ class Submodel:
         """Return the submodel that holds some groups, or some of their units.
 
         Args:
-            layout: of the whole model's parameters.
-            buffer_layout: of its float buffers.
+            layout: layout of the whole model's parameters.
+            buffer_layout: layout of its float buffers.
             groups: a partition of its parameters; buffers of no group are always in.
-            kept: for each group bools (c_l,), unit by unit, or (1,) for all of it.
-            device: of the bools.
+            kept: for each group bools (c_l,), one per unit, or (1,) for the whole group.
+            device: device of the bools.
         """
         params = torch.zeros(layout.numel, dtype=torch.bool, device=device)
         buffers = torch.ones(buffer_layout.numel, dtype=torch.bool, device=device)
@@ -65,7 +65,7 @@ class Submodel:
             num_units = group.num_units(layout)
             for name in (*group.parameters, *group.buffers):
                 rows = group.by_unit(views[name], num_units)
-                # A tensor without a row for each unit goes whole, with any of them.
+                # A tensor without a row for each unit is in as a whole if any unit is.
                 mine = units if len(units) == len(rows) else units.any().expand(len(rows))
                 rows.copy_(mine.view(-1, *[1] * (rows.dim() - 1)))
                 axis = group.unit_axis(views[name].dim())
@@ -77,13 +77,13 @@ class Submodel:
     def from_masks(
         cls, layout: Layout, buffer_layout: Layout, params: Tensor, buffers: Tensor | None = None
     ) -> Submodel:
-        """Return the submodel that holds any coordinates, every tensor being a row of those of its own that are in.
+        """Return the submodel of any coordinates; each tensor becomes one row of its coordinates that are in.
 
         Args:
-            layout: of the whole model's parameters.
-            buffer_layout: of its float buffers.
+            layout: layout of the whole model's parameters.
+            buffer_layout: layout of its float buffers.
             params: bools (d,).
-            buffers: bools (d_b,); all of them if not given.
+            buffers: bools (d_b,); all True if not given.
         """
         if buffers is None:
             buffers = torch.ones(buffer_layout.numel, dtype=torch.bool, device=params.device)
@@ -93,9 +93,9 @@ class Submodel:
         """Return the submodel of the parameters that both hold; None holds all.
 
         Args:
-            other: of the same model.
-            layout: of the whole model's parameters.
-            buffer_layout: of its float buffers.
+            other: submodel of the same model.
+            layout: layout of the whole model's parameters.
+            buffer_layout: layout of its float buffers.
         """
         if other is None:
             return self
@@ -104,15 +104,15 @@ class Submodel:
 
     @cached_property
     def factors(self) -> Tensor:
-        """1 where a parameter is in and 0 elsewhere (d,), float32: multiplying by it takes a third of the time of bools."""
+        """float32 (d,), 1 where a parameter is in, else 0; multiplying by it takes a third of the time of bools."""
         return self.params.float()
 
     def masks(self, message: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return which coordinates of each vector of a message are in; what is no vector of the model is left out."""
+        """Return the mask of each vector of a message, without entries that are no vector of the model."""
         return {name: self._mask(name) for name, x in message.items() if self._is_whole(name, x)}
 
     def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the shorter vectors (m,), without empty ones; what is no vector of the model stays as it is."""
+        """Return the shorter vectors (m,), without empty ones; entries that are no vector of the model stay as they are."""
         gathered = {}
         for name, x in tensors.items():
             size = self._layout(name).numel
@@ -123,11 +123,11 @@ class Submodel:
         return gathered
 
     def scatter(self, shorter: Mapping[str, Tensor], whole: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return whole vectors again.
+        """Return vectors of the whole model.
 
         Args:
-            shorter: vectors (m,), and what is no vector of the model.
-            whole: where the coordinates outside the submodel come from, not changed; 0 where it lacks a vector.
+            shorter: vectors (m,), and entries that are no vector of the model.
+            whole: source of the coordinates outside the submodel, not changed; they are 0 where it lacks a vector.
         """
         result = {name: x for name, x in whole.items() if self._is_whole(name, x)}
         for name, x in shorter.items():
@@ -148,7 +148,7 @@ class Submodel:
         return self.buffers.nonzero().squeeze(1)
 
     def _positions(self, name: str) -> Tensor:
-        """Return the positions of the coordinates that are in; found once, which takes longest."""
+        """Return the positions of the coordinates that are in; cached, as finding them takes longest."""
         return self._buffer_positions if "buffers" in name else self._param_positions
 
     def _mask(self, name: str) -> Tensor:
@@ -158,19 +158,19 @@ class Submodel:
         return self.buffer_layout if "buffers" in name else self.layout
 
     def _is_whole(self, name: str, x: Tensor) -> bool:
-        """True for a vector of the whole model; numbers of another kind are none, however many there are."""
+        """True for a vector of the whole model; entries of another kind never are, whatever their length."""
         return name.partition("/")[0] not in OTHER_KINDS and x.dim() == 1 and len(x) == len(self._mask(name))
 
 
 def _rows(layout: Layout, mask: Tensor) -> Layout:
-    """Return the layout of what a mask holds of each tensor, in one row."""
+    """Return the layout with one row for each tensor, of its coordinates in the mask."""
     counts = {name: int(view.sum()) for name, view in layout.views(mask).items()}
     held = {name: (count,) for name, count in counts.items() if count}
     return Layout(tuple(held), tuple(held.values()), (False,) * len(held))
 
 
 def _cut(layout: Layout, cuts: Mapping[str, tuple[int, int]]) -> Layout:
-    """Return the layout without what is not kept; `cuts` gives an axis of a tensor and how much of it is."""
+    """Return the layout of the kept parts; `cuts` gives an axis of a tensor and its kept length."""
     entries = []
     for name, shape, last in zip(layout.names, layout.shapes, layout.channels_last, strict=True):
         axis, count = cuts.get(name, (0, shape[0] if shape else 1))

@@ -1,4 +1,4 @@
-"""The largest k of d numbers, and how the other side learns which they are."""
+"""Choose the k largest of d numbers, and encode their positions."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from lightning_fl.vectors.bit_packing import bit_width, pack, unpack
 
 IndexBits = Literal["ceil", "exact"]
 INDEX_BITS: tuple[str, ...] = get_args(IndexBits)
-SAMPLE = 50_000  # numbers from which a threshold is guessed
+SAMPLE = 50_000  # numbers from which a threshold is estimated
 
 
 def num_kept(alpha: float, count: int) -> int:
-    """k = max(1, ⌊alpha · d⌋); nothing of nothing.
+    """Return k = max(1, ⌊alpha · d⌋), and 0 for d = 0.
 
     >>> [num_kept(0.05, 21840), num_kept(0.29, 100), num_kept(0.001, 5), num_kept(1.0, 0)]
     [1092, 29, 1, 0]
     """
-    # The decimal fraction that was written, not the binary one nearest to it: 0.29 · 100 is 29.
+    # Use the decimal fraction as written, not the nearest binary one: 0.29 · 100 is 29.
     return min(count, max(1, int(Fraction(str(alpha)) * count)))
 
 
 def top_k(vector: Tensor, k: int) -> Tensor:
-    """Where the k numbers are that are largest in magnitude: of equal ones the first, a NaN only where nothing else is left.
+    """Return the positions of the k numbers largest in magnitude; of equal ones the first, NaN last.
 
     Args:
         vector: numbers (d,).
-        k: how many, 0 ≤ k ≤ d.
+        k: number of positions, 0 ≤ k ≤ d.
 
     Returns:
         Positions (k,), ascending.
@@ -46,18 +46,18 @@ def top_k(vector: Tensor, k: int) -> Tensor:
 
 
 def top_k_of_max(vectors: Sequence[Tensor], k: int) -> Tensor:
-    """Where the k numbers are that are largest in magnitude in any of the vectors (d,); otherwise as `top_k`."""
-    return _largest(reduce(torch.fmax, (x.abs() for x in vectors)), k)  # fmax passes over NaN
+    """Return the positions of the k numbers largest in magnitude in any of the vectors (d,), otherwise as `top_k`."""
+    return _largest(reduce(torch.fmax, (x.abs() for x in vectors)), k)  # fmax ignores NaN
 
 
 def top_k_in_turns(vectors: Sequence[Tensor], k: int) -> Tensor:
-    """k positions taken rank by rank: each vector offers its largest, then its second, … until k distinct ones are there.
+    """Choose k positions rank by rank: each vector offers its largest, then its second, … until k are distinct.
 
-    At one rank the offers are taken in order of magnitude, of equal ones the earlier vector's.
+    Offers of the same rank are taken in order of magnitude, of equal ones the earlier vector's first.
 
     Args:
-        vectors: of d numbers each.
-        k: how many, 0 ≤ k ≤ d.
+        vectors: vectors of d numbers each.
+        k: number of positions, 0 ≤ k ≤ d.
 
     Returns:
         Positions (k,), ascending.
@@ -88,9 +88,9 @@ def _largest(magnitude: Tensor, k: int) -> Tensor:
 
 
 def _candidates(magnitude: Tensor, k: int) -> Tensor | None:
-    """Positions, ascending, of a few more than the k largest of many numbers: all above a number guessed from a sample.
+    """Return ascending positions of a few more than the k largest of many numbers: all above a threshold from a sample.
 
-    None where there are few numbers anyway, or where the guess was bad.
+    Return None if there are few numbers, or if the threshold is of no use.
     """
     count, stride = len(magnitude), len(magnitude) // SAMPLE
     if stride < 2:
@@ -113,14 +113,14 @@ def _largest_mask(magnitude: Tensor, k: int) -> Tensor:
 
 
 def _without_nan(magnitude: Tensor) -> Tensor:
-    """−1 for NaN, so that it comes last."""
+    """Replace NaN by −1, so that it comes last."""
     return torch.where(magnitude.isnan(), -1.0, magnitude)
 
 
 def positions_bits(k: int, count: int, index_bits: IndexBits = "ceil") -> int:
-    """Bits that say which k of d coordinates are meant: d in a mask or k·⌈log2 d⌉ in a list, none where all are.
+    """Return the bits that encode k of d positions: d in a mask or k·⌈log2 d⌉ in a list, whichever is less; 0 if k = d.
 
-    With `exact` bits a list is ⌈k·log2 d⌉ long, as if its indices were the digits of one number: FedAdam-SSM's paper counts so.
+    With `exact`, a list has ⌈k·log2 d⌉ bits, as if its indices were the digits of one number, as in FedAdam-SSM's paper.
 
     >>> [positions_bits(1092, 21840), positions_bits(487546, 9750922), positions_bits(7, 7), positions_bits(0, 7)]
     [16380, 9750922, 0, 0]
@@ -133,12 +133,12 @@ def positions_bits(k: int, count: int, index_bits: IndexBits = "ceil") -> int:
 
 
 def check_index_bits(index_bits: str) -> None:
-    """Raise `UserError` if there is no such way to count."""
+    """Raise `UserError` if `index_bits` is unknown."""
     require(index_bits in INDEX_BITS, f"index_bits {index_bits!r} is unknown; {nearest(str(index_bits), INDEX_BITS)}.")
 
 
 def pack_positions(positions: Tensor, count: int) -> Tensor:
-    """Ascending positions (k,) among `count` as bytes, in the shorter of the two ways."""
+    """Pack ascending positions (k,) among `count` into bytes, as a list or as a mask, the shorter of the two."""
     k = len(positions)
     if k == count:
         return torch.empty(0, dtype=torch.uint8, device=positions.device)
@@ -150,7 +150,7 @@ def pack_positions(positions: Tensor, count: int) -> Tensor:
 
 
 def unpack_positions(packed: Tensor, k: int, count: int) -> Tensor:
-    """The positions (k,), ascending, that `pack_positions` packed."""
+    """Return the ascending positions (k,) that `pack_positions` packed."""
     if k == count:
         return torch.arange(count, device=packed.device)
     if k * bit_width(count) < count:

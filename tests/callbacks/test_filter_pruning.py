@@ -367,7 +367,7 @@ def test_a_federation_without_server_data_has_no_maps_to_judge_by(tmp_path: Path
         default_root_dir=tmp_path,
         **QUIET,
     )
-    with pytest.raises(UserError, match="give the data a server_fraction above 0, or take importance 'magnitude'"):
+    with pytest.raises(UserError, match="give the data a server_fraction above 0, or use importance 'magnitude'"):
         trainer.fit(Classifier(), data)
 
 

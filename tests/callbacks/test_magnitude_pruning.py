@@ -184,5 +184,5 @@ def test_a_pruning_that_never_comes_and_one_of_nothing(make_stock_trainer: MakeT
         UserWarning, match="MagnitudePruning would prune before epoch 30, but the run ends after 1 epochs"
     ):
         make_stock_trainer(max_epochs=1, callbacks=MagnitudePruning()).fit(Net(), loader())
-    with pytest.raises(UserError, match="Net has no weight to leave out"):
+    with pytest.raises(UserError, match="Net has no weight to prune"):
         make_stock_trainer(callbacks=MagnitudePruning(exclude=["net"])).fit(Net(), loader())

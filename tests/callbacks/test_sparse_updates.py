@@ -256,7 +256,7 @@ def test_makes_every_local_step_of_a_federation_sparse(optimizer: str) -> None:
 
 def test_a_federation_exchanges_by_itself() -> None:
     trainer = FederatedTrainer(max_rounds=1, clients_per_round=1, callbacks=SparseUpdates(every_n_steps=2), **QUIET)
-    with pytest.raises(UserError, match="In a federation SparseUpdates takes every_n_steps 1, got 2"):
+    with pytest.raises(UserError, match="SparseUpdates needs every_n_steps 1 in a federation, got 2"):
         trainer.fit(Regression("sgd"), Arrays(train=samples(), test=samples(), num_clients=2))
 
 

@@ -219,7 +219,7 @@ def test_imc_asks_the_server_alone_how_much_to_leave_out(make_trainer: MakeTrain
     assert (vector(first) == vector(second)).all()
     assert adaptive.run.ledger.state_dict() == given.run.ledger.state_dict()
     assert int(given.run.mask.sum()) < 26
-    with pytest.raises(UserError, match="asked of the server's samples, and there are none"):
+    with pytest.raises(UserError, match="found from the server's samples, and there are none"):
         make_trainer(max_rounds=4).fit(Perceptron(), federation(), IMC(prune_round=2))
 
 
@@ -313,8 +313,8 @@ def test_what_any_callback_asks_of_clients_is_booked_in_the_round_that_comes(
     ("given", "sentence"),
     [
         ({"rate_source": "al"}, "rate_source 'al' is unknown; did you mean 'all'"),
-        ({"rate_source": "all", "rate": 0.4}, "rate_source='all' asks for the rate, which is given: rate=0.4"),
-        ({"max_sources": 3}, "max_sources=3 says how many are asked with rate_source='all'"),
+        ({"rate_source": "all", "rate": 0.4}, "rate_source='all' finds the rate itself: leave rate=0.4 out"),
+        ({"max_sources": 3}, "max_sources=3 is for rate_source='all', got rate_source='server'"),
         ({"rate_source": "all", "max_sources": 0}, "max_sources must be at least 1, got 0"),
     ],
 )

@@ -1,12 +1,12 @@
 """Efficient-Adam: Chen et al., Efficient-Adam: Communication-Efficient Distributed Adam, 2022.
 
-client k:  L steps of Adam with moments of its own                 rule: LocalAdam
+client k:  L steps of Adam with its own moments                    rule: LocalAdam
            z = y − w + e;  upload Q(z);  e ← z − Q(z)              codec: ErrorFeedback of Quantiser or OneBit
 server:    y = Σ p Q(z) + ē;  w ← w + Q(y);  ē ← y − Q(y)          aggregator: WeightedMean, steps: Apply, Compress
            broadcast Q(y)                                          codec: Followed
 
-b bits a number and 32 for each scale, both ways; the model itself goes down whole in the first round. The paper's method has one
-step to a round, L = 1. Moments are never sent or averaged. Quantities are deltas, the paper's with the sign turned.
+b bits per number and 32 per scale in both directions; the first round broadcasts the whole model. The paper's method has one
+step per round, L = 1. Moments are never sent or averaged. Quantities are deltas, with the opposite sign of the paper's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lightning_fl.steps import Apply, Compress
 
 
 class EfficientAdam(Algorithm):
-    """Adam with moments that stay on the clients, quantised both ways with error feedback on both sides."""
+    """Adam with moments that stay on the clients; uploads and broadcasts are quantised with error feedback."""
 
     def __init__(
         self,
@@ -35,15 +35,15 @@ class EfficientAdam(Algorithm):
         epsilon: float = 1e-6,
         weighting: Literal["samples", "uniform"] = "samples",
     ) -> None:
-        """Fill all slots but the exchange.
+        """Fill all slots except the exchange.
 
         Args:
             quantiser: Levels s · 2^−j (`log`), equally spaced levels (`uniform`), or s · sgn(z) with s = ‖z‖₁ / n (`sign`), which
-                takes one bit whatever `bits` says.
-            bits: Of a number, from 2 to 32; 32 is not quantised at all.
+                takes one bit and ignores `bits`.
+            bits: Bits per number, from 2 to 32; 32 is without quantisation.
             groups: Numbers that share a scale s: each `tensor` of the model, or `global`.
-            beta1: β₁ in [0, 1), of the first moment.
-            beta2: β₂ in [0, 1), of the second moment.
+            beta1: Decay β₁ of the first moment, in [0, 1).
+            beta2: Decay β₂ of the second moment, in [0, 1).
             epsilon: ε > 0, inside the root.
             weighting: Average by `samples`, or with `uniform` weights.
         """

@@ -1,16 +1,16 @@
-"""FedAdam and its sparse uploads: FedAdam-SSM (2024), whose baselines FedAdam-Top and Fairness-Top are.
+"""FedAdam and its sparse uploads: FedAdam-SSM (2024) and its baselines FedAdam-Top and Fairness-Top.
 
 client k:  (y, m, v) ← (w, M, V);  L steps of Adam                 rule: SharedAdam
            upload Δy, Δm, Δv                                       codec: Dense
-             FedAdamTop   each its own k largest                   codec: TopK
+             FedAdamTop   the k largest of each vector             codec: TopK
              FedAdamSSM   where Δy (or Δm, or Δv) is largest       codec: SharedTopK
-             FairnessTop  where all three have a say               codec: FairTopK
+             FairnessTop  where any of the three is largest        codec: FairTopK
 server:    w ← w + Σ p Δy;  M ← M + Σ p Δm;  V ← V + Σ p Δv        aggregator: WeightedMean, steps: Apply, Moments
-           what a client left out counts as zero
-           broadcast w, M, V, or where they have changed           codec: Dense or Changes
+           numbers that a client left out count as zero
+           broadcast w, M, V, or their changes                     codec: Dense or Changes
 
-Adam has no bias correction and ε inside the root. Not the FedAdam of Reddi et al. (ICLR 2021), where only the server has moments.
-Nothing is fed back: what a mask leaves out is dropped, and the next round starts from the server's (w, M, V).
+Adam has no bias correction and ε inside the root. This is not the FedAdam of Reddi et al. (ICLR 2021), where only the server has
+moments. There is no error feedback: numbers outside a mask are dropped, and the next round starts from the server's (w, M, V).
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class FedAdam(Algorithm):
     def __init__(
         self, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-6, weighting: Weighting = "samples"
     ) -> None:
-        """Fill the rule and the steps.
+        """Fill the rule and step slots.
 
         Args:
-            beta1: β₁ in [0, 1), of the first moment.
-            beta2: β₂ in [0, 1), of the second moment.
+            beta1: Decay β₁ of the first moment, in [0, 1).
+            beta2: Decay β₂ of the second moment, in [0, 1).
             epsilon: ε > 0, inside the root.
             weighting: Average by `samples`, or with `uniform` weights.
         """
@@ -65,16 +65,16 @@ class FedAdamTop(Algorithm):
         downlink: Downlink = "dense",
         index_bits: IndexBits = "ceil",
     ) -> None:
-        """Fill the rule, the codecs and the steps.
+        """Fill the rule, codec and step slots.
 
         Args:
             alpha: Share of the coordinates that are sent, in (0, 1]; 1 is FedAdam.
-            beta1: β₁ in [0, 1), of the first moment.
-            beta2: β₂ in [0, 1), of the second moment.
+            beta1: Decay β₁ of the first moment, in [0, 1).
+            beta2: Decay β₂ of the second moment, in [0, 1).
             epsilon: ε > 0, inside the root.
             weighting: Average by `samples`, or with `uniform` weights.
-            downlink: Broadcast all (`dense`), or only where something has changed (`union` of the masks).
-            index_bits: Count ⌈log2 d⌉ bits for an index, as it is sent (`ceil`), or log2 d, as the paper does (`exact`).
+            downlink: Broadcast everything (`dense`), or only the changed coordinates (`union` of the masks).
+            index_bits: Count ⌈log2 d⌉ bits per index, as sent (`ceil`), or log2 d, as in the paper (`exact`).
         """
         super().__init__(
             rule=SharedAdam(beta1, beta2, epsilon),
@@ -99,17 +99,17 @@ class FedAdamSSM(Algorithm):
         downlink: Downlink = "dense",
         index_bits: IndexBits = "ceil",
     ) -> None:
-        """Fill the rule, the codecs and the steps.
+        """Fill the rule, codec and step slots.
 
         Args:
             alpha: Share of the coordinates that are sent, in (0, 1]; 1 is FedAdam.
-            mask: Whose change chooses the coordinates: SSM, SSM_M or SSM_V of the paper.
-            beta1: β₁ in [0, 1), of the first moment.
-            beta2: β₂ in [0, 1), of the second moment.
+            mask: Vector whose largest changes give the coordinates: SSM, SSM_M or SSM_V of the paper.
+            beta1: Decay β₁ of the first moment, in [0, 1).
+            beta2: Decay β₂ of the second moment, in [0, 1).
             epsilon: ε > 0, inside the root.
             weighting: Average by `samples`, or with `uniform` weights.
-            downlink: Broadcast all (`dense`), or only where something has changed (`union` of the masks).
-            index_bits: Count ⌈log2 d⌉ bits for an index, as it is sent (`ceil`), or log2 d, as the paper does (`exact`).
+            downlink: Broadcast everything (`dense`), or only the changed coordinates (`union` of the masks).
+            index_bits: Count ⌈log2 d⌉ bits per index, as sent (`ceil`), or log2 d, as in the paper (`exact`).
         """
         if mask not in LEADERS:
             raise UserError(f"mask {mask!r} is unknown; {nearest(str(mask), LEADERS)}.")
@@ -123,7 +123,7 @@ class FedAdamSSM(Algorithm):
 
 
 class FairnessTop(Algorithm):
-    """FedAdam whose clients send three vectors under one mask that all three have a say in."""
+    """FedAdam whose clients send three vectors under one mask chosen from all three."""
 
     def __init__(
         self,
@@ -136,17 +136,17 @@ class FairnessTop(Algorithm):
         downlink: Downlink = "dense",
         index_bits: IndexBits = "ceil",
     ) -> None:
-        """Fill the rule, the codecs and the steps.
+        """Fill the rule, codec and step slots.
 
         Args:
             alpha: Share of the coordinates that are sent, in (0, 1]; 1 is FedAdam.
             union: Take the vectors' largest numbers in turns (`interleaved`), or the largest in any of them (`max`).
-            beta1: β₁ in [0, 1), of the first moment.
-            beta2: β₂ in [0, 1), of the second moment.
+            beta1: Decay β₁ of the first moment, in [0, 1).
+            beta2: Decay β₂ of the second moment, in [0, 1).
             epsilon: ε > 0, inside the root.
             weighting: Average by `samples`, or with `uniform` weights.
-            downlink: Broadcast all (`dense`), or only where something has changed (`union` of the masks).
-            index_bits: Count ⌈log2 d⌉ bits for an index, as it is sent (`ceil`), or log2 d, as the paper does (`exact`).
+            downlink: Broadcast everything (`dense`), or only the changed coordinates (`union` of the masks).
+            index_bits: Count ⌈log2 d⌉ bits per index, as sent (`ceil`), or log2 d, as in the paper (`exact`).
         """
         super().__init__(
             rule=SharedAdam(beta1, beta2, epsilon),

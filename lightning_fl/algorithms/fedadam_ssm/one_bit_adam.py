@@ -6,11 +6,11 @@ client k:  m ← β₁m + (1 − β₁)g;  y ← y − η m / √(V + ε), L ste
            z = u + e;  upload C(z) = s · sgn(z);  e ← z − C(z)     codec: ErrorFeedback of OneBit
 server:    y = Σ p C(z) + ē;  M ← C(y);  ē ← y − M                 aggregator: WeightedMean, step: WarmedUpMoments
            w ← w − η L M / √(V + ε)
-           broadcast M; clients that hold w and V make w too       codec: Followed
+           broadcast M; clients that hold w and V compute w        codec: Followed
 
-The paper's method has one step to a round, L = 1, where u = m. For more, u is the mean momentum of the L steps and the server
-goes L times as far. The authors put ε outside the root; here it is inside in both phases. The broadcast of round T_w still
-brings all of (w, M, V), so that clients start the second phase from what the first one ended with.
+The paper's method has one step per round, L = 1, where u = m. For more, u is the mean momentum of the L steps and the server's
+step is L times as long. The authors put ε outside the root; here it is inside in both phases. The broadcast of round T_w still
+contains all of (w, M, V), so that clients start the second phase from the end of the first.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MOMENTUM = "moments/momentum"
 
 
 class OneBitAdam(Algorithm):
-    """FedAdam for a while, then momentum in one bit a number, both ways, with error feedback on both sides."""
+    """FedAdam for a warm-up, then momentum at one bit per number in both directions, with error feedback."""
 
     def __init__(
         self,
@@ -44,16 +44,16 @@ class OneBitAdam(Algorithm):
         epsilon: float = 1e-6,
         weighting: Literal["samples", "uniform"] = "samples",
     ) -> None:
-        """Fill all slots but the exchange.
+        """Fill all slots except the exchange.
 
         Args:
-            warmup: T_w, the rounds of FedAdam: a count of at least 1, or a fraction of the run's rounds. Give a count to a run
-                that may be made longer later.
-            scale: s = ‖z‖₂ / √n (`l2`), the authors', or ‖z‖₁ / n (`l1`), which is never further from z than zero is.
+            warmup: T_w, the rounds of FedAdam: a count of at least 1, or a fraction of the run's rounds. Give a count if the run
+                may get more rounds later.
+            scale: s = ‖z‖₂ / √n (`l2`), the authors' choice, or ‖z‖₁ / n (`l1`), which is never further from z than zero is.
             groups: Numbers z that share a scale: each `tensor` of the model, or `global`.
-            momentum_mask: Leave coordinates alone that had no gradient in the warm-up.
-            beta1: β₁ in [0, 1), of the first moment.
-            beta2: β₂ in [0, 1), of the second moment.
+            momentum_mask: Leave coordinates unchanged that had no gradient in the warm-up.
+            beta1: Decay β₁ of the first moment, in [0, 1).
+            beta2: Decay β₂ of the second moment, in [0, 1).
             epsilon: ε > 0, inside the root.
             weighting: Average by `samples`, or with `uniform` weights.
         """
@@ -61,7 +61,7 @@ class OneBitAdam(Algorithm):
         require(
             warmup >= 1 if whole else 0 < warmup <= 1,
             f"warmup is a count of rounds of at least 1, or a fraction of the run in (0, 1], got {warmup}: "
-            "without any there is no second moment to scale by.",
+            "without a warm-up there is no second moment to scale by.",
         )
         self.warmup = warmup
         codec = OneBit(scale, groups, names=(MOMENTUM,), known=("scalars/learning_rate",))
@@ -74,7 +74,7 @@ class OneBitAdam(Algorithm):
         )
 
     def check(self, setting: Setting, server: Server, cohort_size: int) -> None:
-        """Warn where the run ends before the second phase, too."""
+        """Check the run, and warn if it ends before the second phase."""
         super().check(setting, server, cohort_size)
         if isinstance(self.warmup, int) and self.warmup > setting.num_rounds:
             rank_zero_warn(

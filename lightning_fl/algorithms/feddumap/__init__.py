@@ -1,1 +1,1 @@
-"""FedDUMAP's parts FedDU, FedDUM and FedAP, and the methods that its paper compares them with."""
+"""FedDUMAP's parts FedDU, FedDUM and FedAP, and the baselines in its paper."""

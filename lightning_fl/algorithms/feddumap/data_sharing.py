@@ -1,7 +1,7 @@
-"""Data sharing: Zhao et al., Federated Learning with Non-IID Data, 2018, as FedDUMAP (Liu et al., ACM TIST 2024) has it.
+"""Data sharing: Zhao et al., Federated Learning with Non-IID Data, 2018, as in FedDUMAP (Liu et al., ACM TIST 2024).
 
 before the first round: every client receives min(n_0, cap · Σ_k n_k) of the server's samples, drawn at random
-client k:  trains on its own samples and those; n_k is the number of both
+client k:  trains on its own and these samples; n_k counts both
 the rest is FedAvg
 """
 
@@ -24,10 +24,10 @@ class DataSharing(Algorithm):
         """Keep FedAvg's parts.
 
         Args:
-            cap: The most that a client receives, as a share of all clients' samples, in (0, 1].
-            warmup_epochs: Epochs of the initial model on the server's samples before the first round.
+            cap: Limit of what a client receives, as a share of all clients' samples, in (0, 1].
+            warmup_epochs: Epochs of training on the server's samples before the first round, at least 0.
         """
-        require(0 < cap <= 1, f"cap is the most that a client receives and must lie in (0, 1], got {cap}.")
+        require(0 < cap <= 1, f"cap limits the samples that a client receives and must lie in (0, 1], got {cap}.")
         require(warmup_epochs >= 0, f"warmup_epochs must be at least 0, got {warmup_epochs}.")
         super().__init__()
         self.cap = cap
@@ -42,7 +42,7 @@ class DataSharing(Algorithm):
         return data.share(min(num_server, whole_share(self.cap, int(data.client_sizes.sum()))))
 
     def prepare(self, turn: SetupTurn) -> None:
-        """Send the samples, as bytes where they are stored so, and warm the model up."""
+        """Send the samples, as bytes if they are stored as bytes, and warm up the model."""
         data = turn.data
         for client, held in enumerate(data.client_indices):
             received = held[np.isin(held, data.server_indices)]

@@ -1,16 +1,15 @@
 """FedAP, FedDUAP and FedDUMAP: Liu et al., Efficient Federated Learning Using Dynamic Update and Adaptive Pruning with Momentum
 on Shared Server Data, ACM TIST 2024.
 
-before round T, once:  the server and all clients tell p*_k, at which their loss would let the model be pruned
+before round T, once:  the server and all clients report p*_k, the pruning rate that their loss allows
                        p* = Σ_k a_k p*_k / Σ_k a_k,  a_k = n_k / (D(P_k) + ε)
-                       filters of low rank go, of each layer as many as the magnitudes of its weights say
+                       each layer loses filters of low rank, as many as the magnitudes of its weights allow
                                                                                 callback: AdaptivePruning
-then a usual round;    FedAP is FedAvg with it, FedDUAP FedDU, FedDUMAP FedDUM (momentum of the server is cut as the model is)
+then a usual round;    FedAP prunes FedAvg, FedDUAP FedDU, FedDUMAP FedDUM (the server's momentum is cut like the model)
 
-What crosses because of it is booked in round T: q·d down to each client that is asked, who needs the model as it was (to those
-that train in this round only what the pruned model lacks, which they receive anyway); q up from each; one bit for each filter
-down to all. Where the server has no samples, a client ranks the feature maps, q up for each filter. From then on models have d'
-numbers.
+The communication for it is booked in round T: q·d down to each client that is asked and so needs the model before the pruning
+(clients that train in this round receive the pruned model anyway, so only the rest is booked); q up from each; one bit per filter
+down to all. If the server has no samples, a client ranks the feature maps, q up per filter. Afterwards models have d' numbers.
 """
 
 from __future__ import annotations
@@ -26,21 +25,21 @@ from lightning_fl.steps import Apply, DynamicServerUpdate, Momentum
 
 
 class AdaptivelyPruned(Algorithm):
-    """Any slots, and FedAP's pruning once.
+    """Base class of the methods with FedAP's pruning.
 
     Attributes:
-        pruning: the callback.
+        pruning: callback that prunes.
     """
 
     pruning: AdaptivePruning
 
     def configure_callbacks(self) -> list[Callback]:
-        """The pruning."""
+        """Return the pruning."""
         return [self.pruning]
 
 
 class FedAP(AdaptivelyPruned):
-    """FedAvg, and a structured pruning whose rate all sources of data decide."""
+    """FedAvg with one structured pruning, at a rate found from the data of the server and the clients."""
 
     def __init__(
         self,
@@ -54,12 +53,12 @@ class FedAP(AdaptivelyPruned):
         """Prepare the pruning.
 
         Args:
-            prune_round: Round T, from 0, before whose training the model is pruned.
-            rate_mode: How a source finds its rate: slq_plateau (the authors' code), gap (the paper's rule), or fixed.
-            rate: The rate p* in [0, 1) for fixed; 0 is FedAvg.
+            prune_round: Round T, from 0; the model is pruned before its training.
+            rate_mode: Method of finding a source's rate: slq_plateau (the authors' code), gap (the paper's rule), or fixed.
+            rate: Rate p* in [0, 1) for fixed; 0 is FedAvg.
             epsilon: ε > 0 in the weights of the sources.
-            max_sources: Ask only so many sources, drawn at random; all if not given.
-            curvature: hessian, or ggn for the generalised Gauss-Newton matrix.
+            max_sources: Largest number of sources to ask, drawn at random; all if not given.
+            curvature: Matrix of the loss's curvature: hessian, or ggn, the generalised Gauss-Newton matrix.
         """
         super().__init__()
         self.pruning = AdaptivePruning(prune_round, None, rate_mode, rate, max_sources, curvature, epsilon)
@@ -81,19 +80,19 @@ class FedDUAP(AdaptivelyPruned):
         max_sources: int | None = None,
         curvature: Literal["hessian", "ggn"] = "hessian",
     ) -> None:
-        """Fill the step slot and prepare the pruning.
+        """Fill the step slot, and prepare the pruning.
 
         Args:
             C: Scale C ≥ 0 of the server's update; 0 is FedAP.
             decay: Factor of the update from round to round, in (0, 1].
-            f: How the update falls with the accuracy: one_minus for 1 − acc, inverse for 1 / (acc + 0.01).
+            f: Factor f'(acc) of the update: one_minus is 1 − acc, inverse is 1 / (acc + 0.01).
             alpha_max: Bound of the update's share α; 1 for inverse if not given.
-            prune_round: Round T, from 0, before whose training the model is pruned.
-            rate_mode: How a source finds its rate: slq_plateau (the authors' code), gap (the paper's rule), or fixed.
-            rate: The rate p* in [0, 1) for fixed; 0 is FedDU.
+            prune_round: Round T, from 0; the model is pruned before its training.
+            rate_mode: Method of finding a source's rate: slq_plateau (the authors' code), gap (the paper's rule), or fixed.
+            rate: Rate p* in [0, 1) for fixed; 0 is FedDU.
             epsilon: ε > 0 in the weights of the sources.
-            max_sources: Ask only so many sources, drawn at random; all if not given.
-            curvature: hessian, or ggn for the generalised Gauss-Newton matrix.
+            max_sources: Largest number of sources to ask, drawn at random; all if not given.
+            curvature: Matrix of the loss's curvature: hessian, or ggn, the generalised Gauss-Newton matrix.
         """
         super().__init__(steps=(Apply(), DynamicServerUpdate(C=C, decay=decay, f=f, alpha_max=alpha_max)))
         self.pruning = AdaptivePruning(prune_round, None, rate_mode, rate, max_sources, curvature, epsilon)
@@ -119,23 +118,23 @@ class FedDUMAP(AdaptivelyPruned):
         max_sources: int | None = None,
         curvature: Literal["hessian", "ggn"] = "hessian",
     ) -> None:
-        """Fill rule and steps and prepare the pruning.
+        """Fill the rule and step slots, and prepare the pruning.
 
         Args:
             beta: Momentum β of the server, in [0, 1).
             local_beta: Momentum β' of the clients, in [0, 1); with both 0 and server_learning_rate 1 it is FedDUAP.
-            server_learning_rate: η_g > 0.
+            server_learning_rate: Learning rate η_g > 0 of the server.
             momentum_init: Start from m = 0 (`zero`) or from the first round's change (`first`).
             C: Scale C ≥ 0 of the server's update.
             decay: Factor of the update from round to round, in (0, 1].
-            f: How the update falls with the accuracy: one_minus for 1 − acc, inverse for 1 / (acc + 0.01).
+            f: Factor f'(acc) of the update: one_minus is 1 − acc, inverse is 1 / (acc + 0.01).
             alpha_max: Bound of the update's share α; 1 for inverse if not given.
-            prune_round: Round T, from 0, before whose training the model is pruned.
-            rate_mode: How a source finds its rate: slq_plateau (the authors' code), gap (the paper's rule), or fixed.
-            rate: The rate p* in [0, 1) for fixed; 0 is FedDUM.
+            prune_round: Round T, from 0; the model is pruned before its training.
+            rate_mode: Method of finding a source's rate: slq_plateau (the authors' code), gap (the paper's rule), or fixed.
+            rate: Rate p* in [0, 1) for fixed; 0 is FedDUM.
             epsilon: ε > 0 in the weights of the sources.
-            max_sources: Ask only so many sources, drawn at random; all if not given.
-            curvature: hessian, or ggn for the generalised Gauss-Newton matrix.
+            max_sources: Largest number of sources to ask, drawn at random; all if not given.
+            curvature: Matrix of the loss's curvature: hessian, or ggn, the generalised Gauss-Newton matrix.
         """
         update = DynamicServerUpdate(C=C, decay=decay, f=f, alpha_max=alpha_max)
         momentum = Momentum(beta=beta, learning_rate=server_learning_rate, init_with=momentum_init)

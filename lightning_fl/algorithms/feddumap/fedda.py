@@ -7,7 +7,7 @@ server:    w ← w + Σ_k n_k (y_k − w) / Σ_k n_k                            
            m ← Σ_k n_k v_k / Σ_k n_k, sent down with w                           step: SharedMomentum
 FedDUDA    in between, with w_s, v_s of the same training on the server's samples:
            w ← w + α (w_s − w);  m ← m + α (v_s − m)                             step: DynamicServerUpdate
-Twice FedAvg's bits in both directions. The paper's full text was not at hand for the local rule: see `DecoupledMomentum`.
+Twice FedAvg's bits in both directions. The local rule was written without the paper's full text: see `DecoupledMomentum`.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from lightning_fl.steps import Apply, DynamicServerUpdate, SharedMomentum
 
 
 class FedDA(Algorithm):
-    """The momentum is the federation's: clients go on with it and send it back."""
+    """FedAvg with a momentum of the federation, which clients continue locally and send back."""
 
     def __init__(
         self, beta: float = 0.9, variant: Literal["evolving", "frozen"] = "evolving", full_batch_last: int = 0
     ) -> None:
-        """Fill rule and steps.
+        """Fill the rule and step slots.
 
         Args:
             beta: Momentum β in [0, 1); 0 is FedAvg.
-            variant: Whether the momentum moves with the local steps (evolving) or stays the federation's (frozen).
-            full_batch_last: In so many last rounds of max_rounds, r, every local step takes the gradient on all samples of the
-                client; there are as many steps, each as long as a pass. A finished run that goes on has such rounds again.
+            variant: Update the momentum in every local step (evolving), or keep the federation's (frozen).
+            full_batch_last: Number r of last rounds of max_rounds in which every local step takes the gradient on all samples of
+                the client, at the same number of steps, each as long as a pass. A finished run that continues has them again.
         """
         super().__init__(rule=DecoupledMomentum(beta, variant, full_batch_last), steps=(Apply(), SharedMomentum()))
 
 
 class FedDUDA(Algorithm):
-    """FedDU on top of FedDA: the server trains with the federation's momentum too."""
+    """FedDU on top of FedDA: the server also trains with the federation's momentum."""
 
     def __init__(
         self,
@@ -49,16 +49,16 @@ class FedDUDA(Algorithm):
         alpha_max: float | None = None,
         full_batch_last: int = 0,
     ) -> None:
-        """Fill rule and steps.
+        """Fill the rule and step slots.
 
         Args:
             beta: Momentum β in [0, 1); 0 is FedDU.
-            variant: Whether the momentum moves with the local steps (evolving) or stays the federation's (frozen).
+            variant: Update the momentum in every local step (evolving), or keep the federation's (frozen).
             C: Scale C ≥ 0 of the server's update; 0 is FedDA.
             decay: Factor of the update from round to round, in (0, 1].
-            f: How the update falls with the accuracy: one_minus for 1 − acc, inverse for 1 / (acc + 0.01).
+            f: Factor f'(acc) of the update: one_minus is 1 − acc, inverse is 1 / (acc + 0.01).
             alpha_max: Bound of the update's share α; 1 for inverse if not given.
-            full_batch_last: In so many last rounds clients and server take the gradient on all of their samples in every step.
+            full_batch_last: Number of last rounds in which clients and server take every step's gradient on all their samples.
         """
         rule = DecoupledMomentum(beta, variant, full_batch_last)
         update = DynamicServerUpdate(C=C, decay=decay, f=f, alpha_max=alpha_max, rule=rule)

@@ -16,7 +16,7 @@ from lightning_fl.steps import Apply, Distillation
 
 
 class FedDF(Algorithm):
-    """FedAvg, and then the average model learns from the clients' models on the server's inputs."""
+    """FedAvg, then distillation of the clients' models into the average model on the server's inputs."""
 
     def __init__(
         self,
@@ -28,15 +28,15 @@ class FedDF(Algorithm):
         val_fraction: float = 0.1,
         freeze_batch_norm: bool = False,
     ) -> None:
-        """Fill aggregator and steps.
+        """Fill the aggregator and step slots.
 
         Args:
-            max_steps: Steps of the distillation in a round, at least 0; 0 is FedAvg, the paper makes up to 10,000.
-            batch_size: Of the distillation.
-            learning_rate: Of its Adam, falling to 0 along a cosine.
-            temperature: Softens the logits, above 0.
-            average: Whether the clients' logits are averaged, or their probs.
-            val_fraction: Share of the server's samples held out to choose the best of the models on the way.
+            max_steps: Steps of the distillation in a round, at least 0; 0 is FedAvg, the paper takes up to 10,000.
+            batch_size: Batch size of the distillation, at least 1.
+            learning_rate: Learning rate of its Adam, falling to 0 along a cosine.
+            temperature: Temperature that softens the logits, above 0.
+            average: Average the clients' logits, or their probs.
+            val_fraction: Share of the server's samples held out to choose the best model of the distillation, in [0, 1).
             freeze_batch_norm: Keep the statistics of batch normalisation as averaged.
         """
         distillation = Distillation(

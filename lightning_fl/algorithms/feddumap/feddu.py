@@ -1,5 +1,5 @@
-"""FedDU and its kin: Liu et al., Efficient Federated Learning Using Dynamic Update and Adaptive Pruning with Momentum on Shared
-Server Data, ACM TIST 2024.
+"""FedDU and its variants: Liu et al., Efficient Federated Learning Using Dynamic Update and Adaptive Pruning with Momentum on
+Shared Server Data, ACM TIST 2024.
 
 server:    w_h ← w + Σ_k n_k Δ_k / Σ_k n_k                                       step: Apply
            α = f'(acc(w_h)) · r · C · decay^t;  w_h ← w_h + α (w_s − w_h)        step: DynamicServerUpdate
@@ -10,13 +10,13 @@ FedDUM     m ← βm + (1 − β)(w_h − w);  w ← w + η_g m                 
 FedDUSM    momentum on the server alone;  FedDUDM on the clients alone
 the rest is FedAvg; before the first round each client sends its label histogram
 
-The paper's equation (12) has G with the wrong sign and adds the server's term to the next model; this is what (4) and (8) say.
-Its `two_stage` is the authors' code: momentum once for the clients' change and once for the server's.
+The paper's equation (12) has G with the wrong sign and adds the server's term to the next model; FedDUM follows (4) and (8).
+`two_stage` follows the authors' code: momentum once for the clients' change and once for the server's.
 
-The paper prints no β; its code has 0.9. FedDU's updates lead straight to where the model will stay, so that G is about w − w*,
-and averaging it makes w swing around w* with a factor of √β from round to round and a period of 2π / arctan √((1 − β)/β) rounds:
-20 for 0.9, seen as such in docs/results.md. FedDUM's default is the 0.3 that beat FedDU there; a sixth of its swing is left after
-three rounds.
+The paper prints no β; its code has 0.9. FedDU's updates lead directly to the limit w* of the model, so that G is about w − w*.
+Averaging G makes w oscillate around w* with a factor of √β per round and a period of 2π / arctan √((1 − β)/β) rounds: 20 for 0.9,
+as measured in docs/results.md. FedDUM's default is 0.3, which beat FedDU there; a sixth of its oscillation is left after three
+rounds.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from lightning_fl.steps import Apply, DynamicServerUpdate, Momentum, MomentumInS
 
 
 class FedDU(Algorithm):
-    """FedAvg, and a dynamic update on samples of the server."""
+    """FedAvg with a dynamic update of the model on the server's samples."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class FedDU(Algorithm):
         Args:
             C: Scale C ≥ 0 of the server's update; 0 is FedAvg.
             decay: Factor of the update from round to round, in (0, 1].
-            f: How the update falls with the accuracy: one_minus for 1 − acc, inverse for 1 / (acc + 0.01).
+            f: Factor f'(acc) of the update: one_minus is 1 − acc, inverse is 1 / (acc + 0.01).
             alpha_max: Bound of the update's share α; 1 for inverse if not given.
         """
         super().__init__(steps=(Apply(), DynamicServerUpdate(C=C, decay=decay, f=f, alpha_max=alpha_max)))
@@ -57,7 +57,7 @@ class FedDUS(Algorithm):
         """Fill the step slot.
 
         Args:
-            tau_eff: Effective steps τ_eff ≥ 0 of the server, or full for all that it makes; 0 is FedAvg.
+            tau_eff: Effective steps τ_eff ≥ 0 of the server, or full for all its steps; 0 is FedAvg.
         """
         super().__init__(steps=(Apply(), StaticServerUpdate(tau_eff=tau_eff)))
 
@@ -77,18 +77,18 @@ class FedDUM(Algorithm):
         f: Literal["one_minus", "inverse"] = "one_minus",
         alpha_max: float | None = None,
     ) -> None:
-        """Fill rule and steps.
+        """Fill the rule and step slots.
 
         Args:
             beta: Momentum β of the server, in [0, 1).
             local_beta: Momentum β' of the clients, in [0, 1); with both 0 and server_learning_rate 1 it is FedDU.
-            server_learning_rate: η_g > 0.
+            server_learning_rate: Learning rate η_g > 0 of the server.
             momentum_init: Start from m = 0 (`zero`) or from the first round's change (`first`).
-            two_stage: Apply momentum to the clients' change and then to the server's, as the authors' code does, not to both
+            two_stage: Apply momentum to the clients' change and then to the server's, as in the authors' code, instead of to both
                 together.
             C: Scale C ≥ 0 of the server's update.
             decay: Factor of the update from round to round, in (0, 1].
-            f: How the update falls with the accuracy: one_minus for 1 − acc, inverse for 1 / (acc + 0.01).
+            f: Factor f'(acc) of the update: one_minus is 1 − acc, inverse is 1 / (acc + 0.01).
             alpha_max: Bound of the update's share α; 1 for inverse if not given.
         """
         update = DynamicServerUpdate(C=C, decay=decay, f=f, alpha_max=alpha_max)
@@ -116,11 +116,11 @@ class FedDUSM(Algorithm):
 
         Args:
             beta: Momentum β in [0, 1); 0 with server_learning_rate 1 is FedDU.
-            server_learning_rate: η_g > 0.
+            server_learning_rate: Learning rate η_g > 0 of the server.
             momentum_init: Start from m = 0 (`zero`) or from the first round's change (`first`).
             C: Scale C ≥ 0 of the server's update.
             decay: Factor of the update from round to round, in (0, 1].
-            f: How the update falls with the accuracy: one_minus for 1 − acc, inverse for 1 / (acc + 0.01).
+            f: Factor f'(acc) of the update: one_minus is 1 − acc, inverse is 1 / (acc + 0.01).
             alpha_max: Bound of the update's share α; 1 for inverse if not given.
         """
         update = DynamicServerUpdate(C=C, decay=decay, f=f, alpha_max=alpha_max)
@@ -139,13 +139,13 @@ class FedDUDM(Algorithm):
         f: Literal["one_minus", "inverse"] = "one_minus",
         alpha_max: float | None = None,
     ) -> None:
-        """Fill rule and steps.
+        """Fill the rule and step slots.
 
         Args:
             local_beta: Momentum β' in [0, 1); 0 is FedDU.
             C: Scale C ≥ 0 of the server's update.
             decay: Factor of the update from round to round, in (0, 1].
-            f: How the update falls with the accuracy: one_minus for 1 − acc, inverse for 1 / (acc + 0.01).
+            f: Factor f'(acc) of the update: one_minus is 1 − acc, inverse is 1 / (acc + 0.01).
             alpha_max: Bound of the update's share α; 1 for inverse if not given.
         """
         update = DynamicServerUpdate(C=C, decay=decay, f=f, alpha_max=alpha_max)

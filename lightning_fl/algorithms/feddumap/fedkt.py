@@ -6,12 +6,12 @@ client k:  s times: shuffles its samples and cuts them into t parts; a teacher l
            uploads the s students
 server:    X gets the labels with the most votes of all clients: s of a client whose students agree, none if they do not
            (`consistent`; else one of each student); samples without a vote are left out; the final model learns the rest
-mode       one_shot: that is all.  init_fedavg: FedAvg goes on from the final model, as in `fedkt_fedavg` of the authors' code
+mode       one_shot: stop here.  init_fedavg: FedAvg continues from the final model, as in `fedkt_fedavg` of the authors' code
 
-All learn with Adam on the cross-entropy of hard labels. Of classes with equally many votes the smallest wins. With t = 1 there is
-nothing to vote on among the teachers: as in the authors' code they go up themselves, and X stays at the server. Their code draws
-new weights for each model; here all start from the run's initial model, which any client can make from the seed and which keeps
-what a network was pretrained for, and differ by their samples and order.
+All models train with Adam on the cross-entropy of hard labels. The smallest class wins a tie. With t = 1 there is nothing to vote
+on among the teachers: as in the authors' code, they are uploaded themselves, and X stays at the server. Their code draws new
+weights for each model. Here all start from the run's initial model, which any client can build from the seed and which keeps
+pretrained weights; the models differ by their samples and order.
 
 Bits: 8·C·H·W·n_0 down for images in bytes and s·q·d up (with float buffers) for each client, booked as set-up.
 """
@@ -33,11 +33,11 @@ from lightning_fl.slots import Message, Server, Setting, SetupTurn, is_finite
 
 MODES = ("one_shot", "init_fedavg")
 PRESETS = {"paper": (2, 5, 100), "light": (1, 2, 20)}
-"""s, t and epochs."""
+"""Values of s, t and epochs."""
 
 
 class FedKT(Algorithm):
-    """Clients' students vote on labels for the server's inputs, from which the model learns before FedAvg begins."""
+    """Knowledge transfer before FedAvg: the model learns labels of the server's inputs that clients' models vote on."""
 
     def __init__(
         self,
@@ -53,13 +53,13 @@ class FedKT(Algorithm):
         """Keep FedAvg's parts.
 
         Args:
-            mode: Go on with FedAvg (init_fedavg), or stop after one round in which nobody trains (one_shot).
-            preset: Values of s, t and epochs that are not given: paper has 2, 5 and 100, light 1, 2 and 20.
-            s: Students of a client, at least 1.
-            t: Teachers of a student, at least 1; 1 sends the teachers themselves.
-            epochs: Passes of every training, at least 1.
-            learning_rate: Of Adam, above 0.
-            batch_size: Of these trainings, at least 1.
+            mode: Continue with FedAvg (init_fedavg), or stop after one round without training (one_shot).
+            preset: Defaults of s, t and epochs: paper has 2, 5 and 100, light has 1, 2 and 20.
+            s: Number of students per client, at least 1.
+            t: Number of teachers per student, at least 1; 1 sends the teachers themselves.
+            epochs: Epochs of each training, at least 1.
+            learning_rate: Learning rate of Adam, above 0.
+            batch_size: Batch size of these trainings, at least 1.
             consistent: Count a client's votes only where its students agree.
         """
         require(mode in MODES, f"mode {mode!r} is unknown; {nearest(str(mode), MODES)}.")
@@ -79,22 +79,22 @@ class FedKT(Algorithm):
         self.consistent = consistent
 
     def check(self, setting: Setting, server: Server, cohort_size: int) -> None:
-        """There must be server data and classes, and the module must give logits."""
+        """Raise `UserError` without server data, their classes, or logits of the module."""
         super().check(setting, server, cohort_size)
         server.require_samples()
         if not server.has_labels:
             raise UserError(
-                "FedKT's teachers learn classes, which these data do not give (in targets, labels or tensors[1])."
+                "FedKT's teachers learn classes, but these data have none (in targets, labels or tensors[1])."
             )
         server.try_logits()
 
     def prepare(self, turn: SetupTurn) -> None:
-        """All of the method but FedAvg's rounds."""
+        """Run the whole method except FedAvg's rounds."""
         data, smallest = turn.data, int(turn.data.client_sizes[turn.data.client_sizes > 0].min())
         if smallest < self.t:
             rank_zero_warn(
-                f"t={self.t} teachers of a student need as many samples; a client that has fewer, such as {smallest}, trains "
-                "one on each."
+                f"t={self.t} teachers of a student need as many samples; a client with fewer, such as {smallest}, trains one "
+                "teacher per sample."
             )
         public = data.train.select(data.server_indices)
         votes = turn.learner.sum_over_clients(lambda client: self._votes_of(client, turn, public))
@@ -112,7 +112,7 @@ class FedKT(Algorithm):
             turn.params, turn.buffers = final["model"], final["buffers"]
 
     def _votes_of(self, client: int, turn: SetupTurn, public: Selection) -> Tensor:
-        """Train a client's students and send them; returns how it votes (n_0, C), none if a student is not finite."""
+        """Train and send a client's students; return its votes (n_0, C), none if a student is not finite."""
         data, learner, random = turn.data, turn.learner, turn.channel.random(client)
         held, initial = data.client_indices[client], {"model": turn.params, "buffers": turn.buffers}
         if self.t > 1:
@@ -143,19 +143,19 @@ class FedKT(Algorithm):
         return turn.learner.train(start, samples, labels, self.epochs, self.batch_size, self.learning_rate, random)
 
     def configure_callbacks(self) -> list[Callback]:
-        """With one_shot the one that ends the run."""
+        """Return the callback that ends the run with one_shot."""
         return [] if self.trains_in_rounds else [OneRound()]
 
 
 def tally(ballots: Tensor, consistent: bool) -> Tensor:
-    """A client's votes from those of its s students.
+    """Return a client's votes from those of its s students.
 
     Args:
-        ballots: (s, m, C), a one in every row.
-        consistent: leave samples out on which the students differ.
+        ballots: votes of the students (s, m, C), a one in every row.
+        consistent: leave out samples on which the students differ.
 
     Returns:
-        (m, C), how many votes each class gets.
+        Number of votes (m, C) for each class.
 
     >>> students = torch.tensor([[[1, 0], [0, 1]], [[1, 0], [1, 0]]])
     >>> tally(students, consistent=True).tolist(), tally(students, consistent=False).tolist()
@@ -166,12 +166,12 @@ def tally(ballots: Tensor, consistent: bool) -> Tensor:
 
 
 class OneRound(Callback):
-    """Makes the first round the last."""
+    """Stop the run after the first round."""
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
-        """A run that goes on has had it."""
+        """Stop a resumed run that has had its round."""
         trainer.should_stop = trainer.should_stop or trainer.run.round > 0
 
     def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
-        """The round under way is the last."""
+        """Make the current round the last."""
         trainer.should_stop = True

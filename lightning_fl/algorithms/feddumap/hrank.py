@@ -4,7 +4,7 @@
 before round T, on the server's samples:
            r_j = mean over images of rank(ReLU(map_j))             callback: FilterPruning
            every convolution loses its ⌊rate · c_l⌋ filters of the lowest r_j
-           every client is told which filters stay, Σ_l c_l bits
+           every client receives the list of kept filters, Σ_l c_l bits
 the rest is FedAvg, after round T with the smaller network, d' numbers each way
 """
 
@@ -19,28 +19,28 @@ from lightning_fl.slots import Server, Setting
 
 
 class HRank(Algorithm):
-    """FedAvg whose network loses once, in all layers alike, the filters with the poorest feature maps."""
+    """FedAvg with one pruning of the filters whose feature maps have the lowest ranks, the same share in every layer."""
 
     def __init__(self, rate: float = 0.4, prune_round: int = 30, num_batches: int = 5, batch_size: int = 100) -> None:
-        """FedAvg's slots, and the pruning.
+        """Keep FedAvg's parts, and check the pruning.
 
         Args:
             rate: Share of its filters that every layer loses, in [0, 1); 0 is FedAvg. The paper compares 0.2, 0.4, 0.6 and 0.8.
-            prune_round: Round T (from 0) before whose training this happens, at least 0.
-            num_batches: Batches of the server's samples to judge filters by, at least 1; HRank's authors take 5 of 128.
-            batch_size: Samples in each of them, at least 1; FedDUMAP's authors take 5 of 100.
+            prune_round: Round T, from 0; filters are pruned before its training.
+            num_batches: Batches of the server's samples to rank filters on, at least 1; HRank's authors take 5 of 128.
+            batch_size: Samples per batch, at least 1; FedDUMAP's authors take 5 of 100.
         """
         whole = isinstance(prune_round, int) and not isinstance(prune_round, bool)
         require(
             whole and prune_round >= 0,
-            f"prune_round is the round before which filters go, a whole number of at least 0, got {prune_round}.",
+            f"prune_round is the round before which to prune, a whole number of at least 0, got {prune_round}.",
         )
         self.rate, self.prune_round, self.num_batches, self.batch_size = rate, prune_round, num_batches, batch_size
-        self.configure_callbacks()  # it refuses what is not allowed
+        self.configure_callbacks()  # raises if a value is not allowed
         super().__init__()
 
     def configure_callbacks(self) -> list[Callback]:
-        """The pruning, which begins anew with every run."""
+        """Return a new pruning for every run."""
         return [
             FilterPruning(
                 self.rate,
@@ -52,10 +52,10 @@ class HRank(Algorithm):
         ]
 
     def check(self, setting: Setting, server: Server, cohort_size: int) -> None:
-        """There must be server data, where anything is pruned."""
+        """Raise `UserError` if the run prunes without server data."""
         super().check(setting, server, cohort_size)
         require(
             server.num_samples > 0 or self.prune_round >= setting.num_rounds,
-            "HRank judges filters on samples of the server, and there are none: give --data.server_fraction, for instance 0.05, "
+            "HRank ranks filters on the server's samples, and there are none: give --data.server_fraction, for instance 0.05, "
             "and a --data.client_fraction that leaves room for them, for instance 0.8.",
         )

@@ -1,4 +1,4 @@
-"""Hybrid-FL: Yoshida et al., Hybrid-FL for Wireless Networks, ICC 2020, as FedDUMAP (Liu et al., ACM TIST 2024) has it.
+"""Hybrid-FL: Yoshida et al., Hybrid-FL for Wireless Networks, ICC 2020, as in FedDUMAP (Liu et al., ACM TIST 2024).
 
 server:    w_s ← w after E local epochs on the server's n_0 samples
            w ← (Σ_k n_k w_k + n_0 w_s) / (Σ_k n_k + n_0)                         steps: Apply, ServerAsClient

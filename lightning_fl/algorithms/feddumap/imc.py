@@ -1,17 +1,17 @@
-"""FedAvg + IMC: Zhang et al., Validating the Lottery Ticket Hypothesis with Inertial Manifold Theory, NeurIPS 2021, as FedDUMAP
-(Liu et al., ACM TIST 2024) has it.
+"""FedAvg + IMC: Zhang et al., Validating the Lottery Ticket Hypothesis with Inertial Manifold Theory, NeurIPS 2021, as in
+FedDUMAP (Liu et al., ACM TIST 2024).
 
-before round T:  p* from the curvature of the loss on the server's samples, as FedAP finds it  callback: AdaptiveRate
+before round T:  p* from the curvature of the loss on the server's samples, as in FedAP  callback: AdaptiveRate
                  𝒱 = the ⌈p* · R⌉-th smallest of the R magnitudes of all weights and biases, counted from 0
                  w ← w ⊙ μ,  μ = [|w| > 𝒱]                                        callback: MagnitudePruning
-from then on:    clients train under μ, and only the m kept parameters cross; each client is sent μ once, d bits
+from then on:    clients train under μ, and only the m kept parameters cross; each client receives μ once, d bits
 the rest is FedAvg; multiply-accumulates stay as they are
 
-Batch normalisation and the convolutions beside residual blocks are left alone, and each layer keeps its largest weight.
+Batch normalisation and the shortcut convolutions of residual blocks are not pruned, and each layer keeps its largest weight.
 
-FedDUMAP's text asks the server alone (`rate_source: server`), which costs no bits; its authors' code takes FedAP's weighted mean
-over the server and all clients (`all`), which costs what asking costs in FedAP: q·d down to each client that is asked (to those
-that train in this round only what the pruned model lacks) and q up, booked in round T.
+FedDUMAP's text asks only the server (`rate_source: server`), which costs no bits. Its authors' code takes FedAP's weighted mean
+over the server and all clients (`all`), which costs the same as in FedAP: q·d down to each client that is asked (for clients that
+train in this round only the numbers that the pruned model lacks) and q up, booked in round T.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RATE_SOURCES = ("server", "all")
 
 
 class IMC(Algorithm):
-    """FedAvg, and from one round on the smallest weights are left out."""
+    """FedAvg with one pruning of the smallest weights."""
 
     def __init__(
         self,
@@ -43,12 +43,12 @@ class IMC(Algorithm):
         """Keep FedAvg's parts.
 
         Args:
-            rate: Share of the weights that is left out, in [0, 1); 0 is FedAvg. If not given, samples say.
-            prune_round: The round before which they are, T, from 0.
-            rate_mode: How a source finds its rate: slq_plateau (FedAP's authors' code) or gap (their paper's rule).
-            curvature: hessian, or ggn for the generalised Gauss-Newton matrix.
-            rate_source: Whose samples say: the server's, or those of the server and all clients as in FedAP (all).
-            max_sources: For all: ask only so many of them, drawn at random; every one if not given.
+            rate: Share of the weights to prune, in [0, 1); 0 is FedAvg. If not given, it is found from samples.
+            prune_round: Round T, from 0; the weights are pruned before its training.
+            rate_mode: Method of finding a source's rate: slq_plateau (FedAP's authors' code) or gap (their paper's rule).
+            curvature: Matrix of the loss's curvature: hessian, or ggn, the generalised Gauss-Newton matrix.
+            rate_source: Samples that give the rate: the server's (server), or those of server and clients, as in FedAP (all).
+            max_sources: Largest number of sources to ask with rate_source all, drawn at random; every one if not given.
         """
         super().__init__()
         require(
@@ -56,14 +56,14 @@ class IMC(Algorithm):
             f"rate_source {rate_source!r} is unknown; {nearest(str(rate_source), RATE_SOURCES)}.",
         )
         from_all = rate_source == "all"
-        require(not from_all or rate is None, f"rate_source='all' asks for the rate, which is given: rate={rate}.")
+        require(not from_all or rate is None, f"rate_source='all' finds the rate itself: leave rate={rate} out.")
         require(
             from_all or max_sources is None,
-            f"max_sources={max_sources} says how many are asked with rate_source='all'; got rate_source='server'.",
+            f"max_sources={max_sources} is for rate_source='all', got rate_source='server'.",
         )
-        asking = AdaptiveRate(rate_mode, max_sources, curvature, server_only=not from_all)
-        self.pruning = MagnitudePruning(asking if rate is None else rate, prune_epoch=prune_round)
+        adaptive = AdaptiveRate(rate_mode, max_sources, curvature, server_only=not from_all)
+        self.pruning = MagnitudePruning(adaptive if rate is None else rate, prune_epoch=prune_round)
 
     def configure_callbacks(self) -> list[Callback]:
-        """The pruning."""
+        """Return the pruning."""
         return [self.pruning]

@@ -5,13 +5,13 @@ DeviceM    v ← βv + (1 − β)g;  y ← y − ηv;  v = 0 at the start of a r
 the rest is FedAvg; neither sends anything more
 
 The paper cites Yogi (Reddi et al., NeurIPS 2018) for the first and Mime (Karimireddy et al., 2021) for the second, but describes
-these. The cited ones are variants: DeviceM's `mime_lite` is
+the above. The cited methods are variants: DeviceM's `mime_lite` is
 client k:  y ← y − η(βm + (1 − β)g);  sends y − w and ∇F_k(w)                  rule: FrozenMomentum
 server:    m ← βm + (1 − β) Σ_k n_k ∇F_k(w) / Σ_k n_k, sent down with w        step: GradientMomentum
-and costs twice FedAvg's bits in both directions. `mime`, the whole of it, has in place of g
+and costs twice FedAvg's bits in both directions. `mime`, the full method, replaces g by
 client k:  g(y) − g(w; the same minibatch) + c,  c = Σ_k n_k ∇F_k(w) / Σ_k n_k     rule: CorrectedMomentum
-with c of the same clients in the same round. So there are two turns: w and m down, ∇F_k(w) up; c down, y − w up. That is three
-times FedAvg's bits down and twice up, and more than twice its computation, for each step takes two gradients.
+with c of the same clients in the same round. So a round has two turns: w and m down, ∇F_k(w) up; c down, y − w up. This takes
+three times FedAvg's bits down and twice up, and more than twice its computation, as each step takes two gradients.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class ServerM(Algorithm):
 
         Args:
             beta: Momentum β in [0, 1); 0 with server_learning_rate 1 is FedAvg.
-            server_learning_rate: η_g > 0.
+            server_learning_rate: Learning rate η_g > 0 of the server.
             momentum_init: Start from m = 0 (`zero`) or from the first round's change (`first`).
-            dampening: Weigh the new change by (1 − β); False is FedAvgM.
-            variant: Plain momentum, or yogi, which divides it by a running size of the changes: its steps are about
-                server_learning_rate in every coordinate, so give for instance 0.01. It takes neither momentum_init nor dampening.
+            dampening: Weight the new change by (1 − β); False is FedAvgM.
+            variant: Plain momentum, or yogi, which divides it by a running size of the changes. Its steps are about
+                server_learning_rate in every coordinate, so give for instance 0.01, without momentum_init and dampening.
         """
         require(
             variant in SERVER_VARIANTS, f"variant {variant!r} is unknown; {nearest(str(variant), SERVER_VARIANTS)}."
@@ -54,7 +54,7 @@ class ServerM(Algorithm):
         if variant == "yogi":
             require(
                 momentum_init == "zero" and dampening,
-                "yogi starts from zero and with dampening: leave momentum_init and dampening out.",
+                "yogi always starts from zero, with dampening: leave momentum_init and dampening out.",
             )
             super().__init__(steps=(Apply(), Yogi(beta=beta, learning_rate=server_learning_rate)))
             return
@@ -71,9 +71,9 @@ class DeviceM(Algorithm):
         """Fill the rule slot.
 
         Args:
-            local_beta: Momentum β' in [0, 1); 0 is FedAvg, but for mime, whose gradients are corrected then too.
-            variant: Momentum restarted in every round, or mime_lite, the server's momentum of full gradients, which stays as it
-                is during local training, or mime, which also takes out of each client's gradients how they differ from the mean.
+            local_beta: Momentum β' in [0, 1); 0 is FedAvg, except with mime, which still corrects the gradients.
+            variant: Momentum restarted in every round; mime_lite, the server's momentum of full gradients, fixed during local
+                training; or mime, which also corrects each client's gradients by their difference from the mean.
         """
         require(
             variant in DEVICE_VARIANTS, f"variant {variant!r} is unknown; {nearest(str(variant), DEVICE_VARIANTS)}."

@@ -5,8 +5,8 @@ client k:  trains under μ;  Z_k ← Z_k + (Σ_steps g)² · (samples read), g o
 server:    w ← w + Σ_k n_k Δ_k / Σ_k n_k                                                                  step: Apply
 every 50 rounds: the clients send Z_k, q·d bits;  μ ← the mask with the largest ΣZ / Σt                   step: Reconfiguration
 
-Only the m kept parameters cross. A client is sent μ, d bits, when it takes part for the first time since μ changed. The mean of
-the Z_k takes the place of their sum, which chooses the same mask.
+Only the m kept parameters cross. A client receives μ, d bits, when it takes part for the first time since μ changed. The mean of
+the Z_k replaces their sum and gives the same mask.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lightning_fl.steps import Apply, Reconfiguration
 
 
 class PruneFL(Algorithm):
-    """FedAvg under a mask that the server chooses on its data and then by the clients' gradients, for the fastest training."""
+    """FedAvg under a pruning mask for the fastest training, chosen from server data and then from the clients' gradients."""
 
     def __init__(
         self,
@@ -33,20 +33,20 @@ class PruneFL(Algorithm):
         bandwidth: float = 5e7,
         fixed_share: float = 0.1,
     ) -> None:
-        """Fill rule, aggregator and steps.
+        """Fill the rule, aggregator and step slots.
 
         Args:
-            interval: Rounds from one reconfiguration to the next; null: none after the first round.
-            shrink: Share of a layer's kept weights, its smallest, that may go in a reconfiguration, in [0, 1).
-            half_life: Rounds in which that share falls to a half.
-            max_density: Share of the weights that is kept at most, in (0, 1].
-            initial_passes: Passes on the server's data before the first round at the most; 0 starts with the whole network, and
-                with interval null that is FedAvg.
-            initial_batches: Batches of the server in each pass.
-            initial_interval: Passes from one reconfiguration before the first round to the next.
-            seconds_per_mac: Of a client that trains, for each multiply-accumulate of its samples' forward passes.
-            bandwidth: Of a client, bits in a second.
-            fixed_share: Time of all that cannot be pruned, as a share of what all weights take.
+            interval: Rounds from one reconfiguration to the next; null: none once the rounds have begun.
+            shrink: Share of a layer's kept weights, its smallest, that a reconfiguration may remove, in [0, 1).
+            half_life: Rounds in which this share halves.
+            max_density: Largest share of the weights to keep, in (0, 1].
+            initial_passes: Largest number of passes on the server's data before the first round; 0 starts with the whole network,
+                and is FedAvg if interval is null.
+            initial_batches: Batches of the server's data in each pass.
+            initial_interval: Passes from one reconfiguration to the next before the first round.
+            seconds_per_mac: Training time of a client in seconds per multiply-accumulate of the forward pass.
+            bandwidth: Bandwidth of a client in bits per second.
+            fixed_share: Time of everything that cannot be pruned, as a share of the time of all weights.
         """
         step = Reconfiguration(
             rule=SquaredGradients(interval=1, each_step=True),
