@@ -17,6 +17,7 @@ code has neither gates nor control variates, but sets small weights of convoluti
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Any, Literal
 
 from lightning.pytorch import Callback, LightningModule
@@ -25,18 +26,20 @@ from torch import nn
 from lightning_fl.aggregators import WeightedMean
 from lightning_fl.algorithms.algorithm import Algorithm, mean_over_clients
 from lightning_fl.callbacks import DynamicGates
-from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError, nearest, require
 from lightning_fl.gates import gate_parameters, gates_of, remove_gates, sliced, without_gates
 from lightning_fl.rules import ControlVariates, Thresholded
-from lightning_fl.slots import PruningTurn, Server, Setting, SetupTurn, Validation
+from lightning_fl.slots import Server, Setting, Validation, forwards
 from lightning_fl.steps import Apply, ControlUpdate
 
 VARIANTS = ("gates", "threshold")
 
 
+@forwards("base")
 class FedDP(Algorithm):
     """Any method, with clients that prune channels dynamically by their own gates."""
+
+    name = Algorithm.name
 
     def __init__(
         self,
@@ -74,9 +77,12 @@ class FedDP(Algorithm):
             f"base must be the method under the gates, such as FedAvg(), FedProx(), FedNova() or SCAFFOLD(), got {_shown(base)}.",
         )
         self.gates = ClientGates(DynamicGates(keep, penalty, gate_mode, detach_gate_input, seed=seed))
-        base = _scaffold() if base is None else base
+        base = _scaffold() if base is None else copy(base)
+        if variant == "threshold":
+            base.rule = Thresholded(base.rule, pruning_threshold)
+        self.base = base
         super().__init__(
-            rule=Thresholded(base.rule, pruning_threshold) if variant == "threshold" else base.rule,
+            rule=base.rule,
             uplink=base.uplink,
             downlink=base.downlink,
             exchange=base.exchange,
@@ -84,19 +90,13 @@ class FedDP(Algorithm):
             steps=base.steps,
             personal=base.personal,
         )
-        self.base = base
-        self.trains_in_rounds = base.trains_in_rounds
         self.validation_clients = validation_clients
         self.variant = variant
 
     def personal_parameters(self, module: nn.Module) -> list[str]:
         """Return the gates, and the base method's personal parameters."""
-        own = {*super().personal_parameters(module), *(gate_parameters(module) if self.variant == "gates" else ())}
+        own = {*self.base.personal_parameters(module), *(gate_parameters(module) if self.variant == "gates" else ())}
         return [name for name, _ in module.named_parameters() if name in own]
-
-    def arrange_data(self, data: FederatedDataModule) -> FederatedDataModule:
-        """Arrange the data as the base method does."""
-        return self.base.arrange_data(data)
 
     def check(self, setting: Setting, server: Server, cohort_size: int) -> None:
         """Raise `UserError` unless the run fits the base method, the threshold rule and `validation_clients`."""
@@ -106,15 +106,6 @@ class FedDP(Algorithm):
             f"most {setting.num_clients}, or leave it out to validate with all.",
         )
         self.base.check(setting, server, cohort_size)
-        super().check(setting, server, cohort_size)
-
-    def prepare(self, turn: SetupTurn) -> None:
-        """Prepare the run as the base method does."""
-        self.base.prepare(turn)
-
-    def broadcast_pruning(self, surgery: PruningTurn) -> None:
-        """Broadcast a pruning as the base method does."""
-        self.base.broadcast_pruning(surgery)
 
     def validate(self, validation: Validation) -> dict[str, float]:
         """Return means over clients with their gates, metrics without gates, MACs of inference, and the paper's cost."""

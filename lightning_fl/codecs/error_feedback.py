@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lightning_fl.slots import Codec, Message, Payload, Setting, State
+from lightning_fl.slots import Codec, Message, Payload, Setting, State, forwards
 
 RESIDUAL = "residual/"
 
 
+@forwards("codec")
 @dataclass(frozen=True)
 class ErrorFeedback(Codec):
     """z = x + e;  sends C(z);  e ← z − C(z).  So Σ x = Σ C(z) + e over all uploads.
@@ -20,22 +21,6 @@ class ErrorFeedback(Codec):
     """
 
     codec: Codec
-
-    def deltas_only(self) -> bool:
-        """True if the inner codec is for deltas only; a whole model needs all of its numbers at once."""
-        return self.codec.deltas_only()
-
-    def needs(self) -> frozenset[str]:
-        """Return the names that the inner codec needs."""
-        return self.codec.needs()
-
-    def applies_to(self, name: str) -> bool:
-        """True if the inner codec applies to the entry."""
-        return self.codec.applies_to(name)
-
-    def is_lossy_for(self, name: str) -> bool:
-        """True if the inner codec is lossy for the entry; e makes up for the loss later."""
-        return self.codec.is_lossy_for(name)
 
     def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
         """Encode z; the new memory is e and the inner codec's memory."""

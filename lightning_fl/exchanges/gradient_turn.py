@@ -24,15 +24,16 @@ from lightning_fl.slots import (
     Message,
     Result,
     Rule,
-    Setting,
     State,
     Upload,
+    forwards,
     is_finite,
 )
 
 J = TypeVar("J", bound=Job)
 
 
+@forwards("inner")
 @dataclass(frozen=True)
 class GradientTurn(Exchange):
     """Another exchange after a turn that gives clients the mean of their gradients at the received model.
@@ -45,17 +46,6 @@ class GradientTurn(Exchange):
 
     provides = frozenset({MEAN_GRADIENT})
     inner: Exchange
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "sends_whole", self.inner.sends_whole)
-
-    def check(self, setting: Setting, cohort_size: int) -> None:
-        """Check the exchange inside."""
-        self.inner.check(setting, cohort_size)
-
-    def recipients(self, cohort: Sequence[int], setting: Setting) -> Sequence[int]:
-        """Return the recipients of the exchange inside."""
-        return self.inner.recipients(cohort, setting)
 
     def before_training(
         self,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from lightning_fl.errors import require
-from lightning_fl.slots import LocalTraining, Message, Rule, Setting, State
+from lightning_fl.slots import LocalTraining, Rule, Setting, forwards
 
 
+@forwards("inner")
 @dataclass(frozen=True)
 class Thresholded(Rule):
     """Follow another rule; after every pass over the client's samples, w ← w ⊙ (|w| > threshold) for convolutions' weights.
@@ -27,8 +27,6 @@ class Thresholded(Rule):
 
     def __post_init__(self) -> None:
         require(self.threshold >= 0, f"threshold is a magnitude and must be at least 0, got {self.threshold}.")
-        for name in ("reads", "own_step", "why_plain_sgd", "receives", "sends", "unmasked_state", "needs_whole_upload"):
-            object.__setattr__(self, name, getattr(self.inner, name))
 
     def check(self, setting: Setting) -> None:
         """Check the inner rule, and raise `UserError` if the network has no convolution."""
@@ -38,28 +36,12 @@ class Thresholded(Rule):
             "the network has no convolution whose weights could be set to 0: dynamic pruning is for convolutions.",
         )
 
-    def takes_full_batches(self, setting: Setting) -> bool:
-        """True if the inner rule takes full batches; then every step ends a pass."""
-        return self.inner.takes_full_batches(setting)
-
-    def init(self, params: Tensor) -> State:
-        """Return the inner rule's state."""
-        return self.inner.init(params)
-
     def start(self, local: LocalTraining) -> None:
         """Start the inner rule, and find the convolutions."""
         self.inner.start(local)
         layout = local.setting.layout
         chosen = [torch.full((size,), len(shape) > 2) for size, shape in zip(layout.sizes, layout.shapes, strict=True)]
         local.memory["convolutions"] = torch.cat(chosen).to(local.params.device)
-
-    def observe(self, local: LocalTraining) -> None:
-        """Let the inner rule observe the gradient."""
-        self.inner.observe(local)
-
-    def correct(self, local: LocalTraining) -> None:
-        """Let the inner rule correct the gradient."""
-        self.inner.correct(local)
 
     def step(self, local: LocalTraining) -> None:
         """Take the inner rule's step; at the end of a pass, set small weights to 0."""
@@ -68,7 +50,3 @@ class Thresholded(Rule):
         if at_end is not False:
             small = local.params.abs() <= self.threshold
             local.params.masked_fill_(small & local.memory["convolutions"] & at_end, 0.0)
-
-    def finish(self, local: LocalTraining) -> Message:
-        """Return the inner rule's upload."""
-        return self.inner.finish(local)

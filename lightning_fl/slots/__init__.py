@@ -13,6 +13,7 @@ from lightning_fl.outputs.units import KINDS
 from lightning_fl.slots.aggregator import Aggregator
 from lightning_fl.slots.codec import Codec, Packed, Payload, through
 from lightning_fl.slots.exchange import Channel, Exchange, Job, Result, Upload
+from lightning_fl.slots.forwarding import forwards
 from lightning_fl.slots.message import MEAN_GRADIENT, Message, State, compressible, is_finite, kind_of
 from lightning_fl.slots.pruning_turn import PruningTurn
 from lightning_fl.slots.rule import Gradients, LocalTraining, Rule
@@ -49,6 +50,7 @@ __all__ = [
     "Upload",
     "Validation",
     "compressible",
+    "forwards",
     "is_finite",
     "kind_of",
     "through",
