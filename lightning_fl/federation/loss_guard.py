@@ -19,7 +19,7 @@ from lightning_fl.slots import Result, Server, ServerTurn, State, Step
 
 @dataclass(frozen=True)
 class LossGuard:
-    """Factors from which on a positive loss has exploded; a loss that is not finite has exploded, too.
+    """Factors by which an exploding (positive) loss grows; a loss that is not finite explodes, too.
 
     The initial loss is the loss on the server's samples before the first guarded round. If the server has no samples, it is
     the clients' mean training loss in that round, in which no client is rejected.
@@ -43,7 +43,7 @@ class LossGuard:
         for name, factor in vars(self).items():
             require(
                 factor is None or factor > 1,
-                f"loss_guard.{name} is the factor from which on a loss has exploded and must be above 1, got {factor}.",
+                f"loss_guard.{name} is the factor by which an exploding loss grows and must be above 1, got {factor}.",
             )
 
     @property
@@ -61,8 +61,8 @@ class LossGuard:
             )
         require(
             self.server_steps is None or any(step.changes_model() for step in steps[1:]),
-            f"loss_guard.server_steps={self.server_steps} needs a server step after the first that changes the model, as in FedDU; "
-            f"the steps here are {', '.join(type(step).__name__ for step in steps)}: use loss_guard.rounds instead.",
+            f"loss_guard.server_steps={self.server_steps} needs a server step after the first that changes the model, as in "
+            f"FedDU; the steps here are {', '.join(type(step).__name__ for step in steps)}: use loss_guard.rounds instead.",
         )
 
     def rejects(self, result: Result, initial_loss: float | None) -> bool:
