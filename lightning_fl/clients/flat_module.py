@@ -151,8 +151,8 @@ class FlatModule:
         for name in self.personal_leaves:
             require(
                 name in trained,
-                f"{name!r} is personal to each client, but {type(self.module).__name__}.configure_optimizers does not train it: "
-                "pass all of self.parameters() to the optimizer.",
+                f"{name!r} is personal to each client, but configure_optimizers of {type(self.module).__name__} does not train "
+                "it: pass all of self.parameters() to the optimizer.",
             )
         self.personal_optimizer = PersonalOptimizer(self.optimizer.optimizer, self.optimizer.personal_names)
         self.bind_optimizer()
