@@ -75,7 +75,7 @@ def _try(flat_module: FlatModule, job: ClientJob, data: FederatedDataModule) -> 
             f"its optimiser {flat_module.optimizer.description} does not update each number separately (SGD, Adam and RMSprop do)"
         )
     obstacles += [
-        f"{' and '.join(listeners)} cannot use {hook} of each client (on_client_upload works)"
+        f"{' and '.join(listeners)} needs each client's {hook} (use on_client_upload instead)"
         for hook in StepListeners._fields
         if (listeners := flat_module.hooks.overridden_by(hook))
     ]
@@ -115,7 +115,7 @@ def _try(flat_module: FlatModule, job: ClientJob, data: FederatedDataModule) -> 
         flat_module.module.zero_grad()
     if updates != [metric.update_count for metric in metrics]:
         obstacles.append(
-            "training_step updates a torchmetrics object, which cannot distinguish clients (self.log(name, value) works)"
+            "training_step updates a torchmetrics object, which cannot distinguish clients (use self.log(name, value) instead)"
         )
         for metric in metrics:
             metric.reset()

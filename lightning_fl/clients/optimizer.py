@@ -23,7 +23,7 @@ from lightning_fl.errors import UserError
 from lightning_fl.pruning import Plan
 from lightning_fl.vectors.layout import Layout
 
-# They update each coordinate from that coordinate only, so they may step one flat vector instead of many tensors.
+# These update each coordinate from that coordinate only, so they may step one flat vector instead of many tensors.
 ELEMENTWISE = (
     torch.optim.SGD,
     torch.optim.Adam,

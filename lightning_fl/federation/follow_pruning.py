@@ -44,7 +44,7 @@ def follow(federation: Federation) -> None:
         federation.broadcast_pruning(plan)
         if plan.axes:
             run.prune(plan)
-    flat_module.fabric.barrier()  # one process of a machine may write the states to files, which the others read
+    flat_module.fabric.barrier()  # wait: one process of a machine writes the state files that the others read
     flat_module.lay_out_anew()
     _refresh_network(federation)
 

@@ -1,4 +1,4 @@
-"""The trainer that Lightning's callbacks and users see: its flags, and the loops that it runs."""
+"""The trainer, its flags, and the loops that it runs."""
 
 from lightning_fl.trainer.federated_trainer import FederatedTrainer
 

@@ -157,9 +157,7 @@ def resume(trainer: Any, path: str) -> None:
         rank_zero_info(f"Resumed {path} after round {done} of {trainer.max_rounds}.")
         _tell_of_last_rounds(trainer, federation.get("max_rounds", trainer.max_rounds))
     else:
-        rank_zero_info(
-            f"Nothing is left to do: max_rounds is {trainer.max_rounds}, and {path} has {done} completed rounds."
-        )
+        rank_zero_info(f"Nothing is left to do: max_rounds is {trainer.max_rounds}, and {path} contains {done} rounds.")
 
 
 def _tell_of_last_rounds(trainer: Any, planned: int) -> None:
