@@ -1,4 +1,4 @@
-"""Which runner trains the clients."""
+"""Choose the runner that trains the clients."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Runner = Callable[[FlatModule, ClientJob, Sequence[int], FederatedDataModule], I
 
 SHARE_OF_FREE_MEMORY = 0.5
 ASSUMED_FREE_MEMORY = 4 * 2**30
-COPIES_OF_THE_MODEL = 8  # parameters, gradient, upload, states of optimiser and rule, and what their arithmetic needs
+COPIES_OF_THE_MODEL = 8  # parameters, gradient, upload, states of optimiser and rule, and temporary tensors
 
 
 def choose_runner(
@@ -39,17 +39,17 @@ def choose_runner(
     job: ClientJob,
     data: FederatedDataModule,
 ) -> Runner:
-    """Return the runner that was asked for; `auto` stacks on a GPU if the module allows it (on a CPU only tiny batches gain).
+    """Return the requested runner; `auto` stacks on a GPU if the module allows it (on a CPU only tiny batches gain).
 
     Args:
-        wanted: the trainer's flag.
-        clients_at_once: most clients of a stack; None: as many as half of the free memory holds.
+        wanted: value of the trainer's flag `runner`.
+        clients_at_once: most clients in a stack; None: as many as half of the free memory holds.
         flat_module: holds the module, with its optimiser.
-        job: what a client does in the first round.
+        job: a client's job in the first round.
         data: the clients' samples.
 
     Raises:
-        UserError: `stacked` was asked for and something stands in its way; everything that does is named.
+        UserError: `stacked` was requested but is impossible; the sentence lists all obstacles.
     """
     if wanted == "serial" or (wanted == "auto" and flat_module.fabric.device.type != "cuda"):
         return serial
@@ -68,14 +68,14 @@ def choose_runner(
 
 
 def _try(flat_module: FlatModule, job: ClientJob, data: FederatedDataModule) -> tuple[list[str], int]:
-    """Try one step of a stack of two; returns what stands in the way of stacking, and the bytes that each client needs."""
+    """Try one step of a stack of two; return the obstacles to stacking, and the bytes that each client needs."""
     obstacles = []
     if not flat_module.optimizer.is_elementwise:
         obstacles.append(
-            f"its optimiser {flat_module.optimizer.description} does not step every number by itself, as SGD, Adam and RMSprop do"
+            f"its optimiser {flat_module.optimizer.description} does not update each number separately (SGD, Adam and RMSprop do)"
         )
     obstacles += [
-        f"{' and '.join(listeners)} waits for each client's {hook}, where on_client_upload would do"
+        f"{' and '.join(listeners)} needs each client's {hook} (use on_client_upload instead)"
         for hook in StepListeners._fields
         if (listeners := flat_module.hooks.overridden_by(hook))
     ]
@@ -101,21 +101,21 @@ def _try(flat_module: FlatModule, job: ClientJob, data: FederatedDataModule) -> 
             results = train_stack(flat_module, one_step, twins, data.train.resident, notifies_callbacks=False)
         if any(x.dim() != 1 for x in results[0].message.values()):
             obstacles.append(f"{type(job.rule).__name__} does not keep clients apart along the leading axis")
-    except Exception as error:  # whatever a user's module may raise
+    except Exception as error:  # a user's module may raise anything
         is_the_optimizers = any(
             {"optim", "optimizer.py"} & {*Path(frame.filename).parts} for frame in extract_tb(error.__traceback__)
         )
-        if flat_module.optimizer.is_elementwise or not is_the_optimizers:  # else it has been named
+        if flat_module.optimizer.is_elementwise or not is_the_optimizers:  # otherwise it is already in the list
             obstacles.append(
-                f"a step of two clients at once failed ({_first_sentence(error)}), where numbers must stay tensors, with "
-                "torch.where in place of if"
+                f"a step of two clients at once failed ({_first_sentence(error)}): keep numbers as tensors, and use "
+                "torch.where instead of if"
             )
     if any(parameter.grad is not None for parameter in flat_module.module.parameters()):
-        obstacles.append("it reaches its parameters by a way of its own, not as its attributes")
+        obstacles.append("it does not read its parameters from its attributes")
         flat_module.module.zero_grad()
     if updates != [metric.update_count for metric in metrics]:
         obstacles.append(
-            "training_step updates a torchmetrics object, which cannot tell clients apart, where self.log(name, value) would do"
+            "training_step updates a torchmetrics object, which cannot distinguish clients (use self.log(name, value) instead)"
         )
         for metric in metrics:
             metric.reset()
@@ -127,9 +127,9 @@ def _first_sentence(error: Exception) -> str:
 
 
 def _free_memory(device: torch.device) -> int:
-    """Free bytes of the accelerator or the host."""
+    """Return the free bytes of the accelerator or the host."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    if "SC_AVPHYS_PAGES" not in getattr(os, "sysconf_names", {}):  # macOS and Windows do not tell
+    if "SC_AVPHYS_PAGES" not in getattr(os, "sysconf_names", {}):  # macOS and Windows do not report it
         return ASSUMED_FREE_MEMORY
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,4 +1,4 @@
-"""The one working module of a process: its parameters are views of flat vectors, so that every client is one copy away."""
+"""The one working module of a process: its parameters are views of flat vectors, so that one copy loads a client."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ class FlatModule:
 
     Attributes:
         module: the module, on the accelerator.
-        fabric: for precision, autocast and backward.
-        hooks: who listens to which Lightning hook.
-        logs: what the module logs goes here.
-        layout: where each trainable parameter lies, but for the personal ones.
+        fabric: Lightning Fabric, for precision, autocast and backward.
+        hooks: calls Lightning's hooks.
+        logs: collects the values that the module logs.
+        layout: positions of the trainable parameters, without the personal ones.
         params: parameters (d,); the module's own are views of it.
-        personal_layout, personal: likewise for what clients own (g,).
-        gradient: gradient (d,) of the last backward pass, where the rule reads it.
-        buffer_layout, buffers: likewise for float buffers (d_b,).
+        personal_layout, personal: the same for personal parameters (g,).
+        gradient: gradient (d,) of the last backward pass; empty unless `reads_gradient`.
+        buffer_layout, buffers: the same for float buffers (d_b,).
         counter_names: names of the module's integer buffers.
         optimizer: drives the module's optimiser; set by `configure_optimizer`.
-        personal_optimizer: steps what clients own; set likewise.
-        reads_gradient: whether gradients are gathered in `gradient`.
-        takes_index: whether `training_step` asks for the batch's index.
-        skips_single_samples: whether a last batch of one sample is left out.
-        batches_in_pass, steps_in_training: of the local training under way, for schedules that ask the trainer.
+        personal_optimizer: steps the personal parameters; set by `configure_optimizer`.
+        reads_gradient: True if gradients are gathered in `gradient`.
+        takes_index: True if `training_step` takes the batch's index.
+        skips_single_samples: True if a last batch of one sample is left out.
+        batches_in_pass, steps_in_training: numbers for the current local training, which schedules read from the trainer.
     """
 
     optimizer: ModuleOptimizer
@@ -70,11 +70,11 @@ class FlatModule:
         self.takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
         self.batches_in_pass = 0
         self.steps_in_training = 0
-        # A batch of one has no variance: batch normalisation refuses to train on it.
+        # Batch normalisation cannot train on a batch of one sample, which has no variance.
         self.skips_single_samples = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules())
 
     def _lay_out(self) -> None:
-        """Bring parameters and float buffers together in flat vectors, and make the module's own views of them."""
+        """Gather parameters and float buffers in flat vectors, and make the module's own tensors views of them."""
         self._plans = plans_of(self.module)
         named = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
         trainable = {name: p for name, p in named.items() if name not in self._personal_names}
@@ -113,20 +113,20 @@ class FlatModule:
 
     @property
     def new_plans(self) -> list[Plan]:
-        """How the module has been pruned since it was laid out."""
+        """Prunings of the module since it was laid out."""
         return plans_of(self.module)[len(self._plans) :]
 
     def adopt_plans(self, plans: list[Plan]) -> None:
-        """The module has the shapes that these plans lead to, also where it was made small at once."""
+        """Record these prunings for a module that has the resulting shapes, even if it was created with them."""
         vars(self.module)[PLANS] = list(plans)
         self._plans = plans
 
     def holds(self, layout: Layout) -> bool:
-        """Whether the module's parameters are views of vectors of this layout."""
+        """True if the module's parameters are views of vectors of this layout."""
         return self.layout == layout and not self.new_plans
 
     def lay_out_anew(self) -> None:
-        """The module has been pruned: bind it to shorter vectors, with the values it has now, and its optimiser to it."""
+        """Bind a pruned module, with its current values, to shorter vectors, and its optimiser to them."""
         plans = self.new_plans
         self._lay_out()
         if self.has_optimizer:
@@ -136,10 +136,10 @@ class FlatModule:
             self.bind_optimizer()
 
     def configure_optimizer(self, flat_gradient: bool) -> None:
-        """Set up the module's optimiser; with `flat_gradient` every gradient is a view of `gradient`.
+        """Set up the module's optimiser; with `flat_gradient`, every gradient is a view of `gradient`.
 
         Raises:
-            UserError: the module has nothing to train, or not one optimiser, or it leaves out what clients are to own.
+            UserError: the module has nothing to train, or not exactly one optimiser, or its optimiser lacks a personal parameter.
         """
         if not self._parameters:
             raise UserError(f"{type(self.module).__name__} has no trainable parameter: there is nothing to federate.")
@@ -151,14 +151,14 @@ class FlatModule:
         for name in self.personal_leaves:
             require(
                 name in trained,
-                f"clients are to own {name!r}, but configure_optimizers of {type(self.module).__name__} does not train it: "
-                "give the optimizer all of self.parameters().",
+                f"{name!r} is personal to each client, but configure_optimizers of {type(self.module).__name__} does not train "
+                "it: pass all of self.parameters() to the optimizer.",
             )
         self.personal_optimizer = PersonalOptimizer(self.optimizer.optimizer, self.optimizer.personal_names)
         self.bind_optimizer()
 
     def bind_optimizer(self) -> None:
-        """Make the optimiser step this module, and only what has had a gradient in the training that begins."""
+        """Make the optimiser step this module, but only parameters that have had a gradient in the training that begins."""
         self.personal_optimizer.bind(self.personal_leaves)
         is_bound = getattr(self.optimizer, "params", None) is self.params
         if is_bound and not (self._flat_gradient and self._flat_gradient.has_grown):
@@ -171,11 +171,11 @@ class FlatModule:
 
     @property
     def has_optimizer(self) -> bool:
-        """Whether `configure_optimizer` has been called."""
+        """True once `configure_optimizer` has been called."""
         return hasattr(self, "optimizer")
 
     def release(self) -> None:
-        """Give the module tensors of its own again, with the values it has now."""
+        """Give the module its own tensors again, with its current values."""
         for parameter in (*self._parameters, *self.personal_leaves.values()):
             parameter.grad = None
             parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
@@ -183,7 +183,7 @@ class FlatModule:
             self.buffer(name).data = self.buffer(name).data.clone()
 
     def load(self, params: Tensor, buffers: Tensor, counters: Mapping[str, Tensor]) -> None:
-        """Put a model into the module: one copy of the parameters, one of the float buffers."""
+        """Load a model into the module: one copy of the parameters, one of the float buffers."""
         self.params.copy_(params)
         if self._buffer_views:
             self.buffers.copy_(buffers)
@@ -195,18 +195,18 @@ class FlatModule:
             self.buffer(name).copy_(counters[name])
 
     def load_server_model(self, run: Run) -> None:
-        """Put the server's model into the module, with the personal parameters that clients begin with."""
+        """Load the server's model into the module, with the clients' initial personal parameters."""
         self.load(run.params, run.buffers, run.counters)
         self.personal.copy_(run.personal)
 
     def agree_on_model(self) -> None:
-        """Give every rank the model of rank 0: an unseeded script initialises it differently in each process."""
+        """Copy the model of rank 0 to every rank, because an unseeded script initialises it differently in each process."""
         if self.fabric.world_size > 1:
             for tensor in (*self.module.state_dict().values(), self.personal):
                 tensor.copy_(self.fabric.broadcast(tensor))
 
     def read_buffers(self) -> Tensor:
-        """The module's float buffers (d_b,), also those that it replaced instead of writing to."""
+        """Return the module's float buffers (d_b,), including those that it replaced instead of writing to them."""
         for name, view in self._buffer_views.items():
             buffer = self.buffer(name)
             if buffer.data_ptr() != view.data_ptr():
@@ -214,10 +214,10 @@ class FlatModule:
         return self.buffers
 
     def state_dict(self, run_state: dict[str, Any]) -> dict[str, Tensor]:
-        """The module's `state_dict` with the server's model in it, while a client's is loaded.
+        """Return the module's `state_dict` with the server's model in it, while a client's is loaded.
 
         Args:
-            run_state: the server's `params`, `buffers` and `counters`, and the `personal` that all clients began with.
+            run_state: the server's `params`, `buffers` and `counters`, and `personal`, the clients' initial personal parameters.
         """
         trained = self.params.clone(), self.read_buffers().clone(), self.read_counters()
         own = self.personal.clone()
@@ -232,21 +232,21 @@ class FlatModule:
         return copied
 
     def read_counters(self) -> dict[str, Tensor]:
-        """Copies of the module's integer buffers, by name."""
+        """Return copies of the module's integer buffers, by name."""
         return {name: self.buffer(name).clone() for name in self.counter_names}
 
     def buffer(self, name: str) -> Tensor:
-        """The buffer that the module has under this name now."""
+        """Return the module's current buffer of this name."""
         owner, leaf = self._homes[name]
         return getattr(owner, leaf)
 
     @contextmanager
     def lending(self, tensors: Tree, log: Callable[..., None]) -> Iterator[None]:
-        """Let the module compute with other tensors in the places of its parameters and buffers.
+        """Let the module compute with other tensors in place of its parameters and buffers.
 
         Args:
-            tensors: by the names of the parameters and buffers.
-            log: takes the place of the module's `log`.
+            tensors: the other tensors, by the names of the parameters and buffers.
+            log: replaces the module's `log`.
         """
         holders = [(home, leaf, name) for name in tensors for home, leaf in self._attributes[name]]
         own = [home[leaf] for home, leaf, _ in holders]
@@ -268,14 +268,14 @@ class FlatModule:
         """Call the module's `training_step`.
 
         Returns:
-            The loss, None if the module skips the batch; and all that the step returned.
+            The loss (None if the module skips the batch), and the complete output of the step.
         """
         step = self.module.training_step
         output = step(batch, index) if self.takes_index else step(batch)
         return output["loss"] if isinstance(output, Mapping) else output, output
 
     def zero_gradient(self) -> None:
-        """Forget the gradient of the last step; views of the flat gradient are put back where something removed them."""
+        """Reset the gradient of the last step; restore views of the flat gradient that something removed."""
         for leaf in self.personal_leaves.values():
             leaf.grad = None
         if self._flat_gradient is not None:
@@ -285,14 +285,14 @@ class FlatModule:
             parameter.grad = None
 
     def after_backward(self) -> bool:
-        """Take parameters that have got their first gradient into the optimiser's steps; returns whether there are any."""
+        """Let the optimiser step parameters that got their first gradient; return True if there are any."""
         found = self._flat_gradient.discover() if self._flat_gradient is not None else []
         if found:
             self.optimizer.activate(found)
         return bool(found)
 
     def mask_gradient(self, unpruned: Submodel) -> Callable[[], Any]:
-        """What gives only the kept parameters a gradient, by multiplication in place."""
+        """Return a function that zeroes the gradient of pruned parameters, by multiplication in place."""
         if self.reads_gradient:
             return partial(self.gradient.mul_, unpruned.factors)
         pairs = list(zip(self._parameters, self.layout.views(unpruned.factors).values(), strict=True))
@@ -305,7 +305,7 @@ class FlatModule:
         return mask
 
     def clip_gradient(self, value: float, algorithm: str) -> None:
-        """Clip in place, as Lightning's `gradient_clip_val` and `gradient_clip_algorithm` say."""
+        """Clip the gradient in place, as Lightning does for `gradient_clip_val` and `gradient_clip_algorithm`."""
         trained = [*self._parameters, *self.personal_leaves.values()]
         if algorithm == "value":
             nn.utils.clip_grad_value_(trained, value)
@@ -313,22 +313,22 @@ class FlatModule:
             nn.utils.clip_grad_norm_(trained, value)
 
     def transfer(self, batch: Any, resident: bool) -> Any:
-        """Bring a batch to the accelerator, where a resident one already is, and let the batch hooks change it."""
+        """Move a batch to the accelerator, unless it is resident there, and let the batch hooks change it."""
         if resident and not self.hooks.changes_batches:
             return batch
         return self.hooks.transfer_batch(batch, self.fabric.device)
 
     def seed(self, seed: int) -> None:
-        """Seed every global random generator a module may draw from, so that what it draws depends on `seed` alone."""
+        """Seed every global random generator that a module may use, so that its random numbers depend on `seed` only."""
         torch.default_generator.manual_seed(seed)
         if self.fabric.device.type == "cuda":
             torch.cuda.default_generators[self.fabric.device.index or 0].manual_seed(seed)
-        np.random.seed(seed % 2**32)  # noqa: NPY002 -- modules and transforms draw from the global one
+        np.random.seed(seed % 2**32)  # noqa: NPY002 -- modules and transforms use the global generator
         random.seed(seed)
 
 
 def _attributes(module: nn.Module) -> dict[str, list[tuple[dict[str, Any], str]]]:
-    """Where each parameter and buffer is kept; tied ones are in several places under their first name."""
+    """Return the places that hold each parameter and buffer; tied ones have several places under their first name."""
     holders: dict[int, list[tuple[dict[str, Any], str]]] = {}
     for owner in module.modules():
         for home in (owner._parameters, owner._buffers):

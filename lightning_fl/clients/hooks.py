@@ -1,7 +1,6 @@
-"""Who listens to which Lightning hook.
+"""Call Lightning's hooks in Lightning's order: callbacks, then the module.
 
-A hook that nobody overrides costs nothing in the training loop: its list is empty. Order is Lightning's: callbacks, then
-the module.
+A hook that nothing overrides costs nothing in the training loop, because its list is empty.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning_fl.callbacks import TargetReached
 from lightning_fl.errors import UserError, nearest
 
-# Hooks of a LightningModule that would change how a step is made. A federation's rule makes the step, so it cannot honour them.
+# Hooks of a LightningModule that change the optimiser step. In a federation the rule makes the step, so they are refused.
 REFUSED = (
     "backward",
     "configure_gradient_clipping",
@@ -29,7 +28,7 @@ BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after
 
 
 class StepListeners(NamedTuple):
-    """Functions to call in the middle of a client's step, by the name of the hook."""
+    """Functions to call during a client's step, by the name of the hook."""
 
     on_train_batch_start: Sequence[Callable[..., Any]]
     on_before_backward: Sequence[Callable[..., Any]]
@@ -40,10 +39,10 @@ class StepListeners(NamedTuple):
 
 
 class Hooks:
-    """Calls the hooks of callbacks and module.
+    """Call the hooks of callbacks and module.
 
     Attributes:
-        changes_batches: whether module or datamodule change batches on their way to the accelerator.
+        changes_batches: True if module or datamodule change batches on their way to the accelerator.
     """
 
     def __init__(
@@ -53,7 +52,7 @@ class Hooks:
         self._module = module
         self._callbacks = callbacks
         self._listeners: dict[tuple[str, bool | None], list[Callable[..., Any]]] = {}
-        # Lightning lets the datamodule's batch hooks go before the module's.
+        # As in Lightning, the datamodule's batch hooks replace the module's.
         self._batch_hooks = [
             getattr(datamodule if is_overridden(name, datamodule) else module, name) for name in BATCH_HOOKS
         ]
@@ -62,12 +61,12 @@ class Hooks:
         )
 
     def listeners(self, name: str, monitoring: bool | None = None) -> list[Callable[..., Any]]:
-        """The functions to call with a hook's arguments after (trainer, module); computed once for each hook.
+        """Return the functions to call with the hook's arguments that follow (trainer, module); computed once for each hook.
 
         Args:
-            name: of the hook.
-            monitoring: only callbacks that watch metrics (EarlyStopping, ModelCheckpoint), only the others and the module,
-                or all.
+            name: name of the hook.
+            monitoring: True for callbacks that monitor metrics (EarlyStopping, ModelCheckpoint), False for the others and the
+                module, None for all.
         """
         if (name, monitoring) not in self._listeners:
             found = [
@@ -84,11 +83,11 @@ class Hooks:
         return self._listeners[name, monitoring]
 
     def step_listeners(self) -> StepListeners:
-        """Return who listens to the hooks within a local training."""
+        """Return the functions of all hooks within a local training."""
         return StepListeners(*map(self.listeners, StepListeners._fields))
 
     def overridden_by(self, name: str) -> list[str]:
-        """Class names of who listens to a hook, Lightning's own callbacks left out."""
+        """Return the class names of the hook's callbacks and module, without Lightning's own callbacks."""
         listening: list[Any] = [
             c for c in self._callbacks if not type(c).__module__.startswith("lightning.") and _overrides(c, name)
         ]
@@ -97,17 +96,17 @@ class Hooks:
         return [type(listener).__name__ for listener in listening]
 
     def transfer_batch(self, batch: Any, device: torch.device, loader_index: int = 0) -> Any:
-        """Bring a batch to the accelerator by the hooks of module or datamodule."""
+        """Move a batch to the accelerator with the hooks of module or datamodule."""
         before, transfer, after = self._batch_hooks
         return after(transfer(before(batch, loader_index), device, loader_index), loader_index)
 
     def call(self, name: str, *arguments: Any, monitoring: bool | None = None) -> None:
-        """Call a hook of callbacks and module, of all or of those that `monitoring` asks for: see `listeners`."""
+        """Call a hook of callbacks and module; `monitoring` selects among them as in `listeners`."""
         for listener in self.listeners(name, monitoring):
             listener(*arguments)
 
     def call_callbacks(self, name: str, *arguments: Any) -> None:
-        """Call a hook of the callbacks alone, with exactly these arguments after (trainer, module)."""
+        """Call a hook of the callbacks only, with exactly these arguments after (trainer, module)."""
         for callback in self._callbacks:
             getattr(callback, name)(self._trainer, self._module, *arguments)
 
@@ -124,10 +123,10 @@ def _bound(function: Callable[..., Any], trainer: Any, module: LightningModule) 
 
 
 def check_module(module: LightningModule) -> None:
-    """List everything in a module that a federation cannot honour, all at once.
+    """Check that a federation can train a module.
 
     Raises:
-        UserError: there is something.
+        UserError: it cannot; the sentence lists all reasons at once.
     """
     problems = [f"it overrides {name}" for name in REFUSED if is_overridden(name, module)]
     if not is_overridden("training_step", module):
@@ -144,10 +143,10 @@ def check_module(module: LightningModule) -> None:
 
 
 def check_watched(callbacks: Iterable[Callback], logged: Iterable[str]) -> None:
-    """Refuse callbacks that watch a metric which the first validated round has not logged.
+    """Refuse callbacks that monitor a metric which the first validated round did not log.
 
     Raises:
-        UserError: there is one; the nearest name is given.
+        UserError: there is one; the sentence names the nearest logged metric.
     """
     names = list(logged)
     for callback in callbacks:

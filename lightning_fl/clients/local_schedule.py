@@ -1,4 +1,4 @@
-"""How long a client trains, and in what batches."""
+"""Length and batches of a client's local training."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from lightning_fl.state.run_state import STRAGGLER, Run
 
 @dataclass(frozen=True)
 class LocalSchedule:
-    """How long a client trains and in what batches.
+    """Length and batches of a client's local training.
 
     Attributes:
         batch_size: samples in a minibatch, B.
         epochs: passes over the client's samples, E; or
         steps: optimiser steps over a stream of reshuffled passes, L. One of the two is None.
-        limit_batches: of each pass only this many batches, or this fraction of them.
+        limit_batches: batches of each pass to use, a count or a fraction.
         accumulate: batches whose gradients add up to one optimiser step.
         clip_value, clip_algorithm: Lightning's `gradient_clip_val` and `gradient_clip_algorithm`.
-        full_batch: every optimiser step, of which there are as many, follows the mean gradient on all samples of a pass.
-        reports_last_loss: results tell the mean training loss of the last pass.
-        straggler_rate: probability that a client is stopped before it is done.
+        full_batch: True if every optimiser step uses the mean gradient on all samples of a pass; the number of steps stays.
+        reports_last_loss: True if results contain the mean training loss of the last pass.
+        straggler_rate: probability that a client stops before its last step.
     """
 
     batch_size: int
@@ -37,12 +37,12 @@ class LocalSchedule:
     straggler_rate: float = 0.0
 
     def in_round(self, rule: Rule, setting: Setting) -> LocalSchedule:
-        """With the batches that a rule takes in the round under way."""
+        """Return the schedule with the batches that a rule uses in the current round."""
         full_batch = rule.takes_full_batches(setting)
         return self if full_batch == self.full_batch else replace(self, full_batch=full_batch)
 
     def pass_batches(self, num_samples: int, skip_single: bool) -> int:
-        """Batches of one pass over `num_samples` samples."""
+        """Return the number of batches of one pass over `num_samples` samples."""
         batches = ceil(num_samples / self.batch_size)
         last = num_samples - (batches - 1) * self.batch_size
         if skip_single and self.batch_size > 1 and last == 1:
@@ -51,18 +51,18 @@ class LocalSchedule:
         return min(batches, limit if isinstance(limit, int) else max(int(batches * limit), 1 if limit else 0))
 
     def batch_sizes(self, num_samples: int, skip_single: bool) -> list[int]:
-        """Samples of each batch of one pass."""
+        """Return the number of samples in each batch of one pass."""
         starts = range(0, self.pass_batches(num_samples, skip_single) * self.batch_size, self.batch_size)
         return [min(self.batch_size, num_samples - start) for start in starts]
 
     def num_steps(self, in_pass: int) -> int:
-        """Optimiser steps of the whole local training, given the batches of one pass."""
+        """Return the number of optimiser steps of the whole local training, given the batches of one pass."""
         if not in_pass:
             return 0
         return self.steps if self.steps is not None else (self.epochs or 0) * ceil(in_pass / self.accumulate)
 
     def steps_done(self, in_pass: int, run: Run, client: int) -> int:
-        """Optimiser steps that a client makes before the round's time is up: all, or, if it straggles, 1 to all but one."""
+        """Return the number of optimiser steps that a client makes in a round: all, or, if it straggles, 1 to all but one."""
         planned = self.num_steps(in_pass)
         if not self.straggler_rate or planned < 2:
             return planned
@@ -70,24 +70,24 @@ class LocalSchedule:
         return int(random.integers(1, planned)) if random.random() < self.straggler_rate else planned
 
     def step_batches(self, in_pass: int) -> int:
-        """Batches whose gradients add up to one optimiser step; at the end of a pass there may be fewer."""
+        """Return the number of batches whose gradients add up to one optimiser step; the last step of a pass may have fewer."""
         return in_pass if self.full_batch else self.accumulate
 
     def num_samples(self, num_samples: int, skip_single: bool, num_steps: int | None = None) -> int:
-        """Samples read in the whole local training of a client that has `num_samples`, or in so many steps of it."""
+        """Return the number of samples that a client with `num_samples` reads in its local training, or in `num_steps` of it."""
         in_pass = self.pass_batches(num_samples, skip_single)
         passes, rest = self._passes(in_pass, num_steps)
         in_one_pass = min(num_samples, in_pass * self.batch_size)
         return passes * in_one_pass + rest * self.batch_size
 
     def num_batches(self, num_samples: int, skip_single: bool, num_steps: int | None = None) -> int:
-        """Batches of the whole local training, or of so many steps of it."""
+        """Return the number of batches of the whole local training, or of `num_steps` of it."""
         in_pass = self.pass_batches(num_samples, skip_single)
         passes, rest = self._passes(in_pass, num_steps)
         return passes * in_pass + rest
 
     def _passes(self, in_pass: int, num_steps: int | None) -> tuple[int, int]:
-        """How often the steps of a local training, or so many of them, read all `in_pass` batches, and the batches after that."""
+        """Return the complete passes in the local training, or in `num_steps` of it, and the batches after them."""
         if not in_pass:
             return 0, 0
         in_step = self.step_batches(in_pass)

@@ -1,4 +1,4 @@
-"""Averages of what modules log: `self.log` of a LightningModule, over batches, clients and data loaders, by samples."""
+"""Averages of the values that modules log with `self.log`: over batches, clients and data loaders, weighted by samples."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from lightning_fl.errors import UserError
 
 LOSS = "train/loss"
 Sums = dict[str, tuple[Tensor, float]]
-"""By name (sum of value × samples, samples); where another reduction than the mean is asked for, (all values, 0)."""
+"""For each name, (sum of value × samples, samples); for a reduction other than the mean, (all values, 0)."""
 
 
 class LogCollector:
-    """Takes the place of `LightningModule.log` while a trainer runs the module.
+    """Replace `LightningModule.log` while a trainer runs the module.
 
-    In a federation a value logged in a step is averaged over the client's steps and over the clients, weighted by samples; it
-    is reported once a round. `reduce_fx` other than the mean ("sum", "min", "max" or a function of the stacked values) is
+    In a federation a value logged in a step is averaged over the client's steps and over the clients, weighted by samples,
+    and reported once a round. `reduce_fx` other than the mean ("sum", "min", "max" or a function of the stacked values) is
     applied to all values of the round. torchmetrics objects are computed at the end of the round and reset.
     """
 
@@ -52,7 +52,7 @@ class LogCollector:
         metric_attribute: str | None = None,
         rank_zero_only: bool = False,
     ) -> None:
-        """Same signature as `LightningModule.log`; steps are not reported one by one, whatever `on_step` says."""
+        """Record a value; same signature as `LightningModule.log`, but `on_step` does not report single steps."""
         if add_dataloader_idx:
             name += self.dataloader_suffix
         if name not in self._values:
@@ -69,19 +69,19 @@ class LogCollector:
         self._weights[name].append(self.batch_size if batch_size is None else batch_size)
 
     def add_loss(self, loss: Tensor) -> None:
-        """Log the loss of a training step as `train/loss`, unless the module does so itself."""
+        """Log the loss of a training step as `train/loss`, unless the module logs it itself."""
         if self._module_logs_loss is None:
             self._module_logs_loss = LOSS in self._values
         if not self._module_logs_loss:
             self.log(LOSS, loss)
 
     def last_loss(self, count: int) -> float | None:
-        """Mean over samples of the last `count` values of `train/loss`, or of as many as there are; None if there is none."""
+        """Return the mean over samples of the last `count` values of `train/loss`, or of all if fewer; None if there is none."""
         values, weights = self._values.get(LOSS, [])[-count:], self._weights.get(LOSS, [])[-count:]
         return _mean(torch.stack([torch.as_tensor(value).squeeze() for value in values]), weights) if values else None
 
     def take(self) -> Sums:
-        """What was logged since the last call."""
+        """Return the sums of the values logged since the last call, and drop the values."""
         sums: Sums = {}
         for name, values in self._values.items():
             if not values:
@@ -100,14 +100,14 @@ class LogCollector:
         return self._reductions[name] in ("mean", "avg", torch.mean)
 
     def forget(self) -> None:
-        """Drop what was logged since the last call of `take`, torchmetrics objects included."""
+        """Drop everything logged since the last call of `take`, torchmetrics objects included."""
         self.take()
         for metric in self._metrics.values():
             metric.reset()
         self._metrics.clear()
 
     def averages(self, parts: list[Sums]) -> dict[str, float]:
-        """Put the sums of several clients (or of one evaluation) together, and compute and reset the torchmetrics objects."""
+        """Combine the sums of several clients (or of one evaluation), and compute and reset the torchmetrics objects."""
         averages: dict[str, float] = {}
         for name in {name: None for part in parts for name in part}:
             entries = [part[name] for part in parts if name in part]
@@ -125,10 +125,10 @@ class LogCollector:
 
 
 class RowLogs(LogCollector):
-    """Takes what several clients log at once: every value is a vector with one entry for each of `rows`."""
+    """Collect the values of several clients that log at once: every value is a vector with one entry for each of `rows`."""
 
     def __init__(self, collector: LogCollector) -> None:
-        """Whatever is logged here is reported by `collector`."""
+        """Start without values; `collector` reports the values logged here."""
         super().__init__()
         self.rows: Sequence[int] = ()
         self.progress_bar_names, self.unlogged_names = collector.progress_bar_names, collector.unlogged_names
@@ -136,14 +136,14 @@ class RowLogs(LogCollector):
         self._rows: dict[str, list[Sequence[int]]] = {}
 
     def log(self, name: str, value: Any, *how: Any, **named: Any) -> None:
-        """Same signature as `LightningModule.log`."""
+        """Record a value of each client; same signature as `LightningModule.log`."""
         if isinstance(value, Metric):
-            raise UserError(f"{name} is a torchmetrics object, which cannot tell several clients apart.")
+            raise UserError(f"{name} is a torchmetrics object, which cannot distinguish several clients.")
         super().log(name, value.reshape(len(self.rows)), *how, **named)
         self._rows.setdefault(name, []).append(self.rows)
 
     def last_losses(self, counts: Sequence[int]) -> list[float | None]:
-        """What `last_loss` gives for each client, of the last so many values of its own."""
+        """Return `last_loss` for each client, with its own count of values."""
         if not self._values.get(LOSS):
             return [None] * len(counts)
         flat, rows, weights = self._flat(LOSS)
@@ -151,14 +151,14 @@ class RowLogs(LogCollector):
         return [_mean(flat[position], weights[position]) if len(position) else None for position in positions]
 
     def _flat(self, name: str) -> tuple[Tensor, Tensor, Tensor]:
-        """All values of a name, which row each is of, and its weight."""
+        """Return all values of a name, with the row and the weight of each."""
         flat, parts = torch.cat(self._values[name]).double(), self._rows[name]
         rows = torch.tensor([row for part in parts for row in part], device=flat.device)
         weights = [float(w) for w, part in zip(self._weights[name], parts, strict=True) for _ in part]
         return flat, rows, flat.new_tensor(weights)
 
     def take_rows(self, num_rows: int) -> list[Sums]:
-        """What each client has logged."""
+        """Return the sums of the values that each client logged."""
         taken: list[Sums] = [{} for _ in range(num_rows)]
         for name in self._values:
             flat, rows, weights = self._flat(name)
@@ -175,7 +175,7 @@ class RowLogs(LogCollector):
 
 
 def _mean(values: Tensor, weights: Tensor | list[float]) -> float:
-    """Under weights, as a number of the host."""
+    """Return the weighted mean as a Python float."""
     values = values.double()
     weights = torch.as_tensor(weights, dtype=torch.float64, device=values.device)
     return float(values @ weights / weights.sum())

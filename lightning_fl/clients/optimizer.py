@@ -1,7 +1,7 @@
-"""The module's own optimiser and learning-rate schedulers, as a federation drives them.
+"""Drive the module's own optimiser and learning-rate schedulers in a federation.
 
 One optimiser serves all clients: its state is emptied when a client starts. Schedulers with `interval: epoch` step once a round;
-those with `interval: step` step with the optimiser and start anew with every client, from the learning rate of the round.
+those with `interval: step` step with the optimiser and restart with every client, from the learning rate of the round.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lightning_fl.errors import UserError
 from lightning_fl.pruning import Plan
 from lightning_fl.vectors.layout import Layout
 
-# Their update of a coordinate looks at that coordinate alone, so they may step one flat vector instead of many tensors.
+# These update each coordinate from that coordinate only, so they may step one flat vector instead of many tensors.
 ELEMENTWISE = (
     torch.optim.SGD,
     torch.optim.Adam,
@@ -40,22 +40,22 @@ ELEMENTWISE = (
 
 
 class ModuleOptimizer:
-    """Drives the one optimiser that `configure_optimizers` returns.
+    """Drive the one optimiser that `configure_optimizers` returns.
 
     Attributes:
         optimizer: the module's optimiser.
         scheduler_configs: its schedulers, as Lightning's `LRSchedulerConfig`.
-        is_elementwise: whether its update of a coordinate looks at that coordinate alone.
-        personal_names: of the parameters in each of its groups that clients own, which it does not step itself.
-        params: what it steps: see `bind`.
+        is_elementwise: True if it updates each coordinate from that coordinate only.
+        personal_names: names of the personal parameters in each of its groups, which it does not step itself.
+        params: vector or stack that it steps: see `bind`.
     """
 
     def __init__(self, module: LightningModule, layout: Layout) -> None:
-        """Call `configure_optimizers` and take over; `bind` says what is to be stepped.
+        """Call `configure_optimizers`; `bind` sets the tensor to step.
 
         Args:
-            module: whose optimiser it is.
-            layout: where each of its parameters lies in the flat vectors; what trains and is not there is personal.
+            module: module that configures the optimiser.
+            layout: positions of the parameters in the flat vectors; trainable parameters without one are personal.
 
         Raises:
             UserError: the module has no optimiser, or several.
@@ -73,8 +73,8 @@ class ModuleOptimizer:
         closure = signature(self.optimizer.step).parameters.get("closure")
         if closure is not None and closure.default is Parameter.empty:
             raise UserError(
-                f"{type(self.optimizer).__name__} wants the loss again and again in a step (a closure), and a federation makes "
-                "a step from one gradient: let configure_optimizers return SGD, Adam or another that needs no more."
+                f"{type(self.optimizer).__name__} needs the loss several times in a step (a closure), but a federation makes "
+                "a step from one gradient: let configure_optimizers return SGD, Adam or another that needs no closure."
             )
         self.scheduler_configs = _configure_schedulers_automatic_opt(schedulers, monitor)
         for config in self.scheduler_configs:
@@ -96,20 +96,21 @@ class ModuleOptimizer:
         personal = {id(p): name for name, p in self._named.items() if p.requires_grad and name not in shared}
         self._groups = [[p for p in group["params"] if id(p) not in personal] for group in groups]
         self.personal_names = [[personal[id(p)] for p in group["params"] if id(p) in personal] for group in groups]
-        # Adagrad of some releases of torch makes its state when it is made, not in the first step: such an optimiser keeps the
-        # parameters it was given, and every client starts from that state.
+        # In some releases of torch, Adagrad creates its state in the constructor, not in the first step: such an optimiser keeps
+        # the parameters it was given, and every client starts from that state.
         self._fresh_optimizer = {p: deepcopy(state) for p, state in self.optimizer.state.items()}
         self.is_elementwise = type(self.optimizer) in ELEMENTWISE and not self._fresh_optimizer
-        # Schedulers warn if they step before the optimiser does, which a rule's own step or the plain one never calls.
+        # Schedulers warn if they step before `optimizer.step`, which neither a rule's own step nor the plain step calls.
         self.optimizer._opt_called = True
 
     def bind(self, params: Tensor, gradient: Tensor | None) -> None:
-        """Step `params` from now on, which take part once `take_in` has named them.
+        """Step `params` from now on, each parameter once `activate` has named it.
 
         Args:
-            params: (d,), of which the module's parameters are views, or a stack (n, d) of clients, for an elementwise optimiser.
-            gradient: of the same shape, of which the gradient of each parameter is a view; None: the module's parameters carry
-                their gradients themselves, and all of them take part.
+            params: vector (d,) whose views are the module's parameters, or a stack (n, d) of clients, for an elementwise
+                optimiser.
+            gradient: gradient of the same shape, whose views are the parameters' gradients; None: the module's parameters carry
+                their gradients themselves, and all are stepped.
         """
         self.params, self._gradient = params, gradient
         self._weight_decay: float | Tensor | None = None
@@ -123,11 +124,11 @@ class ModuleOptimizer:
             group["params"] = [] if gradient is not None and self.is_elementwise else list(members)
 
     def follow(self, plans: Sequence[Plan], layout: Layout) -> None:
-        """The module has been pruned: its parameters are the same objects, but have other shapes.
+        """Adapt to a pruned module, whose parameters are the same objects with other shapes.
 
         Args:
-            plans: what was kept, one after the other.
-            layout: where each parameter lies now.
+            plans: the prunings, one after the other.
+            layout: new positions of the parameters.
         """
         self._layout = layout
         names = {parameter: name for name, parameter in self._named.items()}
@@ -139,7 +140,7 @@ class ModuleOptimizer:
                     state[key] = value
 
     def narrow(self, num_clients: int) -> None:
-        """Go on with the first clients of the stack alone."""
+        """Keep only the first clients of the stack."""
         assert self._gradient is not None
         self.params, self._gradient = self.params[:num_clients], self._gradient[:num_clients]
         for group in self.optimizer.param_groups:
@@ -154,12 +155,12 @@ class ModuleOptimizer:
 
     @property
     def is_plain_sgd(self) -> bool:
-        """Whether the optimiser is SGD without momentum that descends, so that a rule may put its own step in its place."""
+        """True if the optimiser is SGD without momentum and `maximize`, so that a rule may replace its step."""
         return self._plain_sgd
 
     @property
     def momentum(self) -> float | None:
-        """ρ of SGD, v ← ρv + g; 0 for other optimisers, None with dampening or nesterov, or where it is not one constant."""
+        """Momentum ρ of SGD, v ← ρv + g; 0 for other optimisers; None with dampening or nesterov, or if it varies."""
         if type(self.optimizer) is not torch.optim.SGD:
             return 0.0
         if any(getattr(config.scheduler, "cycle_momentum", False) for config in self.scheduler_configs):
@@ -172,15 +173,15 @@ class ModuleOptimizer:
 
     @property
     def description(self) -> str:
-        """The optimiser in a few words, for error sentences."""
+        """Name of the optimiser with its momentum, for error messages."""
         momentum = self.optimizer.param_groups[0].get("momentum")
         return type(self.optimizer).__name__ + (f" with momentum {momentum}" if momentum else "")
 
     def activate(self, names: Sequence[str]) -> None:
-        """From now on step these parameters too.
+        """Step these parameters, too, from now on.
 
-        Until a parameter has had a gradient nothing of it may change, neither by weight decay nor by momentum. An elementwise
-        optimiser steps contiguous stretches of the flat vector instead of single parameters.
+        A parameter must not change before its first gradient, neither by weight decay nor by momentum. An elementwise
+        optimiser steps contiguous slices of the flat vector instead of single parameters.
         """
         wanted = {id(self._named[name]) for name in names}
         self._weight_decay = None
@@ -194,7 +195,7 @@ class ModuleOptimizer:
                     group["params"].append(stretch)
 
     def _plain_step(self) -> None:
-        """SGD without the wrapping of `Optimizer.step`, on the parameters themselves: same numbers, less time."""
+        """Step the parameters by SGD without the overhead of `Optimizer.step`: same numbers, less time."""
         with torch.no_grad():
             for group, params in zip(self.optimizer.param_groups, self._groups, strict=True):
                 used = [p for p in params if p.grad is not None]
@@ -212,7 +213,7 @@ class ModuleOptimizer:
                 )
 
     def start_client(self) -> None:
-        """Empty the optimiser's state and start the step-wise schedulers anew from the learning rate of the round."""
+        """Empty the optimiser's state, and restart the step-wise schedulers from the learning rate of the round."""
         self.optimizer.state.clear()
         self.optimizer.state.update({p: deepcopy(state) for p, state in self._fresh_optimizer.items()})
         self._steps = 0
@@ -228,7 +229,7 @@ class ModuleOptimizer:
                 config.scheduler.base_lrs = list(self.round_rates)
 
     def after_step(self) -> None:
-        """Move the step-wise schedulers."""
+        """Advance the step-wise schedulers."""
         self._steps += 1
         for config in self._step_configs:
             if self._steps % config.frequency == 0:
@@ -237,11 +238,11 @@ class ModuleOptimizer:
 
     @property
     def moves_within_round(self) -> bool:
-        """Whether the learning rate changes from step to step."""
+        """True if the learning rate changes from step to step."""
         return bool(self._step_configs)
 
     def end_round(self, num_rounds: int) -> None:
-        """Move the epoch-wise schedulers, a round being an epoch; those that wait for a metric are moved by `end_plateau`.
+        """Advance the epoch-wise schedulers, with a round as the epoch; `end_plateau` advances those that monitor a metric.
 
         Args:
             num_rounds: rounds completed.
@@ -249,7 +250,7 @@ class ModuleOptimizer:
         self._move([c for c in self._epoch_configs(num_rounds) if not isinstance(c.scheduler, ReduceLROnPlateau)], {})
 
     def end_plateau(self, num_rounds: int, metrics: Mapping[str, Any]) -> None:
-        """Move the schedulers that watch a metric.
+        """Advance the schedulers that monitor a metric.
 
         Raises:
             UserError: the metric was not logged.
@@ -279,17 +280,17 @@ class ModuleOptimizer:
 
     @property
     def learning_rate(self) -> float | Tensor:
-        """The learning rate now: a number, or (d,) where parameter groups differ (0 where no group holds the parameter)."""
+        """Current learning rate: a number, or (d,) if parameter groups differ (0 for a parameter in no group)."""
         return self._per_coordinate("lr")
 
     @property
     def decays(self) -> bool:
-        """Whether any parameter group has weight decay."""
+        """True if any parameter group has weight decay."""
         return any(group["weight_decay"] for group in self.optimizer.param_groups)
 
     @property
     def weight_decay(self) -> float | Tensor:
-        """The weight decay: a number, or (d,) where parameter groups differ; the same through a local training."""
+        """Weight decay: a number, or (d,) if parameter groups differ; constant during a local training."""
         if self._weight_decay is None:
             self._weight_decay = self._per_coordinate("weight_decay")
         return self._weight_decay
@@ -306,12 +307,12 @@ class ModuleOptimizer:
         return values
 
     def state_dict(self) -> dict[str, Any]:
-        """Learning rates of the round and states of the epoch-wise schedulers."""
+        """Return the learning rates of the round and the states of the epoch-wise schedulers."""
         states = [c.scheduler.state_dict() for c in self.scheduler_configs if c.interval == "epoch"]
         return {"round_rates": list(self.round_rates), "schedulers": states}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """From the checkpoint."""
+        """Restore what `state_dict` returned."""
         self.round_rates = list(state["round_rates"])
         for group, rate in zip(self.optimizer.param_groups, self.round_rates, strict=True):
             group["lr"] = rate
@@ -327,7 +328,7 @@ def _is_plain_sgd(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _slices(parameters: list[nn.Parameter], layout: Layout, named: dict[str, nn.Parameter]) -> list[slice]:
-    """The stretches of the flat vector that these parameters cover, neighbours joined."""
+    """Return the slices of the flat vector that these parameters cover, with adjacent ones joined."""
     position = {
         id(named[name]): slice(offset, offset + size)
         for name, offset, size in zip(layout.names, layout.offsets, layout.sizes, strict=True)

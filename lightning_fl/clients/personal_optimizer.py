@@ -1,4 +1,4 @@
-"""The optimiser of parameters that clients own."""
+"""The optimiser of personal parameters."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from torch.optim import Optimizer
 
 
 class PersonalOptimizer:
-    """Steps what clients own as the module's optimiser would, at its learning rates, but without weight decay.
+    """Step personal parameters as the module's optimiser would, at its learning rates, but without weight decay.
 
-    An optimiser of the same class and options with a state of its own, empty when a client starts.
+    It is an optimiser of the same class and options with its own state, which is empty when a client starts.
     """
 
     def __init__(self, source: Optimizer, names: Sequence[Sequence[str]]) -> None:
-        """Make the twin.
+        """Create the optimiser.
 
         Args:
             source: the module's optimiser.
-            names: of the personal parameters in each of its groups.
+            names: names of the personal parameters in each of its groups.
         """
         self._source, self._names = source, names
         self._twin = copy(source)
@@ -35,7 +35,7 @@ class PersonalOptimizer:
             group["params"] = [leaves[name] for name in names]
 
     def narrow(self, leaves: Mapping[str, Tensor], num_clients: int) -> None:
-        """Go on with the first clients of a stack, whose tensors these are."""
+        """Keep only the first clients of a stack, whose tensors are `leaves`."""
         earlier = dict(self._twin.state)
         old = [group["params"] for group in self._twin.param_groups]
         self.bind(leaves)
@@ -47,7 +47,7 @@ class PersonalOptimizer:
                 }
 
     def step(self) -> None:
-        """One step of all that has a gradient."""
+        """Make one step of all tensors that have a gradient."""
         for own, group in zip(self._twin.param_groups, self._source.param_groups, strict=True):
             own.update({key: value for key, value in group.items() if key not in ("params", "weight_decay")})
             if "weight_decay" in own:

@@ -20,12 +20,12 @@ from lightning_fl.vectors.layout import FlatGradient, Tree
 class Stack:
     """n clients on flat storage with a leading axis.
 
-    `torch.func.vmap` makes of the module's `training_step` one that does the same for every row: convolutions become grouped
-    ones, matrix products batched ones, and a kernel that would serve one small client serves all of them.
+    `torch.func.vmap` maps the module's `training_step` over the rows: convolutions become grouped, matrix products batched, and
+    one kernel computes all clients instead of one small client.
 
     Attributes:
-        params, gradient: (n, d).
-        personal: what the clients own (n, g); `personal_leaves` are its parts by name, with their gradients.
+        params, gradient: parameters and gradients (n, d).
+        personal: personal parameters (n, g); `personal_leaves` are its parts by name, with their gradients.
         buffers: float buffers (n, d_b), changed in place.
         counters: integer buffers by name (n, ...), changed in place.
     """
@@ -40,16 +40,16 @@ class Stack:
         gradient: Tensor,
         known: Sequence[str] = (),
     ) -> None:
-        """Lay the clients out.
+        """Bind the clients' parameters, gradients and buffers to this storage.
 
         Args:
-            flat_module: holds the module, whose own tensors are left alone.
+            flat_module: holds the module, whose own tensors do not change.
             params: (n, d).
             personal: (n, g).
             buffers: (n, d_b).
             counters: (n, ...) by name.
             gradient: (n, d).
-            known: parameters that have had a gradient.
+            known: names of the parameters that have had a gradient.
         """
         self._flat_module = flat_module
         self.params, self.buffers, self.counters, self.gradient = params, buffers, counters, gradient
@@ -69,7 +69,7 @@ class Stack:
         return cls(flat_module, params, personal, buffers, stacked, torch.zeros_like(params))
 
     def restart(self, job: ClientJob) -> None:
-        """Give every client the received model again."""
+        """Reset every client to the received model."""
         self.params.copy_(job.received["model"])
         self.buffers.copy_(job.received["buffers"])
         for name, counter in self.counters.items():
@@ -80,7 +80,7 @@ class Stack:
         return Stack.of(self._flat_module, job, self.personal)
 
     def first(self, num_clients: int) -> Stack:
-        """The first clients alone, on the same storage."""
+        """Return a stack of the first clients only, on the same storage."""
         return Stack(
             self._flat_module,
             self.params[:num_clients],
@@ -92,7 +92,7 @@ class Stack:
         )
 
     def zero_gradient(self) -> None:
-        """Forget the gradients."""
+        """Reset the gradients."""
         for leaf in self.personal_leaves.values():
             leaf.grad = None
         self._flat_gradient.zero()
@@ -100,22 +100,22 @@ class Stack:
     def backward(
         self, rows: Sequence[int], batches: Sequence[Any], batch_index: int, factors: float | Tensor, logs: RowLogs
     ) -> list[str]:
-        """Add the gradients of one batch of each of some clients.
+        """Add the gradients of one batch for each of some clients.
 
         Args:
             rows: the clients, in ascending order.
-            batches: one for each, all of one structure and with tensors of equal shapes.
-            batch_index: what `training_step` gets.
-            factors: of the losses, one for all or one for each.
-            logs: takes what the module logs.
+            batches: one for each client, all of one structure and with tensors of equal shapes.
+            batch_index: index that `training_step` receives.
+            factors: factors of the losses, one for all clients or one for each.
+            logs: collects the values that the module logs.
 
         Returns:
-            Names of the parameters that have got their first gradient.
+            Names of the parameters that got their first gradient.
         """
         if len(rows) == len(self.params):
             losses = self._losses(batches, batch_index, logs)
             with warnings.catch_warnings():
-                # Autograd would rather have dense gradients; a row of a stack is not, which costs it nothing here.
+                # Autograd prefers dense gradients; a row of a stack is not dense, which costs nothing here.
                 warnings.filterwarnings("ignore", "grad and param do not obey")
                 self._flat_module.fabric.backward((losses * factors).sum())
             return self._flat_gradient.discover()
@@ -137,13 +137,13 @@ class Stack:
         return self._flat_gradient.admit(part._flat_gradient.names)
 
     def _losses(self, batches: Sequence[Any], batch_index: int, logs: RowLogs) -> Tensor:
-        """The loss of each row (n,) with the graph behind it."""
+        """Return the loss of each row (n,), with its autograd graph."""
         flat_module, precision = self._flat_module, self._flat_module.fabric.strategy.precision
         values, structure = tree_flatten(batches[0])
         positions = [position for position, value in enumerate(values) if isinstance(value, Tensor)]
         columns = list(zip(*(tree_flatten(batch)[0] for batch in batches), strict=True))
         tensors = precision.convert_input([torch.stack(columns[position]) for position in positions])
-        # Lent as copies in their own dtype: mapped batch normalisation writes to dense tensors only.
+        # Copies in the buffers' own dtype: mapped batch normalisation writes to dense tensors only.
         lent = {name: view.to(flat_module.buffer(name).dtype).contiguous() for name, view in self._buffer_views.items()}
         lent |= self.counters
         recorded: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []

@@ -1,9 +1,9 @@
-"""The simulated clock: what a round would have taken on real clients (FedDUMAP: Liu et al., ACM TIST 2024, section 5).
+"""The simulated clock: duration of a round on real clients (FedDUMAP: Liu et al., ACM TIST 2024, section 5).
 
     seconds = computation + uplink volume / client bandwidth + downlink volume / server bandwidth
 
-The volumes are those of the ledger, all clients of the round together, as the authors' code has them; the server's own
-computation is free. A network whose filters were pruned computes in proportion to the multiply-accumulates it has left.
+The volumes are those of the ledger, summed over the clients of the round as in the authors' code; the server's computation
+is free. A network with pruned filters computes for a time in proportion to its remaining multiply-accumulates.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ MEBIBYTE = 2**20
 
 @dataclass(frozen=True)
 class SimulatedClock:
-    """Seconds of a round from its bits and its computation.
+    """Compute the seconds of a round from its bits and its computation.
 
     Attributes:
-        computation_seconds: seconds of local training in a round, with the network as the run begins; None: estimated from the
+        computation_seconds: seconds of local training in a round, with the network as the run begins; None: estimate from the
             multiply-accumulates. The authors measured 2.3 (CNN), 8.0 (VGG-11), 10.1 (ResNet-18) and 1.3 (LeNet-5) for 400
             CIFAR images and 5 epochs.
-        macs_per_second: speed of a client for the estimate, where a training step costs three forward passes.
+        macs_per_second: speed of a client for the estimate, in which a training step costs three forward passes.
         uplink_mebibytes_per_second: MiB/s towards the server; 6.25 is 50 Mbit/s.
         downlink_mebibytes_per_second: MiB/s from the server; 12.5 is 100 Mbit/s.
     """
@@ -41,13 +41,13 @@ class SimulatedClock:
         require(given is None or given >= 0, f"the clock's computation_seconds must be at least 0, got {given}.")
 
     def seconds(self, uplink_bits: int, downlink_bits: int, macs: float, share: float = 1.0) -> float:
-        """Seconds of one round.
+        """Return the seconds of one round.
 
         Args:
-            uplink_bits: of all clients together.
-            downlink_bits: likewise.
+            uplink_bits: bits that all clients together sent.
+            downlink_bits: bits that all clients together received.
             macs: multiply-accumulates of the forward passes of the client that trained most.
-            share: multiply-accumulates of a sample, of those that the network took when the run began.
+            share: multiply-accumulates of a sample, as a fraction of those when the run began.
         """
         measured = self.computation_seconds
         computation = 3 * macs / self.macs_per_second if measured is None else share * measured

@@ -1,9 +1,9 @@
-"""A federation follows a structured pruning of its module, whoever made it.
+"""Adapt a federation to structured pruning of its module by callbacks.
 
-Callbacks cut the module in place (`lightning_fl.pruning.prune`) and know nothing of federations. Everything that has the shape
-of parameters or buffers then follows by the same lists of places (`lightning_fl.vectors.pruning_map`): the server's model and its
-steps' states, what all clients keep, the memory of the codecs on both sides. The module is laid out anew, layers and
-multiply-accumulates are found again, and the method says what crosses because of it (`Algorithm.broadcast_pruning`).
+Callbacks prune the module in place (`lightning_fl.pruning.prune`), independently of federations. Everything that has the shape
+of parameters or buffers is then pruned by the same lists of positions (`lightning_fl.vectors.pruning_map`): the server's model
+and its steps' states, all clients' states, the memory of the codecs on both sides. The module is laid out again, its layers and
+multiply-accumulates are determined again, and the method sends the messages that follow (`Algorithm.broadcast_pruning`).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from lightning_fl.pruning.apply_plan import PLANS
 
 
 def follow(federation: Federation) -> None:
-    """Make the federation follow where callbacks have pruned the module since the last call.
+    """Adapt the federation to callbacks' prunings of the module since the last call.
 
     Raises:
-        UserError: processes have pruned it differently.
+        UserError: processes have pruned it differently, or a personal parameter would be pruned.
     """
     flat_module, run = federation.flat_module, federation.run
     plans = flat_module.new_plans
@@ -36,29 +36,28 @@ def follow(federation: Federation) -> None:
     for name in flat_module.personal_leaves:
         require(
             all(name not in plan.axes for plan in plans),
-            f"pruning would cut {name!r}, which every client has a version of its own of: prune other layers, or let the server "
-            "have it.",
+            f"pruning would cut {name!r}, which is personal to each client: prune other layers, or do not make it personal.",
         )
     for plan in plans:
         federation.broadcast_pruning(plan)
         if plan.axes:
             run.prune(plan)
-    flat_module.fabric.barrier()  # where states are files that one process of a machine writes, they are there for all
+    flat_module.fabric.barrier()  # wait: one process of a machine writes the state files that the others read
     flat_module.lay_out_anew()
     federation.refresh_network()
 
 
 def as_saved(module: nn.Module) -> dict[str, Any]:
-    """What a checkpoint says of the prunings that have made a module what it is; {} if it is dense."""
+    """Return the prunings of a module as a checkpoint's entry; {} if it is dense."""
     plans = plans_of(module)
     return {PLANS: [dict(vars(plan)) for plan in plans]} if plans else {}
 
 
 def rebuild(federation: Federation, checkpoint: dict[str, Any]) -> None:
-    """Prune module and run as those of a checkpoint were, whose run fits then.
+    """Prune module and run as in a checkpoint, and load the checkpoint's run.
 
     Raises:
-        UserError: it does not fit; the module is as it was.
+        UserError: the checkpoint does not fit; the module is unchanged.
     """
     flat_module, run = federation.flat_module, federation.run
     plans = missing_plans(flat_module.module, checkpoint)
@@ -73,7 +72,7 @@ def rebuild(federation: Federation, checkpoint: dict[str, Any]) -> None:
 
 
 def prune_bound(flat_module: FlatModule, plans: Sequence[Plan]) -> None:
-    """Prune a module that is bound to flat storage, and bind it anew."""
+    """Prune a module that is bound to flat storage, and bind it again."""
     optimizers = [flat_module.optimizer.optimizer] if flat_module.has_optimizer else []
     for plan in plans:
         prune(flat_module.module, plan, optimizers)
@@ -81,7 +80,7 @@ def prune_bound(flat_module: FlatModule, plans: Sequence[Plan]) -> None:
 
 
 def missing_plans(module: nn.Module, checkpoint: dict[str, Any]) -> list[Plan]:
-    """What has still to be done to a module before it has the shapes of a checkpoint's; nothing if it would not help."""
+    """Return the prunings that a module lacks for the shapes of a checkpoint; [] if it has them or these would not suffice."""
     wanted, shapes = _shapes(checkpoint["state_dict"]), _shapes(module.state_dict())
     if shapes == wanted:
         return []
@@ -100,7 +99,7 @@ def _shapes(state_dict: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def _cut_shape(name: str, shape: tuple[int, ...], plan: Plan) -> tuple[int, ...]:
-    """The shape that a plan leaves of a tensor; () if the plan is not for it."""
+    """Return the shape of a tensor after a plan; () if the plan does not fit it."""
     sizes = list(shape)
     for axis, kept in plan.axes.get(name, {}).items():
         if axis >= len(sizes) or int(kept.max()) >= sizes[axis]:
@@ -110,7 +109,7 @@ def _cut_shape(name: str, shape: tuple[int, ...], plan: Plan) -> tuple[int, ...]
 
 
 def _check_agreement(fabric: Fabric, plans: Sequence[Plan]) -> None:
-    """Raise `UserError` unless all processes have pruned their modules alike."""
+    """Raise `UserError` unless all processes have pruned their modules equally."""
     if fabric.world_size == 1:
         return
     kept = [
@@ -118,6 +117,6 @@ def _check_agreement(fabric: Fabric, plans: Sequence[Plan]) -> None:
     ]
     if any(theirs != kept for theirs in gather_objects(fabric, kept)):
         raise UserError(
-            "the processes have pruned their models differently: what a callback prunes must be the same in each, so it must "
-            "not depend on a random number or on samples that only one of them has seen."
+            "the processes have pruned their models differently: a callback must prune the same in each, so its choice must "
+            "not depend on a random number or on samples that only one of them has."
         )

@@ -1,7 +1,8 @@
-"""What is thrown away because the loss explodes: uploads, server steps, rounds. Off unless asked for.
+"""Reject uploads, undo server steps or undo rounds whose loss explodes; off by default.
 
 FedDUMAP's code (Liu et al., ACM TIST 2024) drops clients at 3 times the initial loss, server steps that triple the loss, and
-rounds at 3 times the initial loss, measured on test data. Here it is the loss of training samples, the server's or the clients'.
+rounds at 3 times the initial loss, measured on test data. Here the loss is that of training samples, the server's or the
+clients'.
 """
 
 from __future__ import annotations
@@ -19,19 +20,20 @@ from lightning_fl.state.run_state import Run
 
 @dataclass(frozen=True)
 class LossGuard:
-    """Factors by which a loss, which is positive, grows too much; one that is not finite has grown too much.
+    """Factors by which an exploding (positive) loss grows; a loss that is not finite explodes, too.
 
-    The initial loss is that of the model with which the first round under the guard begins, on the server's samples. Without
-    such it is the clients' mean training loss in that round, in which no client is judged then.
+    The initial loss is the loss on the server's samples before the first guarded round. If the server has no samples, it is
+    the clients' mean training loss in that round, in which no client is rejected.
 
     Attributes:
-        clients: an upload is rejected if the client's mean training loss in its last pass over its samples is at least so many
-            times the initial loss; it counts in `clients/rejected`, and its bits stay charged. Above 1; None: never.
-        server_steps: a step of the server after the first, such as FedDU's training on samples of its own, is undone if it makes
-            the loss on these samples at least so many times what it was. Above 1; None: never. Reports `guard/undone_steps`.
-        rounds: a round is undone if after it the loss on the server's samples is at least so many times the initial loss: the
-            model and the states of server and clients stay as they were, while steps, bits and time count. Above 1; None:
-            never. Reports `guard/loss`, which the round has led to, and `guard/undone`.
+        clients: an upload is rejected if the client's mean training loss in its last pass over its samples is at least this
+            many times the initial loss; it counts in `clients/rejected`, and its bits stay charged. Above 1; None: never.
+        server_steps: a server step after the first, such as FedDU's training on the server's samples, is undone if it makes the
+            loss on these samples at least this many times the loss before. Above 1; None: never. Reports
+            `guard/undone_steps`.
+        rounds: a round is undone if the loss on the server's samples after it is at least this many times the initial loss: the
+            model and the states of server and clients stay as they were, but steps, bits and time count. Above 1; None:
+            never. Reports `guard/loss`, the loss after the round, and `guard/undone`.
     """
 
     clients: float | None = None
@@ -42,12 +44,12 @@ class LossGuard:
         for name, factor in vars(self).items():
             require(
                 factor is None or factor > 1,
-                f"loss_guard.{name} is a factor by which a loss grows too much and must be above 1, got {factor}.",
+                f"loss_guard.{name} is the factor by which an exploding loss grows and must be above 1, got {factor}.",
             )
 
     @property
     def knows_initial_loss(self) -> bool:
-        """Whether anything is compared with the initial loss."""
+        """True if anything is compared with the initial loss."""
         return self.clients is not None or self.rounds is not None
 
     def initial_loss(self, run: Run, server: Server) -> float | None:
@@ -62,34 +64,34 @@ class LossGuard:
         return averages.get("train/loss") if unknown else initial_loss
 
     def check(self, server: Server, steps: Sequence[Step]) -> None:
-        """Raise `UserError` where there is nothing to measure, or no step to guard."""
+        """Raise `UserError` if there are no samples to measure the loss on, or no step to guard."""
         for name, factor in (("server_steps", self.server_steps), ("rounds", self.rounds)):
             require(
                 factor is None or server.num_samples > 0,
-                f"loss_guard.{name} looks at the loss on the server's samples, and there are none: give --data.server_fraction, "
+                f"loss_guard.{name} needs the loss on the server's samples, but there are none: set --data.server_fraction, "
                 "for instance 0.05, and a --data.client_fraction that leaves room for them, for instance 0.8.",
             )
         require(
             self.server_steps is None or any(step.changes_model() for step in steps[1:]),
-            f"loss_guard.server_steps={self.server_steps} is for servers that change the model in a step after the first, as "
-            f"FedDU's does; here there is none in {', '.join(type(step).__name__ for step in steps)}: guard rounds instead.",
+            f"loss_guard.server_steps={self.server_steps} needs a server step after the first that changes the model, as in "
+            f"FedDU; the steps here are {', '.join(type(step).__name__ for step in steps)}: use loss_guard.rounds instead.",
         )
 
     def rejects(self, result: Result, initial_loss: float | None) -> bool:
-        """Whether a client's loss has exploded."""
+        """True if a client's loss has exploded."""
         return result.last_loss is not None and explodes(result.last_loss, self.clients, initial_loss)
 
     def take_step(self, position: int, step: Step, turn: ServerTurn, state: State) -> tuple[ServerTurn, State]:
-        """A step of the server, unless it is undone.
+        """Take a step of the server, and undo it if its loss explodes.
 
         Args:
-            position: in the chain, from 0.
-            step: to take.
-            turn: may be changed.
-            state: the step's.
+            position: position of the step in the chain, from 0.
+            step: step to take.
+            turn: the server's turn, which may be changed in place.
+            state: state of the step.
 
         Returns:
-            The turn and the step's state after it.
+            The turn and the state of the step afterwards.
         """
         if self.server_steps is None or not position or not step.changes_model():
             return turn, step(turn, state)
@@ -103,7 +105,7 @@ class LossGuard:
         return turn, state
 
     def undoes(self, turn: ServerTurn, initial_loss: float | None) -> bool:
-        """Whether what the server's steps propose is thrown away, with all else that the round has changed."""
+        """True if the round is to be undone, with all its changes."""
         if self.rounds is None:
             return False
         loss = turn.server.loss(turn.proposal, turn.proposed_buffers)
@@ -111,14 +113,14 @@ class LossGuard:
         turn.metrics |= {"guard/loss": loss, "guard/undone": float(is_undone)}
         if is_undone:
             rank_zero_info(
-                f"Round {turn.round} is undone: the loss on the server's samples would be {loss:.4g}, and was "
-                f"{initial_loss:.4g} at first."
+                f"Round {turn.round} is undone: the loss on the server's samples would be {loss:.4g}, but the "
+                f"initial loss was {initial_loss:.4g}."
             )
         return is_undone
 
 
 def explodes(loss: float, factor: float | None, reference: float | None) -> bool:
-    """Whether a loss is at least `factor` times the reference, or not finite; never where either is not given.
+    """True if a loss is at least `factor` times the reference, or not finite; False if factor or reference is None.
 
     >>> [explodes(loss, 3.0, 0.5) for loss in (1.4, 1.5, float("nan"))]
     [False, True, True]

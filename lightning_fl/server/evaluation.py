@@ -1,4 +1,4 @@
-"""Validation, test and prediction of the model that the flat module holds."""
+"""Validate, test and predict with the model that the flat module holds."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from lightning_fl.processes import gather_objects
 
 
 def as_loaders(loaders: Any) -> list[Iterable[Any]]:
-    """A loader, a list of loaders or nothing, as a list."""
+    """Return a loader, a list of loaders or None as a list."""
     if loaders is None:
         return []
     return list(loaders) if isinstance(loaders, (list, tuple)) else [loaders]
 
 
 def num_batches(loaders: Sequence[Iterable[Any]], limit: int | float | None) -> list[int | float]:
-    """Batches to run of each loader under Lightning's `limit_*_batches` (a count, a fraction or None for all)."""
+    """Return the batches to run of each loader under Lightning's `limit_*_batches` (a count, a fraction or None for all)."""
     counts: list[int | float] = []
     for loader in loaders:
         length = len(loader) if isinstance(loader, Sized) else inf
@@ -49,13 +49,13 @@ def evaluate(
     Args:
         flat_module: holds the model.
         stage: `validation`, `test` or `predict`; also the prefix of the hooks.
-        loaders: what to run on.
-        limits: batches to run of each.
-        inference_mode: `torch.inference_mode` or `torch.no_grad`.
-        publish: takes the averages before the last hook, in which callbacks look at them.
+        loaders: loaders of the data.
+        limits: batches to run of each loader.
+        inference_mode: True for `torch.inference_mode`, False for `torch.no_grad`.
+        publish: called with the averages before the last hook, in which callbacks read them.
 
     Returns:
-        The averages by samples of what the module logged, and the outputs of each loader (kept for `predict` alone).
+        The averages over samples of the values that the module logged, and each loader's outputs (only for `predict`).
     """
     module, hooks, logs = flat_module.module, flat_module.hooks, flat_module.logs
     step = getattr(module, f"{stage}_step")
@@ -97,18 +97,18 @@ def evaluate(
 
 
 def measure(flat_module: FlatModule, stage: str, batches: Iterable[Any], resident: bool) -> dict[str, float]:
-    """What a module logs when `<stage>_step` runs over `batches`, in evaluation mode; ranks take turns.
+    """Return the averages that a module logs when `<stage>_step` runs over `batches` in evaluation mode; ranks take turns.
 
-    The module's own hooks before and after the epoch run too, for that is where some log; callbacks hear nothing of it.
+    The module's own hooks before and after the epoch run, too, because some modules log there; callbacks are not called.
 
     Args:
         flat_module: holds the model.
         stage: `validation` or `test`.
-        batches: what to run on.
-        resident: whether they lie on the accelerator.
+        batches: batches of the data.
+        resident: True if they are on the accelerator.
 
     Returns:
-        Averages by samples, the same on every rank.
+        Averages over samples, the same on every rank.
     """
     module, logs, fabric = flat_module.module, flat_module.logs, flat_module.fabric
     step, precision = getattr(module, f"{stage}_step"), fabric.strategy.precision
@@ -127,17 +127,17 @@ def measure(flat_module: FlatModule, stage: str, batches: Iterable[Any], residen
 
 
 def mean_training_loss(flat_module: FlatModule, batches: Iterable[Any], resident: bool) -> float:
-    """Mean over samples of the loss that `training_step` returns, in evaluation mode; ranks take turns.
+    """Return the mean over samples of the loss of `training_step` in evaluation mode; ranks take turns.
 
-    What the module logs is dropped.
+    Values that the module logs are dropped.
 
     Args:
         flat_module: holds the model.
-        batches: what to run on.
-        resident: whether they lie on the accelerator.
+        batches: batches of the data.
+        resident: True if they are on the accelerator.
 
     Returns:
-        The same on every rank; NaN if there was no loss.
+        Mean loss, the same on every rank; NaN if there was no loss.
     """
     module, fabric = flat_module.module, flat_module.fabric
     total = num_samples = 0.0

@@ -1,4 +1,4 @@
-"""Multiply-accumulates of a module and of its layers, counted by torch itself while it runs one sample."""
+"""Count the multiply-accumulates of a module and its layers with torch's own counter."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from lightning_fl.evaluation_mode import evaluating
 
 
 def count_macs(flat_module: FlatModule, samples: Selection, resident: bool) -> int | None:
-    """Multiply-accumulates of one sample's `forward`: convolutions and matrix products, without biases.
+    """Count the multiply-accumulates of one sample's `forward`: convolutions and matrix products, without biases.
 
-    Buffers may change (batch normalisation counts batches); whoever calls this loads the model afterwards.
+    Buffers may change (batch normalisation counts batches), so the caller must load the model afterwards.
 
     Args:
         flat_module: holds the module.
-        samples: samples for `forward`, of which the first two are used: normalisation over a batch needs two.
-        resident: whether they lie on the accelerator.
+        samples: samples for `forward`; the first two are used, because normalisation over a batch needs two.
+        resident: True if they are on the accelerator.
 
     Returns:
-        None where `forward` does not take a batch, or its first tensor, alone.
+        The count; None if `forward` accepts neither a batch nor the batch's first tensor alone.
     """
     counter = _count(flat_module, samples, resident)
     return None if counter is None else int(counter.get_total_flops()) // 2 // min(len(samples), 2)
 
 
 def count_layer_macs(flat_module: FlatModule, samples: Selection, resident: bool) -> dict[str, int] | None:
-    """What `count_macs` counts, of each module by its name: of a network's parts as well as of their parts."""
+    """Count as `count_macs` does, but for each submodule by its name, at every level of nesting."""
     counter = _count(flat_module, samples, resident)
     if counter is None:
         return None
@@ -40,7 +40,7 @@ def count_layer_macs(flat_module: FlatModule, samples: Selection, resident: bool
 
 
 def _count(flat_module: FlatModule, samples: Selection, resident: bool) -> FlopCounterMode | None:
-    """Run `forward` once under torch's counter."""
+    """Run `forward` once under torch's counter; None if it needs other arguments."""
     precision = flat_module.fabric.strategy.precision
     batch = precision.convert_input(flat_module.transfer(next(iter(samples.batches(2))), resident))
     inputs = batch if isinstance(batch, Tensor) else batch[0] if isinstance(batch, (tuple, list)) else None
@@ -50,6 +50,6 @@ def _count(flat_module: FlatModule, samples: Selection, resident: bool) -> FlopC
     with torch.random.fork_rng(), torch.no_grad(), evaluating(flat_module.module), precision.forward_context(), counter:
         try:
             flat_module.module(inputs)
-        except Exception:  # a forward that wants something else is none of our business
+        except Exception:  # `forward` needs other arguments, so nothing can be counted
             return None
     return counter

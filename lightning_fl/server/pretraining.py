@@ -1,7 +1,7 @@
-"""The module as a classifier that methods train before the first round: Adam on hard labels, from weights they give.
+"""Train the module as a classifier before the first round: Adam on hard labels, from weights that the method gives.
 
-The one working module of a process serves for every model, with one optimiser and one flat gradient: a training begins with a
-copy of its start. Methods reach it through `SetupTurn.learner` (`lightning_fl.slots.Learner`).
+Each process trains every model in its one working module, with one optimiser and one flat gradient: a training begins by
+copying its initial model. Methods reach the learner through `SetupTurn.learner` (`lightning_fl.slots.Learner`).
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from lightning_fl.vectors.layout import FlatGradient
 
 @dataclass
 class ModuleLearner:
-    """Implements `lightning_fl.slots.Learner` with the module's `forward`; callbacks and `training_step` hear nothing of it.
+    """Implementation of `lightning_fl.slots.Learner` with the module's `forward`, without callbacks and `training_step`.
 
     Attributes:
         flat_module: the module.
         data: the clients' samples.
-        counters: what the module's integer buffers begin with, by name.
-        ledger: of the set-up; takes the bits of the clients of other processes too.
-        on_client: called with each client of this process that is done, its position and their number.
+        counters: initial integer buffers of every model, by name.
+        ledger: counts the bits of the set-up, for the clients of all processes.
+        on_client: called after each client of this process with its index, its position from 1, and the number of these clients.
         num_steps: optimiser steps made so far, in all processes.
     """
 
@@ -57,16 +57,16 @@ class ModuleLearner:
         learning_rate: float,
         random: np.random.Generator,
     ) -> Message:
-        """Adam on the cross-entropy of the logits, in training mode, with the augmentation of the data if there is any.
+        """Train with Adam on the cross-entropy of the logits, in training mode, with the augmentation of the data, if any.
 
         Args:
             start: `model` (d,) and `buffers` (d_b,) to start from.
-            samples: m samples, of whose batches the first part is what `forward` takes.
+            samples: m samples; `forward` takes the first part of each batch.
             labels: their classes (m,), in the order of the selection.
             epochs: passes over the samples.
-            batch_size: of the minibatches.
-            learning_rate: of Adam.
-            random: gives the order and what the module draws itself.
+            batch_size: samples in a minibatch.
+            learning_rate: Adam's learning rate.
+            random: seeds the order of the samples and the module's own random numbers.
 
         Returns:
             `model` and `buffers` after the last step.
@@ -93,14 +93,14 @@ class ModuleLearner:
         return {"model": flat_module.params.clone(), "buffers": flat_module.read_buffers().clone()}
 
     def votes(self, model: Message, samples: Selection) -> Tensor:
-        """The class with the largest logit gets a sample's vote, of equal ones the first.
+        """Return each sample's vote for the class with the largest logit, the first of equal ones.
 
         Args:
             model: `model` (d,) and `buffers` (d_b,).
-            samples: m samples, of whose batches the first part is what `forward` takes.
+            samples: m samples; `forward` takes the first part of each batch.
 
         Returns:
-            (m, C), int64 on the host, a one in every row.
+            One-hot rows (m, C), int64 on the host.
         """
         flat_module = self.flat_module
         flat_module.load(model["model"], model["buffers"], self.counters)
@@ -113,10 +113,10 @@ class ModuleLearner:
         return torch.cat(parts).cpu()
 
     def sum_over_clients(self, work: Callable[[int], Tensor]) -> Tensor:
-        """Σ_k work(k), the same on every process; bits and steps of the others' clients are taken over.
+        """Return Σ_k work(k), the same on every process; counts the bits and steps of other processes' clients.
 
         Args:
-            work: what a client has to give, integers of one shape, from its index.
+            work: returns a client's contribution from its index; integers of one shape.
         """
         fabric, sizes = self.flat_module.fabric, self.data.client_sizes
         booked, steps_before = deepcopy(self.ledger.round_bits), self.num_steps
@@ -140,7 +140,7 @@ class ModuleLearner:
 
     @cached_property
     def _gradient(self) -> FlatGradient:
-        """Lays every gradient into that of the one vector that Adam steps."""
+        """Flat gradient that gathers all gradients for the one vector that Adam steps."""
         layout, vector = self.flat_module.layout, self._adam.param_groups[0]["params"][0].grad
         return FlatGradient(layout, self._parameters, vector, known=layout.names)
 
@@ -153,7 +153,7 @@ class ModuleLearner:
     def _labelled(
         self, samples: Selection, labels: Tensor, batch_size: int, generator: torch.Generator
     ) -> Iterator[tuple[Any, Tensor]]:
-        """One pass: inputs and classes of each minibatch, without a last one that batch normalisation cannot take."""
+        """Yield inputs and classes of each minibatch of one pass, without a last one too small for batch normalisation."""
         state = generator.get_state()
         order = torch.randperm(len(samples), generator=generator)
         generator.set_state(state)

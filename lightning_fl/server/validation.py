@@ -1,4 +1,4 @@
-"""Measuring the server's model with what each client owns."""
+"""Evaluate the server's model with each client's personal parameters."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from lightning_fl.vectors.personal import PERSONAL
 
 @dataclass
 class ModelValidation:
-    """Implements `lightning_fl.slots.Validation`. The flat module holds the server's model.
+    """Implementation of `lightning_fl.slots.Validation`; the flat module holds the server's model.
 
     Attributes:
         flat_module: the module.
-        data: the clients' own validation parts.
+        data: the federated data, with the clients' own validation parts.
         stage: `validation` or `test`.
-        loaders: the data of the validation.
+        loaders: loaders of the validation data.
         limit: Lightning's `limit_val_batches` or `limit_test_batches`.
-        states: of the clients that have taken part.
-        setting: of the run, or None outside of one.
-        cohort_size: clients of a round, K; 0 outside of a run.
+        states: states of the clients that have taken part.
+        setting: setting of the run; None outside a run.
+        cohort_size: clients of a round, K; 0 outside a run.
         random: draws the clients to validate with.
     """
 
@@ -57,26 +57,26 @@ class ModelValidation:
 
     @property
     def owns(self) -> bool:
-        """Whether clients own parts of the model."""
+        """True if clients own parts of the model."""
         return bool(self.flat_module.personal_layout.names)
 
     def clients(self, most: int | None = None) -> list[int]:
-        """All clients, or `most` of them, drawn."""
+        """Return all clients, or `most` of them drawn at random, in ascending order."""
         everyone = self.data.num_clients
         if most is None or most >= everyone:
             return list(range(everyone))
         return sorted(int(client) for client in self.random.choice(everyone, most, replace=False))
 
     def has_taken_part(self, client: int) -> bool:
-        """Whether a client has values of its own."""
+        """True if a client has personal values."""
         return client in self.states
 
     def averages(self, client: int | None = None) -> dict[str, float]:
-        """What the module logs with what a client owns, or with what all began with."""
+        """Return what the module logs with a client's personal parameters, or with the initial ones if `client` is None."""
         return self._measure(client, self._batches(), self._resident())
 
     def local_averages(self, client: int) -> dict[str, float]:
-        """The same on the client's own validation part; {} if it has none."""
+        """Return the same averages on the client's own validation part; {} if it has none."""
         rows = self.data.client_val_indices[client]
         if not len(rows):
             return {}
@@ -86,7 +86,7 @@ class ModelValidation:
         return self._measure(client, islice(train.batches(size, rows), limit), train.resident)
 
     def macs(self, inside: Callable[[Any], AbstractContextManager[Any]]) -> int | None:
-        """Multiply-accumulates of `forward` for one sample inside a context; None where `forward` does not take one alone."""
+        """Count the multiply-accumulates of `forward` for one sample in a context; None if `forward` needs other arguments."""
         flat_module, precision = self.flat_module, self.flat_module.fabric.strategy.precision
         batch = precision.convert_input(flat_module.transfer(next(self._batches()), self._resident()))
         inputs = batch[0] if isinstance(batch, (tuple, list)) else batch
@@ -102,7 +102,7 @@ class ModelValidation:
         ):
             try:
                 flat_module.module(inputs[:1])
-            except Exception:  # a forward that wants something else is none of our business
+            except Exception:  # `forward` needs other arguments, so nothing can be counted
                 return None
         return int(counter.get_total_flops()) // 2
 
@@ -123,6 +123,6 @@ class ModelValidation:
 
 
 def owned_by_clients(flat_module: FlatModule, states: Mapping[int, State]) -> dict[int, State]:
-    """Of what clients have kept in some run the values for what they own in this module."""
+    """Return each client's personal values that match this module."""
     own = {client: state[PERSONAL] for client, state in states.items() if PERSONAL in state}
     return {client: {PERSONAL: x} for client, x in own.items() if x.shape == flat_module.personal.shape}

@@ -1,13 +1,13 @@
-"""Where the states of clients live between rounds: in memory, or in files where there are too many of them.
+"""Storage of clients' states between rounds: in memory, or in files if there are too many.
 
 Both are mappings from a client to its state. On disk each entry of a state (`control`, `moments/first` …) has one growing
 file of rows of equal length, one row a client. Rows are written and read by ordinary file operations: a full disk is then an
-error and not a crash, and what has been read does not count as the process's memory. Only for a checkpoint are the files
-mapped, so that their rows stream into it.
+error and not a crash, and rows that were read do not count as the process's memory. The files are mapped for a checkpoint
+only, so that their rows stream into it.
 
 A new state goes to a free row, and the row it replaces is used again one round later (`release_replaced`). So a state is
-there whole or not at all, and what a round began with stays readable until the next one begins. A file without a row in use,
-which a pruning leaves, is deleted.
+stored completely or not at all, and the states before a round stay readable until the next round begins. A file with no row
+in use, as after a pruning, is deleted.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from lightning_fl.slots import State
 
 
 class ClientStates(dict[int, State]):
-    """States in memory."""
+    """Clients' states in memory."""
 
     def snapshot(self) -> ClientStates:
-        """The states as they are now, whatever the round under way changes."""
+        """Return a copy of the mapping, which later changes do not affect."""
         return ClientStates(self)
 
     def release_replaced(self) -> None:
-        """Forget what has been replaced; in memory that goes by itself."""
+        """Do nothing: memory is freed without it."""
 
     def as_saved(self) -> dict[int, State]:
-        """Plain containers and tensors for `torch.save`."""
+        """Return plain containers and tensors for `torch.save`."""
         return dict(self)
 
 
 class ClientStatesOnDisk(MutableMapping[int, State]):
-    """States in files; what is read is a copy.
+    """Clients' states in files; reading returns a copy.
 
-    Several processes of one machine may share the files: all of them set the same states in the same order, and one writes.
+    Several processes of one machine may share the files: all set the same states in the same order, and one of them writes.
     """
 
     def __init__(self, folder: Path, writes: bool = True) -> None:
         """Begin without a state.
 
         Args:
-            folder: where the files go; made if it is not there.
-            writes: whether this process writes the rows, or trusts another to have done so.
+            folder: folder of the files; created if missing.
+            writes: True if this process writes the rows, False if another process does.
         """
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
@@ -77,13 +77,13 @@ class ClientStatesOnDisk(MutableMapping[int, State]):
         return len(self._positions)
 
     def snapshot(self) -> ClientStatesOnDisk:
-        """The states as they are now; readable until the second `release_replaced` from here."""
+        """Return the current states, readable until the second `release_replaced` after this call."""
         taken = ClientStatesOnDisk(self._folder, writes=False)
         taken._columns, taken._positions = dict(self._columns), dict(self._positions)
         return taken
 
     def release_replaced(self) -> None:
-        """Let the rows of states that have been replaced since the last call be written again."""
+        """Free the rows of states replaced since the last call; delete files without a row in use."""
         for form, column in list(self._columns.items()):
             column.release_replaced()
             if not column.num_used:
@@ -92,7 +92,7 @@ class ClientStatesOnDisk(MutableMapping[int, State]):
                     column.delete()
 
     def as_saved(self) -> dict[int, State]:
-        """Plain containers and tensors for `torch.save`: views of the mapped files, whose bytes it copies in passing."""
+        """Return plain containers and tensors for `torch.save`: views of the mapped files, from which it streams the rows."""
         rows = {column: column.mapped() for column in self._columns.values() if column.num_rows}
         return {
             client: {name: rows[column][row] for name, (column, row) in positions.items()}
@@ -116,7 +116,7 @@ class ClientStatesOnDisk(MutableMapping[int, State]):
 
 
 class _Column:
-    """One entry of all clients' states: rows of one shape and dtype, one after the other in a file."""
+    """File of one entry of all clients' states: rows of one shape and dtype, one after the other."""
 
     def __init__(self, path: Path, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         self._path, self._shape, self._dtype = path, shape, dtype
@@ -127,56 +127,56 @@ class _Column:
 
     @property
     def num_used(self) -> int:
-        """Rows that are not free."""
+        """Number of rows that are not free."""
         return self.num_rows - len(self._free)
 
     def take_row(self) -> int:
-        """A row that nobody reads."""
+        """Return a free row, or a new one."""
         if self._free:
             return self._free.pop()
         self.num_rows += 1
         return self.num_rows - 1
 
     def release_replaced(self) -> None:
-        """Rows replaced before the last call are free now."""
+        """Free the rows replaced since the last call."""
         self._free += self.replaced
         self.replaced = []
 
     def delete(self) -> None:
-        """Give the disk space back."""
+        """Delete the file."""
         self._path.unlink(missing_ok=True)
 
     def write(self, row: int, x: Tensor) -> None:
-        """Put `x` into a row."""
+        """Write `x` to a row."""
         with open(self._path, "r+b" if self._path.exists() else "wb") as file:
             file.seek(row * self._row_bytes)
             file.write(_bytes_of(x.detach().cpu().contiguous()))
 
     def read(self, row: int) -> Tensor:
-        """A copy of a row."""
+        """Return a copy of a row."""
         x = torch.empty(self._shape, dtype=self._dtype)
         with open(self._path, "rb") as file:
             file.seek(row * self._row_bytes)
             if file.readinto(_bytes_of(x)) < self._row_bytes:
-                raise OSError(f"{self._path} has lost a client's state: something else has written to it")
+                raise OSError(f"{self._path} is too short for a client's state: another program has changed it")
         return x
 
     def mapped(self) -> Tensor:
-        """All rows (num_rows, *shape), not to be written to."""
+        """Return all rows (num_rows, *shape), which must not be written to."""
         if not self._row_bytes:
             return torch.empty(self.num_rows, *self._shape, dtype=self._dtype)
         size = self.num_rows * prod(self._shape)
-        # Shared, because the kernel would set memory aside for a private copy.
+        # Shared, because the kernel reserves memory for a private copy.
         return torch.from_file(str(self._path), shared=True, size=size, dtype=self._dtype).view(-1, *self._shape)
 
 
 class _Place(NamedTuple):
-    """Where one entry of a client's state is."""
+    """Column and row of one entry of a client's state."""
 
     column: _Column
     row: int
 
 
 def _bytes_of(x: Tensor) -> memoryview:
-    """The memory of a contiguous tensor."""
+    """Return the memory of a contiguous tensor."""
     return x.view(-1).view(torch.uint8).numpy().data

@@ -1,4 +1,4 @@
-"""Lightning's face: the trainer, its flags, and the loops that it runs."""
+"""The trainer, its flags, and the loops that it runs."""
 
 from lightning_fl.trainer.federated_trainer import FederatedTrainer
 

@@ -1,4 +1,4 @@
-"""What a run leaves behind, and how it is taken up again."""
+"""Build, find and load checkpoints, and resume a run from one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lightning_fl.state.run_state import as_saved
 
 
 def build_checkpoint(trainer: Any, weights_only: bool = False) -> dict[str, Any]:
-    """An ordinary Lightning checkpoint of the server's model; unless `weights_only`, with the run under `federation`."""
+    """Return a Lightning checkpoint of the server's model; unless `weights_only`, with the run under `federation`."""
     module: LightningModule = trainer.lightning_module
     run_state = trainer.fit_loop.before_round or trainer.run.state_dict()
     checkpoint: dict[str, Any] = {
@@ -65,10 +65,10 @@ def _copied(module: LightningModule) -> dict[str, Any]:
 
 
 def resolve(trainer: Any, ckpt_path: str | os.PathLike[str] | None) -> str | None:
-    """The file that `ckpt_path` means: `last`, `best`, a path, or None.
+    """Return the path of the checkpoint that `ckpt_path` names: `last`, `best` or a path; None for None.
 
     Raises:
-        UserError: `best` of a run without a ModelCheckpoint that monitors something.
+        UserError: there is no `last` outside `fit`, or `best` without a ModelCheckpoint that monitors a metric.
     """
     if ckpt_path is None:
         return None
@@ -91,17 +91,17 @@ def resolve(trainer: Any, ckpt_path: str | os.PathLike[str] | None) -> str | Non
             raise UserError(
                 "ckpt_path='best' needs a run with a ModelCheckpoint callback that monitors a metric "
                 f"(--trainer.callbacks+={ModelCheckpoint.__name__} --trainer.callbacks.monitor val/accuracy); "
-                "'last' or a path work without."
+                "use 'last' or a path otherwise."
             )
         return str(best)
     return str(ckpt_path)
 
 
 def evaluate_checkpoint(trainer: Any, path: str) -> None:
-    """Put the model of the checkpoint at `path` into the trainer's module, which is pruned first if that was.
+    """Load the model of the checkpoint at `path` into the trainer's module; prune the module first if the model is pruned.
 
     Raises:
-        UserError: it is unreadable or belongs to another model.
+        UserError: the checkpoint is unreadable or belongs to another model.
     """
     module, checkpoint = trainer.lightning_module, checkpoint_file.load(path)
     if plans := follow_pruning.missing_plans(module, checkpoint):
@@ -110,17 +110,17 @@ def evaluate_checkpoint(trainer: Any, path: str) -> None:
 
 
 def load_model(module: LightningModule, checkpoint: dict[str, Any], path: str) -> None:
-    """Put a checkpoint's weights into the module.
+    """Load a checkpoint's weights into the module.
 
     Raises:
-        UserError: they belong to another model.
+        UserError: the weights belong to another model.
     """
     before = _copied(module)
     module.on_load_checkpoint(checkpoint)
     try:
         module.load_state_dict(checkpoint["state_dict"], strict=module.strict_loading)
     except RuntimeError as error:
-        module.load_state_dict(before)  # torch has loaded what fitted
+        module.load_state_dict(before)  # torch has already loaded the entries that fit
         reason = " ".join(line.strip() for line in str(error).splitlines()[1:3])
         raise UserError(
             f"the checkpoint {path} belongs to another model than {type(module).__name__}: {reason}"
@@ -128,7 +128,7 @@ def load_model(module: LightningModule, checkpoint: dict[str, Any], path: str) -
 
 
 def resume(trainer: Any, path: str) -> None:
-    """Take up the run in the checkpoint at `path` where it stopped.
+    """Resume the run of the checkpoint at `path`.
 
     Raises:
         UserError: the checkpoint is unreadable or belongs to another model, algorithm or federation.
@@ -137,8 +137,8 @@ def resume(trainer: Any, path: str) -> None:
     federation = checkpoint_file.federation_of(checkpoint, path, trainer.algorithm.name)
     if federation["num_clients"] != trainer.datamodule.num_clients:
         raise UserError(
-            f"the checkpoint {path} is of a federation of {federation['num_clients']} clients, "
-            f"this one has {trainer.datamodule.num_clients}: give the same data."
+            f"the checkpoint {path} belongs to a federation of {federation['num_clients']} clients, "
+            f"but this one has {trainer.datamodule.num_clients}: use the same data."
         )
     follow_pruning.rebuild(trainer.fit_loop.federation, checkpoint)
     load_model(trainer.lightning_module, checkpoint, path)
@@ -151,17 +151,17 @@ def resume(trainer: Any, path: str) -> None:
     if trainer.datamodule is not None and type(trainer.datamodule).__qualname__ in checkpoint:
         trainer.datamodule.load_state_dict(checkpoint[type(trainer.datamodule).__qualname__])
     trainer.current_epoch, trainer.global_step = trainer.run.round, trainer.run.num_steps
-    trainer.publish(federation.get("metrics", {}))  # checkpoints of 0.1 have none
+    trainer.publish(federation.get("metrics", {}))  # checkpoints of version 0.1 have none
     done = trainer.run.round
     if done < trainer.max_rounds:
         rank_zero_info(f"Resumed {path} after round {done} of {trainer.max_rounds}.")
         _tell_of_last_rounds(trainer, federation.get("max_rounds", trainer.max_rounds))
     else:
-        rank_zero_info(f"Nothing is left to do: max_rounds is {trainer.max_rounds}, and {path} has done {done} rounds.")
+        rank_zero_info(f"Nothing is left to do: max_rounds is {trainer.max_rounds}, and {path} contains {done} rounds.")
 
 
 def _tell_of_last_rounds(trainer: Any, planned: int) -> None:
-    """Say so where rounds that are done were trained as the last of a shorter run, which they no longer are."""
+    """Log which completed rounds used full batches as the last of a shorter run, because they are no longer the last."""
     setting, rule = trainer.fit_loop.federation.setting, trainer.algorithm.rule
 
     def is_full(index: int, num_rounds: int) -> bool:
@@ -172,5 +172,5 @@ def _tell_of_last_rounds(trainer: Any, planned: int) -> None:
     if moved:
         which = f"Rounds {moved[0]} to {moved[-1]}" if len(moved) > 1 else f"Round {moved[0]}"
         rank_zero_info(
-            f"{which} took full batches as the last of {planned}; of {trainer.max_rounds} rounds the last will again."
+            f"{which} used full batches at the end of {planned} rounds; the end of {trainer.max_rounds} rounds uses them again."
         )

@@ -1,4 +1,4 @@
-"""Validation, test or prediction outside of `fit`: the model of a checkpoint or at hand, on all loaders of a stage."""
+"""Validation, test or prediction outside `fit`: a checkpoint's model or the current one, on all loaders of a stage."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from lightning_fl.trainer.lightning_interface import TrainerInterface
 
 
 def run_evaluation(trainer: TrainerInterface, stage: str) -> tuple[dict[str, float], list[list[Any]]]:
-    """One evaluation of the trainer's model.
+    """Evaluate the trainer's model once.
 
     Args:
-        trainer: in a session; the model comes from its `ckpt_path`, if there is one.
+        trainer: trainer in a session; loads the model from its `ckpt_path`, if there is one.
         stage: `validation`, `test` or `predict`.
 
     Returns:
-        The averages of what module and method have logged, and the outputs of each loader.
+        The averages of the values that module and method logged, and the outputs of each loader.
 
     Raises:
-        UserError: the module has no step for the stage, or the checkpoint is of another model.
+        UserError: the module has no step for the stage, or the checkpoint belongs to another model.
     """
     module, flat_module = trainer.lightning_module, trainer.active_module
     if stage != "predict" and not is_overridden(f"{stage}_step", module):

@@ -1,6 +1,6 @@
 """FederatedTrainer: fit, validate, test and predict in a simulated federation, driven by Lightning Fabric.
 
-The round itself is `lightning_fl.federation.round.Federation.train_round`; a round is Lightning's epoch.
+`lightning_fl.federation.round.Federation.train_round` trains one round; a round is Lightning's epoch.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ from lightning_fl.trainer.session import session
 
 
 class FederatedTrainer(TrainerInterface):
-    """Trains a LightningModule in a simulated federation; flags keep the names and meaning of `lightning.Trainer`'s.
+    """Train a LightningModule in a simulated federation; flags have the names and meaning of `lightning.Trainer`'s.
 
     Attributes:
-        run: all that changes: the model, states, the ledger; there once `fit` has begun.
+        run: state of the run: the model, states, the ledger; set when `fit` begins.
         algorithm: the federated method.
-        flat_module: the module on its flat storage, while the trainer is at work.
-        fit_loop: the rounds.
-        hooks: who listens to which hook.
+        flat_module: the module on its flat storage; None outside a session.
+        fit_loop: runs the rounds.
+        hooks: calls the hooks of callbacks and module.
     """
 
     def __init__(
@@ -110,16 +110,16 @@ class FederatedTrainer(TrainerInterface):
             val_every_n_rounds: Validate after every n-th round and after the last.
             log_every_n_rounds: Log a row after every n-th round and after the last.
             checkpoint_every_n_rounds: Save checkpoints/last.ckpt after every n-th round and after the last.
-            dropout_rate: Probability in [0, 1) that a selected client receives the model but never answers.
-            straggler_rate: Probability in [0, 1] that a client is stopped after a part of its optimiser steps, and sends that.
+            dropout_rate: Probability in [0, 1) that a selected client receives the model but sends nothing back.
+            straggler_rate: Probability in [0, 1] that a client stops after a part of its optimiser steps and sends the result.
             clock: The simulated network and computation behind time/simulated_seconds.
-            loss_guard: Reject clients, undo steps of the server or rounds whose loss explodes; off if not given.
+            loss_guard: Reject uploads, undo server steps or undo rounds whose loss explodes; off if not given.
             runner: `serial` trains one client after the other, `stacked` several at once; auto stacks on a GPU if the module
                 allows it.
             clients_at_once: Clients that `stacked` trains at once, at most; as many as fit into half of the free memory if
                 not given.
-            client_states: Where clients' states live between rounds: memory, disk (a folder in default_root_dir that goes
-                with the run), or a folder to make that one in.
+            client_states: Storage of clients' states between rounds: memory, disk (a folder in default_root_dir, deleted
+                with the run), or a folder in which to create that folder.
             accelerator: As in Lightning: auto, cpu, gpu, cuda …, but not Apple's mps.
             strategy: As in Fabric; strategies that shard a model are refused.
             devices: Accelerators to use.
@@ -127,7 +127,7 @@ class FederatedTrainer(TrainerInterface):
             precision: 32-true, bf16-mixed, bf16-true or 64-true.
             plugins: As in Fabric.
             callbacks: Lightning callbacks.
-            logger: Loggers besides metrics.csv, which is always written; False for none at all.
+            logger: Loggers in addition to metrics.csv, which is always written; False for none, not even metrics.csv.
             default_root_dir: Folder of the run; the working directory if not given.
             fast_dev_run: Try everything on one round (or n) and one batch (or n), without logging or saving.
             max_time: Stop after this time, as in Lightning: DD:HH:MM:SS, a timedelta or its arguments.
@@ -142,10 +142,10 @@ class FederatedTrainer(TrainerInterface):
             enable_progress_bar: Show a progress bar.
             enable_checkpointing: Save checkpoints and the final model.
             enable_model_summary: Print a summary of the module before training.
-            deterministic: Use deterministic algorithms only; warn where there is none with "warn".
-            benchmark: Let cuDNN choose its algorithms by trying them.
+            deterministic: Use deterministic algorithms only; "warn" gives a warning where there is none.
+            benchmark: Let cuDNN choose its algorithms by benchmarks.
             inference_mode: Evaluate in torch.inference_mode rather than torch.no_grad.
-            detect_anomaly: Let autograd point at operations that make NaN.
+            detect_anomaly: Let autograd report operations that produce NaN.
             profiler: simple, advanced, pytorch, or a Lightning profiler.
 
         Raises:
@@ -226,13 +226,13 @@ class FederatedTrainer(TrainerInterface):
         """Train a model in a federation.
 
         Args:
-            model: Every client trains this module.
-            datamodule: A FederatedDataModule; lightning_fl.data.Federated makes one of any other.
+            model: Module that every client trains.
+            datamodule: A FederatedDataModule; lightning_fl.data.Federated converts any other.
             algorithm: The federated method; FedAvg if not given.
             ckpt_path: Resume from a checkpoint: a path, `last` or `best`.
 
         Raises:
-            UserError: something given does not fit; nothing has been trained or written then.
+            UserError: an argument does not fit; raised before anything is trained or written.
         """
         with session(self, TrainerFn.FITTING, model, datamodule, algorithm, ckpt_path):
             self.fit_loop.start()
@@ -254,7 +254,7 @@ class FederatedTrainer(TrainerInterface):
 
         Args:
             model: The module; the last one if not given.
-            datamodule: Where the data come from; the last one if not given.
+            datamodule: The data; the last one if not given.
             algorithm: The federated method that the model was trained with.
             ckpt_path: Load the model from a checkpoint: a path, `last` or `best`.
             verbose: Print the results.
@@ -276,7 +276,7 @@ class FederatedTrainer(TrainerInterface):
 
         Args:
             model: The module; the last one if not given.
-            datamodule: Where the data come from; the last one if not given.
+            datamodule: The data; the last one if not given.
             algorithm: The federated method that the model was trained with.
             ckpt_path: Load the model from a checkpoint: a path, `last` or `best`.
             verbose: Print the results.
@@ -298,13 +298,13 @@ class FederatedTrainer(TrainerInterface):
 
         Args:
             model: The module; the last one if not given.
-            datamodule: Where the data come from; the last one if not given.
+            datamodule: The data; the last one if not given.
             algorithm: The federated method that the model was trained with.
             ckpt_path: Load the model from a checkpoint: a path, `last` or `best`.
             return_predictions: Return what `predict_step` returned, batch by batch.
 
         Returns:
-            A list of outputs, one list for each loader if there are several.
+            A list of outputs; one list for each loader if there are several.
         """
         with session(self, TrainerFn.PREDICTING, model, datamodule, algorithm, ckpt_path):
             _, outputs = run_evaluation(self, "predict")
@@ -321,7 +321,7 @@ class FederatedTrainer(TrainerInterface):
         ckpt_path: str | os.PathLike[str] | None,
         verbose: bool,
     ) -> list[dict[str, float]]:
-        """Validation or test outside `fit`."""
+        """Validate or test outside `fit`."""
         with session(self, fn, model, datamodule, algorithm, ckpt_path):
             averages, _ = run_evaluation(self, "test" if fn == TrainerFn.TESTING else "validation")
         if verbose and self.is_global_zero:
@@ -332,10 +332,10 @@ class FederatedTrainer(TrainerInterface):
     # -- for loops and callbacks ----------------------------------------------------------------------------------------
 
     def save_checkpoint(self, filepath: str | os.PathLike[str], weights_only: bool = False) -> None:
-        """Save the model and, unless `weights_only`, the run, so that `fit(ckpt_path=filepath)` goes on from here.
+        """Save the model and, unless `weights_only`, the run, so that `fit(ckpt_path=filepath)` resumes from here.
 
         Args:
-            filepath: Where; written aside and renamed.
+            filepath: Path of the file, which is written under another name and then renamed.
             weights_only: Leave the run out.
         """
         if self.is_global_zero:
@@ -347,5 +347,5 @@ class FederatedTrainer(TrainerInterface):
             )
 
     def sources(self) -> list[Source]:
-        """Everyone who holds training samples, for callbacks that ask each of them; a stock Trainer has no such thing."""
+        """Return all holders of training samples, for callbacks that query each of them; a stock Trainer has no such method."""
         return self.fit_loop.federation.sources()

@@ -37,14 +37,14 @@ from lightning_fl.trainer.lightning_interface import TrainerInterface
 
 
 class FitLoop:
-    """Runs a federation round by round on behalf of a trainer.
+    """Run a trainer's federation round by round.
 
     Attributes:
-        federation: the round itself; there once `start` has run, as is `folder`.
-        before_round: the state of the run before the round under way, None between rounds: what a checkpoint saved in
-            the middle of a round goes back to.
-        folder: what the fit writes to.
-        epoch_loop: what stock callbacks read of Lightning's own loop.
+        federation: trains the rounds; set by `start`, as is `folder`.
+        before_round: state of the run before the current round, None between rounds; a checkpoint saved in the middle of
+            a round contains this state.
+        folder: folder that the fit writes to.
+        epoch_loop: the attributes of Lightning's own loop that stock callbacks read.
     """
 
     federation: Federation
@@ -65,11 +65,11 @@ class FitLoop:
 
     @property
     def max_epochs(self) -> int:
-        """Rounds of the run."""
+        """Number of rounds of the run."""
         return self.trainer.max_rounds
 
     def start(self) -> None:
-        """Put the federation together, and find out what there is to validate on."""
+        """Build the federation, and find the validation loaders."""
         trainer, flat_module = self.trainer, self.trainer.active_module
         self.has_validated = self._knows_metrics = False
         self.before_round = None
@@ -85,17 +85,17 @@ class FitLoop:
         if 0 < num_clients < num_ranks:
             rank_zero_info(
                 f"A round has {num_clients} {'client' if num_clients == 1 else 'clients'} for {num_ranks} processes: "
-                f"{num_ranks - num_clients} of them {'trains' if num_ranks - num_clients == 1 else 'train'} nobody; "
-                "trainer.devices or trainer.num_nodes can be smaller."
+                f"{num_ranks - num_clients} of them {'trains' if num_ranks - num_clients == 1 else 'train'} no client; "
+                "reduce trainer.devices or trainer.num_nodes."
             )
 
     def prepare(self) -> None:
-        """What the method does before its first round."""
+        """Run the method's work before its first round, and load the resulting model into the module."""
         self.federation.prepare()
         self.trainer.active_module.load_server_model(self.trainer.run)
 
     def run(self) -> None:
-        """All rounds, between Lightning's opening and closing hooks."""
+        """Run all rounds, between Lightning's opening and closing hooks."""
         trainer, run = self.trainer, self.trainer.run
         self.folder.first_round = run.round
         trainer.hooks.call("on_fit_start")
@@ -118,7 +118,7 @@ class FitLoop:
         wandb_run.send_results(trainer, final_lines(trainer), trainer.enable_checkpointing)
 
     def _round(self) -> None:
-        """One round with everything around it."""
+        """Run one round with its hooks, validation, logging and checkpoint."""
         trainer, run, flat_module, started = (
             self.trainer,
             self.trainer.run,
@@ -130,15 +130,15 @@ class FitLoop:
         trainer.round_batches = self.federation.num_batches()
         trainer.hooks.call("on_train_epoch_start")
         self._adopt_module_changes()
-        # Lightning's GradientAccumulationScheduler sets the trainer's number when an epoch starts.
+        # Lightning's GradientAccumulationScheduler sets `trainer.accumulate_grad_batches` when an epoch starts.
         self.federation.schedule = replace(self.federation.schedule, accumulate=trainer.accumulate_grad_batches)
         self.before_round = run.state_dict()
         with trainer.profiler.profile("train_round"):
             record = self.federation.train_round()
         if flat_module.new_plans:
             raise UserError(
-                "a callback has pruned the model in the middle of a round, while the clients were training: "
-                "it must do so when an epoch starts (on_train_epoch_start)."
+                "a callback pruned the model in the middle of a round, while clients were training: "
+                "prune when an epoch starts (on_train_epoch_start)."
             )
         flat_module.load_server_model(run)
         flat_module.optimizer.end_round(run.round)
@@ -146,7 +146,7 @@ class FitLoop:
         trainer.global_step = run.num_steps
         trainer.publish({**record, "time/simulated_seconds": run.simulated_seconds})
         for callback in trainer.callbacks:
-            # Averages of weights follow optimiser steps; `global_step` moves, and so they do, when the server makes its own.
+            # Averages of weights are updated when `global_step` has grown, also by steps of the server.
             if isinstance(callback, WeightAveraging):
                 callback.on_train_batch_end(trainer, flat_module.module, None, None, trainer.round_batches)  # type: ignore[arg-type]
         if trainer.validates_this_round and trainer.enable_validation:
@@ -171,7 +171,7 @@ class FitLoop:
             trainer.save_checkpoint(Path(trainer.default_root_dir) / LAST)
 
     def _begin_to_write(self) -> None:
-        """The first round is done: the folder is this run's, which callbacks that write to it are told."""
+        """Claim the folder after the first round, and call `on_folder_claimed` of callbacks that write to it."""
         if not self.folder.is_used:
             return
         if self.trainer.is_global_zero:
@@ -180,21 +180,21 @@ class FitLoop:
         self.trainer.hooks.call("on_folder_claimed")
 
     def _adopt_module_changes(self) -> None:
-        """The server's model is what callbacks made of it; clones, because a step may have kept the old tensors."""
+        """Adopt callbacks' changes to the server's model; clone it, because a step may have kept the old tensors."""
         follow_pruning.follow(self.federation)
         run, flat_module = self.trainer.run, self.trainer.active_module
         run.replace_model(flat_module.params.clone(), flat_module.read_buffers().clone())
         if masks := masks_of(flat_module.module):
             mask = torch.ones_like(run.params, dtype=torch.bool)
             views = flat_module.layout.views(mask)
-            for name in views.keys() & masks.keys():  # what clients own they keep whole
+            for name in views.keys() & masks.keys():  # personal parameters stay unpruned
                 views[name].copy_(masks[name])
             if run.mask is None or not torch.equal(mask, run.mask):
                 self.federation.set_mask(mask)
         self.federation.charge_queries()
 
     def _validate(self) -> dict[str, float]:
-        """Validation at the end of a round."""
+        """Validate at the end of a round."""
         trainer = self.trainer
         trainer.state.stage = RunningStage.VALIDATING
         self.has_validated = True
@@ -223,7 +223,7 @@ class FitLoop:
         return averages | of_method
 
     def _sanity_check(self) -> None:
-        """A few validation batches before anything is trained, so that an error in them does not cost a round."""
+        """Run a few validation batches before training, so that an error in them does not cost a round."""
         trainer, steps = self.trainer, self.trainer.num_sanity_val_steps
         limits = [count if steps == -1 else min(count, steps) for count in trainer.num_val_batches]
         trainer.num_sanity_val_batches = limits
@@ -243,7 +243,7 @@ class FitLoop:
         trainer.state.stage = RunningStage.TRAINING
 
     def _log(self, record: dict[str, float]) -> None:
-        """One row to every logger."""
+        """Send one row to every logger."""
         trainer, hidden = self.trainer, self.trainer.active_module.logs.unlogged_names
         row = {name: value for name, value in record.items() if name not in hidden}
         trainer.logged_metrics = {name: torch.tensor(float(value)) for name, value in row.items()}
@@ -254,13 +254,13 @@ class FitLoop:
             write_communication(trainer.default_root_dir, trainer.run.round, trainer.run.ledger.total_bits)
 
     def _is_due(self, every: int) -> bool:
-        """Whether something done every n-th round is due after the round just done, which the last always is."""
+        """True if an every-n-rounds action is due after the round just completed; after the last it always is."""
         rounds, trainer = self.trainer.run.round, self.trainer
         return rounds % every == 0 or rounds >= trainer.max_rounds or trainer.should_stop
 
 
 class _HasRun:
-    """ModelCheckpoint asks whether validation has run before it complains of a missing metric."""
+    """Validation loop for ModelCheckpoint, which reads `_has_run` before it reports a missing metric."""
 
     def __init__(self, loop: FitLoop) -> None:
         self._loop = loop

@@ -1,4 +1,4 @@
-"""Checks of the trainer's arguments, and the Lightning objects they stand for."""
+"""Check the trainer's arguments, and build the Lightning objects that they describe."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ PRECISION_ALIASES = {"32": "32-true", "64": "64-true", "bf16": "bf16-mixed"}
 STRATEGIES = ("auto", "ddp")
 SHARDED_STRATEGIES = ("fsdp", "deepspeed", "xla", "model_parallel", "tensor_parallel")
 FINETUNING = (
-    "lets layers thaw in the middle of a run, and what clients train and send is settled when it begins: set requires_grad in "
-    "the module"
+    "unfreezes layers during a run, but what clients train and send is fixed when the run begins: set requires_grad in the "
+    "module"
 )
 REFUSED_CALLBACKS: dict[type[Callback], str] = {
     BackboneFinetuning: FINETUNING,
     BaseFinetuning: FINETUNING,
-    BatchSizeFinder: "tries batch sizes in a training of its own, which a federation has none of: set data.batch_size",
-    LearningRateFinder: "tries learning rates in a training of its own, which a federation has none of: compare runs with "
-    "model.learning_rate",
-    DeviceStatsMonitor: "logs from step to step, and a federation logs rounds: --trainer.profiler simple says where time goes",
-    ThroughputMonitor: "logs from step to step, and a federation logs rounds: time/round_seconds is in metrics.csv",
+    BatchSizeFinder: "tries batch sizes in a separate training, which a federation does not have: set data.batch_size",
+    LearningRateFinder: "tries learning rates in a separate training, which a federation does not have: compare runs "
+    "with different model.learning_rate",
+    DeviceStatsMonitor: "logs every step, but a federation logs rounds: --trainer.profiler simple reports where time goes",
+    ThroughputMonitor: "logs every step, but a federation logs rounds: metrics.csv contains time/round_seconds",
 }
 PROFILERS = {"simple": SimpleProfiler, "advanced": AdvancedProfiler, "pytorch": PyTorchProfiler}
 
@@ -57,7 +57,7 @@ def check_rounds(
     straggler_rate: float,
     every: dict[str, int],
 ) -> None:
-    """Check what decides a round.
+    """Check the arguments that define a round.
 
     Raises:
         UserError: a value is not allowed.
@@ -83,41 +83,41 @@ def check_rounds(
 
 
 def check_flags(num_sanity_val_steps: int, gradient_clip_val: float | None, fast_dev_run: bool | int) -> None:
-    """Check the flags that are numbers of their own kind.
+    """Check num_sanity_val_steps, gradient_clip_val and fast_dev_run.
 
     Raises:
         UserError: a value is not allowed.
     """
     require(_whole(num_sanity_val_steps, -1), f"num_sanity_val_steps must be at least -1, got {num_sanity_val_steps}.")
-    require(_whole(int(fast_dev_run), 0), f"fast_dev_run is a number of rounds of at least 0, got {fast_dev_run}.")
+    require(_whole(int(fast_dev_run), 0), f"fast_dev_run must be at least 0 rounds, got {fast_dev_run}.")
     is_allowed = gradient_clip_val is None or gradient_clip_val >= 0
     require(is_allowed, f"gradient_clip_val must be at least 0, got {gradient_clip_val}.")
 
 
 def check_choice(name: str, given: Any, allowed: tuple[Any, ...]) -> None:
-    """Check a flag with few values.
+    """Check a flag that allows only a few values.
 
     Raises:
-        UserError: the value is none of them; the nearest is named.
+        UserError: the value is not allowed; the sentence names the nearest one.
     """
     require(given in allowed, f"{name} {given!r} is unknown; {nearest(str(given), map(str, allowed))}.")
 
 
 def check_client_states(given: str | os.PathLike[str]) -> None:
-    """Check where clients' states are to live.
+    """Check the storage of clients' states.
 
     Raises:
-        UserError: it is neither `memory` nor `disk` nor a folder.
+        UserError: it is neither `memory` nor `disk` nor a folder that exists.
     """
     is_allowed = given in ("memory", "disk") or os.path.isdir(given)
     require(
         is_allowed,
-        f"client_states {os.fspath(given)!r} is no folder; {nearest(os.fspath(given), ('memory', 'disk'))}, or a folder.",
+        f"client_states {os.fspath(given)!r} is not a folder; {nearest(os.fspath(given), ('memory', 'disk'))}, or a folder.",
     )
 
 
 def check_limits(limits: dict[str, int | float | None]) -> None:
-    """Check the `limit_*_batches`.
+    """Check the flags `limit_*_batches`.
 
     Raises:
         UserError: a value is neither a count nor a fraction.
@@ -130,26 +130,26 @@ def check_limits(limits: dict[str, int | float | None]) -> None:
 
 
 def check_callbacks(callbacks: Iterable[Callback]) -> None:
-    """Check that the callbacks can do in a federation what they are for, and let timers look at their clocks after rounds.
+    """Check that callbacks work in a federation, and let timers check the time after rounds.
 
     Raises:
-        UserError: one cannot; the sentence says why, and what there is instead.
+        UserError: a callback does not; the sentence gives the reason and the alternative.
     """
     for callback in callbacks:
         for refused, reason in REFUSED_CALLBACKS.items():
             require(not isinstance(callback, refused), f"{type(callback).__name__} {reason}.")
-        # A federation stops nowhere else, and clients that are trained at once make no steps one after the other.
+        # A federation stops only after a round: clients that are trained at once make no separate steps.
         if isinstance(callback, Timer):
             callback._interval = "epoch"
 
 
 def check_monitors(callbacks: Iterable[Callback], logged: Iterable[str]) -> None:
-    """Find a misspelt `monitor` before anything is trained.
+    """Find a misspelt `monitor` before training.
 
-    A name that the validation did not log may still come from the training, so only near misses are refused.
+    Training may still log a name that validation did not, so only near misses are refused.
 
     Raises:
-        UserError: a callback watches a name that differs in a letter or two from one that was logged.
+        UserError: a callback monitors a name that differs in a letter or two from a logged one.
     """
     names = list(logged)
     for callback in callbacks:
@@ -165,10 +165,10 @@ def _whole(value: Any, least: int) -> bool:
 
 
 def cohort_size(clients_per_round: int | float, num_clients: int, num_eligible: int) -> int:
-    """Clients of a round, K.
+    """Return the number of clients of a round, K.
 
     Raises:
-        UserError: more are asked for than there are.
+        UserError: `clients_per_round` exceeds the number of clients with samples.
     """
     if isinstance(clients_per_round, float):
         return min(max(1, round(clients_per_round * num_clients)), num_eligible)
@@ -181,10 +181,10 @@ def cohort_size(clients_per_round: int | float, num_clients: int, num_eligible: 
 
 
 def build_fabric(accelerator: Any, strategy: Any, devices: Any, num_nodes: int, precision: Any, plugins: Any) -> Fabric:
-    """The Fabric that drives a run.
+    """Return the Fabric that drives a run.
 
     Raises:
-        UserError: a federation cannot honour the strategy, the precision or the number of devices.
+        UserError: a federation cannot use the strategy, the precision or the number of devices.
     """
     precision = PRECISION_ALIASES.get(str(precision), str(precision or "32-true"))
     require(
@@ -197,12 +197,12 @@ def build_fabric(accelerator: Any, strategy: Any, devices: Any, num_nodes: int, 
         f"strategy {name!r} shards one model over accelerators, which a federation of whole client models cannot use; "
         f"allowed: {', '.join(STRATEGIES)}.",
     )
-    # Of ddp's variants Fabric knows which there are, and those that start processes themselves are refused below.
+    # Fabric checks the names of ddp's variants; those that fork or spawn processes are refused below.
     known = not isinstance(strategy, str) or name in STRATEGIES or name.startswith("ddp_")
     require(known, f"strategy {name!r} is not available in a federation; {nearest(name, STRATEGIES)}.")
     try:
         fabric = Fabric(
-            # Apple's MPS, which `auto` would choose where there is one, knows no float64, in which the updates are summed.
+            # `auto` would choose Apple's MPS, which has no float64, in which the updates are summed.
             accelerator="cpu" if accelerator == "auto" and MPSAccelerator.is_available() else accelerator,
             strategy=strategy,
             devices=devices,
@@ -216,20 +216,20 @@ def build_fabric(accelerator: Any, strategy: Any, devices: Any, num_nodes: int, 
         ) from error
     require(
         fabric.device.type != "mps",
-        f"accelerator {accelerator!r} is Apple's MPS, which knows no float64, in which the updates are summed; "
+        f"accelerator {accelerator!r} is Apple's MPS, which has no float64, in which the updates are summed; "
         "allowed on this machine: cpu.",
     )
     launcher = fabric.strategy.launcher
     require(
         not isinstance(launcher, _MultiProcessingLauncher),
-        f"strategy {name!r} forks or spawns its processes, from which a trained model does not come back; "
+        f"strategy {name!r} forks or spawns its processes, which cannot return the trained model; "
         "allowed: auto and ddp, in a script or at the command line.",
     )
     return fabric
 
 
 def build_loggers(logger: Logger | Iterable[Logger] | bool | None, root: str) -> list[Logger]:
-    """`metrics.csv` first, then the loggers that were given; `logger=False` is none at all."""
+    """Return the logger of `metrics.csv`, then the given ones; none if `logger` is False."""
     if logger is False:
         return []
     given = [] if logger is None or logger is True else [logger] if isinstance(logger, Logger) else list(logger)
@@ -237,10 +237,10 @@ def build_loggers(logger: Logger | Iterable[Logger] | bool | None, root: str) ->
 
 
 def build_profiler(profiler: Profiler | str | None) -> Profiler:
-    """The profiler that was named.
+    """Return the profiler of this name.
 
     Raises:
-        UserError: there is none of that name.
+        UserError: there is no profiler of this name.
     """
     if isinstance(profiler, str):
         if profiler not in PROFILERS:
@@ -250,14 +250,14 @@ def build_profiler(profiler: Profiler | str | None) -> Profiler:
 
 
 def build_timer(max_time: str | timedelta | dict[str, int] | None) -> Timer | None:
-    """Lightning's timer, which ends the run after `max_time`.
+    """Return Lightning's timer, which stops the run after `max_time`.
 
     Raises:
-        UserError: that is no time.
+        UserError: `max_time` is not a duration.
     """
     if max_time is None:
         return None
     try:
         return Timer(duration=max_time, interval="epoch")
     except (MisconfigurationException, TypeError) as error:
-        raise UserError(f"max_time {max_time!r} is no time: give DD:HH:MM:SS, such as 00:02:30:00.") from error
+        raise UserError(f"max_time {max_time!r} is not a duration: use DD:HH:MM:SS, such as 00:02:30:00.") from error

@@ -1,7 +1,7 @@
-"""What Lightning's own callbacks, loggers and modules read of a trainer.
+"""Attributes of a trainer that Lightning's own callbacks, loggers and modules read.
 
-A round is an epoch, so stock callbacks work in a federation as long as the trainer answers to these names. Nothing here does
-any work: `FederatedTrainer` adds the rounds.
+A round is an epoch, so stock callbacks work in a federation as long as the trainer has these attributes. `FederatedTrainer`
+adds the rounds.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from lightning_fl.state.run_state import Run
 class TrainerInterface(ABC):
     """Attributes and properties under the names of `lightning.pytorch.Trainer`, with a round as the epoch.
 
-    The loops read the flags of the trainer here, and what it works on while a session lasts.
+    The loops read the trainer's flags here, and during a session its module, data and algorithm.
 
     Attributes:
-        run: all that changes: the model, states, the ledger; there once `fit` has begun.
+        run: state of the run: the model, states, the ledger; set when `fit` begins.
         algorithm: the federated method.
-        flat_module: the module on its flat storage, while the trainer is at work.
-        hooks: who listens to which hook.
+        flat_module: the module on its flat storage; None outside a session.
+        hooks: calls the hooks of callbacks and module.
     """
 
     fabric: Fabric
@@ -107,51 +107,51 @@ class TrainerInterface(ABC):
         self.most_local_steps = 0
         self.predict_loop = SimpleNamespace(current_batch_indices=[], epoch_batch_indices=[], predictions=[])
 
-    # -- where we are ------------------------------------------------------------------------------------------------
+    # -- stage and progress ------------------------------------------------------------------------------------------
 
     @property
     def fitting(self) -> bool:
-        """Whether `fit` is running."""
+        """True if the current or last session is a `fit`."""
         return self.state.fn == TrainerFn.FITTING
 
     @property
     def training(self) -> bool:
-        """Whether clients are training."""
+        """True while clients train."""
         return self.state.stage == RunningStage.TRAINING
 
     @property
     def validating(self) -> bool:
-        """Whether validation is running."""
+        """True while validation runs."""
         return self.state.stage == RunningStage.VALIDATING
 
     @property
     def testing(self) -> bool:
-        """Whether the test is running."""
+        """True while the test runs."""
         return self.state.stage == RunningStage.TESTING
 
     @property
     def predicting(self) -> bool:
-        """Whether prediction is running."""
+        """True while prediction runs."""
         return self.state.stage == RunningStage.PREDICTING
 
     @property
     def evaluating(self) -> bool:
-        """Whether validation or test is running."""
+        """True while validation or test runs."""
         return self.state.stage is not None and self.state.stage.evaluating
 
     @property
     def sanity_checking(self) -> bool:
-        """Whether the validation before the first round is running."""
+        """True while the validation before the first round runs."""
         return self.state.stage == RunningStage.SANITY_CHECKING
 
     @property
     def interrupted(self) -> bool:
-        """Whether the run was interrupted."""
+        """True if the run was interrupted."""
         return self.state.status == TrainerStatus.INTERRUPTED
 
     @property
     def max_epochs(self) -> int:
-        """Rounds of the run."""
+        """Number of rounds of the run."""
         return self.max_rounds
 
     @property
@@ -161,29 +161,29 @@ class TrainerInterface(ABC):
 
     @property
     def validates_this_round(self) -> bool:
-        """Whether the round under way ends with a validation: every n-th does, and the last."""
+        """True if the current round ends with a validation: every n-th does, and the last."""
         done = self.current_epoch + 1
         return done % self.val_every_n_rounds == 0 or done >= self.max_rounds or self.should_stop
 
     @property
     def enable_validation(self) -> bool:
-        """Whether there is something to validate on."""
+        """True if there are validation batches."""
         return sum(self.num_val_batches) > 0
 
     @property
     def num_training_batches(self) -> int:
-        """Batches of one pass of the client that is training, so that schedules by epoch are right; else of the whole round."""
+        """Batches of one pass of the client in training, for schedules by epoch; else of the whole round."""
         if self.flat_module is not None and self.flat_module.steps_in_training:
             return self.flat_module.batches_in_pass
         return self.round_batches
 
     @property
     def estimated_stepping_batches(self) -> int:
-        """Optimiser steps of the client that is training, else of the largest: step-wise schedules span one training."""
+        """Optimiser steps of the client in training, else of the largest: step-wise schedules span one local training."""
         training = self.flat_module.steps_in_training if self.flat_module is not None else 0
         return training or self.most_local_steps
 
-    # -- with what ---------------------------------------------------------------------------------------------------
+    # -- module, devices, loggers, callbacks ------------------------------------------------------------------------
 
     @property
     def model(self) -> LightningModule:
@@ -192,7 +192,7 @@ class TrainerInterface(ABC):
 
     @property
     def strategy(self) -> Any:
-        """Fabric's strategy, with the few names of Lightning's own that callbacks use."""
+        """Fabric's strategy, with the few methods of Lightning's own that callbacks use."""
         return _StrategyView(self.fabric, self.optimizers)
 
     @property
@@ -202,7 +202,7 @@ class TrainerInterface(ABC):
 
     @property
     def precision(self) -> str:
-        """Such as `32-true`."""
+        """Name of the precision, such as `32-true`."""
         return str(self.fabric.strategy.precision.precision)
 
     @property
@@ -232,7 +232,7 @@ class TrainerInterface(ABC):
 
     @property
     def is_global_zero(self) -> bool:
-        """Whether this process logs and saves."""
+        """True if this process logs and saves."""
         return self.fabric.is_global_zero
 
     @property
@@ -265,7 +265,7 @@ class TrainerInterface(ABC):
 
     @property
     def progress_bar_callback(self) -> ProgressBar | None:
-        """The progress bar, ours or the user's."""
+        """The progress bar, the default one or the user's."""
         return next((c for c in self.callbacks if isinstance(c, ProgressBar)), None)
 
     @property
@@ -280,7 +280,7 @@ class TrainerInterface(ABC):
 
     @property
     def checkpoint_callback(self) -> Checkpoint | None:
-        """The first checkpoint callback, those with a monitored metric before others."""
+        """The first checkpoint callback that monitors a metric, else the first of all."""
         found = sorted(self.checkpoint_callbacks, key=lambda c: getattr(c, "monitor", None) is None)
         return found[0] if found else None
 
@@ -299,7 +299,7 @@ class TrainerInterface(ABC):
 
     @property
     def active_module(self) -> FlatModule:
-        """The flat_module, which is there while the trainer is at work."""
+        """The flat module, which exists during a session only."""
         assert self.flat_module is not None
         return self.flat_module
 
@@ -315,23 +315,23 @@ class TrainerInterface(ABC):
 
     @property
     def _data_connector(self) -> Any:
-        """The module asks whose batch hooks to call when ModelSummary runs its example input."""
+        """Selector of the batch hooks that the module calls when ModelSummary runs its example input."""
         selector = SimpleNamespace(get_instance=lambda hook_name: self.lightning_module)
         return SimpleNamespace(_datahook_selector=selector)
 
     @property
     def _logger_connector(self) -> Any:
-        """LearningRateMonitor asks whether steps are logged; here rounds are."""
+        """Flag that LearningRateMonitor reads: rounds are logged, not steps."""
         return SimpleNamespace(should_update_logs=False)
 
     def _best_path(self) -> str:
-        """The best checkpoint of the first ModelCheckpoint that has one."""
+        """Return the best checkpoint of the first ModelCheckpoint that has one, else an empty string."""
         paths = [c.best_model_path for c in self.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
         return next((path for path in paths if path), "")
 
 
 class _StrategyView:
-    """Fabric's strategy under the names of `lightning.pytorch.strategies.Strategy`."""
+    """Fabric's strategy with the method names of `lightning.pytorch.strategies.Strategy`."""
 
     def __init__(self, fabric: Fabric, optimizers: list[torch.optim.Optimizer]) -> None:
         self._fabric = fabric
@@ -341,11 +341,11 @@ class _StrategyView:
         return getattr(self._fabric.strategy, name)
 
     def reduce(self, tensor: Tensor, *arguments: Any, **options: Any) -> Tensor:
-        """Mean over ranks."""
+        """Return the mean over ranks, or the reduction given as `reduce_op`."""
         return self._fabric.all_reduce(tensor, reduce_op=options.get("reduce_op") or "mean")  # type: ignore[return-value]
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        """Whether all ranks (or any) say yes."""
+        """True if `decision` is true on all ranks, or on any if `all` is False."""
         votes = self._fabric.all_reduce(torch.tensor(int(decision), device=self._fabric.device), reduce_op="sum")
         return int(votes) == self._fabric.world_size if all else int(votes) > 0  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""Whether convolutions run faster with the channels innermost (`torch.channels_last`)."""
+"""Choice of the memory format of convolutions: channels innermost (`torch.channels_last`) or not."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import torch
 from torch import nn
 
 WIDEST = 64
-"""Channels up to which it pays on a CPU: 0.7-0.95 × the time for networks of at most 64 channels, 1.0-1.7 × for those of 512."""
+"""Channels up to which it is faster on a CPU: 0.7-0.95 × the time with at most 64 channels, 1.0-1.7 × with 512."""
 
 
 def prefers_channels_last(module: nn.Module, device: torch.device) -> bool:
-    """A rule, not a trial run: the choice changes the last bits of the results, which must not depend on a stopwatch.
+    """True if the module's convolutions should use `torch.channels_last`.
 
-    Never with batch normalisation, whose gradient torch computes some hundred times less exactly in this format on a CPU.
+    A fixed rule decides, not a measured time, because the choice changes the last bits of the results. Never with batch
+    normalisation, whose gradient torch computes some hundred times less exactly in this format on a CPU.
     """
     if any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules()):
         return False

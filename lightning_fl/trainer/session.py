@@ -1,4 +1,4 @@
-"""What surrounds a fit, validation, test or prediction: attaching model and data, and leaving everything as it was."""
+"""Session around a fit, validation, test or prediction: attach model and data, and restore everything afterwards."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def session(
     algorithm: Algorithm | None,
     ckpt_path: str | os.PathLike[str] | None,
 ) -> Iterator[None]:
-    """Attach model, data and algorithm to the trainer, run what is inside, and take everything down, whatever happens.
+    """Attach model, data and algorithm to the trainer, run the body, and restore everything, also after an error.
 
     Raises:
-        UserError: something given does not fit; nothing has been trained or written then.
+        UserError: an argument does not fit; raised before anything is trained or written.
     """
     model, datamodule = _attach(trainer, fn, model, datamodule, algorithm)
     switches, made = _switches(), list[Path]()
@@ -86,14 +86,14 @@ def session(
         raise
     finally:
         tell(trainer, lambda logger: logger.finalize(status))
-        run_folder.remove_empty(made)  # where a mistake ended the run before it wrote anything
+        run_folder.remove_empty(made)  # in case an error ended the run before it wrote anything
         _set_switches(*switches)
         _release(trainer)
         trainer.state.stage = None
 
 
 def _switches() -> tuple[bool, bool, bool, bool]:
-    """Torch's global switches that the trainer's flags set."""
+    """Return torch's global switches that the trainer's flags set."""
     return (
         torch.is_anomaly_enabled(),
         torch.are_deterministic_algorithms_enabled(),
@@ -115,7 +115,7 @@ def _attach(
     datamodule: LightningDataModule | None,
     algorithm: Algorithm | None,
 ) -> tuple[LightningModule, FederatedDataModule]:
-    """Make the trainer know what it works on; outside `fit` what it had last serves where nothing is given."""
+    """Attach model, data and algorithm to the trainer; outside `fit`, those of the last session replace missing ones."""
     if fn != TrainerFn.FITTING:
         model = getattr(trainer, "lightning_module", None) if model is None else model
         datamodule = getattr(trainer, "datamodule", None) if datamodule is None else datamodule
@@ -127,7 +127,7 @@ def _attach(
     if not isinstance(datamodule, FederatedDataModule):
         raise UserError(
             f"datamodule must be a FederatedDataModule, got {type(datamodule).__name__}: "
-            "lightning_fl.data.Federated(datamodule, num_clients=…) makes one of any other data."
+            "lightning_fl.data.Federated(datamodule, num_clients=…) converts any other."
         )
     trainer.state.fn, trainer.state.stage, trainer.state.status = fn, STAGES[fn], TrainerStatus.RUNNING
     if fn == TrainerFn.FITTING:
@@ -143,7 +143,7 @@ def _attach(
 
 
 def _all_callbacks(trainer: TrainerInterface, model: LightningModule) -> list[Callback]:
-    """The user's callbacks, then the module's and the algorithm's, then what the flags ask for."""
+    """Return the user's callbacks, then the module's and the algorithm's, then those that the flags add."""
     configured = model.configure_callbacks()
     own = [configured] if isinstance(configured, Callback) else list(configured)
     types = {type(callback) for callback in own}
@@ -159,12 +159,12 @@ def _all_callbacks(trainer: TrainerInterface, model: LightningModule) -> list[Ca
         callbacks = [c for c in callbacks if not isinstance(c, ProgressBar)]
     elif not any(isinstance(c, ProgressBar) for c in callbacks):
         callbacks.append(RoundProgressBar())
-    # Lightning too calls checkpoint callbacks last, so that they save what the others have done.
+    # Checkpoint callbacks come last, as in Lightning, so that they save the changes of the others.
     return sorted(callbacks, key=lambda callback: isinstance(callback, Checkpoint))
 
 
 def _place(trainer: TrainerInterface, model: LightningModule, datamodule: FederatedDataModule) -> None:
-    """Bring model and data to the accelerator and bind the model to flat storage."""
+    """Move model and data to the accelerator, and bind the model to flat storage."""
     model.to(trainer.fabric.device)
     trainer.fabric.strategy.precision.convert_module(model)
     channels_last = prefers_channels_last(model, trainer.fabric.device)
@@ -176,10 +176,10 @@ def _place(trainer: TrainerInterface, model: LightningModule, datamodule: Federa
 
 
 def _release(trainer: TrainerInterface) -> None:
-    """Give the module its own tensors, with the server's values after a fit, and its own `log` again."""
+    """Give the module its own tensors (after a fit, with the server's values) and its own `log` again."""
     if trainer.flat_module is None:
         return
-    # An error may have come between a pruning and the run's following it.
+    # After an error the module may be pruned while the run is not.
     if trainer.fitting and "run" in vars(trainer) and trainer.flat_module.holds(trainer.run.layout):
         trainer.flat_module.load_server_model(trainer.run)
     trainer.lightning_module.__dict__.pop("log", None)

@@ -137,8 +137,8 @@ def test_a_run_that_stopped_goes_on_to_the_same_end(
 @pytest.mark.parametrize(
     ("stopped", "max_rounds", "said"),
     [
-        (4, 6, ["Rounds 2 to 3 took full batches as the last of 4; of 6 rounds the last will again."]),
-        (3, 5, ["Round 2 took full batches as the last of 4; of 5 rounds the last will again."]),
+        (4, 6, ["Rounds 2 to 3 used full batches at the end of 4 rounds; the end of 6 rounds uses them again."]),
+        (3, 5, ["Round 2 used full batches at the end of 4 rounds; the end of 5 rounds uses them again."]),
         (3, 4, []),
         (2, 6, []),
     ],
@@ -157,7 +157,7 @@ def test_the_last_rounds_are_those_of_the_run_that_goes_on(
     make_trainer(max_rounds=4, callbacks=Stops(stopped), **keeps_files).fit(Perceptron(), federation(), algorithm)
     trainer = make_trainer(max_rounds=max_rounds, **keeps_files)
     trainer.fit(Perceptron(), federation(), algorithm, ckpt_path="last")
-    assert [record.message for record in caplog.records if "took full batches" in record.message] == said
+    assert [record.message for record in caplog.records if "used full batches" in record.message] == said
 
 
 @pytest.mark.parametrize("given", [-1, 0.5, True])

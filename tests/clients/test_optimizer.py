@@ -182,5 +182,5 @@ def test_modules_reach_their_optimiser_and_scheduler(make_trainer: MakeTrainer) 
 @pytest.mark.parametrize("runner", ["serial", "stacked", "auto"])
 def test_an_optimiser_that_wants_a_closure_is_refused(runner: str, make_trainer: MakeTrainer) -> None:
     module = Perceptron(configure=lambda m: torch.optim.LBFGS(m.parameters()))
-    with pytest.raises(UserError, match=r"LBFGS wants the loss again and again .*closure"):
+    with pytest.raises(UserError, match=r"LBFGS needs the loss several times .*closure"):
         make_trainer(runner=runner).fit(module, federation())

@@ -298,14 +298,17 @@ def test_two_processes_judge_alike(tmp_path: Path) -> None:
     [
         (lambda fit: LossGuard(clients=1.0), r"loss_guard.clients .* must be above 1, got 1.0"),
         (lambda fit: LossGuard(rounds=-3), r"loss_guard.rounds .* must be above 1, got -3"),
-        (lambda fit: fit(LossGuard(rounds=3), federation(), FedAvg()), r"loss_guard.rounds looks at .*server_fraction"),
+        (
+            lambda fit: fit(LossGuard(rounds=3), federation(), FedAvg()),
+            r"loss_guard.rounds needs the loss on .*server_fraction",
+        ),
         (
             lambda fit: fit(LossGuard(server_steps=3), federation(), FedAvg()),
-            r"loss_guard.server_steps looks at .*server_fraction",
+            r"loss_guard.server_steps needs the loss on .*server_fraction",
         ),
         (
             lambda fit: fit(LossGuard(server_steps=3), Served(9), ServerM()),
-            "server_steps=3 is for servers .* as FedDU's does; here there is none in Apply, Momentum: guard rounds",
+            "server_steps=3 needs a server step .* as in FedDU; the steps here are Apply, Momentum: use loss_guard.rounds",
         ),
     ],
 )

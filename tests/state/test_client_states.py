@@ -231,6 +231,6 @@ def test_the_files_go_with_the_run(own_folder: bool, make_trainer: MakeTrainer, 
 
 def test_a_misspelt_place_is_refused(make_trainer: MakeTrainer) -> None:
     with pytest.raises(
-        UserError, match=r"client_states 'dsik' is no folder; did you mean 'disk'\? .*memory, or a folder"
+        UserError, match=r"client_states 'dsik' is not a folder; did you mean 'disk'\? .*memory, or a folder"
     ):
         make_trainer(client_states="dsik")

@@ -389,7 +389,7 @@ def test_with_nothing_left_to_do_the_run_says_so_and_knows_what_it_reached(
     said = [record.message for record in caplog.records if "Nothing is left to do" in record.message]
     assert len(said) == 1
     assert f"max_rounds is {max_rounds}, and" in said[0]
-    assert said[0].endswith("has done 2 rounds.")
+    assert said[0].endswith("contains 2 rounds.")
     for name in ("val/accuracy", "val/loss", "train/loss"):
         assert again.callback_metrics[name] == first.callback_metrics[name]
 

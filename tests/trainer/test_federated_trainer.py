@@ -375,7 +375,7 @@ def test_apples_mps_which_has_no_float64_is_never_chosen(monkeypatch: pytest.Mon
     monkeypatch.setattr(MPSAccelerator, "is_available", staticmethod(lambda: True))
     assert FederatedTrainer(accelerator="auto", logger=False).fabric.device.type == "cpu"
     for accelerator in ("mps", "gpu"):
-        with pytest.raises(UserError, match=f"'{accelerator}' is Apple's MPS, which knows no float64.*: cpu"):
+        with pytest.raises(UserError, match=f"'{accelerator}' is Apple's MPS, which has no float64.*: cpu"):
             FederatedTrainer(accelerator=accelerator, logger=False)
 
 
