@@ -32,8 +32,8 @@ class LossGuard:
             loss on these samples at least this many times the loss before. Above 1; None: never. Reports
             `guard/undone_steps`.
         rounds: a round is undone if the loss on the server's samples after it is at least this many times the initial loss: the
-            model and the states of server and clients stay as they were, but the clients' steps, bits and time count. Above 1; None:
-            never. Reports `guard/loss`, the loss after the round, and `guard/undone`.
+            model and the states of server and clients stay as they were, but the clients' steps, bits and time count. Above 1;
+            None: never. Reports `guard/loss`, the loss after the round, and `guard/undone`.
     """
 
     clients: float | None = None
