@@ -5,10 +5,11 @@ tolerance for rounding.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, Literal
 
-from lightning_fl.errors import require
+from lightning_fl.errors import nearest, require
 
 ROUNDING = 1e-6
 """Largest relative distance of a computed number from the exact one; float32 has some 6e-8 for each operation."""
@@ -24,19 +25,52 @@ def is_real(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def check_whole(name: str, value: Any, minimum: int) -> None:
-    """Raise `UserError` unless `value` is a whole number of at least `minimum`."""
-    require(
-        is_whole(value) and value >= minimum,
-        f"{name}={value!r} is not allowed: give a whole number of at least {minimum}.",
+def check_whole(name: str, value: Any, minimum: int, maximum: int | None = None) -> None:
+    """Raise `UserError` unless `value` is a whole number from `minimum` to `maximum`.
+
+    >>> check_whole("max_rounds", True, 0)
+    Traceback (most recent call last):
+    lightning_fl.errors.UserError: max_rounds must be a whole number of at least 0, got True.
+    """
+    allowed = f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
+    inside = is_whole(value) and value >= minimum and (maximum is None or value <= maximum)
+    require(inside, f"{name} must be a whole number {allowed}, got {value!r}.")
+
+
+def check_between(name: str, value: Any, low: float, high: float, ends: Literal["[]", "[)", "(]", "()"] = "[]") -> None:
+    """Raise `UserError` unless `value` is a number between `low` and `high`; `ends` says which of them are allowed.
+
+    >>> check_between("dropout_rate", 1.0, 0, 1, "[)")
+    Traceback (most recent call last):
+    lightning_fl.errors.UserError: dropout_rate must lie in [0, 1), got 1.0.
+    """
+    inside = (
+        is_real(value)
+        and (value >= low if ends[0] == "[" else value > low)
+        and (value <= high if ends[1] == "]" else value < high)
     )
+    require(inside, f"{name} must lie in {ends[0]}{low}, {high}{ends[1]}, got {value!r}.")
 
 
-def check_share(name: str, value: Any, *, zero: bool, one: bool) -> None:
-    """Raise `UserError` unless `value` lies between 0 and 1; `zero` and `one` allow the ends."""
-    inside = is_real(value) and (value >= 0 if zero else value > 0) and (value <= 1 if one else value < 1)
-    interval = f"{'[' if zero else '('}0, 1{']' if one else ')'}"
-    require(inside, f"{name}={value!r} is not allowed: give a number in {interval}.")
+def check_at_least(name: str, value: Any, minimum: float) -> None:
+    """Raise `UserError` unless `value` is a finite number of at least `minimum`."""
+    require(is_real(value) and value >= minimum, f"{name} must be at least {minimum}, got {value!r}.")
+
+
+def check_positive(name: str, value: Any) -> None:
+    """Raise `UserError` unless `value` is a finite number above 0."""
+    require(is_real(value) and value > 0, f"{name} must be positive, got {value!r}.")
+
+
+def check_choice(name: str, value: Any, allowed: Iterable[Any]) -> None:
+    """Raise `UserError` unless `value` is one of the allowed values; the sentence names the nearest one.
+
+    >>> check_choice("runner", "stackd", ("auto", "serial", "stacked"))
+    Traceback (most recent call last):
+    lightning_fl.errors.UserError: runner 'stackd' is unknown; did you mean 'stacked'? Allowed: auto, serial, stacked.
+    """
+    choices = tuple(allowed)
+    require(value in choices, f"{name} {value!r} is unknown; {nearest(str(value), map(str, choices))}.")
 
 
 def reaches(value: Any, target: float, falls: bool = False) -> Any:

@@ -1,13 +1,16 @@
 """Test that float comparisons do not depend on the last bit."""
 
+from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_fl.checks import reaches, whole_share
+from lightning_fl.checks import check_at_least, check_between, check_positive, check_whole, reaches, whole_share
+from lightning_fl.errors import UserError
 
 
 @given(st.integers(0, 10_000), st.integers(0, 1_000_000))
@@ -27,3 +30,29 @@ def test_a_value_has_reached_the_target_that_it_is(target: float, falls: bool) -
 @pytest.mark.parametrize("falls", [False, True])
 def test_nan_reaches_nothing(falls: bool) -> None:
     assert not reaches(float("nan"), 0.5, falls)
+
+
+@pytest.mark.parametrize("value", [3, np.int64(3), np.uint8(3)])
+def test_whole_numbers_of_any_kind_pass(value: Any) -> None:
+    check_whole("rounds", value, 0, 3)
+
+
+@pytest.mark.parametrize("value", [True, 3.0, np.float64(3), "3", None, 4, -1])
+def test_what_is_no_whole_number_in_the_range_is_refused(value: Any) -> None:
+    with pytest.raises(UserError, match=r"rounds must be a whole number from 0 to 3, got "):
+        check_whole("rounds", value, 0, 3)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), True, "0.5", None, 1.0, -0.1])
+def test_what_is_no_number_between_the_ends_is_refused(value: Any) -> None:
+    with pytest.raises(UserError, match=r"share must lie in \[0, 1\), got "):
+        check_between("share", value, 0, 1, "[)")
+    check_between("share", np.float32(0.5), 0, 1, "()")
+
+
+@pytest.mark.parametrize("check", [check_positive, lambda name, value: check_at_least(name, value, 0)])
+def test_numbers_without_an_upper_bound_are_finite(check: Callable[[str, Any], None]) -> None:
+    check("size", 1e300)
+    for value in (-1, float("inf"), float("nan"), True, "1"):
+        with pytest.raises(UserError, match=r"size must be (positive|at least 0), got "):
+            check("size", value)

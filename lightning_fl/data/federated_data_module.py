@@ -18,7 +18,7 @@ import lightning as L  # noqa: N812  (Lightning's own name for it)
 import numpy as np
 import torch
 
-from lightning_fl.checks import check_share, check_whole
+from lightning_fl.checks import check_between, check_whole
 from lightning_fl.data.non_iid_degree import label_histograms, non_iid_degree
 from lightning_fl.data.partition import IID, Partition, cut, require_enough
 from lightning_fl.data.samples.loaders import SampleLoader
@@ -77,8 +77,8 @@ class FederatedDataModule(L.LightningDataModule, ABC):
             isinstance(partition, Partition),
             f"partition={partition!r} is not a Partition: use an instance such as IID(), Shards() or Dirichlet().",
         )
-        check_share("client_fraction", client_fraction, zero=False, one=True)
-        check_share("server_fraction", server_fraction, zero=True, one=False)
+        check_between("client_fraction", client_fraction, 0, 1, "(]")
+        check_between("server_fraction", server_fraction, 0, 1, "[)")
         require(
             server_fraction * client_fraction <= 1 - client_fraction + 1e-9,
             f"server_fraction={server_fraction} of the clients' share is more than client_fraction={client_fraction} "
@@ -91,8 +91,8 @@ class FederatedDataModule(L.LightningDataModule, ABC):
         if server_classes is not None:
             check_whole("server_classes", server_classes, 1)
         if server_degree is not None:
-            check_share("server_degree", server_degree, zero=True, one=True)
-        check_share("val_fraction", val_fraction, zero=True, one=False)
+            check_between("server_degree", server_degree, 0, 1)
+        check_between("val_fraction", val_fraction, 0, 1, "[)")
         check_whole("eval_batch_size", eval_batch_size, 1)
         check_whole("seed", seed, 0)
         self.num_clients = num_clients

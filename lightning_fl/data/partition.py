@@ -19,7 +19,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from lightning_fl.checks import check_whole, is_real
+from lightning_fl.checks import check_positive, check_whole
 from lightning_fl.errors import UserError, require
 
 
@@ -111,10 +111,7 @@ class Dirichlet(Partition):
     max_tries: int = 1000
 
     def __post_init__(self) -> None:
-        require(
-            is_real(self.alpha) and self.alpha > 0,
-            f"alpha={self.alpha!r} is not allowed: give a finite number above 0.",
-        )
+        check_positive("alpha", self.alpha)
         check_whole("min_samples", self.min_samples, 1)
         check_whole("max_tries", self.max_tries, 1)
 

@@ -18,7 +18,7 @@ import warnings
 
 import numpy as np
 
-from lightning_fl.checks import check_share, check_whole
+from lightning_fl.checks import check_between, check_whole
 from lightning_fl.data.non_iid_degree import non_iid_degree
 from lightning_fl.errors import require
 
@@ -133,7 +133,7 @@ def counts_for_degree(count: int, degree: float, reference: np.ndarray, class_or
     Raises:
         UserError: `degree` is larger than that of a single class.
     """
-    check_share("server_degree", degree, zero=True, one=True)
+    check_between("server_degree", degree, 0, 1)
     num_classes = len(reference)
     uniforms = np.zeros((num_classes, num_classes))
     uniforms[:, class_order] = np.tri(num_classes) / np.arange(1, num_classes + 1)[:, None]

@@ -19,6 +19,7 @@ from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.trainer.states import TrainerFn
 
 from lightning_fl.algorithms import Algorithm
+from lightning_fl.checks import check_choice
 from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.communication.simulated_clock import SimulatedClock
 from lightning_fl.data import Source
@@ -34,7 +35,6 @@ from lightning_fl.trainer.flags import (
     build_profiler,
     build_timer,
     check_callbacks,
-    check_choice,
     check_client_states,
     check_flags,
     check_limits,
@@ -172,7 +172,7 @@ class FederatedTrainer(TrainerInterface):
             "limit_predict_batches": limit_predict_batches,
         }
         check_limits(self.limits)
-        self.max_rounds = max_rounds
+        self.max_rounds = int(max_rounds)
         self.fast_dev_run = fast_dev_run
         if fast_dev_run:
             self.max_rounds = int(fast_dev_run)

@@ -25,6 +25,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.profilers import AdvancedProfiler, PassThroughProfiler, Profiler, PyTorchProfiler, SimpleProfiler
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+from lightning_fl.checks import check_at_least, check_between, check_whole, is_real, is_whole
 from lightning_fl.errors import UserError, nearest, require
 from lightning_fl.outputs.metrics_csv import RoundCSVLogger
 
@@ -62,24 +63,23 @@ def check_rounds(
     Raises:
         UserError: a value is not allowed.
     """
-    require(_whole(max_rounds, 0), f"max_rounds must be a whole number of at least 0, got {max_rounds}.")
-    if isinstance(clients_per_round, int):
-        require(clients_per_round >= 1, f"clients_per_round must be at least 1, got {clients_per_round}.")
+    check_whole("max_rounds", max_rounds, 0)
+    if is_whole(clients_per_round):
+        check_whole("clients_per_round", clients_per_round, 1)
     else:
         require(
-            0 < clients_per_round <= 1,
+            is_real(clients_per_round) and 0 < clients_per_round <= 1,
             f"clients_per_round as a fraction must lie in (0, 1], got {clients_per_round}; a count is a whole number.",
         )
     require(
         local_epochs is None or local_steps is None,
         f"local_epochs={local_epochs} and local_steps={local_steps} exclude each other: give one of them.",
     )
-    for name, count in {"local_epochs": local_epochs, "local_steps": local_steps}.items():
-        require(count is None or _whole(count, 1), f"{name} must be a whole number of at least 1, got {count}.")
-    require(0 <= dropout_rate < 1, f"dropout_rate must lie in [0, 1), got {dropout_rate}.")
-    require(0 <= straggler_rate <= 1, f"straggler_rate must lie in [0, 1], got {straggler_rate}.")
-    for name, value in every.items():
-        require(_whole(value, 1), f"{name} must be a whole number of at least 1, got {value}.")
+    for name, count in {"local_epochs": local_epochs, "local_steps": local_steps, **every}.items():
+        if count is not None:
+            check_whole(name, count, 1)
+    check_between("dropout_rate", dropout_rate, 0, 1, "[)")
+    check_between("straggler_rate", straggler_rate, 0, 1)
 
 
 def check_flags(num_sanity_val_steps: int, gradient_clip_val: float | None, fast_dev_run: bool | int) -> None:
@@ -88,19 +88,10 @@ def check_flags(num_sanity_val_steps: int, gradient_clip_val: float | None, fast
     Raises:
         UserError: a value is not allowed.
     """
-    require(_whole(num_sanity_val_steps, -1), f"num_sanity_val_steps must be at least -1, got {num_sanity_val_steps}.")
-    require(_whole(int(fast_dev_run), 0), f"fast_dev_run must be at least 0 rounds, got {fast_dev_run}.")
-    is_allowed = gradient_clip_val is None or gradient_clip_val >= 0
-    require(is_allowed, f"gradient_clip_val must be at least 0, got {gradient_clip_val}.")
-
-
-def check_choice(name: str, given: Any, allowed: tuple[Any, ...]) -> None:
-    """Check a flag that allows only a few values.
-
-    Raises:
-        UserError: the value is not allowed; the sentence names the nearest one.
-    """
-    require(given in allowed, f"{name} {given!r} is unknown; {nearest(str(given), map(str, allowed))}.")
+    check_whole("num_sanity_val_steps", num_sanity_val_steps, -1)
+    check_whole("fast_dev_run", int(fast_dev_run), 0)
+    if gradient_clip_val is not None:
+        check_at_least("gradient_clip_val", gradient_clip_val, 0)
 
 
 def check_client_states(given: str | os.PathLike[str]) -> None:
@@ -123,10 +114,10 @@ def check_limits(limits: dict[str, int | float | None]) -> None:
         UserError: a value is neither a count nor a fraction.
     """
     for name, value in limits.items():
-        if isinstance(value, int) or value is None:
-            require(value is None or value >= 0, f"{name} as a count must be at least 0, got {value}.")
-        else:
-            require(0 <= value <= 1, f"{name} as a fraction must lie in [0, 1], got {value}.")
+        if is_whole(value):
+            check_at_least(f"{name} as a count", value, 0)
+        elif value is not None:
+            check_between(f"{name} as a fraction", value, 0, 1)
 
 
 def check_callbacks(callbacks: Iterable[Callback]) -> None:
@@ -160,24 +151,20 @@ def check_monitors(callbacks: Iterable[Callback], logged: Iterable[str]) -> None
             )
 
 
-def _whole(value: Any, least: int) -> bool:
-    return isinstance(value, int) and value >= least
-
-
 def cohort_size(clients_per_round: int | float, num_clients: int, num_eligible: int) -> int:
     """Return the number of clients of a round, K.
 
     Raises:
         UserError: `clients_per_round` exceeds the number of clients with samples.
     """
-    if isinstance(clients_per_round, float):
+    if not is_whole(clients_per_round):
         return min(max(1, round(clients_per_round * num_clients)), num_eligible)
     require(
         clients_per_round <= num_eligible,
         f"clients_per_round is {clients_per_round}, but the federation has {num_eligible} clients with samples: "
         f"give at most {num_eligible}, or a fraction in (0, 1].",
     )
-    return clients_per_round
+    return int(clients_per_round)
 
 
 def build_fabric(accelerator: Any, strategy: Any, devices: Any, num_nodes: int, precision: Any, plugins: Any) -> Fabric:
