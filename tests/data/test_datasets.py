@@ -56,7 +56,7 @@ def test_enlarged_digits_and_another_seed() -> None:
     assert torch.allclose(images, enlarged, atol=1.01 / 255)
     _, other_labels = read_all(Digits(num_clients=5, seed=1))
     assert not torch.equal(labels, other_labels)
-    with pytest.raises(UserError, match="image_size must .*, got 7"):
+    with pytest.raises(UserError, match=r"image_size must .*, got 7"):
         Digits(image_size=7)
 
 

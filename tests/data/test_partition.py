@@ -132,7 +132,7 @@ def test_too_few_samples_for_the_shards() -> None:
     ],
 )
 def test_values_out_of_range(wrong) -> None:
-    with pytest.raises(UserError, match="must be (a whole number of at least 1|positive), got"):
+    with pytest.raises(UserError, match=r"must be (a whole number of at least 1|positive), got"):
         wrong()
 
 
