@@ -1,4 +1,4 @@
-"""All algorithms with their oracles. A new method is one more line."""
+"""All algorithms with their oracles: an entry of `ROSTER` each."""
 
 from collections.abc import Callable
 from functools import partial

@@ -44,7 +44,7 @@ class ImageDataModule(FederatedDataModule):
         return TensorSamples(*train, augment=crop_and_flip if self.augment else None), TensorSamples(*test)
 
     def after_split(self) -> None:
-        """Normalise by the clients' images; the moments do not depend on the test images or the server's."""
+        """Normalise by the mean and standard deviation of the clients' images, without those of the test or the server."""
         if self.normalize and isinstance(self.train, TensorSamples) and isinstance(self.test, TensorSamples):
             transform = Normalize(*self.train.channel_moments(np.concatenate(self.client_indices)))
             self.train.transform = self.test.transform = transform
