@@ -109,7 +109,10 @@ class Rule:
         """Change `local.gradient` in place; called in every step, after the pruning mask and clipping."""
 
     def step(self, local: LocalTraining) -> None:
-        """Change `local.params` in place; called last in every step. A rule that overrides it sets `own_step`."""
+        """Change `local.params` in place; called last in every step.
+
+        A rule whose `step` does not call `local.optimizer_step` must set `own_step`.
+        """
         local.optimizer_step()
 
     def finish(self, local: LocalTraining) -> Message:

@@ -28,7 +28,7 @@ class Step(ABC):
         return True
 
     def change_entry(self) -> tuple[str, Codec] | None:
-        """Return the name and the codec of a shared entry from which clients can compute the next model; None if there is none."""
+        """Return the name and the codec of a shared entry from which clients can compute the next model; None if none."""
         return None
 
     def rules(self) -> tuple[Rule, ...]:
