@@ -220,7 +220,7 @@ class Federation:
         share = macs / at_start if macs and at_start else 1.0
         return self.clock.seconds(uplink_bits, downlink_bits, macs * num_samples, share)
 
-    # -- between rounds ------------------------------------------------------------------------------------------------
+    # -- between rounds ---------------------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
         """Take the turn before the first round, whose transfers count as set-up."""
