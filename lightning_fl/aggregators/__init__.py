@@ -1,4 +1,4 @@
-"""How uploads merge."""
+"""Aggregators: merging the uploads of a round."""
 
 from lightning_fl.aggregators.masked_mean import MaskedMean
 from lightning_fl.aggregators.members import Members

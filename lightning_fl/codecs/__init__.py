@@ -1,4 +1,4 @@
-"""How a message becomes bits and back."""
+"""Codecs: turning a message into bits and back."""
 
 from lightning_fl.codecs.changes import Changes
 from lightning_fl.codecs.dense import Dense

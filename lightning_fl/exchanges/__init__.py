@@ -1,4 +1,4 @@
-"""Who uploads what, in how many turns."""
+"""Exchanges: the turns in which clients and server exchange messages, and the parts that clients upload."""
 
 from lightning_fl.exchanges.drawn_clients import DrawnClients
 from lightning_fl.exchanges.drawn_layers import DrawnLayers

@@ -1,4 +1,4 @@
-"""What a client does with its gradients and what it reports."""
+"""Rules: a client's optimiser steps and its upload."""
 
 from lightning_fl.rules.adam import LocalAdam, SharedAdam, WarmedUpAdam
 from lightning_fl.rules.control_variates import ControlVariates

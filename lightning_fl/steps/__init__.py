@@ -1,4 +1,4 @@
-"""What the server does with the merged uploads."""
+"""Steps: the server's work on the merged uploads."""
 
 from lightning_fl.steps.apply import Apply
 from lightning_fl.steps.compress import Compress
