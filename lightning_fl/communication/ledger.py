@@ -19,7 +19,7 @@ def _zero_bits() -> Bits:
 
 @dataclass
 class Ledger:
-    """Bits that crossed, as exact integers, by direction and kind (`lightning_fl.slots.KINDS`).
+    """Numbers of bits sent, as exact integers, by direction and kind (`lightning_fl.slots.KINDS`).
 
     Attributes:
         round_bits: bits of the present round, all clients together.

@@ -37,7 +37,7 @@ class Codec(ABC):
     """Encodes and decodes messages. The other side of the link sees `decode(encode(message))`.
 
     An algorithm has one codec for the uplink and one for the downlink. The link calls them. If only a submodel
-    crosses, as under a pruning mask, the vectors that the codec gets and the layouts of `setting` are those of the submodel.
+    is sent, as under a pruning mask, the vectors that the codec gets and the layouts of `setting` are those of the submodel.
     """
 
     def needs_every_client(self) -> bool:
@@ -70,8 +70,8 @@ class Codec(ABC):
 
         Args:
             message: entries to which the codec applies; vectors (d,) or (d_b,).
-            memory: what this sender's last `encode` returned, {} at first; not to be changed. Each client has a memory of its
-                own for the uplink, and the server one for the broadcast.
+            memory: memory that this sender's last `encode` returned, {} at first; not to be changed. Each client has one for
+                its uplink, and the server has one for the broadcast.
             setting: facts about the run.
 
         Returns:
@@ -101,7 +101,8 @@ def through(codec: Codec, message: Message, setting: Setting) -> Message:
     Args:
         codec: usually a lossy one.
         message: vectors (d,) or (d_b,).
-        setting: of the run. Under a pruning mask only the unpruned coordinates are encoded; all others are 0 in the result.
+        setting: facts about the run. Under a pruning mask only the unpruned coordinates are encoded; all others are 0 in the
+            result.
 
     Returns:
         The decoded message, with the shapes of `message`.

@@ -48,7 +48,7 @@ class Result:
 
 @dataclass
 class Upload:
-    """A result whose message has crossed the link.
+    """Result of a client whose message has crossed the link.
 
     Attributes:
         result: result of the client.
