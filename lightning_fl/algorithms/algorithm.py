@@ -1,4 +1,4 @@
-"""An algorithm is five filled slots."""
+"""Base class of algorithms, which fill five slots."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from lightning_fl.vectors.personal import personal_names
 
 
 class Algorithm:
-    """Rule × codecs × exchange × aggregator × steps, checked to fit; the defaults are FedAvg.
+    """Rule × codecs × exchange × aggregator × steps. The constructor checks that they fit; the defaults are FedAvg.
 
-    A paper's method is a final subclass whose `__init__` names the paper's hyper-parameters and fills the slots. Anything
-    that fits can also be put together here, from Python or YAML.
+    A paper's method is a final subclass whose `__init__` has the paper's hyper-parameters and fills the slots. Other
+    combinations are made with this class, in Python or YAML.
     """
 
     trains_in_rounds = True
-    """Whether clients take part in the rounds; a method that does all its work before the first selects none."""
+    """True if clients take part in the rounds; False for an algorithm that does all its work before the first round."""
 
     def __init__(
         self,
@@ -55,16 +55,16 @@ class Algorithm:
         """Fill the slots.
 
         Args:
-            rule: What a client does with its gradients and what it reports.
-            uplink: How a client's upload becomes bits.
-            downlink: How the server's broadcast becomes bits.
-            exchange: Who uploads what, in how many turns.
-            aggregator: How uploads merge.
-            steps: What the server does next, one step after the other; Apply() alone if not given.
-            personal: Parameters of the module, or parts of it, that every client keeps for itself, by name.
+            rule: Optimiser steps of a client, and its upload.
+            uplink: Codec of the clients' uploads.
+            downlink: Codec of the server's broadcast.
+            exchange: Turns of a round, and the parts that clients upload.
+            aggregator: Merges the uploads.
+            steps: The server's steps after aggregation, in this order; Apply() alone if not given.
+            personal: Names of the module's parameters, or of its parts, that every client keeps for itself.
 
         Raises:
-            UserError: neighbouring slots do not fit; all misfits are named.
+            UserError: some slots do not fit each other; the message names all problems.
         """
         self.rule = rule
         self.uplink = uplink
@@ -88,16 +88,14 @@ class Algorithm:
         for part, needed in ((self.aggregator, self.aggregator.needs()), (self.uplink, self.uplink.needs())):
             if before and (missing := needed - before):
                 problems.append(
-                    f"{type(part).__name__} needs {_listed(missing)}, which is not among what {type(self.rule).__name__} lets "
-                    "clients send before they train"
+                    f"{type(part).__name__} needs {_listed(missing)}, which clients of {type(self.rule).__name__} do not send "
+                    "before the training"
                 )
         if not self.steps:
             problems.append("it has no server step, so the model would never change (Apply() is FedAvg's)")
         elif not any(step.changes_model() for step in self.steps):
             chain = ", ".join(type(step).__name__ for step in self.steps)
-            problems.append(
-                f"no step of {chain} proposes a change of the model, so it would never learn: begin with Apply()"
-            )
+            problems.append(f"no step of {chain} changes the model, so it would never learn: begin with Apply()")
         if missing := consumed - self.rule.sends - before:
             problems.append(f"the steps need {_listed(missing)}, which {type(self.rule).__name__} does not send")
         if missing := self.aggregator.needs() - self.rule.sends:
@@ -109,103 +107,104 @@ class Algorithm:
                 f"{type(self.uplink).__name__} needs {_listed(missing)}, which {type(self.rule).__name__} does not send"
             )
         if self.uplink.needs_every_client():
-            problems.append(f"{type(self.uplink).__name__} is for the downlink alone")
+            problems.append(f"{type(self.uplink).__name__} fits the downlink only")
         if any(step.needs_uploads for step in self.steps) and not self.aggregator.keeps_uploads:
             problems.append(
-                f"a step reads each client's model, which {type(self.aggregator).__name__} does not keep (Members does)"
+                f"a step reads each client's model, which {type(self.aggregator).__name__} does not keep (use Members)"
             )
         if carried := self.downlink.change_entry():
             last = self.steps[-1] if self.steps else None
             if last is None or last.change_entry() != carried or shared - last.shares:
                 problems.append(
-                    f"{type(self.downlink).__name__} sends {carried[0]!r} as the last step's codec made it and nothing else, so "
-                    "the last step must be Compress, or another that carries it, with the same codec, and no other may share "
-                    "anything"
+                    f"{type(self.downlink).__name__} sends only {carried[0]!r}, as the last step encoded it, so the "
+                    "last step must be Compress, or another step that shares it, with the same codec, and no other step may "
+                    "share anything"
                 )
         if self.downlink.deltas_only():
             codec = type(self.downlink).__name__
             problems.append(
-                f"{codec} leaves out what is small, so it cannot send the whole model down (with the steps Apply(), "
-                f"Compress({codec}(…)) and the downlink Followed({codec}(…)) the server's change goes through it)"
+                f"{codec} drops small values, so it cannot send the whole model down (use the steps Apply(), "
+                f"Compress({codec}(…)) and the downlink Followed({codec}(…)) to send the server's change through it)"
             )
         if problems:
             raise UserError(f"the slots of {self.name} do not fit: {'; '.join(dict.fromkeys(problems))}.")
 
     @property
     def name(self) -> str:
-        """The class's name."""
+        """Name of the class."""
         return type(self).__name__
 
     def rules(self) -> list[Rule]:
-        """The clients' rule, and those by which steps train on the server."""
+        """Return the clients' rule, and the rules of the steps' trainings on the server."""
         return [self.rule, *(rule for step in self.steps for rule in step.rules())]
 
     def step_names(self) -> list[str]:
-        """The key of each step's state in the run: its place in the chain and its class."""
+        """Return the key of each step's state in the run: its position in the chain and its class."""
         return [f"{position}:{type(step).__name__}" for position, step in enumerate(self.steps)]
 
     def share(self, states: dict[str, State]) -> Message:
-        """What the steps send down with the model."""
+        """Return the entries that the steps send down with the model, given the state of each step by its key."""
         message: Message = {}
         for key, step in zip(self.step_names(), self.steps, strict=True):
             message.update(step.share(states[key]))
         return message
 
     def personal_parameters(self, module: nn.Module) -> list[str]:
-        """Names of the parameters that clients own: trained, kept, never sent."""
+        """Return the names of the personal parameters, which each client trains and keeps and never sends."""
         return personal_names(module, self.personal)
 
     def arrange_data(self, data: FederatedDataModule) -> FederatedDataModule:
-        """The data as the clients hold them in this method: the user's, or a changed copy. A resumed run asks again."""
+        """Return the data as the clients hold them: the user's data, or a changed copy. A resumed run calls it again."""
         return data
 
     def check(self, setting: Setting, server: Server, cohort_size: int) -> None:
-        """Raise `UserError` where a slot does not fit the run; called before anything is trained.
+        """Raise `UserError` if a slot does not fit the run; called before any training.
 
         Args:
-            setting: of the run.
-            server: its server's side.
+            setting: facts about the run.
+            server: the server's own samples, and training on them.
             cohort_size: clients of a round, K.
         """
         for rule in self.rules():
             rule.check(setting)
             require(
                 self.exchange.sends_whole or not rule.needs_whole_upload,
-                f"The clients of {type(rule).__name__} keep what they tell the server, which must receive all of it: "
-                f"{type(self.exchange).__name__} sends parts, take OneShot.",
+                f"clients of {type(rule).__name__} keep a copy of their upload, so the server must receive all of it: "
+                f"{type(self.exchange).__name__} sends parts, use OneShot.",
             )
         self.exchange.check(setting, cohort_size)
         for step in self.steps:
             step.check(server)
 
     def prepare(self, turn: SetupTurn) -> None:
-        """The turn before the first round: what crosses in it is booked as set-up. A resumed run does not repeat it."""
+        """Take the turn before the first round; its transfers count as set-up. A resumed run does not repeat it."""
         for step in self.steps:
             step.prepare(turn)
 
-    def broadcast_pruning(self, surgery: PruningTurn) -> None:
-        """What crosses because filters have been pruned: every client, who may take part later, is told which are left.
+    def broadcast_pruning(self, turn: PruningTurn) -> None:
+        """Send the mask of the remaining filters to all clients, as each may take part later.
 
-        A pruning that leaves everything is announced too: what led to it may have crossed.
+        Called after every structured pruning by callbacks, even if it removed no filter, because the messages that led to this
+        decision may have to be counted.
         """
-        if surgery.plan.filters:
-            surgery.channel.send_to_all(range(surgery.setting.num_clients), {"mask/units": surgery.units})
+        if turn.plan.filters:
+            turn.channel.send_to_all(range(turn.setting.num_clients), {"mask/units": turn.units})
 
     def validate(self, validation: Validation) -> dict[str, float]:
-        """What is logged with a validation, in place of what the server's model alone would give where the names agree.
+        """Return values to log with a validation, by name; they replace those of the server's model with the same names.
 
-        Where clients own parts of the model, it is whole on a client only: the means over the clients then, each with what it
-        owns, and under `…_local` those on the clients' own validation parts.
+        With personal parameters, a model is complete only on a client. Then these are the means over the clients, each with its
+        personal parameters, and under `…_local` the means on the clients' own validation samples.
         """
         return mean_over_clients(validation, validation.clients()) if validation.owns else {}
 
     def configure_callbacks(self) -> list[Callback]:
-        """Callbacks that are part of the method, for instance its pruning."""
+        """Return the callbacks that are part of the algorithm, such as its pruning."""
         return []
 
 
 def mean_over_clients(validation: Validation, clients: Sequence[int]) -> dict[str, float]:
-    """The means over clients of what is measured with what each of them owns."""
+    """Return the means over clients of their logged averages, each measured with the client's personal parameters."""
     newcomers = [client for client in clients if not validation.has_taken_part(client)]
     begun = validation.averages() if newcomers else {}
     measured = [begun if client in newcomers else validation.averages(client) for client in clients]
@@ -214,7 +213,7 @@ def mean_over_clients(validation: Validation, clients: Sequence[int]) -> dict[st
 
 
 def _means(measured: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Of each name the mean, every client counting alike."""
+    """Return the unweighted mean over clients of each name."""
     return {name: sum(found[name] for found in measured) / len(measured) for name in (measured[0] if measured else ())}
 
 

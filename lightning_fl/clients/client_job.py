@@ -1,4 +1,4 @@
-"""What the clients of a round are asked to do, and the batches that they do it on."""
+"""Job of the clients in a round, and the batches of their local training."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from lightning_fl.state.run_state import Run
 
 
 class Selection(Protocol):
-    """The samples of one client."""
+    """Samples of one client."""
 
     def __len__(self) -> int: ...
 
     def batches(self, batch_size: int, generator: torch.Generator | None = None) -> Iterator[Any]:
-        """Yield one pass in batches, in an order drawn from `generator`."""
+        """Yield the batches of one pass, in an order drawn from `generator`, or in the stored order without one."""
 
 
 @dataclass(frozen=True)
 class ClientJob:
-    """What every client of a round does; the server trains on its own samples by such a job too.
+    """Job of every client in a round. The server's training on its own samples has such a job too.
 
     Attributes:
-        rule: what a client does with its gradients.
-        setting: of the run.
-        received: what came down: `model` (d,), `buffers` (d_b,), and what the rule receives besides.
-        schedule: how long a client trains, and in what batches.
+        rule: rule of the local training.
+        setting: facts about the run.
+        received: message that the clients have received: `model` (d,), `buffers` (d_b,) and the names that the rule receives.
+        schedule: length and batches of a client's local training.
         run: holds client states and random seeds; not changed.
-        trained_counters: integer buffers to begin with, by name; None for those of the run.
+        trained_counters: initial integer buffers by name; None for those of the run.
     """
 
     rule: Rule
@@ -46,15 +46,15 @@ class ClientJob:
 
     @property
     def counters(self) -> Mapping[str, Tensor]:
-        """Integer buffers of the module to begin with, by name."""
+        """Initial integer buffers of the module by name."""
         return self.run.counters if self.trained_counters is None else self.trained_counters
 
     def without_steps(self, rule: Rule) -> ClientJob:
-        """Return the job that makes no optimiser step and reports what `rule` reports."""
+        """Return a job that makes no optimiser step and uploads what `rule` uploads."""
         return replace(self, rule=rule, schedule=replace(self.schedule, epochs=0, steps=None))
 
     def receiving(self, message: Message) -> ClientJob:
-        """Return the job of clients that have received `message` too."""
+        """Return the job with the entries of `message` added to `received`."""
         return replace(self, received=self.received | message)
 
 
@@ -62,10 +62,10 @@ class Batch(NamedTuple):
     """One batch of a client.
 
     Attributes:
-        content: what `training_step` gets.
-        size: samples in it.
-        batch_index: of the batch in the local training, from 0.
-        factor: of its loss in the step's gradient.
+        content: argument of `training_step`.
+        size: number of samples.
+        batch_index: index of the batch in the local training, from 0.
+        factor: factor of its loss in the step's gradient.
         ends_step: True for the last batch of an optimiser step.
     """
 
@@ -77,7 +77,7 @@ class Batch(NamedTuple):
 
     @property
     def signature(self) -> Any:
-        """Equal for batches that can be stacked: one structure, equal shapes, equal values of all that is no tensor."""
+        """Key that is equal for batches that can be stacked: same structure, same shapes, equal values except in tensors."""
         leaves, structure = tree_flatten(self.content)
         shapes = tuple((x.shape, x.dtype) if isinstance(x, Tensor) else x for x in leaves)
         return structure, shapes, self.batch_index
@@ -90,14 +90,14 @@ def local_batches(
     seed: int,
     prepare: Callable[[Any], Any] | None = None,
 ) -> Iterator[Batch]:
-    """Yield the batches of a local training, pass after pass without end.
+    """Yield the batches of a local training, in passes without end.
 
     Args:
         selection: the client's samples.
-        schedule: in what batches they are read.
-        in_pass: batches of one pass, at least 1.
-        seed: of the order of the samples.
-        prepare: brings a batch to the accelerator; not needed if None.
+        schedule: batch size, and batches per optimiser step.
+        in_pass: number of batches in one pass, at least 1.
+        seed: seed of the order of the samples.
+        prepare: moves a batch to the accelerator; None if batches need no preparation.
     """
     order, batch_size, num_samples = torch.Generator().manual_seed(seed), schedule.batch_size, len(selection)
     in_step, in_one_pass = schedule.step_batches(in_pass), min(num_samples, in_pass * batch_size)

@@ -1,4 +1,4 @@
-"""Gradients at the received model, which some rules read: on all of a client's samples, or on the batches of a step."""
+"""Gradients at the received model for rules that read them: on all samples of a client, or on the batches of a step."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from lightning_fl.clients.flat_module import FlatModule
 
 
 def full_gradient(flat_module: FlatModule, batches: Iterable[Any], sizes: list[int], resident: bool) -> Tensor:
-    """Mean over samples of the gradient of the training loss at the module's parameters, with weight decay if there is any.
+    """Return the mean over samples of the training loss's gradient at the module's parameters, plus any weight decay.
 
-    Buffers change as in training, and what the module logs is dropped.
+    Buffers change as in training. Values that the module logs are dropped.
 
     Args:
-        flat_module: its parameters are not changed; its rule must read gradients.
-        batches: at least as many as `sizes`.
-        sizes: number of samples of each batch.
-        resident: True if the samples lie on the accelerator already.
+        flat_module: module that is set up to gather gradients; its parameters stay unchanged.
+        batches: at least as many batches as `sizes` has entries.
+        sizes: number of samples in each batch.
+        resident: True if the samples are on the accelerator already.
 
     Returns:
-        (d,).
+        Gradient (d,).
     """
     for index, (batch, size) in enumerate(zip(batches, sizes, strict=False)):
         batch = flat_module.fabric.strategy.precision.convert_input(flat_module.transfer(batch, resident))
@@ -34,18 +34,18 @@ def full_gradient(flat_module: FlatModule, batches: Iterable[Any], sizes: list[i
 def gradient_at_received(
     flat_module: FlatModule, job: ClientJob, of_step: Sequence[Batch], treat: Callable[[], None]
 ) -> Tensor:
-    """Gradient of a step's batches at the received model, with weight decay if there is any.
+    """Return the gradient of a step's batches at the received model, plus any weight decay.
 
-    The flat module is left as it was, its gradient included; what the module logs is dropped.
+    The flat module and its gradient are restored afterwards. Values that the module logs are dropped.
 
     Args:
-        flat_module: its rule must read gradients.
-        job: what the client does.
+        flat_module: module that is set up to gather gradients.
+        job: job of the client.
         of_step: batches of the step.
         treat: masks and clips the gradient.
 
     Returns:
-        (d,).
+        Gradient (d,).
     """
     model = flat_module.params.clone(), flat_module.read_buffers().clone(), flat_module.read_counters()
     gradient, owned = flat_module.gradient.clone(), {n: leaf.grad for n, leaf in flat_module.personal_leaves.items()}
@@ -63,7 +63,7 @@ def gradient_at_received(
 
 
 def _backward(flat_module: FlatModule, batch: Any, index: int, factor: float) -> None:
-    """Add the gradient of a batch's loss, times a factor, to that of the flat module."""
+    """Add a factor times the gradient of a batch's loss to the gradient of the flat module."""
     with flat_module.lending({}, _drop), flat_module.fabric.strategy.precision.forward_context():
         loss, _ = flat_module.training_step(batch, index)
     if loss is not None:
@@ -72,7 +72,7 @@ def _backward(flat_module: FlatModule, batch: Any, index: int, factor: float) ->
 
 
 def _take_gradient(flat_module: FlatModule) -> Tensor:
-    """Return the gradient with weight decay, and leave the flat module without one."""
+    """Return the gradient with weight decay, and set that of the flat module to zero."""
     gradient = flat_module.gradient.clone()
     if flat_module.optimizer.decays:
         gradient.add_(flat_module.params * flat_module.optimizer.weight_decay)
@@ -81,4 +81,4 @@ def _take_gradient(flat_module: FlatModule) -> Tensor:
 
 
 def _drop(*arguments: Any, **options: Any) -> None:
-    """Stand in for the module's `log`."""
+    """Replace the module's `log`, and drop the values."""

@@ -1,4 +1,4 @@
-"""One local training: the minibatch loop that the serial runner and the server share, and the step that all runners share."""
+"""Local training: the minibatch loop of the serial runner and the server, and the optimiser step of all runners."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def train_locally(
     """Train the flat module from the received model on one client's samples.
 
     Args:
-        flat_module: holds the module. Its parameters are overwritten; personal ones are trained from their present values.
-        job: what the client does.
+        flat_module: holds the module. Its parameters are overwritten; personal parameters start from their present values.
+        job: job of the client.
         selection: the client's samples.
-        state: what the client kept from earlier rounds.
-        seeds: of the order of the samples, and of everything that the module draws itself.
-        resident: True if the samples lie on the accelerator already.
-        num_steps: optimiser steps to make; None for those of the schedule.
+        state: the client's state from earlier rounds.
+        seeds: seed of the order of the samples, and seed of the module's own random draws.
+        resident: True if the samples are on the accelerator already.
+        num_steps: optimiser steps to make; None for the number in the schedule.
 
     Returns:
         The local training after its last step.
@@ -48,7 +48,7 @@ def train_locally(
     step, has_gradient = 0, False
 
     def at_received() -> Tensor:
-        flat_module.seed(seeds[1] + step - 1)  # the module draws what it drew at the client's model
+        flat_module.seed(seeds[1] + step - 1)  # so that the module repeats its random draws
         return gradient_at_received(flat_module, job, of_step, treat)
 
     in_pass, prepare = flat_module.batches_in_pass, _preparation(flat_module, resident)
@@ -95,9 +95,9 @@ def rule_step(
     """Make one optimiser step of a client, or of every client of a stack, from the gradient of its minibatches.
 
     Args:
-        local: the local training, (d,) or stacked (n, d).
-        job: what the client does.
-        flat_module: its optimisers make the step.
+        local: local training, (d,) or stacked (n, d).
+        job: job of the clients.
+        flat_module: holds the optimisers.
         treat: masks and clips the gradient.
         at_received: returns the gradient of the same minibatches at the received model; None if the rule does not read it.
     """
@@ -164,7 +164,7 @@ def _start(
 
 
 def _preparation(flat_module: FlatModule, resident: bool) -> Callable[[Any], Any] | None:
-    """Return what brings a batch to the accelerator and its precision; None if nothing has to be done."""
+    """Return the function that moves a batch to the accelerator and converts its precision; None if batches need neither."""
     precision = flat_module.fabric.strategy.precision
     if precision.precision == "32-true":
         transfers = not resident or flat_module.hooks.changes_batches
@@ -173,7 +173,7 @@ def _preparation(flat_module: FlatModule, resident: bool) -> Callable[[Any], Any
 
 
 def _gradient_treatment(flat_module: FlatModule, job: ClientJob) -> Callable[[], None]:
-    """Return what is done with the gradient of each step: multiply it by the pruning mask, then clip it."""
+    """Return the function that multiplies the gradient of a step by the pruning mask, then clips it."""
     unpruned, clip_value, clip_algorithm = job.setting.unpruned, job.schedule.clip_value, job.schedule.clip_algorithm
     mask_gradient = flat_module.mask_gradient(unpruned) if unpruned is not None else None
 

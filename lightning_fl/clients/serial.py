@@ -1,4 +1,4 @@
-"""One client after the other on the flat module."""
+"""Serial runner: trains one client after the other on the flat module."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from lightning_fl.vectors.personal import PERSONAL
 def serial(
     flat_module: FlatModule, job: ClientJob, clients: Sequence[int], data: FederatedDataModule
 ) -> Iterator[Result]:
-    """Train each client and yield its result; one result is alive at a time.
+    """Train each client and yield its result, so that memory holds one result at a time.
 
-    `on_client_download` is called before each; a method with two turns calls a runner, and so the hook, in each of them.
+    Calls the hook `on_client_download` before each client; an exchange with two turns runs the clients, and so the hook, twice.
 
     Args:
-        flat_module: the module on its flat storage.
-        job: what each client does.
-        clients: their indices.
-        data: their samples.
+        flat_module: module on flat storage.
+        job: job of each client.
+        clients: indices of the clients.
+        data: samples of the clients.
     """
     run, schedule, logs = job.run, job.schedule, flat_module.logs
     for client in clients:

@@ -1,7 +1,7 @@
-"""Several clients at once, their models stacked: the fast way where one small client does not fill the accelerator.
+"""Stacked runner: trains several clients at once, which is faster if one small client does not fill the accelerator.
 
-Clients make their steps together. Those with more steps go on when the others have finished, and batches of another size are a
-group of their own: nothing is padded, and every client trains on exactly what it would train on alone.
+The clients of a stack make their steps together. Clients with more steps continue when the others have finished, and batches of
+different sizes form separate groups. Nothing is padded: every client trains on the same batches as it would alone.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from lightning_fl.vectors.personal import PERSONAL
 
 @dataclass
 class Member:
-    """A client of a stack.
+    """Client of a stack.
 
     Attributes:
-        client: its index.
+        client: index of the client.
         selection: its samples.
-        in_pass: batches of one pass over them.
-        num_steps: optimiser steps it will make.
-        state: what it has kept from earlier rounds.
-        seeds: of the order of its samples, and of what the module draws.
+        in_pass: number of batches in one pass over its samples.
+        num_steps: optimiser steps to make.
+        state: its state from earlier rounds.
+        seeds: seed of the order of its samples, and seed of the module's own random draws.
     """
 
     client: int
@@ -54,15 +54,15 @@ def stacked(
 ) -> Iterator[Result]:
     """Train clients in stacks of at most `clients_at_once`, those with the most steps first.
 
-    The other arguments and the results are those of `serial`. What a module draws itself while it trains (dropout) comes from
-    one stream for the whole stack, so it differs from what the client would draw alone.
+    The other arguments and the results are those of `serial`. The module's own random draws, such as dropout, come from one
+    stream for the whole stack, so they differ from those of a client that trains alone.
     """
     run, schedule = job.run, job.schedule
     in_pass = {k: schedule.pass_batches(int(data.client_sizes[k]), flat_module.skips_single_samples) for k in clients}
     num_steps = {client: schedule.steps_done(in_pass[client], run, client) for client in clients}
 
     def together(client: int) -> int:
-        # Schedules inside a round ask how long the client trains, so clients of one stack must agree on it.
+        # A learning rate that changes within the round may depend on the batches in a pass, so a stack needs equal ones.
         return in_pass[client] if flat_module.optimizer.moves_within_round else 0
 
     def length(client: int) -> tuple[int, int, int]:
@@ -90,17 +90,17 @@ def train_stack(
     resident: bool,
     notifies_callbacks: bool = True,
 ) -> list[Result]:
-    """Train some clients together.
+    """Train the clients of one stack.
 
     Args:
         flat_module: holds the module.
-        job: what each client does.
-        members: the clients, the one with the most steps first.
-        resident: True if the samples lie on the accelerator already.
-        notifies_callbacks: True if Lightning's own callbacks count the batches.
+        job: job of each client.
+        members: clients of the stack, in descending order of their numbers of steps.
+        resident: True if the samples are on the accelerator already.
+        notifies_callbacks: True to call Lightning's own callbacks for every batch.
 
     Returns:
-        Their results, in the order of `members`.
+        Results in the order of `members`.
     """
     optimizer, schedule, seed = flat_module.optimizer, job.schedule, members[0].seeds[1]
     stack, local = _start(flat_module, job, members, resident)
@@ -156,7 +156,7 @@ def train_stack(
 
 
 class _Finished(NamedTuple):
-    """What a client that has made its steps uploads and keeps."""
+    """Upload and new state of a client that has made its steps."""
 
     message: Message
     state: State
@@ -196,13 +196,13 @@ def _start(
 
 
 def _preparation(flat_module: FlatModule, resident: bool) -> Callable[[Any], Any] | None:
-    """Return what brings a batch to the accelerator; None if it lies there."""
+    """Return the function that moves a batch to the accelerator; None if batches are there already."""
     transfers = not resident or flat_module.hooks.changes_batches
     return (lambda batch: flat_module.transfer(batch, resident)) if transfers else None
 
 
 def _next_step(batches: Iterator[Batch]) -> list[Batch]:
-    """Take the batches of the next optimiser step of a client."""
+    """Return the batches of a client's next optimiser step."""
     of_step = []
     for batch in batches:
         of_step.append(batch)
@@ -214,7 +214,7 @@ def _next_step(batches: Iterator[Batch]) -> list[Batch]:
 def _gradients_at_received(
     flat_module: FlatModule, job: ClientJob, twin: Stack, of_step: Sequence[list[Batch]]
 ) -> Tensor:
-    """What `gradient_at_received` gives, for each client (n, d)."""
+    """Return the result of `gradient_at_received` for each client (n, d)."""
     twin.restart(job)
     twin.zero_gradient()
     for _ in _backward(twin, of_step, RowLogs(LogCollector())):
@@ -228,7 +228,7 @@ def _gradients_at_received(
 def _full_gradients(
     flat_module: FlatModule, stack: Stack, members: Sequence[Member], schedule: LocalSchedule, resident: bool
 ) -> Tensor:
-    """What `full_gradient` gives, for each client (n, d)."""
+    """Return the result of `full_gradient` for each client (n, d)."""
     of_pass = []
     for member in members:
         sizes = schedule.batch_sizes(len(member.selection), flat_module.skips_single_samples)
@@ -247,7 +247,7 @@ def _full_gradients(
 
 
 def _backward(stack: Stack, of_step: Sequence[list[Batch]], logs: RowLogs) -> Iterator[list[str]]:
-    """Add up the gradients of the batches of one step; yields names of parameters that get their first one."""
+    """Add up the gradients of the batches of one step; yields names of parameters that get their first gradient."""
     for position in range(max(map(len, of_step))):
         groups: dict[Any, list[int]] = {}
         for row, batches in enumerate(of_step):
@@ -266,21 +266,21 @@ def _backward(stack: Stack, of_step: Sequence[list[Batch]], logs: RowLogs) -> It
 
 
 def _rows(local: LocalTraining, rows: slice) -> LocalTraining:
-    """Some clients of a stacked local training; what has one axis only is shared by all."""
+    """Return some clients of a stacked local training; tensors with one axis are shared by all clients."""
 
-    def some(x: Tensor) -> Tensor:
+    def selected(x: Tensor) -> Tensor:
         return x[rows] if x.dim() > 1 else x
 
     return replace(
         local,
-        params=some(local.params),
-        gradient=some(local.gradient),
+        params=selected(local.params),
+        gradient=selected(local.gradient),
         state={name: x[rows] for name, x in local.state.items()},
-        memory={name: some(x) for name, x in local.memory.items()},
-        full_gradient=some(local.full_gradient),
-        gradient_at_received=some(local.gradient_at_received),
-        num_samples=some(torch.as_tensor(local.num_samples)),
-        steps_in_pass=some(local.steps_in_pass) if isinstance(local.steps_in_pass, Tensor) else local.steps_in_pass,
+        memory={name: selected(x) for name, x in local.memory.items()},
+        full_gradient=selected(local.full_gradient),
+        gradient_at_received=selected(local.gradient_at_received),
+        num_samples=selected(torch.as_tensor(local.num_samples)),
+        steps_in_pass=selected(local.steps_in_pass) if isinstance(local.steps_in_pass, Tensor) else local.steps_in_pass,
     )
 
 
@@ -325,7 +325,7 @@ def _clip(gradient: Tensor, personal: Sequence[Tensor], value: float, algorithm:
 
 
 def _notify_stock_callbacks(flat_module: FlatModule, of_step: Sequence[list[Batch]]) -> None:
-    """Lightning's own callbacks, such as progress bars, count batches."""
+    """Call Lightning's own callbacks, such as progress bars, for every batch."""
     starts, ends = (
         flat_module.hooks.listeners("on_train_batch_start"),
         flat_module.hooks.listeners("on_train_batch_end"),

@@ -1,1 +1,1 @@
-"""What crosses between server and clients: the link, the ledger of its bits, the simulated clock."""
+"""Communication between server and clients: the link, the ledger of its bits, the simulated clock."""

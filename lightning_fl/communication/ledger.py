@@ -1,4 +1,4 @@
-"""The ledger of the bits that cross, by direction and kind."""
+"""Ledger of the bits that cross the link, by direction and kind."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lightning_fl.slots import KINDS, Payload, kind_of
 
 Direction = Literal["up", "down"]
 Bits = dict[str, dict[str, int]]
-"""By direction and kind."""
+"""Numbers of bits by direction and kind."""
 
 
 def _zero_bits() -> Bits:
@@ -19,13 +19,13 @@ def _zero_bits() -> Bits:
 
 @dataclass
 class Ledger:
-    """Bits that crossed, as exact integers, by direction and kind (`lightning_fl.slots.KINDS`).
+    """Numbers of bits sent, as exact integers, by direction and kind (`lightning_fl.slots.KINDS`).
 
     Attributes:
-        round_bits: of the round under way, all clients together.
-        total_bits: of all rounds and of the set-up before them.
-        setup_bits: of the set-up alone.
-        coming_bits: of the round that comes next, counted in the total already.
+        round_bits: bits of the present round, all clients together.
+        total_bits: bits of the whole run: set-up, all rounds, and `coming_bits`.
+        setup_bits: bits of the set-up before the first round.
+        coming_bits: bits booked in advance for the next round.
     """
 
     round_bits: Bits = field(default_factory=_zero_bits)
@@ -39,18 +39,18 @@ class Ledger:
             self.add({direction: {kind_of(name): packed.bits * recipients}})
 
     def since(self, earlier: Bits) -> Bits:
-        """Bits booked in this round since `round_bits` was `earlier`."""
+        """Return the bits booked in this round since `round_bits` was `earlier`."""
         return {
             direction: {kind: bits - earlier[direction][kind] for kind, bits in kinds.items()}
             for direction, kinds in self.round_bits.items()
         }
 
     def add(self, bits: Bits) -> None:
-        """Add bits to the round and the total, by direction and kind."""
+        """Add bits to the present round and the total."""
         self._add(bits, self.round_bits)
 
     def add_ahead(self, bits: Bits) -> None:
-        """Add bits to the round that comes next and the total, by direction and kind."""
+        """Add bits to the next round and the total."""
         self._add(bits, self.coming_bits)
 
     def _add(self, bits: Bits, to: Bits) -> None:
@@ -60,33 +60,33 @@ class Ledger:
                 self.total_bits[direction][kind] += count
 
     def close_setup(self) -> None:
-        """What was booked so far is the set-up's."""
+        """Count all bits booked so far as set-up."""
         self.setup_bits, self.round_bits = self.round_bits, _zero_bits()
 
     def open_round(self) -> None:
-        """Start counting a new round, with what was booked ahead of it."""
+        """Start a new round with the bits that were booked for it in advance."""
         self.round_bits, self.coming_bits = self.coming_bits, _zero_bits()
 
     def bits(self, direction: Direction) -> int:
-        """Bits of the round under way in one direction."""
+        """Return the bits of the present round in one direction."""
         return sum(self.round_bits[direction].values())
 
     def setup(self) -> dict[str, int]:
-        """Bits of the set-up in both directions; empty if nothing crossed."""
+        """Return the bits of the set-up by direction; {} if nothing was sent."""
         bits = {direction: sum(kinds.values()) for direction, kinds in self.setup_bits.items()}
         return bits if any(bits.values()) else {}
 
     def total_bytes(self, direction: Direction) -> float:
-        """Bytes of the whole run in one direction; a fraction where packed bits do not fill the last byte."""
+        """Return the bytes of the whole run in one direction, a fraction if packed bits do not fill the last byte."""
         bits = sum(self.total_bits[direction].values())
         return bits // 8 if bits % 8 == 0 else bits / 8
 
     def state_dict(self) -> dict[str, Any]:
-        """For the checkpoint."""
+        """Return a copy of the counts, for a checkpoint."""
         return deepcopy(vars(self))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """From the checkpoint."""
+        """Load the counts from a checkpoint."""
         self.round_bits, self.total_bits = state["round_bits"], state["total_bits"]
-        self.setup_bits = state.get("setup_bits", _zero_bits())  # checkpoints of 0.1 have neither
+        self.setup_bits = state.get("setup_bits", _zero_bits())  # checkpoints of 0.1 lack both
         self.coming_bits = state.get("coming_bits", _zero_bits())

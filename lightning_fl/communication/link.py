@@ -1,4 +1,4 @@
-"""The only door between the server and the clients: everything that crosses is encoded, counted and decoded here."""
+"""The link between server and clients: it encodes, counts and decodes every message."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def _alone(mine: dict[int, Any]) -> dict[int, Any]:
-    """One process knows all there is to know."""
+    """Return the values of the only process."""
     return mine
 
 
@@ -28,10 +28,10 @@ def _none(uploads: Iterable[Upload]) -> Message:
 
 
 class Link:
-    """Sends messages through the codecs and books them.
+    """Sends messages through the codecs and counts their bits.
 
-    A client's new codec memory (what error feedback keeps) is given out by `commit`, once the server has accepted the upload:
-    a client whose upload is dropped has sent nothing. The run keeps it from the end of the round.
+    `commit` returns a client's new codec memory, such as the residual of error feedback, once the server has accepted its
+    upload. After a rejected upload the client's old memory stays. The run stores new memories at the end of the round.
     """
 
     def __init__(
@@ -49,14 +49,14 @@ class Link:
         """Open the link.
 
         Args:
-            setting: of the run.
-            uplink: codec of what clients send.
-            downlink: codec of what the server sends.
-            ledger: counts the bits; one of the link's own if not given.
+            setting: facts about the run.
+            uplink: codec of the clients' messages.
+            downlink: codec of the server's messages.
+            ledger: counts the bits; None for a new one.
             client_memory: codec memory of each client's uplink; not changed.
-            server_memory: codec memory of the downlink; not changed, `self.server_memory` is the later one.
-            gather: puts together what processes know of their clients.
-            random: gives the server's random numbers for a client.
+            server_memory: codec memory of the downlink; not changed. The new memory is `self.server_memory`.
+            gather: merges values by client over all processes.
+            random: returns the server's random stream for a client.
             mean: merges uploads over all processes.
         """
         self.setting = setting
@@ -75,18 +75,19 @@ class Link:
 
     @property
     def client_bits(self) -> dict[str, dict[str, int]]:
-        """Bits that crossed after the broadcast, by direction and kind: those of this process's clients."""
+        """Bits sent after the broadcast, by direction and kind: those of this process's clients."""
         return self.ledger.since(self.broadcast_bits)
 
     def send_mask(self, clients: Sequence[int], mask: Tensor) -> None:
-        """Send a pruning mask (d,) to clients that do not have it; it belongs to the broadcast."""
+        """Send a pruning mask (d,) to clients that do not have it. Call it before `broadcast`, so that its bits count with it."""
         self.send_to_all(clients, {"mask/kept": mask})
         self.clients_with_mask = [*clients]
 
     def broadcast(self, recipients: Sequence[int], message: Message) -> Message:
-        """Send one message to every recipient; returns what each of them receives.
+        """Send one message to every recipient; returns the decoded message.
 
-        Where the next broadcast builds on this one, it goes to all clients of the federation and is counted for all.
+        If the next broadcast builds on this one (`Codec.needs_every_client`), it goes to all clients of the federation, and its
+        bits count for all.
         """
         num_recipients = self.setting.num_clients if self.downlink.needs_every_client() else len(recipients)
         self.received, self.server_memory = self._send(
@@ -96,15 +97,15 @@ class Link:
         return self.received
 
     def send_down(self, client: int, message: Message) -> Message:
-        """Send one client a message of its own, whole."""
+        """Send a message to one client, through the downlink codec; returns what the client receives."""
         return self._send("down", self.downlink, message, {}, self.setting.unpruned)[0]
 
     def send_to_all(self, clients: Sequence[int], message: Message) -> None:
-        """Send each of some clients the same message, whatever the codec."""
+        """Send the same message to each of some clients, uncompressed."""
         self._send("down", Dense(), message, {}, None, len(clients))
 
     def send_up(self, client: int, message: Message, submodel: Submodel | None = None) -> Message:
-        """Send a client's message, or a part of it, to the server; returns what the server sees, 0 where nothing was sent."""
+        """Send a client's message, or a submodel of it, to the server; returns what the server sees, 0 where nothing was sent."""
         memory = self._pending[client] if client in self._pending else self._kept(client, message)
         unpruned = self.setting.unpruned
         if submodel is not None:
@@ -115,20 +116,20 @@ class Link:
         return seen
 
     def _kept(self, client: int, message: Message) -> State:
-        """A copy of a client's codec memory where its message lies."""
+        """Return a copy of a client's codec memory on the device of its message."""
         device = next((x.device for x in message.values()), None)
         return {name: x.to(device, copy=True) for name, x in self.client_memory.get(client, {}).items()}
 
     def gather(self, mine: dict[int, T]) -> dict[int, T]:
-        """What all processes know of their clients, in the order of the cohort."""
+        """Merge values by client over all processes, in the order of the cohort."""
         return self._gather(mine)
 
     def mean(self, uploads: Iterable[Upload]) -> Message:
-        """Merge uploads over all processes; {} of none."""
+        """Merge uploads over all processes; {} if there are none."""
         return self._mean(uploads)
 
     def random(self, client: int) -> np.random.Generator:
-        """The server's random numbers for a client in this round."""
+        """Return the server's random stream for a client in this round."""
         return self._random(client)
 
     def _send(
@@ -141,15 +142,15 @@ class Link:
         recipients: int = 1,
         follow: bool = False,
     ) -> tuple[Message, State]:
-        """Encode, book, decode; returns what arrives and the sender's new memory, which stays where it has nothing to encode.
+        """Encode, count and decode a message; returns the decoded message and the sender's new memory.
 
-        Of the vectors only the submodel crosses, and elsewhere 0 arrives. With `follow` the recipients have what the earlier
-        broadcasts brought.
+        Only the coordinates of the submodel are sent; all others arrive as 0. The memory stays as it is if the codec has
+        nothing to encode. With `follow` the recipients must have received the earlier broadcasts.
         """
         if submodel is not None:
             shorter, known, smaller = submodel.gather(message), submodel.gather(memory), self.setting.within(submodel)
             arrived, known = self._cross(direction, codec, shorter, known, smaller, recipients, follow)
-            # A vector of which nothing is sent takes no storage.
+            # A vector without sent coordinates is an expanded 0, which takes no storage.
             nothing = {name: x.new_zeros(1).expand_as(x) for name, x in message.items() if name not in arrived}
             return {**nothing, **submodel.scatter(arrived, {})}, submodel.scatter(known, memory)
         return self._cross(direction, codec, message, memory, self.setting, recipients, follow)
@@ -164,7 +165,7 @@ class Link:
         recipients: int,
         follow: bool,
     ) -> tuple[Message, State]:
-        """The message as it is, through the codec."""
+        """Send all coordinates of a message: entries that the codec does not apply to unchanged, the others through the codec."""
         exact = {name: x for name, x in message.items() if not codec.applies_to(name)}
         coded = {name: x for name, x in message.items() if name not in exact}
         arrived: Message = {}
@@ -178,5 +179,5 @@ class Link:
         return arrived, kept if coded else memory
 
     def commit(self, client: int) -> State:
-        """The server accepted this client's upload; returns the codec memory that it is to keep, {} for none."""
+        """Return a client's new codec memory, {} for none; called once the server has accepted the upload."""
         return self._pending.pop(client, {})

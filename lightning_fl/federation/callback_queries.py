@@ -1,4 +1,4 @@
-"""What callbacks ask of clients, such as how much of the model may be pruned, and what it takes to ask and to answer."""
+"""Queries of callbacks to clients, such as a pruning rate of the model, and their communication costs."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from lightning_fl.slots import Message, Setting
 
 @dataclass
 class CallbackQueries:
-    """Questions about the model that clients have answered since the last round.
+    """Queries about the model that clients have answered since the last round.
 
     Attributes:
-        counts: by client, how many numbers it has told.
-        about: the model that it was asked about, `model` (d,) and `buffers` (d_b,).
+        counts: number of values that each client has returned, by client.
+        about: model of the queries, `model` (d,) and `buffers` (d_b,).
     """
 
     counts: dict[int, int] = field(default_factory=dict)
     about: Message = field(default_factory=dict)
 
     def record(self, client: int, count: int, about: Message) -> None:
-        """Take note of some numbers that a client has told."""
+        """Record that a client has returned `count` numbers about a model."""
         self.about = self.about or about
         self.counts[client] = self.counts.get(client, 0) + count
 
     def charge(self, ledger: Ledger, setting: Setting, cohort: Collection[int]) -> None:
-        """Count what has crossed as the next round's, and forget it.
+        """Charge the next round for the queries, and clear them.
 
-        The model goes down whole to clients that were asked, and their numbers come up. Those that take part in the round
-        receive what has been left of the model in any case, and so only the rest besides.
+        Each client that answered receives the whole model and sends its numbers. The clients of the next round receive the
+        unpruned part with its broadcast, so they are charged only for the pruned part.
 
         Args:
-            ledger: of the run.
-            setting: of the round.
-            cohort: its clients.
+            ledger: ledger of the run.
+            setting: setting of the next round.
+            cohort: clients of the next round.
         """
         booked, layout = Ledger(), (setting.unpruned or setting).layout
         left = {"model": layout.numel, "buffers": setting.buffer_layout.numel}
-        rest = {name: x[left[name] :] for name, x in self.about.items()}  # whichever numbers it is, they cost the same
+        rest = {name: x[left[name] :] for name, x in self.about.items()}  # any numbers will do: only their count costs
         link = Link(setting, Dense(), Dense(), booked)
         link.send_to_all([client for client in self.counts if client not in cohort], self.about)
         link.send_to_all([client for client in self.counts if client in cohort], rest)

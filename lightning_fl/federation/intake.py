@@ -1,4 +1,4 @@
-"""The server's intake of uploads: what is rejected, and how the accepted ones merge over all processes."""
+"""The server's intake of uploads: it rejects some, and merges the accepted ones over all processes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Intake:
     """Takes the uploads of one round, one by one.
 
     Attributes:
-        outcome: what the clients did; of this process until `finish`, then of all.
-        shares_uploads: True if every process has merged the uploads of all by itself, one after the other.
+        outcome: outcome of the clients of this process; after `finish`, of all processes.
+        shares_uploads: True if every process merges the uploads of all processes itself.
     """
 
     def __init__(self, aggregator: Aggregator, guard: LossGuard, fabric: Fabric, initial_loss: float | None) -> None:
@@ -30,14 +30,14 @@ class Intake:
         """Accept an upload, or reject one that is not finite or whose loss explodes."""
         result = upload.result
         self.outcome.num_steps += result.num_steps
-        # A codec may leave out what is not finite, and what a client owns is not sent at all.
+        # Check all three: a codec may drop numbers that are not finite, and personal parameters are not sent.
         finite = is_finite(upload.message, result.message, result.owned)
         if finite and not self._guard.rejects(result, self._initial_loss):
             self._merge.add(upload)
             self.outcome.accept(result, link.commit(result.client))
 
     def finish(self, cohort: Cohort, link: Link) -> tuple[Message, Outcome]:
-        """Put the processes together; returns the merged message, {} if nothing was accepted, and the outcome."""
+        """Merge over all processes; returns the merged message, {} if no upload was accepted, and the outcome."""
         self.outcome.num_uploads = len(cohort.answering)
         self.outcome.bits = link.client_bits
         accumulator = self._merge.accumulate(cohort.answering)

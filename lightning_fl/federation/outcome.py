@@ -1,4 +1,4 @@
-"""What became of a round: the accepted clients, what they keep, and what they sent."""
+"""Outcome of a round: the accepted clients, their new states, and the bits that were sent."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from lightning_fl.slots import Result, State
 
 @dataclass
 class Outcome:
-    """What the clients of a rank, or of several, did in a round, besides their uploads.
+    """Results of the clients of one process, or of all, in a round, without their uploads.
 
     Attributes:
-        num_steps: optimiser steps they made.
+        num_steps: optimiser steps of the clients, also of rejected ones.
         num_uploads: uploads that arrived, in all processes.
-        logs: what the module logged, by accepted client.
-        states: what accepted clients of this rank keep between rounds, on the host; others' come with `share_states`.
-        memory: their codecs' memory, likewise.
-        counters: the maximum of their integer buffers, by name.
-        bits: what they sent and what was sent to them alone, by direction and kind.
+        logs: sums of the values that the module logged, by accepted client.
+        states: new states of this process's accepted clients, on the host; `share_states` sends them to other processes.
+        memory: new codec memories of the same clients, on the host.
+        counters: maximum over accepted clients of their integer buffers, by name.
+        bits: bits sent to or from single clients, by direction and kind.
     """
 
     num_steps: int = 0
@@ -38,11 +38,11 @@ class Outcome:
     bits: Bits = field(default_factory=dict)
 
     def accept(self, result: Result, memory: State) -> None:
-        """Note a client whose upload the server has accepted.
+        """Add a client whose upload the server has accepted.
 
         Args:
-            result: of the client.
-            memory: its codec's memory after the upload.
+            result: result of the client.
+            memory: its codec memory after the upload.
         """
         self.logs[result.client] = result.logs
         if result.state:
@@ -61,18 +61,18 @@ class Outcome:
             self.counters[name] = torch.maximum(self.counters.get(name, counter), counter)
 
     def add(self, other: Outcome) -> None:
-        """Take another rank's outcome in, but for what its clients keep."""
+        """Add the outcome of another process, except its clients' states and memories."""
         self.num_steps += other.num_steps
         self.logs |= other.logs
         self._raise_counters(other.counters)
         for direction, kinds in other.bits.items():
-            here_kinds = self.bits.setdefault(direction, {})
+            own_kinds = self.bits.setdefault(direction, {})
             for kind, bits in kinds.items():
-                here_kinds[kind] = here_kinds.get(kind, 0) + bits
+                own_kinds[kind] = own_kinds.get(kind, 0) + bits
 
 
 def gather_others(fabric: Fabric, mine: Outcome) -> list[Outcome]:
-    """The outcomes of all other ranks, without what their clients keep, on this rank's accelerator."""
+    """Return the outcomes of all other processes, without states and memories, on this process's accelerator."""
     small = move_data_to_device(vars(replace(mine, states={}, memory={})), torch.device("cpu"))
     parts = gather_objects(fabric, small)
     others = [part for rank, part in enumerate(parts) if rank != fabric.global_rank]

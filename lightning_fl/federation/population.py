@@ -1,4 +1,4 @@
-"""Who takes part in a round: seed and round decide, nothing else."""
+"""Selection of the clients of a round, a function of seed and round alone."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Cohort:
     """The clients of one round.
 
     Attributes:
-        selected: receive the broadcast.
-        answering: those of them that do not drop out.
-        mine: those of the answering clients that this process trains.
+        selected: clients that receive the broadcast.
+        answering: selected clients that do not drop out.
+        mine: answering clients that this process trains.
     """
 
     selected: list[int]
@@ -28,14 +28,14 @@ class Cohort:
 
 @dataclass(frozen=True)
 class Population:
-    """All clients of the federation, and how the cohort of a round is drawn.
+    """All clients of the federation, from which each round draws its cohort.
 
     Attributes:
-        sizes: samples of each client (N,).
-        cohort_size: clients of a round, K; 0 for a method that does all its work before the first round.
+        sizes: number of samples of each client (N,).
+        cohort_size: clients of a round, K; 0 for an algorithm that does all its work before the first round.
         dropout_rate: probability that a selected client never answers.
-        rank: of this process.
-        num_ranks: processes that share the clients.
+        rank: index of this process, from 0.
+        num_ranks: number of processes that share the clients.
     """
 
     sizes: np.ndarray
@@ -45,7 +45,7 @@ class Population:
     num_ranks: int = 1
 
     def cohort(self, run: Run) -> Cohort:
-        """Draw the cohort of the run's next round."""
+        """Draw the cohort of the run's present round."""
         selected = self.select(run)
         answering = self.answering(run, selected)
         return Cohort(selected, answering, share_of(answering, self.sizes, self.rank, self.num_ranks))
@@ -63,5 +63,5 @@ class Population:
 
     @cached_property
     def eligible(self) -> np.ndarray:
-        """Clients that have samples, int64."""
+        """Indices of the clients that have samples, int64."""
         return self.sizes.nonzero()[0]

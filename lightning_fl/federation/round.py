@@ -1,4 +1,4 @@
-"""The round, as the field draws it: cohort, broadcast, local training, upload, aggregation, server steps."""
+"""One round of federated learning: cohort, broadcast, local training, upload, aggregation, server steps."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ class Federation:
     """Clients and server of one run.
 
     Attributes:
-        algorithm: the method.
-        flat_module: the module that clients and server train.
+        algorithm: filled slots that the round calls.
+        flat_module: module that clients and server train.
         data: samples of clients and server.
-        run: everything that changes.
+        run: state that changes from round to round.
         population: draws the cohorts.
-        network: what is known of the module; replaced when the module is pruned.
-        schedule: how long a client trains.
+        network: layers and size of the module; replaced when the module is pruned.
+        schedule: length and batches of a client's local training.
         num_rounds: rounds of the run.
-        clock: the simulated time.
-        guard: rejects what makes the loss explode.
-        on_upload: called after each upload with the client, its position and the number of uploads of this process.
-        on_prepared: called likewise for each client that has done its work before the first round.
-        runner: trains the clients.
+        clock: simulates the time of a round.
+        guard: rejects uploads, and undoes steps or rounds, whose loss explodes.
+        on_upload: called after each upload with the client, its position from 1 and the number of uploads of this process.
+        on_prepared: called with the same arguments after each client's work before the first round.
+        runner: trains clients on a job.
     """
 
     algorithm: Algorithm
@@ -70,7 +70,7 @@ class Federation:
     _queries: CallbackQueries = field(default_factory=CallbackQueries, init=False, repr=False)
 
     def train_round(self) -> dict[str, float]:
-        """Train one round; returns its numbers under the names of `metrics.csv`."""
+        """Train one round; returns its numbers by their column names in `metrics.csv`."""
         run, method, setting = self.run, self.algorithm, self.setting
         cohort = self.population.cohort(run)
         initial_loss = self.guard.initial_loss(run, self.server)
@@ -101,7 +101,7 @@ class Federation:
 
     @property
     def setting(self) -> Setting:
-        """What every part may know of the run now."""
+        """Facts about the run that every part may use, in the present round."""
         run = self.run
         return Setting(
             run.layout,
@@ -116,16 +116,16 @@ class Federation:
 
     @property
     def schedule_of_round(self) -> LocalSchedule:
-        """How long a client trains in the present round, and in what batches."""
+        """Length and batches of a client's local training in the present round."""
         return self.schedule.in_round(self.algorithm.rule, self.setting)
 
     @property
     def server(self) -> ServerSide:
-        """The server's own samples, and training on them."""
+        """The server's own samples, and training on them, in the present round."""
         return ServerSide(self.flat_module, self.data, self.run, self.schedule, self.setting, self.run.counters)
 
     def _open_link(self, cohort: Cohort) -> Link:
-        """Make the link of a round, and send the pruning mask, d bits, to clients that do not have it yet."""
+        """Open the link of a round, and send the pruning mask, d bits, to clients that do not have it yet."""
         run, method, fabric = self.run, self.algorithm, self.flat_module.fabric
         setting = self.setting
         link = Link(
@@ -146,11 +146,11 @@ class Federation:
         return link
 
     def _train(self, job: ClientJob, clients: Sequence[int]) -> Iterator[Result]:
-        """Train clients of this process."""
+        """Train clients of this process, and yield their results."""
         return self.runner(self.flat_module, job, clients, self.data)
 
     def _server_turn(self, setting: Setting, outcome: Outcome, shared: Message, merged: Message) -> ServerTurn:
-        """Return what the first of the server's steps sees."""
+        """Return the turn that the first of the server's steps gets."""
         run, clients = self.run, sorted(outcome.logs)
         counters = run.counters | {name: run.counters[name].maximum(x) for name, x in outcome.counters.items()}
         dtypes = {"buffers": run.buffers.dtype}
@@ -170,12 +170,12 @@ class Federation:
         )
 
     def _commit(self, proposal: Proposal | None, outcome: Outcome, shares_uploads: bool) -> None:
-        """End the round: unless it is undone, the run takes what the server's steps propose and what the clients keep."""
+        """End the round; unless it is undone, store the server's proposal and the clients' states in the run."""
         run, fabric = self.run, self.flat_module.fabric
         if proposal is None or proposal.is_undone:
             run.end_round()
             return
-        if shares_uploads:  # every process has merged them by itself, and rounding must not lead them apart
+        if shares_uploads:  # every process has merged them itself, and rounding must not make the models differ
             proposal = replace(
                 proposal, params=self._of_rank_zero(proposal.params), buffers=self._of_rank_zero(proposal.buffers)
             )
@@ -191,7 +191,7 @@ class Federation:
         buffers = {"buffers": self.run.buffers} if self.flat_module.buffer_layout.names else {}
         return {"model": self.run.params, **buffers}
 
-    # -- how long ---------------------------------------------------------------------------------------------------------
+    # -- duration ---------------------------------------------------------------------------------------------------------
 
     def num_batches(self) -> int:
         """Batches of the next round, over all answering clients that this process trains."""
@@ -206,13 +206,13 @@ class Federation:
         return schedule.steps_done(in_pass, self.run, client), schedule.num_steps(in_pass)
 
     def _num_stragglers(self, cohort: Cohort) -> int | None:
-        """Return how many clients run out of time; None if clients never do."""
+        """Return the number of clients that run out of time; None if clients never do."""
         if not self.schedule.straggler_rate:
             return None
         return sum(done < planned for done, planned in map(self._steps, cohort.answering))
 
     def _seconds(self, cohort: Cohort, uplink_bits: int, downlink_bits: int) -> float:
-        """Return the simulated seconds of a round, in which all wait for the client with the most samples."""
+        """Return the simulated seconds of a round, which lasts as long as the client with the most samples needs."""
         most = int(self.data.client_sizes[cohort.answering].max(initial=0))
         schedule, skips = self.schedule_of_round, self.flat_module.skips_single_samples
         num_samples = schedule.num_samples(most, skips) if most else 0
@@ -220,10 +220,10 @@ class Federation:
         share = macs / at_start if macs and at_start else 1.0
         return self.clock.seconds(uplink_bits, downlink_bits, macs * num_samples, share)
 
-    # -- beside the rounds ------------------------------------------------------------------------------------------------
+    # -- between rounds ---------------------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Take the turn before the first round, whose transfers are set-up."""
+        """Take the turn before the first round, whose transfers count as set-up."""
         run = self.run
         link = Link(self.setting, Dense(), Dense(), random=partial(run.random, SETUP))
         learner = ModuleLearner(self.flat_module, self.data, run.counters, link.ledger, self.on_prepared)
@@ -240,12 +240,12 @@ class Federation:
             self.set_mask(turn.mask)
 
     def set_mask(self, mask: Tensor) -> None:
-        """Keep these parameters (d,) and no others, everywhere."""
+        """Prune all parameters outside a mask (d,), bools, in the model and in all states."""
         self.run.set_mask(mask, self.algorithm.rule.unmasked_state)
         self.flat_module.fabric.barrier()  # states may be files that one process of a machine writes
 
     def broadcast_pruning(self, plan: Plan) -> None:
-        """Let the method send what a structured pruning takes; it belongs to the next round."""
+        """Let the algorithm announce a structured pruning to the clients, and charge the next round for it."""
         run = self.run
         link = Link(self.setting, Dense(), Dense())
         cohort = self.population.select(run)
@@ -253,17 +253,17 @@ class Federation:
         run.ledger.add_ahead(link.ledger.round_bits)
 
     def refresh_network(self) -> None:
-        """Look at the module again, which has been pruned."""
+        """Read layers and size of the module again, after a pruning."""
         self.network = Network.of(self.flat_module, self.data)
 
     def sources(self) -> list[Source]:
-        """Everyone who holds training samples, for callbacks that ask about the model; see `charge_queries`."""
+        """Return the holders of training samples, for callbacks that query them about the model; see `charge_queries`."""
         return [replace(source, on_answer=self._record_query) for source in self.data.sources()]
 
     def _record_query(self, client: int, count: int) -> None:
         self._queries.record(client, count, self._model_message())
 
     def charge_queries(self) -> None:
-        """Charge what crossed because callbacks asked clients; it belongs to the next round."""
+        """Charge the next round for the queries of callbacks to clients."""
         if self._queries.counts:
             self._queries.charge(self.run.ledger, self.setting, set(self.population.select(self.run)))

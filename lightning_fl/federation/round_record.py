@@ -1,4 +1,4 @@
-"""The row of `metrics.csv` that a round leaves."""
+"""Row of `metrics.csv` of one round."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def round_record(
     num_stragglers: int | None,
     server: Mapping[str, float],
 ) -> dict[str, float]:
-    """Return the numbers of the round that is just done, under the names of `metrics.csv`.
+    """Return the numbers of the last round by their column names in `metrics.csv`.
 
     Args:
-        run: after the round.
-        cohort: of the round.
-        outcome: of its clients.
-        network: that they trained.
-        averages: of what the module logged.
-        num_stragglers: clients whose time was up; None if clients never straggle.
-        server: what the server's steps report.
+        run: run after the round.
+        cohort: cohort of the round.
+        outcome: outcome of its clients.
+        network: network that they trained.
+        averages: averages of the values that the module logged, by name.
+        num_stragglers: clients that ran out of time; None if clients never do.
+        server: values that the server's steps report, by name.
     """
     ledger = run.ledger
     return {

@@ -1,4 +1,4 @@
-"""The server's steps on what the accepted clients sent, and what they propose."""
+"""The server's steps of a round, from the merged uploads to the proposal of the next model."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from lightning_fl.slots import ServerTurn, State
 
 @dataclass(frozen=True)
 class Proposal:
-    """The next state of the server.
+    """Next state of the server.
 
     Attributes:
-        params: the model (d,).
+        params: model (d,).
         buffers: its float buffers (d_b,).
         counters: integer buffers by name.
-        server: state of each step.
-        mask: the parameters that pruning keeps (d,), bools; None for all.
-        num_steps: optimiser steps that the server made on samples of its own.
-        metrics: what the steps report.
-        is_undone: True if the loss guard refuses all of it but the metrics.
+        server: state of each step, by its key in the run.
+        mask: parameters that pruning keeps (d,), bools; None for all.
+        num_steps: optimiser steps that the server made on its own samples.
+        metrics: values that the steps report, by name.
+        is_undone: True if the loss guard undoes the round, so that only the metrics are kept.
     """
 
     params: Tensor
@@ -43,21 +43,21 @@ def take_steps(
     states: dict[str, State],
     initial_loss: float | None,
 ) -> Proposal:
-    """Take the algorithm's steps, one after the other, each on the proposal of the one before.
+    """Take the algorithm's steps one after the other; each starts from the proposal of the last.
 
     Args:
-        algorithm: gives the steps.
-        guard: may undo steps, or all of them.
-        turn: what the first step sees.
-        states: of the steps, by key; not changed.
-        initial_loss: what the guard compares with, None if it is unknown.
+        algorithm: algorithm that has the steps.
+        guard: may undo single steps, or all of them.
+        turn: turn that the first step gets.
+        states: states of the steps, by key; not changed.
+        initial_loss: reference loss of the guard; None if it is unknown.
     """
     new = {}
     for position, (key, step) in enumerate(zip(algorithm.step_names(), algorithm.steps, strict=True)):
         turn, new[key] = guard.take_step(position, step, turn, states[key])
     params = turn.proposal
     if turn.setting.unpruned is not None:
-        params = params.clone().mul_(turn.setting.unpruned.factors)  # whatever a step may have added
+        params = params.clone().mul_(turn.setting.unpruned.factors)  # steps may have changed pruned parameters
     undone = guard.undoes(turn, initial_loss)
     server = turn.server
     return Proposal(

@@ -1,4 +1,4 @@
-"""What is known of the network: its layers, its size, the operations of a forward pass."""
+"""Facts about the network: its layers, its size, the operations of a forward pass."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Network:
     """The network that clients and server train.
 
     Attributes:
-        groups: layers, without the parameters that clients own.
-        num_parameters: all parameters, frozen and personal ones too.
+        groups: layers, without personal parameters.
+        num_parameters: number of all parameters, frozen and personal ones too.
         macs: multiply-accumulates of one sample's forward pass; None if they cannot be counted.
     """
 
@@ -26,11 +26,11 @@ class Network:
 
     @classmethod
     def of(cls, flat_module: FlatModule, data: FederatedDataModule) -> Network:
-        """Look at the module as it is now, and leave it so.
+        """Return the facts about the module as it is now; its values stay unchanged.
 
         Args:
             flat_module: holds the module.
-            data: gives samples for a forward pass.
+            data: source of the sample for a forward pass.
         """
         model = flat_module.params.clone(), flat_module.read_buffers().clone(), flat_module.read_counters()
         macs = count_macs(flat_module, data.client(int(data.client_sizes.argmax())), data.train.resident)

@@ -1,8 +1,8 @@
-"""The server's side of a run: samples of its own, and the module to train and judge on them.
+"""The server's side of a run: its own samples, and training and evaluation of the module on them.
 
-A method reaches it through `ServerTurn.server` (`lightning_fl.slots.Server`). Training on the server is a client's local
-training: the same minibatch loop, epochs, batch size and learning rate of the round, its order drawn from (seed, round). Every
-rank makes it, and all take the result of rank 0, so that rounding cannot drive their models apart.
+An algorithm reaches it through `ServerTurn.server` (`lightning_fl.slots.Server`). Training on the server is a client's local
+training: the same minibatch loop, epochs, batch size and learning rate of the round; (seed, round) decide the order of the
+samples. Every process trains, and all use the result of process 0, so that rounding cannot make their models differ.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class ServerSide:
     """Implements `lightning_fl.slots.Server`.
 
     Attributes:
-        flat_module: the module, which the clients train too.
-        data: the server's samples, and what is known of the clients'.
-        run: gives the random seeds and what clients begin with; not changed.
-        schedule: how long a client trains, and so the server.
-        setting: of the run.
+        flat_module: module on flat storage, which the clients train too.
+        data: the server's samples, and the sizes and classes of the clients' samples.
+        run: holds the random seeds and the initial personal parameters; not changed.
+        schedule: length and batches of a client's local training, which also hold for the server.
+        setting: facts about the run.
         counters: integer buffers of the module by name, which trainings raise.
         num_steps: optimiser steps of its trainings in this turn.
     """
@@ -56,47 +56,47 @@ class ServerSide:
     num_steps: int = 0
 
     def branch(self) -> ServerSide:
-        """Return a copy whose trainings are counted apart."""
+        """Return a copy that counts its own trainings."""
         return replace(self)
 
     @property
     def num_samples(self) -> int:
-        """n_0."""
+        """Number of samples that the server holds, n_0."""
         return len(self.data.server_indices)
 
     @property
     def has_labels(self) -> bool:
-        """Whether the data have classes."""
+        """True if the class of each sample is known."""
         return self.data.label_histograms is not None
 
     @property
     def seed(self) -> int:
-        """The first of the server's seeds in this round, which also orders the samples in `train`."""
+        """First seed of the server in this round, which also decides the order of the samples in `train`."""
         return self.run.torch_seeds(SERVER)[0]
 
     def require_samples(self) -> None:
         """Raise `UserError` if the server has no samples."""
         require(
             self.num_samples > 0,
-            "the method trains on data of the server, and there are none: give --data.server_fraction, for instance 0.05, and a "
-            "--data.client_fraction that leaves room for them, for instance 0.8.",
+            "the algorithm trains on samples of the server, which has none: set --data.server_fraction, for example 0.05, and a "
+            "--data.client_fraction that leaves room for it, for example 0.8.",
         )
 
     @property
     def batch_size(self) -> int:
-        """B."""
+        """Number of samples in a minibatch, B."""
         return self.schedule.batch_size
 
     @property
     def samples_per_client(self) -> float:
-        """Samples that a client reads in a round's training, all passes together, on average over those that have some."""
+        """Mean number of samples that a client reads in a round, over all passes; clients without samples are left out."""
         sizes = self.data.client_sizes[self.data.client_sizes > 0]
         return float(
             np.mean([self.schedule.num_samples(int(size), self.flat_module.skips_single_samples) for size in sizes])
         )
 
     def layer_macs(self) -> dict[str, int]:
-        """Multiply-accumulates of each layer, by its name, for one sample; {} where they cannot be counted."""
+        """Return the multiply-accumulates of each layer for one sample, by module name; {} if they cannot be counted."""
         samples = self.data.server_data() or self.data.client(int(self.data.client_sizes.argmax()))
         macs = count_layer_macs(self.flat_module, samples, self.data.train.resident)
         return macs or {}
@@ -109,17 +109,17 @@ class ServerSide:
         rows: slice = slice(None),
         mask: Tensor | None = None,
     ) -> ServerTraining:
-        """Train on the server's samples as a client would.
+        """Train on the server's samples with the batches and the learning rate of a client.
 
         Args:
-            received: the model to start from: `model` (d,), `buffers` (d_b,), and what the rule receives besides.
-            rule: makes the steps; the module's own optimiser if not given.
-            epochs: passes over the samples; as a client makes if not given.
-            rows: which of the server's samples.
-            mask: the parameters to train (d,), all others being 0; those of the run's pruning mask if not given.
+            received: model to start from: `model` (d,), `buffers` (d_b,) and the names that the rule receives.
+            rule: rule of the training; None for the module's own optimiser.
+            epochs: passes over the samples; None for as many epochs or steps as a client.
+            rows: positions of the samples to train on, within the server's.
+            mask: parameters to train (d,), bools, all others being 0; None for the run's pruning mask.
 
         Returns:
-            Deltas from `received`. Numbers that are not finite count for nothing, as in a client's upload.
+            Deltas from `received`. All deltas and the weight are 0 if any number is not finite.
         """
         flat_module, run, rule = self.flat_module, self.run, rule or Rule()
         self.require_samples()
@@ -147,14 +147,14 @@ class ServerSide:
         return ServerTraining(message, float(len(samples)), local.num_steps)
 
     def accuracy(self, params: Tensor, buffers: Tensor, rows: slice = slice(None)) -> float:
-        """Share of the server's samples that a model gets right: the accuracy that `validation_step` logs of them.
+        """Return the accuracy of a model on the server's samples, as `validation_step` logs it.
 
-        Evaluation mode, no augmentation, no callbacks.
+        Uses evaluation mode, no augmentation and no callbacks.
 
         Args:
-            params: (d,).
-            buffers: (d_b,).
-            rows: which of the server's samples.
+            params: parameters (d,).
+            buffers: float buffers (d_b,).
+            rows: positions of the samples, within the server's.
 
         Raises:
             UserError: `validation_step` logs no accuracy, or one outside [0, 1].
@@ -163,18 +163,18 @@ class ServerSide:
         name = type(flat_module.module).__name__
         if not is_overridden("validation_step", flat_module.module):
             raise UserError(
-                f"the method needs the accuracy on the server's data: give {name} a validation_step that logs 'val/accuracy'."
+                f"the algorithm needs the accuracy on the server's data: give {name} a validation_step that logs 'val/accuracy'."
             )
         flat_module.load(params, buffers, self.counters)
         flat_module.personal.copy_(self.run.personal)
         batches = data.train.batches(data.eval_batch_size, data.server_indices[rows])
         accuracy = accuracy_in(measure(flat_module, "validation", batches, data.train.resident), name)
         within = -1e-6 <= accuracy <= 1 + 1e-6
-        require(within, f"an accuracy lies in [0, 1], but the validation_step of {name} logs {accuracy:g}.")
+        require(within, f"an accuracy must be in [0, 1], but the validation_step of {name} logs {accuracy:g}.")
         return min(max(accuracy, 0.0), 1.0)
 
     def loss(self, params: Tensor, buffers: Tensor) -> float:
-        """Mean over the server's samples of the loss that `training_step` returns, in evaluation mode, without augmentation."""
+        """Return the mean loss of `training_step` over the server's samples, in evaluation mode, without augmentation."""
         data, flat_module = self.data, self.flat_module
         flat_module.load(params, buffers, self.counters)
         flat_module.personal.copy_(self.run.personal)
@@ -182,15 +182,15 @@ class ServerSide:
         return mean_training_loss(flat_module, batches, data.train.resident)
 
     def try_accuracy(self) -> None:
-        """Judge the initial model on the first samples, so that a module that tells no accuracy does not cost a round."""
+        """Evaluate the initial model on the first samples, so that a module without an accuracy fails before the first round."""
         self.accuracy(self.run.params, self.run.buffers, slice(self.data.eval_batch_size))
 
     def inputs(self, rows: Tensor, batch_size: int) -> Iterator[Any]:
-        """What `forward` takes of the server's samples: of each batch its first part; no augmentation.
+        """Yield the inputs of `forward` for the server's samples, the first part of each batch; without augmentation.
 
         Args:
-            rows: (m,) which of the server's samples, in the order in which they come.
-            batch_size: samples of a batch; the last may be smaller.
+            rows: positions of the samples (m,), within the server's, in the order to read them.
+            batch_size: samples in a batch; the last batch may be smaller.
         """
         data, flat_module = self.data, self.flat_module
         for batch in data.train.batches(batch_size, data.server_indices[rows.numpy()]):
@@ -200,16 +200,16 @@ class ServerSide:
             yield batch[0] if isinstance(batch, (tuple, list)) else batch
 
     def logits(self, params: Tensor, buffers: Tensor, inputs: Any, training: bool = False) -> Tensor:
-        """The module's `forward` as a function of flat vectors.
+        """Return the module's `forward` as a differentiable function of `params`.
 
         Args:
-            params: (d,), in which it can be differentiated.
-            buffers: (d_b,), changed in place where training mode changes buffers.
-            inputs: for `forward`.
-            training: training or evaluation mode.
+            params: parameters (d,).
+            buffers: float buffers (d_b,), which training mode may change in place.
+            inputs: one batch from `inputs`, m samples.
+            training: True for training mode, False for evaluation mode.
 
         Returns:
-            (m, C).
+            Logits (m, C).
         """
         flat_module = self.flat_module
         if self.setting.unpruned is not None:
@@ -220,7 +220,7 @@ class ServerSide:
             return functional_call(flat_module.module, tree, (inputs,))
 
     def try_logits(self) -> None:
-        """Run `forward` on two samples, so that a module without logits does not cost a round."""
+        """Run `forward` on two samples, so that a module without logits fails before the first round."""
         name, logits = type(self.flat_module.module).__name__, None
         with torch.no_grad():
             try:
@@ -228,16 +228,16 @@ class ServerSide:
                 logits = self.logits(self.run.params, self.run.buffers, inputs)
             except Exception as error:
                 raise UserError(
-                    f"the method needs {name}.forward(inputs) to return logits, but it fails: {error}"
+                    f"the algorithm needs {name}.forward(inputs) to return logits, but it fails: {error}"
                 ) from error
         found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         require(
             isinstance(logits, Tensor) and logits.ndim == 2,
-            f"the method needs {name}.forward(inputs) to return logits (samples, classes), got {found}.",
+            f"the algorithm needs {name}.forward(inputs) to return logits (samples, classes), got {found}.",
         )
 
     def degrees(self, clients: Sequence[int]) -> tuple[float, float]:
-        """Non-IID degrees D of the samples of `clients` together, and of the server's (`lightning_fl.data.non_iid_degree`)."""
+        """Return the non-IID degrees D of these clients' samples and of the server's (`lightning_fl.data.non_iid_degree`)."""
         histograms, own = self.data.label_histograms, self.data.server_histogram
         assert histograms is not None
         assert own is not None
@@ -246,19 +246,19 @@ class ServerSide:
         return float(non_iid_degree(cohort, everyone)), float(non_iid_degree(own, everyone))
 
     def label_histograms(self) -> Tensor:
-        """Samples of each client and class, float32 (N, C)."""
+        """Return the number of samples of each client and class, float32 (N, C)."""
         assert self.data.label_histograms is not None
         return torch.from_numpy(self.data.label_histograms).float()
 
 
 def accuracy_in(logged: Mapping[str, float], module: str) -> float:
-    """The accuracy among what a module has logged: `val/accuracy`, or the one name with the word accuracy or acc in it.
+    """Return the accuracy among logged values: `val/accuracy`, or the only name that contains the word accuracy or acc.
 
     >>> accuracy_in({"val_loss": 2.0, "val_acc": 0.4}, "Classifier")
     0.4
 
     Raises:
-        UserError: there is none, or there are several.
+        UserError: no value is named so, or several are.
     """
     if "val/accuracy" in logged:
         return logged["val/accuracy"]
@@ -266,6 +266,6 @@ def accuracy_in(logged: Mapping[str, float], module: str) -> float:
     if len(found) == 1:
         return logged[found[0]]
     raise UserError(
-        f"the method needs the accuracy on the server's data: let the validation_step of {module} log 'val/accuracy'; "
+        f"the algorithm needs the accuracy on the server's data: let the validation_step of {module} log 'val/accuracy'; "
         f"it logs {', '.join(map(repr, sorted(logged))) or 'nothing'}."
     )

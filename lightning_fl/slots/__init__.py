@@ -1,12 +1,12 @@
 """The five slots of an algorithm: rule, codec, exchange, aggregator, step.
 
-A part is a frozen dataclass of hyper-parameters. It holds no tensor, module or loader: state is handed to it and lives in
-`Run` alone. Every method of the base classes is the identity, or as near to it as the slot allows, so that a method states
-only what is special about it.
+A part is a frozen dataclass of hyper-parameters. It holds no tensor, module or loader: state is passed to its methods and lives
+in `Run` alone. The methods of the base classes do nothing, or as little as the slot allows, so a subclass defines only the
+methods that differ.
 
-Tensors are flat: `d` trainable parameters are one vector (d,), see `lightning_fl.vectors.layout`. A message is a dict of such
-vectors under names `kind` or `kind/name`, whose kind (`KINDS`) is the line of the ledger that books it: `model`,
-`moments/control`. In an upload every vector is a delta: client minus server.
+Tensors are flat: the d trainable parameters are one vector (d,), see `lightning_fl.vectors.layout`. The d_b values of all float
+buffers are one vector (d_b,). A message is a dict of such vectors. Their names are `kind` or `kind/name`, for example `model` or
+`moments/control`; the ledger counts bits by kind (`KINDS`). In an upload every vector is a delta: client minus server.
 """
 
 from lightning_fl.outputs.units import KINDS

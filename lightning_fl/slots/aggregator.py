@@ -1,4 +1,4 @@
-"""The slot in which uploads merge."""
+"""The aggregator slot: merging the uploads of a round."""
 
 from __future__ import annotations
 
@@ -10,23 +10,28 @@ from lightning_fl.slots.message import Message
 
 
 class Aggregator(ABC):
-    """How uploads merge.
+    """Merges the accepted uploads of a round into one message.
 
-    Where clients send parts of a model, the aggregator says what it divides by: the weights of all clients, so that what was
-    not sent counts as no change, or of those that sent the coordinate (`Upload.sent`).
+    If clients send parts of a model, the aggregator chooses the divisor of each coordinate: the weights of all clients, so that
+    a coordinate that was not sent counts as no change, or the weights of the clients that sent it (`Upload.sent`).
     """
 
     keeps_uploads = True
-    """True if the accumulator keeps every upload; False if it is a dict of tensors that are summed over the processes."""
+    """True if the accumulator keeps every upload; False if it holds only tensors, which are then summed over the processes."""
 
     def needs(self) -> frozenset[str]:
-        """Names it needs in every upload besides `model` and `buffers`."""
+        """Names of the entries that every upload must contain besides `model` and `buffers`."""
         return frozenset()
 
     @abstractmethod
     def add(self, accumulator: dict[str, Any], upload: Upload) -> None:
-        """Take one accepted upload into the accumulator ({} at first), in place."""
+        """Add one accepted upload to the accumulator, in place.
+
+        Args:
+            accumulator: {} at the start of a round.
+            upload: decoded upload; each is added once.
+        """
 
     @abstractmethod
     def finish(self, accumulator: dict[str, Any]) -> Message:
-        """The merged message, in any floating dtype."""
+        """Return the merged message, in any floating dtype; called after the last of at least one upload."""

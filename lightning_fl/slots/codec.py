@@ -1,4 +1,4 @@
-"""The slot between a message and its bits."""
+"""The codec slot: turning a message into bits and back."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Packed:
     """One encoded entry of a message.
 
     Attributes:
-        content: the tensor that crosses, packed as its codec packs it.
-        bits: what crossing costs, as the ledger books it.
+        content: the encoded tensor; only its codec knows the format.
+        bits: size that the ledger counts for one transfer, in bits.
     """
 
     content: Tensor
@@ -25,55 +25,88 @@ class Packed:
 
     @classmethod
     def whole(cls, content: Tensor) -> Packed:
-        """Every number as it is: the width of its dtype for each."""
+        """Pack a tensor unchanged; each number costs the width of its dtype, in bits."""
         return cls(content, content.numel() * content.element_size() * 8)
 
 
 Payload = dict[str, Packed]
+"""Encoded message: packed entries by name, `kind` or `kind/name`."""
 
 
 class Codec(ABC):
-    """How a message becomes bits and back. `decode(encode(message))` is what the other side sees."""
+    """Encodes and decodes messages. The other side of the link sees `decode(encode(message))`.
+
+    An algorithm has one codec for the uplink and one for the downlink. The link calls them. If only a submodel
+    is sent, as under a pruning mask, the vectors that the codec gets and the layouts of `setting` are those of the submodel.
+    """
 
     def needs_every_client(self) -> bool:
-        """Whether a broadcast must reach every client of the federation, because the next one builds on it."""
+        """True if a broadcast must reach every client of the federation, because the next one builds on it."""
         return False
 
     def deltas_only(self) -> bool:
-        """Whether it leaves out what is small, which a delta survives and a whole model does not."""
+        """True if it drops small values, so that it fits deltas but no whole model."""
         return False
 
     def needs(self) -> frozenset[str]:
-        """Names without which it cannot encode a message."""
+        """Names of the entries that a message must contain to be encoded."""
         return frozenset()
 
     def change_entry(self) -> tuple[str, Codec] | None:
-        """For a broadcast that says only what the server did: the entry that says it, and the codec it goes through."""
+        """Return the name and the codec of the entry to send, if a broadcast sends only the server's change; None otherwise."""
         return None
 
     def applies_to(self, name: str) -> bool:
-        """Whether an entry of that name goes through it; scalars and masks, whose every bit counts, cross whole otherwise."""
+        """True if it encodes entries of that name; the others, by default scalars and masks, cross unchanged."""
         return kind_of(name) not in ("scalars", "mask")
 
     def is_lossy_for(self, name: str) -> bool:
-        """Whether an entry of that name may come out different from what went in."""
+        """True if decoding may change an entry of that name."""
         return False
 
     @abstractmethod
     def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
-        """Encode; `memory` is the sender's from the last time ({} at first), the second result is its new one."""
+        """Encode a message.
+
+        Args:
+            message: entries to which the codec applies; vectors (d,) or (d_b,).
+            memory: memory that this sender's last `encode` returned, {} at first; not to be changed. Each client has one for
+                its uplink, and the server has one for the broadcast.
+            setting: facts about the run.
+
+        Returns:
+            The payload and the sender's new memory. A client's new memory is kept only if the server accepts the upload.
+        """
 
     @abstractmethod
     def decode(self, payload: Payload, setting: Setting) -> Message:
-        """The message that the payload holds."""
+        """Return the message in a payload, with the names and shapes that were encoded."""
 
     def decode_incremental(self, payload: Payload, memory: State, setting: Setting) -> Message:
-        """The message of a broadcast for clients that have followed the earlier ones; `memory` is what `encode` was given."""
+        """Return the message of a broadcast for clients that received all earlier broadcasts.
+
+        The link calls it for every broadcast, and `decode` for all other messages.
+
+        Args:
+            payload: the encoded broadcast.
+            memory: memory that `encode` received.
+            setting: facts about the run.
+        """
         return self.decode(payload, setting)
 
 
 def through(codec: Codec, message: Message, setting: Setting) -> Message:
-    """What a codec makes of a message of the server's: what it makes of the kept coordinates, 0 elsewhere."""
+    """Encode and decode a message of the server, without codec memory.
+
+    Args:
+        codec: usually a lossy one.
+        message: vectors (d,) or (d_b,).
+        setting: facts about the run. Under a pruning mask only the unpruned coordinates are encoded; all others are 0 in the
+            result.
+
+    Returns:
+        The decoded message, with the shapes of `message`.
+    """
     unpruned = setting.unpruned
     if unpruned is None:
         payload, _ = codec.encode(message, {}, setting)

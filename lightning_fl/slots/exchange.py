@@ -1,4 +1,4 @@
-"""The slot of who uploads what, in how many turns."""
+"""The exchange slot: the turns in which clients and server exchange messages, and the parts that clients upload."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ J = TypeVar("J", bound="Job")
 
 @dataclass
 class Result:
-    """What a runner yields for one client.
+    """Result of one client's local training, as a runner yields it.
 
     Attributes:
         client: index of the client.
-        message: its upload, before encoding.
-        weight: its samples, n_k.
-        state: its new state between rounds, committed only if the upload is accepted.
-        counters: integer buffers of its module; the server takes the maximum.
-        logs: what the module logged, name to (sum over samples, samples).
-        num_steps: optimiser steps it made.
-        owned: of its state, what it trained and does not send.
-        last_loss: mean training loss in the last pass over its samples, where the plan asks for it and there is one.
+        message: its upload before encoding: the deltas that `Rule.finish` returned, and `buffers` (d_b,).
+        weight: number of its samples, n_k.
+        state: its new state between rounds, kept only if the upload is accepted.
+        counters: integer buffers of its module by name; the server takes the maximum over clients.
+        logs: values that the module logged: name to (sum over samples, number of samples).
+        num_steps: optimiser steps that it made.
+        owned: part of `state` that it trained and never sends, its personal parameters.
+        last_loss: mean training loss of its last pass over its samples; None if there is none or the loss guard does not need it.
     """
 
     client: int
@@ -48,12 +48,13 @@ class Result:
 
 @dataclass
 class Upload:
-    """A result whose message has crossed the link.
+    """Result of a client whose message has crossed the link.
 
     Attributes:
-        result: of the client.
-        message: what the server sees of it: whole vectors, 0 where nothing was sent.
-        sent: which coordinates of a vector were sent, bools of its length; a vector that is not named here was sent whole.
+        result: result of the client.
+        message: decoded message that the server sees: vectors of full length, 0 where nothing was sent.
+        sent: mask of the coordinates that were sent, bools of the vector's length, by name. A vector without a mask was sent
+            whole.
     """
 
     result: Result
@@ -62,11 +63,11 @@ class Upload:
 
 
 class Job(Protocol):
-    """What the clients of a round are asked to do, as an exchange may change it.
+    """Work of the clients in a round, as an exchange may change it.
 
     Attributes:
-        rule: what a client does with its gradients.
-        received: what came down.
+        rule: rule of the clients' local training.
+        received: message that the clients have received: `model` (d,), `buffers` (d_b,) and the entries that the steps share.
     """
 
     @property
@@ -76,60 +77,74 @@ class Job(Protocol):
     def received(self) -> Message: ...
 
     def without_steps(self: J, rule: Rule) -> J:
-        """Return the job that makes no optimiser step and reports what `rule` reports."""
+        """Return a job that makes no optimiser step and uploads what `rule` uploads."""
 
     def receiving(self: J, message: Message) -> J:
-        """Return the job of clients that have received `message` too."""
+        """Return the job with the entries of `message` added to `received`."""
 
 
 class Channel(Protocol):
-    """What an exchange may do: send through the link, which encodes, counts and decodes.
+    """Access of an exchange to the link, which encodes, counts and decodes all messages.
 
     Attributes:
-        setting: of the run.
-        received: what every client of the round has received.
+        setting: facts about the run.
+        received: decoded broadcast, which every client of the round has received.
     """
 
     setting: Setting
     received: Message
 
     def send_up(self, client: int, message: Message, submodel: Submodel | None = None) -> Message:
-        """Client to server; of the vectors only what the submodel holds, the rest arrives as 0."""
+        """Send a message from a client to the server, through the uplink codec.
+
+        Args:
+            client: index of the client.
+            message: vectors (d,) or (d_b,).
+            submodel: coordinates to send; None for all.
+
+        Returns:
+            The decoded message, with vectors of full length that are 0 where nothing was sent.
+        """
 
     def send_down(self, client: int, message: Message) -> Message:
-        """Server to one client."""
+        """Send a message to one client, through the downlink codec; returns what the client receives."""
 
     def send_to_all(self, clients: Sequence[int], message: Message) -> None:
-        """Server to each of some clients the same, whatever the codec."""
+        """Send the same message to each of some clients, uncompressed."""
 
     def gather(self, mine: dict[int, T]) -> dict[int, T]:
-        """What all processes know of their clients, in the order of the cohort; small things only, and all must call it."""
+        """Merge small values by client over all processes, in the order of the cohort; every process must call it."""
 
     def mean(self, uploads: Iterable[Upload]) -> Message:
-        """Merge uploads as the algorithm's aggregator does, over all processes, which must all call it; {} of none."""
+        """Merge uploads of all processes with the algorithm's aggregator; every process must call it. {} if there are none."""
 
     def random(self, client: int) -> np.random.Generator:
-        """The server's random numbers for a client in this round, the same in every process."""
+        """Return the server's random stream for a client in this round, the same in every process."""
 
 
 class Exchange(ABC):
-    """Who uploads what, in how many turns."""
+    """Decides in how many turns clients and server exchange messages, and which parts clients upload."""
 
     sends_whole = False
-    """True if every client that is accepted has sent all of its message."""
+    """True if every accepted client has sent its whole message."""
     provides = frozenset[str]()
-    """Names that clients receive from a turn before the training; the server's steps find them among what is merged."""
+    """Names that `before_training` adds to the clients' `received`; the server's steps find them in `ServerTurn.merged`."""
 
     def check(self, setting: Setting, cohort_size: int) -> None:  # noqa: B027 -- most exchanges fit any run
-        """Before the first round: raise `UserError` where the exchange does not fit the run.
+        """Raise `UserError` if the exchange does not fit the run; called before the first round.
 
         Args:
-            setting: of the run.
+            setting: facts about the run.
             cohort_size: clients of a round, K.
         """
 
     def recipients(self, cohort: Sequence[int], setting: Setting) -> Sequence[int]:
-        """The clients to whom the broadcast is charged."""
+        """Return the clients to which the broadcast is charged; called at the start of each round.
+
+        Args:
+            cohort: indices of the selected clients (K,).
+            setting: facts about the run.
+        """
         return cohort
 
     def before_training(
@@ -139,19 +154,26 @@ class Exchange(ABC):
         train: Callable[[J, Sequence[int]], Iterator[Result]],
         channel: Channel,
     ) -> tuple[J, Sequence[int]]:
-        """Take a turn before the local training.
+        """Exchange messages before the local training; called once a round, after the broadcast.
 
         Args:
-            job: what the clients are to do.
-            clients: of the round that this process trains.
-            train: trains clients by a job.
-            channel: to and from the clients.
+            job: work of the clients in this round.
+            clients: indices of the clients that this process trains.
+            train: trains some clients on a job and yields their results.
+            channel: connection to the clients.
 
         Returns:
-            The job that the clients then do, and the clients that go on.
+            The job of the local training, and the clients that take part in it.
         """
         return job, clients
 
     @abstractmethod
     def collect(self, results: Iterable[Result], channel: Channel) -> Iterator[Upload]:
-        """Turn results into uploads, one by one where the method allows, so that memory stays O(model)."""
+        """Send the clients' messages to the server, and yield the uploads.
+
+        Yield each upload before reading the next result if the method allows it, so that memory stays O(d).
+
+        Args:
+            results: results of the clients that this process trains; clients train while it is read.
+            channel: connection to the clients.
+        """

@@ -1,4 +1,4 @@
-"""What crosses between server and clients: flat vectors under names."""
+"""Messages between server and clients: flat vectors by name."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from torch import Tensor
 from lightning_fl.outputs.units import KINDS
 
 MEAN_GRADIENT = "moments/gradient"
-"""Gradient on all samples of a client at the received model, or the mean of these gradients over the clients."""
+"""Name of the gradient (d,) on all samples of a client at the received model, or of its mean over the clients."""
 Message = dict[str, Tensor]
+"""Vectors by name, `kind` or `kind/name`: (d,) for `model` and `moments/…`, (d_b,) for `buffers`."""
 State = dict[str, Tensor]
+"""Tensors that a part keeps from round to round, by any name."""
 
 
 def kind_of(name: str) -> str:
-    """The ledger's kind of a message entry.
+    """Return the kind of a message entry, under which the ledger counts its bits.
 
     >>> kind_of("moments/control")
     'moments'
@@ -28,13 +30,14 @@ def kind_of(name: str) -> str:
 
 
 def is_finite(*messages: Message) -> bool:
-    """Whether no number of some messages is NaN or infinite; a finite sum says so at once."""
+    """True if no number in these messages is NaN or infinite."""
     vectors = {id(x): x for message in messages for x in message.values()}.values()
+    # A finite sum proves it without a copy; an infinite one may be an overflow.
     return all(isfinite(float(x.sum())) or bool(torch.isfinite(x).all()) for x in vectors)
 
 
 def compressible(name: str) -> bool:
-    """Whether a lossy codec may touch a message entry: vectors (d,) of the model and its moments, nothing else.
+    """True if a lossy codec may change a message entry: only vectors (d,) of the model and its moments.
 
     >>> [compressible(name) for name in ("model", "moments/first", "buffers", "scalars/steps")]
     [True, True, False, False]

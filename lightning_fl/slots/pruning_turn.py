@@ -1,4 +1,4 @@
-"""What a method sees of a structured pruning."""
+"""A structured pruning, as an algorithm sees it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class PruningTurn:
-    """A structured pruning that callbacks have made; what crosses because of it is booked in the round that comes next.
+    """A structured pruning that callbacks have made. The next round is charged for what the algorithm sends because of it.
 
     Attributes:
-        plan: which filters stay.
-        channel: to and from the clients; numbers cross whole, whatever the codecs of the rounds.
-        setting: of the run before it.
-        cohort: clients of the round that comes next, who receive the model in any case.
-        params: the model before it (d,).
+        plan: filters that remain, by layer.
+        channel: connection to the clients; it sends numbers uncompressed, not through the algorithm's codecs.
+        setting: facts about the run before the pruning.
+        cohort: clients of the next round, which receive the model anyway.
+        params: model before the pruning (d,).
         buffers: its float buffers (d_b,).
     """
 
@@ -38,7 +38,7 @@ class PruningTurn:
 
     @property
     def units(self) -> Tensor:
-        """Which filters of the prunable layers stay, layer after layer, bools (Σ_l c_l,)."""
+        """Mask of the filters that remain, layer after layer: bools (Σ_l c_l,), c_l filters in prunable layer l."""
         kept = []
         for layer, width in self.plan.widths.items():
             mask = torch.ones(width, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""The slot of a client's training: what it does with its gradients and what it reports."""
+"""The rule slot: a client's optimiser steps and its upload."""
 
 from __future__ import annotations
 
@@ -15,37 +15,38 @@ from lightning_fl.slots.setting import Setting
 
 
 class Gradients(Flag):
-    """Gradients that a rule reads; the runner gathers no others."""
+    """Gradients that a rule reads; the runner computes only these."""
 
     NONE = 0
     MINIBATCH = auto()
-    """`LocalTraining.gradient` of the minibatches of a step, which `observe`, `correct` and `step` look at."""
+    """`LocalTraining.gradient`, the gradient of a step's minibatches, for `observe`, `correct` and `step`."""
     MINIBATCH_AT_RECEIVED = auto()
-    """`gradient_at_received`: of the same minibatches at the received model, which takes as long again as the step."""
+    """`LocalTraining.gradient_at_received`, the same minibatches' gradient at the received model; doubles the time of a step."""
     FULL_AT_RECEIVED = auto()
-    """`full_gradient`: on all samples at the received model, which takes a pass over them."""
+    """`LocalTraining.full_gradient`, the gradient on all samples at the received model; costs one more pass over them."""
 
 
 @dataclass
 class LocalTraining:
-    """What a rule sees of a client's local training; stacked runs put a leading client axis before every d.
+    """A client's local training, as a rule sees it. A stack of K clients adds a leading axis: (K, d) instead of (d,).
 
     Attributes:
-        setting: of the run.
-        received: what came down, `model` (d,) and whatever the steps share.
-        params: the client's parameters (d,), trained in place.
-        gradient: gradient (d,) of the minibatch loss, corrected in place.
-        learning_rate: the optimiser's learning rate now, a number or (d,) where parameter groups differ.
-        optimizer_step: one step of the module's own optimiser on `params` with `gradient`.
-        state: what this client keeps between rounds, a copy; `finish` changes or replaces it. In a stack every entry has the
-            clients' axis in front, so a number that meets vectors should be a vector (1,).
-        memory: what lives for this round only. In a stack entries with one axis are shared by the clients.
-        num_steps: optimiser steps done so far (tau_k at the end).
-        steps_in_pass: optimiser steps of one pass over the client's samples; (K, 1) in a stack.
-        sum_learning_rate: sum of the learning rates of these steps.
-        full_gradient: gradient (d,) of the loss on all samples at the received model, for rules that read it.
-        gradient_at_received: gradient (d,) of the minibatch loss at the received model, for rules that read it.
-        num_samples: samples that the client reads in its steps, those of all passes together; in a stack (K, 1).
+        setting: facts about the run.
+        received: message that the client has received: `model` (d,), `buffers` (d_b,) and the names in `Rule.receives`. It is
+            the same for all clients and has no leading axis in a stack.
+        params: the client's parameters (d,), to be trained in place.
+        gradient: gradient (d,) of the minibatch loss, to be changed in place.
+        learning_rate: present learning rate of the optimiser: a number, or (d,) if parameter groups differ.
+        optimizer_step: makes one step of the module's own optimiser on `params` with `gradient`.
+        state: copy of the client's state between rounds, which `finish` may change or replace. In a stack every entry has the
+            leading axis, so keep a number that is combined with vectors as a vector (1,).
+        memory: tensors for this round only, {} at first. In a stack, entries with one axis are shared by the clients.
+        num_steps: optimiser steps made so far; tau_k at the end.
+        steps_in_pass: optimiser steps in one pass over the client's samples; (K, 1) in a stack.
+        sum_learning_rate: sum of the learning rates of the steps made so far, a number or (d,).
+        full_gradient: gradient (d,) of the loss on all samples at the received model; empty unless the rule reads it.
+        gradient_at_received: gradient (d,) of the minibatch loss at the received model; empty unless the rule reads it.
+        num_samples: samples that the client reads in all its steps, each counted once a pass; (K, 1) in a stack.
     """
 
     setting: Setting
@@ -65,50 +66,58 @@ class LocalTraining:
 
 
 class Rule:
-    """What a client does with its gradients and what it reports. The base rule follows the module's own optimiser.
+    """Trains a client and returns its upload. The base rule makes the steps of the module's own optimiser.
 
-    All operations are elementwise, so that the same code runs on one client (d,) and on a stack of clients (K, d).
+    In each round a runner calls `init` (only the first time a client takes part) and `start`, then `observe`, `correct` and
+    `step` for every optimiser step, and `finish` at the end. Write elementwise operations, so that the same code runs on one
+    client (d,) and on a stack of clients (K, d).
     """
 
     reads = Gradients.MINIBATCH
-    """The gradients that it reads."""
+    """Gradients that the rule reads; the others are not computed."""
     own_step = False
-    """Whether `step` replaces the module's optimiser, which must then be plain SGD."""
-    why_plain_sgd = "so that what an optimiser does beyond it would be lost"
-    """Why there must be no other, behind "in place of plain SGD, …"."""
+    """True if `step` replaces the module's optimiser, which must then be plain SGD."""
+    why_plain_sgd = "so that momentum or adaptive step sizes of the optimiser would be lost"
+    """Reason for plain SGD, which ends the error's clause "makes the clients' steps itself, in place of plain SGD, …"."""
     receives = frozenset[str]()
-    """Names the rule needs from the server besides `model` and `buffers`."""
+    """Names of the entries that clients must receive besides `model` and `buffers`."""
     sends = frozenset[str]()
-    """Names it uploads besides `model` and `buffers`."""
+    """Names of the entries that clients upload besides `model` and `buffers`."""
     needs_whole_upload = False
-    """Whether its clients keep what they believe the server has received, so that an exchange may leave nothing out."""
+    """True if clients keep a copy of what they sent, so that an exchange must send the whole upload."""
     unmasked_state = frozenset[str]()
-    """Names in its state of parameters that a pruning mask has left out, too."""
+    """Names in a client's state that a pruning mask leaves unchanged; the mask sets other entries to 0 where it prunes."""
 
     def check(self, setting: Setting) -> None:
-        """Before the first round: raise `UserError` where the rule does not fit the run."""
+        """Raise `UserError` if the rule does not fit the run; called before the first round."""
 
     def takes_full_batches(self, setting: Setting) -> bool:
-        """Whether in this round each of a client's steps, as many as ever, follows the gradient on all of its samples."""
+        """True if each step of this round uses the gradient on all samples of the client; the number of steps stays the same."""
         return False
 
     def init(self, params: Tensor) -> State:
-        """State of a client that takes part for the first time; `params` is the model it received."""
+        """Return the state of a client that takes part for the first time, given the model that it received (d,)."""
         return {}
 
     def start(self, local: LocalTraining) -> None:
-        """Before the first step: fill `local.memory`."""
+        """Prepare the local training, for example fill `local.memory`; called before the first step."""
 
     def observe(self, local: LocalTraining) -> None:
-        """Look at `local.gradient` as the loss gives it; then a pruning mask, if there is one, makes it 0 outside of it."""
+        """Read `local.gradient` before the pruning mask, clipping and weight decay change it; called first in every step."""
 
     def correct(self, local: LocalTraining) -> None:
-        """Change `local.gradient` in place."""
+        """Change `local.gradient` in place; called in every step, after the pruning mask and clipping."""
 
     def step(self, local: LocalTraining) -> None:
-        """Change `local.params` in place."""
+        """Change `local.params` in place; called last in every step.
+
+        A rule whose `step` does not call `local.optimizer_step` must set `own_step`.
+        """
         local.optimizer_step()
 
     def finish(self, local: LocalTraining) -> Message:
-        """The upload after the last step; also replaces `local.state` where the client keeps something."""
+        """Return the upload, deltas (d,) by name, and update `local.state`; called after the last step.
+
+        The runner adds `buffers`.
+        """
         return {"model": local.params - local.received["model"]}

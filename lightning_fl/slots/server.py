@@ -1,4 +1,4 @@
-"""What the server can do: train and measure on samples of its own, and train models before the first round."""
+"""The server as steps see it: training and evaluation on its own samples, and training before the first round."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ if TYPE_CHECKING:
 
 @dataclass
 class ServerTraining:
-    """What a training on the server's own samples gave.
+    """Result of a training on the server's own samples.
 
     Attributes:
-        message: deltas from the received model: `model` (d,), `buffers` (d_b,) where there are any, and what the rule sends.
-        weight: the server's samples, n_0. If a number of the training was not finite, the weight and all deltas are 0.
+        message: deltas from the received model: `model` (d,), `buffers` (d_b,) if the module has any, and the names that the
+            rule sends. All are 0 if any number of the result was not finite.
+        weight: number of samples trained on, at most n_0; 0 if any number of the result was not finite.
         num_steps: optimiser steps made, tau.
     """
 
@@ -32,11 +33,11 @@ class ServerTraining:
 
 
 class Server(Protocol):
-    """What the server can do with samples of its own, see `lightning_fl.server.server_side`.
+    """The server's own samples, and training and evaluation on them; see `lightning_fl.server.server_side`.
 
     Attributes:
-        num_samples: samples the server holds, n_0; 0 if it has none.
-        counters: integer buffers of the module, which its trainings raise.
+        num_samples: samples that the server holds, n_0; 0 if it has none.
+        counters: integer buffers of the module by name, which its trainings raise.
         num_steps: optimiser steps of its trainings in this turn.
     """
 
@@ -44,32 +45,32 @@ class Server(Protocol):
     num_steps: int
 
     def branch(self) -> Server:
-        """Return a copy whose trainings are counted apart, for a step that may be undone."""
+        """Return a copy that counts its own trainings, for a step that may be undone."""
 
     @property
     def num_samples(self) -> int: ...
 
     @property
     def has_labels(self) -> bool:
-        """Whether the class of each sample is known, so that `degrees` can be told."""
+        """True if the class of each sample is known, as `degrees` and `label_histograms` require."""
 
     @property
     def seed(self) -> int:
-        """Of this round, for what a step draws itself."""
+        """Seed of this round for random draws of a step; the same in every process."""
 
     def require_samples(self) -> None:
         """Raise `UserError` if the server has no samples."""
 
     @property
     def batch_size(self) -> int:
-        """Samples in a minibatch of its training, as of a client's."""
+        """Samples in a minibatch, the same as for clients."""
 
     @property
     def samples_per_client(self) -> float:
-        """Samples that a client reads in a round's training, all passes together, on average over those that have some."""
+        """Mean number of samples that a client reads in a round, over all passes; clients without samples are left out."""
 
     def layer_macs(self) -> dict[str, int]:
-        """Multiply-accumulates of each layer, by the name of its module, in the forward pass of a sample of the server's."""
+        """Return the multiply-accumulates of each layer in the forward pass of one sample, by module name; {} if unknown."""
 
     def train(
         self,
@@ -79,39 +80,52 @@ class Server(Protocol):
         rows: slice = slice(None),
         mask: Tensor | None = None,
     ) -> ServerTraining:
-        """Train on the server's samples (or those in `rows`) as a client would: same epochs (if not given), batches and learning
-        rate; under the run's pruning mask, if not this one (d,).
+        """Train on the server's samples with the batches and the learning rate of a client.
+
+        Args:
+            received: model to start from: `model` (d,), `buffers` (d_b,) and the names that the rule receives.
+            rule: rule of the training; None for the module's own optimiser.
+            epochs: passes over the samples; None for as many epochs or steps as a client.
+            rows: positions of the samples to train on, within the server's; all by default.
+            mask: parameters to train (d,), bools, all others being 0; None for the run's pruning mask.
         """
 
     def accuracy(self, params: Tensor, buffers: Tensor, rows: slice = slice(None)) -> float:
-        """Share of the server's samples (or of those in `rows`) that a model gets right, in evaluation mode."""
+        """Return the accuracy in [0, 1] of a model (d,), (d_b,) on the server's samples at `rows`, in evaluation mode."""
 
     def loss(self, params: Tensor, buffers: Tensor) -> float:
-        """Mean training loss of the server's samples, in evaluation mode."""
+        """Return the mean training loss of a model (d,), (d_b,) over the server's samples, in evaluation mode."""
 
     def try_accuracy(self) -> None:
-        """Raise `UserError` if the module does not tell its accuracy."""
+        """Raise `UserError` if the module does not log its accuracy."""
 
     def inputs(self, rows: Tensor, batch_size: int) -> Iterator[Any]:
-        """What `forward` takes of the server's samples at `rows` (m,), in their order and in batches."""
+        """Yield the inputs of `forward` for the server's samples at `rows` (m,), in this order and in batches."""
 
     def logits(self, params: Tensor, buffers: Tensor, inputs: Any, training: bool = False) -> Tensor:
-        """The module's `forward`, differentiable in `params`; in training mode `buffers` may change in place."""
+        """Return the module's `forward`: logits (m, C), differentiable in `params`.
+
+        Args:
+            params: parameters (d,).
+            buffers: float buffers (d_b,), which training mode may change in place.
+            inputs: one batch from `inputs`, m samples.
+            training: True for training mode, False for evaluation mode.
+        """
 
     def try_logits(self) -> None:
-        """Raise `UserError` if the module's `forward` does not turn inputs into logits (m, C)."""
+        """Raise `UserError` if the module's `forward` does not return logits (m, C)."""
 
     def degrees(self, clients: Sequence[int]) -> tuple[float, float]:
-        """Non-IID degrees, against all clients together, of these clients' samples and of the server's."""
+        """Return the non-IID degrees of these clients' samples and of the server's, relative to the samples of all clients."""
 
     def label_histograms(self) -> Tensor:
-        """Samples of each client and class, float32 (N, C)."""
+        """Return the number of samples of each client and class, float32 (N, C)."""
 
 
 class Learner(Protocol):
-    """The module as a classifier that a method trains before the first round, see `lightning_fl.server.pretraining`.
+    """The module as a classifier that an algorithm trains before the first round; see `lightning_fl.server.pretraining`.
 
-    A model is a message of `model` (d,) and `buffers` (d_b,), whole, no delta.
+    A model is a message with `model` (d,) and `buffers` (d_b,), the values themselves instead of deltas.
     """
 
     def train(
@@ -124,10 +138,23 @@ class Learner(Protocol):
         learning_rate: float,
         random: np.random.Generator,
     ) -> Message:
-        """The model that Adam on the cross-entropy with these classes (m,) makes of `start`, on all m samples in `epochs`."""
+        """Train a model with Adam on the cross-entropy.
+
+        Args:
+            start: model to start from.
+            samples: m samples.
+            labels: their classes (m,).
+            epochs: passes over the samples.
+            batch_size: samples in a minibatch.
+            learning_rate: learning rate of Adam.
+            random: source of the order of the samples and of the module's random draws.
+
+        Returns:
+            The trained model.
+        """
 
     def votes(self, model: Message, samples: Selection) -> Tensor:
-        """One vote for a class from every sample (m, C), int64 on the host, in evaluation mode."""
+        """Return the predicted class of every sample as one-hot rows (m, C), int64 on the host; uses evaluation mode."""
 
     def sum_over_clients(self, work: Callable[[int], Tensor]) -> Tensor:
-        """Σ_k work(k) over the clients that have samples, each done by the process that simulates the client."""
+        """Return Σ_k work(k) over the clients that have samples, in every process; each process works for its own clients."""

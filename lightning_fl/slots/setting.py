@@ -1,4 +1,4 @@
-"""What parts may know of the run."""
+"""Facts about a run that every part may use."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from lightning_fl.vectors.submodel import Submodel
 
 @dataclass(frozen=True)
 class Setting:
-    """What every part may know of the run it works in.
+    """Facts about a run that every part may use, in the present round.
 
     Attributes:
-        layout: which stretch of a vector (d,) is which parameter.
-        buffer_layout: which stretch of a vector (d_b,) is which float buffer.
+        layout: position of each parameter in a vector (d,).
+        buffer_layout: position of each float buffer in a vector (d_b,).
         num_clients: clients of the federation, N.
-        groups: the layers of the network.
-        round: index of the round under way, from 0.
+        groups: layers of the network, without personal parameters; () for a submodel.
+        round: index of the present round, from 0.
         num_rounds: rounds of the run.
-        momentum: ρ of the module's SGD, v ← ρv + g, and 0 for other optimisers; None for an SGD that has no one such ρ,
-            or whose scheduler moves it.
-        unpruned: the parameters that a pruning mask keeps, all others being 0; None if there is no mask.
+        momentum: ρ of the module's SGD, v ← ρv + g; 0 for other optimisers; None if the SGD has several values of ρ or a
+            scheduler changes it.
+        unpruned: submodel that the pruning mask keeps, all other parameters being 0; None if there is no mask.
     """
 
     layout: Layout
@@ -35,9 +35,9 @@ class Setting:
     unpruned: Submodel | None = None
 
     def within(self, submodel: Submodel) -> Setting:
-        """Return the setting of a smaller model."""
+        """Return the setting of a submodel: its layouts, no layers, no mask."""
         return replace(self, layout=submodel.layout, buffer_layout=submodel.buffer_layout, groups=(), unpruned=None)
 
     def num_rounds_of(self, share: int | float) -> int:
-        """A number of rounds that was given as a count or as a fraction of the run, which is at least one."""
+        """Return a number of rounds, given as a count (int) or as a fraction of the run (float), which is at least 1 round."""
         return share if isinstance(share, int) else max(1, round(share * self.num_rounds))

@@ -1,9 +1,8 @@
-"""The slot of the server's own work after aggregation."""
+"""The step slot: the server's work after aggregation."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -13,47 +12,50 @@ from lightning_fl.slots.rule import Rule
 from lightning_fl.slots.server import Server
 from lightning_fl.slots.turns import ServerTurn, SetupTurn
 
-if TYPE_CHECKING:
-    pass
-
 
 class Step(ABC):
-    """What the server does next; an algorithm has a chain of steps, each working on the proposal of the one before."""
+    """Changes the server's proposal for the next model. An algorithm has a chain of steps; each starts from the last proposal."""
 
     shares = frozenset[str]()
-    """Names that `share` sends down with the model."""
+    """Names of the entries that `share` sends down with the model."""
     consumes = frozenset[str]()
-    """Names it needs in the merged message besides `model` and `buffers`."""
-
+    """Names of the entries that the merged message must contain besides `model` and `buffers`."""
     needs_uploads = False
-    """Whether it reads the uploads one by one, so that the aggregator must keep them."""
+    """True if it reads single uploads, so that the aggregator must keep them."""
 
     def changes_model(self) -> bool:
-        """Whether it changes the model by itself; False for a step that follows a change of others, or keeps something beside."""
+        """True if it changes the model by itself; False if it only transforms the change of earlier steps or keeps statistics."""
         return True
 
     def change_entry(self) -> tuple[str, Codec] | None:
-        """The name of an entry that it shares, and the codec through which clients that hold the rest work its result out."""
+        """Return the name and the codec of a shared entry from which clients can compute the next model; None if none."""
         return None
 
     def rules(self) -> tuple[Rule, ...]:
-        """The rules by which it trains on the server, if not by the module's own optimiser."""
+        """Return the rules of its trainings on the server; () if it trains with the module's own optimiser or not at all."""
         return ()
 
     def check(self, server: Server) -> None:  # noqa: B027 -- optional
-        """Raise `UserError` if the run lacks what the step needs; called before anything is trained."""
+        """Raise `UserError` if the run lacks what the step needs; called before any training."""
 
     def prepare(self, turn: SetupTurn) -> None:  # noqa: B027
-        """What has to cross, or be done, before the first round."""
+        """Do the work before the first round, for example send data; called once, not again in a resumed run."""
 
     def init(self, params: Tensor) -> State:
-        """State before the first round."""
+        """Return the step's state before the first round, given the initial model (d,)."""
         return {}
 
     def share(self, state: State) -> Message:
-        """What goes down with the model."""
+        """Return the entries that the broadcast contains besides the model; called at the start of each round."""
         return {}
 
     @abstractmethod
     def __call__(self, turn: ServerTurn, state: State) -> State:
-        """Replace `turn.proposal` and return the step's new state."""
+        """Take the step: replace `turn.proposal` and return the step's new state.
+
+        Called once in each round in which an upload was accepted. If the loss guard undoes the step, its state stays as before.
+
+        Args:
+            turn: the round, with the proposal of the steps before.
+            state: state that the step returned last, at first that of `init`; not to be changed.
+        """

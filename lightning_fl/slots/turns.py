@@ -1,4 +1,4 @@
-"""What the server's steps see and change: in a round, and before the first one."""
+"""The data that the server's steps read and change: in a round, and before the first round."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 
 @dataclass
 class ServerTurn:
-    """What the server's steps see and change in one round.
+    """Data of one round that the server's steps read and change.
 
     Attributes:
-        setting: of the run.
+        setting: facts about the run.
         server: the server's own samples, and training on them.
         round: index of the round, from 0.
-        clients: whose uploads were accepted.
-        num_samples: their samples together, n'.
-        shared: what the steps sent down with the model in this round.
-        params: the model at the start of the round (d,), not to be changed.
+        clients: indices of the clients whose uploads were accepted.
+        num_samples: number of their samples together, n'.
+        shared: entries that the steps sent down with the model in this round.
+        params: model at the start of the round (d,), not to be changed.
         buffers: its float buffers (d_b,), not to be changed.
-        merged: what the aggregator made of the uploads.
-        proposal: the next model as the steps so far propose it (d,); a step replaces it.
-        proposed_buffers: likewise for the buffers.
-        mask: the parameters that pruning keeps (d,), all others being 0; None: all. A step may replace it.
-        metrics: what the steps report, logged with the round.
+        merged: message that the aggregator returned, and the entries that the exchange provides.
+        proposal: next model as proposed so far (d,), at first `params`; a step replaces it.
+        proposed_buffers: next float buffers as proposed so far (d_b,), at first `buffers`; a step replaces them.
+        mask: parameters that pruning keeps (d,), bools, all others being 0; None for all. A step may replace it.
+        metrics: values that the steps report, by the name under which they are logged with the round.
     """
 
     setting: Setting
@@ -52,7 +52,7 @@ class ServerTurn:
     metrics: dict[str, float] = field(default_factory=dict)
 
     def move(self, message: Message, share: float) -> None:
-        """Add `share` times the deltas of `message` to the proposal, and to what else is merged under their names."""
+        """Add `share` times each delta of `message` to the proposal, the proposed buffers, or the merged entry of that name."""
         for name, delta in message.items():
             if name == "model":
                 self.proposal = self.proposal + share * delta
@@ -64,17 +64,17 @@ class ServerTurn:
 
 @dataclass
 class SetupTurn:
-    """The turn before the first round; the ledger books what crosses in it as set-up. A resumed run does not repeat it.
+    """Data of the turn before the first round. The ledger counts its transfers as set-up. A resumed run does not repeat it.
 
     Attributes:
-        setting: of the run.
-        data: as the clients hold them in this method (`Algorithm.arrange_data`).
-        channel: to and from the clients; numbers cross whole, whatever the codecs of the rounds.
+        setting: facts about the run.
+        data: data as the clients hold them in this algorithm (`Algorithm.arrange_data`).
+        channel: connection to the clients; it sends numbers uncompressed, not through the algorithm's codecs.
         server: the server's own samples, and training on them.
-        learner: trains models that are not yet the federation's.
-        params: the initial model (d,); may be replaced.
+        learner: trains models apart from the federation's, such as teachers.
+        params: initial model (d,); may be replaced.
         buffers: its float buffers (d_b,); may be replaced.
-        mask: the parameters that pruning keeps (d,), all others being 0; None: all; may be replaced.
+        mask: parameters that pruning keeps (d,), bools, all others being 0; None for all; may be replaced.
     """
 
     setting: Setting

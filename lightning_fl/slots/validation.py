@@ -1,4 +1,4 @@
-"""What a method may measure of the server's model."""
+"""Validation of the server's model, as an algorithm sees it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from lightning_fl.slots.setting import Setting
 
 
 class Validation(Protocol):
-    """A validation or test of the server's model, see `lightning_fl.server.validation`.
+    """A validation or test of the server's model; see `lightning_fl.server.validation`.
 
     Attributes:
-        setting: of the run, or None outside of one.
-        cohort_size: clients of a round, K.
+        setting: facts about the run; None outside a run.
+        cohort_size: clients of a round, K; 0 outside a run.
     """
 
     setting: Setting | None
@@ -22,23 +22,23 @@ class Validation(Protocol):
 
     @property
     def module(self) -> Any:
-        """The module, with the server's model in it."""
+        """Module that holds the server's model."""
 
     @property
     def owns(self) -> bool:
-        """Whether clients own parts of the model."""
+        """True if clients have personal parameters."""
 
     def clients(self, most: int | None = None) -> list[int]:
-        """All clients, or `most` of them, drawn by seed and round."""
+        """Return the indices of all clients, or of at most `most` clients drawn by seed and round."""
 
     def has_taken_part(self, client: int) -> bool:
-        """Whether a client has values of its own; until then it is like all others."""
+        """True if a client has personal parameters of its own; until then it uses the common initial ones."""
 
     def averages(self, client: int | None = None) -> dict[str, float]:
-        """What the module logs with what a client owns, or with what all began with, on the data of the validation."""
+        """Return the logged averages on the validation data, by name, with a client's personal parameters or the initial ones."""
 
     def local_averages(self, client: int) -> dict[str, float]:
-        """The same on the client's own validation part; {} if it has none."""
+        """Return the logged averages on a client's own validation samples, with its personal parameters; {} if it has none."""
 
     def macs(self, inside: Callable[[Any], AbstractContextManager[Any]]) -> int | None:
-        """Multiply-accumulates of `forward` for one sample inside a context; None where `forward` does not take one alone."""
+        """Return the multiply-accumulates of `forward` for one sample within `inside(module)`; None if they cannot be counted."""

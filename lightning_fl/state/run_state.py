@@ -1,4 +1,4 @@
-"""All that changes in a federation: the model, the server's and the clients' states, codec memory, the ledger, the clock."""
+"""State of a federation: the model, the server's and the clients' states, codec memory, the ledger, the clock."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from lightning_fl.vectors.personal import PERSONAL
 from lightning_fl.vectors.pruning_map import PruningMap, layout_of
 from lightning_fl.vectors.submodel import Submodel
 
-# What a stream of random numbers is for: part of its seed, so that no two streams coincide.
+# Purposes of random streams. The purpose is part of the seed, so that no two streams coincide.
 COHORT, DROPOUT, CLIENT, SERVER, EXCHANGE, SETUP, VALIDATION, STRAGGLER = range(8)
 
 
 class Booked(Protocol):
-    """What a round's clients did, as far as it is counted whatever the server makes of it.
+    """Costs of a round's clients, counted even if the server rejects their uploads.
 
     Attributes:
-        bits: that crossed for single clients, by direction and kind.
-        num_steps: optimiser steps that they made.
+        bits: bits sent to or from single clients, by direction and kind.
+        num_steps: optimiser steps that the clients made.
         num_uploads: uploads that arrived.
         num_accepted: uploads that the server accepted.
     """
@@ -44,7 +44,7 @@ class Booked(Protocol):
 
 
 class Proposed(Protocol):
-    """What the server's steps propose: model (d,), float buffers (d_b,), counters, states of the steps, and steps made."""
+    """Proposal of the server's steps: model (d,), float buffers (d_b,), counters, states of the steps, optimiser steps made."""
 
     @property
     def params(self) -> Tensor: ...
@@ -64,34 +64,34 @@ class Proposed(Protocol):
 
 @dataclass
 class Run:
-    """The state of a run between two rounds; all tensors are flat, on the device of `params`, client states on the host.
+    """State of a run between two rounds. All tensors are flat and on the device of `params`; client states are on the host.
 
     Attributes:
-        seed: every random draw is a function of it, the round and the client.
-        layout: where each parameter lies in `params`.
-        buffer_layout: where each float buffer lies in `buffers`.
+        seed: seed of the run. Every random draw is a function of it, the round and the client.
+        layout: position of each parameter in `params`.
+        buffer_layout: position of each float buffer in `buffers`.
         params: trainable parameters (d,).
         buffers: float buffers (d_b,), averaged like parameters.
-        counters: integer buffers by name, never sent: the server takes the maximum over clients.
-        personal_layout: where each parameter that clients own lies in their vectors.
-        personal: what clients that have not yet taken part own (g,).
+        counters: integer buffers by name. They are never sent; the server takes the maximum over clients.
+        personal_layout: position of each personal parameter in a client's vector (g,).
+        personal: personal parameters (g,) of clients that have not yet taken part.
         round: rounds completed, hence the index of the next one.
         num_steps: optimiser steps of all clients, and of the server on samples of its own, so far.
-        server: state of each server step, by its place and name in the chain.
-        clients: state of each client that has taken part and keeps one, in memory or on disk.
-        client_memory: codec memory of each client's uplink, kept likewise.
+        server: state of each server step, by its position and name in the chain.
+        clients: state of each client that has taken part and has a state, in memory or on disk.
+        client_memory: codec memory of each client's uplink, in memory or on disk.
         server_memory: codec memory of the downlink.
-        ledger: bits that crossed.
-        simulated_seconds: what the run would have taken on the simulated network.
+        ledger: bits sent, by direction and kind.
+        simulated_seconds: time of the run on the simulated network.
         num_uploads: uploads that have arrived at the server, in all rounds.
-        num_rejected: those of them that it rejected.
-        num_rounds_rejecting: rounds in which it rejected any.
-        mask: the parameters that pruning keeps (d,), bools; all others are 0, and so is what belongs to them in every state
-            and memory. None: all are kept.
-        unpruned: the submodel of what the mask keeps, made with it.
-        clients_with_mask: clients that have been sent the mask.
-        macs_at_start: multiply-accumulates of one sample's forward pass before anything was pruned, if they can be counted.
-        initial_loss: what a `LossGuard` compares with, once it is known.
+        num_rejected: uploads that the server rejected, in all rounds.
+        num_rounds_rejecting: rounds in which the server rejected an upload.
+        mask: parameters that pruning keeps (d,), bools. All others are 0, and so are their entries in every state and memory.
+            None: all parameters are kept.
+        unpruned: submodel that the mask keeps, made with the mask; None if there is no mask.
+        clients_with_mask: clients that have received the mask.
+        macs_at_start: multiply-accumulates of one sample's forward pass before any pruning; None if they cannot be counted.
+        initial_loss: reference loss of a `LossGuard`; None until it is known.
     """
 
     seed: int
@@ -120,18 +120,18 @@ class Run:
     initial_loss: float | None = None
 
     def random(self, purpose: int, client: int = 0) -> np.random.Generator:
-        """The random stream of this round for `purpose` (and client)."""
+        """Return the random stream of this round for a purpose (and a client)."""
         return np.random.default_rng([self.seed, self.round, purpose, client])
 
     def torch_seeds(self, purpose: int, client: int = 0, count: int = 2) -> list[int]:
-        """Seeds for torch generators, from the same stream as `random` would use."""
+        """Return seeds for torch generators, which depend on the same numbers as `random`."""
         sequence = np.random.SeedSequence([self.seed, self.round, purpose, client])
         return [int(word) for word in sequence.generate_state(count, np.uint64) >> np.uint64(1)]
 
     def finish_setup(
         self, params: Tensor, buffers: Tensor, counters: dict[str, Tensor], num_steps: int, bits: Bits
     ) -> None:
-        """Take the model that the turn before the first round leads to, and book its steps and bits as set-up."""
+        """Store the model after the turn before the first round, and count the steps and bits of this turn as set-up."""
         self.replace_model(params, buffers)
         self.counters = counters
         self.num_steps += num_steps
@@ -139,21 +139,21 @@ class Run:
         self.ledger.close_setup()
 
     def replace_model(self, params: Tensor, buffers: Tensor) -> None:
-        """Take another model (d,), (d_b,) for the server's, between two rounds."""
+        """Replace the server's model by another one (d,), (d_b,), between two rounds."""
         self.params, self.buffers = params, buffers
 
     def book(
         self, outcome: Booked, link: Link, seconds: Callable[[int, int], float], initial_loss: float | None
     ) -> None:
-        """Count what a round has cost, whatever becomes of its uploads: bits, time, the clients' optimiser steps.
+        """Count the costs of a round, even if its uploads are rejected: bits, time, the clients' optimiser steps.
 
         Args:
-            outcome: of the clients of all processes.
-            link: of the round, whose broadcast the clients have received.
-            seconds: simulated seconds of the round, from its bits up and down.
-            initial_loss: what a loss guard compares with from now on.
+            outcome: outcome of the clients of all processes.
+            link: link of the round, after the broadcast.
+            seconds: returns the simulated seconds of the round, given its uplink and downlink bits.
+            initial_loss: reference loss of a loss guard from now on; None if it is unknown.
         """
-        self.clients.release_replaced()  # rows of client states that the round before replaced
+        self.clients.release_replaced()  # rows of client states that the last round replaced
         self.client_memory.release_replaced()
         ledger = self.ledger
         ledger.open_round()
@@ -172,12 +172,12 @@ class Run:
     def commit(
         self, proposal: Proposed, states: Iterable[tuple[int, State]], memory: Iterable[tuple[int, State]]
     ) -> None:
-        """End the round with what the server's steps propose and what the accepted clients keep.
+        """End the round: store the server's proposal and the accepted clients' states.
 
         Args:
             proposal: next state of the server.
-            states: by client, what the rule keeps.
-            memory: by client, what the codec of its uplink keeps.
+            states: clients and their new states of the rule.
+            memory: clients and their new codec memories of the uplink.
         """
         self.params, self.buffers, self.counters = proposal.params, proposal.buffers, proposal.counters
         self.server = proposal.server
@@ -195,8 +195,8 @@ class Run:
         """Keep these parameters (d,) and no others.
 
         Args:
-            mask: bools. One that keeps all parameters is none, unless there was another.
-            unmasked: names of entries of clients' states that the mask does not apply to.
+            mask: bools. A mask that keeps all parameters is ignored, unless it replaces another mask.
+            unmasked: names of entries in client states to which the mask does not apply.
         """
         if bool(mask.all()) if self.mask is None else torch.equal(mask, self.mask):
             return
@@ -219,19 +219,19 @@ class Run:
             self.client_memory[client] = masked(self.client_memory[client], on_host)
 
     def _prune_to(self, mask: Tensor | None) -> None:
-        """Set the mask (d,) and the submodel that it keeps."""
+        """Set the mask (d,), and make the submodel that it keeps."""
         self.mask = mask
         self.unpruned = None if mask is None else Submodel.from_masks(self.layout, self.buffer_layout, mask)
 
     def client_state(self, client: int, rule: Rule, received: Tensor) -> State:
-        """A copy of what a client keeps, on the device of `params`; at its first time what it begins with."""
+        """Return a copy of a client's state on the device of `params`; its first state if it has not taken part yet."""
         state = self.clients.get(client)
         if state is None:
             return self.first_state(rule, received)
         return {name: x.to(self.params.device, copy=True) for name, x in state.items()}
 
     def prune(self, plan: Plan) -> None:
-        """Cut everything that has a parameter's shape, the server's and all clients', down to what a pruning keeps."""
+        """Remove pruned filters from the model and from all states and memories of the server and the clients."""
         pruning_map = PruningMap.from_plan(self.layout, self.buffer_layout, plan)
         self.layout, self.buffer_layout = pruning_map.layout, pruning_map.buffer_layout
         self.params, self.buffers = pruning_map.params(self.params), pruning_map.buffers(self.buffers)
@@ -244,11 +244,11 @@ class Run:
                 kept[client] = pruning_map.state(kept[client])
 
     def first_state(self, rule: Rule, received: Tensor) -> State:
-        """What a client begins with: `rule`'s state, and parameters of its own if clients have any."""
+        """Return a client's first state: that of the rule, and the personal parameters if there are any."""
         return rule.init(received) | ({PERSONAL: self.personal.clone()} if self.personal_layout.names else {})
 
     def state_dict(self) -> dict[str, Any]:
-        """All of it; whatever the round under way changes, this stays as it is now. `as_saved` makes it plain."""
+        """Return a snapshot of the state, which later rounds do not change. `as_saved` turns it into plain containers."""
         return {
             "seed": self.seed,
             "names": list(self.layout.names),
@@ -280,10 +280,10 @@ class Run:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over a saved state, whose tensors may be a mapped file's: all are copied, those of clients one by one.
+        """Load a saved state. Its tensors may belong to a memory-mapped file, so all are copied, those of clients one by one.
 
         Raises:
-            UserError: it belongs to another model; the first parameter that differs is named.
+            UserError: the state belongs to another model. The message names the first parameter that differs.
         """
         self._check_fits(state)
         source = Layout(self.layout.names, self.layout.shapes, tuple(state["channels_last"]))
@@ -312,13 +312,13 @@ class Run:
         self.server_memory = relaid(state["server_memory"], device)
         self.ledger.load_state_dict(state["ledger"])
         self.simulated_seconds = state["simulated_seconds"]
-        self.num_uploads = state.get("num_uploads", 0)  # checkpoints of 0.1 have not counted them
+        self.num_uploads = state.get("num_uploads", 0)  # checkpoints of 0.1 lack these counts
         self.num_rejected = state.get("num_rejected", 0)
         self.num_rounds_rejecting = state.get("num_rounds_rejecting", 0)
-        mask = state.get("mask")  # checkpoints of 0.1 have none
+        mask = state.get("mask")  # checkpoints of 0.1 lack it
         self._prune_to(None if mask is None else self.layout.relay(mask, source).to(device, copy=True))
         self.clients_with_mask = set(state.get("told", ()))
-        self.macs_at_start = state.get("macs_at_start", self.macs_at_start)  # checkpoints of 0.1 have none
+        self.macs_at_start = state.get("macs_at_start", self.macs_at_start)  # checkpoints of 0.1 lack it
         self.initial_loss = state.get("initial_loss")
 
     def _check_fits(self, state: dict[str, Any]) -> None:
@@ -327,18 +327,18 @@ class Run:
             ("buffer", self.buffer_layout, "buffer_"),
             ("personal parameter", self.personal_layout, "personal_"),
         ):
-            # Checkpoints of 0.1 say nothing of personal parameters, for there were none.
+            # Checkpoints of 0.1 lack the keys of personal parameters, which did not exist then.
             names, shapes = state.get(f"{prefix}names", []), state.get(f"{prefix}shapes", [])
             saved = dict(zip(names, map(tuple, shapes), strict=True))
-            here = dict(zip(layout.names, layout.shapes, strict=True))
-            if saved != here:
-                name = next(name for name in {**here, **saved} if saved.get(name) != here.get(name))
+            current = dict(zip(layout.names, layout.shapes, strict=True))
+            if saved != current:
+                name = next(name for name in {**current, **saved} if saved.get(name) != current.get(name))
                 raise UserError(
                     f"the checkpoint belongs to another model: its {kind} {name!r} has shape {saved.get(name, 'none')}, "
-                    f"this model's has {here.get(name, 'none')}; give the model that the checkpoint was written with."
+                    f"this model's has {current.get(name, 'none')}; use the model that the checkpoint was written with."
                 )
 
 
 def as_saved(state: dict[str, Any]) -> dict[str, Any]:
-    """What `Run.state_dict` gave in plain containers and tensors, so that `torch.load(weights_only=True)` reads it."""
+    """Convert a result of `Run.state_dict` to plain containers and tensors, which `torch.load(weights_only=True)` can read."""
     return {**state, "clients": state["clients"].as_saved(), "client_memory": state["client_memory"].as_saved()}

@@ -1,4 +1,4 @@
-"""From a trainer's flags, model, data and method to the federation that it drives."""
+"""Builds a federation from a trainer's flags, model, data and algorithm."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from lightning_fl.trainer.lightning_interface import TrainerInterface
 
 
 def assemble(trainer: TrainerInterface) -> Federation:
-    """Set up the optimiser and `trainer.run`, check that everything fits, and choose a runner.
+    """Set up the optimiser and `trainer.run`, check that all parts fit, choose a runner, and return the federation.
 
     Args:
-        trainer: in a session, with its model on the accelerator.
+        trainer: trainer in a session, with its model on the accelerator.
 
     Raises:
-        UserError: something does not fit.
+        UserError: a part of the algorithm, the model, the data or a flag does not fit.
     """
     flat_module, algorithm = trainer.active_module, trainer.algorithm
     flat_module.agree_on_model()
@@ -69,7 +69,7 @@ def assemble(trainer: TrainerInterface) -> Federation:
     trainer.loss_guard.check(federation.server, algorithm.steps)
     federation.runner = _runner(trainer, federation)
     run.macs_at_start = federation.network.macs
-    flat_module.load_server_model(run)  # counting and checking may have changed it
+    flat_module.load_server_model(run)  # counting operations and checks may have changed the model
     return federation
 
 
@@ -107,7 +107,7 @@ def _configure_optimizer(flat_module: FlatModule, algorithm: Algorithm) -> None:
     flat_module.configure_optimizer(flat_gradient=any(Gradients.MINIBATCH in rule.reads for rule in algorithm.rules()))
     own = next((rule for rule in algorithm.rules() if rule.own_step), None)
     if own is not None and not flat_module.optimizer.is_plain_sgd:
-        flag = "give --model.momentum 0, or " if flat_module.module.hparams.get("momentum") else ""
+        flag = "set --model.momentum 0, or " if flat_module.module.hparams.get("momentum") else ""
         raise UserError(
             f"{algorithm.name} makes the clients' steps itself, in place of plain SGD, {own.why_plain_sgd}; "
             f"{type(flat_module.module).__name__} has {flat_module.optimizer.description}: "
@@ -116,7 +116,7 @@ def _configure_optimizer(flat_module: FlatModule, algorithm: Algorithm) -> None:
 
 
 def _runner(trainer: TrainerInterface, federation: Federation) -> Runner:
-    """The runner that the flags and the module allow, tried on what would come down first."""
+    """Choose the runner that the flags and the module allow, and try it on a first broadcast."""
     algorithm, run = federation.algorithm, federation.run
     provided = {name: torch.zeros_like(run.params) for name in algorithm.exchange.provides}
     received = {"model": run.params, "buffers": run.buffers, **algorithm.share(run.server), **provided}
@@ -125,7 +125,7 @@ def _runner(trainer: TrainerInterface, federation: Federation) -> Runner:
 
 
 def keep_client_states(trainer: TrainerInterface) -> None:
-    """Make the folder that the trainer's `client_states` asks for, one a machine; it goes when the run does."""
+    """Make the folder of client states on each machine, if the trainer stores them on disk; it is deleted with the run."""
     if trainer.client_states == "memory":
         return
     run = trainer.run

@@ -246,8 +246,11 @@ def test_the_first_turn_leaves_what_clients_keep_alone(runner: Any, make_trainer
     ("parts", "words"),
     [
         ({"steps": (Apply(),)}, ["CorrectedMomentum needs 'moments/momentum', which no step shares"]),
-        ({"aggregator": NormalisedMean()}, ["NormalisedMean needs 'scalars/normaliser'", "before they train"]),
-        ({"uplink": SharedTopK(0.3)}, ["SharedTopK needs 'model'", "before they train"]),
+        (
+            {"aggregator": NormalisedMean()},
+            ["NormalisedMean needs 'scalars/normaliser'", "do not send before the training"],
+        ),
+        ({"uplink": SharedTopK(0.3)}, ["SharedTopK needs 'model'", "do not send before the training"]),
         (
             {"steps": (Apply(), DynamicServerUpdate(rule=CorrectedMomentum()), GradientMomentum())},
             ["CorrectedMomentum needs 'moments/gradient', which no step shares"],

@@ -183,7 +183,7 @@ def test_momentum_is_refused_with_the_reason(make_trainer: MakeTrainer) -> None:
 
 def test_an_exchange_of_parts_is_refused(make_trainer: MakeTrainer) -> None:
     parts = Algorithm(rule=ControlVariates(), exchange=DrawnLayers(n=1), steps=(Apply(), ControlUpdate()))
-    with pytest.raises(UserError, match=r"ControlVariates keep .* DrawnLayers sends parts, take OneShot"):
+    with pytest.raises(UserError, match=r"ControlVariates keep .* DrawnLayers sends parts, use OneShot"):
         make_trainer().fit(Perceptron(), federation(), parts)
 
 
