@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 
-from lightning_fl.errors import nearest, require
+from lightning_fl.checks import check_choice
 from lightning_fl.slots import Aggregator, Message, Upload, kind_of
 
 NORMALISER = "scalars/normaliser"
@@ -27,10 +27,7 @@ class NormalisedMean(Aggregator):
     effective: Literal["normaliser", "steps"] = "normaliser"
 
     def __post_init__(self) -> None:
-        require(
-            self.effective in CHOICES,
-            f"effective {self.effective!r} is unknown; {nearest(str(self.effective), CHOICES)}.",
-        )
+        check_choice("effective", self.effective, CHOICES)
 
     def needs(self) -> frozenset[str]:
         """Return the name of a_k."""

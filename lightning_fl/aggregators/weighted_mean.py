@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 
-from lightning_fl.errors import nearest, require
+from lightning_fl.checks import check_choice
 from lightning_fl.slots import Aggregator, Message, Upload
 
 
@@ -26,8 +26,7 @@ class WeightedMean(Aggregator):
     uniform: tuple[str, ...] = ("moments/control",)
 
     def __post_init__(self) -> None:
-        allowed, given = ("samples", "uniform"), self.weighting
-        require(given in allowed, f"weighting {given!r} is unknown; {nearest(str(given), allowed)}.")
+        check_choice("weighting", self.weighting, ("samples", "uniform"))
 
     def add(self, accumulator: dict[str, Any], upload: Upload) -> None:
         """Add n_k Δ_k to the sum and n_k to the weight."""

@@ -12,12 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from lightning_fl.errors import UserError, nearest, require
+from lightning_fl.checks import check_choice, check_whole
 from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State, compressible
 from lightning_fl.vectors.bit_packing import pack, unpack
 
@@ -43,9 +43,8 @@ class OneBit(Codec):
     known: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.scale not in ("l1", "l2"):
-            raise UserError(f"scale {self.scale!r} is unknown; {nearest(str(self.scale), ('l1', 'l2'))}.")
-        _check_groups(self.groups)
+        check_choice("scale", self.scale, ("l1", "l2"))
+        check_choice("groups", self.groups, get_args(Groups))
 
     def deltas_only(self) -> bool:
         """True: signs are too coarse for a whole model."""
@@ -105,11 +104,9 @@ class Quantiser(Codec):
     groups: Groups = "tensor"
 
     def __post_init__(self) -> None:
-        if self.levels not in ("log", "uniform"):
-            raise UserError(f"levels {self.levels!r} is unknown; {nearest(str(self.levels), ('log', 'uniform'))}.")
-        is_allowed = isinstance(self.bits, int) and 2 <= self.bits <= 32
-        require(is_allowed, f"bits of a quantised number must be a whole number from 2 to 32, got {self.bits}.")
-        _check_groups(self.groups)
+        check_choice("levels", self.levels, ("log", "uniform"))
+        check_whole("bits of a quantised number", self.bits, 2, 32)
+        check_choice("groups", self.groups, get_args(Groups))
 
     def is_lossy_for(self, name: str) -> bool:
         """True for the model and its moments."""
@@ -184,11 +181,6 @@ class Quantiser(Codec):
     @property
     def _dtype(self) -> torch.dtype:
         return torch.uint8 if self.bits <= 8 else torch.int64
-
-
-def _check_groups(groups: str) -> None:
-    if groups not in ("tensor", "global"):
-        raise UserError(f"groups {groups!r} is unknown; {nearest(str(groups), ('tensor', 'global'))}.")
 
 
 def _sizes(groups: Groups, setting: Setting) -> list[int]:

@@ -13,11 +13,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lightning_fl.errors import UserError, nearest, require
+from lightning_fl.checks import check_between, check_choice
 from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State, compressible
 from lightning_fl.vectors.top_k import (
+    INDEX_BITS,
     IndexBits,
-    check_index_bits,
     num_kept,
     pack_positions,
     positions_bits,
@@ -41,9 +41,8 @@ class OneMask(Codec):
     index_bits: IndexBits = field(default="ceil", kw_only=True)
 
     def __post_init__(self) -> None:
-        is_allowed = 0 < self.alpha <= 1
-        require(is_allowed, f"alpha is the share of numbers that are sent and lies in (0, 1], got {self.alpha}.")
-        check_index_bits(self.index_bits)
+        check_between("alpha, the share of numbers that are sent,", self.alpha, 0, 1, "(]")
+        check_choice("index_bits", self.index_bits, INDEX_BITS)
 
     @abstractmethod
     def choose(self, vectors: Message, k: int) -> Tensor:
@@ -118,9 +117,7 @@ class FairTopK(OneMask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        allowed = ("interleaved", "max")
-        if self.union not in allowed:
-            raise UserError(f"union {self.union!r} is unknown; {nearest(str(self.union), allowed)}.")
+        check_choice("union", self.union, ("interleaved", "max"))
 
     def choose(self, vectors: Message, k: int) -> Tensor:
         """Return the positions of the largest numbers of all vectors, by `union`."""

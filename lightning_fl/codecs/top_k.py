@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 import torch
 
-from lightning_fl.errors import require
+from lightning_fl.checks import check_between, check_choice
 from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State, compressible
 from lightning_fl.vectors.top_k import (
+    INDEX_BITS,
     IndexBits,
-    check_index_bits,
     num_kept,
     pack_positions,
     positions_bits,
@@ -35,10 +35,8 @@ class TopK(Codec):
     index_bits: IndexBits = field(default="ceil", kw_only=True)
 
     def __post_init__(self) -> None:
-        require(
-            0 < self.alpha <= 1, f"alpha is the share of numbers that are sent and lies in (0, 1], got {self.alpha}."
-        )
-        check_index_bits(self.index_bits)
+        check_between("alpha, the share of numbers that are sent,", self.alpha, 0, 1, "(]")
+        check_choice("index_bits", self.index_bits, INDEX_BITS)
 
     def deltas_only(self) -> bool:
         """True unless everything is sent."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lightning_fl.errors import require
+from lightning_fl.checks import check_at_least, check_positive
 
 MEBIBYTE = 2**20
 
@@ -35,10 +35,9 @@ class SimulatedClock:
 
     def __post_init__(self) -> None:
         for name in ("macs_per_second", "uplink_mebibytes_per_second", "downlink_mebibytes_per_second"):
-            value = getattr(self, name)
-            require(value > 0, f"the clock's {name} must be positive, got {value}.")
-        given = self.computation_seconds
-        require(given is None or given >= 0, f"the clock's computation_seconds must be at least 0, got {given}.")
+            check_positive(f"the clock's {name}", getattr(self, name))
+        if self.computation_seconds is not None:
+            check_at_least("the clock's computation_seconds", self.computation_seconds, 0)
 
     def seconds(self, uplink_bits: int, downlink_bits: int, macs: float, share: float = 1.0) -> float:
         """Return the seconds of one round.

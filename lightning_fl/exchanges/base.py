@@ -15,6 +15,7 @@ import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 
+from lightning_fl.checks import check_whole
 from lightning_fl.errors import require
 from lightning_fl.slots import Channel, Exchange, Message, Result, Setting, Upload, is_finite
 from lightning_fl.vectors.layer_groups import Group, as_yaml
@@ -41,7 +42,7 @@ class LayerChoice(Exchange):
     print_groups: bool = False
 
     def __post_init__(self) -> None:
-        require(self.n >= 1, f"n is the number of clients that send each layer and must be at least 1, got {self.n}.")
+        check_whole("n, the number of clients that send each layer,", self.n, 1)
 
     def check(self, setting: Setting, cohort_size: int) -> None:
         """Raise `UserError` if n > K or the groups do not contain every parameter once; print the layers if asked."""

@@ -8,10 +8,11 @@ from typing import Literal
 
 from torch import Tensor
 
-from lightning_fl.errors import nearest, require
+from lightning_fl.checks import check_choice
 from lightning_fl.exchanges.base import LayerChoice
 from lightning_fl.slots import Channel, Result, Setting
-from lightning_fl.vectors.layer_groups import Group, Groups, check_choice, norms, resolve
+from lightning_fl.vectors.layer_groups import Group, Groups, norms, resolve
+from lightning_fl.vectors.layer_groups import check_choice as check_groups
 
 
 @dataclass(frozen=True)
@@ -30,11 +31,8 @@ class LayerDivergence(LayerChoice):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice(self.groups)
-        allowed = ("selected", "all")
-        require(
-            self.broadcast in allowed, f"broadcast {self.broadcast!r} is unknown; {nearest(self.broadcast, allowed)}."
-        )
+        check_groups(self.groups)
+        check_choice("broadcast", self.broadcast, ("selected", "all"))
 
     def recipients(self, cohort: Sequence[int], setting: Setting) -> Sequence[int]:
         """Return the cohort, or all clients."""

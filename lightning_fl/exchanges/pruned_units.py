@@ -10,9 +10,10 @@ import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 
-from lightning_fl.errors import nearest, require
+from lightning_fl.checks import check_between, check_choice
 from lightning_fl.slots import Channel, Exchange, Result, Setting, Upload, is_finite
-from lightning_fl.vectors.layer_groups import Group, Groups, as_yaml, check_choice, resolve
+from lightning_fl.vectors.layer_groups import Group, Groups, as_yaml, resolve
+from lightning_fl.vectors.layer_groups import check_choice as check_groups
 from lightning_fl.vectors.submodel import Submodel
 
 SCORES = ("delta", "magnitude")
@@ -42,9 +43,9 @@ class PrunedUnits(Exchange):
     print_groups: bool = False
 
     def __post_init__(self) -> None:
-        require(0 < self.keep <= 1, f"keep is the share of the parameters that is sent, in (0, 1], got {self.keep}.")
-        check_choice(self.groups)
-        require(self.score in SCORES, f"score {self.score!r} is unknown; {nearest(self.score, SCORES)}.")
+        check_between("keep, the share of the parameters that is sent,", self.keep, 0, 1, "(]")
+        check_groups(self.groups)
+        check_choice("score", self.score, SCORES)
 
     def check(self, setting: Setting, cohort_size: int) -> None:
         """Raise `UserError` if the groups do not contain every parameter once; print the layers if asked."""

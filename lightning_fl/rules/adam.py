@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lightning_fl.errors import require
+from lightning_fl.checks import check_between, check_positive
 from lightning_fl.slots import LocalTraining, Message, Rule, State
 
 FIRST, SECOND, MOMENTUM = "moments/first", "moments/second", "moments/momentum"
@@ -169,8 +169,8 @@ class WarmedUpAdam(Rule):
 
 def _check(beta1: float, beta2: float, epsilon: float) -> None:
     for name, beta in {"beta1": beta1, "beta2": beta2}.items():
-        require(0 <= beta < 1, f"Adam's {name} must lie in [0, 1), got {beta}.")
-    require(epsilon > 0, f"Adam's epsilon must be positive, got {epsilon}.")
+        check_between(f"Adam's {name}", beta, 0, 1, "[)")
+    check_positive("Adam's epsilon", epsilon)
 
 
 def _own(vector: Tensor, params: Tensor) -> Tensor:

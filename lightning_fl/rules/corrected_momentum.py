@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lightning_fl.errors import require
+from lightning_fl.checks import check_between
 from lightning_fl.slots import MEAN_GRADIENT, Gradients, LocalTraining, Rule
 
 
@@ -30,7 +30,7 @@ class CorrectedMomentum(Rule):
     beta: float = 0.9
 
     def __post_init__(self) -> None:
-        require(0 <= self.beta < 1, f"the client momentum must lie in [0, 1), got {self.beta}.")
+        check_between("the client momentum", self.beta, 0, 1, "[)")
 
     def correct(self, local: LocalTraining) -> None:
         """Correct the gradient: g ← g(y) − g(w) + Σ_k p_k ∇F_k(w)."""

@@ -9,7 +9,7 @@ from typing import Literal
 
 import torch
 
-from lightning_fl.errors import nearest, require
+from lightning_fl.checks import check_between, check_choice, check_whole
 from lightning_fl.slots import LocalTraining, Message, Rule, Setting
 
 VARIANTS = ("evolving", "frozen")
@@ -39,15 +39,9 @@ class DecoupledMomentum(Rule):
     full_batch_last: int = 0
 
     def __post_init__(self) -> None:
-        require(0 <= self.beta < 1, f"the momentum beta must lie in [0, 1), got {self.beta}.")
-        require(
-            self.variant in VARIANTS, f"variant {self.variant!r} is unknown; {nearest(str(self.variant), VARIANTS)}."
-        )
-        last = self.full_batch_last
-        require(
-            isinstance(last, int) and not isinstance(last, bool) and last >= 0,
-            f"full_batch_last must be a whole number of rounds, at least 0, got {last}.",
-        )
+        check_between("the momentum beta", self.beta, 0, 1, "[)")
+        check_choice("variant", self.variant, VARIANTS)
+        check_whole("full_batch_last, a number of rounds,", self.full_batch_last, 0)
 
     def takes_full_batches(self, setting: Setting) -> bool:
         """True in the last r rounds."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lightning_fl.errors import require
+from lightning_fl.checks import check_between
 from lightning_fl.slots import MEAN_GRADIENT, Gradients, LocalTraining, Message, Rule
 
 
@@ -25,7 +25,7 @@ class FrozenMomentum(Rule):
     beta: float = 0.9
 
     def __post_init__(self) -> None:
-        require(0 <= self.beta < 1, f"the client momentum must lie in [0, 1), got {self.beta}.")
+        check_between("the client momentum", self.beta, 0, 1, "[)")
 
     def step(self, local: LocalTraining) -> None:
         """Take a step: y ← y − η(βm + (1 − β)g)."""

@@ -8,6 +8,7 @@ from math import nan
 import torch
 from torch import Tensor
 
+from lightning_fl.checks import check_at_least
 from lightning_fl.errors import require
 from lightning_fl.slots import LocalTraining, Message, Rule, Setting
 
@@ -37,7 +38,7 @@ class Normalised(Rule):
     mu: float = 0.0
 
     def __post_init__(self) -> None:
-        require(self.mu >= 0, f"mu is the weight of the proximal term and must be at least 0, got {self.mu}.")
+        check_at_least("mu, the weight of the proximal term,", self.mu, 0)
 
     def check(self, setting: Setting) -> None:
         """Raise `UserError` if a_k is not known for the module's momentum."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lightning_fl.errors import require
+from lightning_fl.checks import check_at_least
 from lightning_fl.slots import LocalTraining, Rule
 
 
@@ -19,7 +19,7 @@ class Proximal(Rule):
     mu: float = 0.001
 
     def __post_init__(self) -> None:
-        require(self.mu >= 0, f"mu is the weight of FedProx's proximal term and must be at least 0, got {self.mu}.")
+        check_at_least("mu, the weight of FedProx's proximal term,", self.mu, 0)
 
     def correct(self, local: LocalTraining) -> None:
         """Add the proximal term: g ← g + μ(y − w)."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from lightning_fl.errors import require
+from lightning_fl.checks import check_between
 from lightning_fl.slots import LocalTraining, Rule
 
 
@@ -24,7 +24,7 @@ class RestartedMomentum(Rule):
     beta: float = 0.9
 
     def __post_init__(self) -> None:
-        require(0 <= self.beta < 1, f"the client momentum must lie in [0, 1), got {self.beta}.")
+        check_between("the client momentum", self.beta, 0, 1, "[)")
 
     def start(self, local: LocalTraining) -> None:
         """Set v = 0."""

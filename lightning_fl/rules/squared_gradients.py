@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lightning_fl.errors import require
+from lightning_fl.checks import check_whole
 from lightning_fl.slots import LocalTraining, Message, Rule, State
 
 IMPORTANCE = "scalars/importance"
@@ -31,8 +31,8 @@ class SquaredGradients(Rule):
     each_step: bool = False
 
     def __post_init__(self) -> None:
-        given = self.interval
-        require(given is None or given >= 1, f"the interval of rounds must be at least 1, got {given}.")
+        if self.interval is not None:
+            check_whole("the interval of rounds", self.interval, 1)
 
     def init(self, params: Tensor) -> State:
         """Return Z_k = 0."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from lightning_fl.checks import check_at_least
 from lightning_fl.errors import require
 from lightning_fl.slots import LocalTraining, Rule, Setting, forwards
 
@@ -26,7 +27,7 @@ class Thresholded(Rule):
     threshold: float = 1e-3
 
     def __post_init__(self) -> None:
-        require(self.threshold >= 0, f"threshold is a magnitude and must be at least 0, got {self.threshold}.")
+        check_at_least("threshold, a magnitude,", self.threshold, 0)
 
     def check(self, setting: Setting) -> None:
         """Check the inner rule, and raise `UserError` if the network has no convolution."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lightning_fl.errors import require
+from lightning_fl.checks import check_positive
 from lightning_fl.slots import ServerTurn, State, Step
 
 
@@ -19,7 +19,7 @@ class Apply(Step):
     learning_rate: float = 1.0
 
     def __post_init__(self) -> None:
-        require(self.learning_rate > 0, f"the server learning rate must be positive, got {self.learning_rate}.")
+        check_positive("the server learning rate", self.learning_rate)
 
     def __call__(self, turn: ServerTurn, state: State) -> State:
         """Start the chain: propose FedAvg's model, or a longer or shorter step towards it."""

@@ -10,8 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
-from lightning_fl.checks import whole_share
-from lightning_fl.errors import nearest, require
+from lightning_fl.checks import check_between, check_choice, check_positive, check_whole, whole_share
 from lightning_fl.slots import Server, ServerTurn, State, Step
 
 AVERAGES = ("logits", "probs")
@@ -54,17 +53,13 @@ class Distillation(Step):
     freeze_batch_norm: bool = False
 
     def __post_init__(self) -> None:
-        require(self.max_steps >= 0, f"max_steps of the distillation must be at least 0, got {self.max_steps}.")
+        check_whole("max_steps of the distillation", self.max_steps, 0)
         for name in ("batch_size", "val_every_n_steps", "patience"):
-            value = getattr(self, name)
-            require(value >= 1, f"{name} of the distillation must be at least 1, got {value}.")
+            check_whole(f"{name} of the distillation", getattr(self, name), 1)
         for name in ("learning_rate", "temperature", "clip_norm"):
-            value = getattr(self, name)
-            require(value > 0, f"{name} of the distillation must be positive, got {value}.")
-        require(0 <= self.val_fraction < 1, f"val_fraction must lie in [0, 1), got {self.val_fraction}.")
-        require(
-            self.average in AVERAGES, f"average {self.average!r} is unknown; {nearest(str(self.average), AVERAGES)}."
-        )
+            check_positive(f"{name} of the distillation", getattr(self, name))
+        check_between("val_fraction", self.val_fraction, 0, 1, "[)")
+        check_choice("average", self.average, AVERAGES)
 
     def check(self, server: Server) -> None:
         """Warn without server data; raise `UserError` if the module lacks logits, or an accuracy to validate with."""

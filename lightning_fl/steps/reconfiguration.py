@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor
 
-from lightning_fl.checks import whole_share
+from lightning_fl.checks import check_at_least, check_between, check_positive, check_whole, whole_share
 from lightning_fl.errors import UserError, require
 from lightning_fl.pruning.prunefl_mask import fastest, smallest_kept
 from lightning_fl.slots import Rule, Server, ServerTurn, Setting, SetupTurn, State, Step
@@ -68,17 +68,15 @@ class Reconfiguration(Step):
     tolerance: float = 0.1
 
     def __post_init__(self) -> None:
-        require(
-            0 <= self.shrink < 1, f"shrink is the share of a layer to remove and must lie in [0, 1), got {self.shrink}."
-        )
-        given = self.max_density
-        require(given is None or 0 < given <= 1, f"max_density must lie in (0, 1], got {given}.")
+        check_between("shrink, the share of a layer to remove,", self.shrink, 0, 1, "[)")
+        if self.max_density is not None:
+            check_between("max_density", self.max_density, 0, 1, "(]")
         for name in ("half_life", "bandwidth"):
-            require(getattr(self, name) > 0, f"{name} must be positive, got {getattr(self, name)}.")
-        for name in ("seconds_per_mac", "fixed_share", "initial_passes", "start_accuracy", "tolerance"):
-            require(getattr(self, name) >= 0, f"{name} must be at least 0, got {getattr(self, name)}.")
-        for name in ("initial_batches", "initial_interval"):
-            require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}.")
+            check_positive(name, getattr(self, name))
+        for name in ("seconds_per_mac", "fixed_share", "start_accuracy", "tolerance"):
+            check_at_least(name, getattr(self, name), 0)
+        for name, minimum in {"initial_passes": 0, "initial_batches": 1, "initial_interval": 1}.items():
+            check_whole(name, getattr(self, name), minimum)
 
     def rules(self) -> tuple[Rule, ...]:
         """Return the rule of the server, if it trains before the first round."""

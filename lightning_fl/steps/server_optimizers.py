@@ -14,7 +14,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lightning_fl.errors import nearest, require
+from lightning_fl.checks import check_between, check_choice, check_positive
+from lightning_fl.errors import require
 from lightning_fl.slots import Rule, Server, ServerTurn, SetupTurn, State, Step
 
 
@@ -38,11 +39,9 @@ class Momentum(Step):
     dampening: bool = True
 
     def __post_init__(self) -> None:
-        require(0 <= self.beta < 1, f"the server momentum beta must lie in [0, 1), got {self.beta}.")
-        require(self.learning_rate > 0, f"the server learning rate must be positive, got {self.learning_rate}.")
-        allowed = ("zero", "first")
-        given = self.init_with
-        require(given in allowed, f"start {given!r} of the momentum is unknown; {nearest(str(given), allowed)}.")
+        check_between("the server momentum beta", self.beta, 0, 1, "[)")
+        check_positive("the server learning rate", self.learning_rate)
+        check_choice("the momentum's start", self.init_with, ("zero", "first"))
 
     def changes_model(self) -> bool:
         """False: it follows the change of the earlier steps."""
@@ -83,10 +82,10 @@ class Yogi(Step):
     epsilon: float = 1e-3
 
     def __post_init__(self) -> None:
-        require(0 <= self.beta < 1, f"the server momentum beta must lie in [0, 1), got {self.beta}.")
-        require(0 <= self.second_beta < 1, f"Yogi's second_beta must lie in [0, 1), got {self.second_beta}.")
-        require(self.learning_rate > 0, f"the server learning rate must be positive, got {self.learning_rate}.")
-        require(self.epsilon > 0, f"Yogi's epsilon must be positive, got {self.epsilon}.")
+        check_between("the server momentum beta", self.beta, 0, 1, "[)")
+        check_between("Yogi's second_beta", self.second_beta, 0, 1, "[)")
+        check_positive("the server learning rate", self.learning_rate)
+        check_positive("Yogi's epsilon", self.epsilon)
 
     def changes_model(self) -> bool:
         """False: it follows the change of the earlier steps."""

@@ -12,7 +12,8 @@ from typing import Literal
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from lightning_fl.errors import UserError, nearest, require
+from lightning_fl.checks import check_at_least, check_between, check_choice, check_positive
+from lightning_fl.errors import UserError, require
 from lightning_fl.slots import Rule, Server, ServerTurn, SetupTurn, State, Step
 
 INVERSES = ("one_minus", "inverse")
@@ -50,12 +51,12 @@ class DynamicServerUpdate(Step):
     rule: Rule | None = None
 
     def __post_init__(self) -> None:
-        require(self.C >= 0, f"C scales the server's update and must be at least 0, got {self.C}.")
-        require(0 < self.decay <= 1, f"the decay of the server's update must lie in (0, 1], got {self.decay}.")
-        require(self.f in INVERSES, f"f {self.f!r} is unknown; {nearest(str(self.f), INVERSES)}.")
-        require(self.epsilon > 0, f"epsilon must be positive, got {self.epsilon}.")
-        given = self.alpha_max
-        require(given is None or given >= 0, f"alpha_max must be at least 0, got {given}.")
+        check_at_least("C, the scale of the server's update,", self.C, 0)
+        check_between("the decay of the server's update", self.decay, 0, 1, "(]")
+        check_choice("f", self.f, INVERSES)
+        check_positive("epsilon", self.epsilon)
+        if self.alpha_max is not None:
+            check_at_least("alpha_max", self.alpha_max, 0)
 
     def rules(self) -> tuple[Rule, ...]:
         """Return the rule of the server's steps, if given."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lightning_fl.errors import require
+from lightning_fl.checks import check_between
 from lightning_fl.slots import MEAN_GRADIENT, Message, ServerTurn, State, Step
 
 
@@ -60,7 +60,7 @@ class GradientMomentum(Step):
     beta: float = 0.9
 
     def __post_init__(self) -> None:
-        require(0 <= self.beta < 1, f"the momentum beta must lie in [0, 1), got {self.beta}.")
+        check_between("the momentum beta", self.beta, 0, 1, "[)")
 
     def changes_model(self) -> bool:
         """False: it keeps m."""

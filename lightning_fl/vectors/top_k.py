@@ -11,7 +11,6 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from lightning_fl.errors import nearest, require
 from lightning_fl.vectors.bit_packing import bit_width, pack, unpack
 
 IndexBits = Literal["ceil", "exact"]
@@ -130,11 +129,6 @@ def positions_bits(k: int, count: int, index_bits: IndexBits = "ceil") -> int:
     if k == count:
         return 0
     return min(count, k * bit_width(count) if index_bits == "ceil" else ceil(k * log2(count)))
-
-
-def check_index_bits(index_bits: str) -> None:
-    """Raise `UserError` if `index_bits` is unknown."""
-    require(index_bits in INDEX_BITS, f"index_bits {index_bits!r} is unknown; {nearest(str(index_bits), INDEX_BITS)}.")
 
 
 def pack_positions(positions: Tensor, count: int) -> Tensor:

@@ -162,5 +162,6 @@ def test_the_last_rounds_are_those_of_the_run_that_goes_on(
 
 @pytest.mark.parametrize("given", [-1, 0.5, True])
 def test_a_number_of_rounds_is_asked_for(given: Any) -> None:
-    with pytest.raises(UserError, match=f"full_batch_last must be a whole number of rounds, at least 0, got {given}"):
+    sentence = f"full_batch_last, a number of rounds, must be a whole number of at least 0, got {given}"
+    with pytest.raises(UserError, match=sentence):
         FedDA(full_batch_last=given)

@@ -170,14 +170,14 @@ def test_the_server_stops_when_the_mask_settles(make_trainer: MakeTrainer) -> No
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"interval": 0}, "interval of rounds must be at least 1, got 0"),
+        ({"interval": 0}, "interval of rounds must be a whole number of at least 1, got 0"),
         ({"shrink": 1.0}, r"\[0, 1\), got 1.0"),
         ({"max_density": 0.0}, r"max_density must lie in \(0, 1\], got 0.0"),
         ({"half_life": 0}, "half_life must be positive"),
         ({"bandwidth": 0}, "bandwidth must be positive"),
-        ({"initial_passes": -1}, "initial_passes must be at least 0"),
-        ({"initial_batches": 0}, "initial_batches must be at least 1"),
-        ({"initial_interval": 0}, "initial_interval must be at least 1"),
+        ({"initial_passes": -1}, "initial_passes must be a whole number of at least 0"),
+        ({"initial_batches": 0}, "initial_batches must be a whole number of at least 1"),
+        ({"initial_interval": 0}, "initial_interval must be a whole number of at least 1"),
         ({"seconds_per_mac": -1}, "seconds_per_mac must be at least 0"),
         ({"fixed_share": -1}, "fixed_share must be at least 0"),
     ],

@@ -202,10 +202,10 @@ def test_any_codec_serves_any_method(lightning_fl: Command, small: str) -> None:
     ("words", "sentence"),
     [
         ("FedAdamSSM --algorithm.mask paramters", "did you mean 'parameters'"),
-        ("FedAdamSSM --algorithm.alpha 0", "alpha is the share of numbers"),
+        ("FedAdamSSM --algorithm.alpha 0", "alpha, the share of numbers that are sent,"),
         ("EfficientAdam --algorithm.quantiser unifrom", "did you mean 'uniform'"),
         ("Algorithm --algorithm.uplink TpK", "did you mean 'TopK'"),
-        ("Algorithm --algorithm.uplink TopK --algorithm.uplink.alpha 2", "alpha is the share of numbers"),
+        ("Algorithm --algorithm.uplink TopK --algorithm.uplink.alpha 2", "alpha, the share of numbers that are sent,"),
         ("Algorithm --algorithm.downlink TopK", "cannot send the whole model down"),
     ],
 )

@@ -653,8 +653,8 @@ def test_two_processes_choose_as_one(method: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "named"),
     [
-        (lambda: FedLDF(n=0), ["n ", "0"]),
-        (lambda: HDFL(n=-1), ["n ", "-1"]),
+        (lambda: FedLDF(n=0), ["n, the number of clients", "0"]),
+        (lambda: HDFL(n=-1), ["n, the number of clients", "-1"]),
         (lambda: FedLDF(broadcast="evryone"), ["'evryone'", "all", "selected"]),  # type: ignore[arg-type]
         (lambda: FedADP(keep=0), ["keep", "(0, 1]", "0"]),
         (lambda: FedADP(keep=1.2), ["keep", "(0, 1]", "1.2"]),
