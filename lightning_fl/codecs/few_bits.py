@@ -106,6 +106,7 @@ class Quantiser(Codec):
     def __post_init__(self) -> None:
         check_choice("levels", self.levels, ("log", "uniform"))
         check_whole("bits of a quantised number", self.bits, 2, 32)
+        object.__setattr__(self, "bits", int(self.bits))  # arithmetic with a NumPy integer may overflow
         check_choice("groups", self.groups, get_args(Groups))
 
     def is_lossy_for(self, name: str) -> bool:
