@@ -20,8 +20,8 @@ from lightning_fl.callbacks._calibration import calibration_images, example_inpu
 from lightning_fl.callbacks._pruning_callback import StructuredPruning
 from lightning_fl.callbacks._sources import Source, sources_of
 from lightning_fl.callbacks.adaptive_rate import AdaptiveRate, seed_of
-from lightning_fl.checks import whole_share
-from lightning_fl.errors import UserError, nearest, require
+from lightning_fl.checks import check_between, check_choice, check_whole, whole_share
+from lightning_fl.errors import require
 from lightning_fl.pruning import (
     RATE_MODES,
     Plan,
@@ -81,13 +81,12 @@ class AdaptivePruning(StructuredPruning):
         rank_samples: int = 500,
     ) -> None:
         super().__init__(prune_epoch, every_n_epochs)
-        if rate_mode not in (*RATE_MODES, "fixed"):
-            raise UserError(f"rate_mode {rate_mode!r} is unknown; {nearest(str(rate_mode), (*RATE_MODES, 'fixed'))}.")
+        check_choice("rate_mode", rate_mode, (*RATE_MODES, "fixed"))
         if rate_mode == "fixed":
-            require(rate is not None and 0 <= rate < 1, f"rate_mode='fixed' needs a rate in [0, 1), got {rate}.")
+            check_between("the rate that rate_mode='fixed' needs", rate, 0, 1, "[)")
         else:
             require(rate is None, f"rate={rate} is for rate_mode='fixed'; {rate_mode!r} finds the rate itself.")
-        require(rank_samples >= 1, f"rank_samples must be at least 1, got {rank_samples}.")
+        check_whole("rank_samples", rank_samples, 1)
         self.adaptive_rate = AdaptiveRate(
             "slq_plateau" if rate_mode == "fixed" else rate_mode,
             max_sources=max_sources,

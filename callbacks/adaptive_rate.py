@@ -21,6 +21,7 @@ from tqdm.auto import tqdm
 
 from lightning_fl.callbacks._calibration import moved
 from lightning_fl.callbacks._sources import Source, sources_of
+from lightning_fl.checks import check_positive, check_whole
 from lightning_fl.errors import require
 from lightning_fl.pruning import SourceRate, TrainingLoss, check_curvature, plans_of, trainable
 from lightning_fl.pruning.curvature import layer_rates
@@ -64,9 +65,10 @@ class AdaptiveRate:
         max_rate: float = 0.95,
         server_only: bool = False,
     ) -> None:
-        require(max_sources is None or max_sources >= 1, f"max_sources must be at least 1, got {max_sources}.")
-        require(epsilon > 0, f"epsilon must be above 0, got {epsilon}.")
-        require(batch_size >= 1, f"batch_size must be at least 1, got {batch_size}.")
+        if max_sources is not None:
+            check_whole("max_sources", max_sources, 1)
+        check_positive("epsilon", epsilon)
+        check_whole("batch_size", batch_size, 1)
         check_curvature(curvature)
         self.source_rate = SourceRate(mode, lanczos_steps, probes, max_rate)
         self.max_sources = max_sources

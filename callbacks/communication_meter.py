@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
-from lightning_fl.errors import require
+from lightning_fl.checks import check_positive
 
 
 class CommunicationMeter(Callback):
@@ -34,10 +34,8 @@ class CommunicationMeter(Callback):
     """
 
     def __init__(self, max_uplink_bytes: float | None = None) -> None:
-        require(
-            max_uplink_bytes is None or max_uplink_bytes > 0,
-            f"max_uplink_bytes must be a number of bytes above 0, got {max_uplink_bytes}.",
-        )
+        if max_uplink_bytes is not None:
+            check_positive("max_uplink_bytes", max_uplink_bytes)
         self.max_uplink_bytes = max_uplink_bytes
         self.sent_bits = 0
         """Bits sent by all workers of an ordinary trainer so far."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lightning_fl.callbacks._calibration import calibration_images, example_input
 from lightning_fl.callbacks._pruning_callback import StructuredPruning
-from lightning_fl.errors import UserError, nearest, require
+from lightning_fl.checks import check_between, check_choice, check_whole
 from lightning_fl.pruning import (
     feature_map_ranks,
     filter_magnitudes,
@@ -67,11 +67,10 @@ class FilterPruning(StructuredPruning):
     ) -> None:
         super().__init__(prune_epoch, every_n_epochs)
         for layer, share in rate.items() if isinstance(rate, Mapping) else [("every layer", rate)]:
-            require(0 <= share < 1, f"rate is the share of filters that {layer} loses and lies in [0, 1), got {share}.")
-        if importance not in IMPORTANCES:
-            raise UserError(f"importance {importance!r} is unknown; {nearest(str(importance), IMPORTANCES)}.")
-        for name, value in (("num_batches", num_batches), ("batch_size", batch_size)):
-            require(value >= 1, f"{name} must be at least 1, got {value}.")
+            check_between(f"rate, the share of filters that {layer} loses,", share, 0, 1, "[)")
+        check_choice("importance", importance, IMPORTANCES)
+        check_whole("num_batches", num_batches, 1)
+        check_whole("batch_size", batch_size, 1)
         self.rate = rate
         self.importance = importance
         self.num_batches = num_batches

@@ -16,7 +16,8 @@ from torch.utils.hooks import RemovableHandle
 
 from lightning_fl.callbacks._pruning_callback import PruningCallback
 from lightning_fl.callbacks.adaptive_rate import AdaptiveRate
-from lightning_fl.errors import UserError, nearest, require
+from lightning_fl.checks import check_between, check_choice
+from lightning_fl.errors import require
 from lightning_fl.pruning import Masks, apply_masks, forget_masks, hold_masks, largest, masks_of, prunable
 
 SCOPES = ("global", "layer")
@@ -56,9 +57,8 @@ class MagnitudePruning(PruningCallback):
     ) -> None:
         super().__init__(prune_epoch, every_n_epochs)
         if not isinstance(rate, AdaptiveRate):
-            require(0 <= rate < 1, f"rate is the share of the weights to prune and must lie in [0, 1), got {rate}.")
-        if scope not in SCOPES:
-            raise UserError(f"scope {scope!r} is unknown; {nearest(str(scope), SCOPES)}.")
+            check_between("rate, the share of the weights to prune,", rate, 0, 1, "[)")
+        check_choice("scope", scope, SCOPES)
         self.rate = rate
         self.scope = scope
         self.exclude = tuple(exclude)

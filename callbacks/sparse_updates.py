@@ -17,7 +17,8 @@ import torch
 from lightning.pytorch import Callback, LightningModule
 from torch import Tensor
 
-from lightning_fl.errors import UserError, nearest, require
+from lightning_fl.checks import check_between, check_choice, check_whole
+from lightning_fl.errors import UserError, require
 from lightning_fl.pruning import plans_of
 from lightning_fl.vectors.top_k import num_kept, positions_bits, top_k
 
@@ -70,12 +71,9 @@ class SparseUpdates(Callback):
         error_feedback: bool = False,
         every_n_steps: int = 1,
     ) -> None:
-        require(
-            0 < alpha <= 1, f"alpha is the share of numbers that an update changes and lies in (0, 1], got {alpha}."
-        )
-        require(every_n_steps >= 1, f"every_n_steps must be at least 1, got {every_n_steps}.")
-        if mask not in MASKS:
-            raise UserError(f"mask {mask!r} is unknown; {nearest(str(mask), MASKS)}.")
+        check_between("alpha, the share of numbers that an update changes,", alpha, 0, 1, "(]")
+        check_whole("every_n_steps", every_n_steps, 1)
+        check_choice("mask", mask, MASKS)
         self.alpha = alpha
         self.mask = mask
         self.error_feedback = error_feedback

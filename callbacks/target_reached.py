@@ -7,7 +7,7 @@ from typing import Any, Literal
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
-from lightning_fl.checks import reaches
+from lightning_fl.checks import check_choice, reaches
 from lightning_fl.errors import UserError, nearest, require
 
 # Costs to record, if the trainer has them.
@@ -40,8 +40,7 @@ class TargetReached(Callback):
         mode: Literal["max", "min"] = "max",
         stop: bool = True,
     ) -> None:
-        if mode not in ("max", "min"):
-            raise UserError(f"mode {mode!r} is unknown; {nearest(str(mode), ('max', 'min'))}.")
+        check_choice("mode", mode, ("max", "min"))
         require(target == target, "target must be a number, got nan.")
         self.target = target
         self.monitor = monitor

@@ -20,7 +20,8 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ExponentialLR, MultiplicativeLR
 
-from lightning_fl.errors import UserError, nearest, require
+from lightning_fl.checks import check_at_least, check_between, check_choice, check_positive, check_whole
+from lightning_fl.errors import UserError, require
 from lightning_fl.modules.networks import network as build_network
 from lightning_fl.modules.networks import usual_input
 from lightning_fl.pruning import Prunable
@@ -73,14 +74,12 @@ class ImageClassifier(Prunable, LightningModule):
             num_classes is not None,
             "the data do not define num_classes: set it (--data.num_classes at the command line)",
         )
-        require(num_classes >= 2, f"num_classes must be at least 2, got {num_classes}")
-        require(0 < learning_rate < math.inf, f"learning_rate must be above 0 and finite, got {learning_rate}")
-        require(0 <= momentum < 1, f"momentum must be in [0, 1), got {momentum}")
-        require(0 <= weight_decay < math.inf, f"weight_decay must be at least 0 and finite, got {weight_decay}")
-        require(0 < lr_decay <= 1, f"lr_decay must be in (0, 1], got {lr_decay}")
-        require(
-            lr_schedule in LR_SCHEDULES, f"unknown lr_schedule {lr_schedule!r}: {nearest(lr_schedule, LR_SCHEDULES)}"
-        )
+        check_whole("num_classes", num_classes, 2)
+        check_positive("learning_rate", learning_rate)
+        check_between("momentum", momentum, 0, 1, "[)")
+        check_at_least("weight_decay", weight_decay, 0)
+        check_between("lr_decay", lr_decay, 0, 1, "(]")
+        check_choice("lr_schedule", lr_schedule, LR_SCHEDULES)
         with warnings.catch_warnings():
             # From the command line, the hyper-parameter `network` is a configuration, which must be saved.
             warnings.filterwarnings("ignore", "Attribute 'network' is an instance of")

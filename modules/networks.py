@@ -25,6 +25,7 @@ from typing import Any, Literal
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from lightning_fl.checks import check_between, check_choice, check_whole
 from lightning_fl.errors import UserError, nearest, require
 
 
@@ -53,7 +54,7 @@ def network(
     in_channels = usual_channels if in_channels is None else in_channels
     image_size = usual_size if image_size is None else image_size
     for label, value in (("num_classes", num_classes), ("in_channels", in_channels), ("image_size", image_size)):
-        require(value >= 1, f"network {name!r}: {label} must be at least 1, got {value}")
+        check_whole(f"network {name!r}: {label}", value, 1)
     allowed = list(inspect.signature(NETWORKS[name]).parameters)[3:]
     for option in options:
         known = nearest(option, allowed) if allowed else "it has none"
@@ -188,7 +189,7 @@ def vgg11_bn(num_classes: int = 10, in_channels: int = 3, image_size: int = 32, 
 def _vgg11(
     name: str, num_classes: int, in_channels: int, image_size: int, dropout: float, batch_norm: bool
 ) -> nn.Module:
-    require(0 <= dropout < 1, f"network {name!r}: dropout must be in [0, 1), got {dropout}")
+    check_between(f"network {name!r}: dropout", dropout, 0, 1, "[)")
     side = _side(name, image_size, lambda size: size // 32)
     layers = _vgg_features(in_channels, batch_norm)
     layers["flatten"] = nn.Flatten()
@@ -237,7 +238,7 @@ def resnet18(
         stem_kernel: side of the first convolution's kernel in pixels; FedAdam-SSM prints 2, most likely a misprint of
             3. The feature map keeps the size of the image.
     """
-    require(stem_kernel >= 1, f"network 'resnet18': stem_kernel must be at least 1, got {stem_kernel}")
+    check_whole("network 'resnet18': stem_kernel", stem_kernel, 1)
     stem = nn.Conv2d(
         in_channels,
         64,
@@ -258,7 +259,7 @@ def resnet32(
     Option: `shortcut` of the blocks that halve the image, in the notation of He et al.: "A" pads with zero channels,
     "B" is a 1×1 convolution with BatchNorm (466,906 parameters).
     """
-    require(shortcut in ("A", "B"), f"network 'resnet32': shortcut must be 'A' or 'B', got {shortcut!r}")
+    check_choice("network 'resnet32': shortcut", shortcut, ("A", "B"))
     stem = nn.Conv2d(in_channels, 16, 3, padding=1, bias=False)
     return _resnet(stem, widths=(16, 32, 64), depth=5, num_classes=num_classes, conv_bias=False, shortcut=shortcut)
 

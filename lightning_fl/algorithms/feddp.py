@@ -26,7 +26,8 @@ from torch import nn
 from lightning_fl.aggregators import WeightedMean
 from lightning_fl.algorithms.algorithm import Algorithm, mean_over_clients
 from lightning_fl.callbacks import DynamicGates
-from lightning_fl.errors import UserError, nearest, require
+from lightning_fl.checks import check_choice, check_whole
+from lightning_fl.errors import require
 from lightning_fl.gates import gate_parameters, gates_of, remove_gates, sliced, without_gates
 from lightning_fl.rules import ControlVariates, Thresholded
 from lightning_fl.slots import Server, Setting, Validation, forwards
@@ -66,12 +67,9 @@ class FedDP(Algorithm):
             variant: Prune by gates, or by threshold as in the authors' released code.
             pruning_threshold: Largest magnitude that the threshold variant sets to 0, at least 0.
         """
-        if variant not in VARIANTS:
-            raise UserError(f"variant {variant!r} is unknown; {nearest(str(variant), VARIANTS)}.")
-        require(
-            validation_clients is None or validation_clients >= 1,
-            f"validation_clients must be at least 1, got {validation_clients}.",
-        )
+        check_choice("variant", variant, VARIANTS)
+        if validation_clients is not None:
+            check_whole("validation_clients", validation_clients, 1)
         require(
             base is None or (isinstance(base, Algorithm) and not isinstance(base, FedDP)),
             f"base must be the method under the gates, such as FedAvg(), FedProx(), FedNova() or SCAFFOLD(), got {_shown(base)}.",

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from lightning_fl.errors import nearest, require
+from lightning_fl.checks import check_between, check_choice
 
 MODES = ("ste", "multiply")
 
@@ -33,8 +33,8 @@ def num_kept(keep: float, channels: int) -> int:
 
 def check_options(keep: float, mode: str) -> None:
     """Raise `UserError` unless keep lies in (0, 1] and the mode is known."""
-    require(0 < keep <= 1, f"keep is the share of channels that a gate keeps and must be in (0, 1], got {keep}.")
-    require(mode in MODES, f"gate mode {mode!r} is unknown; {nearest(str(mode), MODES)}.")
+    check_between("keep, the share of channels that a gate keeps,", keep, 0, 1, "(]")
+    check_choice("gate mode", mode, MODES)
 
 
 class Gate(nn.Module):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lightning_fl.errors import require
+from lightning_fl.checks import check_whole
 
 
 @dataclass(frozen=True)
@@ -23,17 +23,9 @@ class Schedule:
     every: int | None = None
 
     def __post_init__(self) -> None:
-        whole = isinstance(self.first, int) and not isinstance(self.first, bool)
-        require(
-            whole and self.first >= 0,
-            "prune_epoch is the epoch before which the network is pruned and must be a whole number of at least 0, "
-            f"got {self.first}.",
-        )
-        whole = self.every is None or (isinstance(self.every, int) and not isinstance(self.every, bool))
-        require(
-            whole and (self.every is None or self.every >= 1),
-            f"every_n_epochs must be a whole number of at least 1, or None to prune once, got {self.every}.",
-        )
+        check_whole("prune_epoch, the epoch before which the network is pruned,", self.first, 0)
+        if self.every is not None:
+            check_whole("every_n_epochs, unless it is None to prune once,", self.every, 1)
 
     def due(self, epoch: int) -> bool:
         """True if the network is pruned before the training of `epoch`."""

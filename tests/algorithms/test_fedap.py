@@ -240,7 +240,7 @@ def test_too_late_is_told_and_what_cannot_be_pruned_is_refused(make_trainer: Mak
     module.example_input_array = torch.zeros(1, 3)
     with pytest.raises(UserError, match="AdaptivePruning: no layer of Perceptron can lose filters"):
         make_trainer(max_rounds=1).fit(module, Served(9), FedAP(prune_round=0))
-    with pytest.raises(UserError, match=r"needs a rate in \[0, 1\), got 1.5"):
+    with pytest.raises(UserError, match=r"needs must lie in \[0, 1\), got 1.5"):
         FedAP(rate_mode="fixed", rate=1.5)
 
 

@@ -201,10 +201,10 @@ def test_what_it_lacks_is_said_before_training(
     [
         (lambda: FedKT(mode="oneshot"), "did you mean 'one_shot'"),  # type: ignore[arg-type]
         (lambda: FedKT(preset="lite"), "did you mean 'light'"),  # type: ignore[arg-type]
-        (lambda: FedKT(s=0), "s of FedKT must be at least 1, got 0"),
-        (lambda: FedKT(t=0), "t of FedKT must be at least 1, got 0"),
-        (lambda: FedKT(epochs=0), "epochs of FedKT must be at least 1, got 0"),
-        (lambda: FedKT(batch_size=0), "batch_size of FedKT must be at least 1, got 0"),
+        (lambda: FedKT(s=0), "s of FedKT must be a whole number of at least 1, got 0"),
+        (lambda: FedKT(t=0), "t of FedKT must be a whole number of at least 1, got 0"),
+        (lambda: FedKT(epochs=0), "epochs of FedKT must be a whole number of at least 1, got 0"),
+        (lambda: FedKT(batch_size=0), "batch_size of FedKT must be a whole number of at least 1, got 0"),
         (lambda: FedKT(learning_rate=0.0), "learning_rate of FedKT must be positive, got 0.0"),
     ],
 )

@@ -138,10 +138,10 @@ def test_every_run_is_pruned_anew(make_trainer: MakeTrainer) -> None:
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"rate": 1.0}, r"rate .*\[0, 1\), got 1\.0"),
-        ({"rate": -0.1}, r"rate .*got -0\.1"),
-        ({"prune_round": -1}, "prune_round .*at least 0, got -1"),
-        ({"prune_round": 0.5}, r"prune_round .*got 0\.5"),
+        ({"rate": 1.0}, r"rate, .*\[0, 1\), got 1\.0"),
+        ({"rate": -0.1}, r"rate, .*got -0\.1"),
+        ({"prune_round": -1}, "prune_round, .*at least 0, got -1"),
+        ({"prune_round": 0.5}, r"prune_round, .*got 0\.5"),
         ({"num_batches": 0}, "num_batches .*got 0"),
         ({"batch_size": 0}, "batch_size .*got 0"),
     ],

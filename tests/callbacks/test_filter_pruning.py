@@ -320,14 +320,17 @@ def test_a_stream_is_read_as_it_comes() -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ({"rate": 1.0}, r"every layer loses and lies in \[0, 1\), got 1.0"),
+        ({"rate": 1.0}, r"every layer loses, must lie in \[0, 1\), got 1.0"),
         ({"rate": -0.1}, "got -0.1"),
-        ({"rate": {"net.0": 1.5}}, r"net.0 loses and lies in \[0, 1\), got 1.5"),
+        ({"rate": {"net.0": 1.5}}, r"net.0 loses, must lie in \[0, 1\), got 1.5"),
         ({"importance": "feature_ranks"}, "importance 'feature_ranks' is unknown; did you mean 'feature_rank'"),
         ({"prune_epoch": -1}, "at least 0, got -1"),
-        ({"every_n_epochs": 0}, "every_n_epochs must be a whole number of at least 1, or None to prune once, got 0"),
-        ({"num_batches": 0}, "num_batches must be at least 1, got 0"),
-        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        (
+            {"every_n_epochs": 0},
+            "every_n_epochs, unless it is None to prune once, must be a whole number of at least 1, got 0",
+        ),
+        ({"num_batches": 0}, "num_batches must be a whole number of at least 1, got 0"),
+        ({"batch_size": 0}, "batch_size must be a whole number of at least 1, got 0"),
     ],
 )
 def test_bad_arguments_are_refused(arguments: dict[str, Any], sentence: str) -> None:

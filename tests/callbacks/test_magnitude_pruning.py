@@ -170,7 +170,7 @@ def test_normalisation_and_the_convolutions_beside_residual_blocks_stay_whole() 
         ({"rate": 1.0}, r"\[0, 1\), got 1.0"),
         ({"rate": -0.1}, r"\[0, 1\), got -0.1"),
         ({"prune_epoch": -1}, "got -1"),
-        ({"every_n_epochs": 0}, "at least 1, or None to prune once, got 0"),
+        ({"every_n_epochs": 0}, "None to prune once, must be a whole number of at least 1, got 0"),
         ({"scope": "globl"}, "did you mean 'global'"),
     ],
 )

@@ -96,7 +96,7 @@ def test_a_budget_ends_the_training(
     federated = make_trainer(max_rounds=9, callbacks=CommunicationMeter(max_uplink_bytes=2 * a_round + 1))
     federated.fit(Counts(), federation())
     assert federated.run.round == 3
-    with pytest.raises(UserError, match="max_uplink_bytes must be a number of bytes above 0, got 0"):
+    with pytest.raises(UserError, match="max_uplink_bytes must be positive, got 0"):
         CommunicationMeter(0)
 
 

@@ -178,11 +178,11 @@ def test_alpha_one_changes_nothing() -> None:
 
 
 def test_bad_input_is_refused() -> None:
-    with pytest.raises(UserError, match=r"alpha .* \(0, 1\], got 0"):
+    with pytest.raises(UserError, match=r"alpha, .* \(0, 1\], got 0"):
         SparseUpdates(alpha=0)
     with pytest.raises(UserError, match="'second' is unknown; did you mean 'second_moment'"):
         SparseUpdates(mask="second")  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="every_n_steps must be at least 1, got 0"):
+    with pytest.raises(UserError, match="every_n_steps must be a whole number of at least 1, got 0"):
         SparseUpdates(every_n_steps=0)
     with pytest.raises(UserError, match="needs a moment that SGD does not keep"):
         fit_with([SparseUpdates(mask="second_moment")], "sgd")

@@ -458,7 +458,7 @@ MISTAKES = {
     "network parameter": (["--model.netwrk", "cnn"], ["'netwrk'", "'network'"]),
     "value of a network option": (
         ["--model.network", "vgg11", "--data.image_size", "32", "--model.network_options", "{dropout: x}"],
-        ["vgg11", "'dropout': 'x'"],
+        ["vgg11", "dropout must lie in [0, 1)", "got 'x'"],
     ),
     "data that do not know their classes": (
         ["--data", "Federated", "--data.datamodule", "Digits"],

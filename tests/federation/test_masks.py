@@ -315,7 +315,7 @@ def test_what_any_callback_asks_of_clients_is_booked_in_the_round_that_comes(
         ({"rate_source": "al"}, "rate_source 'al' is unknown; did you mean 'all'"),
         ({"rate_source": "all", "rate": 0.4}, "rate_source='all' finds the rate itself: leave rate=0.4 out"),
         ({"max_sources": 3}, "max_sources=3 is for rate_source='all', got rate_source='server'"),
-        ({"rate_source": "all", "max_sources": 0}, "max_sources must be at least 1, got 0"),
+        ({"rate_source": "all", "max_sources": 0}, "max_sources must be a whole number of at least 1, got 0"),
     ],
 )
 def test_who_is_asked_must_be_said_in_one_way(given: dict[str, Any], sentence: str) -> None:

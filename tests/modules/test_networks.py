@@ -142,14 +142,14 @@ def test_bad_names_and_options() -> None:
         network("vgg11", 10, dropuot=0.5)
     with pytest.raises(UserError, match="'cnn' has no option 'dropout': it has none"):
         network("cnn", 10, dropout=0.5)
-    with pytest.raises(UserError, match="shortcut must be 'A' or 'B', got 'C'"):
+    with pytest.raises(UserError, match="shortcut 'C' is unknown; allowed: A, B"):
         network("resnet32", 10, shortcut="C")
-    with pytest.raises(UserError, match=r"dropout must be in \[0, 1\), got 1"):
+    with pytest.raises(UserError, match=r"dropout must lie in \[0, 1\), got 1"):
         network("vgg11", 10, dropout=1.0)
-    with pytest.raises(UserError, match="stem_kernel must be at least 1, got 0"):
+    with pytest.raises(UserError, match="stem_kernel must be a whole number of at least 1, got 0"):
         network("resnet18", 10, stem_kernel=0)
     for argument in ("num_classes", "in_channels", "image_size"):
-        with pytest.raises(UserError, match=f"{argument} must be at least 1, got 0"):
+        with pytest.raises(UserError, match=f"{argument} must be a whole number of at least 1, got 0"):
             network("linear", **{"num_classes": 10, argument: 0})
 
 

@@ -15,8 +15,8 @@ from typing import Literal
 
 from lightning_fl.aggregators import WeightedMean
 from lightning_fl.algorithms.algorithm import Algorithm
+from lightning_fl.checks import check_choice
 from lightning_fl.codecs import Dense, ErrorFeedback, Followed, OneBit, Quantiser
-from lightning_fl.errors import UserError, nearest
 from lightning_fl.rules import LocalAdam
 from lightning_fl.slots import Codec
 from lightning_fl.steps import Apply, Compress
@@ -47,9 +47,7 @@ class EfficientAdam(Algorithm):
             epsilon: ε > 0, inside the root.
             weighting: Average by `samples`, or with `uniform` weights.
         """
-        quantisers = ("log", "uniform", "sign")
-        if quantiser not in quantisers:
-            raise UserError(f"quantiser {quantiser!r} is unknown; {nearest(str(quantiser), quantisers)}.")
+        check_choice("quantiser", quantiser, ("log", "uniform", "sign"))
         codec: Codec
         if quantiser == "sign":
             codec = OneBit("l1", groups)

@@ -19,8 +19,8 @@ from typing import Literal
 
 from lightning_fl.aggregators import WeightedMean
 from lightning_fl.algorithms.algorithm import Algorithm
+from lightning_fl.checks import check_choice
 from lightning_fl.codecs import Changes, Dense, FairTopK, SharedTopK, TopK
-from lightning_fl.errors import UserError, nearest
 from lightning_fl.rules import SharedAdam
 from lightning_fl.slots import Codec
 from lightning_fl.steps import Apply, Moments
@@ -111,8 +111,7 @@ class FedAdamSSM(Algorithm):
             downlink: Broadcast everything (`dense`), or only the changed coordinates (`union` of the masks).
             index_bits: Count ⌈log2 d⌉ bits per index, as sent (`ceil`), or log2 d, as in the paper (`exact`).
         """
-        if mask not in LEADERS:
-            raise UserError(f"mask {mask!r} is unknown; {nearest(str(mask), LEADERS)}.")
+        check_choice("mask", mask, LEADERS)
         super().__init__(
             rule=SharedAdam(beta1, beta2, epsilon),
             uplink=SharedTopK(alpha, LEADERS[mask], index_bits=index_bits),
@@ -158,6 +157,5 @@ class FairnessTop(Algorithm):
 
 
 def _downlink(downlink: Downlink) -> Codec:
-    if downlink not in ("dense", "union"):
-        raise UserError(f"downlink {downlink!r} is unknown; {nearest(str(downlink), ('dense', 'union'))}.")
+    check_choice("downlink", downlink, ("dense", "union"))
     return Changes() if downlink == "union" else Dense()

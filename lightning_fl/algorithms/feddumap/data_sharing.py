@@ -11,9 +11,8 @@ import numpy as np
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lightning_fl.algorithms.algorithm import Algorithm
-from lightning_fl.checks import whole_share
+from lightning_fl.checks import check_between, check_whole, whole_share
 from lightning_fl.data import FederatedDataModule
-from lightning_fl.errors import require
 from lightning_fl.slots import SetupTurn
 
 
@@ -27,8 +26,8 @@ class DataSharing(Algorithm):
             cap: Limit of what a client receives, as a share of all clients' samples, in (0, 1].
             warmup_epochs: Epochs of training on the server's samples before the first round, at least 0.
         """
-        require(0 < cap <= 1, f"cap limits the samples that a client receives and must lie in (0, 1], got {cap}.")
-        require(warmup_epochs >= 0, f"warmup_epochs must be at least 0, got {warmup_epochs}.")
+        check_between("cap, the limit of the samples that a client receives,", cap, 0, 1, "(]")
+        check_whole("warmup_epochs", warmup_epochs, 0)
         super().__init__()
         self.cap = cap
         self.warmup_epochs = warmup_epochs

@@ -27,8 +27,9 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from lightning_fl.algorithms.algorithm import Algorithm
+from lightning_fl.checks import check_choice, check_positive, check_whole
 from lightning_fl.data.samples.tensor_samples import Selection
-from lightning_fl.errors import UserError, nearest, require
+from lightning_fl.errors import UserError
 from lightning_fl.slots import Message, Server, Setting, SetupTurn, is_finite
 
 MODES = ("one_shot", "init_fedavg")
@@ -62,13 +63,13 @@ class FedKT(Algorithm):
             batch_size: Batch size of these trainings, at least 1.
             consistent: Count a client's votes only where its students agree.
         """
-        require(mode in MODES, f"mode {mode!r} is unknown; {nearest(str(mode), MODES)}.")
-        require(preset in PRESETS, f"preset {preset!r} is unknown; {nearest(str(preset), PRESETS)}.")
+        check_choice("mode", mode, MODES)
+        check_choice("preset", preset, PRESETS)
         given = (s, t, epochs)
         s, t, epochs = (own if value is None else value for value, own in zip(given, PRESETS[preset], strict=True))
         for name, value in {"s": s, "t": t, "epochs": epochs, "batch_size": batch_size}.items():
-            require(value >= 1, f"{name} of FedKT must be at least 1, got {value}.")
-        require(learning_rate > 0, f"learning_rate of FedKT must be positive, got {learning_rate}.")
+            check_whole(f"{name} of FedKT", value, 1)
+        check_positive("learning_rate of FedKT", learning_rate)
         super().__init__()
         self.trains_in_rounds = mode == "init_fedavg"
         self.s = s

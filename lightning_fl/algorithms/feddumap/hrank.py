@@ -14,6 +14,7 @@ from lightning.pytorch import Callback
 
 from lightning_fl.algorithms.algorithm import Algorithm
 from lightning_fl.callbacks import FilterPruning
+from lightning_fl.checks import check_whole
 from lightning_fl.errors import require
 from lightning_fl.slots import Server, Setting
 
@@ -30,11 +31,7 @@ class HRank(Algorithm):
             num_batches: Batches of the server's samples to rank filters on, at least 1; HRank's authors take 5 of 128.
             batch_size: Samples per batch, at least 1; FedDUMAP's authors take 5 of 100.
         """
-        whole = isinstance(prune_round, int) and not isinstance(prune_round, bool)
-        require(
-            whole and prune_round >= 0,
-            f"prune_round is the round before which to prune, a whole number of at least 0, got {prune_round}.",
-        )
+        check_whole("prune_round, the round before which to prune,", prune_round, 0)
         self.rate, self.prune_round, self.num_batches, self.batch_size = rate, prune_round, num_batches, batch_size
         self.configure_callbacks()  # raises if a value is not allowed
         super().__init__()

@@ -23,7 +23,8 @@ from lightning.pytorch import Callback
 from lightning_fl.algorithms.algorithm import Algorithm
 from lightning_fl.callbacks import MagnitudePruning
 from lightning_fl.callbacks.adaptive_rate import AdaptiveRate
-from lightning_fl.errors import nearest, require
+from lightning_fl.checks import check_choice
+from lightning_fl.errors import require
 
 RATE_SOURCES = ("server", "all")
 
@@ -51,10 +52,7 @@ class IMC(Algorithm):
             max_sources: Largest number of sources to ask with rate_source all, drawn at random; every one if not given.
         """
         super().__init__()
-        require(
-            rate_source in RATE_SOURCES,
-            f"rate_source {rate_source!r} is unknown; {nearest(str(rate_source), RATE_SOURCES)}.",
-        )
+        check_choice("rate_source", rate_source, RATE_SOURCES)
         from_all = rate_source == "all"
         require(not from_all or rate is None, f"rate_source='all' finds the rate itself: leave rate={rate} out.")
         require(

@@ -19,7 +19,8 @@ from __future__ import annotations
 from typing import Literal
 
 from lightning_fl.algorithms.algorithm import Algorithm
-from lightning_fl.errors import nearest, require
+from lightning_fl.checks import check_choice
+from lightning_fl.errors import require
 from lightning_fl.rules import CorrectedMomentum, FrozenMomentum, RestartedMomentum
 from lightning_fl.steps import Apply, GradientMomentum, Momentum, Yogi
 
@@ -48,9 +49,7 @@ class ServerM(Algorithm):
             variant: Plain momentum, or yogi, which divides it by a running size of the changes. Its steps are about
                 server_learning_rate in every coordinate, so give for instance 0.01, without momentum_init and dampening.
         """
-        require(
-            variant in SERVER_VARIANTS, f"variant {variant!r} is unknown; {nearest(str(variant), SERVER_VARIANTS)}."
-        )
+        check_choice("variant", variant, SERVER_VARIANTS)
         if variant == "yogi":
             require(
                 momentum_init == "zero" and dampening,
@@ -75,9 +74,7 @@ class DeviceM(Algorithm):
             variant: Momentum restarted in every round; mime_lite, the server's momentum of full gradients, fixed during local
                 training; or mime, which also corrects each client's gradients by their difference from the mean.
         """
-        require(
-            variant in DEVICE_VARIANTS, f"variant {variant!r} is unknown; {nearest(str(variant), DEVICE_VARIANTS)}."
-        )
+        check_choice("variant", variant, DEVICE_VARIANTS)
         if variant == "restarted":
             super().__init__(rule=RestartedMomentum(beta=local_beta))
             return

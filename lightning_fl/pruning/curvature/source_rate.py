@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lightning_fl.errors import UserError, nearest, require
+from lightning_fl.checks import check_between, check_choice, check_whole
 from lightning_fl.pruning.curvature.products import Product
 from lightning_fl.pruning.curvature.spectral_rates import gap_rate, lipschitz_constant, plateau_rate
 from lightning_fl.pruning.curvature.spectrum import exact_spectrum, spectrum
@@ -37,11 +37,10 @@ class SourceRate:
 
     def __post_init__(self) -> None:
         """Raise `UserError` unless every value is allowed."""
-        if self.mode not in RATE_MODES:
-            raise UserError(f"rate_mode {self.mode!r} is unknown; {nearest(str(self.mode), RATE_MODES)}.")
-        require(self.steps >= 2, f"lanczos_steps must be at least 2, got {self.steps}.")
-        require(self.probes >= 1, f"probes must be at least 1, got {self.probes}.")
-        require(0 <= self.max_rate < 1, f"max_rate must be in [0, 1), got {self.max_rate}.")
+        check_choice("rate_mode", self.mode, RATE_MODES)
+        check_whole("lanczos_steps", self.steps, 2)
+        check_whole("probes", self.probes, 1)
+        check_between("max_rate", self.max_rate, 0, 1, "[)")
 
     def __call__(
         self,

@@ -12,7 +12,8 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
 
-from lightning_fl.errors import UserError, nearest, require
+from lightning_fl.checks import check_choice
+from lightning_fl.errors import UserError, require
 from lightning_fl.pruning.curvature.products import (
     Function,
     Product,
@@ -27,8 +28,7 @@ CURVATURES = ("hessian", "ggn")
 
 def check_curvature(curvature: str) -> None:
     """Raise `UserError` unless the curvature is known."""
-    if curvature not in CURVATURES:
-        raise UserError(f"curvature {curvature!r} is unknown; {nearest(str(curvature), CURVATURES)}.")
+    check_choice("curvature", curvature, CURVATURES)
 
 
 class TrainingLoss:

@@ -88,9 +88,9 @@ def test_what_is_not_finite_is_told():
     ("options", "sentence"),
     [
         ({"mode": "gaps"}, "rate_mode 'gaps' is unknown; did you mean 'gap'"),
-        ({"steps": 1}, "lanczos_steps must be at least 2, got 1"),
-        ({"probes": 0}, "probes must be at least 1, got 0"),
-        ({"max_rate": 1.0}, r"max_rate must be in \[0, 1\), got 1.0"),
+        ({"steps": 1}, "lanczos_steps must be a whole number of at least 2, got 1"),
+        ({"probes": 0}, "probes must be a whole number of at least 1, got 0"),
+        ({"max_rate": 1.0}, r"max_rate must lie in \[0, 1\), got 1.0"),
     ],
 )
 def test_bad_values(options, sentence):
