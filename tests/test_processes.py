@@ -11,10 +11,10 @@ import numpy as np
 import processes
 import pytest
 import torch
+from compared_runs import COMMAND, agree, ran, result
 from hypothesis import given
 from hypothesis import strategies as st
 from lightning.pytorch import Callback
-from runs import COMMAND, agree, ran, result
 from toys import Perceptron, Pruning, Remembering, federation, without_units
 
 from lightning_fl import FederatedTrainer

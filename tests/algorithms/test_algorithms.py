@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from compared_runs import equal_states
 from lightning.pytorch import Callback
 from roster import ROSTER, Turn, problem
-from runs import equal_states
 from toys import Perceptron, Poisoned, federation, read_rows, samples, vector
 
 from lightning_fl import FederatedTrainer

@@ -11,9 +11,9 @@ import numpy as np
 import oracle
 import pytest
 import torch
+from compared_runs import equal_states, ran
 from lightning.pytorch import Callback
 from roster import problem
-from runs import equal_states, ran
 from toys import SIZES, Convolved, Perceptron, Served, federation, read_rows, samples, vector
 
 from lightning_fl import FederatedTrainer, UserError

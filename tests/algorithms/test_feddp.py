@@ -12,8 +12,8 @@ import numpy as np
 import oracle
 import pytest
 import torch
+from compared_runs import equal_states
 from roster import problem
-from runs import equal_states
 from torch import Tensor, nn
 from toys import BATCH_SIZE, SIZES, Perceptron, Sizes, federation, read_rows, samples, vector
 

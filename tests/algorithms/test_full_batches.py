@@ -10,9 +10,9 @@ import numpy as np
 import oracle
 import pytest
 import torch
+from compared_runs import equal_states
 from lightning.pytorch import Callback
 from roster import problem
-from runs import equal_states
 from toys import SIZES, Perceptron, Served, federation, vector
 
 from lightning_fl import FederatedTrainer, UserError

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from compared_runs import equal_states
 from lightning.pytorch import Callback
 from oracle import Problem
 from roster import problem
-from runs import equal_states
 from torch import Tensor, nn
 from toys import Perceptron, Served, federation, read_rows
 

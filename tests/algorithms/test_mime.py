@@ -10,9 +10,9 @@ import numpy as np
 import oracle
 import pytest
 import torch
+from compared_runs import agree, assert_same, bits_of, fits, ran
 from lightning.pytorch import Callback
 from roster import problem
-from runs import agree, assert_same, bits_of, fits, ran
 from torch import Tensor, nn
 from toys import SIZES, Normalised, Perceptron, Statistics, Tied, federation, samples, vector
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from compared_runs import assert_same, fits
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import TQDMProgressBar
 from roster import ROSTER
-from runs import assert_same, fits
 from torch import Tensor, nn
 from torchmetrics import MeanMetric
 from toys import Perceptron, Remembering, Statistics, Tied, federation, samples, vector

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from compared_runs import bits_of
 from roster import ROSTER, Turn
-from runs import bits_of
 from toys import Halves, Normalised, Perceptron, federation, read_rows
 
 from lightning_fl import FederatedTrainer

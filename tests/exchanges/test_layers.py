@@ -11,11 +11,11 @@ import oracle
 import pytest
 import torch
 import yaml
+from compared_runs import agree, bits_of, ran
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lightning.pytorch import Callback
 from roster import problem
-from runs import agree, bits_of, ran
 from torch import Tensor, nn
 from toys import SIZES, Normalised, Perceptron, Poisoned, federation, samples, vector
 

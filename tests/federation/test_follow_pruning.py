@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from compared_runs import equal_states
 from lightning.pytorch import Callback
 from roster import ROSTER
-from runs import equal_states
 from torch import nn
 from toys import Perceptron, Pruning, Remembering, federation, read_rows, vector, without_units
 

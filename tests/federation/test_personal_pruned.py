@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from runs import MakeTrainer
+from compared_runs import MakeTrainer
 from torch import Tensor, nn
 from toys import Perceptron, Pruning, federation
 
