@@ -28,7 +28,7 @@ def _none(uploads: Iterable[Upload]) -> Message:
 
 
 class Link:
-    """Sends messages through the codecs and counts their bits.
+    """Sends messages through the codecs and counts their bits in a ledger of its own, which `Run.book` adds to the run's.
 
     `commit` returns a client's new codec memory, such as the residual of error feedback, once the server has accepted its
     upload. After a rejected upload the client's old memory stays. The run stores new memories at the end of the round.

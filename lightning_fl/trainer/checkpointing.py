@@ -1,4 +1,7 @@
-"""Build, find and load checkpoints, and resume a run from one."""
+"""Build, find and load checkpoints, and resume a run from one.
+
+`FederatedTrainer.save_checkpoint` writes what `build_checkpoint` returns by `checkpoint_file.save_atomically`.
+"""
 
 from __future__ import annotations
 

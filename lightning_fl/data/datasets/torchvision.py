@@ -27,6 +27,7 @@ class DownloadableImages(ImageDataModule):
     """
 
     shuffled_files = True
+    """The files are in random order, so that any part of them is a fair sample; others are shuffled before they are split."""
     classes: ClassVar[int] = 10
     channels: ClassVar[int] = 3
     pixels: ClassVar[int] = 32
