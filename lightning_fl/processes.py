@@ -136,10 +136,10 @@ def mean(fabric: Fabric, aggregator: Aggregator, clients: Sequence[int], uploads
     """Merge uploads of all processes by an aggregator; returns {} if there is none.
 
     Args:
-        fabric: the processes.
-        aggregator: merges them.
-        clients: of the round, in whose order kept uploads are merged.
-        uploads: of the clients of this process.
+        fabric: Lightning Fabric, which knows the processes.
+        aggregator: aggregator that merges the uploads.
+        clients: the round's clients, in whose order kept uploads are merged.
+        uploads: uploads of this process's clients.
     """
     merge, count = UploadMerge(fabric, aggregator), 0
     for upload in uploads:

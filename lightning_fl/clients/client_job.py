@@ -34,7 +34,7 @@ class ClientJob:
         received: message that the clients have received: `model` (d,), `buffers` (d_b,) and the names that the rule receives.
         schedule: length and batches of a client's local training.
         run: holds client states and random seeds; not changed.
-        trained_counters: initial integer buffers by name; None for those of the run.
+        initial_counters: initial integer buffers by name; None for those of the run.
     """
 
     rule: Rule
@@ -42,12 +42,12 @@ class ClientJob:
     received: Message
     schedule: LocalSchedule
     run: Run
-    trained_counters: Mapping[str, Tensor] | None = None
+    initial_counters: Mapping[str, Tensor] | None = None
 
     @property
     def counters(self) -> Mapping[str, Tensor]:
         """Initial integer buffers of the module by name."""
-        return self.run.counters if self.trained_counters is None else self.trained_counters
+        return self.run.counters if self.initial_counters is None else self.initial_counters
 
     def without_steps(self, rule: Rule) -> ClientJob:
         """Return a job that makes no optimiser step and uploads what `rule` uploads."""

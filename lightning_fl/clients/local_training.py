@@ -163,12 +163,17 @@ def _start(
     return local
 
 
+def transfer_function(flat_module: FlatModule, resident: bool) -> Callable[[Any], Any] | None:
+    """Return the function that moves a batch to the accelerator; None if batches are there already."""
+    transfers = not resident or flat_module.hooks.changes_batches
+    return (lambda batch: flat_module.transfer(batch, resident)) if transfers else None
+
+
 def _preparation(flat_module: FlatModule, resident: bool) -> Callable[[Any], Any] | None:
     """Return the function that moves a batch to the accelerator and converts its precision; None if batches need neither."""
     precision = flat_module.fabric.strategy.precision
     if precision.precision == "32-true":
-        transfers = not resident or flat_module.hooks.changes_batches
-        return (lambda batch: flat_module.transfer(batch, resident)) if transfers else None
+        return transfer_function(flat_module, resident)
     return lambda batch: precision.convert_input(flat_module.transfer(batch, resident))
 
 

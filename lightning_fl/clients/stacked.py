@@ -6,7 +6,7 @@ different sizes form separate groups. Nothing is padded: every client trains on 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -19,7 +19,7 @@ from torch import Tensor
 from lightning_fl.clients.client_job import Batch, ClientJob, Selection, local_batches
 from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.local_schedule import LocalSchedule
-from lightning_fl.clients.local_training import rule_step
+from lightning_fl.clients.local_training import rule_step, transfer_function
 from lightning_fl.clients.module_logs import LogCollector, RowLogs
 from lightning_fl.clients.stack import Stack
 from lightning_fl.data import FederatedDataModule
@@ -105,7 +105,7 @@ def train_stack(
     optimizer, schedule, seed = flat_module.optimizer, job.schedule, members[0].seeds[1]
     stack, local = _start(flat_module, job, members, resident)
     logs = RowLogs(flat_module.logs)
-    prepare = _preparation(flat_module, resident)
+    prepare = transfer_function(flat_module, resident)
     batches = [local_batches(m.selection, schedule, m.in_pass, m.seeds[0], prepare) for m in members]
     reads_at_received = Gradients.MINIBATCH_AT_RECEIVED in job.rule.reads
     twin = stack.restarted(job) if reads_at_received else None
@@ -193,12 +193,6 @@ def _start(
     job.rule.start(local)
     flat_module.seed(seed)
     return stack, local
-
-
-def _preparation(flat_module: FlatModule, resident: bool) -> Callable[[Any], Any] | None:
-    """Return the function that moves a batch to the accelerator; None if batches are there already."""
-    transfers = not resident or flat_module.hooks.changes_batches
-    return (lambda batch: flat_module.transfer(batch, resident)) if transfers else None
 
 
 def _next_step(batches: Iterator[Batch]) -> list[Batch]:

@@ -41,7 +41,7 @@ class GradientTurn(Exchange):
     An algorithm whose rule receives this mean has the turn without being asked.
 
     Attributes:
-        inner: who uploads what after the training.
+        inner: exchange that collects the uploads after the training.
     """
 
     provides = frozenset({MEAN_GRADIENT})
@@ -59,7 +59,7 @@ class GradientTurn(Exchange):
 
         def uploads() -> Iterator[Upload]:
             for result in train(job.without_steps(FullGradient(job.rule)), clients):
-                message = {MEAN_GRADIENT: result.message[MEAN_GRADIENT]}  # the running statistics stay where they are
+                message = {MEAN_GRADIENT: result.message[MEAN_GRADIENT]}  # buffers are not sent in this turn
                 seen = channel.send_up(result.client, message)
                 if is_finite(seen, message):
                     finite.add(result.client)
@@ -84,7 +84,7 @@ class FullGradient(Rule):
     """Sends ∇F_k(w), for a training of no steps.
 
     Attributes:
-        inner: the rule of the training that follows, which owns what clients keep.
+        inner: the rule of the training that follows, whose client states are kept.
     """
 
     reads = Gradients.MINIBATCH | Gradients.FULL_AT_RECEIVED

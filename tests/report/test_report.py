@@ -297,6 +297,17 @@ def test_a_truncated_file_is_used_as_far_as_it_is_whole(run: Callable[..., tuple
     assert record.wall_seconds[8] == 4.5
 
 
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"uplink_bits": 3}'])
+def test_a_damaged_record_of_bits_is_named_and_costs_nothing_else(tmp_path: Path, content: str) -> None:
+    intact = read_run(write_run(tmp_path / "intact", rising(5)))
+    folder = write_run(tmp_path / "damaged", rising(5))
+    (folder / "communication.json").write_text(content)
+    record = read_run(folder)
+    assert record.bits is None
+    assert record.gaps == ("its communication.json cannot be read, so its bits by kind are unknown",)
+    assert list(record.columns) == list(intact.columns)
+
+
 MISTAKES = {
     "no runs": ([], ["required: RUN"]),
     "no such folder": (["aa"], ["aa", "does not exist", "did you mean 'a'"]),
