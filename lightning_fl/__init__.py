@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "FederatedTrainer": "lightning_fl.trainer",
-    "FederatedCLI": "lightning_fl.cli",
+    "FederatedCLI": "lightning_fl.cli.federated_cli",
     "Algorithm": "lightning_fl.algorithms",
     "FederatedDataModule": "lightning_fl.data",
     "UserError": "lightning_fl.errors",

@@ -17,11 +17,13 @@ def nearest(given: str, allowed: Iterable[str]) -> str:
     "did you mean 'FedAvg'? Allowed: FedAvg, FedProx"
     >>> nearest("zzz", ["FedAvg", "FedProx"])
     'allowed: FedAvg, FedProx'
+    >>> nearest("mu", [])
+    'allowed: none'
     """
     names = sorted(allowed)
     lower = {name.lower(): name for name in reversed(names)}
     match = get_close_matches(given.lower(), lower, n=1)
-    listed = ", ".join(names)
+    listed = ", ".join(names) or "none"
     return f"did you mean '{lower[match[0]]}'? Allowed: {listed}" if match else f"allowed: {listed}"
 
 

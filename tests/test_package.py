@@ -21,7 +21,12 @@ SOURCES = [
     path for folder in ("lightning_fl", "modules", "callbacks") for path in sorted((ROOT / folder).rglob("*.py"))
 ]
 
-DATA = ["lightning_fl/py.typed", "lightning_fl/report/published.csv"]
+DATA = [
+    "lightning_fl/py.typed",
+    "lightning_fl/cli/help.txt",
+    "lightning_fl/cli/listing.txt",
+    "lightning_fl/report/published.csv",
+]
 
 
 def imported_by(statement: str, dots: bool = False) -> set[str]:

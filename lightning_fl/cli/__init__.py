@@ -1,5 +1,5 @@
 """Command line: commands, class names, checks of configurations, error messages, completion."""
 
-from lightning_fl.cli.federated_cli import FederatedCLI, main
+from lightning_fl.cli.commands import main
 
-__all__ = ["FederatedCLI", "main"]
+__all__ = ["main"]

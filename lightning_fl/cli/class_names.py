@@ -1,8 +1,9 @@
-"""Names for the command line: commands, and the classes that a key of the configuration may name."""
+"""Names of the classes that a key of the configuration may name."""
 
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
@@ -17,19 +18,13 @@ from lightning_fl.errors import nearest
 from lightning_fl.slots import Aggregator, Codec, Exchange, Rule, Step
 from lightning_fl.trainer.flags import REFUSED_CALLBACKS
 
-COMMANDS = ("fit", "validate", "test", "predict", "list", "report")
 CLASS_PACKAGES: dict[str, tuple[list[Any], type]] = {
-    "algorithm": ([algorithms], algorithms.Algorithm),
-    "base": ([algorithms], algorithms.Algorithm),
+    **dict.fromkeys(("algorithm", "base"), ([algorithms], algorithms.Algorithm)),
     "rule": ([rules], Rule),
-    "uplink": ([codecs], Codec),
-    "downlink": ([codecs], Codec),
-    "codec": ([codecs], Codec),
+    **dict.fromkeys(("uplink", "downlink", "codec"), ([codecs], Codec)),
     "exchange": ([exchanges], Exchange),
-    "aggregator": ([aggregators], Aggregator),
-    "inner": ([aggregators], Aggregator),
-    "steps": ([steps], Step),
-    "stages": ([steps], Step),
+    **dict.fromkeys(("aggregator", "inner"), ([aggregators], Aggregator)),
+    **dict.fromkeys(("steps", "stages"), ([steps], Step)),
     "data": ([data], data.FederatedDataModule),
     "partition": ([data], data.Partition),
     "model": ([modules], LightningModule),
@@ -77,38 +72,31 @@ def class_misfit(given: Any, key: str, shown_key: str) -> str | None:
         Error sentence; None if the class exists and is of the right kind.
     """
     leaf = key.rpartition(".")[2]
-    base = CLASS_PACKAGES[leaf][1]
-    if isinstance(given, list):
-        inner = next((misfit for one in given if (misfit := class_misfit(one, key, shown_key))), None)
-        return inner or (
-            None if leaf in LISTS else f"{shown_key} must be one class of kind {base.__name__}, got {shown(given)}."
-        )
+    base, known = CLASS_PACKAGES[leaf][1], classes_under(key)
+    if isinstance(given, list) and leaf in LISTS:
+        return next((misfit for one in given if (misfit := class_misfit(one, key, shown_key))), None)
     if isinstance(given, Mapping) and "class_path" not in given:
         return f"{shown_key} needs the key class_path with the name of a class, got {', '.join(map(str, given))}."
     name = given["class_path"] if isinstance(given, Mapping) else given
     if not isinstance(name, str):
-        allowed = f"the name of a class of kind {base.__name__}, or a mapping with class_path and init_args"
-        return f"{shown_key} must be {allowed}, got {shown(name)}."
-    known = classes_under(key)
+        kind = f"{'a' if leaf in LISTS else 'one'} class of kind {base.__name__}"
+        return f"{shown_key} must be the name of {kind}, or a mapping with class_path and init_args, got {shown(name)}."
     module, _, last = name.rpartition(".")
     if not module or not name.replace(".", "").isidentifier():
-        network = (
-            f"it is a network: use --{key}.network {name}; " if leaf == "model" and name in modules.NETWORKS else ""
-        )
+        is_network = leaf == "model" and name in modules.NETWORKS
+        hint = f"it is a network: use --{key}.network {name}; " if is_network else ""
         begins = name.partition("(")[0]
-        return None if name in known else f"{shown_key} {name!r} is unknown; {network}{nearest(begins, known)}."
+        return None if name in known else f"{shown_key} {name!r} is unknown; {hint}{nearest(begins, known)}."
     try:
-        found = import_module(module)
+        found = getattr(import_module(module), last, None)
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             return f"{shown_key} {name!r} is unknown: there is no module {error.name!r}; {nearest(last, known)}."
         return f"{shown_key} {name!r}: importing {module} failed ({type(error).__name__}: {error})."
-    if not hasattr(found, last):
-        own = [n for n, x in vars(found).items() if isinstance(x, type) and x.__module__ == module]
-        of_ours = module.partition(".")[0] == "lightning_fl"
-        others = nearest(last, known) if of_ours else nearest(last, own) if own else "and no other class"
+    if found is None:
+        own = [n for n, x in vars(sys.modules[module]).items() if isinstance(x, type) and x.__module__ == module]
+        others = nearest(last, known if module.partition(".")[0] == "lightning_fl" else own)
         return f"{shown_key} {name!r} is unknown: the module {module!r} has no {last!r}, {others}."
-    member = getattr(found, last)
-    if not (isinstance(member, type) and issubclass(member, base)):
+    if not (isinstance(found, type) and issubclass(found, base)):
         return f"{shown_key} {name!r} is not a subclass of {base.__name__}; {nearest(last, known)}."
     return None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from pydoc import locate
 from typing import Any
 
@@ -27,33 +26,27 @@ def check_file(path: str | os.PathLike[str]) -> None:
         UserError: it is not text, not YAML, empty, not a mapping, or has a key twice.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
-        content, node = yaml.safe_load(text), yaml.compose(text, yaml.SafeLoader)
+        with open(path, encoding="utf-8") as file:
+            content = yaml.load(file, _StrictLoader)
     except UnicodeDecodeError:
         raise UserError(f"{path} is not a text file: a configuration is YAML with the keys {KEYS}.") from None
     except yaml.YAMLError as error:
         raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from error
     require(content not in (None, {}), f"{path} is empty: a configuration has the keys {KEYS}.")
     require(isinstance(content, dict), f"{path} must be a mapping with the keys {KEYS}, got {shown(content)}.")
-    if twice := _key_given_twice(node):
-        raise UserError(
-            f"{path} has the key {twice.value} twice in one mapping, the second in line {twice.start_mark.line + 1}."
-        )
     without = [key for key, value in content.items() if value is None]
     require(len(without) < len(content), f"{path} has no value under {', '.join(map(str, without))}.")
 
 
-def _key_given_twice(node: Any) -> yaml.ScalarNode | None:
-    """Return a key that a mapping has twice, of which YAML would keep only the last; None if there is none."""
-    pairs = node.value if isinstance(node, yaml.MappingNode) else []
-    keys: set[str] = set()
-    for key, _ in pairs:
-        if isinstance(key, yaml.ScalarNode):
-            if key.value in keys:
-                return key
-            keys.add(key.value)
-    inner = node.value if isinstance(node, yaml.SequenceNode) else [value for _, value in pairs]
-    return next((found for value in inner if (found := _key_given_twice(value))), None)
+class _StrictLoader(yaml.SafeLoader):
+    """Loader that refuses a mapping with a key twice, of which YAML would keep only the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        for i, key in enumerate(keys):
+            twice = f"{self.name} has the key {key.value} twice in one mapping, the second in line {key.start_mark.line + 1}."
+            require(key.value not in [earlier.value for earlier in keys[:i]], twice)
+        return super().construct_mapping(node, deep)
 
 
 def check_group(given: Any, found: Any, key: str) -> None:

@@ -8,112 +8,78 @@ from __future__ import annotations
 import re
 from argparse import ArgumentParser
 from ast import literal_eval
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from difflib import get_close_matches
 from typing import Any
 
-from lightning_fl.cli.class_names import CLASS_PACKAGES, COMMANDS, class_misfit, classes_under
+from lightning_fl.cli.class_names import CLASS_PACKAGES, class_misfit, classes_under
 from lightning_fl.cli.refused_flags import STOCK_FLAGS
-from lightning_fl.cli.type_descriptions import choices_of, in_words, shown
+from lightning_fl.cli.type_descriptions import choices_of, in_words, parameters_of, shown
 from lightning_fl.errors import nearest
 
-GIVEN = (
-    r"Given value: (.*)",
-    r"Got value: (.*)",
-    r"Expected a path but (.*) either not accessible",
-    r"import path string: (.*)",
-    r"Import path (\S+)",
+VALUES = (
     r"class_path '([^']*)'",
+    r"[Ii]mport path (?:string: )?(\S+)",
+    r"Expected a path but (.*) either not accessible",
+    r"(?:Got|Given) value: (.*)",
 )
-SLOTS = ("rule", "uplink", "downlink", "exchange", "aggregator", "steps", "personal")
+"""Patterns of the value in a message, the surest last."""
 
 
 def explain(message: str, parser: ArgumentParser) -> str:
     """Return one sentence for a message of jsonargparse that `parser` was about to print."""
-    for pattern, sentence in SENTENCES.items():
+    for pattern, explained in SENTENCES.items():
         if match := re.search(pattern, message):
-            return sentence(match, parser)
+            words = match.groups()
+            return explained.format(*words) if isinstance(explained, str) else explained(parser, *words)
     key = re.search(r'[Kk]ey "([^"]+)"', message)
-    values = [match[1] for pattern in GIVEN if (match := re.search(pattern, message)) and "Namespace(" not in match[1]]
-    misfit = _value_misfit(key[1], _read(values[0]), parser) if key and values else None
+    values = [value for pattern in VALUES for value in re.findall(pattern, message) if "Namespace(" not in value]
+    misfit = _value_misfit(parser, key[1], _read(values[-1])) if key and values else None
     lines = re.sub(r'Parser key "([^"]+)"', r"\1", message).splitlines()
     return misfit or " ".join(line.strip(" -") for line in lines if line.strip())
-
-
-def root_sentence(error: BaseException, kinds: tuple[type[BaseException], ...]) -> str | None:
-    """Return on one line the message of the first exception of `kinds` among `error` and its causes; None without."""
-    return next((" ".join(str(cause).split()) for cause in _causes(error) if isinstance(cause, kinds)), None)
-
-
-def missing_package(error: BaseException) -> str | None:
-    """Return which package to install if Lightning reports a missing one among `error` and its causes; None if not."""
-    causes = list(_causes(error))
-    commands = [
-        c for e in causes if isinstance(e, ImportError) for c in re.findall(r"pip install (?:-U )?['\w][^`\s]*", str(e))
-    ]
-    named = re.search(r"class_path '(?:\w+\.)*(\w+)'|`([A-Z]\w+)`", "\n".join(map(str, causes)))
-    owner = (named[1] or named[2]) if named else "a class of the configuration"
-    return f"{owner} needs a package that is not installed: {commands[-1]}." if commands else None
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    seen: BaseException | None = error
-    while seen is not None:
-        yield seen
-        seen = seen.__cause__ or seen.__context__
 
 
 # -------------------------------------------------------------------------------------------- names that do not exist
 
 
-def _unknown_flag(match: re.Match[str], parser: ArgumentParser) -> str:
-    flag = match[1].split("=")[0]
-    name = flag.lstrip("-")
+def _unknown_name(parser: ArgumentParser, given: str) -> str:
+    """Return the sentence for a flag with its dashes, or for a key of a mapping, that no parameter has."""
+    name = given.lstrip("-")
     if hasattr(parser, "_inner_parser"):
-        return _no_parameter(name, parser)
-    if not flag.startswith("-"):
-        return f"{flag!r} is not a flag: commands take only flags, such as --config FILE."
-    return _stock_flag(name) or f"there is no flag {flag}; {_nearest_key(name, parser)}."
-
-
-def _unknown_key(name: str, parser: ArgumentParser) -> str:
+        return _no_parameter(parser, name)
+    group, _, flag = name.rpartition(".")
+    if group == "trainer" and flag in STOCK_FLAGS:
+        return f"{name} is a flag of lightning.Trainer that FederatedTrainer does not have: {STOCK_FLAGS[flag]}."
     commands: list[Any] = [action.choices for action in parser._actions if isinstance(action.choices, dict)]
     # All commands share the keys of `fit`.
     command = next((choices["fit"] for choices in commands if "fit" in choices), parser)
-    return _stock_flag(name) or f"there is no parameter {name!r}; {_nearest_key(name, command)}."
+    shown_name = f"flag {given}" if given != name else f"parameter {name!r}"
+    return f"there is no {shown_name}; {_nearest_key(name, command)}."
 
 
-def _missing(match: re.Match[str], parser: ArgumentParser) -> str:
-    if hasattr(parser, "_inner_parser"):
-        return f"{_class_of(parser)} needs {match[1]}."
-    command = match[1].partition(".")[0]
-    flags = match[1].replace(f"{command}.", "--").replace(", ", " and ")
-    return f"{command} needs {flags}: name a class, or use a file that names one, such as --config FILE."
-
-
-def _stock_flag(name: str) -> str | None:
-    group, _, flag = name.rpartition(".")
-    reason = STOCK_FLAGS.get(flag) if group == "trainer" else None
-    return f"{name} is a flag of lightning.Trainer that FederatedTrainer does not have: {reason}." if reason else None
-
-
-def _no_parameter(name: str, parser: ArgumentParser) -> str:
-    if not hasattr(parser, "_inner_parser"):
-        return _unknown_key(name, parser)
-    owner, (first, _, rest) = _class_of(parser), name.partition(".")
+def _no_parameter(parser: ArgumentParser, name: str) -> str:
+    """Return the sentence for a parameter that a class does not have."""
+    owner, first = _class_of(parser), name.partition(".")[0]
     classes = {known for key in CLASS_PACKAGES for known in classes_under(key)}
-    if first in {"name", "type", "class"} | classes or get_close_matches(
+    if first in {"name", "type", "class", *classes} or get_close_matches(
         first, ("class_path", "init_args"), cutoff=0.8
     ):
         return f"a class takes only the keys class_path and, for its parameters, init_args; got {name!r}."
-    if first in SLOTS and owner in classes_under("algorithm"):
+    methods = classes_under("algorithm")
+    if owner in methods and first in parameters_of(methods["Algorithm"]):
         return (
             f"{owner} has no parameter {name!r}, because its slots are fixed: use --algorithm Algorithm, which takes "
             f"--algorithm.{first} and every other slot; a slot that is not given is FedAvg's."
         )
-    if rest and first in {a.dest for a in parser._actions}:
-        return f"{first} of {owner} has no parameter {rest!r}."
     return f"{owner} has no parameter {name!r}; {_nearest_key(name, parser)}."
+
+
+def _missing(parser: ArgumentParser, keys: str) -> str:
+    if hasattr(parser, "_inner_parser"):
+        return f"{_class_of(parser)} needs {keys}."
+    command = keys.partition(".")[0]
+    flags = keys.replace(f"{command}.", "--").replace(", ", " and ")
+    return f"{command} needs {flags}: name a class, or use a file that names one, such as --config FILE."
 
 
 def _class_of(parser: ArgumentParser) -> str:
@@ -123,12 +89,10 @@ def _class_of(parser: ArgumentParser) -> str:
 
 def _nearest_key(given: str, parser: ArgumentParser) -> str:
     """Return the nearest of a parser's keys, with all of them only if they are few."""
-    keys = sorted({a.dest for a in parser._actions} - {"help", "print_completion", "subcommand"})
-    group, _, leaf = given.rpartition(".")
-    siblings = [key for key in keys if key.rpartition(".")[0] == group] if leaf else keys
+    keys = {action.dest for action in parser._actions} - {"help", "print_completion", "subcommand"}
+    group = given.rpartition(".")[0]
+    siblings = [key for key in keys if group and key.rpartition(".")[0] == group]
     few = siblings or [key for key in keys if "." not in key]
-    if not keys:
-        return "allowed: none"
     if len(few) <= 15:
         return nearest(given, few)
     match = get_close_matches(given, few, n=1)
@@ -145,7 +109,7 @@ def _read(given: str) -> Any:
         return None if given == "null" else given
 
 
-def _value_misfit(key: str, given: Any, parser: ArgumentParser) -> str | None:
+def _value_misfit(parser: ArgumentParser, key: str, given: Any) -> str | None:
     """Return what is wrong with a value, by the type of its key; None if the type is unknown."""
     shown_key = f"{key} of {_class_of(parser)}" if hasattr(parser, "_inner_parser") else key
     hint = next((getattr(a, "_typehint", None) or a.type for a in parser._actions if a.dest == key), None)
@@ -159,40 +123,32 @@ def _value_misfit(key: str, given: Any, parser: ArgumentParser) -> str | None:
     return f"{shown_key} must be {in_words(hint)}, got {shown(given)}."
 
 
-def _no_group(match: re.Match[str], parser: ArgumentParser) -> str:
-    names = [a.dest.removeprefix(f"{match[1]}.") for a in parser._actions if a.dest.startswith(f"{match[1]}.")]
+def _no_group(parser: ArgumentParser, key: str, given: str) -> str:
+    names = [action.dest.removeprefix(f"{key}.") for action in parser._actions if action.dest.startswith(f"{key}.")]
     inner = [name for name in names if "." not in name and name != "help"]
-    parameters = ", ".join(inner) if len(inner) <= 15 else f"the parameters of the {match[1]}"
-    return f"{match[1]} must be a mapping with {parameters}, or a file with one, got {match[2]}."
+    parameters = ", ".join(inner) if len(inner) <= 15 else f"the parameters of the {key}"
+    return f"{key} must be a mapping with {parameters}, or a file with one, got {given}."
 
 
-def _no_class_to_explain(match: re.Match[str], parser: ArgumentParser) -> str:
-    key, name = match.groups()
+def _no_class_to_explain(_: ArgumentParser, key: str, name: str) -> str:
     misfit = class_misfit(name, key, f"--{key}.help") if key.rpartition(".")[2] in CLASS_PACKAGES else None
     return misfit or f"--{key}.help needs the name of a class for {key}, got {name!r}."
 
 
-SENTENCES: dict[str, Callable[[re.Match[str], ArgumentParser], str]] = {
-    r"[Uu]nrecognized arguments: (\S+)": _unknown_flag,
-    r"Subcommand '\w+' does not accept option '([^']+)'": lambda match, parser: _unknown_key(match[1], parser),
-    r"Group '([\w.]+)' does not accept option '([^']+)'": lambda match, parser: _unknown_key(
-        ".".join(match.groups()), parser
-    ),
-    r"is not accepted before subcommand": lambda *_: (
-        "put --config after the command, as in lightning-fl fit --config FILE."
-    ),
-    r"Option '([^']+)' is not accepted": lambda match, parser: _no_parameter(match[1], parser),
-    r"expected \"subcommand\"": lambda *_: f"no command is given; allowed: {', '.join(COMMANDS)}.",
+SENTENCES: dict[str, str | Callable[..., str]] = {
+    r"unrecognized arguments: ([^\s-]\S*)": "{0!r} is not a flag: commands take only flags, such as --config FILE.",
+    r"unrecognized arguments: ([^\s=]+)": _unknown_name,
+    r"before subcommand|expected \"subcommand\"": "the command comes first, as in lightning-fl fit --config FILE.",
+    r"Group '([\w.]+)' does not accept option '([^']+)'": lambda parser, *keys: _unknown_name(parser, ".".join(keys)),
+    r"[Oo]ption '([^']+)'": _unknown_name,
     r"arguments are required: (.*)": _missing,
-    r"argument (?:-\w/)?(--[\w.]+)\S*: expected one argument": lambda match, _: f"{match[1]} needs a value after it.",
-    r"--([\w.]+)\.help: (?:.*string: |.*named '|\")([\w.]*)": _no_class_to_explain,
-    r"(?s)key \"([\w.]+)\".*NestedArg\(key='([\w.]+)'": lambda match, _: (
-        f"--{match[1]}.{match[2]} stands before the class of {match[1]}; give --{match[1]} first, or name its class in a file."
+    r"argument (?:-\w/)?(--[\w.]+)\S*: expected one argument": "{0} needs a value after it.",
+    r"--([\w.]+)\.help: .*?([\w.]*)\W?$": _no_class_to_explain,
+    r"(?s)key \"([\w.]+)\".*NestedArg\(key='([\w.]+)'": (
+        "--{0}.{1} stands before the class of {0}; give --{0} first, or name its class in a file."
     ),
-    r"class_path '([^']*)':\s+'\w+' object has no attribute 'keys'": lambda match, _: (
-        f"init_args of {match[1]} must be a mapping with its parameters."
-    ),
+    r"class_path '([^']*)':\s+'\w+' object has no attribute 'keys'": "init_args of {0} must be a mapping with its parameters.",
     r"key \"([\w.]+)\":\s+Unable to load config '(.*)'\n": _no_group,
-    r"key \"config\":\s+(.*)": lambda match, _: f"--config: {match[1]}.",
+    r"key \"config\":\s+(.*)": "--config: {0}.",
 }
-"""Function that builds the sentence, for each pattern of a message."""
+"""Sentence, or the function that builds it, for each pattern of a message."""

@@ -1,18 +1,11 @@
-"""`lightning-fl`: LightningCLI with a FederatedTrainer and an algorithm.
-
-`fit`, `validate`, `test` and `predict` take configurations as every LightningCLI does; `list` prints the available names;
-`report` compares runs. A user's mistake ends with one sentence on standard error and exit code 2.
-"""
+"""LightningCLI with a FederatedTrainer and an algorithm."""
 
 from __future__ import annotations
 
-import inspect
 import os
-import sys
 from collections.abc import Sequence
 from enum import Enum
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from pydoc import locate
 from typing import Any, NoReturn
@@ -21,21 +14,18 @@ import torch
 import yaml
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from lightning_fl import __version__, algorithms, callbacks, data, modules
+from lightning_fl import data, modules
 from lightning_fl.algorithms import Algorithm
-from lightning_fl.cli.class_names import COMMANDS
 from lightning_fl.cli.completion import offer_names, report_flags
 from lightning_fl.cli.config_checks import check_class, check_file, check_group
-from lightning_fl.cli.error_messages import explain, missing_package, root_sentence
-from lightning_fl.cli.print_once import say_once
+from lightning_fl.cli.error_messages import explain
+from lightning_fl.cli.print_once import fail
 from lightning_fl.cli.type_descriptions import parameters_of, shown
 from lightning_fl.data import FederatedDataModule
-from lightning_fl.errors import UserError, nearest, require
+from lightning_fl.errors import require
 from lightning_fl.outputs import checkpoint_file, wandb_run
 from lightning_fl.outputs.final_table import final_table
-from lightning_fl.report import report
 from lightning_fl.trainer import FederatedTrainer
 
 DESCRIPTION = (
@@ -43,12 +33,6 @@ DESCRIPTION = (
     "`lightning-fl list` lists every algorithm, network, data set and callback; `lightning-fl report RUN…` compares runs "
     "(`lightning-fl report --help`); `lightning-fl --version` prints the version."
 )
-LIST_HELP = (
-    "usage: lightning-fl list\n\nList every algorithm, network, data set, partition and callback, with one line each."
-)
-OTHER_FAILURE = 1
-USER_MISTAKE = 2
-INTERRUPTED = 130
 LINKED = ("num_classes", "in_channels", "image_size")
 """Parameters of the model that are taken from the data, if the data define them."""
 
@@ -91,8 +75,8 @@ class FederatedArgumentParser(LightningArgumentParser):
         assert commands is not None
         for command in commands.choices.values():
             offer_names(command)
-        for name in set(COMMANDS) - commands.choices.keys():
-            commands.add_subcommand(name, report_flags() if name == "report" else LightningArgumentParser())
+        commands.add_subcommand("list", LightningArgumentParser())
+        commands.add_subcommand("report", report_flags())
         return super().get_completion_script(*arguments, **options)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
@@ -227,79 +211,3 @@ class FederatedCLI(LightningCLI):
             path.parent.mkdir(parents=True, exist_ok=True)
             torch.save(predictions, path)
             print(f"predictions  {path}")
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the console script."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    # Find the user's own classes; an absolute path, because the parser changes to the folder of the file that it reads.
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    if find_spec("shtab"):
-        os.environ.setdefault("JSONARGPARSE_ADD_PRINT_COMPLETION_ARGUMENT", "true")
-    try:
-        if given and not given[0].startswith("-") and given[0] not in COMMANDS:
-            raise UserError(f"there is no command {given[0]!r}; {nearest(given[0], COMMANDS)}.")
-        if given in (["list", "--help"], ["list", "-h"]):
-            print(LIST_HELP)
-        elif given[:1] == ["list"]:
-            require(len(given) == 1, f"lightning-fl list takes no arguments, got {' '.join(given[1:])}.")
-            print(listing())
-        elif given[:1] == ["report"]:
-            print(report(given[1:]))
-        elif given[:1] == ["--version"]:
-            print(f"lightning-fl {__version__}")
-        else:
-            FederatedCLI(args=arguments)
-    except KeyboardInterrupt:
-        print("\nlightning-fl: interrupted; --ckpt_path last resumes after the last complete round.", file=sys.stderr)
-        sys.exit(INTERRUPTED)
-    except Exception as error:
-        if "by peer" in str(error):  # from gloo and NCCL about a broken connection
-            print(
-                "lightning-fl: another process of this run died, see its own messages; "
-                "--ckpt_path last resumes after the last complete round.",
-                file=sys.stderr,
-            )
-            sys.exit(OTHER_FAILURE)
-        sentence = root_sentence(error, (UserError, MisconfigurationException))
-        if sentence is None and "Early stopping conditioned on metric" in str(error):
-            sentence = str(error)
-        sentence = sentence or missing_package(error)
-        if sentence is None:
-            raise
-        fail(sentence)
-
-
-def fail(sentence: str) -> NoReturn:
-    """Print one sentence on standard error, from one of the processes, and exit with code 2."""
-    say_once("lightning-fl: error: ", sentence)
-    sys.exit(USER_MISTAKE)
-
-
-def listing() -> str:
-    """Return every algorithm, network, data set, partition and callback with one line each."""
-    groups: dict[str, dict[str, Any]] = {
-        "algorithms": _classes(algorithms),
-        "networks": dict(modules.NETWORKS),
-        "data": {name: c for name, c in _classes(data).items() if issubclass(c, FederatedDataModule)},
-        "partitions": {name: c for name, c in _classes(data).items() if issubclass(c, data.Partition)},
-        "callbacks": _classes(callbacks),
-    }
-    lines: list[str] = []
-    for title, members in groups.items():
-        shown = {name: member for name, member in sorted(members.items()) if not inspect.isabstract(member)}
-        if shown:
-            lines += ["", title] if lines else [title]
-            width = max(map(len, shown))
-            lines += [f"  {name:<{width}}  {_first_line(member)}" for name, member in shown.items()]
-    return "\n".join(lines)
-
-
-def _classes(package: Any) -> dict[str, type]:
-    names = getattr(package, "__all__", [])
-    return {name: getattr(package, name) for name in names if isinstance(getattr(package, name), type)}
-
-
-def _first_line(member: Any) -> str:
-    return (inspect.getdoc(member) or "").partition("\n")[0]

@@ -9,6 +9,8 @@ from inspect import Parameter
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+NAMED = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+
 
 def parameters_of(found: Any) -> dict[str, Parameter]:
     """Return the parameters of a class with their types, including those that it passes to its bases in `**kwargs`.
@@ -25,12 +27,8 @@ def parameters_of(found: Any) -> dict[str, Parameter]:
         except Exception:
             hints = {}
         given = list(inspect.signature(init).parameters.values())[1:]
-        for parameter in given:
-            if (
-                parameter.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
-                and parameter.name not in named
-            ):
-                named[parameter.name] = parameter.replace(annotation=hints.get(parameter.name, Any))
+        new = [p for p in given if p.kind in NAMED and p.name not in named]
+        named |= {parameter.name: parameter.replace(annotation=hints.get(parameter.name, Any)) for parameter in new}
         if not any(parameter.kind == Parameter.VAR_KEYWORD for parameter in given):
             break
     return named
@@ -78,11 +76,9 @@ def shown(value: Any) -> str:
     >>> shown(None), shown("many"), shown(True)
     ('null', 'many', 'true')
     """
-    return (
-        {None: "null", True: "true", False: "false"}[value]
-        if value is None or isinstance(value, bool)
-        else str(value) or "nothing"
-    )
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value) or "nothing"
 
 
 def _is_known(hint: Any) -> bool:

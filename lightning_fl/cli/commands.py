@@ -1,0 +1,112 @@
+"""`lightning-fl`: the commands, and how they fail.
+
+`fit`, `validate`, `test` and `predict` take configurations as every LightningCLI does; `list` prints the available names;
+`report` compares runs. A user's mistake ends with one sentence on standard error and exit code 2. Whatever needs no run is
+answered here, before torch and Lightning are imported, which takes seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+from typing import NoReturn
+
+from lightning_fl import __version__
+from lightning_fl.cli.config_checks import check_file
+from lightning_fl.cli.failures import sentence_of
+from lightning_fl.cli.print_once import fail
+from lightning_fl.errors import UserError, nearest, require
+
+COMMANDS = ("fit", "validate", "test", "predict", "list", "report")
+FLAGS = ("--help", "--version", "--config", "--print_config", "--print_completion")
+"""Flags that may stand before the command."""
+LIST_HELP = (
+    "usage: lightning-fl list\n\nList every algorithm, network, data set, partition and callback, with one line each."
+)
+OTHER_FAILURE = 1
+INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the console script."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        answer = _answer_at_once(given)
+        if answer is not None:
+            print(answer)
+        else:
+            _check_configurations(given)
+            _run(arguments)
+    except KeyboardInterrupt:
+        _stop("\nlightning-fl: interrupted", INTERRUPTED)
+    except Exception as error:
+        if "by peer" in str(error):  # from gloo and NCCL about a broken connection
+            _stop("lightning-fl: another process of this run died, see its own messages", OTHER_FAILURE)
+        sentence = sentence_of(error)
+        if sentence is None:
+            raise
+        fail(sentence)
+
+
+def _answer_at_once(given: list[str]) -> str | None:
+    """Return the text of a command that needs no run; None for any other."""
+    first = given[0] if given else ""
+    if not given:
+        require("PL_SUBCOMMAND" in os.environ, f"no command is given; allowed: {', '.join(COMMANDS)}.")
+    elif not first.startswith("-"):
+        require(first in COMMANDS, f"there is no command {first!r}; {nearest(first, COMMANDS)}.")
+    elif first.startswith("--"):
+        flag = first.partition("=")[0]
+        require(flag in FLAGS, f"there is no flag {flag} before the command; {nearest(flag, FLAGS)}.")
+    if first in ("-h", "--help"):
+        return _text("help.txt")
+    if first == "--version":
+        return f"lightning-fl {__version__}"
+    if first == "list":
+        if given[1:] in (["-h"], ["--help"]):
+            return LIST_HELP
+        require(len(given) == 1, f"lightning-fl list takes no arguments, got {' '.join(given[1:])}.")
+        return _text("listing.txt")
+    if first == "report":
+        from lightning_fl.report import report
+
+        return report(given[1:])
+    return None
+
+
+def _text(name: str) -> str:
+    """Return a text of this folder, which a test compares with the code."""
+    return Path(__file__).with_name(name).read_text(encoding="utf-8").rstrip()
+
+
+def _check_configurations(given: list[str]) -> None:
+    """Check that the files given by --config can be configurations."""
+    words = [part for word in given for part in (word.split("=", 1) if word.startswith("--config=") else [word])]
+    paths = [value for flag, value in pairwise(words) if flag in ("-c", "--config")]
+    for path in paths:
+        if os.path.isfile(path):
+            check_file(path)
+        elif not os.path.exists(path) and not re.search(r"^[-{]|:\s", path):  # no flag, standard input or inline YAML
+            raise UserError(f"--config: File does not exist: {os.path.abspath(path)!r}.")
+
+
+def _run(arguments: Sequence[str] | None) -> None:
+    # Find the user's own classes; an absolute path, because the parser changes to the folder of the file that it reads.
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    if find_spec("shtab"):
+        os.environ.setdefault("JSONARGPARSE_ADD_PRINT_COMPLETION_ARGUMENT", "true")
+    from lightning_fl.cli.federated_cli import FederatedCLI
+
+    FederatedCLI(args=arguments)
+
+
+def _stop(reason: str, code: int) -> NoReturn:
+    """Print why a run has stopped and how to resume it, and exit."""
+    print(f"{reason}; --ckpt_path last resumes after the last complete round.", file=sys.stderr)
+    sys.exit(code)

@@ -1,0 +1,34 @@
+"""Errors of a run that the user can fix, as sentences."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from lightning_fl.errors import UserError
+
+
+def sentence_of(error: BaseException) -> str | None:
+    """Return on one line the user's mistake, or the missing package, among `error` and its causes; None without."""
+    causes = list(_causes(error))
+    mistakes = [cause for cause in causes if _is_users(cause)]
+    if mistakes:
+        return " ".join(str(mistakes[0]).split())
+    texts = [str(cause) for cause in causes if isinstance(cause, ImportError)]
+    commands = [command for text in texts for command in re.findall(r"pip install (?:-U )?['\w][^`\s]*", text)]
+    named = re.search(r"class_path '(?:\w+\.)*(\w+)'|`([A-Z]\w+)`", "\n".join(map(str, causes)))
+    owner = (named[1] or named[2]) if named else "a class of the configuration"
+    return f"{owner} needs a package that is not installed: {commands[-1]}." if commands else None
+
+
+def _is_users(error: BaseException) -> bool:
+    """True for a mistake of the user; Lightning's are recognised without importing Lightning."""
+    is_lightnings = type(error).__name__ == "MisconfigurationException"
+    return isinstance(error, UserError) or is_lightnings or "Early stopping conditioned on metric" in str(error)
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    seen: BaseException | None = error
+    while seen is not None:
+        yield seen
+        seen = seen.__cause__ or seen.__context__
