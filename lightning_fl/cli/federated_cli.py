@@ -17,7 +17,6 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 
 from lightning_fl import data, modules
 from lightning_fl.algorithms import Algorithm
-from lightning_fl.cli.completion import offer_names, report_flags
 from lightning_fl.cli.config_checks import check_class, check_file, check_group
 from lightning_fl.cli.error_messages import explain
 from lightning_fl.cli.print_once import fail
@@ -71,6 +70,8 @@ class FederatedArgumentParser(LightningArgumentParser):
 
     def get_completion_script(self, *arguments: Any, **options: Any) -> str:
         """Return the script with the names that a configuration may use and the commands that need no parser."""
+        from lightning_fl.cli.completion import offer_names, report_flags
+
         commands = self._subcommands_action
         assert commands is not None
         for command in commands.choices.values():

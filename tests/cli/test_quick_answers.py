@@ -1,0 +1,100 @@
+"""Test that what needs no run is answered without importing torch and Lightning, whose imports take seconds."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lightning_fl.cli import main, print_once
+
+SAVED_RUN = Path(__file__).parents[1] / "trainer" / "saved_runs" / "scaffold"
+PROGRAM = """
+import atexit, sys
+atexit.register(lambda: print(*{name.partition(".")[0] for name in sys.modules}))
+from lightning_fl.cli import main
+main()
+"""
+ANSWERS: dict[str, tuple[list[str], int, list[str]]] = {
+    "version": (["--version"], 0, ["lightning-fl 0."]),
+    "help": (["--help"], 0, ["--print_config", "Available subcommands", "Train a model in a federation."]),
+    "help in short": (["-h"], 0, ["Available subcommands"]),
+    "list": (["list"], 0, ["FedDUMAP", "lenet5", "Digits", "Dirichlet", "TargetReached"]),
+    "help of list": (["list", "--help"], 0, ["usage: lightning-fl list"]),
+    "help of report": (["report", "--help"], 0, ["--target"]),
+    "report": (["report", "run"], 0, ["SCAFFOLD", "report/report.md"]),
+    "report of nothing": (["report", "nowhere"], 2, ["no run in nowhere"]),
+    "no command": ([], 2, ["no command is given", "fit", "report"]),
+    "misspelt command": (["fitt"], 2, ["no command 'fitt'", "did you mean 'fit'"]),
+    "misspelt flag": (["--verion"], 2, ["no flag --verion before the command", "did you mean '--version'"]),
+    "flag before the command": (["--trainer.max_rounds=3", "fit"], 2, ["--trainer.max_rounds before the command"]),
+    "argument of list": (["list", "callbacks"], 2, ["list takes no arguments", "callbacks"]),
+    "no file": (["fit", "--config", "nope.yaml"], 2, ["--config: File does not exist:", "/nope.yaml'"]),
+    "no file, in short": (["test", "-c", "nope.yaml"], 2, ["--config: File does not exist:", "/nope.yaml'"]),
+    "no second file": (["fit", "--config=a.yaml", "--config=nope.yaml"], 2, ["File does not exist:", "/nope.yaml'"]),
+    "no YAML": (["fit", "--config", "broken.yaml"], 2, ["broken.yaml is not valid YAML", "line 2"]),
+    "a word": (["fit", "--config", "word.yaml"], 2, ["word.yaml must be a mapping", "hello"]),
+}
+
+
+@pytest.mark.parametrize(("words", "code", "said"), ANSWERS.values(), ids=ANSWERS.keys())
+def test_an_answer_without_a_run_does_without_torch(
+    tmp_path: Path, words: list[str], code: int, said: list[str]
+) -> None:
+    for name, text in {"a": "trainer: {max_rounds: 1}", "broken": "trainer: [\n", "word": "hello"}.items():
+        (tmp_path / f"{name}.yaml").write_text(text)
+    (tmp_path / "run").mkdir()
+    for name in ("metrics.csv", "config.yaml"):
+        shutil.copy(SAVED_RUN / name, tmp_path / "run")
+    bits = json.dumps({"rounds": 2, "uplink_bits": {"model": 32}, "downlink_bits": {"model": 32}})
+    (tmp_path / "run" / "communication.json").write_text(bits)
+    alone = {name: value for name, value in os.environ.items() if not name.startswith("PL_")}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *words], cwd=tmp_path, env=alone, capture_output=True, text=True, check=False
+    )
+    *output, modules = done.stdout.splitlines()
+    assert done.returncode == code, done.stderr
+    printed = "\n".join(output) + done.stderr
+    assert [text for text in said if text not in printed] == [], printed
+    assert "Traceback" not in done.stderr
+    assert not {"torch", "lightning", "torchmetrics", "jsonargparse"} & set(modules.split())
+
+
+def test_a_run_s_configuration_may_come_from_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Test that the early checks let pass what the parser allows: YAML in the command line, commands in files and variables."""
+    monkeypatch.chdir(tmp_path)
+    given = {"trainer": {"max_rounds": 7}, "model": "ImageClassifier", "data": "Digits"}
+    Path("whole.yaml").write_text(yaml.safe_dump({"subcommand": "fit", "fit": given}))
+    for name, words in {
+        "": ["fit", "--config", yaml.safe_dump(given), "--print_config"],
+        "PL_SUBCOMMAND": ["--print_config", f"--config={yaml.safe_dump({'fit': given})}"],
+        "NOTHING": ["--config", "whole.yaml", "--print_config"],
+    }.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "argv", ["lightning-fl", *words])
+            patch.setenv(name or "NOTHING", "fit")
+            with pytest.raises(SystemExit) as ended:
+                main()
+        printed = capsys.readouterr()
+        assert ended.value.code == 0, printed.err
+        config = yaml.safe_load(printed.out)
+        assert config.get("fit", config)["trainer"]["max_rounds"] == 7
+
+
+def test_without_a_group_another_process_than_the_first_waits_and_names_its_rank(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr(print_once.time, "sleep", lambda seconds: waited.append(seconds))
+    monkeypatch.setattr(print_once, "PATIENCE_S", 0.01)
+    for rank, line in {"0": "error: wrong\n", "1": "error: on rank 1: wrong\n"}.items():
+        monkeypatch.setenv("RANK", rank)
+        print_once.say_once("error: ", "wrong")
+        assert capsys.readouterr().err == line
+        assert bool(waited) == (rank == "1")
