@@ -28,8 +28,6 @@ FLAGS = ("--help", "--version", "--config", "--print_config", "--print_completio
 LIST_HELP = (
     "usage: lightning-fl list\n\nList every algorithm, network, data set, partition and callback, with one line each."
 )
-OTHER_FAILURE = 1
-INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -43,10 +41,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             _check_configurations(given)
             _run(arguments)
     except KeyboardInterrupt:
-        _stop("\nlightning-fl: interrupted", INTERRUPTED)
+        _stop("\nlightning-fl: interrupted", code=130)
     except Exception as error:
         if "by peer" in str(error):  # from gloo and NCCL about a broken connection
-            _stop("lightning-fl: another process of this run died, see its own messages", OTHER_FAILURE)
+            _stop("lightning-fl: another process of this run died, see its own messages", code=1)
         sentence = sentence_of(error)
         if sentence is None:
             raise

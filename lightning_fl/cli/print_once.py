@@ -16,7 +16,6 @@ from typing import NoReturn
 
 PATIENCE_S = 3.0
 STAY_S = 1.0
-USER_MISTAKE = 2
 
 
 def say_once(start: str, sentence: str) -> None:
@@ -44,4 +43,4 @@ def say_once(start: str, sentence: str) -> None:
 def fail(sentence: str) -> NoReturn:
     """Print one sentence on standard error, from one of the processes, and exit with code 2."""
     say_once("lightning-fl: error: ", sentence)
-    sys.exit(USER_MISTAKE)
+    sys.exit(2)
