@@ -34,13 +34,7 @@ CLASS_PACKAGES: dict[str, tuple[list[Any], type]] = {
 """Packages with the classes for a key, and their base class, by the last part of the key."""
 LISTS = ("callbacks", "logger", "stages", "steps")
 """Keys that may name several classes."""
-BASES = (
-    lightning_callbacks.BasePredictionWriter,
-    lightning_callbacks.Callback,
-    lightning_callbacks.Checkpoint,
-    lightning_callbacks.ProgressBar,
-    *REFUSED_CALLBACKS,
-)
+HIDDEN = {"BasePredictionWriter", "Callback", "Checkpoint", "ProgressBar", *(c.__name__ for c in REFUSED_CALLBACKS)}
 """Classes that a configuration may not name: base classes, and callbacks that a federation does not support."""
 
 
@@ -51,13 +45,9 @@ def classes_under(key: str) -> dict[str, type]:
     ['Dirichlet', 'IID', 'Shards']
     """
     folders, base = CLASS_PACKAGES.get(key.rpartition(".")[2], ([], object))
-    found = [getattr(folder, name) for folder in folders for name in getattr(folder, "__all__", [])]
-    named = [c for c in found if isinstance(c, type) and issubclass(c, base) and not _is_base(c)]
-    return {c.__name__: c for c in sorted(named, key=lambda c: c.__name__)}
-
-
-def _is_base(found: type) -> bool:
-    return inspect.isabstract(found) or found in BASES
+    named = {name: getattr(folder, name) for folder in folders for name in getattr(folder, "__all__", [])}
+    classes = {name: c for name, c in sorted(named.items()) if isinstance(c, type) and issubclass(c, base)}
+    return {name: c for name, c in classes.items() if not inspect.isabstract(c) and name not in HIDDEN}
 
 
 def class_misfit(given: Any, key: str, shown_key: str) -> str | None:

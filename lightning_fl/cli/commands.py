@@ -85,11 +85,11 @@ def _text(name: str) -> str:
 def _check_configurations(given: list[str]) -> None:
     """Check that the files given by --config can be configurations."""
     words = [part for word in given for part in (word.split("=", 1) if word.startswith("--config=") else [word])]
-    paths = [value for flag, value in pairwise(words) if flag in ("-c", "--config")]
+    paths = [os.path.expanduser(value) for flag, value in pairwise(words) if flag in ("-c", "--config")]
     for path in paths:
         if os.path.isfile(path):
             check_file(path)
-        elif not os.path.exists(path) and not re.search(r"^[-{]|:\s", path):  # no flag, standard input or inline YAML
+        elif not os.path.exists(path) and not re.search(r"^[-{]|:\s|://", path):  # no flag, YAML, URL or standard input
             raise UserError(f"--config: File does not exist: {os.path.abspath(path)!r}.")
 
 

@@ -41,12 +41,13 @@ def check_file(path: str | os.PathLike[str]) -> None:
 class _StrictLoader(yaml.SafeLoader):
     """Loader that refuses a mapping with a key twice, of which YAML would keep only the last."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
         keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
         for i, key in enumerate(keys):
             twice = f"{self.name} has the key {key.value} twice in one mapping, the second in line {key.start_mark.line + 1}."
             require(key.value not in [earlier.value for earlier in keys[:i]], twice)
-        return super().construct_mapping(node, deep)
+        return node
 
 
 def check_group(given: Any, found: Any, key: str) -> None:
@@ -60,10 +61,8 @@ def check_group(given: Any, found: Any, key: str) -> None:
     Raises:
         UserError: a parameter is null, or is not a mapping where it must be one.
     """
-    require(
-        isinstance(given, Mapping),
-        f"{key} must be a mapping with the parameters of {found.__name__}, got {shown(given)}.",
-    )
+    allowed = f"a mapping with the parameters of {found.__name__}"
+    require(isinstance(given, Mapping), f"{key} must be {allowed}, got {shown(given)}.")
     for name, parameter in parameters_of(found).items():
         if name not in given:
             continue

@@ -89,7 +89,7 @@ def _class_of(parser: ArgumentParser) -> str:
 
 def _nearest_key(given: str, parser: ArgumentParser) -> str:
     """Return the nearest of a parser's keys, with all of them only if they are few."""
-    keys = {action.dest for action in parser._actions} - {"help", "print_completion", "subcommand"}
+    keys = sorted({action.dest for action in parser._actions} - {"help", "print_completion", "subcommand"})
     group = given.rpartition(".")[0]
     siblings = [key for key in keys if group and key.rpartition(".")[0] == group]
     few = siblings or [key for key in keys if "." not in key]

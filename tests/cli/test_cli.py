@@ -17,6 +17,7 @@ from lightning.pytorch import Trainer
 
 from lightning_fl import aggregators, codecs, exchanges, rules, steps
 from lightning_fl.cli import main
+from lightning_fl.cli.config_checks import check_file
 from lightning_fl.cli.refused_flags import STOCK_FLAGS
 from lightning_fl.trainer import FederatedTrainer
 
@@ -605,6 +606,12 @@ def test_a_mistake_in_a_file_ends_with_one_sentence(
 ) -> None:
     Path("file.yaml").write_text(text)
     test_a_mistake_ends_with_one_sentence(lightning_fl, small, ["--config", "file.yaml"], named)
+
+
+def test_a_key_of_a_merged_mapping_may_be_given_anew(tmp_path: Path) -> None:
+    path = tmp_path / "merged.yaml"
+    path.write_text("trainer: {clock: &first {<<: {uplink: 1}, uplink: 2}}\nmodel: {<<: *first, uplink: 3}\n")
+    check_file(path)
 
 
 def test_a_configuration_of_no_text_is_refused(lightning_fl: Command, small: str) -> None:

@@ -70,11 +70,12 @@ def test_a_run_s_configuration_may_come_from_elsewhere(
     """Test that the early checks let pass what the parser allows: YAML in the command line, commands in files and variables."""
     monkeypatch.chdir(tmp_path)
     given = {"trainer": {"max_rounds": 7}, "model": "ImageClassifier", "data": "Digits"}
+    monkeypatch.setenv("HOME", str(tmp_path))
     Path("whole.yaml").write_text(yaml.safe_dump({"subcommand": "fit", "fit": given}))
     for name, words in {
         "": ["fit", "--config", yaml.safe_dump(given), "--print_config"],
         "PL_SUBCOMMAND": ["--print_config", f"--config={yaml.safe_dump({'fit': given})}"],
-        "NOTHING": ["--config", "whole.yaml", "--print_config"],
+        "NOTHING": ["--config=~/whole.yaml", "--print_config"],
     }.items():
         with monkeypatch.context() as patch:
             patch.setattr(sys, "argv", ["lightning-fl", *words])
