@@ -21,16 +21,16 @@ from lightning_fl.data import FederatedDataModule, Source
 from lightning_fl.federation.callback_queries import CallbackQueries
 from lightning_fl.federation.intake import Intake
 from lightning_fl.federation.loss_guard import LossGuard
-from lightning_fl.federation.outcome import Outcome
 from lightning_fl.federation.population import Cohort, Population
 from lightning_fl.federation.round_record import round_record
-from lightning_fl.federation.server_steps import Proposal, take_steps
+from lightning_fl.federation.server_steps import take_steps
 from lightning_fl.processes import gather_by_client, mean, share_states
 from lightning_fl.pruning import Plan
 from lightning_fl.server.network import Network
 from lightning_fl.server.pretraining import ModuleLearner
 from lightning_fl.server.server_side import ServerSide
 from lightning_fl.slots import Message, PruningTurn, Result, ServerTurn, Setting, SetupTurn
+from lightning_fl.state.outcome import Outcome, Proposal
 from lightning_fl.state.run_state import EXCHANGE, SETUP, Run
 
 
