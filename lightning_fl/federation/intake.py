@@ -52,6 +52,8 @@ class Intake:
 
 def _gather_others(fabric: Fabric, mine: Outcome) -> list[Outcome]:
     """Return the outcomes of all other processes, without states and memories, on this process's accelerator."""
+    if fabric.world_size == 1:
+        return []
     small = move_data_to_device(vars(replace(mine, states={}, memory={})), torch.device("cpu"))
     parts = gather_objects(fabric, small)
     others = [part for rank, part in enumerate(parts) if rank != fabric.global_rank]
