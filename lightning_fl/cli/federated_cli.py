@@ -217,7 +217,7 @@ class FederatedCLI(LightningCLI):
     def after_fit(self) -> None:
         """Print the results and the paths of the files."""
         if self.trainer.is_global_zero:
-            print(final_table(self.trainer))
+            print(final_table(self.trainer))  # type: ignore[arg-type]
 
     def predict(self, **arguments: Any) -> None:
         """Predict, and save the predictions: a list of what `predict_step` returned for each batch."""

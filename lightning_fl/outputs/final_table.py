@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from math import isnan
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+from lightning.pytorch.loggers import Logger
+from torch import Tensor
 
 from lightning_fl.outputs.metrics_csv import RoundCSVLogger, read_rows
 from lightning_fl.outputs.run_folder import EXPORT, METRICS
@@ -13,14 +16,25 @@ from lightning_fl.outputs.units import in_bytes
 TARGETS = ("val/accuracy", "val/loss", "train/loss")
 
 
-def final_table(trainer: Any) -> str:
+class Finished(Protocol):
+    """Attributes that the table reads from a trainer after its run."""
+
+    run: Any
+    loggers: list[Logger]
+    loss_guard: Any
+    default_root_dir: str
+    enable_checkpointing: bool
+    callback_metrics: dict[str, Tensor]
+
+
+def final_table(trainer: Finished) -> str:
     """Return the results of a finished `fit` and the paths of its files, one line each."""
     lines = final_lines(trainer)
     width = max(len(name) for name, _ in lines)
     return "\n".join(f"{name:<{width}}  {value}" for name, value in lines)
 
 
-def final_lines(trainer: Any) -> list[tuple[str, str]]:
+def final_lines(trainer: Finished) -> list[tuple[str, str]]:
     """Return name and value of accuracy, rounds, bytes, rejected uploads if there were any, curve and model."""
     run = trainer.run
     lines = [
