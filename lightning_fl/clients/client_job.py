@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from functools import cached_property
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import TreeSpec, tree_flatten
 
 from lightning_fl.clients.local_schedule import LocalSchedule
 from lightning_fl.slots import Message, Rule, Setting
@@ -58,7 +59,8 @@ class ClientJob:
         return replace(self, received=self.received | message)
 
 
-class Batch(NamedTuple):
+@dataclass
+class Batch:
     """One batch of a client.
 
     Attributes:
@@ -75,10 +77,15 @@ class Batch(NamedTuple):
     factor: float
     ends_step: bool
 
+    @cached_property
+    def flat(self) -> tuple[list[Any], TreeSpec]:
+        """Tensors and other leaves of the content, and its structure."""
+        return tree_flatten(self.content)
+
     @property
     def signature(self) -> Any:
         """Key that is equal for batches that can be stacked: same structure, same shapes, equal values except in tensors."""
-        leaves, structure = tree_flatten(self.content)
+        leaves, structure = self.flat
         shapes = tuple((x.shape, x.dtype) if isinstance(x, Tensor) else x for x in leaves)
         return structure, shapes, self.batch_index
 

@@ -115,11 +115,9 @@ class ModuleOptimizer:
         self.params, self._gradient = params, gradient
         self._weight_decay: float | Tensor | None = None
         self._group_slices: list[list[slice]] = [[] for _ in self._groups]
-        self.step: Callable[[], Any] = self.optimizer.step
+        self.step: Callable[[], Any] = self._plain_step if self.is_plain_sgd else self.optimizer.step
         if gradient is None:
             self._group_slices = [self._slices(group) for group in self._groups]
-            if self.is_plain_sgd:
-                self.step = self._plain_step
         for group, members in zip(self.optimizer.param_groups, self._groups, strict=True):
             group["params"] = [] if gradient is not None and self.is_elementwise else list(members)
 
@@ -201,8 +199,8 @@ class ModuleOptimizer:
     @torch.no_grad()
     def _plain_step(self) -> None:
         """Step the parameters by SGD without the overhead of `Optimizer.step`: same numbers, less time."""
-        for group, params in zip(self.optimizer.param_groups, self._groups, strict=True):
-            used = [p for p in params if p.grad is not None]
+        for group in self.optimizer.param_groups:
+            used = [p for p in group["params"] if p.grad is not None]
             options = {"weight_decay": group["weight_decay"], "lr": group["lr"], **NO_MOMENTUM}
             sgd(used, [p.grad for p in used], [None] * len(used), foreach=True, **options)
 

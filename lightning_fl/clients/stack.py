@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.func import vmap
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_unflatten
 
-from lightning_fl.clients.client_job import ClientJob
+from lightning_fl.clients.client_job import Batch, ClientJob
 from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.module_logs import RowLogs
 from lightning_fl.vectors.layout import FlatGradient, Tree
@@ -98,14 +98,13 @@ class Stack:
         self._flat_gradient.zero()
 
     def backward(
-        self, rows: Sequence[int], batches: Sequence[Any], batch_index: int, factors: float | Tensor, logs: RowLogs
+        self, rows: Sequence[int], batches: Sequence[Batch], factors: float | Tensor, logs: RowLogs
     ) -> list[str]:
         """Add the gradients of one batch for each of some clients.
 
         Args:
             rows: the clients, in ascending order.
-            batches: one for each client, all of one structure and with tensors of equal shapes.
-            batch_index: index that `training_step` receives.
+            batches: one for each client, all with the same signature.
             factors: factors of the losses, one for all clients or one for each.
             logs: collects the values that the module logs.
 
@@ -113,7 +112,7 @@ class Stack:
             Names of the parameters that got their first gradient.
         """
         if len(rows) == len(self.params):
-            losses = self._losses(batches, batch_index, logs)
+            losses = self._losses(batches, logs)
             with warnings.catch_warnings():
                 # Autograd prefers dense gradients; a row of a stack is not dense, which costs nothing here.
                 warnings.filterwarnings("ignore", "grad and param do not obey")
@@ -124,7 +123,7 @@ class Stack:
         counters = {name: x[index] for name, x in self.counters.items()}
         params, personal = self.params[index], self.personal[index]
         part = Stack(self._flat_module, params, personal, self.buffers[index], counters, torch.zeros_like(params))
-        part.backward(range(len(rows)), batches, batch_index, factors, logs)
+        part.backward(range(len(rows)), batches, factors, logs)
         self.gradient.index_add_(0, index, part.gradient)
         for name, leaf in part.personal_leaves.items():
             if leaf.grad is not None:
@@ -136,12 +135,12 @@ class Stack:
             counter.index_copy_(0, index, part.counters[name])
         return self._flat_gradient.admit(part._flat_gradient.names)
 
-    def _losses(self, batches: Sequence[Any], batch_index: int, logs: RowLogs) -> Tensor:
+    def _losses(self, batches: Sequence[Batch], logs: RowLogs) -> Tensor:
         """Return the loss of each row (n,), with its autograd graph."""
         flat_module = self._flat_module
-        values, structure = tree_flatten(batches[0])
+        values, structure = list(batches[0].flat[0]), batches[0].flat[1]
         positions = [position for position, value in enumerate(values) if isinstance(value, Tensor)]
-        columns = list(zip(*(tree_flatten(batch)[0] for batch in batches), strict=True))
+        columns = list(zip(*(batch.flat[0] for batch in batches), strict=True))
         tensors = [torch.stack(columns[position]) for position in positions]
         # Copies in the buffers' own dtype: mapped batch normalisation writes to dense tensors only.
         lent = {name: view.to(flat_module.buffer(name).dtype).contiguous() for name, view in self._buffer_views.items()}
@@ -158,7 +157,7 @@ class Stack:
                 logged.append(torch.as_tensor(value))
 
             with flat_module.lending(params | buffers, record):
-                loss, _ = flat_module.training_step(batch, batch_index)
+                loss, _ = flat_module.training_step(batch, batches[0].batch_index)
                 replaced = {name: x for name in buffers if (x := flat_module.buffer(name)) is not buffers[name]}
             return loss, logged, replaced
 

@@ -254,9 +254,7 @@ def _backward(stack: Stack, of_step: Sequence[list[Batch]], logs: RowLogs) -> It
             factors: float | Tensor = batches[0].factor
             if any(batch.factor != factors for batch in batches):
                 factors = stack.params.new_tensor([batch.factor for batch in batches])
-            if found := stack.backward(
-                rows, [batch.content for batch in batches], batches[0].batch_index, factors, logs
-            ):
+            if found := stack.backward(rows, batches, factors, logs):
                 yield found
 
 
