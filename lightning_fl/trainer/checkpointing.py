@@ -16,6 +16,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
+from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.errors import UserError
 from lightning_fl.federation import follow_pruning
 from lightning_fl.federation.round import Federation
@@ -109,15 +110,15 @@ def resolve(trainer: TrainerInterface, ckpt_path: str | os.PathLike[str] | None)
     return str(ckpt_path)
 
 
-def evaluate_checkpoint(trainer: TrainerInterface, path: str) -> None:
-    """Load the model of the checkpoint at `path` into the trainer's module; prune the module first if the model is pruned.
+def evaluate_checkpoint(flat_module: FlatModule, path: str) -> None:
+    """Load the model of the checkpoint at `path` into the module; prune the module first if the model is pruned.
 
     Raises:
         UserError: the checkpoint is unreadable or belongs to another model.
     """
-    module, checkpoint = trainer.lightning_module, checkpoint_file.load(path)
+    module, checkpoint = flat_module.module, checkpoint_file.load(path)
     if plans := follow_pruning.missing_plans(module, checkpoint):
-        follow_pruning.prune_bound(trainer.active_module, plans)
+        follow_pruning.prune_bound(flat_module, plans)
     load_model(module, checkpoint, path)
 
 

@@ -34,7 +34,7 @@ def run_evaluation(trainer: TrainerInterface, stage: str) -> tuple[dict[str, flo
     kept: Mapping[int, Any] = trainer.run.clients if "run" in vars(trainer) else {}
     if trainer.ckpt_path is not None:
         kept = checkpoint_file.load(trainer.ckpt_path).get("federation", {}).get("run", {}).get("clients", {})
-        checkpointing.evaluate_checkpoint(trainer, trainer.ckpt_path)
+        checkpointing.evaluate_checkpoint(flat_module, trainer.ckpt_path)
     short = {"validation": "val"}.get(stage, stage)
     loaders = as_loaders(getattr(trainer.data, f"{short}_dataloader")())
     limit = trainer.limits[f"limit_{short}_batches"]
