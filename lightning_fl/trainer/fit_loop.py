@@ -45,7 +45,8 @@ class FitLoop:
         before_round: state of the run before the current round, None between rounds; a checkpoint saved in the middle of
             a round contains this state.
         folder: folder that the fit writes to.
-        epoch_loop: the attributes of Lightning's own loop that stock callbacks read, with `val_loop`.
+        epoch_loop: the attributes of Lightning's own loop that stock callbacks read.
+        val_loop: the same of its validation loop: `_has_run` is True once a round has been validated.
     """
 
     federation: Federation

@@ -35,6 +35,7 @@ class DatasetSamples(Samples):
     """
 
     resident = False
+    """Batches come from the host's memory."""
 
     def __init__(
         self,

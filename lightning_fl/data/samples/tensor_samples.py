@@ -96,6 +96,7 @@ class TensorSamples(Samples):
     """
 
     resident = True
+    """The tensors are on the device."""
 
     def __init__(
         self,
