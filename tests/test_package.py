@@ -21,7 +21,10 @@ SOURCES = [
     path for folder in ("lightning_fl", "modules", "callbacks") for path in sorted((ROOT / folder).rglob("*.py"))
 ]
 
-DATA = ["lightning_fl/py.typed", "lightning_fl/report/published.csv"]
+DATA = [
+    "lightning_fl/py.typed",
+    *(f"lightning_fl/report/{name}" for name in ("page.html", "papers.yaml", "published.csv")),
+]
 
 
 def imported_by(statement: str, dots: bool = False) -> set[str]:

@@ -88,7 +88,7 @@ def local_batches(
     schedule: LocalSchedule,
     in_pass: int,
     seed: int,
-    prepare: Callable[[Any], Any] | None = None,
+    prepare: Callable[[Any], Any],
 ) -> Iterator[Batch]:
     """Yield the batches of a local training, in passes without end.
 
@@ -97,7 +97,7 @@ def local_batches(
         schedule: batch size, and batches per optimiser step.
         in_pass: number of batches in one pass, at least 1.
         seed: seed of the order of the samples.
-        prepare: moves a batch to the accelerator; None if batches need no preparation.
+        prepare: prepares a batch for the module.
     """
     order, batch_size, num_samples = torch.Generator().manual_seed(seed), schedule.batch_size, len(selection)
     in_step, in_one_pass = schedule.step_batches(in_pass), min(num_samples, in_pass * batch_size)
@@ -107,7 +107,7 @@ def local_batches(
             size = min(batch_size, num_samples - (index - 1) * batch_size)
             factor = size / in_one_pass if schedule.full_batch else 1 / schedule.accumulate
             ends_step = index % in_step == 0 or index == in_pass
-            yield Batch(content if prepare is None else prepare(content), size, count, factor, ends_step)
+            yield Batch(prepare(content), size, count, factor, ends_step)
             count += 1
             if index == in_pass:
                 break

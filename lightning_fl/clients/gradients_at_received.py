@@ -26,8 +26,7 @@ def full_gradient(flat_module: FlatModule, batches: Iterable[Any], sizes: list[i
         Gradient (d,).
     """
     for index, (batch, size) in enumerate(zip(batches, sizes, strict=False)):
-        batch = flat_module.fabric.strategy.precision.convert_input(flat_module.transfer(batch, resident))
-        _backward(flat_module, batch, index, size / sum(sizes))
+        _backward(flat_module, flat_module.transfer(batch, resident), index, size / sum(sizes))
     return _take_gradient(flat_module)
 
 
@@ -47,15 +46,13 @@ def gradient_at_received(
     Returns:
         Gradient (d,).
     """
-    model = flat_module.params.clone(), flat_module.read_buffers().clone(), flat_module.read_counters()
     gradient, owned = flat_module.gradient.clone(), {n: leaf.grad for n, leaf in flat_module.personal_leaves.items()}
     flat_module.zero_gradient()
-    flat_module.load(job.received["model"], job.received["buffers"], job.counters)
-    for batch in of_step:
-        _backward(flat_module, batch.content, batch.batch_index, batch.factor)
-    treat()
-    found = _take_gradient(flat_module)
-    flat_module.load(*model)
+    with flat_module.other_model(job.received["model"], job.received["buffers"], job.counters):
+        for batch in of_step:
+            _backward(flat_module, batch.content, batch.batch_index, batch.factor)
+        treat()
+        found = _take_gradient(flat_module)
     flat_module.gradient.copy_(gradient)
     for name, leaf in flat_module.personal_leaves.items():
         leaf.grad = owned[name]
@@ -64,7 +61,7 @@ def gradient_at_received(
 
 def _backward(flat_module: FlatModule, batch: Any, index: int, factor: float) -> None:
     """Add a factor times the gradient of a batch's loss to the gradient of the flat module."""
-    with flat_module.lending({}, _drop), flat_module.fabric.strategy.precision.forward_context():
+    with flat_module.lending({}, _drop), flat_module.fabric.autocast():
         loss, _ = flat_module.training_step(batch, index)
     if loss is not None:
         flat_module.fabric.backward(loss * factor)

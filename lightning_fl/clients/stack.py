@@ -138,11 +138,11 @@ class Stack:
 
     def _losses(self, batches: Sequence[Any], batch_index: int, logs: RowLogs) -> Tensor:
         """Return the loss of each row (n,), with its autograd graph."""
-        flat_module, precision = self._flat_module, self._flat_module.fabric.strategy.precision
+        flat_module = self._flat_module
         values, structure = tree_flatten(batches[0])
         positions = [position for position, value in enumerate(values) if isinstance(value, Tensor)]
         columns = list(zip(*(tree_flatten(batch)[0] for batch in batches), strict=True))
-        tensors = precision.convert_input([torch.stack(columns[position]) for position in positions])
+        tensors = [torch.stack(columns[position]) for position in positions]
         # Copies in the buffers' own dtype: mapped batch normalisation writes to dense tensors only.
         lent = {name: view.to(flat_module.buffer(name).dtype).contiguous() for name, view in self._buffer_views.items()}
         lent |= self.counters
@@ -162,7 +162,7 @@ class Stack:
                 replaced = {name: x for name in buffers if (x := flat_module.buffer(name)) is not buffers[name]}
             return loss, logged, replaced
 
-        with precision.forward_context():
+        with flat_module.fabric.autocast():
             losses, logged, replaced = vmap(train, randomness="different")(
                 self._leaves | self.personal_leaves, lent, tensors
             )

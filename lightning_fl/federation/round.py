@@ -21,16 +21,16 @@ from lightning_fl.data import FederatedDataModule, Source
 from lightning_fl.federation.callback_queries import CallbackQueries
 from lightning_fl.federation.intake import Intake
 from lightning_fl.federation.loss_guard import LossGuard
-from lightning_fl.federation.outcome import Outcome
 from lightning_fl.federation.population import Cohort, Population
 from lightning_fl.federation.round_record import round_record
-from lightning_fl.federation.server_steps import Proposal, take_steps
+from lightning_fl.federation.server_steps import take_steps
 from lightning_fl.processes import gather_by_client, mean, share_states
 from lightning_fl.pruning import Plan
 from lightning_fl.server.network import Network
 from lightning_fl.server.pretraining import ModuleLearner
 from lightning_fl.server.server_side import ServerSide
 from lightning_fl.slots import Message, PruningTurn, Result, ServerTurn, Setting, SetupTurn
+from lightning_fl.state.outcome import Outcome, Proposal
 from lightning_fl.state.run_state import EXCHANGE, SETUP, Run
 
 
@@ -68,11 +68,12 @@ class Federation:
     on_prepared: Callable[[int, int, int], None]
     runner: Runner = serial
     _queries: CallbackQueries = field(default_factory=CallbackQueries, init=False, repr=False)
+    _drawn: tuple[tuple[int, int], Cohort] | None = field(default=None, init=False, repr=False)
 
     def train_round(self) -> dict[str, float]:
         """Train one round; returns its numbers by their column names in `metrics.csv`."""
         run, method, setting = self.run, self.algorithm, self.setting
-        cohort = self.population.cohort(run)
+        cohort = self.cohort
         initial_loss = self.guard.initial_loss(run, self.server)
         link = self._open_link(cohort)
         shared = method.share(run.server)
@@ -113,6 +114,14 @@ class Federation:
             momentum=self.flat_module.optimizer.momentum,
             unpruned=run.unpruned,
         )
+
+    @property
+    def cohort(self) -> Cohort:
+        """Cohort of the present round, drawn once."""
+        drawn_for = self.run.seed, self.run.round
+        if self._drawn is None or self._drawn[0] != drawn_for:
+            self._drawn = drawn_for, self.population.cohort(self.run)
+        return self._drawn[1]
 
     @property
     def schedule_of_round(self) -> LocalSchedule:
@@ -196,20 +205,22 @@ class Federation:
     def num_batches(self) -> int:
         """Batches of the next round, over all answering clients that this process trains."""
         schedule, skips, sizes = self.schedule_of_round, self.flat_module.skips_single_samples, self.data.client_sizes
-        clients = self.population.cohort(self.run).mine
-        return sum(schedule.num_batches(int(sizes[client]), skips, self._steps(client)[0]) for client in clients)
+        return sum(
+            schedule.num_batches(int(sizes[client]), skips, self._steps(schedule, client)[0])
+            for client in self.cohort.mine
+        )
 
-    def _steps(self, client: int) -> tuple[int, int]:
+    def _steps(self, schedule: LocalSchedule, client: int) -> tuple[int, int]:
         """Return the optimiser steps that a client makes in this round, and those that it would make with enough time."""
-        schedule, size = self.schedule_of_round, int(self.data.client_sizes[client])
-        in_pass = schedule.pass_batches(size, self.flat_module.skips_single_samples)
+        in_pass = schedule.pass_batches(int(self.data.client_sizes[client]), self.flat_module.skips_single_samples)
         return schedule.steps_done(in_pass, self.run, client), schedule.num_steps(in_pass)
 
     def _num_stragglers(self, cohort: Cohort) -> int | None:
         """Return the number of clients that run out of time; None if clients never do."""
         if not self.schedule.straggler_rate:
             return None
-        return sum(done < planned for done, planned in map(self._steps, cohort.answering))
+        schedule = self.schedule_of_round
+        return sum(done < planned for done, planned in (self._steps(schedule, client) for client in cohort.answering))
 
     def _seconds(self, cohort: Cohort, uplink_bits: int, downlink_bits: int) -> float:
         """Return the simulated seconds of a round, which lasts as long as the client with the most samples needs."""

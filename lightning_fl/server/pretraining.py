@@ -82,7 +82,7 @@ class ModuleLearner:
         for _ in range(epochs):
             for inputs, classes in self._labelled(samples, labels, batch_size, generator):
                 self._gradient.zero()
-                with flat_module.fabric.strategy.precision.forward_context():
+                with flat_module.fabric.autocast():
                     loss = F.cross_entropy(flat_module.module(inputs), classes)
                 flat_module.fabric.backward(loss)
                 adam.step()
@@ -107,7 +107,7 @@ class ModuleLearner:
         parts = []
         with evaluating(flat_module.module), torch.no_grad():
             for batch in samples.batches(self.data.eval_batch_size):
-                with flat_module.fabric.strategy.precision.forward_context():
+                with flat_module.fabric.autocast():
                     logits = flat_module.module(self._inputs(batch))
                 parts.append(F.one_hot(logits.argmax(1), logits.shape[1]))
         return torch.cat(parts).cpu()
@@ -163,8 +163,5 @@ class ModuleLearner:
                 yield self._inputs(batch), classes
 
     def _inputs(self, batch: Any) -> Any:
-        flat_module = self.flat_module
-        batch = flat_module.fabric.strategy.precision.convert_input(
-            flat_module.transfer(batch, self.data.train.resident)
-        )
+        batch = self.flat_module.transfer(batch, self.data.train.resident)
         return batch[0] if isinstance(batch, (tuple, list)) else batch

@@ -194,9 +194,7 @@ class ServerSide:
         """
         data, flat_module = self.data, self.flat_module
         for batch in data.train.batches(batch_size, data.server_indices[rows.numpy()]):
-            batch = flat_module.fabric.strategy.precision.convert_input(
-                flat_module.transfer(batch, data.train.resident)
-            )
+            batch = flat_module.transfer(batch, data.train.resident)
             yield batch[0] if isinstance(batch, (tuple, list)) else batch
 
     def logits(self, params: Tensor, buffers: Tensor, inputs: Any, training: bool = False) -> Tensor:
@@ -215,7 +213,7 @@ class ServerSide:
         if self.setting.unpruned is not None:
             params = params * self.setting.unpruned.factors.to(params.dtype)
         tree = flat_module.layout.views(params) | flat_module.buffer_layout.views(buffers) | flat_module.read_counters()
-        with evaluating(flat_module.module), flat_module.fabric.strategy.precision.forward_context():
+        with evaluating(flat_module.module), flat_module.fabric.autocast():
             flat_module.module.train(training)
             return functional_call(flat_module.module, tree, (inputs,))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from lightning_fl.errors import UserError
 from lightning_fl.pruning import Plan
 from lightning_fl.slots import Rule, State
 from lightning_fl.state.client_states import ClientStates, ClientStatesOnDisk
+from lightning_fl.state.outcome import Outcome, Proposal
 from lightning_fl.vectors.layout import Layout
 from lightning_fl.vectors.personal import PERSONAL
 from lightning_fl.vectors.pruning_map import PruningMap, layout_of
@@ -25,42 +26,18 @@ from lightning_fl.vectors.submodel import Submodel
 # Purposes of random streams. The purpose is part of the seed, so that no two streams coincide.
 COHORT, DROPOUT, CLIENT, SERVER, EXCHANGE, SETUP, VALIDATION, STRAGGLER = range(8)
 
-
-class Booked(Protocol):
-    """Costs of a round's clients, counted even if the server rejects their uploads.
-
-    Attributes:
-        bits: bits sent to or from single clients, by direction and kind.
-        num_steps: optimiser steps that the clients made.
-        num_uploads: uploads that arrived.
-        num_accepted: uploads that the server accepted.
-    """
-
-    bits: Bits
-    num_steps: int
-    num_uploads: int
-
-    @property
-    def num_accepted(self) -> int: ...
-
-
-class Proposed(Protocol):
-    """Proposal of the server's steps: model (d,), float buffers (d_b,), counters, states of the steps, optimiser steps made."""
-
-    @property
-    def params(self) -> Tensor: ...
-
-    @property
-    def buffers(self) -> Tensor: ...
-
-    @property
-    def counters(self) -> dict[str, Tensor]: ...
-
-    @property
-    def server(self) -> dict[str, State]: ...
-
-    @property
-    def num_steps(self) -> int: ...
+# Fields of a Run that a checkpoint holds under their own names. Checkpoints of 0.1 lack some, which then keep their first values.
+SCALARS = (
+    "seed",
+    "round",
+    "num_steps",
+    "simulated_seconds",
+    "num_uploads",
+    "num_rejected",
+    "num_rounds_rejecting",
+    "macs_at_start",
+    "initial_loss",
+)
 
 
 @dataclass
@@ -154,7 +131,7 @@ class Run:
         self.params, self.buffers = params, buffers
 
     def book(
-        self, outcome: Booked, link: Link, seconds: Callable[[int, int], float], initial_loss: float | None
+        self, outcome: Outcome, link: Link, seconds: Callable[[int, int], float], initial_loss: float | None
     ) -> None:
         """Count the costs of a round, even if its uploads are rejected: bits, time, the clients' optimiser steps.
 
@@ -181,7 +158,7 @@ class Run:
         self.initial_loss = initial_loss
 
     def commit(
-        self, proposal: Proposed, states: Iterable[tuple[int, State]], memory: Iterable[tuple[int, State]]
+        self, proposal: Proposal, states: Iterable[tuple[int, State]], memory: Iterable[tuple[int, State]]
     ) -> None:
         """End the round: store the server's proposal and the accepted clients' states.
 
@@ -260,34 +237,25 @@ class Run:
 
     def state_dict(self) -> dict[str, Any]:
         """Return a snapshot of the state, which later rounds do not change. `as_saved` turns it into plain containers."""
+        layouts: dict[str, Any] = {}
+        for _, layout, prefix in self._layouts():
+            layouts[f"{prefix}names"] = list(layout.names)
+            layouts[f"{prefix}shapes"] = [list(shape) for shape in layout.shapes]
         return {
-            "seed": self.seed,
-            "names": list(self.layout.names),
-            "shapes": [list(shape) for shape in self.layout.shapes],
+            **layouts,
+            **{name: getattr(self, name) for name in SCALARS},
             "channels_last": list(self.layout.channels_last),
-            "buffer_names": list(self.buffer_layout.names),
-            "buffer_shapes": [list(shape) for shape in self.buffer_layout.shapes],
-            "personal_names": list(self.personal_layout.names),
-            "personal_shapes": [list(shape) for shape in self.personal_layout.shapes],
             "personal": self.personal,
             "params": self.params,
             "buffers": self.buffers,
             "counters": dict(self.counters),
-            "round": self.round,
-            "num_steps": self.num_steps,
             "server": dict(self.server),
             "clients": self.clients.snapshot(),
             "client_memory": self.client_memory.snapshot(),
             "server_memory": dict(self.server_memory),
             "ledger": self.ledger.state_dict(),
-            "simulated_seconds": self.simulated_seconds,
-            "num_uploads": self.num_uploads,
-            "num_rejected": self.num_rejected,
-            "num_rounds_rejecting": self.num_rounds_rejecting,
             "mask": self.mask,
             "told": sorted(self.clients_with_mask),
-            "macs_at_start": self.macs_at_start,
-            "initial_loss": self.initial_loss,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -307,14 +275,13 @@ class Run:
                 for name, x in tensors.items()
             }
 
-        self.seed = state["seed"]
+        for name in SCALARS:
+            setattr(self, name, state.get(name, getattr(self, name)))
         self.params = self.layout.relay(state["params"], source).to(device, copy=True)
         self.buffers = state["buffers"].to(device, copy=True)
         self.counters = {name: x.to(device, copy=True) for name, x in state["counters"].items()}
         if self.personal_layout.names:
             self.personal = state["personal"].to(device, copy=True)
-        self.round = state["round"]
-        self.num_steps = state["num_steps"]
         self.server = {name: relaid(x, device) for name, x in state["server"].items()}
         for kept, saved in ((self.clients, state["clients"]), (self.client_memory, state["client_memory"])):
             kept.clear()
@@ -322,22 +289,20 @@ class Run:
                 kept[client] = relaid(x, torch.device("cpu"))
         self.server_memory = relaid(state["server_memory"], device)
         self.ledger.load_state_dict(state["ledger"])
-        self.simulated_seconds = state["simulated_seconds"]
-        self.num_uploads = state.get("num_uploads", 0)  # checkpoints of 0.1 lack these counts
-        self.num_rejected = state.get("num_rejected", 0)
-        self.num_rounds_rejecting = state.get("num_rounds_rejecting", 0)
         mask = state.get("mask")  # checkpoints of 0.1 lack it
         self._prune_to(None if mask is None else self.layout.relay(mask, source).to(device, copy=True))
         self.clients_with_mask = set(state.get("told", ()))
-        self.macs_at_start = state.get("macs_at_start", self.macs_at_start)  # checkpoints of 0.1 lack it
-        self.initial_loss = state.get("initial_loss")
 
-    def _check_fits(self, state: dict[str, Any]) -> None:
-        for kind, layout, prefix in (
+    def _layouts(self) -> tuple[tuple[str, Layout, str], ...]:
+        """Return each kind of tensor with its layout and the prefix of its keys in a checkpoint."""
+        return (
             ("parameter", self.layout, ""),
             ("buffer", self.buffer_layout, "buffer_"),
             ("personal parameter", self.personal_layout, "personal_"),
-        ):
+        )
+
+    def _check_fits(self, state: dict[str, Any]) -> None:
+        for kind, layout, prefix in self._layouts():
             # Checkpoints of 0.1 lack the keys of personal parameters, which did not exist then.
             names, shapes = state.get(f"{prefix}names", []), state.get(f"{prefix}shapes", [])
             saved = dict(zip(names, map(tuple, shapes), strict=True))
