@@ -113,7 +113,7 @@ class LossGuard:
         turn.metrics |= {"guard/loss": loss, "guard/undone": float(is_undone)}
         if is_undone:
             rank_zero_info(
-                f"Round {turn.round} is undone: the loss on the server's samples would be {loss:.4g}, but the "
+                f"Round {turn.round + 1} is undone: the loss on the server's samples would be {loss:.4g}, but the "
                 f"initial loss was {initial_loss:.4g}."
             )
         return is_undone

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -114,6 +115,16 @@ class Run:
         self.num_steps += num_steps
         self.ledger.add(bits)
         self.ledger.close_setup()
+
+    def keep_clients_on_disk(self, folder: Path, writes: bool) -> None:
+        """Keep the states and codec memories of clients in files of a folder; called before the first round.
+
+        Args:
+            folder: folder of the files.
+            writes: True if this process writes them, False if another process of this machine does.
+        """
+        self.clients = ClientStatesOnDisk(folder / "rule", writes)
+        self.client_memory = ClientStatesOnDisk(folder / "codec", writes)
 
     def replace_model(self, params: Tensor, buffers: Tensor) -> None:
         """Replace the server's model by another one (d,), (d_b,), between two rounds."""
