@@ -12,8 +12,6 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from lightning_fl.outputs.run_folder import METRICS
-
 
 class _RoundWriter(ExperimentWriter):
     """Writer that appends rows; if a row has a new column, the whole file is written aside and renamed."""
@@ -81,10 +79,10 @@ class RoundCSVLogger(CSVLogger):
             round_index: first round of the resumed run.
             home: folder of the run that is resumed, whose rows are kept.
         """
-        columns, rows = read_rows(home / METRICS)
+        columns, rows = read_rows(home / ExperimentWriter.NAME_METRICS_FILE)
         kept = [row for row in rows if (row.get("round") or "").isdigit() and int(row["round"]) < round_index]
         if rows:
-            write_rows(Path(self.log_dir, METRICS), columns, kept)
+            write_rows(Path(self.log_dir, ExperimentWriter.NAME_METRICS_FILE), columns, kept)
             self.experiment.metrics_keys = columns
 
 
