@@ -23,15 +23,12 @@ class NormalisedMean(Aggregator):
             server can compute from n_k.
     """
 
+    needs = frozenset({NORMALISER})
     keeps_uploads = False
     effective: Literal["normaliser", "steps"] = "normaliser"
 
     def __post_init__(self) -> None:
         check_choice("effective", self.effective, CHOICES)
-
-    def needs(self) -> frozenset[str]:
-        """Return the name of a_k."""
-        return frozenset({NORMALISER})
 
     def add(self, accumulator: dict[str, Any], upload: Upload) -> None:
         """Add n_k Δ_k/a_k to the sum, n_k to the weight, and n_k a_k or n_k τ_k to the length."""

@@ -21,9 +21,7 @@ class Changes(Codec):
     clients keep the last broadcast and overwrite u positions. As each broadcast builds on the last, each goes to all clients.
     """
 
-    def needs_every_client(self) -> bool:
-        """True, as each broadcast builds on the last."""
-        return True
+    needs_every_client = True
 
     def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
         """Encode values (u,) under each vector's name and their positions, or whole vectors; memory: the last broadcast."""

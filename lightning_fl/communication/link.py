@@ -89,7 +89,7 @@ class Link:
         If the next broadcast builds on this one (`Codec.needs_every_client`), it goes to all clients of the federation, and its
         bits count for all.
         """
-        num_recipients = self.setting.num_clients if self.downlink.needs_every_client() else len(recipients)
+        num_recipients = self.setting.num_clients if self.downlink.needs_every_client else len(recipients)
         self.received, self.server_memory = self._send(
             "down", self.downlink, message, self.server_memory, self.setting.unpruned, num_recipients, follow=True
         )

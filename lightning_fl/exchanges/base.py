@@ -18,7 +18,7 @@ from torch import Tensor
 from lightning_fl.checks import check_whole
 from lightning_fl.errors import require
 from lightning_fl.slots import Channel, Exchange, Message, Result, Setting, Upload, is_finite
-from lightning_fl.vectors.layer_groups import Group, as_yaml
+from lightning_fl.vectors.layer_groups import Group, Groups, as_yaml, check_groups, resolve
 from lightning_fl.vectors.submodel import Submodel
 
 
@@ -88,6 +88,25 @@ class LayerChoice(Exchange):
             layouts = channel.setting.layout, channel.setting.buffer_layout
             submodel = Submodel.from_groups(*layouts, layers, chosen.to(device).split(1), device)
             yield Upload(result, channel.send_up(client, result.message, submodel), submodel.masks(result.message))
+
+
+@dataclass(frozen=True)
+class GroupChoice(LayerChoice):
+    """Choose among layers that the user may define.
+
+    Attributes:
+        groups: definition of a layer: `layer`, `tensor`, or a map from layers to names of parameters (`lightning_fl.groups`).
+    """
+
+    groups: Groups = "layer"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_groups(self.groups)
+
+    def layers(self, setting: Setting) -> tuple[Group, ...]:
+        """Return the layers that `groups` defines."""
+        return resolve(self.groups, setting.groups, setting.layout, setting.buffer_layout)
 
 
 def best(scores: Mapping[int, list[float]], n: int) -> dict[int, Tensor]:

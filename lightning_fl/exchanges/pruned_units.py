@@ -12,8 +12,7 @@ from torch import Tensor
 
 from lightning_fl.checks import check_between, check_choice
 from lightning_fl.slots import Channel, Exchange, Result, Setting, Upload, is_finite
-from lightning_fl.vectors.layer_groups import Group, Groups, as_yaml, resolve
-from lightning_fl.vectors.layer_groups import check_choice as check_groups
+from lightning_fl.vectors.layer_groups import Group, Groups, as_yaml, check_groups, resolve
 from lightning_fl.vectors.submodel import Submodel
 
 SCORES = ("delta", "magnitude")

@@ -140,7 +140,7 @@ class Federation:
         )
         if run.mask is not None:
             recipients: Sequence[int] = method.exchange.recipients(cohort.selected, setting)
-            if method.downlink.needs_every_client():
+            if method.downlink.needs_every_client:
                 recipients = range(self.data.num_clients)
             link.send_mask([client for client in recipients if client not in run.clients_with_mask], run.mask)
         return link

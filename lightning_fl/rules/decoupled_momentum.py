@@ -32,8 +32,7 @@ class DecoupledMomentum(Rule):
     """
 
     own_step = True
-    receives = frozenset({"moments/momentum"})
-    sends = frozenset({"moments/momentum"})
+    needs = provides = frozenset({"moments/momentum"})
     beta: float = 0.9
     variant: Literal["evolving", "frozen"] = "evolving"
     full_batch_last: int = 0

@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from lightning_fl.slots.message import Message, State
+from lightning_fl.slots.part import Part
 from lightning_fl.slots.rule import Rule
 from lightning_fl.slots.setting import Setting
 from lightning_fl.vectors.submodel import Submodel
@@ -122,15 +123,17 @@ class Channel(Protocol):
         """Return the server's random stream for a client in this round, the same in every process."""
 
 
-class Exchange(ABC):
-    """Decides in how many turns clients and server exchange messages, and which parts clients upload."""
+class Exchange(Part, ABC):
+    """Decides in how many turns clients and server exchange messages, and which parts clients upload.
+
+    It `provides` the entries that `before_training` adds to the clients' `received`; the server's steps find them in
+    `ServerTurn.merged`.
+    """
 
     sends_whole = False
     """True if every accepted client has sent its whole message."""
-    provides = frozenset[str]()
-    """Names that `before_training` adds to the clients' `received`; the server's steps find them in `ServerTurn.merged`."""
 
-    def check(self, setting: Setting, cohort_size: int) -> None:  # noqa: B027 -- most exchanges fit any run
+    def check(self, setting: Setting, cohort_size: int) -> None:
         """Raise `UserError` if the exchange does not fit the run; called before the first round.
 
         Args:

@@ -11,7 +11,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lightning_fl.checks import check_between, check_choice, check_positive, check_whole, whole_share
-from lightning_fl.slots import Server, ServerTurn, State, Step
+from lightning_fl.slots import MEMBERS, Server, ServerTurn, State, Step
 
 AVERAGES = ("logits", "probs")
 
@@ -40,7 +40,7 @@ class Distillation(Step):
         freeze_batch_norm: keep the student in evaluation mode.
     """
 
-    needs_uploads = True
+    needs = frozenset({MEMBERS})
     max_steps: int = 200
     batch_size: int = 128
     learning_rate: float = 1e-3
@@ -121,7 +121,7 @@ class Distillation(Step):
 
     def _targets(self, turn: ServerTurn, rows: Tensor) -> Tensor:
         """Return the ensemble's probabilities (rows, classes)."""
-        models = turn.params + turn.merged["members/model"]
+        models = turn.params + turn.merged[MEMBERS]
         buffers = turn.merged.get("members/buffers")
         mean: Tensor | float = 0.0
         with torch.no_grad():

@@ -88,7 +88,7 @@ class DynamicServerUpdate(Step):
         turn.metrics |= {"feddu/accuracy": accuracy, "feddu/alpha": alpha, "feddu/tau_eff": 0.0}
         if alpha > LEAST_ALPHA:
             received = {"model": turn.proposal, "buffers": turn.proposed_buffers}
-            for name in self.rule.receives if self.rule else ():
+            for name in self.rule.needs if self.rule else ():
                 received[name] = turn.shared[name] + turn.merged[name]
             trained = turn.server.train(received, self.rule)
             turn.metrics["feddu/tau_eff"] = alpha * trained.num_steps

@@ -117,14 +117,14 @@ def test_a_chain_may_hold_one_step_twice(make_trainer: MakeTrainer) -> None:
 class NeedsControl(Rule):
     """Rule whose inputs no other part sends."""
 
-    receives = frozenset({"moments/control", "moments/second"})
+    needs = frozenset({"moments/control", "moments/second"})
 
 
 @dataclass(frozen=True)
 class NeedsDivergence(Step):
     """Step whose input no other part sends."""
 
-    consumes = frozenset({"scalars/divergence"})
+    needs = frozenset({"scalars/divergence"})
 
     def __call__(self, turn: ServerTurn, state: State) -> State:
         return state
@@ -134,7 +134,7 @@ class NeedsDivergence(Step):
 class SharesControl(NeedsDivergence):
     """Step that sends half of the inputs of `NeedsControl`."""
 
-    shares = frozenset({"moments/control"})
+    provides = frozenset({"moments/control"})
 
 
 def test_all_misfits_are_reported_at_once() -> None:
