@@ -42,7 +42,7 @@ class Algorithm:
     """
 
     trains_in_rounds = True
-    """True if clients take part in the rounds; False for an algorithm that does all its work before the first round."""
+    """True if clients take part in the rounds; False if one round without clients follows the work before the first round."""
 
     def __init__(
         self,

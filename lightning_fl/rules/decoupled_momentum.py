@@ -46,6 +46,16 @@ class DecoupledMomentum(Rule):
         """True in the last r rounds."""
         return setting.round >= setting.num_rounds - self.full_batch_last
 
+    def note_on_resume(self, setting: Setting, planned: int) -> str:
+        """Name the rounds so far that used full batches as the last of a shorter run, because they are no longer the last."""
+        first, end = planned - self.full_batch_last, setting.num_rounds - self.full_batch_last
+        moved = range(max(0, first), min(setting.round, end))
+        if not moved:
+            return ""
+        which = f"Rounds {moved[0]} to {moved[-1]}" if len(moved) > 1 else f"Round {moved[0]}"
+        again = f"the end of {setting.num_rounds} rounds uses them again"
+        return f"{which} used full batches at the end of {planned} rounds; {again}."
+
     def start(self, local: LocalTraining) -> None:
         """Set v = m, stored as v − m = 0; `frozen` stores the sum of u − m."""
         local.memory["drift"] = torch.zeros_like(local.params)

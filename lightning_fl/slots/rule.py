@@ -94,6 +94,15 @@ class Rule(Part):
         """True if each step of this round uses the gradient on all samples of the client; the number of steps stays the same."""
         return False
 
+    def note_on_resume(self, setting: Setting, planned: int) -> str:
+        """Return a sentence for the log of a run that is resumed, in the present round of `setting`; '' for none.
+
+        Args:
+            setting: facts about the run, with its present number of rounds.
+            planned: number of rounds that the run had when its checkpoint was saved.
+        """
+        return ""
+
     def init(self, params: Tensor) -> State:
         """Return the state of a client that takes part for the first time, given the model that it received (d,)."""
         return {}

@@ -18,11 +18,10 @@ Bits: 8·C·H·W·n_0 down for images in bytes and s·q·d up (with float buffer
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
-from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
@@ -143,10 +142,6 @@ class FedKT(Algorithm):
         start = {"model": turn.params, "buffers": turn.buffers}
         return turn.learner.train(start, samples, labels, self.epochs, self.batch_size, self.learning_rate, random)
 
-    def configure_callbacks(self) -> list[Callback]:
-        """Return the callback that ends the run with one_shot."""
-        return [] if self.trains_in_rounds else [OneRound()]
-
 
 def tally(ballots: Tensor, consistent: bool) -> Tensor:
     """Return a client's votes from those of its s students.
@@ -164,15 +159,3 @@ def tally(ballots: Tensor, consistent: bool) -> Tensor:
     """
     votes = ballots.sum(0)
     return votes * (votes == len(ballots)) if consistent else votes
-
-
-class OneRound(Callback):
-    """Stop the run after the first round."""
-
-    def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Stop a resumed run that has had its round."""
-        trainer.should_stop = trainer.should_stop or trainer.run.round > 0
-
-    def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Make the current round the last."""
-        trainer.should_stop = True
