@@ -18,7 +18,7 @@ from lightning_fl.slots.message import MEAN_GRADIENT, MEMBERS, Message, State, c
 from lightning_fl.slots.part import Part
 from lightning_fl.slots.pruning_turn import PruningTurn
 from lightning_fl.slots.rule import Gradients, LocalTraining, Rule
-from lightning_fl.slots.server import Learner, Server, ServerTraining
+from lightning_fl.slots.server import Learner, Server, ServerModel, ServerSamples, ServerTraining
 from lightning_fl.slots.setting import Setting
 from lightning_fl.slots.step import Step
 from lightning_fl.slots.turns import ServerTurn, SetupTurn
@@ -44,6 +44,8 @@ __all__ = [
     "Result",
     "Rule",
     "Server",
+    "ServerModel",
+    "ServerSamples",
     "ServerTraining",
     "ServerTurn",
     "Setting",
