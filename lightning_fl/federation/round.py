@@ -250,7 +250,7 @@ class Federation:
         link = Link(self.setting, Dense(), Dense())
         cohort = self.population.select(run)
         self.algorithm.broadcast_pruning(PruningTurn(plan, link, self.setting, cohort, run.params, run.buffers))
-        run.ledger.add_ahead(link.ledger.round_bits)
+        run.ledger.add(link.ledger.round_bits, ahead=True)
 
     def refresh_network(self) -> None:
         """Read layers and size of the module again, after a pruning."""

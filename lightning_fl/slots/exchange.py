@@ -113,13 +113,13 @@ class Channel(Protocol):
     def send_to_all(self, clients: Sequence[int], message: Message) -> None:
         """Send the same message to each of some clients, uncompressed."""
 
-    def gather(self, mine: dict[int, T]) -> dict[int, T]:
+    def gather(self, mine: dict[int, T], /) -> dict[int, T]:
         """Merge small values by client over all processes, in the order of the cohort; every process must call it."""
 
-    def mean(self, uploads: Iterable[Upload]) -> Message:
+    def mean(self, uploads: Iterable[Upload], /) -> Message:
         """Merge uploads of all processes with the algorithm's aggregator; every process must call it. {} if there are none."""
 
-    def random(self, client: int) -> np.random.Generator:
+    def random(self, client: int, /) -> np.random.Generator:
         """Return the server's random stream for a client in this round, the same in every process."""
 
 
