@@ -149,7 +149,7 @@ class Quantiser(FewBits):
         for part, scale in zip(parts, scales, strict=True):
             part.div_(scale)
         ratio = ratio.nan_to_num_(0.0).to(torch.promote_types(ratio.dtype, torch.float32))
-        code = self._log_level(ratio) if self.levels == "log" else self._uniform_level(ratio)
+        code = self._level(ratio)
         code |= (vector < 0).to(code.dtype) << (self.bits - 1)
         return Packed(pack(code, self.bits), len(vector) * self.bits), scales
 
@@ -167,11 +167,10 @@ class Quantiser(FewBits):
         """Highest level; the bit above it is the sign."""
         return 2 ** (self.bits - 1) - 1
 
-    def _uniform_level(self, ratio: Tensor) -> Tensor:
-        return (ratio * self._most + 0.5).to(self._dtype).clamp_(max=self._most)
-
-    def _log_level(self, ratio: Tensor) -> Tensor:
-        """Count the borders at or below the ratio: 2^−most, then 0.75 · 2^−j, half-way to the next higher level."""
+    def _level(self, ratio: Tensor) -> Tensor:
+        if self.levels == "uniform":
+            return (ratio * self._most + 0.5).to(self._dtype).clamp_(max=self._most)
+        # Count the borders at or below the ratio: 2^−most, then 0.75 · 2^−j, half-way to the next higher level.
         count = min(self._most, 1 - math.frexp(torch.finfo(ratio.dtype).smallest_normal)[1])
         borders = 0.75 * torch.exp2(torch.arange(1 - count, 1, device=ratio.device, dtype=ratio.dtype))
         if count == self._most:

@@ -8,7 +8,7 @@ turn 3    each client sends the layers that it was chosen for                  u
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -84,10 +84,7 @@ class LayerChoice(Exchange):
                 chosen = channel.send_down(client, {"mask/layers": chosen})["mask/layers"]
             if not chosen.any():
                 result = replace(result, state={})  # the server has accepted nothing from it
-            device = result.message["model"].device
-            layouts = channel.setting.layout, channel.setting.buffer_layout
-            submodel = Submodel.from_groups(*layouts, layers, chosen.to(device).split(1), device)
-            yield Upload(result, channel.send_up(client, result.message, submodel), submodel.masks(result.message))
+            yield upload_of(result, layers, chosen.to(result.message["model"].device).split(1), channel)
 
 
 @dataclass(frozen=True)
@@ -107,6 +104,13 @@ class GroupChoice(LayerChoice):
     def layers(self, setting: Setting) -> tuple[Group, ...]:
         """Return the layers that `groups` defines."""
         return resolve(self.groups, setting.groups, setting.layout, setting.buffer_layout)
+
+
+def upload_of(result: Result, layers: Sequence[Group], kept: Sequence[Tensor], channel: Channel) -> Upload:
+    """Send some layers of a client's message to the server, or some of their units; see `Submodel.from_groups`."""
+    setting, device = channel.setting, result.message["model"].device
+    submodel = Submodel.from_groups(setting.layout, setting.buffer_layout, layers, kept, device)
+    return Upload(result, channel.send_up(result.client, result.message, submodel), submodel.masks(result.message))
 
 
 def best(scores: Mapping[int, list[float]], n: int) -> dict[int, Tensor]:

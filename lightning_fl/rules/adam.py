@@ -50,7 +50,7 @@ class Adam(Rule, ABC):
         for name, vector in {"first": first, "second": second}.items():
             local.memory[name] = torch.empty_like(local.params).copy_(vector)
 
-    def adam_step(self, local: LocalTraining) -> None:
+    def step(self, local: LocalTraining) -> None:
         """Take one step of Adam."""
         gradient = local.gradient
         first = local.memory["first"].mul_(self.beta1).add_(gradient, alpha=1 - self.beta1)
@@ -76,10 +76,6 @@ class SharedAdam(Adam):
         """Set (m, v) to the server's moments."""
         self.begin(local, local.received[FIRST], local.received[SECOND])
 
-    def step(self, local: LocalTraining) -> None:
-        """Take one step of Adam."""
-        self.adam_step(local)
-
     def finish(self, local: LocalTraining) -> Message:
         """Return the changes of w, m and v."""
         return self.changes(local)
@@ -96,10 +92,6 @@ class LocalAdam(Adam):
     def start(self, local: LocalTraining) -> None:
         """Set (m, v) to those of the client's last round."""
         self.begin(local, local.state["first"], local.state["second"])
-
-    def step(self, local: LocalTraining) -> None:
-        """Take one step of Adam."""
-        self.adam_step(local)
 
     def finish(self, local: LocalTraining) -> Message:
         """Return the change of w; (m, v) stay on the client."""
@@ -141,7 +133,7 @@ class WarmedUpAdam(Adam):
     def step(self, local: LocalTraining) -> None:
         """Take one step of Adam, or of momentum with the fixed scale."""
         if "scale" not in local.memory:
-            self.adam_step(local)
+            super().step(local)
             return
         first = local.memory["first"].mul_(self.beta1).add_(local.gradient, alpha=1 - self.beta1)
         moved = first * local.learning_rate

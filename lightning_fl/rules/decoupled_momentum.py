@@ -12,8 +12,6 @@ import torch
 from lightning_fl.checks import check_between, check_choice, check_whole
 from lightning_fl.slots import LocalTraining, Message, Rule, Setting
 
-VARIANTS = ("evolving", "frozen")
-
 
 @dataclass(frozen=True)
 class DecoupledMomentum(Rule):
@@ -39,7 +37,7 @@ class DecoupledMomentum(Rule):
 
     def __post_init__(self) -> None:
         check_between("the momentum beta", self.beta, 0, 1, "[)")
-        check_choice("variant", self.variant, VARIANTS)
+        check_choice("variant", self.variant, ("evolving", "frozen"))
         check_whole("full_batch_last, a number of rounds,", self.full_batch_last, 0)
 
     def takes_full_batches(self, setting: Setting) -> bool:

@@ -30,11 +30,11 @@ class AdamOnClients(Algorithm):
     """
 
 
-class SparseFedAdam(AdamOnClients):
-    """Base class of FedAdam with sparse uploads."""
+class AveragedMoments(AdamOnClients):
+    """Base class of FedAdam and its sparse variants."""
 
     def __init__(self, rule: SharedAdam, uplink: Codec, downlink: Downlink, weighting: Weighting) -> None:
-        """Fill the slots with FedAdam's parts, the codec of the uploads and that of the broadcast."""
+        """Fill the slots with FedAdam's parts, and with the codecs of uploads and broadcast."""
         check_choice("downlink", downlink, ("dense", "union"))
         super().__init__(
             rule=rule,

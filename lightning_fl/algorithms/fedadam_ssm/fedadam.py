@@ -17,32 +17,26 @@ from __future__ import annotations
 
 from typing import Literal
 
-from lightning_fl.aggregators import WeightedMean
-from lightning_fl.algorithms.fedadam_ssm._base import AdamOnClients, Downlink, SparseFedAdam, Weighting
+from lightning_fl.algorithms.fedadam_ssm._base import AveragedMoments, Downlink, Weighting
 from lightning_fl.checks import check_choice
-from lightning_fl.codecs import FairTopK, SharedTopK, TopK
+from lightning_fl.codecs import Dense, FairTopK, SharedTopK, TopK
 from lightning_fl.rules import SharedAdam
-from lightning_fl.steps import Apply, Moments
 from lightning_fl.vectors.top_k import IndexBits
 
 LEADERS = {"parameters": "model", "first_moment": "moments/first", "second_moment": "moments/second"}
 
 
-class FedAdam(AdamOnClients):
+class FedAdam(AveragedMoments):
     """Adam on the clients, with moments that are averaged like the model."""
 
     def __init__(
         self, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-6, weighting: Weighting = "samples"
     ) -> None:
         """Fill the rule and step slots."""
-        super().__init__(
-            rule=SharedAdam(beta1, beta2, epsilon),
-            aggregator=WeightedMean(weighting),
-            steps=(Apply(), Moments()),
-        )
+        super().__init__(SharedAdam(beta1, beta2, epsilon), Dense(), "dense", weighting)
 
 
-class FedAdamTop(SparseFedAdam):
+class FedAdamTop(AveragedMoments):
     """FedAdam whose clients send the k largest numbers of each of the three vectors."""
 
     def __init__(
@@ -60,7 +54,7 @@ class FedAdamTop(SparseFedAdam):
         super().__init__(SharedAdam(beta1, beta2, epsilon), uplink, downlink, weighting)
 
 
-class FedAdamSSM(SparseFedAdam):
+class FedAdamSSM(AveragedMoments):
     """FedAdam whose clients send three vectors under one shared sparse mask."""
 
     def __init__(
@@ -84,7 +78,7 @@ class FedAdamSSM(SparseFedAdam):
         super().__init__(SharedAdam(beta1, beta2, epsilon), uplink, downlink, weighting)
 
 
-class FairnessTop(SparseFedAdam):
+class FairnessTop(AveragedMoments):
     """FedAdam whose clients send three vectors under one mask chosen from all three."""
 
     def __init__(

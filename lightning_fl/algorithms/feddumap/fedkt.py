@@ -31,7 +31,6 @@ from lightning_fl.data.samples.tensor_samples import Selection
 from lightning_fl.errors import UserError
 from lightning_fl.slots import Message, Server, Setting, SetupTurn, is_finite
 
-MODES = ("one_shot", "init_fedavg")
 PRESETS = {"paper": (2, 5, 100), "light": (1, 2, 20)}
 """Values of s, t and epochs."""
 
@@ -62,7 +61,7 @@ class FedKT(Algorithm):
             batch_size: Batch size of these trainings, at least 1.
             consistent: Count a client's votes only where its students agree.
         """
-        check_choice("mode", mode, MODES)
+        check_choice("mode", mode, ("one_shot", "init_fedavg"))
         check_choice("preset", preset, PRESETS)
         given = (s, t, epochs)
         s, t, epochs = (own if value is None else value for value, own in zip(given, PRESETS[preset], strict=True))
