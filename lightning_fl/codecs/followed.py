@@ -22,16 +22,13 @@ class Followed(Codec):
             of `WarmedUpMoments`.
     """
 
+    needs_every_client = True
     codec: Codec
     carrier: str = "model/change"
 
     def applies_to(self, name: str) -> bool:
         """True if the inner codec applies to the entry."""
         return self.codec.applies_to(name)
-
-    def needs_every_client(self) -> bool:
-        """True, as each broadcast builds on the last."""
-        return True
 
     def change_entry(self) -> tuple[str, Codec]:
         """Return the carrier's name, and the inner codec."""

@@ -149,7 +149,7 @@ class Federation:
         )
         if run.mask is not None:
             recipients: Sequence[int] = method.exchange.recipients(cohort.selected, setting)
-            if method.downlink.needs_every_client():
+            if method.downlink.needs_every_client:
                 recipients = range(self.data.num_clients)
             link.send_mask([client for client in recipients if client not in run.clients_with_mask], run.mask)
         return link
@@ -261,7 +261,7 @@ class Federation:
         link = Link(self.setting, Dense(), Dense())
         cohort = self.population.select(run)
         self.algorithm.broadcast_pruning(PruningTurn(plan, link, self.setting, cohort, run.params, run.buffers))
-        run.ledger.add_ahead(link.ledger.round_bits)
+        run.ledger.add(link.ledger.round_bits, ahead=True)
 
     def refresh_network(self) -> None:
         """Read layers and size of the module again, after a pruning."""

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -168,23 +167,8 @@ def resume(trainer: TrainerInterface, federation: Federation, path: str) -> None
     done = trainer.run.round
     if done < trainer.max_rounds:
         rank_zero_info(f"Resumed {path} after round {done} of {trainer.max_rounds}.")
-        _tell_of_last_rounds(trainer, federation, saved.get("max_rounds", trainer.max_rounds))
+        planned = saved.get("max_rounds", trainer.max_rounds)
+        if note := trainer.algorithm.rule.note_on_resume(federation.setting, planned):
+            rank_zero_info(note)
     else:
         rank_zero_info(f"Nothing is left to do: max_rounds is {trainer.max_rounds}, and {path} contains {done} rounds.")
-
-
-def _tell_of_last_rounds(trainer: TrainerInterface, federation: Federation, planned: int) -> None:
-    """Log which completed rounds used full batches as the last of a shorter run, because they are no longer the last."""
-    setting, rule = federation.setting, federation.algorithm.rule
-
-    def is_full(index: int, num_rounds: int) -> bool:
-        return bool(rule.takes_full_batches(replace(setting, round=index, num_rounds=num_rounds)))
-
-    done = range(trainer.run.round)
-    moved = [index for index in done if is_full(index, planned) and not is_full(index, trainer.max_rounds)]
-    if moved:
-        first, last = moved[0] + 1, moved[-1] + 1
-        which = f"Rounds {first} to {last}" if last > first else f"Round {first}"
-        rank_zero_info(
-            f"{which} used full batches at the end of {planned} rounds; the end of {trainer.max_rounds} rounds uses them again."
-        )

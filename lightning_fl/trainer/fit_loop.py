@@ -100,7 +100,7 @@ class FitLoop:
         hyperparameters = {**trainer.lightning_module.hparams_initial, "algorithm": trainer.algorithm.name}
         tell(trainer, lambda logger: logger.log_hyperparams(hyperparameters))
         trainer.hooks.call("on_train_start")
-        while run.round < trainer.max_rounds and not trainer.should_stop:
+        while run.round < trainer.num_rounds and not trainer.should_stop:
             trainer.current_epoch = run.round
             self._round()
         trainer.current_epoch = run.round
@@ -241,4 +241,4 @@ class FitLoop:
     def _is_due(self, every: int) -> bool:
         """True if an every-n-rounds action is due after the round just completed; after the last it always is."""
         rounds, trainer = self.trainer.run.round, self.trainer
-        return rounds % every == 0 or rounds >= trainer.max_rounds or trainer.should_stop
+        return rounds % every == 0 or rounds >= trainer.num_rounds or trainer.should_stop

@@ -108,6 +108,11 @@ class TrainerInterface(TrainerFlags, ABC):
         return self.max_rounds
 
     @property
+    def num_rounds(self) -> int:
+        """Rounds after which the run ends: `max_rounds`, or one if clients take part in none."""
+        return self.max_rounds if self.algorithm.trains_in_rounds else min(1, self.max_rounds)
+
+    @property
     def check_val_every_n_epoch(self) -> int:
         """Rounds between validations."""
         return self.val_every_n_rounds
@@ -116,7 +121,7 @@ class TrainerInterface(TrainerFlags, ABC):
     def validates_this_round(self) -> bool:
         """True if the current round ends with a validation: every n-th does, and the last."""
         done = self.current_epoch + 1
-        return done % self.val_every_n_rounds == 0 or done >= self.max_rounds or self.should_stop
+        return done % self.val_every_n_rounds == 0 or done >= self.num_rounds or self.should_stop
 
     @property
     def enable_validation(self) -> bool:
