@@ -10,8 +10,7 @@ from torch import Tensor
 
 from lightning_fl.clients.client_job import Batch, ClientJob, Selection, local_batches
 from lightning_fl.clients.flat_module import FlatModule
-from lightning_fl.clients.gradient_treatment import gradient_treatment
-from lightning_fl.clients.gradients_at_received import full_gradient, gradient_at_received
+from lightning_fl.clients.gradients import full_gradient, gradient_at_received, gradient_treatment
 from lightning_fl.clients.hooks import StepListeners
 from lightning_fl.clients.local_schedule import LocalSchedule
 from lightning_fl.slots import Gradients, LocalTraining, Message, State

@@ -55,8 +55,10 @@ class Stack:
         self.params, self.buffers, self.counters, self.gradient = params, buffers, counters, gradient
         self.personal = personal
         views = flat_module.personal_layout.views(personal)
-        self.personal_leaves = {name: x.detach().requires_grad_() for name, x in views.items()}
-        self._leaves = {name: x.detach().requires_grad_() for name, x in flat_module.layout.views(params).items()}
+        self.personal_leaves = {name: tensor.detach().requires_grad_() for name, tensor in views.items()}
+        self._leaves = {
+            name: tensor.detach().requires_grad_() for name, tensor in flat_module.layout.views(params).items()
+        }
         self._flat_gradient = FlatGradient(flat_module.layout, list(self._leaves.values()), gradient, known)
         self._buffer_views = flat_module.buffer_layout.views(buffers)
 
@@ -65,7 +67,7 @@ class Stack:
         """Return a stack in which every client has the received model and its own personal parameters (n, g)."""
         num_clients = len(personal)
         params, buffers = (job.received[name].expand(num_clients, -1).clone() for name in ("model", "buffers"))
-        stacked = {name: x.expand(num_clients, *x.shape).clone() for name, x in job.counters.items()}
+        stacked = {name: tensor.expand(num_clients, *tensor.shape).clone() for name, tensor in job.counters.items()}
         return cls(flat_module, params, personal, buffers, stacked, torch.zeros_like(params))
 
     def restart(self, job: ClientJob) -> None:
@@ -86,7 +88,7 @@ class Stack:
             self.params[:num_clients],
             self.personal[:num_clients],
             self.buffers[:num_clients],
-            {name: x[:num_clients] for name, x in self.counters.items()},
+            {name: tensor[:num_clients] for name, tensor in self.counters.items()},
             self.gradient[:num_clients],
             self._flat_gradient.names,
         )
@@ -120,7 +122,7 @@ class Stack:
             return self._flat_gradient.discover()
         # Clients with batches of another size train on copies of their rows.
         index = torch.tensor(rows, device=self.params.device)
-        counters = {name: x[index] for name, x in self.counters.items()}
+        counters = {name: tensor[index] for name, tensor in self.counters.items()}
         params, personal = self.params[index], self.personal[index]
         part = Stack(self._flat_module, params, personal, self.buffers[index], counters, torch.zeros_like(params))
         part.backward(range(len(rows)), batches, factors, logs)
@@ -158,7 +160,9 @@ class Stack:
 
             with flat_module.lending(params | buffers, record):
                 loss, _ = flat_module.training_step(batch, batches[0].batch_index)
-                replaced = {name: x for name in buffers if (x := flat_module.buffer(name)) is not buffers[name]}
+                replaced = {
+                    name: tensor for name in buffers if (tensor := flat_module.buffer(name)) is not buffers[name]
+                }
             return loss, logged, replaced
 
         with flat_module.fabric.autocast():

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lightning_fl.clients.client_job import Batch, ClientJob, Selection, local_batches
 from lightning_fl.clients.flat_module import FlatModule
-from lightning_fl.clients.gradient_treatment import treat_stack
+from lightning_fl.clients.gradients import treat_stack
 from lightning_fl.clients.local_schedule import LocalSchedule
 from lightning_fl.clients.local_training import rule_step
 from lightning_fl.clients.module_logs import LogCollector, RowLogs

@@ -24,15 +24,15 @@ class Changes(Codec):
 
     def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
         """Encode values (u,) under each vector's name and their positions, or whole vectors; memory: the last broadcast."""
-        vectors = {name: x for name, x in message.items() if compressible(name)}
-        payload = {name: Packed.whole(x) for name, x in message.items()}
+        vectors = {name: vector for name, vector in message.items() if compressible(name)}
+        payload = {name: Packed.whole(vector) for name, vector in message.items()}
         if vectors.keys() != memory.keys():
             return payload, vectors
         changed = torch.zeros(setting.layout.numel, dtype=torch.bool, device=message["model"].device)
         for name, vector in vectors.items():
             changed |= vector != memory[name]
         positions, count = changed.nonzero().flatten(), len(changed)
-        sparse = {name: Packed.whole(x[positions]) for name, x in vectors.items()}
+        sparse = {name: Packed.whole(vector[positions]) for name, vector in vectors.items()}
         sparse[POSITIONS] = Packed(pack_positions(positions, count), positions_bits(len(positions), count))
         if _bits(sparse) < _bits({name: payload[name] for name in vectors}):
             payload |= sparse

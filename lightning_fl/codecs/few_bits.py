@@ -111,8 +111,8 @@ class OneBit(FewBits):
         """Return the signs, ⌈d/8⌉ bytes, and the scales."""
         # In float64 a decoded vector has exactly the same scale, so encoding it again changes nothing.
         order = 2 if self.scale == "l2" else 1
-        parts = [x.double() for x in vector.split(sizes)]
-        scales = torch.stack([x.norm(order) / max(len(x), 1) ** (1 / order) for x in parts])
+        parts = [part.double() for part in vector.split(sizes)]
+        scales = torch.stack([part.norm(order) / max(len(part), 1) ** (1 / order) for part in parts])
         return Packed(pack(vector >= 0, 1), len(vector)), scales.to(vector.dtype)
 
     def restore(self, codes: Tensor, count: int, dtype: torch.dtype) -> Tensor:
@@ -145,7 +145,7 @@ class Quantiser(FewBits):
         """Return levels with signs, and the scales."""
         ratio = vector.abs()
         parts = ratio.split(sizes)
-        scales = torch.stack([x.amax() if len(x) else x.new_zeros(()) for x in parts])
+        scales = torch.stack([part.amax() if len(part) else part.new_zeros(()) for part in parts])
         for part, scale in zip(parts, scales, strict=True):
             part.div_(scale)
         ratio = ratio.nan_to_num_(0.0).to(torch.promote_types(ratio.dtype, torch.float32))

@@ -39,10 +39,10 @@ class Followed(Codec):
         payload: Payload = {}
         if self.carrier in message:
             payload, _ = self.codec.encode({self.carrier: message[self.carrier]}, {}, setting)
-        for name, x in message.items():
+        for name, entry in message.items():
             if name != self.carrier:
                 follows = self.carrier in message and compressible(name)
-                payload[f"{kind_of(name)}{BESIDE}{name}"] = Packed(x, 0) if follows else Packed.whole(x)
+                payload[f"{kind_of(name)}{BESIDE}{name}"] = Packed(entry, 0) if follows else Packed.whole(entry)
         return payload, {}
 
     def decode(self, payload: Payload, setting: Setting) -> Message:

@@ -115,8 +115,8 @@ class Link:
 
     def _kept(self, client: int, message: Message) -> State:
         """Return a copy of a client's codec memory on the device of its message."""
-        device = next((x.device for x in message.values()), None)
-        return {name: x.to(device, copy=True) for name, x in self.client_memory.get(client, {}).items()}
+        device = next((entry.device for entry in message.values()), None)
+        return {name: entry.to(device, copy=True) for name, entry in self.client_memory.get(client, {}).items()}
 
     def _send(
         self,
@@ -136,8 +136,8 @@ class Link:
         setting, shorter, known = self.setting, message, memory
         if submodel is not None:
             setting, shorter, known = setting.within(submodel), submodel.gather(message), submodel.gather(memory)
-        exact = {name: x for name, x in shorter.items() if not codec.applies_to(name)}
-        coded = {name: x for name, x in shorter.items() if name not in exact}
+        exact = {name: entry for name, entry in shorter.items() if not codec.applies_to(name)}
+        coded = {name: entry for name, entry in shorter.items() if name not in exact}
         arrived: Message = {}
         new = known
         for part, through in ((exact, Dense()), (coded, codec)):
@@ -151,7 +151,7 @@ class Link:
         if submodel is None:
             return arrived, new
         # A vector without sent coordinates is an expanded 0, which takes no storage.
-        nothing = {name: x.new_zeros(1).expand_as(x) for name, x in message.items() if name not in arrived}
+        nothing = {name: entry.new_zeros(1).expand_as(entry) for name, entry in message.items() if name not in arrived}
         return {**nothing, **submodel.scatter(arrived, {})}, submodel.scatter(new, memory)
 
     def commit(self, client: int) -> State:

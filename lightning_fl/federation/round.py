@@ -161,7 +161,9 @@ class Federation:
     def _server_turn(self, setting: Setting, outcome: Outcome, shared: Message, merged: Message) -> ServerTurn:
         """Return the turn that the first of the server's steps gets."""
         run, clients = self.run, sorted(outcome.logs)
-        counters = run.counters | {name: run.counters[name].maximum(x) for name, x in outcome.counters.items()}
+        counters = run.counters | {
+            name: run.counters[name].maximum(vector) for name, vector in outcome.counters.items()
+        }
         dtypes = {"buffers": run.buffers.dtype}
         return ServerTurn(
             setting=setting,
@@ -172,7 +174,7 @@ class Federation:
             shared=shared,
             params=run.params,
             buffers=run.buffers,
-            merged={name: x.to(dtypes.get(name, run.params.dtype)) for name, x in merged.items()},
+            merged={name: vector.to(dtypes.get(name, run.params.dtype)) for name, vector in merged.items()},
             proposal=run.params,
             proposed_buffers=run.buffers,
             mask=run.mask,
@@ -193,8 +195,8 @@ class Federation:
         if proposal.mask is not None and proposal.mask is not run.mask:
             self.set_mask(proposal.mask)
 
-    def _of_rank_zero(self, x: Tensor) -> Tensor:
-        return self.flat_module.fabric.broadcast(x).to(x.device)
+    def _of_rank_zero(self, vector: Tensor) -> Tensor:
+        return self.flat_module.fabric.broadcast(vector).to(vector.device)
 
     def _model_message(self) -> Message:
         buffers = {"buffers": self.run.buffers} if self.flat_module.buffer_layout.names else {}

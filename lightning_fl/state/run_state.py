@@ -27,17 +27,8 @@ from lightning_fl.vectors.submodel import Submodel
 COHORT, DROPOUT, CLIENT, SERVER, EXCHANGE, SETUP, VALIDATION, STRAGGLER = range(8)
 
 # Fields of a Run that a checkpoint holds under their own names. Checkpoints of 0.1 lack some, which then keep their first values.
-SCALARS = (
-    "seed",
-    "round",
-    "num_steps",
-    "simulated_seconds",
-    "num_uploads",
-    "num_rejected",
-    "num_rounds_rejecting",
-    "macs_at_start",
-    "initial_loss",
-)
+COUNTS = ("round", "num_steps", "num_uploads", "num_rejected", "num_rounds_rejecting")
+SCALARS = ("seed", "simulated_seconds", "macs_at_start", "initial_loss", *COUNTS)
 
 
 @dataclass
@@ -191,20 +182,24 @@ class Run:
         self._prune_to(mask)
         self.clients_with_mask = set()
         factors = mask.to(self.params.dtype)
-        unmasked, on_host = frozenset(unmasked), factors.cpu()
+        on_host = factors.cpu()
 
         def masked(state: State, factors: Tensor, unmasked: frozenset[str] = frozenset()) -> State:
-            laid_out = {name: layout_of(name, x, self.layout, self.buffer_layout) for name, x in state.items()}
-            of_model = {name for name, layout in laid_out.items() if layout is self.layout and name not in unmasked}
-            return {name: x * factors.to(x.dtype) if name in of_model else x for name, x in state.items()}
+            of_model = self._of_model(state, self.layout) - unmasked
+            return {
+                name: entry * factors.to(entry.dtype) if name in of_model else entry for name, entry in state.items()
+            }
 
         self.params = self.params * factors
         self.server = {name: masked(state, factors) for name, state in self.server.items()}
         self.server_memory = masked(self.server_memory, factors)
-        for client in list(self.clients):
-            self.clients[client] = masked(self.clients[client], on_host, unmasked)
-        for client in list(self.client_memory):
-            self.client_memory[client] = masked(self.client_memory[client], on_host)
+        for kept, names in ((self.clients, frozenset(unmasked)), (self.client_memory, frozenset[str]())):
+            for client in list(kept):
+                kept[client] = masked(kept[client], on_host, names)
+
+    def _of_model(self, state: State, layout: Layout) -> set[str]:
+        """Return the names of the entries that are vectors (d,) of this layout."""
+        return {name for name, entry in state.items() if layout_of(name, entry, layout, self.buffer_layout) is layout}
 
     def _prune_to(self, mask: Tensor | None) -> None:
         """Set the mask (d,), and make the submodel that it keeps."""
@@ -216,14 +211,14 @@ class Run:
         state = self.clients.get(client)
         if state is None:
             return self.first_state(rule, received)
-        return {name: x.to(self.params.device, copy=True) for name, x in state.items()}
+        return {name: entry.to(self.params.device, copy=True) for name, entry in state.items()}
 
     def prune(self, plan: Plan) -> None:
         """Remove pruned filters from the model and from all states and memories of the server and the clients."""
         pruning_map = PruningMap.from_plan(self.layout, self.buffer_layout, plan)
         self.layout, self.buffer_layout = pruning_map.layout, pruning_map.buffer_layout
         self.params, self.buffers = pruning_map.params(self.params), pruning_map.buffers(self.buffers)
-        self.counters = {name: plan.cut(name, x) for name, x in self.counters.items()}
+        self.counters = {name: plan.cut(name, entry) for name, entry in self.counters.items()}
         self.server = {name: pruning_map.state(state) for name, state in self.server.items()}
         self.server_memory = pruning_map.state(self.server_memory)
         self._prune_to(None if self.mask is None else pruning_map.params(self.mask))
@@ -269,24 +264,24 @@ class Run:
         device = self.params.device
 
         def relaid(tensors: State, to: torch.device) -> State:
-            of_model = {name for name, x in tensors.items() if layout_of(name, x, source, self.buffer_layout) is source}
+            of_model = self._of_model(tensors, source)
             return {
-                name: (self.layout.relay(x, source) if name in of_model else x).to(to, copy=True)
-                for name, x in tensors.items()
+                name: (self.layout.relay(entry, source) if name in of_model else entry).to(to, copy=True)
+                for name, entry in tensors.items()
             }
 
         for name in SCALARS:
             setattr(self, name, state.get(name, getattr(self, name)))
         self.params = self.layout.relay(state["params"], source).to(device, copy=True)
         self.buffers = state["buffers"].to(device, copy=True)
-        self.counters = {name: x.to(device, copy=True) for name, x in state["counters"].items()}
+        self.counters = {name: entry.to(device, copy=True) for name, entry in state["counters"].items()}
         if self.personal_layout.names:
             self.personal = state["personal"].to(device, copy=True)
-        self.server = {name: relaid(x, device) for name, x in state["server"].items()}
+        self.server = {name: relaid(entry, device) for name, entry in state["server"].items()}
         for kept, saved in ((self.clients, state["clients"]), (self.client_memory, state["client_memory"])):
             kept.clear()
-            for client, x in saved.items():
-                kept[client] = relaid(x, torch.device("cpu"))
+            for client, entry in saved.items():
+                kept[client] = relaid(entry, torch.device("cpu"))
         self.server_memory = relaid(state["server_memory"], device)
         self.ledger.load_state_dict(state["ledger"])
         mask = state.get("mask")  # checkpoints of 0.1 lack it
