@@ -4,12 +4,14 @@
     python benchmarks/round_time.py                       # the table of docs/benchmarks.md
     python benchmarks/round_time.py --device cuda --precision bf16-mixed --clients 100 --runner auto
     python benchmarks/round_time.py --ranks 2             # our round in two processes, the bare loops in one
+    python benchmarks/round_time.py --epochs 1 --samples 2 --outputs  # one small step, with metrics.csv, bar and checkpoints
     python benchmarks/round_time.py --peer pfl --peer flower  # also other simulators, if they are installed
 
 Our round and two hand-written loops (NCHW and channels_last) alternate in one process, each on the same clients, batches and
 epochs. The bare loop does only the necessary work: it loads the global weights into one module, runs plain SGD with
-`torch.optim.SGD`, and adds the result to a weighted average. Nothing is evaluated or saved. The ratio is our time ÷ the bare
-loop's in the same turn, so that a busy machine affects both alike; `best` is the faster of the two loops.
+`torch.optim.SGD`, and adds the result to a weighted average. Nothing is evaluated. Our time is that from one round's start to
+the next; `--outputs` adds what a run writes after every round. The ratio is our time ÷ the bare loop's in the same turn, so that
+a busy machine affects both alike; `best` is the faster of the two loops.
 
 With `--device cuda` the clock is read after the device has finished all work. The bare loops use the same precision, by
 `torch.autocast` or by a cast of the model. With `--ranks` Lightning starts this program once more for every further process;
@@ -28,6 +30,7 @@ import os
 import platform
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
@@ -85,20 +88,27 @@ class BareLoop:
 
 
 class Alternate(lightning.pytorch.Callback):
-    """Time each round of a federation, and one round of every bare loop and peer after it."""
+    """Time each round of a federation, all that the trainer does after it included, and then one round of every loop and peer."""
 
     def __init__(self, loops: dict[str, BareLoop | Peer], clock: Callable[[], float]) -> None:
         self.loops, self.clock = loops, clock
         self.seconds: dict[str, list[float]] = {name: [] for name in ("ours", *loops)}
-        self._started = 0.0
+        self._started: float | None = None
 
     def on_train_epoch_start(self, trainer: FederatedTrainer, pl_module: lightning.LightningModule) -> None:
-        """Read the clock when the round begins in all processes."""
+        """Time the round before this one; read the clock when the round begins in all processes."""
+        self.take_turns(trainer)
         trainer.fabric.barrier()
         self._started = self.now()
 
-    def on_train_epoch_end(self, trainer: FederatedTrainer, pl_module: lightning.LightningModule) -> None:
-        """Time the round, which includes no validation, and one round of each loop."""
+    def on_train_end(self, trainer: FederatedTrainer, pl_module: lightning.LightningModule) -> None:
+        """Time the last round."""
+        self.take_turns(trainer)
+
+    def take_turns(self, trainer: FederatedTrainer) -> None:
+        """Time the round that began last, and one round of each loop."""
+        if self._started is None:
+            return
         self.seconds["ours"].append(self.now() - self._started)
         for name, loop in self.loops.items() if trainer.is_global_zero else ():
             started = self.now()
@@ -127,6 +137,7 @@ def measure(name: str, samples: int, options: argparse.Namespace) -> None:
         batch_size=options.batch_size,
     )
     with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
         bare = {"nchw": BareLoop(work, options), "nhwc": BareLoop(work, options, nhwc=True)}
         asked = {peer: stack.enter_context(closing(peers.load(peer)(work))) for peer in options.peer}
         alternate = Alternate({**bare, **asked}, CLOCKS[options.clock])
@@ -136,9 +147,10 @@ def measure(name: str, samples: int, options: argparse.Namespace) -> None:
             local_epochs=options.epochs,
             limit_val_batches=0,
             num_sanity_val_steps=0,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
+            logger=None if options.outputs else False,
+            enable_checkpointing=options.outputs,
+            enable_progress_bar=options.outputs,
+            default_root_dir=folder,
             enable_model_summary=False,
             runner=options.runner,
             precision=options.precision,
@@ -205,6 +217,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--algorithm", default="FedAvg")
     parser.add_argument("--threads", type=int, default=1, help="threads of each process")
     parser.add_argument("--runner", default="auto", help="the trainer's runner")
+    parser.add_argument(
+        "--outputs", action="store_true", help="with metrics.csv, progress bar and a checkpoint each round"
+    )
     parser.add_argument("--ranks", type=int, default=1, help="processes of our round")
     parser.add_argument("--precision", choices=("32-true", "bf16-mixed", *TRUE_DTYPES), default="32-true")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")

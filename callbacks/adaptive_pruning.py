@@ -87,15 +87,9 @@ class AdaptivePruning(StructuredPruning):
         else:
             require(rate is None, f"rate={rate} is for rate_mode='fixed'; {rate_mode!r} finds the rate itself.")
         check_whole("rank_samples", rank_samples, 1)
+        mode = "slq_plateau" if rate_mode == "fixed" else rate_mode
         self.adaptive_rate = AdaptiveRate(
-            "slq_plateau" if rate_mode == "fixed" else rate_mode,
-            max_sources=max_sources,
-            curvature=curvature,
-            epsilon=epsilon,
-            batch_size=batch_size,
-            lanczos_steps=lanczos_steps,
-            probes=probes,
-            max_rate=max_rate,
+            mode, max_sources, curvature, epsilon, batch_size, lanczos_steps, probes, max_rate
         )
         self.rate = rate
         self.batch_size = batch_size

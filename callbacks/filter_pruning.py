@@ -26,8 +26,6 @@ from lightning_fl.pruning import (
     prune,
 )
 
-IMPORTANCES = ("feature_rank", "magnitude")
-
 
 class FilterPruning(StructuredPruning):
     """Remove the least important filters from a network while it trains.
@@ -68,7 +66,7 @@ class FilterPruning(StructuredPruning):
         super().__init__(prune_epoch, every_n_epochs)
         for layer, share in rate.items() if isinstance(rate, Mapping) else [("every layer", rate)]:
             check_between(f"rate, the share of filters that {layer} loses,", share, 0, 1, "[)")
-        check_choice("importance", importance, IMPORTANCES)
+        check_choice("importance", importance, ("feature_rank", "magnitude"))
         check_whole("num_batches", num_batches, 1)
         check_whole("batch_size", batch_size, 1)
         self.rate = rate

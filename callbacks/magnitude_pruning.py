@@ -20,8 +20,6 @@ from lightning_fl.checks import check_between, check_choice
 from lightning_fl.errors import require
 from lightning_fl.pruning import Masks, apply_masks, forget_masks, hold_masks, largest, masks_of, prunable
 
-SCOPES = ("global", "layer")
-
 
 class MagnitudePruning(PruningCallback):
     """Set the smallest weights to 0 at the start of an epoch, and keep them at 0 for the rest of the training.
@@ -58,7 +56,7 @@ class MagnitudePruning(PruningCallback):
         super().__init__(prune_epoch, every_n_epochs)
         if not isinstance(rate, AdaptiveRate):
             check_between("rate, the share of the weights to prune,", rate, 0, 1, "[)")
-        check_choice("scope", scope, SCOPES)
+        check_choice("scope", scope, ("global", "layer"))
         self.rate = rate
         self.scope = scope
         self.exclude = tuple(exclude)
@@ -129,8 +127,7 @@ class MagnitudePruning(PruningCallback):
 
     def on_exception(self, trainer: Any, pl_module: LightningModule, exception: BaseException) -> None:
         """Make the module an ordinary one again, with zeros."""
-        self._let_go()
-        forget_masks(pl_module)
+        self.teardown(trainer, pl_module, "fit")
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""

@@ -58,9 +58,7 @@ class DynamicRegulariser(Rule):
 class Drift(Step):
     """Set s ← s + (K/N) Δ̄ and w ← proposal + s, where Δ̄ is the mean delta of the round's K clients."""
 
-    def changes_model(self) -> bool:
-        """Return False: this step only adds to the change of the step before it."""
-        return False
+    changes_model = False  # it only adds to the change of the step before it
 
     def init(self, params: Tensor) -> State:
         """Return s = 0."""

@@ -50,7 +50,9 @@ def share_states(fabric: Fabric, mine: dict[int, State]) -> Iterator[tuple[int, 
         fabric: Fabric of the processes.
         mine: states of this rank's clients.
     """
-    forms = {client: [(name, x.shape, x.dtype) for name, x in state.items()] for client, state in mine.items()}
+    forms = {
+        client: [(name, tensor.shape, tensor.dtype) for name, tensor in state.items()] for client, state in mine.items()
+    }
     for source, theirs in enumerate(gather_objects(fabric, forms)):
         for client, form in theirs.items():
             if fabric.world_size == 1:
@@ -58,8 +60,8 @@ def share_states(fabric: Fabric, mine: dict[int, State]) -> Iterator[tuple[int, 
                 continue
             state = {}
             for name, shape, dtype in form:
-                x = mine[client][name] if source == fabric.global_rank else torch.empty(shape, dtype=dtype)
-                payload = x.contiguous().view(-1).view(torch.uint8).to(fabric.device)
+                tensor = mine[client][name] if source == fabric.global_rank else torch.empty(shape, dtype=dtype)
+                payload = tensor.contiguous().view(-1).view(torch.uint8).to(fabric.device)
                 torch.distributed.broadcast(payload, source)
                 state[name] = payload.cpu().view(dtype).view(shape)
             yield client, state
@@ -94,7 +96,7 @@ def share_uploads(fabric: Fabric, mine: Sequence[Upload], clients: Sequence[int]
     return [
         Upload(
             Result(client, {}, weight, {}, {}, {}, num_steps=0),
-            *({name: x.to(fabric.device) for name, x in part[client].items()} for part in (messages, sent)),
+            *({name: tensor.to(fabric.device) for name, tensor in part[client].items()} for part in (messages, sent)),
         )
         for client, weight in weights.items()
     ]

@@ -55,10 +55,10 @@ def _few_images(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace data sets that would have to be downloaded by random images, equally many of each class."""
 
     def few(self: data.CIFAR10, train: bool, download: bool) -> tuple[np.ndarray, np.ndarray]:
-        num = 2500 if train else self.classes
+        num = 2500 if train else self.num_classes
         rng = np.random.default_rng(num)
-        images = rng.integers(256, size=(num, self.channels, self.pixels, self.pixels), dtype=np.uint8)
-        return images, np.arange(num) % self.classes
+        images = rng.integers(256, size=(num, self.in_channels, self.image_size, self.image_size), dtype=np.uint8)
+        return images, np.arange(num) % self.num_classes
 
     for kind in (data.CIFAR10, data.CIFAR100, data.FashionMNIST, data.SVHN):
         monkeypatch.setattr(kind, "open", few)

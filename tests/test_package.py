@@ -25,7 +25,7 @@ DATA = [
     "lightning_fl/py.typed",
     "lightning_fl/cli/help.txt",
     "lightning_fl/cli/listing.txt",
-    "lightning_fl/report/published.csv",
+    *(f"lightning_fl/report/{name}" for name in ("page.html", "papers.yaml", "published.csv")),
 ]
 
 

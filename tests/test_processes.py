@@ -20,10 +20,10 @@ from toys import Perceptron, Pruning, Remembering, federation, without_units
 from lightning_fl import FederatedTrainer
 from lightning_fl.cli import main
 from lightning_fl.cli.print_once import say_once
-from lightning_fl.federation.outcome import Outcome
 from lightning_fl.outputs import checkpoint_file
 from lightning_fl.processes import share_of
 from lightning_fl.pruning import Plan
+from lightning_fl.state.outcome import Outcome
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=30), st.integers(1, 6))

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from lightning_fl.slots import Aggregator, Message, Upload
+from lightning_fl.slots import MEMBERS, Aggregator, Message, Upload, forwards
 
 
+@forwards("inner")
 @dataclass(frozen=True)
 class Members(Aggregator):
     """Return the inner aggregator's message, and all uploads (K, ·) of a name as `members/<name>`. Memory grows with K.
@@ -18,11 +19,9 @@ class Members(Aggregator):
         inner: aggregator that merges the uploads, for instance `WeightedMean()`.
     """
 
+    provides = frozenset({MEMBERS})
+    keeps_uploads = True
     inner: Aggregator
-
-    def needs(self) -> frozenset[str]:
-        """Return the names that the inner aggregator needs."""
-        return self.inner.needs()
 
     def add(self, accumulator: dict[str, Any], upload: Upload) -> None:
         """Add the upload to the inner aggregator, and keep it."""

@@ -11,7 +11,6 @@ from lightning_fl.checks import check_choice
 from lightning_fl.slots import Aggregator, Message, Upload, kind_of
 
 NORMALISER = "scalars/normaliser"
-CHOICES = ("normaliser", "steps")
 
 
 @dataclass(frozen=True)
@@ -23,15 +22,12 @@ class NormalisedMean(Aggregator):
             server can compute from n_k.
     """
 
+    needs = frozenset({NORMALISER})
     keeps_uploads = False
     effective: Literal["normaliser", "steps"] = "normaliser"
 
     def __post_init__(self) -> None:
-        check_choice("effective", self.effective, CHOICES)
-
-    def needs(self) -> frozenset[str]:
-        """Return the name of a_k."""
-        return frozenset({NORMALISER})
+        check_choice("effective", self.effective, ("normaliser", "steps"))
 
     def add(self, accumulator: dict[str, Any], upload: Upload) -> None:
         """Add n_k Δ_k/a_k to the sum, n_k to the weight, and n_k a_k or n_k τ_k to the length."""

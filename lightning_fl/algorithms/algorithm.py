@@ -15,10 +15,12 @@ from lightning_fl.exchanges import GradientTurn, OneShot
 from lightning_fl.rules import LocalOptimizer
 from lightning_fl.slots import (
     MEAN_GRADIENT,
+    MEMBERS,
     Aggregator,
     Codec,
     Exchange,
     Message,
+    Part,
     PruningTurn,
     Rule,
     Server,
@@ -40,7 +42,7 @@ class Algorithm:
     """
 
     trains_in_rounds = True
-    """True if clients take part in the rounds; False for an algorithm that does all its work before the first round."""
+    """True if clients take part in the rounds; False if one round without clients follows the work before the first round."""
 
     def __init__(
         self,
@@ -69,7 +71,7 @@ class Algorithm:
         self.rule = rule
         self.uplink = uplink
         self.downlink = downlink
-        needs_turn = MEAN_GRADIENT in rule.receives and MEAN_GRADIENT not in exchange.provides
+        needs_turn = MEAN_GRADIENT in rule.needs and MEAN_GRADIENT not in exchange.provides
         self.exchange = GradientTurn(exchange) if needs_turn else exchange
         self.aggregator = aggregator
         self.steps = (Apply(),) if steps is None else tuple(steps)
@@ -77,50 +79,44 @@ class Algorithm:
         self._check()
 
     def _check(self) -> None:
-        shared = frozenset().union(*(step.shares for step in self.steps))
-        consumed = frozenset().union(*(step.consumes for step in self.steps))
-        before = self.exchange.provides
-        problems = [
-            f"{type(rule).__name__} needs {_listed(missing)}, which no step shares"
-            for position, rule in enumerate(self.rules())
-            if (missing := rule.receives - shared - (frozenset() if position else before))
-        ]
-        for part, needed in ((self.aggregator, self.aggregator.needs()), (self.uplink, self.uplink.needs())):
-            if before and (missing := needed - before):
-                problems.append(
-                    f"{type(part).__name__} needs {_listed(missing)}, which clients of {type(self.rule).__name__} do not send "
-                    "before the training"
-                )
+        """Raise `UserError` with all problems of parts that do not fit their neighbours."""
+        rule, aggregator = type(self.rule).__name__, type(self.aggregator).__name__
+        shared = frozenset().union(*(step.provides for step in self.steps))
+        sent, early = self.rule.provides, self.exchange.provides
+        problems: list[str] = []
+
+        def compare(part: Part, available: frozenset[str], otherwise: str) -> None:
+            if missing := part.needs - available:
+                listed = ", ".join(map(repr, sorted(missing)))
+                problems.append(f"{type(part).__name__} needs {listed}, which {otherwise}")
+
+        for position, own in enumerate(self.rules()):
+            compare(own, shared if position else shared | early, "no step shares")
+        if early:
+            for part in (self.aggregator, self.uplink):
+                compare(part, early, f"clients of {rule} do not send before the training")
         if not self.steps:
             problems.append("it has no server step, so the model would never change (Apply() is FedAvg's)")
-        elif not any(step.changes_model() for step in self.steps):
+        elif not any(step.changes_model for step in self.steps):
             chain = ", ".join(type(step).__name__ for step in self.steps)
             problems.append(f"no step of {chain} changes the model, so it would never learn: begin with Apply()")
-        if missing := consumed - self.rule.sends - before:
-            problems.append(f"the steps need {_listed(missing)}, which {type(self.rule).__name__} does not send")
-        if missing := self.aggregator.needs() - self.rule.sends:
-            problems.append(
-                f"{type(self.aggregator).__name__} needs {_listed(missing)}, which {type(self.rule).__name__} does not send"
-            )
-        if missing := self.uplink.needs() - self.rule.sends - {"model"}:
-            problems.append(
-                f"{type(self.uplink).__name__} needs {_listed(missing)}, which {type(self.rule).__name__} does not send"
-            )
-        if self.uplink.needs_every_client():
+        for step in self.steps:
+            compare(step, sent | early | {MEMBERS}, f"{rule} does not send")
+        for part in (self.aggregator, self.uplink):
+            compare(part, sent | {"model"}, f"{rule} does not send")
+        if self.uplink.needs_every_client:
             problems.append(f"{type(self.uplink).__name__} fits the downlink only")
-        if any(step.needs_uploads for step in self.steps) and not self.aggregator.keeps_uploads:
-            problems.append(
-                f"a step reads each client's model, which {type(self.aggregator).__name__} does not keep (use Members)"
-            )
+        if any(MEMBERS in step.needs - self.aggregator.provides for step in self.steps):
+            problems.append(f"a step reads each client's model, which {aggregator} does not keep (use Members)")
         if carried := self.downlink.change_entry():
             last = self.steps[-1] if self.steps else None
-            if last is None or last.change_entry() != carried or shared - last.shares:
+            if last is None or last.change_entry() != carried or shared - last.provides:
                 problems.append(
                     f"{type(self.downlink).__name__} sends only {carried[0]!r}, as the last step encoded it, so the "
                     "last step must be Compress, or another step that shares it, with the same codec, and no other step may "
                     "share anything"
                 )
-        if self.downlink.deltas_only():
+        if self.downlink.deltas_only:
             codec = type(self.downlink).__name__
             problems.append(
                 f"{codec} drops small values, so it cannot send the whole model down (use the steps Apply(), "
@@ -215,7 +211,3 @@ def mean_over_clients(validation: Validation, clients: Sequence[int]) -> dict[st
 def _means(measured: Sequence[dict[str, float]]) -> dict[str, float]:
     """Return the unweighted mean over clients of each name."""
     return {name: sum(found[name] for found in measured) / len(measured) for name in (measured[0] if measured else ())}
-
-
-def _listed(names: frozenset[str]) -> str:
-    return ", ".join(repr(name) for name in sorted(names))

@@ -33,8 +33,6 @@ from lightning_fl.rules import ControlVariates, Thresholded
 from lightning_fl.slots import Server, Setting, Validation, forwards
 from lightning_fl.steps import Apply, ControlUpdate
 
-VARIANTS = ("gates", "threshold")
-
 
 @forwards("base")
 class FedDP(Algorithm):
@@ -67,12 +65,13 @@ class FedDP(Algorithm):
             variant: Prune by gates, or by threshold as in the authors' released code.
             pruning_threshold: Largest magnitude that the threshold variant sets to 0, at least 0.
         """
-        check_choice("variant", variant, VARIANTS)
+        check_choice("variant", variant, ("gates", "threshold"))
         if validation_clients is not None:
             check_whole("validation_clients", validation_clients, 1)
+        given = "FedDP itself" if isinstance(base, FedDP) else repr(base)
         require(
             base is None or (isinstance(base, Algorithm) and not isinstance(base, FedDP)),
-            f"base must be the method under the gates, such as FedAvg(), FedProx(), FedNova() or SCAFFOLD(), got {_shown(base)}.",
+            f"base must be the method under the gates, such as FedAvg(), FedProx(), FedNova() or SCAFFOLD(), got {given}.",
         )
         self.gates = ClientGates(DynamicGates(keep, penalty, gate_mode, detach_gate_input, seed=seed))
         base = _scaffold() if base is None else copy(base)
@@ -80,13 +79,7 @@ class FedDP(Algorithm):
             base.rule = Thresholded(base.rule, pruning_threshold)
         self.base = base
         super().__init__(
-            rule=base.rule,
-            uplink=base.uplink,
-            downlink=base.downlink,
-            exchange=base.exchange,
-            aggregator=base.aggregator,
-            steps=base.steps,
-            personal=base.personal,
+            base.rule, base.uplink, base.downlink, base.exchange, base.aggregator, base.steps, base.personal
         )
         self.validation_clients = validation_clients
         self.variant = variant
@@ -157,10 +150,6 @@ def _leave_out(module: nn.Module, state_dict: dict[str, Any], prefix: str, local
     """Remove the gates from a `state_dict`."""
     for name in gate_parameters(module):
         state_dict.pop(prefix + name, None)
-
-
-def _shown(base: Any) -> str:
-    return "FedDP itself" if isinstance(base, FedDP) else repr(base)
 
 
 def _scaffold() -> Algorithm:

@@ -16,7 +16,7 @@ from lightning_fl import aggregators, algorithms, callbacks, codecs, data, excha
 from lightning_fl.cli.type_descriptions import shown
 from lightning_fl.errors import nearest
 from lightning_fl.slots import Aggregator, Codec, Exchange, Rule, Step
-from lightning_fl.trainer.flags import REFUSED_CALLBACKS
+from lightning_fl.trainer.lightning_parts import REFUSED_CALLBACKS
 
 CLASS_PACKAGES: dict[str, tuple[list[Any], type]] = {
     **dict.fromkeys(("algorithm", "base"), ([algorithms], algorithms.Algorithm)),

@@ -16,7 +16,7 @@ from lightning_fl.cli.class_names import classes_under
 from lightning_fl.cli.type_descriptions import choices_of, parameters_of
 from lightning_fl.modules import NETWORKS
 from lightning_fl.report.command import build_parser
-from lightning_fl.trainer.flags import PRECISION_ALIASES, PRECISIONS, PROFILERS, STRATEGIES
+from lightning_fl.trainer.lightning_parts import PRECISION_ALIASES, PRECISIONS, PROFILERS, STRATEGIES
 
 VALUES = {
     "trainer.accelerator": ["auto", "cpu", "gpu", "cuda"],

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from functools import cached_property
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import TreeSpec, tree_flatten
 
 from lightning_fl.clients.local_schedule import LocalSchedule
 from lightning_fl.slots import Message, Rule, Setting
@@ -58,7 +59,8 @@ class ClientJob:
         return replace(self, received=self.received | message)
 
 
-class Batch(NamedTuple):
+@dataclass
+class Batch:
     """One batch of a client.
 
     Attributes:
@@ -75,10 +77,15 @@ class Batch(NamedTuple):
     factor: float
     ends_step: bool
 
+    @cached_property
+    def flat(self) -> tuple[list[Any], TreeSpec]:
+        """Tensors and other leaves of the content, and its structure."""
+        return tree_flatten(self.content)
+
     @property
     def signature(self) -> Any:
         """Key that is equal for batches that can be stacked: same structure, same shapes, equal values except in tensors."""
-        leaves, structure = tree_flatten(self.content)
+        leaves, structure = self.flat
         shapes = tuple((x.shape, x.dtype) if isinstance(x, Tensor) else x for x in leaves)
         return structure, shapes, self.batch_index
 
@@ -88,7 +95,7 @@ def local_batches(
     schedule: LocalSchedule,
     in_pass: int,
     seed: int,
-    prepare: Callable[[Any], Any] | None = None,
+    prepare: Callable[[Any], Any],
 ) -> Iterator[Batch]:
     """Yield the batches of a local training, in passes without end.
 
@@ -97,7 +104,7 @@ def local_batches(
         schedule: batch size, and batches per optimiser step.
         in_pass: number of batches in one pass, at least 1.
         seed: seed of the order of the samples.
-        prepare: moves a batch to the accelerator; None if batches need no preparation.
+        prepare: prepares a batch for the module.
     """
     order, batch_size, num_samples = torch.Generator().manual_seed(seed), schedule.batch_size, len(selection)
     in_step, in_one_pass = schedule.step_batches(in_pass), min(num_samples, in_pass * batch_size)
@@ -107,7 +114,7 @@ def local_batches(
             size = min(batch_size, num_samples - (index - 1) * batch_size)
             factor = size / in_one_pass if schedule.full_batch else 1 / schedule.accumulate
             ends_step = index % in_step == 0 or index == in_pass
-            yield Batch(content if prepare is None else prepare(content), size, count, factor, ends_step)
+            yield Batch(prepare(content), size, count, factor, ends_step)
             count += 1
             if index == in_pass:
                 break

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,6 @@ from lightning_fl.pruning import Plan, plans_of
 from lightning_fl.pruning.apply_plan import PLANS
 from lightning_fl.state.run_state import Run
 from lightning_fl.vectors.layout import FlatGradient, Layout, Tree, common_dtype
-from lightning_fl.vectors.submodel import Submodel
 
 
 class FlatModule:
@@ -36,11 +35,10 @@ class FlatModule:
         hooks: calls Lightning's hooks.
         logs: collects the values that the module logs.
         layout: positions of the trainable parameters, without the personal ones.
-        params: parameters (d,); the module's own are views of it.
+        parameters: the module's trainable parameters in the order of the layout; views of `params` (d,).
         personal_layout, personal: the same for personal parameters (g,).
         gradient: gradient (d,) of the last backward pass; empty unless `reads_gradient`.
         buffer_layout, buffers: the same for float buffers (d_b,).
-        counter_names: names of the module's integer buffers.
         optimizer: drives the module's optimiser; set by `configure_optimizer`.
         personal_optimizer: steps the personal parameters; set by `configure_optimizer`.
         reads_gradient: True if gradients are gathered in `gradient`.
@@ -81,35 +79,29 @@ class FlatModule:
         self.personal_leaves = {name: p for name, p in named.items() if name in self._personal_names}
         dtype = common_dtype(named)
         self.layout = Layout.of(trainable, self._channels_last)
-        self.params = self.layout.flatten(
-            {name: parameter.detach() for name, parameter in trainable.items()},
-            torch.empty(self.layout.numel, dtype=dtype, device=self.fabric.device),
-        )
+        self.params = self._bind(self.layout, trainable, dtype)
         self.gradient = torch.zeros(0, dtype=dtype, device=self.fabric.device)
-        self._parameters = list(trainable.values())
-        for parameter, view in zip(self._parameters, self.layout.views(self.params).values(), strict=True):
-            parameter.data = view
+        self.parameters = list(trainable.values())
         self.personal_layout = Layout.of(self.personal_leaves)
-        self.personal = torch.empty(self.personal_layout.numel, dtype=dtype, device=self.fabric.device)
-        self.personal_layout.flatten({name: p.detach() for name, p in self.personal_leaves.items()}, self.personal)
-        for name, view in self.personal_layout.views(self.personal).items():
-            self.personal_leaves[name].data = view
+        self.personal = self._bind(self.personal_layout, self.personal_leaves, dtype)
 
-        self._homes = {name: _home(self.module, name) for name, _ in self.module.named_buffers()}
         self._attributes = _attributes(self.module)
-        buffers = {name: buffer for name, buffer in self.module.named_buffers() if buffer.is_floating_point()}
-        self.counter_names = [name for name in self._homes if name not in buffers]
+        all_buffers = dict(self.module.named_buffers())
+        buffers = {name: buffer for name, buffer in all_buffers.items() if buffer.is_floating_point()}
+        self._counter_names = [name for name in all_buffers if name not in buffers]
         self.buffer_layout = Layout.of(buffers)
-        widest = dtype
-        for buffer in buffers.values():
-            widest = torch.promote_types(widest, buffer.dtype)
-        self.buffers = self.buffer_layout.flatten(
-            buffers, torch.empty(self.buffer_layout.numel, dtype=widest, device=self.fabric.device)
-        )
+        widest = reduce(torch.promote_types, (buffer.dtype for buffer in buffers.values()), dtype)
+        self.buffers = self._bind(self.buffer_layout, buffers, widest)
         self._buffer_views = self.buffer_layout.views(self.buffers)
-        for name, buffer in buffers.items():
-            if buffer.dtype == widest:
-                buffer.data = self._buffer_views[name]
+
+    def _bind(self, layout: Layout, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+        """Return a flat vector with the values of these tensors; those of its dtype become views of it."""
+        vector = torch.empty(layout.numel, dtype=dtype, device=self.fabric.device)
+        layout.flatten({name: tensor.detach() for name, tensor in tensors.items()}, vector)
+        for name, view in layout.views(vector).items():
+            if tensors[name].dtype == dtype:
+                tensors[name].data = view
+        return vector
 
     @property
     def new_plans(self) -> list[Plan]:
@@ -130,8 +122,6 @@ class FlatModule:
         plans = self.new_plans
         self._lay_out()
         if self.has_optimizer:
-            if self.reads_gradient:
-                self.gradient = torch.zeros_like(self.params)
             self.optimizer.follow(plans, self.layout)
             self.bind_optimizer()
 
@@ -141,11 +131,9 @@ class FlatModule:
         Raises:
             UserError: the module has nothing to train, or not exactly one optimiser, or its optimiser lacks a personal parameter.
         """
-        if not self._parameters:
+        if not self.parameters:
             raise UserError(f"{type(self.module).__name__} has no trainable parameter: there is nothing to federate.")
         self.reads_gradient = flat_gradient
-        if flat_gradient:
-            self.gradient = torch.zeros_like(self.params)
         self.optimizer = ModuleOptimizer(self.module, self.layout)
         trained = {name for names in self.optimizer.personal_names for name in names}
         for name in self.personal_leaves:
@@ -166,7 +154,8 @@ class FlatModule:
         self._flat_gradient: FlatGradient | None = None
         self.zero_gradient()
         if self.reads_gradient:
-            self._flat_gradient = FlatGradient(self.layout, self._parameters, self.gradient)
+            self.gradient = torch.zeros_like(self.params)
+            self._flat_gradient = FlatGradient(self.layout, self.parameters, self.gradient)
         self.optimizer.bind(self.params, self.gradient if self.reads_gradient else None)
 
     @property
@@ -176,7 +165,7 @@ class FlatModule:
 
     def release(self) -> None:
         """Give the module its own tensors again, with its current values."""
-        for parameter in (*self._parameters, *self.personal_leaves.values()):
+        for parameter in (*self.parameters, *self.personal_leaves.values()):
             parameter.grad = None
             parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
         for name in self._buffer_views:
@@ -187,11 +176,9 @@ class FlatModule:
         self.params.copy_(params)
         if self._buffer_views:
             self.buffers.copy_(buffers)
-            for name, view in self._buffer_views.items():
-                buffer = self.buffer(name)
-                if buffer.data_ptr() != view.data_ptr():
-                    buffer.copy_(view)
-        for name in self.counter_names:
+            for buffer, view in self._replaced_buffers():
+                buffer.copy_(view)
+        for name in self._counter_names:
             self.buffer(name).copy_(counters[name])
 
     def load_server_model(self, run: Run) -> None:
@@ -207,11 +194,16 @@ class FlatModule:
 
     def read_buffers(self) -> Tensor:
         """Return the module's float buffers (d_b,), including those that it replaced instead of writing to them."""
+        for buffer, view in self._replaced_buffers():
+            view.copy_(buffer)
+        return self.buffers
+
+    def _replaced_buffers(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield each float buffer that is not a view of `buffers`, with the view of its name."""
         for name, view in self._buffer_views.items():
             buffer = self.buffer(name)
             if buffer.data_ptr() != view.data_ptr():
-                view.copy_(buffer)
-        return self.buffers
+                yield buffer, view
 
     def state_dict(self, run_state: dict[str, Any]) -> dict[str, Tensor]:
         """Return the module's `state_dict` with the server's model in it, while a client's is loaded.
@@ -219,26 +211,34 @@ class FlatModule:
         Args:
             run_state: the server's `params`, `buffers` and `counters`, and `personal`, the clients' initial personal parameters.
         """
-        trained = self.params.clone(), self.read_buffers().clone(), self.read_counters()
         own = self.personal.clone()
-        self.load(run_state["params"], run_state["buffers"], run_state["counters"])
-        self.personal.copy_(run_state["personal"])
-        copied = {
-            name: value.detach().clone(memory_format=torch.contiguous_format)
-            for name, value in self.module.state_dict().items()
-        }
-        self.load(*trained)
+        with self.other_model(run_state["params"], run_state["buffers"], run_state["counters"]):
+            self.personal.copy_(run_state["personal"])
+            copied = {
+                name: value.detach().clone(memory_format=torch.contiguous_format)
+                for name, value in self.module.state_dict().items()
+            }
         self.personal.copy_(own)
         return copied
 
+    @contextmanager
+    def other_model(self, params: Tensor, buffers: Tensor, counters: Mapping[str, Tensor]) -> Iterator[None]:
+        """Load another model, as `load` does, and load the present one again at the end."""
+        present = self.params.clone(), self.read_buffers().clone(), self.read_counters()
+        self.load(params, buffers, counters)
+        try:
+            yield
+        finally:
+            self.load(*present)
+
     def read_counters(self) -> dict[str, Tensor]:
         """Return copies of the module's integer buffers, by name."""
-        return {name: self.buffer(name).clone() for name in self.counter_names}
+        return {name: self.buffer(name).clone() for name in self._counter_names}
 
     def buffer(self, name: str) -> Tensor:
         """Return the module's current buffer of this name."""
-        owner, leaf = self._homes[name]
-        return getattr(owner, leaf)
+        home, leaf = self._attributes[name][0]
+        return home[leaf]
 
     @contextmanager
     def lending(self, tensors: Tree, log: Callable[..., None]) -> Iterator[None]:
@@ -281,7 +281,7 @@ class FlatModule:
         if self._flat_gradient is not None:
             self._flat_gradient.zero()
             return
-        for parameter in self._parameters:
+        for parameter in self.parameters:
             parameter.grad = None
 
     def after_backward(self) -> bool:
@@ -291,32 +291,11 @@ class FlatModule:
             self.optimizer.activate(found)
         return bool(found)
 
-    def mask_gradient(self, unpruned: Submodel) -> Callable[[], Any]:
-        """Return a function that zeroes the gradient of pruned parameters, by multiplication in place."""
-        if self.reads_gradient:
-            return partial(self.gradient.mul_, unpruned.factors)
-        pairs = list(zip(self._parameters, self.layout.views(unpruned.factors).values(), strict=True))
-
-        def mask() -> None:
-            for parameter, factors in pairs:
-                if parameter.grad is not None:
-                    parameter.grad.mul_(factors)
-
-        return mask
-
-    def clip_gradient(self, value: float, algorithm: str) -> None:
-        """Clip the gradient in place, as Lightning does for `gradient_clip_val` and `gradient_clip_algorithm`."""
-        trained = [*self._parameters, *self.personal_leaves.values()]
-        if algorithm == "value":
-            nn.utils.clip_grad_value_(trained, value)
-        else:
-            nn.utils.clip_grad_norm_(trained, value)
-
     def transfer(self, batch: Any, resident: bool) -> Any:
-        """Move a batch to the accelerator, unless it is resident there, and let the batch hooks change it."""
-        if resident and not self.hooks.changes_batches:
-            return batch
-        return self.hooks.transfer_batch(batch, self.fabric.device)
+        """Move a batch to the accelerator, unless it is `resident` there, call the batch hooks, and convert its precision."""
+        if not resident or self.hooks.changes_batches:
+            batch = self.hooks.transfer_batch(batch, self.fabric.device)
+        return self.fabric.strategy.precision.convert_input(batch)
 
     def seed(self, seed: int) -> None:
         """Seed every global random generator that a module may use, so that its random numbers depend on `seed` only."""
@@ -336,8 +315,3 @@ def _attributes(module: nn.Module) -> dict[str, list[tuple[dict[str, Any], str]]
                 if tensor is not None:
                     holders.setdefault(id(tensor), []).append((home, leaf))
     return {name: holders[id(tensor)] for name, tensor in [*module.named_parameters(), *module.named_buffers()]}
-
-
-def _home(module: nn.Module, name: str) -> tuple[nn.Module, str]:
-    path, _, leaf = name.rpartition(".")
-    return module.get_submodule(path), leaf

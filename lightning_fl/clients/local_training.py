@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import ceil
-from typing import Any
 
 from torch import Tensor
 
 from lightning_fl.clients.client_job import Batch, ClientJob, Selection, local_batches
 from lightning_fl.clients.flat_module import FlatModule
-from lightning_fl.clients.gradients_at_received import full_gradient, gradient_at_received
+from lightning_fl.clients.gradients import full_gradient, gradient_at_received, gradient_treatment
 from lightning_fl.clients.hooks import StepListeners
 from lightning_fl.clients.local_schedule import LocalSchedule
 from lightning_fl.slots import Gradients, LocalTraining, Message, State
@@ -41,7 +41,7 @@ def train_locally(
     """
     local = _start(flat_module, job, selection, state, seeds[1], resident, num_steps)
     num_steps = flat_module.steps_in_training if num_steps is None else num_steps
-    treat, listeners = _gradient_treatment(flat_module, job), flat_module.hooks.step_listeners()
+    treat, listeners = gradient_treatment(flat_module, job), flat_module.hooks.step_listeners()
     forward_context, logs = flat_module.fabric.strategy.precision.forward_context, flat_module.logs
     reads_at_received = Gradients.MINIBATCH_AT_RECEIVED in job.rule.reads
     of_step: list[Batch] = []
@@ -51,7 +51,7 @@ def train_locally(
         flat_module.seed(seeds[1] + step - 1)  # so that the module repeats its random draws
         return gradient_at_received(flat_module, job, of_step, treat)
 
-    in_pass, prepare = flat_module.batches_in_pass, _preparation(flat_module, resident)
+    in_pass, prepare = flat_module.batches_in_pass, partial(flat_module.transfer, resident=resident)
     for batch in local_batches(selection, job.schedule, in_pass, seeds[0], prepare) if num_steps else ():
         logs.batch_size = batch.size
         if reads_at_received:
@@ -161,34 +161,6 @@ def _start(
     job.rule.start(local)
     flat_module.seed(seed)
     return local
-
-
-def transfer_function(flat_module: FlatModule, resident: bool) -> Callable[[Any], Any] | None:
-    """Return the function that moves a batch to the accelerator; None if batches are there already."""
-    transfers = not resident or flat_module.hooks.changes_batches
-    return (lambda batch: flat_module.transfer(batch, resident)) if transfers else None
-
-
-def _preparation(flat_module: FlatModule, resident: bool) -> Callable[[Any], Any] | None:
-    """Return the function that moves a batch to the accelerator and converts its precision; None if batches need neither."""
-    precision = flat_module.fabric.strategy.precision
-    if precision.precision == "32-true":
-        return transfer_function(flat_module, resident)
-    return lambda batch: precision.convert_input(flat_module.transfer(batch, resident))
-
-
-def _gradient_treatment(flat_module: FlatModule, job: ClientJob) -> Callable[[], None]:
-    """Return the function that multiplies the gradient of a step by the pruning mask, then clips it."""
-    unpruned, clip_value, clip_algorithm = job.setting.unpruned, job.schedule.clip_value, job.schedule.clip_algorithm
-    mask_gradient = flat_module.mask_gradient(unpruned) if unpruned is not None else None
-
-    def treat() -> None:
-        if mask_gradient is not None:
-            mask_gradient()
-        if clip_value:
-            flat_module.clip_gradient(clip_value, clip_algorithm)
-
-    return treat
 
 
 def _backward(

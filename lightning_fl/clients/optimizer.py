@@ -6,7 +6,7 @@ those with `interval: step` step with the optimiser and restart with every clien
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from inspect import Parameter, signature
 from typing import Any
@@ -37,6 +37,7 @@ ELEMENTWISE = (
     torch.optim.Rprop,
     torch.optim.ASGD,
 )
+NO_MOMENTUM = {"momentum": 0.0, "dampening": 0.0, "nesterov": False, "maximize": False}
 
 
 class ModuleOptimizer:
@@ -82,7 +83,6 @@ class ModuleOptimizer:
                 raise UserError(
                     "ReduceLROnPlateau watches a metric of the round, so its interval must be 'epoch', got 'step'."
                 )
-        self._plain_sgd = _is_plain_sgd(self.optimizer)
         self._step_configs = [c for c in self.scheduler_configs if c.interval == "step"]
         self._fresh_schedulers = [deepcopy(c.scheduler.state_dict()) for c in self._step_configs]
         self._steps = 0
@@ -91,11 +91,11 @@ class ModuleOptimizer:
         self._base_rates = [group.get("initial_lr", group["lr"]) for group in groups]
         self.round_rates = list(self._base_rates)
         self._layout = layout
-        self._named = dict(module.named_parameters())
+        self._names = {parameter: name for name, parameter in module.named_parameters()}
         shared = set(layout.names)
-        personal = {id(p): name for name, p in self._named.items() if p.requires_grad and name not in shared}
-        self._groups = [[p for p in group["params"] if id(p) not in personal] for group in groups]
-        self.personal_names = [[personal[id(p)] for p in group["params"] if id(p) in personal] for group in groups]
+        personal = {p: name for p, name in self._names.items() if p.requires_grad and name not in shared}
+        self._groups = [[p for p in group["params"] if p not in personal] for group in groups]
+        self.personal_names = [[personal[p] for p in group["params"] if p in personal] for group in groups]
         # In some releases of torch, Adagrad creates its state in the constructor, not in the first step: such an optimiser keeps
         # the parameters it was given, and every client starts from that state.
         self._fresh_optimizer = {p: deepcopy(state) for p, state in self.optimizer.state.items()}
@@ -115,11 +115,9 @@ class ModuleOptimizer:
         self.params, self._gradient = params, gradient
         self._weight_decay: float | Tensor | None = None
         self._group_slices: list[list[slice]] = [[] for _ in self._groups]
-        self.step: Callable[[], Any] = self.optimizer.step
+        self.step: Callable[[], Any] = self._plain_step if self.is_plain_sgd else self.optimizer.step
         if gradient is None:
-            self._group_slices = [_slices(group, self._layout, self._named) for group in self._groups]
-            if self._plain_sgd:
-                self.step = self._plain_step
+            self._group_slices = [self._slices(group) for group in self._groups]
         for group, members in zip(self.optimizer.param_groups, self._groups, strict=True):
             group["params"] = [] if gradient is not None and self.is_elementwise else list(members)
 
@@ -131,12 +129,11 @@ class ModuleOptimizer:
             layout: new positions of the parameters.
         """
         self._layout = layout
-        names = {parameter: name for name, parameter in self._named.items()}
         for parameter, state in self._fresh_optimizer.items():
             for key, value in state.items():
                 if isinstance(value, Tensor) and value.dim() == parameter.dim():
                     for plan in plans:
-                        value = plan.cut(names[parameter], value)
+                        value = plan.cut(self._names[parameter], value)
                     state[key] = value
 
     def narrow(self, num_clients: int) -> None:
@@ -156,7 +153,9 @@ class ModuleOptimizer:
     @property
     def is_plain_sgd(self) -> bool:
         """True if the optimiser is SGD without momentum and `maximize`, so that a rule may replace its step."""
-        return self._plain_sgd
+        return type(self.optimizer) is torch.optim.SGD and not any(
+            group["momentum"] or group["maximize"] for group in self.optimizer.param_groups
+        )
 
     @property
     def momentum(self) -> float | None:
@@ -183,10 +182,9 @@ class ModuleOptimizer:
         A parameter must not change before its first gradient, neither by weight decay nor by momentum. An elementwise
         optimiser steps contiguous slices of the flat vector instead of single parameters.
         """
-        wanted = {id(self._named[name]) for name in names}
         self._weight_decay = None
         for group, members, slices in zip(self.optimizer.param_groups, self._groups, self._group_slices, strict=True):
-            taken = _slices([p for p in members if id(p) in wanted], self._layout, self._named)
+            taken = self._slices([p for p in members if self._names.get(p) in names])
             slices += taken
             if self.is_elementwise and self._gradient is not None:
                 for part in taken:
@@ -194,23 +192,17 @@ class ModuleOptimizer:
                     stretch.grad = self._gradient[..., part]
                     group["params"].append(stretch)
 
+    def _slices(self, parameters: Iterable[nn.Parameter]) -> list[slice]:
+        """Return the slices of the flat vector that these parameters cover."""
+        return self._layout.slices(self._names[p] for p in parameters if p in self._names)
+
+    @torch.no_grad()
     def _plain_step(self) -> None:
         """Step the parameters by SGD without the overhead of `Optimizer.step`: same numbers, less time."""
-        with torch.no_grad():
-            for group, params in zip(self.optimizer.param_groups, self._groups, strict=True):
-                used = [p for p in params if p.grad is not None]
-                sgd(
-                    used,
-                    [p.grad for p in used],
-                    [None] * len(used),
-                    foreach=True,
-                    weight_decay=group["weight_decay"],
-                    momentum=0.0,
-                    lr=group["lr"],
-                    dampening=0.0,
-                    nesterov=False,
-                    maximize=False,
-                )
+        for group in self.optimizer.param_groups:
+            used = [p for p in group["params"] if p.grad is not None]
+            options = {"weight_decay": group["weight_decay"], "lr": group["lr"], **NO_MOMENTUM}
+            sgd(used, [p.grad for p in used], [None] * len(used), foreach=True, **options)
 
     def start_client(self) -> None:
         """Empty the optimiser's state, and restart the step-wise schedulers from the learning rate of the round."""
@@ -319,24 +311,3 @@ class ModuleOptimizer:
         configs = [c for c in self.scheduler_configs if c.interval == "epoch"]
         for config, saved in zip(configs, state["schedulers"], strict=True):
             config.scheduler.load_state_dict(saved)
-
-
-def _is_plain_sgd(optimizer: torch.optim.Optimizer) -> bool:
-    return type(optimizer) is torch.optim.SGD and not any(
-        g["momentum"] or g["maximize"] for g in optimizer.param_groups
-    )
-
-
-def _slices(parameters: list[nn.Parameter], layout: Layout, named: dict[str, nn.Parameter]) -> list[slice]:
-    """Return the slices of the flat vector that these parameters cover, with adjacent ones joined."""
-    position = {
-        id(named[name]): slice(offset, offset + size)
-        for name, offset, size in zip(layout.names, layout.offsets, layout.sizes, strict=True)
-    }
-    joined: list[slice] = []
-    for part in sorted((position[id(p)] for p in parameters if id(p) in position), key=lambda part: part.start):
-        if joined and joined[-1].stop == part.start:
-            joined[-1] = slice(joined[-1].start, part.stop)
-        else:
-            joined.append(part)
-    return joined

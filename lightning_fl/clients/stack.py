@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.func import vmap
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_unflatten
 
-from lightning_fl.clients.client_job import ClientJob
+from lightning_fl.clients.client_job import Batch, ClientJob
 from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.module_logs import RowLogs
 from lightning_fl.vectors.layout import FlatGradient, Tree
@@ -55,8 +55,10 @@ class Stack:
         self.params, self.buffers, self.counters, self.gradient = params, buffers, counters, gradient
         self.personal = personal
         views = flat_module.personal_layout.views(personal)
-        self.personal_leaves = {name: x.detach().requires_grad_() for name, x in views.items()}
-        self._leaves = {name: x.detach().requires_grad_() for name, x in flat_module.layout.views(params).items()}
+        self.personal_leaves = {name: tensor.detach().requires_grad_() for name, tensor in views.items()}
+        self._leaves = {
+            name: tensor.detach().requires_grad_() for name, tensor in flat_module.layout.views(params).items()
+        }
         self._flat_gradient = FlatGradient(flat_module.layout, list(self._leaves.values()), gradient, known)
         self._buffer_views = flat_module.buffer_layout.views(buffers)
 
@@ -65,7 +67,7 @@ class Stack:
         """Return a stack in which every client has the received model and its own personal parameters (n, g)."""
         num_clients = len(personal)
         params, buffers = (job.received[name].expand(num_clients, -1).clone() for name in ("model", "buffers"))
-        stacked = {name: x.expand(num_clients, *x.shape).clone() for name, x in job.counters.items()}
+        stacked = {name: tensor.expand(num_clients, *tensor.shape).clone() for name, tensor in job.counters.items()}
         return cls(flat_module, params, personal, buffers, stacked, torch.zeros_like(params))
 
     def restart(self, job: ClientJob) -> None:
@@ -86,7 +88,7 @@ class Stack:
             self.params[:num_clients],
             self.personal[:num_clients],
             self.buffers[:num_clients],
-            {name: x[:num_clients] for name, x in self.counters.items()},
+            {name: tensor[:num_clients] for name, tensor in self.counters.items()},
             self.gradient[:num_clients],
             self._flat_gradient.names,
         )
@@ -98,14 +100,13 @@ class Stack:
         self._flat_gradient.zero()
 
     def backward(
-        self, rows: Sequence[int], batches: Sequence[Any], batch_index: int, factors: float | Tensor, logs: RowLogs
+        self, rows: Sequence[int], batches: Sequence[Batch], factors: float | Tensor, logs: RowLogs
     ) -> list[str]:
         """Add the gradients of one batch for each of some clients.
 
         Args:
             rows: the clients, in ascending order.
-            batches: one for each client, all of one structure and with tensors of equal shapes.
-            batch_index: index that `training_step` receives.
+            batches: one for each client, all with the same signature.
             factors: factors of the losses, one for all clients or one for each.
             logs: collects the values that the module logs.
 
@@ -113,7 +114,7 @@ class Stack:
             Names of the parameters that got their first gradient.
         """
         if len(rows) == len(self.params):
-            losses = self._losses(batches, batch_index, logs)
+            losses = self._losses(batches, logs)
             with warnings.catch_warnings():
                 # Autograd prefers dense gradients; a row of a stack is not dense, which costs nothing here.
                 warnings.filterwarnings("ignore", "grad and param do not obey")
@@ -121,10 +122,10 @@ class Stack:
             return self._flat_gradient.discover()
         # Clients with batches of another size train on copies of their rows.
         index = torch.tensor(rows, device=self.params.device)
-        counters = {name: x[index] for name, x in self.counters.items()}
+        counters = {name: tensor[index] for name, tensor in self.counters.items()}
         params, personal = self.params[index], self.personal[index]
         part = Stack(self._flat_module, params, personal, self.buffers[index], counters, torch.zeros_like(params))
-        part.backward(range(len(rows)), batches, batch_index, factors, logs)
+        part.backward(range(len(rows)), batches, factors, logs)
         self.gradient.index_add_(0, index, part.gradient)
         for name, leaf in part.personal_leaves.items():
             if leaf.grad is not None:
@@ -136,13 +137,13 @@ class Stack:
             counter.index_copy_(0, index, part.counters[name])
         return self._flat_gradient.admit(part._flat_gradient.names)
 
-    def _losses(self, batches: Sequence[Any], batch_index: int, logs: RowLogs) -> Tensor:
+    def _losses(self, batches: Sequence[Batch], logs: RowLogs) -> Tensor:
         """Return the loss of each row (n,), with its autograd graph."""
-        flat_module, precision = self._flat_module, self._flat_module.fabric.strategy.precision
-        values, structure = tree_flatten(batches[0])
+        flat_module = self._flat_module
+        values, structure = list(batches[0].flat[0]), batches[0].flat[1]
         positions = [position for position, value in enumerate(values) if isinstance(value, Tensor)]
-        columns = list(zip(*(tree_flatten(batch)[0] for batch in batches), strict=True))
-        tensors = precision.convert_input([torch.stack(columns[position]) for position in positions])
+        columns = list(zip(*(batch.flat[0] for batch in batches), strict=True))
+        tensors = [torch.stack(columns[position]) for position in positions]
         # Copies in the buffers' own dtype: mapped batch normalisation writes to dense tensors only.
         lent = {name: view.to(flat_module.buffer(name).dtype).contiguous() for name, view in self._buffer_views.items()}
         lent |= self.counters
@@ -158,11 +159,13 @@ class Stack:
                 logged.append(torch.as_tensor(value))
 
             with flat_module.lending(params | buffers, record):
-                loss, _ = flat_module.training_step(batch, batch_index)
-                replaced = {name: x for name in buffers if (x := flat_module.buffer(name)) is not buffers[name]}
+                loss, _ = flat_module.training_step(batch, batches[0].batch_index)
+                replaced = {
+                    name: tensor for name in buffers if (tensor := flat_module.buffer(name)) is not buffers[name]
+                }
             return loss, logged, replaced
 
-        with precision.forward_context():
+        with flat_module.fabric.autocast():
             losses, logged, replaced = vmap(train, randomness="different")(
                 self._leaves | self.personal_leaves, lent, tensors
             )

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from lightning_fl.clients.client_job import Batch, ClientJob, Selection, local_batches
 from lightning_fl.clients.flat_module import FlatModule
+from lightning_fl.clients.gradients import treat_stack
 from lightning_fl.clients.local_schedule import LocalSchedule
-from lightning_fl.clients.local_training import rule_step, transfer_function
+from lightning_fl.clients.local_training import rule_step
 from lightning_fl.clients.module_logs import LogCollector, RowLogs
 from lightning_fl.clients.stack import Stack
 from lightning_fl.data import FederatedDataModule
@@ -105,7 +106,7 @@ def train_stack(
     optimizer, schedule, seed = flat_module.optimizer, job.schedule, members[0].seeds[1]
     stack, local = _start(flat_module, job, members, resident)
     logs = RowLogs(flat_module.logs)
-    prepare = transfer_function(flat_module, resident)
+    prepare = partial(flat_module.transfer, resident=resident)
     batches = [local_batches(m.selection, schedule, m.in_pass, m.seeds[0], prepare) for m in members]
     reads_at_received = Gradients.MINIBATCH_AT_RECEIVED in job.rule.reads
     twin = stack.restarted(job) if reads_at_received else None
@@ -134,7 +135,7 @@ def train_stack(
         for found in _backward(stack, of_step, logs):
             optimizer.activate(found)
             local.learning_rate = optimizer.learning_rate
-        rule_step(local, job, flat_module, partial(_treat, stack, job), at_received if reads_at_received else None)
+        rule_step(local, job, flat_module, partial(treat_stack, stack, job), at_received if reads_at_received else None)
         if notifies_callbacks:
             _notify_stock_callbacks(flat_module, of_step)
     in_a_pass = [max(1, member.in_pass) for member in members]
@@ -213,7 +214,7 @@ def _gradients_at_received(
     twin.zero_gradient()
     for _ in _backward(twin, of_step, RowLogs(LogCollector())):
         pass
-    _treat(twin, job)
+    treat_stack(twin, job)
     if flat_module.optimizer.decays:
         twin.gradient.add_(twin.params * flat_module.optimizer.weight_decay)
     return twin.gradient
@@ -253,24 +254,22 @@ def _backward(stack: Stack, of_step: Sequence[list[Batch]], logs: RowLogs) -> It
             factors: float | Tensor = batches[0].factor
             if any(batch.factor != factors for batch in batches):
                 factors = stack.params.new_tensor([batch.factor for batch in batches])
-            if found := stack.backward(
-                rows, [batch.content for batch in batches], batches[0].batch_index, factors, logs
-            ):
+            if found := stack.backward(rows, batches, factors, logs):
                 yield found
 
 
 def _rows(local: LocalTraining, rows: slice) -> LocalTraining:
     """Return some clients of a stacked local training; tensors with one axis are shared by all clients."""
 
-    def selected(x: Tensor) -> Tensor:
-        return x[rows] if x.dim() > 1 else x
+    def selected(tensor: Tensor) -> Tensor:
+        return tensor[rows] if tensor.dim() > 1 else tensor
 
     return replace(
         local,
         params=selected(local.params),
         gradient=selected(local.gradient),
-        state={name: x[rows] for name, x in local.state.items()},
-        memory={name: selected(x) for name, x in local.memory.items()},
+        state={name: entry[rows] for name, entry in local.state.items()},
+        memory={name: selected(entry) for name, entry in local.memory.items()},
         full_gradient=selected(local.full_gradient),
         gradient_at_received=selected(local.gradient_at_received),
         num_samples=selected(torch.as_tensor(local.num_samples)),
@@ -286,36 +285,14 @@ def _finish(flat_module: FlatModule, job: ClientJob, local: LocalTraining, stack
         message["buffers"] = stack.buffers[start:] - local.received["buffers"]
     return [
         _Finished(
-            message={name: x[row] for name, x in message.items()},
-            state={name: x[row].clone() for name, x in part.state.items()},
+            message={name: entry[row] for name, entry in message.items()},
+            state={name: entry[row].clone() for name, entry in part.state.items()},
             owned={PERSONAL: stack.personal[start + row].clone()} if stack.personal_leaves else {},
-            counters={name: x[start + row].clone() for name, x in stack.counters.items()},
+            counters={name: counter[start + row].clone() for name, counter in stack.counters.items()},
             num_steps=part.num_steps,
         )
         for row in range(len(part.params))
     ]
-
-
-def _treat(stack: Stack, job: ClientJob) -> None:
-    """Multiply the gradients of a step by the pruning mask, then clip those of each client."""
-    if job.setting.unpruned is not None:
-        stack.gradient.mul_(job.setting.unpruned.factors)
-    if job.schedule.clip_value:
-        personal = list(stack.personal_leaves.values())
-        _clip(stack.gradient, personal, job.schedule.clip_value, job.schedule.clip_algorithm)
-
-
-def _clip(gradient: Tensor, personal: Sequence[Tensor], value: float, algorithm: str) -> None:
-    """Clip each client's gradients, (n, d) and those of `personal`, as torch's `clip_grad_norm_` and `clip_grad_value_` do."""
-    gradients = [gradient, *(leaf.grad for leaf in personal if leaf.grad is not None)]
-    if algorithm == "value":
-        for x in gradients:
-            x.clamp_(-value, value)
-        return
-    lengths = torch.stack([torch.linalg.vector_norm(x.flatten(1), dim=1) for x in gradients])
-    factors = (value / (torch.linalg.vector_norm(lengths, dim=0) + 1e-6)).clamp(max=1)
-    for x in gradients:
-        x.mul_(factors.view(-1, *[1] * (x.dim() - 1)))
 
 
 def _notify_stock_callbacks(flat_module: FlatModule, of_step: Sequence[list[Batch]]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State, compressible
 from lightning_fl.vectors.top_k import pack_positions, positions_bits, unpack_positions
@@ -21,21 +20,19 @@ class Changes(Codec):
     clients keep the last broadcast and overwrite u positions. As each broadcast builds on the last, each goes to all clients.
     """
 
-    def needs_every_client(self) -> bool:
-        """True, as each broadcast builds on the last."""
-        return True
+    needs_every_client = True
 
     def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
         """Encode values (u,) under each vector's name and their positions, or whole vectors; memory: the last broadcast."""
-        vectors = {name: x for name, x in message.items() if compressible(name)}
-        payload = {name: Packed.whole(x) for name, x in message.items()}
+        vectors = {name: vector for name, vector in message.items() if compressible(name)}
+        payload = {name: Packed.whole(vector) for name, vector in message.items()}
         if vectors.keys() != memory.keys():
             return payload, vectors
         changed = torch.zeros(setting.layout.numel, dtype=torch.bool, device=message["model"].device)
         for name, vector in vectors.items():
             changed |= vector != memory[name]
         positions, count = changed.nonzero().flatten(), len(changed)
-        sparse = {name: Packed.whole(x[positions]) for name, x in vectors.items()}
+        sparse = {name: Packed.whole(vector[positions]) for name, vector in vectors.items()}
         sparse[POSITIONS] = Packed(pack_positions(positions, count), positions_bits(len(positions), count))
         if _bits(sparse) < _bits({name: payload[name] for name in vectors}):
             payload |= sparse
@@ -51,16 +48,10 @@ class Changes(Codec):
         """Return the last broadcast with the new values in it."""
         if POSITIONS not in payload:
             return self.decode(payload, setting)
-        positions: Tensor | None = None
-        message = {}
-        for name, packed in payload.items():
-            if name in memory:
-                if positions is None:
-                    positions = unpack_positions(payload[POSITIONS].content, len(packed.content), setting.layout.numel)
-                message[name] = memory[name].clone()
-                message[name][positions] = packed.content
-            elif name != POSITIONS:
-                message[name] = packed.content
+        message = {name: packed.content for name, packed in payload.items() if name != POSITIONS}
+        positions = unpack_positions(payload[POSITIONS].content, len(message["model"]), setting.layout.numel)
+        for name in memory:
+            message[name] = memory[name].index_copy(0, positions, message[name])
         return message
 
 

@@ -16,7 +16,7 @@ class Dense(Codec):
 
     def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
         """Encode each vector, bits = its numbers × the width of its dtype; only masks are copied."""
-        return {name: _packed(name, x) for name, x in message.items()}, {}
+        return {name: _packed(name, vector) for name, vector in message.items()}, {}
 
     def decode(self, payload: Payload, setting: Setting) -> Message:
         """Return the vectors that were sent."""
@@ -26,5 +26,5 @@ class Dense(Codec):
         }
 
 
-def _packed(name: str, x: Tensor) -> Packed:
-    return Packed(pack(x, 1), len(x)) if kind_of(name) == "mask" else Packed.whole(x)
+def _packed(name: str, vector: Tensor) -> Packed:
+    return Packed(pack(vector, 1), len(vector)) if kind_of(name) == "mask" else Packed.whole(vector)

@@ -10,7 +10,7 @@ it to the next upload.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -25,8 +25,60 @@ Groups = Literal["tensor", "global"]
 SCALES = "scalars/scale/"
 
 
+class FewBits(Codec):
+    """Encodes each vector (d,) as a code for every number and a scale for each group of numbers.
+
+    Attributes:
+        groups: numbers that share a scale: each `tensor` of the model, or `global`.
+        known: entries that cross at no cost, because the other side derives them from the configuration.
+    """
+
+    groups: Groups
+    known: tuple[str, ...] = ()
+
+    @abstractmethod
+    def shrink(self, vector: Tensor, sizes: list[int]) -> tuple[Packed, Tensor]:
+        """Return the codes of a vector (d,), and the scales of its groups, which have these sizes."""
+
+    @abstractmethod
+    def restore(self, codes: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+        """Return the numbers (d,) that the codes stand for, as shares of the scales; d = `count`."""
+
+    def is_lossy_for(self, name: str) -> bool:
+        """True for the model and its moments."""
+        return compressible(name)
+
+    def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
+        """Encode codes under the vector's name, and scales (groups,) under `scalars/scale/name`."""
+        payload = {}
+        for name, vector in message.items():
+            if self.is_lossy_for(name):
+                payload[name], scales = self.shrink(vector, self._sizes(setting))
+                payload[f"{SCALES}{name}"] = Packed.whole(scales)
+            else:
+                payload[name] = Packed(vector, 0) if name in self.known else Packed.whole(vector)
+        return payload, {}
+
+    def decode(self, payload: Payload, setting: Setting) -> Message:
+        """Return the numbers that the codes stand for, times their scales."""
+        message = {}
+        for name, packed in payload.items():
+            if self.is_lossy_for(name):
+                scales = payload[f"{SCALES}{name}"].content
+                vector = self.restore(packed.content, setting.layout.numel, scales.dtype)
+                for part, scale in zip(vector.split(self._sizes(setting)), scales, strict=True):
+                    part.mul_(scale)
+                message[name] = vector
+            elif not name.startswith(SCALES):
+                message[name] = packed.content
+        return message
+
+    def _sizes(self, setting: Setting) -> list[int]:
+        return list(setting.layout.sizes) if self.groups == "tensor" else [setting.layout.numel]
+
+
 @dataclass(frozen=True)
-class OneBit(Codec):
+class OneBit(FewBits):
     """C(z) = s · sgn(z), sgn(0) = +1: d bits and 32 for each group's scale s.
 
     Attributes:
@@ -37,6 +89,7 @@ class OneBit(Codec):
         known: entries that cross at no cost, because the other side derives them from the configuration.
     """
 
+    deltas_only = True  # signs are too coarse for a whole model
     scale: Literal["l2", "l1"] = "l2"
     groups: Groups = "tensor"
     names: tuple[str, ...] = ()
@@ -46,10 +99,6 @@ class OneBit(Codec):
         check_choice("scale", self.scale, ("l1", "l2"))
         check_choice("groups", self.groups, get_args(Groups))
 
-    def deltas_only(self) -> bool:
-        """True: signs are too coarse for a whole model."""
-        return True
-
     def is_lossy_for(self, name: str) -> bool:
         """True for the entries that it encodes."""
         return name in self.names if self.names else compressible(name)
@@ -58,38 +107,21 @@ class OneBit(Codec):
         """True for vectors, and for entries that both sides know."""
         return name in self.known or super().applies_to(name)
 
-    def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
-        """Encode signs (⌈d/8⌉ bytes) under the vector's name, and scales (groups,) under `scalars/scale/name`."""
-        payload = {}
-        for name, vector in message.items():
-            if self.is_lossy_for(name):
-                # In float64 a decoded vector has exactly the same scale, so encoding it again changes nothing.
-                order = 2 if self.scale == "l2" else 1
-                parts = [x.double() for x in vector.split(_sizes(self.groups, setting))]
-                scales = torch.stack([x.norm(order) / max(len(x), 1) ** (1 / order) for x in parts])
-                payload[name] = Packed(pack(vector >= 0, 1), len(vector))
-                payload[f"{SCALES}{name}"] = Packed.whole(scales.to(vector.dtype))
-            else:
-                payload[name] = Packed(vector, 0) if name in self.known else Packed.whole(vector)
-        return payload, {}
+    def shrink(self, vector: Tensor, sizes: list[int]) -> tuple[Packed, Tensor]:
+        """Return the signs, ⌈d/8⌉ bytes, and the scales."""
+        # In float64 a decoded vector has exactly the same scale, so encoding it again changes nothing.
+        order = 2 if self.scale == "l2" else 1
+        parts = [part.double() for part in vector.split(sizes)]
+        scales = torch.stack([part.norm(order) / max(len(part), 1) ** (1 / order) for part in parts])
+        return Packed(pack(vector >= 0, 1), len(vector)), scales.to(vector.dtype)
 
-    def decode(self, payload: Payload, setting: Setting) -> Message:
-        """Return s · sgn(z)."""
-        message = {}
-        for name, packed in payload.items():
-            if self.is_lossy_for(name):
-                scales = payload[f"{SCALES}{name}"].content
-                signs = unpack(packed.content, setting.layout.numel, 1).to(scales.dtype).mul_(2).sub_(1)
-                for part, scale in _scaled(signs, scales, self.groups, setting):
-                    part.mul_(scale)
-                message[name] = signs
-            elif not name.startswith(SCALES):
-                message[name] = packed.content
-        return message
+    def restore(self, codes: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+        """Return the signs as −1 and 1."""
+        return unpack(codes, count, 1).to(dtype).mul_(2).sub_(1)
 
 
 @dataclass(frozen=True)
-class Quantiser(Codec):
+class Quantiser(FewBits):
     """Round to the nearest of 2^bits − 1 levels, scaled by the group's largest magnitude s = ‖z‖∞: bits · d + 32 per group.
 
     Attributes:
@@ -109,58 +141,36 @@ class Quantiser(Codec):
         object.__setattr__(self, "bits", int(self.bits))  # arithmetic with a NumPy integer may overflow
         check_choice("groups", self.groups, get_args(Groups))
 
-    def is_lossy_for(self, name: str) -> bool:
-        """True for the model and its moments."""
-        return compressible(name)
+    def shrink(self, vector: Tensor, sizes: list[int]) -> tuple[Packed, Tensor]:
+        """Return levels with signs, and the scales."""
+        ratio = vector.abs()
+        parts = ratio.split(sizes)
+        scales = torch.stack([part.amax() if len(part) else part.new_zeros(()) for part in parts])
+        for part, scale in zip(parts, scales, strict=True):
+            part.div_(scale)
+        ratio = ratio.nan_to_num_(0.0).to(torch.promote_types(ratio.dtype, torch.float32))
+        code = self._level(ratio)
+        code |= (vector < 0).to(code.dtype) << (self.bits - 1)
+        return Packed(pack(code, self.bits), len(vector) * self.bits), scales
 
-    def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
-        """Encode levels and signs under the vector's name, and scales (groups,) under `scalars/scale/name`."""
-        payload = {}
-        for name, vector in message.items():
-            if not compressible(name):
-                payload[name] = Packed.whole(vector)
-                continue
-            ratio = vector.abs()
-            parts = ratio.split(_sizes(self.groups, setting))
-            scales = torch.stack([x.amax() if len(x) else x.new_zeros(()) for x in parts])
-            for part, scale in _scaled(ratio, scales, self.groups, setting):
-                part.div_(scale)
-            ratio = ratio.nan_to_num_(0.0).to(torch.promote_types(ratio.dtype, torch.float32))
-            code = self._log_level(ratio) if self.levels == "log" else self._uniform_level(ratio)
-            code |= (vector < 0).to(code.dtype) << (self.bits - 1)
-            payload[name] = Packed(pack(code, self.bits), len(vector) * self.bits)
-            payload[f"{SCALES}{name}"] = Packed.whole(scales)
-        return payload, {}
-
-    def decode(self, payload: Payload, setting: Setting) -> Message:
-        """Return signed levels times scales."""
-        message = {}
-        for name, packed in payload.items():
-            if compressible(name):
-                scales = payload[f"{SCALES}{name}"].content
-                code = unpack(packed.content, setting.layout.numel, self.bits)
-                if self.bits <= 8:  # few codes: compute the value of each once
-                    all_codes = torch.arange(2**self.bits, device=code.device)
-                    value = self._value(all_codes, scales.dtype).index_select(0, code.int())
-                else:
-                    value = self._value(code, scales.dtype)
-                for part, scale in _scaled(value, scales, self.groups, setting):
-                    part.mul_(scale)
-                message[name] = value
-            elif not name.startswith(SCALES):
-                message[name] = packed.content
-        return message
+    def restore(self, codes: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+        """Return signed levels."""
+        code = unpack(codes, count, self.bits)
+        if self.bits > 8:
+            return self._value(code, dtype)
+        # There are few codes: compute the value of each once.
+        all_codes = torch.arange(2**self.bits, device=code.device)
+        return self._value(all_codes, dtype).index_select(0, code.int())
 
     @property
     def _most(self) -> int:
         """Highest level; the bit above it is the sign."""
         return 2 ** (self.bits - 1) - 1
 
-    def _uniform_level(self, ratio: Tensor) -> Tensor:
-        return (ratio * self._most + 0.5).to(self._dtype).clamp_(max=self._most)
-
-    def _log_level(self, ratio: Tensor) -> Tensor:
-        """Count the borders at or below the ratio: 2^−most, then 0.75 · 2^−j, half-way to the next higher level."""
+    def _level(self, ratio: Tensor) -> Tensor:
+        if self.levels == "uniform":
+            return (ratio * self._most + 0.5).to(self._dtype).clamp_(max=self._most)
+        # Count the borders at or below the ratio: 2^−most, then 0.75 · 2^−j, half-way to the next higher level.
         count = min(self._most, 1 - math.frexp(torch.finfo(ratio.dtype).smallest_normal)[1])
         borders = 0.75 * torch.exp2(torch.arange(1 - count, 1, device=ratio.device, dtype=ratio.dtype))
         if count == self._most:
@@ -182,12 +192,3 @@ class Quantiser(Codec):
     @property
     def _dtype(self) -> torch.dtype:
         return torch.uint8 if self.bits <= 8 else torch.int64
-
-
-def _sizes(groups: Groups, setting: Setting) -> list[int]:
-    return list(setting.layout.sizes) if groups == "tensor" else [setting.layout.numel]
-
-
-def _scaled(vector: Tensor, scales: Tensor, groups: Groups, setting: Setting) -> Iterable[tuple[Tensor, Tensor]]:
-    """Return the groups of a vector (d,), as views, each with its scale."""
-    return zip(vector.split(_sizes(groups, setting)), scales, strict=True)

@@ -22,16 +22,13 @@ class Followed(Codec):
             of `WarmedUpMoments`.
     """
 
+    needs_every_client = True
     codec: Codec
     carrier: str = "model/change"
 
     def applies_to(self, name: str) -> bool:
         """True if the inner codec applies to the entry."""
         return self.codec.applies_to(name)
-
-    def needs_every_client(self) -> bool:
-        """True, as each broadcast builds on the last."""
-        return True
 
     def change_entry(self) -> tuple[str, Codec]:
         """Return the carrier's name, and the inner codec."""
@@ -42,10 +39,10 @@ class Followed(Codec):
         payload: Payload = {}
         if self.carrier in message:
             payload, _ = self.codec.encode({self.carrier: message[self.carrier]}, {}, setting)
-        for name, x in message.items():
+        for name, entry in message.items():
             if name != self.carrier:
                 follows = self.carrier in message and compressible(name)
-                payload[f"{kind_of(name)}{BESIDE}{name}"] = Packed(x, 0) if follows else Packed.whole(x)
+                payload[f"{kind_of(name)}{BESIDE}{name}"] = Packed(entry, 0) if follows else Packed.whole(entry)
         return payload, {}
 
     def decode(self, payload: Payload, setting: Setting) -> Message:

@@ -1,10 +1,21 @@
-"""Top-k sparsification: send the k largest numbers of each vector (FedAdam-Top's codec in FedAdam-SSM's comparison)."""
+"""Sparse codecs: send the k largest of d numbers, and drop the others unless `ErrorFeedback` around it sends them later.
+
+TopK        the k largest of each vector                            FedAdam-Top, in FedAdam-SSM's comparison
+SharedTopK  all vectors where one of them is largest                FedAdam-SSM
+FairTopK    all vectors where any of them is largest                Fairness-Top
+
+With one mask for all, the k coordinates are sent for every vector: three vectors take 96k + min(d, k⌈log2 d⌉) bits, and would
+take up to 2d bits more with three separate masks.
+"""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
+from torch import Tensor
 
 from lightning_fl.checks import check_between, check_choice
 from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State, compressible
@@ -15,16 +26,15 @@ from lightning_fl.vectors.top_k import (
     pack_positions,
     positions_bits,
     top_k,
+    top_k_in_turns,
+    top_k_of_max,
     unpack_positions,
 )
 
 
 @dataclass(frozen=True)
-class TopK(Codec):
-    """Send the k largest numbers of each vector and their positions, as a mask or a list of indices, whichever is shorter.
-
-    k = max(1, ⌊alpha · d⌋) over the whole vector (d,), of equal magnitudes the lower index first. A vector takes
-    32k + min(d, k⌈log2 d⌉) bits, 32d with alpha = 1. The rest is dropped, unless `ErrorFeedback` around it sends it later.
+class Sparse(Codec):
+    """Send k = max(1, ⌊alpha · d⌋) coordinates of a vector (d,); the others arrive as zero.
 
     Attributes:
         alpha: share of the coordinates that are sent, in (0, 1]. Default of the paper: 0.05.
@@ -38,6 +48,7 @@ class TopK(Codec):
         check_between("alpha, the share of numbers that are sent,", self.alpha, 0, 1, "(]")
         check_choice("index_bits", self.index_bits, INDEX_BITS)
 
+    @property
     def deltas_only(self) -> bool:
         """True unless everything is sent."""
         return self.alpha < 1
@@ -46,30 +57,115 @@ class TopK(Codec):
         """True for the model and its moments, unless everything is sent."""
         return self.alpha < 1 and compressible(name)
 
+    def pack_mask(self, positions: Tensor, count: int) -> Packed:
+        """Encode ascending positions (k,) among `count`, as a mask or a list of indices, whichever is shorter."""
+        return Packed(pack_positions(positions, count), positions_bits(len(positions), count, self.index_bits))
+
+
+@dataclass(frozen=True)
+class TopK(Sparse):
+    """Send the k largest numbers of each vector and their positions, as a mask or a list of indices, whichever is shorter.
+
+    k = max(1, ⌊alpha · d⌋) over the whole vector (d,), of equal magnitudes the lower index first. A vector takes
+    32k + min(d, k⌈log2 d⌉) bits, 32d with alpha = 1. The rest is dropped, unless `ErrorFeedback` around it sends it later.
+    """
+
     def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
         """Encode values (k,) under the vector's name, and their positions under `mask/name`."""
         payload = {}
         for name, vector in message.items():
-            if not compressible(name):
+            if compressible(name):
+                positions = top_k(vector, num_kept(self.alpha, len(vector)))
+                payload[name] = Packed.whole(vector[positions])
+                payload[f"mask/{name}"] = self.pack_mask(positions, len(vector))
+            else:
                 payload[name] = Packed.whole(vector)
-                continue
-            count = len(vector)
-            positions = top_k(vector, num_kept(self.alpha, count))
-            payload[name] = Packed.whole(vector[positions])
-            bits = positions_bits(len(positions), count, self.index_bits)
-            payload[f"mask/{name}"] = Packed(pack_positions(positions, count), bits)
         return payload, {}
 
     def decode(self, payload: Payload, setting: Setting) -> Message:
         """Decode; numbers that were not sent are zero."""
-        message = {}
+        message, count = {}, setting.layout.numel
         for name, packed in payload.items():
             if f"mask/{name}" in payload:
-                values, count = packed.content, setting.layout.numel
-                vector = torch.zeros(count, dtype=values.dtype, device=values.device)
-                positions = payload[f"mask/{name}"].content
-                vector[unpack_positions(positions, len(values), count)] = values
-                message[name] = vector
+                positions = unpack_positions(payload[f"mask/{name}"].content, len(packed.content), count)
+                message[name] = _among_zeros(packed.content, positions, count)
             elif not name.startswith("mask/"):
                 message[name] = packed.content
         return message
+
+
+@dataclass(frozen=True)
+class OneMask(Sparse):
+    """Send the same k = max(1, ⌊alpha · d⌋) coordinates of all vectors; the others arrive as zero."""
+
+    @abstractmethod
+    def choose(self, vectors: Message, k: int) -> Tensor:
+        """Return the ascending positions (k,) to send of these vectors (d,)."""
+
+    def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
+        """Encode values (k,) under each vector's name, and their positions under `mask`."""
+        vectors = {name: x for name, x in message.items() if compressible(name)}
+        payload = {name: Packed.whole(x) for name, x in message.items() if name not in vectors}
+        if vectors:  # a client sends only buffers if an exchange chose none of its layers
+            count = setting.layout.numel
+            positions = self.choose(vectors, num_kept(self.alpha, count))
+            payload |= {name: Packed.whole(x[positions]) for name, x in vectors.items()}
+            payload["mask"] = self.pack_mask(positions, count)
+        return payload, {}
+
+    def decode(self, payload: Payload, setting: Setting) -> Message:
+        """Decode; numbers that were not sent are zero."""
+        message = {name: packed.content for name, packed in payload.items() if name != "mask"}
+        sent = {name: values for name, values in message.items() if compressible(name)}
+        if sent:
+            k, count = len(next(iter(sent.values()))), setting.layout.numel
+            positions = unpack_positions(payload["mask"].content, k, count)
+            message |= {name: _among_zeros(values, positions, count) for name, values in sent.items()}
+        return message
+
+
+@dataclass(frozen=True)
+class SharedTopK(OneMask):
+    """Send all vectors at the coordinates where one of them, the leader, is largest.
+
+    Attributes:
+        leader: name of the vector whose k largest numbers define the mask.
+    """
+
+    leader: str = "model"
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The leader's name."""
+        return frozenset({self.leader})
+
+    def choose(self, vectors: Message, k: int) -> Tensor:
+        """Return the positions where the leader is largest."""
+        return top_k(vectors[self.leader], k)
+
+
+@dataclass(frozen=True)
+class FairTopK(OneMask):
+    """Send all vectors at coordinates that are chosen from all of them.
+
+    Attributes:
+        union: `interleaved` takes the vectors' largest numbers in turns, rank by rank, until k coordinates are distinct
+            (FAB-top-k, applied to vectors instead of clients); `max` takes the k largest of max(|x|, |y|, …).
+    """
+
+    union: Literal["interleaved", "max"] = "interleaved"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("union", self.union, ("interleaved", "max"))
+
+    def choose(self, vectors: Message, k: int) -> Tensor:
+        """Return the positions of the largest numbers of all vectors, by `union`."""
+        return (top_k_in_turns if self.union == "interleaved" else top_k_of_max)([*vectors.values()], k)
+
+
+def _among_zeros(values: Tensor, positions: Tensor, count: int) -> Tensor:
+    """Return a vector (count,) with the values (k,) at their positions."""
+    vector = torch.zeros(count, dtype=values.dtype, device=values.device)
+    vector[positions] = values
+    return vector

@@ -45,15 +45,9 @@ class Ledger:
             for direction, kinds in self.round_bits.items()
         }
 
-    def add(self, bits: Bits) -> None:
-        """Add bits to the present round and the total."""
-        self._add(bits, self.round_bits)
-
-    def add_ahead(self, bits: Bits) -> None:
-        """Add bits to the next round and the total."""
-        self._add(bits, self.coming_bits)
-
-    def _add(self, bits: Bits, to: Bits) -> None:
+    def add(self, bits: Bits, ahead: bool = False) -> None:
+        """Add bits to the total and to the present round, or with `ahead` to the next one."""
+        to = self.coming_bits if ahead else self.round_bits
         for direction, kinds in bits.items():
             for kind, count in kinds.items():
                 to[direction][kind] += count

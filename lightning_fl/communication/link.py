@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -14,8 +14,6 @@ from lightning_fl.codecs import Dense
 from lightning_fl.communication.ledger import Direction, Ledger
 from lightning_fl.slots import Codec, Message, Setting, State, Upload
 from lightning_fl.vectors.submodel import Submodel
-
-T = TypeVar("T")
 
 
 def _alone(mine: dict[int, Any]) -> dict[int, Any]:
@@ -55,9 +53,9 @@ class Link:
             ledger: counts the bits; None for a new one.
             client_memory: codec memory of each client's uplink; not changed.
             server_memory: codec memory of the downlink; not changed. The new memory is `self.server_memory`.
-            gather: merges values by client over all processes.
-            random: returns the server's random stream for a client.
-            mean: merges uploads over all processes.
+            gather: merges values by client over all processes, in the order of the cohort.
+            random: returns the server's random stream for a client in this round.
+            mean: merges uploads over all processes; {} if there are none.
         """
         self.setting = setting
         self.uplink = uplink
@@ -68,9 +66,9 @@ class Link:
         self.received: Message = {}
         self.clients_with_mask: list[int] = []
         self.broadcast_bits = deepcopy(self.ledger.round_bits)
-        self._gather = gather
-        self._random = random
-        self._mean = mean
+        self.gather = gather
+        self.random = random
+        self.mean = mean
         self._pending: dict[int, State] = {}
 
     @property
@@ -89,7 +87,7 @@ class Link:
         If the next broadcast builds on this one (`Codec.needs_every_client`), it goes to all clients of the federation, and its
         bits count for all.
         """
-        num_recipients = self.setting.num_clients if self.downlink.needs_every_client() else len(recipients)
+        num_recipients = self.setting.num_clients if self.downlink.needs_every_client else len(recipients)
         self.received, self.server_memory = self._send(
             "down", self.downlink, message, self.server_memory, self.setting.unpruned, num_recipients, follow=True
         )
@@ -117,20 +115,8 @@ class Link:
 
     def _kept(self, client: int, message: Message) -> State:
         """Return a copy of a client's codec memory on the device of its message."""
-        device = next((x.device for x in message.values()), None)
-        return {name: x.to(device, copy=True) for name, x in self.client_memory.get(client, {}).items()}
-
-    def gather(self, mine: dict[int, T]) -> dict[int, T]:
-        """Merge values by client over all processes, in the order of the cohort."""
-        return self._gather(mine)
-
-    def mean(self, uploads: Iterable[Upload]) -> Message:
-        """Merge uploads over all processes; {} if there are none."""
-        return self._mean(uploads)
-
-    def random(self, client: int) -> np.random.Generator:
-        """Return the server's random stream for a client in this round."""
-        return self._random(client)
+        device = next((entry.device for entry in message.values()), None)
+        return {name: entry.to(device, copy=True) for name, entry in self.client_memory.get(client, {}).items()}
 
     def _send(
         self,
@@ -147,36 +133,26 @@ class Link:
         Only the coordinates of the submodel are sent; all others arrive as 0. The memory stays as it is if the codec has
         nothing to encode. With `follow` the recipients must have received the earlier broadcasts.
         """
+        setting, shorter, known = self.setting, message, memory
         if submodel is not None:
-            shorter, known, smaller = submodel.gather(message), submodel.gather(memory), self.setting.within(submodel)
-            arrived, known = self._cross(direction, codec, shorter, known, smaller, recipients, follow)
-            # A vector without sent coordinates is an expanded 0, which takes no storage.
-            nothing = {name: x.new_zeros(1).expand_as(x) for name, x in message.items() if name not in arrived}
-            return {**nothing, **submodel.scatter(arrived, {})}, submodel.scatter(known, memory)
-        return self._cross(direction, codec, message, memory, self.setting, recipients, follow)
-
-    def _cross(
-        self,
-        direction: Direction,
-        codec: Codec,
-        message: Message,
-        memory: State,
-        setting: Setting,
-        recipients: int,
-        follow: bool,
-    ) -> tuple[Message, State]:
-        """Send all coordinates of a message: entries that the codec does not apply to unchanged, the others through the codec."""
-        exact = {name: x for name, x in message.items() if not codec.applies_to(name)}
-        coded = {name: x for name, x in message.items() if name not in exact}
+            setting, shorter, known = setting.within(submodel), submodel.gather(message), submodel.gather(memory)
+        exact = {name: entry for name, entry in shorter.items() if not codec.applies_to(name)}
+        coded = {name: entry for name, entry in shorter.items() if name not in exact}
         arrived: Message = {}
+        new = known
         for part, through in ((exact, Dense()), (coded, codec)):
             if part:
-                payload, kept = through.encode(part, memory, setting)
+                payload, new = through.encode(part, known, setting)
                 self.ledger.book(direction, payload, recipients)
                 arrived |= (
-                    through.decode_incremental(payload, memory, setting) if follow else through.decode(payload, setting)
+                    through.decode_incremental(payload, known, setting) if follow else through.decode(payload, setting)
                 )
-        return arrived, kept if coded else memory
+        new = new if coded else known
+        if submodel is None:
+            return arrived, new
+        # A vector without sent coordinates is an expanded 0, which takes no storage.
+        nothing = {name: entry.new_zeros(1).expand_as(entry) for name, entry in message.items() if name not in arrived}
+        return {**nothing, **submodel.scatter(arrived, {})}, submodel.scatter(new, memory)
 
     def commit(self, client: int) -> State:
         """Return a client's new codec memory, {} for none; called once the server has accepted the upload."""

@@ -25,7 +25,7 @@ from lightning_fl.data.samples.loaders import SampleLoader
 from lightning_fl.data.samples.tensor_samples import Samples, Selection
 from lightning_fl.data.server_samples import draw_classes, draw_degree, draw_uniform
 from lightning_fl.data.sources import Source
-from lightning_fl.errors import UserError, require
+from lightning_fl.errors import require
 
 # One random stream per purpose: changing one of them (say, the server's data) does not change the others.
 POOL, PARTITION, VALIDATION, SERVER, HELD_OUT, SHARED = range(6)
@@ -143,11 +143,6 @@ class FederatedDataModule(L.LightningDataModule, ABC):
         """Height and width of the images in pixels, or None if the data are not square images."""
         return None
 
-    @property
-    def unit(self) -> str:
-        """Word for the samples in `description`."""
-        return "samples" if self.in_channels is None else "images"
-
     def setup(self, stage: str | None = None) -> None:
         """Load and split the data, once; every stage sees the same split.
 
@@ -160,10 +155,9 @@ class FederatedDataModule(L.LightningDataModule, ABC):
         num_samples = len(self.train)
         order = np.arange(num_samples) if self.shuffled_files else self._rng(POOL).permutation(num_samples)
         num_pooled = round(self.client_fraction * num_samples)
-        pool, server_pool = order[:num_pooled], order[num_pooled:]
         self._check_labels()
-        self._split_clients(pool)
-        self._draw_server(server_pool, round(self.server_fraction * num_pooled))
+        self._split_clients(order[:num_pooled])
+        self._draw_server(order[num_pooled:], round(self.server_fraction * num_pooled))
         self.after_split()
         self._is_set_up = True
 
@@ -181,8 +175,7 @@ class FederatedDataModule(L.LightningDataModule, ABC):
             extra: indices into `train` (int64) for each client.
         """
         changed = copy.copy(self)
-        pairs = zip(self.client_indices, extra, strict=True)
-        changed.client_indices = [np.concatenate([own, more]) for own, more in pairs]
+        changed.client_indices = [np.concatenate(pair) for pair in zip(self.client_indices, extra, strict=True)]
         changed._count_clients()
         return changed
 
@@ -204,18 +197,13 @@ class FederatedDataModule(L.LightningDataModule, ABC):
 
     def sources(self) -> list[Source]:
         """Return a source for the server, if it has samples, then one for each client that has training samples."""
-        holders: list[tuple[int | None, np.ndarray]] = [(None, self.server_indices), *enumerate(self.client_indices)]
-        holders = [(client, indices) for client, indices in holders if len(indices)]
-        degrees = np.zeros(len(holders))
+        parts = [self.server_indices, *self.client_indices]
+        rows = [row for row, indices in enumerate(parts) if len(indices)]
+        degrees = np.zeros(len(parts))
         if self.label_histograms is not None and self.server_histogram is not None:
-            counts = [
-                self.server_histogram if client is None else self.label_histograms[client] for client, _ in holders
-            ]
-            degrees = non_iid_degree(np.array(counts), self.label_histograms.sum(0))
-        return [
-            Source(client, self.train, indices, float(degree))
-            for (client, indices), degree in zip(holders, degrees, strict=True)
-        ]
+            counts = np.vstack([self.server_histogram, self.label_histograms])
+            degrees[rows] = non_iid_degree(counts[rows], self.label_histograms.sum(0))
+        return [Source(row - 1 if row else None, self.train, parts[row], float(degrees[row])) for row in rows]
 
     def place(self, device: torch.device, channels_last: bool = False) -> None:
         """Move the samples to `device` once, if they can be moved: see `Samples.place`."""
@@ -245,10 +233,10 @@ class FederatedDataModule(L.LightningDataModule, ABC):
 
     def description(self) -> str:
         """Describe the split in one line."""
-        smallest, largest = self.client_sizes.min(), self.client_sizes.max()
-        each = f"{smallest:,}" if smallest == largest else f"{smallest:,}-{largest:,}"
+        unit = "samples" if self.in_channels is None else "images"
+        each = "-".join(f"{size:,}" for size in sorted({self.client_sizes.min(), self.client_sizes.max()}))
         clients = f"{self.num_clients:,} clients by {self.partition}, {each} each"
-        server = f"{len(self.server_indices):,} server {self.unit}" if len(self.server_indices) else "no server data"
+        server = f"{len(self.server_indices):,} server {unit}" if len(self.server_indices) else "no server data"
         if self.label_histograms is not None and self.server_histogram is not None:
             pooled = self.label_histograms.sum(0)
             num_held = (self.label_histograms > 0).sum(1).mean()
@@ -257,30 +245,26 @@ class FederatedDataModule(L.LightningDataModule, ABC):
             if len(self.server_indices):
                 server += f" (non-IID degree {non_iid_degree(self.server_histogram, pooled):.2g})"
         num_held_out = sum(map(len, self.client_val_indices))
-        held_out = f"; {num_held_out:,} held out for validation" if num_held_out else ""
-        test = "test data as given" if self.test is None else f"{len(self.test):,} test {self.unit}"
-        return (
-            f"{type(self).__name__}: {self.client_sizes.sum():,} training {self.unit} over {clients}{held_out}; "
-            f"{server}; {test}."
-        )
+        clients += f"; {num_held_out:,} held out for validation" if num_held_out else ""
+        test = "test data as given" if self.test is None else f"{len(self.test):,} test {unit}"
+        return f"{type(self).__name__}: {self.client_sizes.sum():,} training {unit} over {clients}; {server}; {test}."
 
     def _rng(self, purpose: int) -> np.random.Generator:
         return np.random.default_rng([self.seed, purpose])
 
     def _check_labels(self) -> None:
         labels, num_classes = self.train.labels, self.num_classes
-        if labels is None:
-            require(
-                not self.partition.needs_labels,
-                f"{self.partition} needs the class of each sample, but the data have none (in targets, labels or "
-                "tensors[1]): use IID().",
-            )
-            require(
-                self.server_classes is None and self.server_degree is None,
-                "server_classes and server_degree need the class of each sample, but the data have none.",
-            )
-            return
-        if num_classes is None or not len(labels):
+        require(
+            labels is not None or not self.partition.needs_labels,
+            f"{self.partition} needs the class of each sample, but the data have none (in targets, labels or "
+            "tensors[1]): use IID().",
+        )
+        require(
+            (labels is not None and num_classes is not None)
+            or (self.server_classes is None and self.server_degree is None),
+            "server_classes and server_degree need the class of each sample and the number of classes, but the data lack them.",
+        )
+        if labels is None or num_classes is None or not len(labels):
             return
         require(
             bool(labels.min() >= 0 and labels.max() < num_classes),
@@ -294,6 +278,7 @@ class FederatedDataModule(L.LightningDataModule, ABC):
         pool_labels = np.zeros(len(pool), dtype=np.int64) if labels is None else labels[pool]
         parts = self.partition(pool_labels, self.num_clients, self._rng(PARTITION))
         parts = cut(pool[np.concatenate(parts)], np.array([len(part) for part in parts]))
+        self.client_val_indices = [part[:0] for part in parts]
         if self.val_fraction > 0:
             rng = self._rng(VALIDATION)
             mixed = [rng.permutation(part) for part in parts]
@@ -305,33 +290,29 @@ class FederatedDataModule(L.LightningDataModule, ABC):
             )
             self.client_val_indices = [part[:count] for part, count in zip(mixed, num_held_out, strict=True)]
             parts = [part[count:] for part, count in zip(mixed, num_held_out, strict=True)]
-        else:
-            self.client_val_indices = [part[:0] for part in parts]
         self.client_indices = parts
         self._count_clients()
 
     def _count_clients(self) -> None:
-        parts, labels = self.client_indices, self.train.labels
-        self.client_sizes = np.array([len(part) for part in parts], dtype=np.int64)
-        if labels is not None and self.num_classes is not None:
-            self.label_histograms = label_histograms(labels, parts, self.num_classes)
+        self.client_sizes = np.array([len(part) for part in self.client_indices], dtype=np.int64)
+        if self.train.labels is not None and self.num_classes is not None:
+            self.label_histograms = label_histograms(self.train.labels, self.client_indices, self.num_classes)
 
     def _draw_server(self, pool: np.ndarray, count: int) -> None:
-        rng = self._rng(SERVER)
         require(
             count > 0 or self.server_fraction == 0,
             f"server_fraction={self.server_fraction} of the clients' samples is less than one sample: raise it or set "
             "it to 0.",
         )
-        labels, num_classes = self.train.labels, self.num_classes
-        if count == 0 or (self.server_classes is None and self.server_degree is None):
+        labels, num_classes, histograms = self.train.labels, self.num_classes, self.label_histograms
+        rng = self._rng(SERVER)
+        if labels is None or num_classes is None or histograms is None:
             self.server_indices = draw_uniform(pool, count, rng)
-        elif labels is None or num_classes is None or self.label_histograms is None:
-            raise UserError("server_classes and server_degree need data with classes: do not set them.")
-        elif self.server_classes is not None:
+            return
+        if count and self.server_classes is not None:
             self.server_indices = draw_classes(pool, labels, count, self.server_classes, num_classes, rng)
-        elif self.server_degree is not None:
-            reference = self.label_histograms.sum(0)
-            self.server_indices = draw_degree(pool, labels, count, self.server_degree, reference, rng)
-        if labels is not None and num_classes is not None:
-            self.server_histogram = np.bincount(labels[self.server_indices], minlength=num_classes)
+        elif count and self.server_degree is not None:
+            self.server_indices = draw_degree(pool, labels, count, self.server_degree, histograms.sum(0), rng)
+        else:
+            self.server_indices = draw_uniform(pool, count, rng)
+        self.server_histogram = np.bincount(labels[self.server_indices], minlength=num_classes)

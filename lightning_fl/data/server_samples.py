@@ -18,7 +18,7 @@ import warnings
 
 import numpy as np
 
-from lightning_fl.checks import check_between, check_whole
+from lightning_fl.checks import check_between
 from lightning_fl.data.non_iid_degree import non_iid_degree
 from lightning_fl.errors import require
 
@@ -58,7 +58,6 @@ def draw_classes(
         UserError: `count` is larger than the pool or smaller than `server_classes`, or there are too few classes.
     """
     require_pool(len(pool), count)
-    check_whole("server_classes", server_classes, 1)
     require(
         server_classes <= num_classes,
         f"server_classes={server_classes} is not allowed: the data have {num_classes} classes.",

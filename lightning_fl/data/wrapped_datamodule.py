@@ -43,9 +43,8 @@ class Federated(FederatedDataModule):
         num_classes: int | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(num_clients=num_clients, partition=partition, batch_size=batch_size or 1, **kwargs)
-        if batch_size is not None:
-            check_whole("batch_size", batch_size, 1)
+        known_size = 1 if batch_size is None else batch_size
+        super().__init__(num_clients=num_clients, partition=partition, batch_size=known_size, **kwargs)
         if num_classes is not None:
             check_whole("num_classes", num_classes, 1)
         require(

@@ -8,7 +8,7 @@ turn 3    each client sends the layers that it was chosen for                  u
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 from lightning_fl.checks import check_whole
 from lightning_fl.errors import require
 from lightning_fl.slots import Channel, Exchange, Message, Result, Setting, Upload, is_finite
-from lightning_fl.vectors.layer_groups import Group, as_yaml
+from lightning_fl.vectors.layer_groups import Group, Groups, as_yaml, check_groups, resolve
 from lightning_fl.vectors.submodel import Submodel
 
 
@@ -84,10 +84,33 @@ class LayerChoice(Exchange):
                 chosen = channel.send_down(client, {"mask/layers": chosen})["mask/layers"]
             if not chosen.any():
                 result = replace(result, state={})  # the server has accepted nothing from it
-            device = result.message["model"].device
-            layouts = channel.setting.layout, channel.setting.buffer_layout
-            submodel = Submodel.from_groups(*layouts, layers, chosen.to(device).split(1), device)
-            yield Upload(result, channel.send_up(client, result.message, submodel), submodel.masks(result.message))
+            yield upload_of(result, layers, chosen.to(result.message["model"].device).split(1), channel)
+
+
+@dataclass(frozen=True)
+class GroupChoice(LayerChoice):
+    """Choose among layers that the user may define.
+
+    Attributes:
+        groups: definition of a layer: `layer`, `tensor`, or a map from layers to names of parameters (`lightning_fl.groups`).
+    """
+
+    groups: Groups = "layer"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_groups(self.groups)
+
+    def layers(self, setting: Setting) -> tuple[Group, ...]:
+        """Return the layers that `groups` defines."""
+        return resolve(self.groups, setting.groups, setting.layout, setting.buffer_layout)
+
+
+def upload_of(result: Result, layers: Sequence[Group], kept: Sequence[Tensor], channel: Channel) -> Upload:
+    """Send some layers of a client's message to the server, or some of their units; see `Submodel.from_groups`."""
+    setting, device = channel.setting, result.message["model"].device
+    submodel = Submodel.from_groups(setting.layout, setting.buffer_layout, layers, kept, device)
+    return Upload(result, channel.send_up(result.client, result.message, submodel), submodel.masks(result.message))
 
 
 def best(scores: Mapping[int, list[float]], n: int) -> dict[int, Tensor]:

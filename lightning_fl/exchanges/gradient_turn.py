@@ -88,7 +88,7 @@ class FullGradient(Rule):
     """
 
     reads = Gradients.MINIBATCH | Gradients.FULL_AT_RECEIVED
-    sends = frozenset({MEAN_GRADIENT})
+    provides = frozenset({MEAN_GRADIENT})
     inner: Rule
 
     def init(self, params: Tensor) -> State:

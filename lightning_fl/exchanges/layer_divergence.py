@@ -9,38 +9,30 @@ from typing import Literal
 from torch import Tensor
 
 from lightning_fl.checks import check_choice
-from lightning_fl.exchanges.base import LayerChoice
+from lightning_fl.exchanges.base import GroupChoice
 from lightning_fl.slots import Channel, Result, Setting
-from lightning_fl.vectors.layer_groups import Group, Groups, norms, resolve
-from lightning_fl.vectors.layer_groups import check_choice as check_groups
+from lightning_fl.vectors.layer_groups import Group, norms
 
 
 @dataclass(frozen=True)
-class LayerDivergence(LayerChoice):
+class LayerDivergence(GroupChoice):
     """Send δ_kl = ‖w_k^(l) − w^(l)‖ up (L numbers); the n clients with the largest δ_kl send layer l.
 
     Every client of the round trains, and its delta is kept until all divergences are known.
 
     Attributes:
-        groups: definition of a layer: `layer`, `tensor`, or a map from layers to names of parameters (`lightning_fl.groups`).
         broadcast: clients that the model is charged to, the K `selected` or `all` N of the federation, as in the paper.
     """
 
-    groups: Groups = "layer"
     broadcast: Literal["selected", "all"] = "selected"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_groups(self.groups)
         check_choice("broadcast", self.broadcast, ("selected", "all"))
 
     def recipients(self, cohort: Sequence[int], setting: Setting) -> Sequence[int]:
         """Return the cohort, or all clients."""
         return cohort if self.broadcast == "selected" else range(setting.num_clients)
-
-    def layers(self, setting: Setting) -> tuple[Group, ...]:
-        """Return the layers that `groups` defines."""
-        return resolve(self.groups, setting.groups, setting.layout, setting.buffer_layout)
 
     def score(self, result: Result, layers: tuple[Group, ...], channel: Channel) -> Tensor:
         """Return the divergences, which the client sends."""

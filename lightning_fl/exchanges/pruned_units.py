@@ -11,12 +11,9 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 
 from lightning_fl.checks import check_between, check_choice
+from lightning_fl.exchanges.base import upload_of
 from lightning_fl.slots import Channel, Exchange, Result, Setting, Upload, is_finite
-from lightning_fl.vectors.layer_groups import Group, Groups, as_yaml, resolve
-from lightning_fl.vectors.layer_groups import check_choice as check_groups
-from lightning_fl.vectors.submodel import Submodel
-
-SCORES = ("delta", "magnitude")
+from lightning_fl.vectors.layer_groups import Group, Groups, as_yaml, check_groups, resolve
 
 
 @dataclass(frozen=True)
@@ -45,7 +42,7 @@ class PrunedUnits(Exchange):
     def __post_init__(self) -> None:
         check_between("keep, the share of the parameters that is sent,", self.keep, 0, 1, "(]")
         check_groups(self.groups)
-        check_choice("score", self.score, SCORES)
+        check_choice("score", self.score, ("delta", "magnitude"))
 
     def check(self, setting: Setting, cohort_size: int) -> None:
         """Raise `UserError` if the groups do not contain every parameter once; print the layers if asked."""
@@ -63,10 +60,7 @@ class PrunedUnits(Exchange):
                 continue
             kept = torch.cat(self._keep(result, layers, channel))
             kept = channel.send_up(result.client, {"mask/units": kept})["mask/units"]
-            layouts = channel.setting.layout, channel.setting.buffer_layout
-            submodel = Submodel.from_groups(*layouts, layers, kept.split(sizes), kept.device)
-            sent = submodel.masks(result.message)
-            yield Upload(result, channel.send_up(result.client, result.message, submodel), sent)
+            yield upload_of(result, layers, kept.split(sizes), channel)
 
     def _layers(self, setting: Setting) -> tuple[Group, ...]:
         return resolve(self.groups, setting.groups, setting.layout, setting.buffer_layout)

@@ -47,5 +47,5 @@ class CallbackQueries:
         link.send_to_all([client for client in self.counts if client in cohort], rest)
         for client, count in self.counts.items():
             link.send_up(client, {"scalars/answers": self.about["model"].new_zeros(count)})
-        ledger.add_ahead(booked.round_bits)
+        ledger.add(booked.round_bits, ahead=True)
         self.counts, self.about = {}, {}

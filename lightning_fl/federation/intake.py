@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import torch
 from lightning.fabric import Fabric
+from lightning.fabric.utilities import move_data_to_device
 
 from lightning_fl.communication.link import Link
 from lightning_fl.federation.loss_guard import LossGuard
-from lightning_fl.federation.outcome import Outcome, gather_others
 from lightning_fl.federation.population import Cohort
-from lightning_fl.processes import UploadMerge
+from lightning_fl.processes import UploadMerge, gather_objects
 from lightning_fl.slots import Aggregator, Message, Upload, is_finite
+from lightning_fl.state.outcome import Outcome
 
 
 class Intake:
@@ -41,6 +45,16 @@ class Intake:
         self.outcome.num_uploads = len(cohort.answering)
         self.outcome.bits = link.client_bits
         accumulator = self._merge.accumulate(cohort.answering)
-        for other in gather_others(self._fabric, self.outcome):
+        for other in _gather_others(self._fabric, self.outcome):
             self.outcome.add(other)
         return self._aggregator.finish(accumulator) if self.outcome.logs else {}, self.outcome
+
+
+def _gather_others(fabric: Fabric, mine: Outcome) -> list[Outcome]:
+    """Return the outcomes of all other processes, without states and memories, on this process's accelerator."""
+    if fabric.world_size == 1:
+        return []
+    small = move_data_to_device(vars(replace(mine, states={}, memory={})), torch.device("cpu"))
+    parts = gather_objects(fabric, small)
+    others = [part for rank, part in enumerate(parts) if rank != fabric.global_rank]
+    return [Outcome(**move_data_to_device(part, fabric.device)) for part in others]

@@ -72,7 +72,7 @@ class LossGuard:
                 "for instance 0.05, and a --data.client_fraction that leaves room for them, for instance 0.8.",
             )
         require(
-            self.server_steps is None or any(step.changes_model() for step in steps[1:]),
+            self.server_steps is None or any(step.changes_model for step in steps[1:]),
             f"loss_guard.server_steps={self.server_steps} needs a server step after the first that changes the model, as in "
             f"FedDU; the steps here are {', '.join(type(step).__name__ for step in steps)}: use loss_guard.rounds instead.",
         )
@@ -93,7 +93,7 @@ class LossGuard:
         Returns:
             The turn and the state of the step afterwards.
         """
-        if self.server_steps is None or not position or not step.changes_model():
+        if self.server_steps is None or not position or not step.changes_model:
             return turn, step(turn, state)
         before = turn.server.loss(turn.proposal, turn.proposed_buffers)
         tried = replace(turn, merged=dict(turn.merged), metrics=dict(turn.metrics), server=turn.server.branch())
@@ -113,7 +113,7 @@ class LossGuard:
         turn.metrics |= {"guard/loss": loss, "guard/undone": float(is_undone)}
         if is_undone:
             rank_zero_info(
-                f"Round {turn.round} is undone: the loss on the server's samples would be {loss:.4g}, but the "
+                f"Round {turn.round + 1} is undone: the loss on the server's samples would be {loss:.4g}, but the "
                 f"initial loss was {initial_loss:.4g}."
             )
         return is_undone

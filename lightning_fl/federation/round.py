@@ -21,16 +21,16 @@ from lightning_fl.data import FederatedDataModule, Source
 from lightning_fl.federation.callback_queries import CallbackQueries
 from lightning_fl.federation.intake import Intake
 from lightning_fl.federation.loss_guard import LossGuard
-from lightning_fl.federation.outcome import Outcome
 from lightning_fl.federation.population import Cohort, Population
 from lightning_fl.federation.round_record import round_record
-from lightning_fl.federation.server_steps import Proposal, take_steps
+from lightning_fl.federation.server_steps import take_steps
 from lightning_fl.processes import gather_by_client, mean, share_states
 from lightning_fl.pruning import Plan
 from lightning_fl.server.network import Network
 from lightning_fl.server.pretraining import ModuleLearner
 from lightning_fl.server.server_side import ServerSide
 from lightning_fl.slots import Message, PruningTurn, Result, ServerTurn, Setting, SetupTurn
+from lightning_fl.state.outcome import Outcome, Proposal
 from lightning_fl.state.run_state import EXCHANGE, SETUP, Run
 
 
@@ -68,11 +68,12 @@ class Federation:
     on_prepared: Callable[[int, int, int], None]
     runner: Runner = serial
     _queries: CallbackQueries = field(default_factory=CallbackQueries, init=False, repr=False)
+    _drawn: tuple[tuple[int, int], Cohort] | None = field(default=None, init=False, repr=False)
 
     def train_round(self) -> dict[str, float]:
         """Train one round; returns its numbers by their column names in `metrics.csv`."""
         run, method, setting = self.run, self.algorithm, self.setting
-        cohort = self.population.cohort(run)
+        cohort = self.cohort
         initial_loss = self.guard.initial_loss(run, self.server)
         link = self._open_link(cohort)
         shared = method.share(run.server)
@@ -115,6 +116,14 @@ class Federation:
         )
 
     @property
+    def cohort(self) -> Cohort:
+        """Cohort of the present round, drawn once."""
+        drawn_for = self.run.seed, self.run.round
+        if self._drawn is None or self._drawn[0] != drawn_for:
+            self._drawn = drawn_for, self.population.cohort(self.run)
+        return self._drawn[1]
+
+    @property
     def schedule_of_round(self) -> LocalSchedule:
         """Length and batches of a client's local training in the present round."""
         return self.schedule.in_round(self.algorithm.rule, self.setting)
@@ -140,7 +149,7 @@ class Federation:
         )
         if run.mask is not None:
             recipients: Sequence[int] = method.exchange.recipients(cohort.selected, setting)
-            if method.downlink.needs_every_client():
+            if method.downlink.needs_every_client:
                 recipients = range(self.data.num_clients)
             link.send_mask([client for client in recipients if client not in run.clients_with_mask], run.mask)
         return link
@@ -152,7 +161,9 @@ class Federation:
     def _server_turn(self, setting: Setting, outcome: Outcome, shared: Message, merged: Message) -> ServerTurn:
         """Return the turn that the first of the server's steps gets."""
         run, clients = self.run, sorted(outcome.logs)
-        counters = run.counters | {name: run.counters[name].maximum(x) for name, x in outcome.counters.items()}
+        counters = run.counters | {
+            name: run.counters[name].maximum(vector) for name, vector in outcome.counters.items()
+        }
         dtypes = {"buffers": run.buffers.dtype}
         return ServerTurn(
             setting=setting,
@@ -163,7 +174,7 @@ class Federation:
             shared=shared,
             params=run.params,
             buffers=run.buffers,
-            merged={name: x.to(dtypes.get(name, run.params.dtype)) for name, x in merged.items()},
+            merged={name: vector.to(dtypes.get(name, run.params.dtype)) for name, vector in merged.items()},
             proposal=run.params,
             proposed_buffers=run.buffers,
             mask=run.mask,
@@ -184,8 +195,8 @@ class Federation:
         if proposal.mask is not None and proposal.mask is not run.mask:
             self.set_mask(proposal.mask)
 
-    def _of_rank_zero(self, x: Tensor) -> Tensor:
-        return self.flat_module.fabric.broadcast(x).to(x.device)
+    def _of_rank_zero(self, vector: Tensor) -> Tensor:
+        return self.flat_module.fabric.broadcast(vector).to(vector.device)
 
     def _model_message(self) -> Message:
         buffers = {"buffers": self.run.buffers} if self.flat_module.buffer_layout.names else {}
@@ -196,20 +207,22 @@ class Federation:
     def num_batches(self) -> int:
         """Batches of the next round, over all answering clients that this process trains."""
         schedule, skips, sizes = self.schedule_of_round, self.flat_module.skips_single_samples, self.data.client_sizes
-        clients = self.population.cohort(self.run).mine
-        return sum(schedule.num_batches(int(sizes[client]), skips, self._steps(client)[0]) for client in clients)
+        return sum(
+            schedule.num_batches(int(sizes[client]), skips, self._steps(schedule, client)[0])
+            for client in self.cohort.mine
+        )
 
-    def _steps(self, client: int) -> tuple[int, int]:
+    def _steps(self, schedule: LocalSchedule, client: int) -> tuple[int, int]:
         """Return the optimiser steps that a client makes in this round, and those that it would make with enough time."""
-        schedule, size = self.schedule_of_round, int(self.data.client_sizes[client])
-        in_pass = schedule.pass_batches(size, self.flat_module.skips_single_samples)
+        in_pass = schedule.pass_batches(int(self.data.client_sizes[client]), self.flat_module.skips_single_samples)
         return schedule.steps_done(in_pass, self.run, client), schedule.num_steps(in_pass)
 
     def _num_stragglers(self, cohort: Cohort) -> int | None:
         """Return the number of clients that run out of time; None if clients never do."""
         if not self.schedule.straggler_rate:
             return None
-        return sum(done < planned for done, planned in map(self._steps, cohort.answering))
+        schedule = self.schedule_of_round
+        return sum(done < planned for done, planned in (self._steps(schedule, client) for client in cohort.answering))
 
     def _seconds(self, cohort: Cohort, uplink_bits: int, downlink_bits: int) -> float:
         """Return the simulated seconds of a round, which lasts as long as the client with the most samples needs."""
@@ -250,7 +263,7 @@ class Federation:
         link = Link(self.setting, Dense(), Dense())
         cohort = self.population.select(run)
         self.algorithm.broadcast_pruning(PruningTurn(plan, link, self.setting, cohort, run.params, run.buffers))
-        run.ledger.add_ahead(link.ledger.round_bits)
+        run.ledger.add(link.ledger.round_bits, ahead=True)
 
     def refresh_network(self) -> None:
         """Read layers and size of the module again, after a pruning."""

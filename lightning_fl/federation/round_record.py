@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lightning_fl.federation.outcome import Outcome
 from lightning_fl.federation.population import Cohort
 from lightning_fl.server.network import Network
+from lightning_fl.state.outcome import Outcome
 from lightning_fl.state.run_state import Run
 
 

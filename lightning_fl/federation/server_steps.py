@@ -2,38 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from torch import Tensor
-
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.federation.loss_guard import LossGuard
 from lightning_fl.slots import ServerTurn, State
-
-
-@dataclass(frozen=True)
-class Proposal:
-    """Next state of the server.
-
-    Attributes:
-        params: model (d,).
-        buffers: its float buffers (d_b,).
-        counters: integer buffers by name.
-        server: state of each step, by its key in the run.
-        mask: parameters that pruning keeps (d,), bools; None for all.
-        num_steps: optimiser steps that the server made on its own samples.
-        metrics: values that the steps report, by name.
-        is_undone: True if the loss guard undoes the round, so that only the metrics are kept.
-    """
-
-    params: Tensor
-    buffers: Tensor
-    counters: dict[str, Tensor]
-    server: dict[str, State]
-    mask: Tensor | None
-    num_steps: int
-    metrics: dict[str, float]
-    is_undone: bool
+from lightning_fl.state.outcome import Proposal
 
 
 def take_steps(

@@ -93,19 +93,19 @@ class _SlicedLayer:
         for layer in filter(None, (self.convolution, self.norm)):
             vars(layer).pop("forward", None)
 
-    def convolve(self, x: Tensor) -> Tensor:
+    def convolve(self, inputs: Tensor) -> Tensor:
         """Map (B, C_in, …) to the chosen channels (B, K, …), or without a normalisation to (B, C_out, …) with zeros."""
         layer = self.convolution
-        self._mask = self.gate(x)
+        self._mask = self.gate(inputs)
         self._rows = _agreed(self._mask)
-        columns = x.flatten(2).ne(0).any(-1).any(0).nonzero().flatten()
+        columns = inputs.flatten(2).ne(0).any(-1).any(0).nonzero().flatten()
         if not len(columns):
-            columns = x.new_zeros(1, dtype=torch.long)  # a convolution needs at least one input channel
+            columns = inputs.new_zeros(1, dtype=torch.long)  # a convolution needs at least one input channel
         weight = layer.weight.index_select(0, self._rows)
-        if len(columns) < x.shape[1]:
-            x, weight = x.index_select(1, columns), weight.index_select(1, columns)
+        if len(columns) < inputs.shape[1]:
+            inputs, weight = inputs.index_select(1, columns), weight.index_select(1, columns)
         bias = None if layer.bias is None else layer.bias[self._rows]
-        y = layer._conv_forward(x, weight, bias)
+        y = layer._conv_forward(inputs, weight, bias)
         return y if self.norm is not None else self._among_zeros(y)
 
     def normalise(self, y: Tensor) -> Tensor:

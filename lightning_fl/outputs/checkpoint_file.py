@@ -18,7 +18,7 @@ import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch.utils.serialization import config
 
-from lightning_fl.errors import UserError
+from lightning_fl.errors import UserError, require
 
 FORMAT = 1
 
@@ -83,8 +83,7 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
         UserError: the file does not exist, is truncated, or is not a checkpoint.
     """
     path = Path(path)
-    if not path.is_file():
-        raise UserError(f"there is no checkpoint at {path}{_alternatives(path)}; allowed: a file, last, best.")
+    require(path.is_file(), f"there is no checkpoint at {path}{_alternatives(path)}; allowed: a file, last, best.")
     try:
         with mapped(path):
             checkpoint = torch.load(path, map_location="cpu", weights_only=True)
@@ -95,8 +94,8 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise UserError(
             f"the checkpoint {path} cannot be read: it is truncated or not a checkpoint{reason}{_alternatives(path)}."
         ) from error
-    if not isinstance(checkpoint, dict) or "state_dict" not in checkpoint:
-        raise UserError(f"the file {path} is not a Lightning checkpoint: it has no state_dict.")
+    is_lightning = isinstance(checkpoint, dict) and "state_dict" in checkpoint
+    require(is_lightning, f"the file {path} is not a Lightning checkpoint: it has no state_dict.")
     run = checkpoint.get("federation", {}).get("run", {})
     client_states = {name: run.pop(name) for name in ("clients", "client_memory") if name in run}
     checkpoint = _copied(checkpoint)
@@ -122,26 +121,25 @@ def federation_of(checkpoint: dict[str, Any], path: str | os.PathLike[str], algo
     Raises:
         UserError: the checkpoint is from an ordinary Trainer, has a later format, or is from another algorithm.
     """
-    if "federation" not in checkpoint:
-        raise UserError(
-            f"the checkpoint {path} contains a model but no federation to resume: use it with validate, test or predict, "
-            "or resume from checkpoints/last.ckpt of a run."
-        )
+    require(
+        "federation" in checkpoint,
+        f"the checkpoint {path} contains a model but no federation to resume: use it with validate, test or predict, "
+        "or resume from checkpoints/last.ckpt of a run.",
+    )
     federation: dict[str, Any] = checkpoint["federation"]
-    if federation["format"] > FORMAT:
-        raise UserError(
-            f"the checkpoint {path} has format {federation['format']}, but this version of lightning-fl reads up to {FORMAT}: "
-            "update lightning-fl."
-        )
-    if federation["algorithm"] != algorithm:
-        raise UserError(
-            f"the checkpoint {path} was written by {federation['algorithm']}, but this run's algorithm is {algorithm}: "
-            f"resume with --algorithm {federation['algorithm']} or start a new run in another folder."
-        )
+    require(
+        federation["format"] <= FORMAT,
+        f"the checkpoint {path} has format {federation['format']}, but this version of lightning-fl reads up to {FORMAT}: "
+        "update lightning-fl.",
+    )
+    require(
+        federation["algorithm"] == algorithm,
+        f"the checkpoint {path} was written by {federation['algorithm']}, but this run's algorithm is {algorithm}: "
+        f"resume with --algorithm {federation['algorithm']} or start a new run in another folder.",
+    )
     return federation
 
 
 def _alternatives(path: Path) -> str:
-    folder = path.parent if path.parent.is_dir() else None
-    others = sorted(p.name for p in folder.glob("*.ckpt") if p != path) if folder else []
+    others = sorted(other.name for other in path.parent.glob("*.ckpt") if other != path)
     return f"; other checkpoints there: {', '.join(others)}" if others else ""

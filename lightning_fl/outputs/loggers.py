@@ -13,12 +13,8 @@ from lightning_fl.outputs.metrics_csv import RoundCSVLogger
 
 def log_row(trainer: Any, row: dict[str, float], step: int) -> None:
     """Send one row to every logger."""
-
-    def log(logger: Logger) -> None:
-        logger.log_metrics(row, step=step)
-        logger.save()
-
-    tell(trainer, log)
+    tell(trainer, lambda logger: logger.log_metrics(row, step=step))
+    tell(trainer, lambda logger: logger.save())
 
 
 def tell(trainer: Any, message: Callable[[Any], Any], kind: type[Logger] = Logger) -> None:

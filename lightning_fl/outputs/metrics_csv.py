@@ -72,18 +72,17 @@ class RoundCSVLogger(CSVLogger):
             self._hyperparameters, self._logged_by_callbacks = [], {}
 
     @rank_zero_only
-    def keep_rounds_before(self, round_index: int, home: Path | None = None) -> None:
+    def keep_rounds_before(self, round_index: int, home: Path) -> None:
         """Drop the rows of rounds that a resumed run repeats, and a last row that a kill cut short.
 
         Args:
             round_index: first round of the resumed run.
-            home: folder whose rows are kept; the logger's own if None.
+            home: folder of the run that is resumed, whose rows are kept.
         """
-        path = Path(self.log_dir) / ExperimentWriter.NAME_METRICS_FILE
-        columns, rows = read_rows(path if home is None else home / path.name)
+        columns, rows = read_rows(home / ExperimentWriter.NAME_METRICS_FILE)
         kept = [row for row in rows if (row.get("round") or "").isdigit() and int(row["round"]) < round_index]
         if rows:
-            write_rows(path, columns, kept)
+            write_rows(Path(self.log_dir, ExperimentWriter.NAME_METRICS_FILE), columns, kept)
             self.experiment.metrics_keys = columns
 
 

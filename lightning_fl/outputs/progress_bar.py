@@ -14,29 +14,27 @@ from lightning_fl.outputs.units import in_bytes
 
 
 class RoundProgressBar(ProgressBar):
-    """Bar with the round, clients done and their speed, accuracy, megabytes up and down, and the time left."""
+    """Bar with the round, clients done and their speed, accuracy, megabytes up and down, and the time left.
+
+    Attributes:
+        is_enabled: True if the bar is shown.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self._enabled = True
-        self._bar: Any = None
+        self.is_enabled = True
+        self._bar: Any = tqdm(disable=True)  # a hidden bar ignores every call
         self._shown: dict[str, str] = {}
-        self._began = 0.0
-        self._trained_s = 0.0
+        self._began = self._trained_s = 0.0
         self._training_share = 1.0
 
     def disable(self) -> None:
         """Hide the bar."""
-        self._enabled = False
+        self.is_enabled = False
 
     def enable(self) -> None:
         """Show the bar."""
-        self._enabled = True
-
-    @property
-    def is_enabled(self) -> bool:
-        """True if the bar is shown."""
-        return self._enabled
+        self.is_enabled = True
 
     def print(self, *arguments: Any, **options: Any) -> None:
         """Print above the bar."""
@@ -46,74 +44,61 @@ class RoundProgressBar(ProgressBar):
         self, trainer: Any, pl_module: LightningModule, client: int, position: int, total: int
     ) -> None:
         """Show the progress of the set-up before the first round; called by methods whose clients have work there."""
-        if self._bar is None:
-            self._bar = tqdm(total=total, desc="Set-up", unit="client", dynamic_ncols=True, disable=not self._enabled)
-        self._bar.update(position - self._bar.n)
+        if position == 1:
+            self._open(total=total, desc="Set-up", unit="client")
+        self._bar.update()
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Open the bar if there is a round to do."""
-        self._close()
-        if trainer.current_epoch >= trainer.max_rounds:
-            return
-        self._bar = tqdm(
-            total=trainer.max_rounds,
-            initial=trainer.current_epoch,
-            desc="Round",
-            unit="round",
-            dynamic_ncols=True,
-            disable=not self._enabled,
-            bar_format="{desc}: {percentage:3.0f}%|{bar}| [{elapsed}<{remaining}, {rate_fmt}{postfix}]",
-            smoothing=0,  # use the mean speed since the start, from which the time left follows at any moment of a round
-            miniters=0,
-        )
+        if trainer.current_epoch < trainer.max_rounds:
+            self._open(
+                total=trainer.max_rounds,
+                initial=trainer.current_epoch,
+                desc="Round",
+                unit="round",
+                bar_format="{desc}: {percentage:3.0f}%|{bar}| [{elapsed}<{remaining}, {rate_fmt}{postfix}]",
+                smoothing=0,  # use the mean speed since the start, from which the time left follows at any moment of a round
+                miniters=0,
+            )
 
     def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Start the clients' clock."""
         self._began, self._trained_s = time.perf_counter(), 0.0
-        if self._bar is not None:
-            self._bar.set_description_str(f"Round {trainer.current_epoch + 1}/{trainer.max_rounds}", refresh=False)
+        self._bar.set_description_str(f"Round {trainer.current_epoch + 1}/{trainer.max_rounds}", refresh=False)
 
     def on_client_upload(
         self, trainer: Any, pl_module: LightningModule, client: int, position: int, total: int
     ) -> None:
         """Show the progress of the round in this process's share of the clients; only federations call this."""
-        if self._bar is None:
-            return
         self._trained_s = time.perf_counter() - self._began
         self._shown["clients/s"] = f"{position * trainer.world_size / max(self._trained_s, 1e-9):.3g}"
         self._bar.set_postfix({"clients": f"{position}/{total}", **self._shown}, refresh=False)
-        self._move_to(trainer.current_epoch + self._training_share * position / total)
+        self._bar.update(trainer.current_epoch + self._training_share * position / total - self._bar.n)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
         """Advance the bar by one round."""
-        if self._bar is None:
-            return
         metrics, ledger = trainer.callback_metrics, trainer.run.ledger
         self._shown = {name: shown for name, shown in self._shown.items() if name == "clients/s"}
-        named = [name for name in ("val/accuracy", "val/loss") if name in metrics][:1] or ["train/loss"]
-        for name in dict.fromkeys([*named, *trainer.progress_bar_metrics]):
+        result = next((name for name in ("val/accuracy", "val/loss") if name in metrics), "train/loss")
+        for name in (result, *trainer.progress_bar_metrics):
             if name in metrics:
                 self._shown[name.removeprefix("val/")] = f"{float(metrics[name]):.4g}"
-        self._shown["up"] = in_bytes(ledger.total_bytes("up"))
-        self._shown["down"] = in_bytes(ledger.total_bytes("down"))
+        self._shown |= {"up": in_bytes(ledger.total_bytes("up")), "down": in_bytes(ledger.total_bytes("down"))}
         self._bar.set_postfix(self._shown, refresh=False)
-        self._move_to(trainer.current_epoch + 1)
+        self._bar.update(trainer.current_epoch + 1 - self._bar.n)
         # Assume that clients take the same share of the next round's time; validation and the server take the rest.
         if self._trained_s:
             self._training_share = min(1.0, self._trained_s / (time.perf_counter() - self._began))
 
     def on_train_end(self, trainer: Any, pl_module: LightningModule) -> None:
         """Close the bar."""
-        self._close()
+        self._bar.close()
 
     def on_exception(self, trainer: Any, pl_module: LightningModule, exception: BaseException) -> None:
         """Close the bar, so that the error message starts on a new line."""
-        self._close()
+        self._bar.close()
 
-    def _move_to(self, rounds: float) -> None:
-        self._bar.update(rounds - self._bar.n)
-
-    def _close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
+    def _open(self, **options: Any) -> None:
+        """Replace the bar by a new one."""
+        self._bar.close()
+        self._bar = tqdm(dynamic_ncols=True, disable=not self.is_enabled, **options)

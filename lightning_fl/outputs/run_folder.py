@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-from lightning_fl.errors import UserError
+from lightning_fl.errors import require
 
 LAST = Path("checkpoints") / "last.ckpt"
 EXPORT = "model.ckpt"
@@ -51,7 +52,7 @@ class RunFolder:
         self._is_ours = True
         if not self.goes_on_here:
             set_earlier_run_aside(self.trainer.default_root_dir)
-        if self.trainer.ckpt_path is None:
+        if self._home is None:
             return
         from lightning_fl.outputs.metrics_csv import RoundCSVLogger
 
@@ -86,13 +87,10 @@ def require_writable(root: str, flag: str = "default_root_dir") -> list[Path]:
     """
     folder = Path(root).absolute()
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    try:
-        os.makedirs(root, exist_ok=True)
-        is_writable = os.access(root, os.W_OK)
-    except OSError:
-        is_writable = False
-    if not is_writable:
-        raise UserError(f"the folder {root} cannot be written to: use another {flag}.")
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+    is_writable = folder.is_dir() and os.access(folder, os.W_OK)
+    require(is_writable, f"the folder {root} cannot be written to: use another {flag}.")
     return missing
 
 
@@ -112,9 +110,7 @@ def set_earlier_run_aside(root: str) -> None:
     present = [folder / name for name in FILES if (folder / name).exists()]
     if all(path.name in (CONFIG, HPARAMS) for path in present):
         return
-    number = 1
-    while (folder / f"earlier-{number}").exists():
-        number += 1
+    number = next(number for number in count(1) if not (folder / f"earlier-{number}").exists())
     aside, moving = folder / f"earlier-{number}", folder / f"earlier-{number}.moving"
     moving.mkdir()
     for path in present:

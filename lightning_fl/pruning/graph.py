@@ -18,16 +18,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
-from torch.utils._pytree import tree_leaves, tree_map
 
 from lightning_fl.errors import UserError, nearest, require
 from lightning_fl.pruning.apply_plan import prune
 from lightning_fl.pruning.plan import Plan
-
-TOLERANCE = 1e-8
-"""Relative difference, in float64, up to which the outputs of two networks count as equal."""
+from lightning_fl.pruning.trial import (
+    are_alike,
+    arguments_of,
+    call,
+    random_like,
+    randomise,
+    tensors_of,
+    traced_outputs,
+    twin_of,
+)
 
 
 def prunable_layers(module: nn.Module, example_input: Any = None, required: Iterable[str] = ()) -> tuple[str, ...]:
@@ -81,8 +86,8 @@ class Network:
     """
 
     def __init__(self, module: nn.Module, example_input: Any = None) -> None:
-        self._twin = _twin(module)
-        self._example = _arguments(_example(module, example_input))
+        self._twin = twin_of(module)
+        self._example = arguments_of(module, example_input)
         self._obstacles: dict[str, str] = {}
         self.layers = self._find()
         self.widths = {name: self._width(name) for name in self.layers}
@@ -157,7 +162,7 @@ class Network:
         twin = copy.deepcopy(self._twin)
         graph = self._graph(twin)
         shapes = {}
-        for name, tensor in _tensors(twin).items():
+        for name, tensor in tensors_of(twin).items():
             shapes[name] = tensor.shape
             if tensor.is_floating_point():
                 tensor.data = torch.arange(tensor.numel(), dtype=torch.float64).view(tensor.shape)
@@ -167,7 +172,7 @@ class Network:
             out = graph.get_pruner_of_module(layer).prune_out_channels
             graph.get_pruning_group(layer, out, lost).prune()
         axes = {}
-        for name, tensor in _tensors(twin).items():
+        for name, tensor in tensors_of(twin).items():
             if tensor.shape != shapes[name]:
                 axes[name] = _kept(tensor, shapes[name])
         return axes
@@ -178,23 +183,25 @@ class Network:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(0)
             for module in whole.modules():
-                _randomise(module)
-            inputs = tree_map(lambda x: torch.randn_like(x) if _is_float(x) else x, self._example)
+                randomise(module)
+            inputs = random_like(self._example)
             cut = copy.deepcopy(whole)
             prune(cut, plan)
-            for name, tensor in _tensors(whole).items():
+            for name, tensor in tensors_of(whole).items():
                 for axis, kept in plan.axes.get(name, {}).items():
                     if axis > 0:  # input channels
                         lost = torch.ones(tensor.shape[axis], dtype=torch.bool).index_fill(0, kept, False)
                         tensor.index_fill_(axis, lost.nonzero().flatten(), 0.0)
-            return _alike(_call(cut, inputs), _call(whole, inputs))
+            return are_alike(call(cut, inputs), call(whole, inputs))
 
     def _graph(self, twin: nn.Module) -> Any:
         pruning = _torch_pruning()
         graph = pruning.DependencyGraph()
         with torch.random.fork_rng(devices=[]):
             try:
-                graph.build_dependency(twin, self._example, forward_fn=_call, output_transform=_outputs, verbose=False)
+                graph.build_dependency(
+                    twin, self._example, forward_fn=call, output_transform=traced_outputs, verbose=False
+                )
             except Exception as error:
                 reason = " ".join(str(error).split()) or type(error).__name__
                 raise UserError(f"pruning: the network's forward does not take its example input: {reason}") from None
@@ -258,75 +265,6 @@ def _graphs() -> Iterator[None]:
     """Enable autograd, whose graph is traced, even if the caller is evaluating."""
     with torch.inference_mode(False), torch.enable_grad():
         yield
-
-
-# -- twins -------------------------------------------------------------------------------------------------------------
-
-
-def _twin(module: nn.Module) -> nn.Module:
-    """Return a copy on the CPU in float64, without the trainer, in which all parameters require gradients."""
-    attached = [vars(part).get(name) for part in module.modules() for name in ("_trainer", "_fabric", "log")]
-    try:
-        twin = copy.deepcopy(module, {id(thing): None for thing in attached if thing is not None})
-    except Exception as error:
-        raise UserError(
-            f"pruning: {type(module).__name__} cannot be copied, but its filters are found on a copy: {error}"
-        ) from None
-    return twin.cpu().double().eval().requires_grad_(True)
-
-
-def _example(module: nn.Module, given: Any) -> Any:
-    given = getattr(module, "example_input_array", None) if given is None else given
-    require(
-        given is not None,
-        f"pruning {type(module).__name__} needs an example input for its forward: set its example_input_array, or pass "
-        "example_input.",
-    )
-    return tree_map(_as_input, given)
-
-
-def _as_input(leaf: Any) -> Any:
-    if not isinstance(leaf, Tensor):
-        return leaf
-    leaf = leaf.detach().cpu()[:1].clone()
-    return leaf.double() if leaf.is_floating_point() else leaf
-
-
-def _arguments(example: Any) -> Any:
-    return example if isinstance(example, (dict, tuple)) else (example,)
-
-
-def _call(module: nn.Module, arguments: Any) -> Any:
-    return module(**arguments) if isinstance(arguments, dict) else module(*arguments)
-
-
-def _outputs(result: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor) and leaf.grad_fn is not None]
-
-
-def _tensors(module: nn.Module) -> dict[str, Tensor]:
-    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
-
-
-def _is_float(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor) and leaf.is_floating_point()
-
-
-def _randomise(module: nn.Module) -> None:
-    """Fill the module with random numbers: no symmetries, and outputs about as large as inputs."""
-    for name, tensor in module.named_parameters(recurse=False):
-        scale = (6 / max(1, tensor[0].numel())) ** 0.5 if tensor.dim() > 1 else 0.1
-        shift = 1.0 if tensor.dim() == 1 and name == "weight" else 0.0
-        tensor.uniform_(shift - scale, shift + scale)
-    if isinstance(module, _BatchNorm) and module.running_mean is not None and module.running_var is not None:
-        module.running_mean.normal_(std=0.1)
-        module.running_var.uniform_(0.5, 1.5)
-
-
-def _alike(first: Any, second: Any) -> bool:
-    pairs = list(zip(tree_leaves(first), tree_leaves(second), strict=True))
-    tensors = [(a, b) for a, b in pairs if isinstance(a, Tensor)]
-    return all(a.shape == b.shape and bool((a - b).abs().max() <= TOLERANCE * b.abs().max()) for a, b in tensors)
 
 
 def _torch_pruning() -> Any:

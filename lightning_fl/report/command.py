@@ -11,7 +11,7 @@ from lightning_fl.errors import UserError, nearest
 from lightning_fl.outputs.run_folder import require_writable
 from lightning_fl.report import tables
 from lightning_fl.report.comparison import Group, Metric, group_runs
-from lightning_fl.report.document import Picture, Section, to_html, to_markdown
+from lightning_fl.report.document import Part, Picture, Sections, Table, to_html, to_markdown
 from lightning_fl.report.folder import note_written, remove_earlier
 from lightning_fl.report.published import PublishedTable, read_published
 from lightning_fl.report.records import read_run, require_same_data
@@ -109,32 +109,29 @@ def report(arguments: Sequence[str]) -> str:
         (folder / name).write_text(page)
     tables.write_runs(folder / "runs.csv", groups)
     tables.write_curves(folder / "curves.csv", groups, metric)
-    pictures = [part for section in sections for part in section.parts if isinstance(part, Picture)]
+    pictures = [part for parts in sections.values() for part in parts if isinstance(part, Picture)]
     drawn = [name for picture in pictures for name in picture.save(folder)]
     note_written(folder, [*pages, "runs.csv", "curves.csv", *drawn])
     return _printed(sections, folder / list(pages)[-1])
 
 
-def _sections(groups: Sequence[Group], metric: Metric, published: PublishedTable | None) -> list[Section]:
-    from lightning_fl.report.plots import draw_bits, draw_curves
+def _sections(groups: Sequence[Group], metric: Metric, published: PublishedTable | None) -> Sections:
+    """Return the report's content, without what is empty."""
+    from lightning_fl.report.plots import AXES, draw_bits, draw_curves
 
-    sections = [Section("Results", [tables.results(groups, metric)])]
+    sections: dict[str, list[Part]] = {"Results": [tables.results(groups, metric)]}
     if metric.target is not None:
-        sections.append(Section(f"Cost of reaching {metric.short} {metric.target:g}", [tables.prices(groups)]))
-    against = {
-        "uplink": "uplink bytes of all clients, on a logarithmic axis",
-        "rounds": "rounds",
-        "simulated_seconds": "simulated time",
-    }
-    curves = []
-    for axis, description in against.items():
-        if figure := draw_curves(groups, metric, axis):
-            name = f"{metric.short.replace(' ', '_')}_by_{axis}"
-            curves.append(Picture(name, f"{metric.short.capitalize()} against {description}", figure))
-    sections.append(Section("Curves", curves))
+        sections[f"Cost of reaching {metric.short} {metric.target:g}"] = [tables.prices(groups)]
+    sections["Curves"] = [
+        Picture(
+            f"{metric.short.replace(' ', '_')}_by_{axis}", f"{metric.short.capitalize()} against {description}", figure
+        )
+        for axis, description in AXES.items()
+        if (figure := draw_curves(groups, metric, axis))
+    ]
     if figure := draw_bits(groups):
         picture = Picture("bytes_by_kind", "Bytes of the whole run by kind", figure)
-        sections.append(Section("Bytes by kind", [tables.bytes_by_kind(groups), picture]))
+        sections["Bytes by kind"] = [tables.bytes_by_kind(groups), picture]
     if published:
         about = (
             "Each row of the paper is followed by your runs of the same method and network, measured at the paper's target. "
@@ -144,24 +141,17 @@ def _sections(groups: Sequence[Group], metric: Metric, published: PublishedTable
         left_out = [
             f"{group.label} is not in this table: {why}." for group in groups if (why := published.missing(group))
         ]
-        compared = tables.beside(published, groups)
-        sections.append(
-            Section(f"Published: {published.title}", [about, compared, left_out] if left_out else [about, compared])
-        )
-    if differing := tables.settings(groups):
-        sections.append(Section("Settings that differ", differing))
-    if notes := remarks(groups):
-        sections.append(Section("Remarks", [notes]))
-    sections.append(Section("How to read it", [_how(metric)]))
-    return sections
+        sections[f"Published: {published.title}"] = [about, tables.beside(published, groups), left_out]
+    sections["Settings that differ"] = [*tables.settings(groups)]
+    sections["Remarks"] = [remarks(groups)]
+    sections["How to read it"] = [_how(metric)]
+    return {heading: kept for heading, parts in sections.items() if (kept := [part for part in parts if part])}
 
 
-def _printed(sections: Sequence[Section], path: Path) -> str:
+def _printed(sections: Sections, path: Path) -> str:
     """Return the tables and remarks as text for the terminal."""
-    shown = [
-        Section(section.title, kept)
-        for section in sections[:-1]
-        if (kept := [part for part in section.parts if not isinstance(part, (str, Picture))])
-    ]
-    text = to_markdown("", shown).partition("\n\n")[2]
+    chosen = {
+        heading: [part for part in parts if isinstance(part, (Table, list))] for heading, parts in sections.items()
+    }
+    text = to_markdown("", {heading: parts for heading, parts in chosen.items() if parts}).partition("\n\n")[2]
     return f"{text}\nreport  {path}"

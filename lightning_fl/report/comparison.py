@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from statistics import fmean, stdev
 from typing import Any
 
@@ -12,16 +12,9 @@ import numpy as np
 
 from lightning_fl.checks import reaches
 from lightning_fl.errors import UserError, nearest, require
-from lightning_fl.outputs.units import KINDS
 from lightning_fl.report.labels import identity, labels
 from lightning_fl.report.records import Record
 from lightning_fl.report.smoothing import ORDER, WINDOW, Floats, fitting_window, smooth
-
-AXES = {
-    "uplink": "comm/total_uplink_bytes",
-    "downlink": "comm/total_downlink_bytes",
-    "simulated_seconds": "time/simulated_seconds",
-}
 
 
 @dataclass(frozen=True)
@@ -66,10 +59,6 @@ class Metric:
         assert self.target is not None
         positions = np.flatnonzero(reaches(values, self.target, self.falls))
         return int(positions[0]) if len(positions) else None
-
-    def best(self, values: Floats) -> float:
-        """Return the best value."""
-        return float(values.min() if self.falls else values.max())
 
 
 @dataclass(frozen=True)
@@ -117,28 +106,18 @@ class Curve:
         """True if the smoothing window holds more than one value."""
         return fitting_window(len(self.raw), self.metric.window) > 1
 
-    @cached_property
-    def rounds(self) -> Floats:
-        """Number of rounds done at each value (n,), at least 1."""
-        return self.record.columns["round"][self.positions] + 1
-
     def axis(self, name: str) -> Floats:
-        """Return the cost so far at each value (n,): `rounds`, `wall_seconds` or one of `AXES`."""
-        if name == "rounds":
-            return self.rounds
-        spent = self.record.wall_seconds if name == "wall_seconds" else self.record.column(AXES[name])
-        return spent[self.positions]
+        """Return one of the costs in `Record.spent` at each value (n,)."""
+        return self.record.spent[name][self.positions]
 
     @cached_property
     def numbers(self) -> dict[str, float | None]:
         """All numbers that the tables show of the run; None if unknown, or if the target was not reached."""
         record = self.record
         found = {
-            "final": self.metric.best(self.smoothed),
+            "final": self.smoothed.min() if self.metric.falls else self.smoothed.max(),
             "last": self.raw[-1],
-            "rounds": record.num_rounds,
-            **{name: record.column(column)[-1] for name, column in AXES.items()},
-            "wall_seconds": record.wall_seconds[-1],
+            **{name: spent[-1] for name, spent in record.spent.items()},
             "mflops": record.column("model/macs")[-1] / 1e6,
             "parameters": record.column("model/parameters")[-1],
         }
@@ -149,8 +128,7 @@ class Curve:
     def price(self, metric: Metric) -> dict[str, float | None]:
         """Return the cost of first reaching a target; all values are None if it was not reached."""
         position = metric.reached(self.smoothed)
-        names = ("rounds", *AXES, "wall_seconds")
-        return {name: None if position is None else float(self.axis(name)[position]) for name in names}
+        return {name: None if position is None else float(self.axis(name)[position]) for name in self.record.spent}
 
 
 @dataclass(frozen=True)
@@ -181,24 +159,16 @@ class Group:
 
     def mean_curve(self, axis: str) -> tuple[Floats, Floats, Floats]:
         """Return mean of `axis`, and mean and standard deviation of the smoothed values, at the rounds that all runs have."""
-        rounds = self.curves[0].rounds
-        for curve in self.curves[1:]:
-            rounds = np.intersect1d(rounds, curve.rounds)
-        positions = [np.isin(curve.rounds, rounds) for curve in self.curves]
-        pairs = list(zip(self.curves, positions, strict=True))
-        x = np.mean([curve.axis(axis)[position] for curve, position in pairs], axis=0)
-        y = np.array([curve.smoothed[position] for curve, position in pairs])
-        return x, y.mean(axis=0), y.std(axis=0, ddof=1) if len(y) > 1 else np.zeros(len(rounds))
+        rounds = reduce(np.intersect1d, [curve.axis("rounds") for curve in self.curves])
+        shared = [(curve, np.isin(curve.axis("rounds"), rounds)) for curve in self.curves]
+        spent = np.mean([curve.axis(axis)[is_shared] for curve, is_shared in shared], axis=0)
+        values = np.array([curve.smoothed[is_shared] for curve, is_shared in shared])
+        return spent, values.mean(axis=0), values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(len(rounds))
 
-    def mean_bytes(self) -> dict[str, dict[str, float]] | None:
-        """Return mean bytes of the whole run by direction and kind, over the runs that recorded them; None if none did."""
-        found = [curve.record.bits for curve in self.curves if curve.record.bits]
-        if not found:
-            return None
-        return {
-            direction: {kind: fmean(bits[direction].get(kind, 0) for bits in found) / 8 for kind in KINDS}
-            for direction in ("up", "down")
-        }
+    def mean_bytes(self) -> dict[tuple[str, str], float]:
+        """Return mean bytes of the whole run by direction and kind, over the runs that recorded them; {} if none did."""
+        known = [curve.record.bytes for curve in self.curves if curve.record.bytes]
+        return {key: fmean(of[key] for of in known) for key in known[0]} if known else {}
 
 
 def mean_and_spread(values: Sequence[float | None]) -> tuple[float | None, float | None, int]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from importlib.resources import files
 from io import BytesIO
 from pathlib import Path
+from string import Template
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -38,25 +41,24 @@ class Table:
         """
         rows = [[cell.replace("|", "\\|") for cell in row] for row in (self.header, *self.rows)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        positions = [(width, position < self.num_texts) for position, width in enumerate(widths)]
-        lines = [
-            "| "
-            + " | ".join(c.ljust(w) if text else c.rjust(w) for c, (w, text) in zip(row, positions, strict=True))
-            + " |"
+        sides = ["<" if position < self.num_texts else ">" for position in range(len(widths))]
+        columns = list(zip(sides, widths, strict=True))
+        head, *body = (
+            " | ".join(f"{cell:{side}{width}}" for cell, (side, width) in zip(row, columns, strict=True))
             for row in rows
-        ]
-        rule = "|" + "|".join(f":{'-' * (w + 1)}" if text else f"{'-' * (w + 1)}:" for w, text in positions) + "|"
-        return "\n".join([lines[0], rule, *lines[1:]])
+        )
+        rule = "|".join(":" + "-" * (w + 1) if side == "<" else "-" * (w + 1) + ":" for side, w in columns)
+        return "\n".join([f"| {head} |", f"|{rule}|", *(f"| {line} |" for line in body)])
 
     def html(self) -> str:
         """Return the table as HTML."""
-        sides = ["", " class=number"]
-        head = "".join(f"<th{sides[i >= self.num_texts]}>{escape(cell)}</th>" for i, cell in enumerate(self.header))
-        body = "".join(
-            "<tr>" + "".join(f"<td{sides[i >= self.num_texts]}>{escape(c)}</td>" for i, c in enumerate(row)) + "</tr>"
-            for row in self.rows
-        )
-        return f"<div class=table><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+        head, body = self._html_row("th", self.header), "".join(self._html_row("td", row) for row in self.rows)
+        return f"<div class=table><table><thead>{head}</thead><tbody>{body}</tbody></table></div>"
+
+    def _html_row(self, tag: str, row: Sequence[str]) -> str:
+        sides = ["" if position < self.num_texts else " class=number" for position in range(len(row))]
+        cells = (f"<{tag}{side}>{escape(cell)}</{tag}>" for side, cell in zip(sides, row, strict=True))
+        return f"<tr>{''.join(cells)}</tr>"
 
 
 @dataclass(frozen=True)
@@ -85,71 +87,54 @@ class Picture:
 
     def html(self) -> str:
         """Return HTML with the picture embedded."""
-        drawn = BytesIO()
+        drawn, caption = BytesIO(), escape(self.caption)
         self.figure.savefig(drawn, format="svg", metadata={"Date": None})
         source = base64.b64encode(drawn.getvalue()).decode()
-        caption = escape(self.caption)
         return (
             f'<figure><img alt="{caption}" src="data:image/svg+xml;base64,{source}">'
             f"<figcaption>{caption}</figcaption></figure>"
         )
 
 
-@dataclass(frozen=True)
-class Section:
-    """Heading with its content: paragraphs, lists (of strings), tables and pictures."""
-
-    title: str
-    parts: Sequence[str | Sequence[str] | Table | Picture]
+Part = str | Sequence[str] | Table | Picture
+"""Paragraph, list, table or picture."""
 
 
-def to_markdown(title: str, sections: Sequence[Section]) -> str:
+Sections = Mapping[str, Sequence[Part]]
+"""Content under each heading."""
+
+
+def to_markdown(title: str, sections: Sections) -> str:
     """Return the report as Markdown."""
     blocks = [f"# {title}"]
-    for section in sections:
-        blocks.append(f"## {section.title}")
-        for part in section.parts:
-            if isinstance(part, (Table, Picture)):
-                blocks.append(part.markdown())
-            else:
-                blocks.append(part if isinstance(part, str) else "\n".join(f"- {line}" for line in part))
+    for heading, parts in sections.items():
+        blocks += [f"## {heading}", *map(_markdown, parts)]
     return "\n\n".join(blocks) + "\n"
 
 
-STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff }
-body { max-width: 62rem; margin: 2rem auto; padding: 0 1rem }
-h1 { font-size: 1.6rem } h2 { font-size: 1.2rem; margin-top: 2.2rem }
-.table { overflow-x: auto } table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem }
-th, td { padding: .3rem .7rem; text-align: left; border-bottom: 1px solid #ddd }
-th { border-bottom: 2px solid #888; vertical-align: bottom }
-.number { text-align: right; white-space: nowrap } th.number { white-space: normal }
-figure { margin: 1.5rem 0 } img { max-width: 100%; height: auto } figcaption { color: #555; font-size: .9rem }
-"""
+def _markdown(part: Part) -> str:
+    if isinstance(part, (Table, Picture)):
+        return part.markdown()
+    return part if isinstance(part, str) else "\n".join(f"- {line}" for line in part)
 
 
-def to_html(title: str, sections: Sequence[Section]) -> str:
+def to_html(title: str, sections: Sections) -> str:
     """Return the report as one HTML page with its pictures and style embedded."""
-    body = [f"<h1>{escape(title)}</h1>"]
-    for section in sections:
-        body.append(f"<h2>{escape(section.title)}</h2>")
-        for part in section.parts:
-            if isinstance(part, (Table, Picture)):
-                body.append(part.html())
-            elif isinstance(part, str):
-                body.append(f"<p>{_code(part)}</p>")
-            else:
-                body.append("<ul>" + "".join(f"<li>{_code(line)}</li>" for line in part) + "</ul>")
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
-        + "\n".join(body)
-        + "\n</body>\n</html>\n"
-    )
+    blocks = []
+    for heading, parts in sections.items():
+        blocks += [f"<h2>{escape(heading)}</h2>", *map(_html, parts)]
+    page = Template(files("lightning_fl.report").joinpath("page.html").read_text())
+    return page.substitute(title=escape(title), body="\n".join(blocks))
+
+
+def _html(part: Part) -> str:
+    if isinstance(part, (Table, Picture)):
+        return part.html()
+    if isinstance(part, str):
+        return f"<p>{_code(part)}</p>"
+    return "<ul>" + "".join(f"<li>{_code(line)}</li>" for line in part) + "</ul>"
 
 
 def _code(text: str) -> str:
     """Return a text as HTML, with the parts between backticks as code."""
-    parts = escape(text).split("`")
-    return "".join(f"<code>{part}</code>" if index % 2 else part for index, part in enumerate(parts))
+    return re.sub("`(.*?)`", r"<code>\1</code>", escape(text))

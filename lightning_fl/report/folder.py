@@ -14,26 +14,16 @@ WRITTEN = ".report-files.json"
 
 def remove_earlier(folder: Path) -> None:
     """Remove the files of the previous report, except those that were changed since."""
-    for name, digest in _written(folder).items():
-        path = folder / Path(name).name
-        if path.is_file() and _digest(path) == digest:
-            path.unlink()
-    with suppress(FileNotFoundError):
-        (folder / WRITTEN).unlink()
+    with suppress(FileNotFoundError, ValueError, AttributeError):  # no earlier report, or a record that was edited
+        for name, digest in json.loads((folder / WRITTEN).read_text()).items():
+            path = folder / Path(name).name
+            if path.is_file() and _digest(path) == digest:
+                path.unlink()
 
 
 def note_written(folder: Path, names: Iterable[str]) -> None:
     """Record the names and digests of the files that this report has written."""
-    digests = {name: _digest(folder / name) for name in names}
-    (folder / WRITTEN).write_text(json.dumps(digests, indent=1) + "\n")
-
-
-def _written(folder: Path) -> dict[str, str]:
-    try:
-        found = json.loads((folder / WRITTEN).read_text())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    (folder / WRITTEN).write_text(json.dumps({name: _digest(folder / name) for name in names}, indent=1) + "\n")
 
 
 def _digest(path: Path) -> str:

@@ -3,43 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import combinations
 from typing import Any
 
 from lightning_fl.report.records import Record, file_name
 
 SEEDS = ("seed_everything", "data.seed")
 # Flags for where and how a run executes, not for the experiment itself.
-INCIDENTAL = (
-    *SEEDS,
-    "ckpt_path",
-    "data.download",
-    "trainer.accelerator",
-    "trainer.benchmark",
-    "trainer.checkpoint_every_n_rounds",
-    "trainer.client_states",
-    "trainer.clients_at_once",
-    "trainer.default_root_dir",
-    "trainer.detect_anomaly",
-    "trainer.deterministic",
-    "trainer.devices",
-    "trainer.enable_checkpointing",
-    "trainer.enable_model_summary",
-    "trainer.enable_progress_bar",
-    "trainer.inference_mode",
-    "trainer.log_every_n_rounds",
-    "trainer.logger",
-    "trainer.max_time",
-    "trainer.num_nodes",
-    "trainer.num_sanity_val_steps",
-    "trainer.profiler",
-    "trainer.runner",
-    "trainer.strategy",
+OF_TRAINER = (
+    "accelerator benchmark checkpoint_every_n_rounds client_states clients_at_once default_root_dir detect_anomaly deterministic "
+    "devices enable_checkpointing enable_model_summary enable_progress_bar inference_mode log_every_n_rounds logger max_time "
+    "num_nodes num_sanity_val_steps profiler runner strategy"
 )
+INCIDENTAL = (*SEEDS, "ckpt_path", "data.download", *(f"trainer.{flag}" for flag in OF_TRAINER.split()))
 # Data sets that are the same wherever their files lie.
 WELL_KNOWN = ("CIFAR10", "CIFAR100", "Digits", "FashionMNIST", "SVHN")
 LONGEST_LABEL, LONGEST_VALUE, LONGEST_FOLDER = 48, 24, 28
-MOST_SETTINGS, MOST_CANDIDATES = 3, 24
 # Order in which distinguishing settings are preferred.
 PARTS = ("algorithm", "model", "data", "trainer")
 
@@ -67,7 +45,7 @@ def differing(records: Sequence[Record]) -> list[str]:
 
 
 def labels(firsts: Sequence[Record]) -> list[str]:
-    """Return a short, unique label for each run: its method and the fewest settings that distinguish the method's runs.
+    """Return a short, unique label for each run: its method and the settings that distinguish the method's runs.
 
     If a label is too long or no settings distinguish a method's runs, their folders replace the settings.
     """
@@ -84,19 +62,19 @@ def labels(firsts: Sequence[Record]) -> list[str]:
     ]
 
 
-def telling(algorithm: str, records: Sequence[Record]) -> tuple[str, ...]:
-    """Return the fewest settings that distinguish a method's runs, only its own if these suffice; () if none do."""
+def telling(algorithm: str, records: Sequence[Record]) -> list[str]:
+    """Return the settings that distinguish a method's runs, without needless ones, its own first; [] if none do."""
     peers = [record for record in records if record.algorithm == algorithm]
-    if len(peers) == 1:
-        return ()
-    keys = sorted(differing(peers), key=_weight)[:MOST_CANDIDATES]
-    own = [key for key in keys if is_of_method(key)]
-    for candidates in (own, keys):
-        for size in range(1, MOST_SETTINGS + 1):
-            for chosen in combinations(candidates, size):
-                if len({tuple(setting(peer, key) for key in chosen) for peer in peers}) == len(peers):
-                    return chosen
-    return ()
+
+    def distinguish(keys: Sequence[str]) -> bool:
+        return _all_differ(tuple(setting(peer, key) for key in keys) for peer in peers)
+
+    chosen = sorted(differing(peers), key=_weight)
+    for key in reversed(chosen):
+        others = [other for other in chosen if other != key]
+        if distinguish(others):
+            chosen = others
+    return chosen if distinguish(chosen) else []
 
 
 def _weight(key: str) -> tuple[int, int]:
@@ -128,6 +106,15 @@ def shown(value: Any) -> str:
     if isinstance(value, list):
         return _short("+".join(map(shown, value)) or "[]", LONGEST_VALUE)
     return _short(file_name(value), LONGEST_VALUE)
+
+
+def counted(count: int, thing: str) -> str:
+    """Return a number with its noun.
+
+    >>> counted(1, "round"), counted(1200, "round")
+    ('1 round', '1,200 rounds')
+    """
+    return f"{count:,} {thing}{'s' * (count != 1)}"
 
 
 def _short(text: str, longest: int) -> str:

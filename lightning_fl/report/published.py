@@ -15,25 +15,7 @@ from importlib.resources import files
 
 from lightning_fl.errors import UserError, nearest
 from lightning_fl.report.comparison import Group, Metric, mean_and_spread
-from lightning_fl.report.published_settings import differences, published_settings
-
-PAPERS = {
-    "feddumap": "FedDUMAP (Liu et al., ACM TIST 2024)",
-    "fedadam-ssm": "FedAdam-SSM (2024)",
-}
-# Methods whose name in the papers differs from the name here, with the settings that the paper's name implies.
-METHODS: dict[str, tuple[str, dict[str, str]]] = {
-    "Data-sharing": ("DataSharing", {}),
-    "Hybrid-FL": ("HybridFL", {}),
-    "FedDU-S": ("FedDUS", {}),
-    "FedAdam-SSM": ("FedAdamSSM", {"mask": "parameters"}),
-    "FedAdam-SSM_M": ("FedAdamSSM", {"mask": "first_moment"}),
-    "FedAdam-SSM_V": ("FedAdamSSM", {"mask": "second_moment"}),
-    "FedAdam-Top": ("FedAdamTop", {}),
-    "Fairness-Top": ("FairnessTop", {}),
-    "1-bit Adam": ("OneBitAdam", {}),
-    "Efficient Adam": ("EfficientAdam", {}),
-}
+from lightning_fl.report.published_settings import differences, papers, published_settings
 
 
 @dataclass(frozen=True)
@@ -61,12 +43,11 @@ class PublishedRow:
     @property
     def algorithm(self) -> str:
         """Name of the method in this package."""
-        return METHODS.get(self.method, (self.method, {}))[0]
+        return papers()["names"].get(self.method, self.method.replace("-", ""))
 
     def is_of(self, group: Group) -> bool:
         """True if a group's runs use this method and network."""
-        options = METHODS.get(self.method, ("", {}))[1]
-        fits = all(group.settings.get(f"algorithm.{key}", "parameters") == value for key, value in options.items())
+        fits = papers()["masks"].get(self.method) in (None, group.settings.get("algorithm.mask", "parameters"))
         return group.algorithm == self.algorithm and fits and group.settings.get("model.network") == self.network
 
     def differences(self, group: Group) -> list[str]:
@@ -114,39 +95,31 @@ def read_published(name: str) -> PublishedTable:
     >>> read_published("feddumap:10").title
     'FedDUMAP (Liu et al., ACM TIST 2024), table 10'
     """
-    text = files("lightning_fl.report").joinpath("published.csv").read_text()
-    lines = list(csv.DictReader(text.splitlines()))
-    tables = dict.fromkeys(f"{line['paper']}:{line['table']}" for line in lines)
+    tables: dict[str, list[dict[str, str]]] = {}
+    for line in csv.DictReader(files("lightning_fl.report").joinpath("published.csv").read_text().splitlines()):
+        tables.setdefault(f"{line['paper']}:{line['table']}", []).append(line)
     wanted = {table.lower(): table for table in tables}.get(name.lower())
     if wanted is None:
         raise UserError(f"there is no published table {name!r}; {nearest(name, tables)}.")
     paper, _, number = wanted.partition(":")
-    rows: dict[tuple[str, str, str, str], dict[str, float]] = {}
-    targets: dict[tuple[str, str, str, str], float] = {}
-    for line in lines:
-        if (line["paper"], line["table"]) == (paper, number):
-            key = (line["dataset"], line["network"], line["method"], line["setting"])
-            rows.setdefault(key, {})[line["metric"]] = float(line["value"])
-            if line["target"]:
-                targets[key] = float(line["target"])
-    found = tuple(PublishedRow(paper, *key, targets.get(key), numbers) for key, numbers in rows.items())
-    return PublishedTable(f"{PAPERS[paper]}, table {number}", found)
+    rows: dict[tuple[str, str, str, str], list[dict[str, str]]] = {}
+    for line in tables[wanted]:
+        rows.setdefault((line["dataset"], line["network"], line["method"], line["setting"]), []).append(line)
+    found = []
+    for key, lines in rows.items():
+        target = next((float(line["target"]) for line in lines if line["target"]), None)
+        found.append(PublishedRow(paper, *key, target, {line["metric"]: float(line["value"]) for line in lines}))
+    return PublishedTable(f"{papers()['titles'][paper]}, table {number}", tuple(found))
 
 
 def measured(row: PublishedRow, group: Group) -> dict[str, tuple[float | None, float | None, int]]:
     """Return a group's numbers for the metrics of a published row, as mean, spread and count, at the row's target."""
-    found: dict[str, list[float | None]] = {name: [] for name in row.numbers}
+    found = []
     for curve in group.curves:
-        own: dict[str, float | None] = {
-            "final_accuracy": curve.numbers["final"],
-            "mflops": curve.numbers["mflops"],
-        }
+        own = {"final_accuracy": curve.numbers["final"], "mflops": curve.numbers["mflops"]}
         if row.target is not None:
-            price = curve.price(Metric(target=row.target))
-            own |= {name: price[name] for name in ("simulated_seconds", "rounds")}
-            cohort = curve.record.column("clients/selected")[-1]
-            if price["uplink"] is not None:
-                own["uplink_mbit_per_client"] = price["uplink"] * 8 / 1e6 / cohort
-        for name, values in found.items():
-            values.append(own.get(name))
-    return {name: mean_and_spread(values) for name, values in found.items()}
+            own |= curve.price(Metric(target=row.target))
+            if own["uplink"] is not None:
+                own["uplink_mbit_per_client"] = own["uplink"] * 8 / 1e6 / curve.record.column("clients/selected")[-1]
+        found.append(own)
+    return {name: mean_and_spread([own.get(name) for own in found]) for name in row.numbers}

@@ -16,6 +16,7 @@ import yaml
 from lightning_fl.errors import UserError, nearest, require
 from lightning_fl.outputs.communication_json import Bits, read_communication
 from lightning_fl.outputs.run_folder import COMMUNICATION, CONFIG, HPARAMS, LAST, METRICS
+from lightning_fl.outputs.units import KINDS
 from lightning_fl.report.smoothing import Floats
 
 
@@ -41,6 +42,22 @@ class Record:
     gaps: tuple[str, ...]
     not_finite: Mapping[str, int] = field(default_factory=dict)
 
+    @cached_property
+    def spent(self) -> dict[str, Floats]:
+        """Costs of the run up to each row (n,): rounds, bytes of all clients, and seconds."""
+        return {
+            "rounds": self.columns["round"] + 1,
+            "uplink": self.column("comm/total_uplink_bytes"),
+            "downlink": self.column("comm/total_downlink_bytes"),
+            "simulated_seconds": self.column("time/simulated_seconds"),
+            "wall_seconds": self.wall_seconds,
+        }
+
+    @property
+    def bytes(self) -> dict[tuple[str, str], float]:
+        """Bytes of the whole run by direction and kind; {} if unknown."""
+        return {(way, kind): bits.get(kind, 0) / 8 for way, bits in (self.bits or {}).items() for kind in KINDS}
+
     @property
     def num_rounds(self) -> int:
         """Number of rounds up to the last row."""
@@ -49,7 +66,7 @@ class Record:
     @cached_property
     def wall_seconds(self) -> Floats:
         """Measured seconds of all rounds so far (n,); NaN from the first missing row on."""
-        seconds = self.columns.get("time/round_seconds", np.full(len(self.columns["round"]), np.nan))
+        seconds = self.column("time/round_seconds")
         whole = self.columns["round"] == np.arange(len(seconds))
         return np.where(np.logical_and.accumulate(whole), np.cumsum(seconds), np.nan)
 
@@ -76,13 +93,12 @@ def read_run(path: str | Path) -> Record:
     settings, problem = _read_settings(folder)
     gaps += problem
     rounds = columns["round"]
-    every = int(settings.get("trainer.log_every_n_rounds") or 1)
-    missing = int(rounds[-1]) + 1 - every * len(rounds)
-    if missing > 0:
-        gaps.append(f"{missing} of its first {int(rounds[-1]) + 1} rounds have no row")
+    num_rounds, every = int(rounds[-1]) + 1, int(settings.get("trainer.log_every_n_rounds") or 1)
+    if num_rounds > every * len(rounds):
+        gaps.append(f"{num_rounds - every * len(rounds)} of its first {num_rounds} rounds have no row")
     planned = settings.get("trainer.max_rounds")
-    if isinstance(planned, int) and rounds[-1] + 1 < planned:
-        gaps.append(f"it ends after {int(rounds[-1]) + 1} of {planned} rounds")
+    if isinstance(planned, int) and num_rounds < planned:
+        gaps.append(f"it ends after {num_rounds} of {planned} rounds")
     bits, problem = _read_bits(folder)
     algorithm = str(settings.get("algorithm") or folder.name)
     return Record(folder, columns, settings, algorithm, bits, tuple(gaps + problem), not_finite)
@@ -91,8 +107,7 @@ def read_run(path: str | Path) -> Record:
 def _where_runs_are(folder: Path) -> str:
     """Return why a folder has no `metrics.csv`, and the runs near it."""
     if not folder.is_dir():
-        parent = folder.parent
-        names = [path.parent.name for path in parent.glob(f"*/{METRICS}")] if parent.is_dir() else []
+        names = [path.parent.name for path in folder.parent.glob(f"*/{METRICS}")]
         what = "it is not a folder" if folder.exists() else "the folder does not exist"
         return what + (f"; {nearest(folder.name, names)}" if names else "")
     below = sorted(str(found.parent) for found in folder.glob(f"*/{METRICS}"))
@@ -105,8 +120,7 @@ def _read_metrics(path: Path) -> tuple[dict[str, Floats], dict[str, int], list[s
     names = next(csv.reader(lines[:1]), [])
     require("round" in names, f"{path} is not from a run: its first line has no column round.")
     position = names.index("round")
-    numbers: dict[float, list[float]] = {}
-    empty: dict[float, list[bool]] = {}
+    rows: dict[float, list[str]] = {}
     num_broken = 0
     for line in lines[1:]:
         cells = next(csv.reader([line]), [])
@@ -116,14 +130,14 @@ def _read_metrics(path: Path) -> tuple[dict[str, Floats], dict[str, int], list[s
             values = []
         # A line that a kill cut short has no line ending, even if only its last cell is cut.
         if line.endswith(("\n", "\r")) and len(values) == len(names) and values[position].is_integer():
-            numbers[values[position]] = values
-            empty[values[position]] = [not cell for cell in cells]
+            rows[values[position]] = cells
         else:
             num_broken += 1
-    require(bool(numbers), f"{path} has no complete row: nothing was logged, or the file was cut short.")
+    require(bool(rows), f"{path} has no complete row: nothing was logged, or the file was cut short.")
     gaps = [f"incomplete or broken rows left out: {num_broken}"] if num_broken else []
-    table = np.array([numbers[index] for index in sorted(numbers)])
-    broken = ~np.isfinite(table) & ~np.array([empty[index] for index in sorted(numbers)])
+    written = np.array([rows[index] for index in sorted(rows)])
+    table = np.where(written == "", "nan", written).astype(float)
+    broken = (written != "") & ~np.isfinite(table)
     table[broken] = np.nan
     not_finite = {name: int(count) for name, count in zip(names, broken.sum(axis=0), strict=True) if count}
     return dict(zip(names, table.T, strict=True)), not_finite, gaps
@@ -166,18 +180,16 @@ def flatten(node: Any, prefix: str = "") -> dict[str, Any]:
 
 def _read_bits(folder: Path) -> tuple[Bits | None, list[str]]:
     """Return the bits by kind from `communication.json`; runs of version 0.1 have them only in the checkpoint."""
+    source = Path(COMMUNICATION)
     try:
         bits = read_communication(folder)
-    except ValueError:
-        return None, [f"its {COMMUNICATION} cannot be read, so its bits by kind are unknown"]
-    if bits is not None or not (folder / LAST).is_file():
-        return bits, []
-    from lightning_fl.outputs import checkpoint_file  # imports torch, which newer runs do not need
+        if bits is None and (folder / LAST).is_file():
+            from lightning_fl.outputs import checkpoint_file  # imports torch, which newer runs do not need
 
-    try:
-        bits = checkpoint_file.load(folder / LAST)["federation"]["run"]["ledger"]["total_bits"]
-    except (UserError, KeyError):
-        return None, [f"its {LAST} cannot be read, so its bits by kind are unknown"]
+            source = LAST
+            bits = checkpoint_file.load(folder / LAST)["federation"]["run"]["ledger"]["total_bits"]
+    except (ValueError, KeyError):
+        return None, [f"its {source} cannot be read, so its bits by kind are unknown"]
     return bits, []
 
 
@@ -193,17 +205,17 @@ def require_same_data(records: Sequence[Record]) -> None:
     Raises:
         UserError: the runs use different data sets.
     """
-    found: dict[tuple[str, ...], tuple[str, Path]] = {}
+    found: dict[tuple[str, str], str] = {}
     for record in records:
         if "data" in record.settings:
             data = str(record.settings["data"])
             source = record.settings.get(SOURCES.get(data, ""))
             named = data if source is None else f"{data} of {source}"
-            found.setdefault((data, file_name(source or "")), (named, record.folder))
+            found.setdefault((data, file_name(source or "")), f"{named} in {record.folder}")
     require(
         len(found) < 2,
         "the runs use different data, so their accuracies cannot be compared: "
-        f"{', '.join(f'{data} in {folder}' for data, folder in found.values())}; make a report for each.",
+        f"{', '.join(found.values())}; make a report for each.",
     )
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from lightning_fl.report.comparison import Group
-from lightning_fl.report.labels import SEEDS, differing
+from lightning_fl.report.labels import SEEDS, counted, differing
 from lightning_fl.report.records import SOURCES, Record
 from lightning_fl.report.smoothing import ORDER
 
@@ -20,35 +20,19 @@ def remarks(groups: Sequence[Group]) -> list[str]:
     """Return the remarks, one or two sentences each."""
     records = [curve.record for group in groups for curve in group.curves]
     found = [f"{record.folder}: {gap}." for record in records for gap in record.gaps]
-    found += _without_settings(records)
+    if unknown := [f"`{record.folder}`" for record in records if "data" not in record.settings]:
+        found.append(f"Data and settings of {', '.join(unknown)} are unknown: there is no readable config.yaml.")
     name = groups[0].curves[0].metric.name
     for record in records:
         found += _rejected(record)
         if count := record.not_finite.get(name):
-            found.append(f"{record.folder}: left out {_counted(count, 'non-finite value')} of {name}.")
+            found.append(f"{record.folder}: left out {counted(count, 'non-finite value')} of {name}.")
     found += _evaluation(groups)
     for group in groups:
         seeds = [tuple(curve.record.settings.get(seed) for seed in SEEDS) for curve in group.curves]
         if len(set(seeds)) < len(seeds):
             found.append(f"{group.label}: some of its {len(seeds)} runs have the same seeds.")
     return found + _short_curves(groups)
-
-
-def _counted(count: int, thing: str) -> str:
-    """Return a number with its noun.
-
-    >>> _counted(1, "round"), _counted(1200, "round")
-    ('1 round', '1,200 rounds')
-    """
-    return f"{count:,} {thing}{'s' * (count != 1)}"
-
-
-def _without_settings(records: Iterable[Record]) -> list[str]:
-    """Return a remark on runs without a configuration, such as those started from Python."""
-    unknown = [_code(str(record.folder)) for record in records if "data" not in record.settings]
-    if not unknown:
-        return []
-    return [f"Data and settings of {', '.join(unknown)} are unknown: there is no readable config.yaml."]
 
 
 def _rejected(record: Record) -> list[str]:
@@ -59,7 +43,7 @@ def _rejected(record: Record) -> list[str]:
         return []
     why = " or loss exploded" * (record.settings.get("trainer.loss_guard.clients") is not None)
     uploads = f"{num_rejected:,} of {int(np.nansum(rejected + accepted)):,} uploads"
-    text = f"{record.folder}: {uploads} were rejected (not finite{why}) in {num_rounds:,} of {_counted(len(rejected), 'round')}"
+    text = f"{record.folder}: {uploads} were rejected (not finite{why}) in {num_rounds:,} of {counted(len(rejected), 'round')}"
     if num_lost := int(((rejected > 0) & (accepted == 0)).sum()):
         lost = "all" if num_lost == num_rounds else f"{num_lost:,}"
         text += f"; in {lost} of these no upload was accepted, and the model did not change"
@@ -70,16 +54,12 @@ def _evaluation(groups: Sequence[Group]) -> list[str]:
     """Return remarks on settings for which runs may have been evaluated on different samples."""
     found = []
     for key in sorted({*EVALUATION, *SOURCES.values()} & {*differing([group.curves[0].record for group in groups])}):
-        values = list(dict.fromkeys(str(group.settings[key]) for group in groups if key in group.settings))
+        values = list(dict.fromkeys(f"`{group.settings[key]}`" for group in groups if key in group.settings))
         if len(values) < 2:  # a run without a configuration has no known value
             continue
         what = "may use different data" if key in SOURCES.values() else "were not evaluated on the same samples"
-        found.append(f"The runs {what}: `{key}` is {' and '.join(map(_code, values))}.")
+        found.append(f"The runs {what}: `{key}` is {' and '.join(values)}.")
     return found
-
-
-def _code(text: str) -> str:
-    return f"`{text}`"
 
 
 def _short_curves(groups: Sequence[Group]) -> list[str]:
@@ -89,12 +69,7 @@ def _short_curves(groups: Sequence[Group]) -> list[str]:
     if not short or window < SHORT_WINDOW:
         return []
     count = "One run has" if len(short) == 1 else f"{len(short)} runs have"
-    less = (
-        f"`--window {SHORT_WINDOW}` smooths less, `--window 1` does not smooth"
-        if window > SHORT_WINDOW
-        else "`--window 1` does not smooth"
-    )
     return [
         f"{count} fewer than {2 * window} values: the smoothing window covers half of such a curve or more, so a steep beginning "
-        f"shifts its later values. {less}."
+        "shifts its later values. A smaller `--window` smooths less, `--window 1` does not smooth."
     ]

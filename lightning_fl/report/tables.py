@@ -9,16 +9,18 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
-from lightning_fl.outputs.units import BYTES, KINDS, SECONDS, decimals, magnitude, significant, unit_of
-from lightning_fl.report.comparison import Group, Metric, mean_and_spread
+from lightning_fl.outputs.units import BYTES, SECONDS, decimals, magnitude, significant, unit_of
+from lightning_fl.report.comparison import Curve, Group, Metric
 from lightning_fl.report.document import Table
-from lightning_fl.report.labels import SEEDS, differing, is_of_method, setting, shown, telling
+from lightning_fl.report.labels import SEEDS, differing, is_of_method, shown
 from lightning_fl.report.published import PublishedRow, PublishedTable, measured
 from lightning_fl.report.published_settings import in_short
 from lightning_fl.report.records import SOURCES
 
 Spread = tuple[float | None, float | None, int]
 """Mean, standard deviation and count, as `mean_and_spread` returns them."""
+Row = tuple[Sequence[str], Mapping[str, Spread | str]]
+"""Words of a row, and its numbers by column, or their text; a number that is missing is unknown."""
 NONE = "–"
 MOST_SETTINGS = 8  # columns of one table
 UNITS = {"bytes": BYTES, "seconds": SECONDS}
@@ -55,18 +57,13 @@ PUBLISHED = {
 }
 
 
-def table(
-    names: Sequence[str],
-    columns: Mapping[str, Column],
-    rows: Sequence[tuple[Sequence[str], Mapping[str, Spread | str]]],
-    num_texts: int = 1,
-) -> Table:
+def table(names: Sequence[str], columns: Mapping[str, Column], rows: Sequence[Row], num_texts: int = 1) -> Table:
     """Return a table of words and numbers.
 
     Args:
         names: titles of the columns of words.
         columns: columns of numbers, to the right of the words.
-        rows: words of each row, and its numbers by column, or their text; a number that is missing is unknown.
+        rows: rows of the table.
         num_texts: number of columns of words that are aligned left.
     """
     units = {kind: unit_of(_largest(kind, columns, rows), of) for kind, of in UNITS.items()}
@@ -82,9 +79,7 @@ def table(
     return Table([*names, *header], lines, num_texts)
 
 
-def _largest(
-    kind: str, columns: Mapping[str, Column], rows: Sequence[tuple[Sequence[str], Mapping[str, Spread | str]]]
-) -> float:
+def _largest(kind: str, columns: Mapping[str, Column], rows: Sequence[Row]) -> float:
     """Return the largest finite mean in the columns of a kind."""
     cells = [found[name] for _, found in rows for name, of in columns.items() if of.kind == kind and name in found]
     means = [cell[0] for cell in cells if not isinstance(cell, str)]
@@ -108,9 +103,8 @@ def _cell(found: Spread, column: Column, unit: float) -> str:
     if not spread:
         return _fixed(mean, num_decimals)
     # The decimals of a far smaller deviation would give the mean too many digits.
-    if -magnitude(spread, 1) > num_decimals + 1:
-        return f"{_fixed(mean, num_decimals)} ± {significant(spread)}"
-    num_decimals = max(num_decimals, -magnitude(spread, 1))
+    if -magnitude(spread, 1) == num_decimals + 1:
+        num_decimals += 1
     return f"{_fixed(mean, num_decimals)} ± {_fixed(spread, num_decimals)}"
 
 
@@ -148,7 +142,7 @@ def beside(published: PublishedTable, groups: Sequence[Group]) -> Table:
     shown = [row for row in published.rows if not networks or row.network in networks]
     nearest = [(group, published.nearest_rows(group)) for group in groups]
     columns = {name: of for name, of in PUBLISHED.items() if any(name in row.numbers for row in shown)}
-    rows: list[tuple[list[str], dict[str, Spread | str]]] = []
+    rows: list[Row] = []
     for row in shown:
         target = NONE if row.target is None else f"{row.target:g}"
         setting = ", ".join(filter(None, (row.dataset, row.network, row.setting)))
@@ -170,39 +164,27 @@ def _printed(row: PublishedRow) -> dict[str, Spread | str]:
 
 
 def settings(groups: Sequence[Group]) -> list[Table]:
-    """Return the settings that differ: those besides the method, and a method's own settings that its labels do not show."""
+    """Return the settings that differ: those besides the method, and each method's own that differ between its runs."""
     known = [group for group in groups if "data" in group.settings]
-    keys = _outermost([key for key in differing([g.curves[0].record for g in known]) if not is_of_method(key)], known)
+    keys = [key for key in _outermost(known) if not is_of_method(key)]
     for algorithm in dict.fromkeys(group.algorithm for group in known):
-        peers = [group for group in known if group.algorithm == algorithm]
-        records = [group.curves[0].record for group in peers]
-        own = [key for key in differing(records) if is_of_method(key)]
-        distinguishing = telling(algorithm, records)
-        in_labels = all(
-            setting(record, key) in group.label
-            for key in distinguishing
-            for record, group in zip(records, peers, strict=True)
-        )
-        keys += _outermost([key for key in own if not (in_labels and key in distinguishing)], peers)
+        keys += filter(is_of_method, _outermost([group for group in known if group.algorithm == algorithm]))
     keys = list(dict.fromkeys(keys))
-    names = [key.partition(".")[2] or key for key in keys]
+    pages = [keys[start : start + MOST_SETTINGS] for start in range(0, len(keys), MOST_SETTINGS)]
     return [
         Table(
-            ["method", *names[start : start + MOST_SETTINGS]],
-            [
-                [g.label, *(_with_options(g.settings, key) for key in keys[start : start + MOST_SETTINGS])]
-                for g in known
-            ],
-            num_texts=1 + MOST_SETTINGS,
+            ["method", *(key.partition(".")[2] or key for key in page)],
+            [[group.label, *(_with_options(group.settings, key) for key in page)] for group in known],
+            num_texts=1 + len(page),
         )
-        for start in range(0, len(keys), MOST_SETTINGS)
+        for page in pages
     ]
 
 
-def _outermost(keys: Sequence[str], groups: Sequence[Group]) -> list[str]:
-    """Leave out the settings of a part that itself differs; they are shown with the part."""
-    parts = [key for key in keys if len({str(group.settings.get(key)) for group in groups}) > 1]
-    return [key for key in keys if not any(key.startswith(f"{part}.") for part in parts)]
+def _outermost(groups: Sequence[Group]) -> list[str]:
+    """Return the settings that differ, without those of a part that itself differs; they are shown with the part."""
+    keys = differing([group.curves[0].record for group in groups])
+    return [key for key in keys if not any(key.startswith(f"{part}.") for part in keys)]
 
 
 def _with_options(given: Mapping[str, Any], key: str) -> str:
@@ -218,53 +200,53 @@ def _with_options(given: Mapping[str, Any], key: str) -> str:
 def bytes_by_kind(groups: Sequence[Group]) -> Table:
     """Return bytes of the whole run by direction and kind, as means over the runs that recorded them."""
     known = [(group.label, bits) for group in groups if (bits := group.mean_bytes())]
-    names = [(d, kind) for d in ("up", "down") for kind in KINDS if any(bits[d][kind] for _, bits in known)]
-    columns = {f"{d}: {kind}": Column(f"{d}: {kind}", "bytes") for d, kind in names}
-    rows = [([label], {f"{d}: {kind}": mean_and_spread([bits[d][kind]]) for d, kind in names}) for label, bits in known]
+    columns = {
+        f"{way}: {kind}": Column(f"{way}: {kind}", "bytes")
+        for way, kind in known[0][1]
+        if any(bits[way, kind] for _, bits in known)
+    }
+    rows: list[Row] = [
+        ([label], {f"{way}: {kind}": (value, None, 1) for (way, kind), value in bits.items()}) for label, bits in known
+    ]
     return table(["method"], columns, rows)
 
 
 def write_runs(path: Path, groups: Sequence[Group]) -> None:
     """Write a line for each run with all its numbers: bytes, seconds and values in full, an empty cell for unknown ones."""
-    curves = [(group.label, curve) for group in groups for curve in group.curves]
-    bits = [curve.record.bits or {} for _, curve in curves]
-    directions = {"up": "uplink", "down": "downlink"}
-    kinds = [(d, kind) for d in directions for kind in KINDS if any(of.get(d, {}).get(kind) for of in bits)]
-    rows: list[dict[str, Any]] = [
-        {
-            "method": label,
-            "folder": str(curve.record.folder),
-            **{seed: curve.record.settings.get(seed) for seed in SEEDS},
-            **{name: _plain(value) for name, value in curve.numbers.items()},
-            **{f"{directions[d]}_{kind}": _plain(of[d].get(kind, 0) / 8) if of else None for d, kind in kinds},
-        }
-        for (label, curve), of in zip(curves, bits, strict=True)
-    ]
+    rows = []
+    for label, curve in _curves(groups):
+        record = curve.record
+        row = {"method": label, "folder": str(record.folder), **{seed: record.settings.get(seed) for seed in SEEDS}}
+        rows.append({**row, **curve.numbers, **{f"{way}link_{kind}": n for (way, kind), n in record.bytes.items()}})
     _write(path, rows)
 
 
 def write_curves(path: Path, groups: Sequence[Group], metric: Metric) -> None:
     """Write a line for each value of each run's curve."""
-    axes = list(COSTS)
     rows = [
-        {"method": group.label, "folder": str(curve.record.folder), **dict(zip(axes, map(_plain, spent), strict=True))}
+        {"method": label, "folder": str(curve.record.folder), **{name: curve.axis(name)[i] for name in COSTS}}
         | {metric.name: raw, f"{metric.name} smoothed": smoothed}
-        for group in groups
-        for curve in group.curves
-        for raw, smoothed, *spent in zip(curve.raw, curve.smoothed, *(curve.axis(name) for name in axes), strict=True)
+        for label, curve in _curves(groups)
+        for i, (raw, smoothed) in enumerate(zip(curve.raw, curve.smoothed, strict=True))
     ]
     _write(path, rows)
 
 
-def _plain(value: float | None) -> float | int | None:
-    """Return a whole number as int, and None if unknown or not finite."""
-    if value is None or not isfinite(value):
-        return None
-    return int(value) if value == round(value) else float(value)
+def _curves(groups: Sequence[Group]) -> list[tuple[str, Curve]]:
+    """Return the curves of all groups with the groups' labels."""
+    return [(group.label, curve) for group in groups for curve in group.curves]
 
 
-def _write(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+def _write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write rows to a CSV file; cells are empty where a row has no value."""
     with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
+        writer = csv.DictWriter(file, dict.fromkeys(name for row in rows for name in row))
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows({name: _plain(value) for name, value in row.items()} for row in rows)
+
+
+def _plain(value: Any) -> Any:
+    """Return a whole number as int, None for a number that is not finite, and any other value unchanged."""
+    if not isinstance(value, float):
+        return value
+    return None if not isfinite(value) else int(value) if value.is_integer() else float(value)

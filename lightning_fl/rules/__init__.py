@@ -2,10 +2,9 @@
 
 from lightning_fl.rules.adam import LocalAdam, SharedAdam, WarmedUpAdam
 from lightning_fl.rules.control_variates import ControlVariates
-from lightning_fl.rules.corrected_momentum import CorrectedMomentum
 from lightning_fl.rules.decoupled_momentum import DecoupledMomentum
-from lightning_fl.rules.frozen_momentum import FrozenMomentum
 from lightning_fl.rules.local_optimizer import LocalOptimizer
+from lightning_fl.rules.mime import CorrectedMomentum, FrozenMomentum
 from lightning_fl.rules.normalised import Normalised
 from lightning_fl.rules.proximal import Proximal
 from lightning_fl.rules.restarted_momentum import RestartedMomentum

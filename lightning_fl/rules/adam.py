@@ -8,6 +8,7 @@ the source of m and v and in their upload.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -21,8 +22,8 @@ RATE = "scalars/learning_rate"
 
 
 @dataclass(frozen=True)
-class SharedAdam(Rule):
-    """Start from the server's moments, and send the changes of the moments and of the model (FedAdam).
+class Adam(Rule, ABC):
+    """Base class of the rules.
 
     Attributes:
         beta1: decay β₁ of the first moment, in [0, 1).
@@ -31,25 +32,32 @@ class SharedAdam(Rule):
     """
 
     own_step = True
-    receives = frozenset({FIRST, SECOND})
-    sends = frozenset({FIRST, SECOND})
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-6
 
     def __post_init__(self) -> None:
-        _check(self.beta1, self.beta2, self.epsilon)
+        for name in ("beta1", "beta2"):
+            check_between(f"Adam's {name}", getattr(self, name), 0, 1, "[)")
+        check_positive("Adam's epsilon", self.epsilon)
 
+    @abstractmethod
     def start(self, local: LocalTraining) -> None:
-        """Set (m, v) to the server's moments."""
-        local.memory["first"] = _own(local.received[FIRST], local.params)
-        local.memory["second"] = _own(local.received[SECOND], local.params)
+        """Set (m, v) by `begin`."""
+
+    def begin(self, local: LocalTraining, first: Tensor, second: Tensor) -> None:
+        """Set (m, v) to copies (…, d) with the shape, dtype and device of the parameters."""
+        for name, vector in {"first": first, "second": second}.items():
+            local.memory[name] = torch.empty_like(local.params).copy_(vector)
 
     def step(self, local: LocalTraining) -> None:
         """Take one step of Adam."""
-        _adam_step(local, self.beta1, self.beta2, self.epsilon)
+        gradient = local.gradient
+        first = local.memory["first"].mul_(self.beta1).add_(gradient, alpha=1 - self.beta1)
+        second = local.memory["second"].mul_(self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)
+        local.params.sub_((second + self.epsilon).rsqrt_().mul_(first).mul_(local.learning_rate))
 
-    def finish(self, local: LocalTraining) -> Message:
+    def changes(self, local: LocalTraining) -> Message:
         """Return the changes of w, m and v."""
         return {
             "model": local.params - local.received["model"],
@@ -59,22 +67,23 @@ class SharedAdam(Rule):
 
 
 @dataclass(frozen=True)
-class LocalAdam(Rule):
-    """Keep the moments on the client from round to round, and send the model alone (Efficient-Adam).
+class SharedAdam(Adam):
+    """Start from the server's moments, and send the changes of the moments and of the model (FedAdam)."""
 
-    Attributes:
-        beta1: decay β₁ of the first moment, in [0, 1).
-        beta2: decay β₂ of the second moment, in [0, 1).
-        epsilon: ε > 0, added to the second moment inside the root.
-    """
+    needs = provides = frozenset({FIRST, SECOND})
 
-    own_step = True
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-6
+    def start(self, local: LocalTraining) -> None:
+        """Set (m, v) to the server's moments."""
+        self.begin(local, local.received[FIRST], local.received[SECOND])
 
-    def __post_init__(self) -> None:
-        _check(self.beta1, self.beta2, self.epsilon)
+    def finish(self, local: LocalTraining) -> Message:
+        """Return the changes of w, m and v."""
+        return self.changes(local)
+
+
+@dataclass(frozen=True)
+class LocalAdam(Adam):
+    """Keep the moments on the client from round to round, and send the model alone (Efficient-Adam)."""
 
     def init(self, params: Tensor) -> State:
         """Return (m, v) = 0 for a client that takes part for the first time."""
@@ -82,52 +91,36 @@ class LocalAdam(Rule):
 
     def start(self, local: LocalTraining) -> None:
         """Set (m, v) to those of the client's last round."""
-        for name in ("first", "second"):
-            local.memory[name] = _own(local.state[name], local.params)
-
-    def step(self, local: LocalTraining) -> None:
-        """Take one step of Adam."""
-        _adam_step(local, self.beta1, self.beta2, self.epsilon)
+        self.begin(local, local.state["first"], local.state["second"])
 
     def finish(self, local: LocalTraining) -> Message:
         """Return the change of w; (m, v) stay on the client."""
         local.state = {name: local.memory[name] for name in ("first", "second")}
-        return {"model": local.params - local.received["model"]}
+        return super().finish(local)
 
 
 @dataclass(frozen=True)
-class WarmedUpAdam(Rule):
+class WarmedUpAdam(Adam):
     """Run FedAdam for the warm-up rounds, then momentum scaled by the second moment V of their end (1-bit Adam).
 
     After the warm-up, with V fixed:  m ← β₁m + (1 − β₁)g;  y ← y − η m / √(V + ε), starting from the server's momentum. The
     upload is the mean momentum of the round, u = √(V + ε)(w − y) / Σ η = Σ η m / Σ η, which is m after a single step.
 
     Attributes:
-        beta1: decay β₁ of the first moment, in [0, 1).
-        beta2: decay β₂ of the second moment, in [0, 1).
-        epsilon: ε > 0, added to the second moment inside the root.
         warmup: T_w, the rounds of FedAdam: a count, or a fraction of the run's rounds.
         momentum_mask: leave coordinates unchanged whose second moment is zero, that is, which had no gradient in the warm-up.
             One bit cannot encode zero, and such a coordinate would be divided by √ε only.
     """
 
-    own_step = True
-    receives = frozenset({FIRST, SECOND})
-    sends = frozenset({FIRST, SECOND, MOMENTUM, RATE})
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-6
+    needs = frozenset({FIRST, SECOND})
+    provides = frozenset({FIRST, SECOND, MOMENTUM, RATE})
     warmup: int | float = 0.2
     momentum_mask: bool = True
-
-    def __post_init__(self) -> None:
-        _check(self.beta1, self.beta2, self.epsilon)
 
     def start(self, local: LocalTraining) -> None:
         """Set (m, v) to the server's; after the warm-up also set the scale 1 / √(V + ε) and Σ η m = 0."""
         name = MOMENTUM if MOMENTUM in local.received else FIRST
-        local.memory["first"] = _own(local.received[name], local.params)
-        local.memory["second"] = _own(local.received[SECOND], local.params)
+        self.begin(local, local.received[name], local.received[SECOND])
         if self._is_warm(local):
             second = local.memory["second"]
             scale = (second + self.epsilon).rsqrt_()
@@ -140,7 +133,7 @@ class WarmedUpAdam(Rule):
     def step(self, local: LocalTraining) -> None:
         """Take one step of Adam, or of momentum with the fixed scale."""
         if "scale" not in local.memory:
-            _adam_step(local, self.beta1, self.beta2, self.epsilon)
+            super().step(local)
             return
         first = local.memory["first"].mul_(self.beta1).add_(local.gradient, alpha=1 - self.beta1)
         moved = first * local.learning_rate
@@ -150,11 +143,7 @@ class WarmedUpAdam(Rule):
     def finish(self, local: LocalTraining) -> Message:
         """Return the changes of w, m and v; after the warm-up the mean momentum, and Σ η, which both sides know."""
         if "scale" not in local.memory:
-            return {
-                "model": local.params - local.received["model"],
-                FIRST: local.memory["first"] - local.received[FIRST],
-                SECOND: local.memory["second"] - local.received[SECOND],
-            }
+            return self.changes(local)
         total = torch.as_tensor(local.sum_learning_rate, dtype=local.params.dtype, device=local.params.device)
         total = total.expand(*local.params.shape[:-1], total.shape[-1] if total.dim() else 1)
         mean = torch.where(total > 0, local.memory["path"] / total, 0.0)
@@ -165,21 +154,3 @@ class WarmedUpAdam(Rule):
     def _is_warm(self, local: LocalTraining) -> bool:
         """True after the warm-up; compression that has begun continues in a run that is resumed with more rounds."""
         return MOMENTUM in local.received or local.setting.round >= local.setting.num_rounds_of(self.warmup)
-
-
-def _check(beta1: float, beta2: float, epsilon: float) -> None:
-    for name, beta in {"beta1": beta1, "beta2": beta2}.items():
-        check_between(f"Adam's {name}", beta, 0, 1, "[)")
-    check_positive("Adam's epsilon", epsilon)
-
-
-def _own(vector: Tensor, params: Tensor) -> Tensor:
-    """Return a copy (…, d) to change in place, with the shape, dtype and device of the parameters."""
-    return torch.empty_like(params).copy_(vector)
-
-
-def _adam_step(local: LocalTraining, beta1: float, beta2: float, epsilon: float) -> None:
-    gradient = local.gradient
-    first = local.memory["first"].mul_(beta1).add_(gradient, alpha=1 - beta1)
-    second = local.memory["second"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-    local.params.sub_((second + epsilon).rsqrt_().mul_(first).mul_(local.learning_rate))

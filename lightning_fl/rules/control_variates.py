@@ -29,8 +29,7 @@ class ControlVariates(Rule):
         "where momentum ρ would make its estimate of a client's mean gradient about 1/(1 − ρ) times too large"
     )
     needs_whole_upload = True
-    receives = frozenset({CONTROL})
-    sends = frozenset({CONTROL})
+    needs = provides = frozenset({CONTROL})
 
     def init(self, params: Tensor) -> State:
         """Return c_k = 0."""

@@ -12,8 +12,6 @@ import torch
 from lightning_fl.checks import check_between, check_choice, check_whole
 from lightning_fl.slots import LocalTraining, Message, Rule, Setting
 
-VARIANTS = ("evolving", "frozen")
-
 
 @dataclass(frozen=True)
 class DecoupledMomentum(Rule):
@@ -32,20 +30,29 @@ class DecoupledMomentum(Rule):
     """
 
     own_step = True
-    receives = frozenset({"moments/momentum"})
-    sends = frozenset({"moments/momentum"})
+    needs = provides = frozenset({"moments/momentum"})
     beta: float = 0.9
     variant: Literal["evolving", "frozen"] = "evolving"
     full_batch_last: int = 0
 
     def __post_init__(self) -> None:
         check_between("the momentum beta", self.beta, 0, 1, "[)")
-        check_choice("variant", self.variant, VARIANTS)
+        check_choice("variant", self.variant, ("evolving", "frozen"))
         check_whole("full_batch_last, a number of rounds,", self.full_batch_last, 0)
 
     def takes_full_batches(self, setting: Setting) -> bool:
         """True in the last r rounds."""
         return setting.round >= setting.num_rounds - self.full_batch_last
+
+    def note_on_resume(self, setting: Setting, planned: int) -> str:
+        """Name the rounds so far that used full batches as the last of a shorter run, because they are no longer the last."""
+        first, end = planned - self.full_batch_last, setting.num_rounds - self.full_batch_last
+        moved = range(max(0, first) + 1, min(setting.round, end) + 1)  # rounds count from 1 in messages
+        if not moved:
+            return ""
+        which = f"Rounds {moved[0]} to {moved[-1]}" if len(moved) > 1 else f"Round {moved[0]}"
+        again = f"the end of {setting.num_rounds} rounds uses them again"
+        return f"{which} used full batches at the end of {planned} rounds; {again}."
 
     def start(self, local: LocalTraining) -> None:
         """Set v = m, stored as v − m = 0; `frozen` stores the sum of u − m."""

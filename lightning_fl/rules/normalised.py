@@ -34,7 +34,7 @@ class Normalised(Rule):
             largest.
     """
 
-    sends = frozenset({NORMALISER})
+    provides = frozenset({NORMALISER})
     mu: float = 0.0
 
     def __post_init__(self) -> None:

@@ -62,7 +62,7 @@ def evaluate(
     takes_index = is_param_in_hook_signature(step, "batch_idx", min_args=2)
     takes_loader = is_param_in_hook_signature(step, "dataloader_idx")
     fabric = flat_module.fabric
-    precision, rank, num_ranks = fabric.strategy.precision, fabric.global_rank, fabric.world_size
+    rank, num_ranks = fabric.global_rank, fabric.world_size
     no_grad: AbstractContextManager[Any] = torch.inference_mode() if inference_mode else torch.no_grad()
     outputs: list[list[Any]] = [[] for _ in loaders]
     logs.take()
@@ -78,11 +78,11 @@ def evaluate(
                     break
                 if stage != "predict" and index % num_ranks != rank:
                     continue
-                batch = precision.convert_input(flat_module.transfer(batch, resident))
+                batch = flat_module.transfer(batch, resident)
                 logs.batch_size = extract_batch_size(batch)
                 hooks.call(f"on_{stage}_batch_start", batch, index, loader_index)
                 arguments = [batch] + [index] * takes_index + [loader_index] * takes_loader
-                with precision.forward_context():
+                with fabric.autocast():
                     output = step(*arguments)
                 hooks.call(f"on_{stage}_batch_end", output, batch, index, loader_index)
                 if stage == "predict":
@@ -111,16 +111,16 @@ def measure(flat_module: FlatModule, stage: str, batches: Iterable[Any], residen
         Averages over samples, the same on every rank.
     """
     module, logs, fabric = flat_module.module, flat_module.logs, flat_module.fabric
-    step, precision = getattr(module, f"{stage}_step"), fabric.strategy.precision
+    step = getattr(module, f"{stage}_step")
     takes_index = is_param_in_hook_signature(step, "batch_idx", min_args=2)
     logs.take()
     with evaluating(module), torch.no_grad():
         getattr(module, f"on_{stage}_epoch_start")()
         for index, batch in enumerate(batches):
             if index % fabric.world_size == fabric.global_rank:
-                batch = precision.convert_input(flat_module.transfer(batch, resident))
+                batch = flat_module.transfer(batch, resident)
                 logs.batch_size = extract_batch_size(batch)
-                with precision.forward_context():
+                with fabric.autocast():
                     step(batch, *[index] * takes_index)
         getattr(module, f"on_{stage}_epoch_end")()
     return logs.averages(gather_objects(fabric, move_data_to_device(logs.take(), torch.device("cpu"))))
@@ -144,8 +144,8 @@ def mean_training_loss(flat_module: FlatModule, batches: Iterable[Any], resident
     with evaluating(module), torch.no_grad(), flat_module.lending({}, _nothing):
         for index, batch in enumerate(batches):
             if index % fabric.world_size == fabric.global_rank:
-                batch = fabric.strategy.precision.convert_input(flat_module.transfer(batch, resident))
-                with fabric.strategy.precision.forward_context():
+                batch = flat_module.transfer(batch, resident)
+                with fabric.autocast():
                     loss, _ = flat_module.training_step(batch, index)
                 if loss is not None:
                     size = extract_batch_size(batch)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
@@ -40,14 +43,25 @@ def count_layer_macs(flat_module: FlatModule, samples: Selection, resident: bool
 
 
 def _count(flat_module: FlatModule, samples: Selection, resident: bool) -> FlopCounterMode | None:
-    """Run `forward` once under torch's counter; None if it needs other arguments."""
-    precision = flat_module.fabric.strategy.precision
-    batch = precision.convert_input(flat_module.transfer(next(iter(samples.batches(2))), resident))
-    inputs = batch if isinstance(batch, Tensor) else batch[0] if isinstance(batch, (tuple, list)) else None
-    if inputs is None:
-        return None
+    """Count the operations of `forward` on two samples; None if it needs other arguments."""
+    batch = flat_module.transfer(next(iter(samples.batches(2))), resident)
+    inputs = batch[0] if isinstance(batch, (tuple, list)) else batch
+    return count_flops(flat_module, inputs) if isinstance(batch, (Tensor, tuple, list)) else None
+
+
+def count_flops(
+    flat_module: FlatModule, inputs: Any, inside: AbstractContextManager[Any] | None = None
+) -> FlopCounterMode | None:
+    """Run `forward` on `inputs` under torch's counter, within a context if one is given; None if it needs other arguments."""
     counter = FlopCounterMode(display=False)
-    with torch.random.fork_rng(), torch.no_grad(), evaluating(flat_module.module), precision.forward_context(), counter:
+    with (
+        torch.random.fork_rng(),
+        torch.no_grad(),
+        evaluating(flat_module.module),
+        flat_module.fabric.autocast(),
+        inside or nullcontext(),
+        counter,
+    ):
         try:
             flat_module.module(inputs)
         except Exception:  # `forward` needs other arguments, so nothing can be counted

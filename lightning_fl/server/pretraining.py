@@ -29,7 +29,9 @@ from lightning_fl.vectors.layout import FlatGradient
 
 @dataclass
 class ModuleLearner:
-    """Implementation of `lightning_fl.slots.Learner` with the module's `forward`, without callbacks and `training_step`.
+    """Implementation of `lightning_fl.slots.Learner`, which documents the methods; docstrings here say what is special.
+
+    It uses the module's `forward`, without callbacks and `training_step`.
 
     Attributes:
         flat_module: the module.
@@ -57,20 +59,7 @@ class ModuleLearner:
         learning_rate: float,
         random: np.random.Generator,
     ) -> Message:
-        """Train with Adam on the cross-entropy of the logits, in training mode, with the augmentation of the data, if any.
-
-        Args:
-            start: `model` (d,) and `buffers` (d_b,) to start from.
-            samples: m samples; `forward` takes the first part of each batch.
-            labels: their classes (m,), in the order of the selection.
-            epochs: passes over the samples.
-            batch_size: samples in a minibatch.
-            learning_rate: Adam's learning rate.
-            random: seeds the order of the samples and the module's own random numbers.
-
-        Returns:
-            `model` and `buffers` after the last step.
-        """
+        """Train in training mode, with the augmentation of the data, if any; `forward` takes the first part of each batch."""
         flat_module, adam = self.flat_module, self._adam
         order, own = (int(seed) for seed in random.integers(2**63, size=2))
         flat_module.load(start["model"], start["buffers"], self.counters)
@@ -82,7 +71,7 @@ class ModuleLearner:
         for _ in range(epochs):
             for inputs, classes in self._labelled(samples, labels, batch_size, generator):
                 self._gradient.zero()
-                with flat_module.fabric.strategy.precision.forward_context():
+                with flat_module.fabric.autocast():
                     loss = F.cross_entropy(flat_module.module(inputs), classes)
                 flat_module.fabric.backward(loss)
                 adam.step()
@@ -93,31 +82,19 @@ class ModuleLearner:
         return {"model": flat_module.params.clone(), "buffers": flat_module.read_buffers().clone()}
 
     def votes(self, model: Message, samples: Selection) -> Tensor:
-        """Return each sample's vote for the class with the largest logit, the first of equal ones.
-
-        Args:
-            model: `model` (d,) and `buffers` (d_b,).
-            samples: m samples; `forward` takes the first part of each batch.
-
-        Returns:
-            One-hot rows (m, C), int64 on the host.
-        """
+        """Vote for the class with the largest logit, the first of equal ones."""
         flat_module = self.flat_module
         flat_module.load(model["model"], model["buffers"], self.counters)
         parts = []
         with evaluating(flat_module.module), torch.no_grad():
             for batch in samples.batches(self.data.eval_batch_size):
-                with flat_module.fabric.strategy.precision.forward_context():
+                with flat_module.fabric.autocast():
                     logits = flat_module.module(self._inputs(batch))
                 parts.append(F.one_hot(logits.argmax(1), logits.shape[1]))
         return torch.cat(parts).cpu()
 
     def sum_over_clients(self, work: Callable[[int], Tensor]) -> Tensor:
-        """Return Σ_k work(k), the same on every process; counts the bits and steps of other processes' clients.
-
-        Args:
-            work: returns a client's contribution from its index; integers of one shape.
-        """
+        """Sum integers of one shape, and count the bits and steps of other processes' clients."""
         fabric, sizes = self.flat_module.fabric, self.data.client_sizes
         booked, steps_before = deepcopy(self.ledger.round_bits), self.num_steps
         clients = [int(client) for client in sizes.nonzero()[0]]
@@ -163,8 +140,5 @@ class ModuleLearner:
                 yield self._inputs(batch), classes
 
     def _inputs(self, batch: Any) -> Any:
-        flat_module = self.flat_module
-        batch = flat_module.fabric.strategy.precision.convert_input(
-            flat_module.transfer(batch, self.data.train.resident)
-        )
+        batch = self.flat_module.transfer(batch, self.data.train.resident)
         return batch[0] if isinstance(batch, (tuple, list)) else batch

@@ -35,7 +35,7 @@ from lightning_fl.vectors.submodel import Submodel
 
 @dataclass
 class ServerSide:
-    """Implements `lightning_fl.slots.Server`.
+    """Implementation of `lightning_fl.slots.Server`, which documents the methods; docstrings here say what is special.
 
     Attributes:
         flat_module: module on flat storage, which the clients train too.
@@ -56,17 +56,14 @@ class ServerSide:
     num_steps: int = 0
 
     def branch(self) -> ServerSide:
-        """Return a copy that counts its own trainings."""
         return replace(self)
 
     @property
     def num_samples(self) -> int:
-        """Number of samples that the server holds, n_0."""
         return len(self.data.server_indices)
 
     @property
     def has_labels(self) -> bool:
-        """True if the class of each sample is known."""
         return self.data.label_histograms is not None
 
     @property
@@ -75,7 +72,6 @@ class ServerSide:
         return self.run.torch_seeds(SERVER)[0]
 
     def require_samples(self) -> None:
-        """Raise `UserError` if the server has no samples."""
         require(
             self.num_samples > 0,
             "the algorithm trains on samples of the server, which has none: set --data.server_fraction, for example 0.05, and a "
@@ -84,19 +80,16 @@ class ServerSide:
 
     @property
     def batch_size(self) -> int:
-        """Number of samples in a minibatch, B."""
         return self.schedule.batch_size
 
     @property
     def samples_per_client(self) -> float:
-        """Mean number of samples that a client reads in a round, over all passes; clients without samples are left out."""
         sizes = self.data.client_sizes[self.data.client_sizes > 0]
         return float(
             np.mean([self.schedule.num_samples(int(size), self.flat_module.skips_single_samples) for size in sizes])
         )
 
     def layer_macs(self) -> dict[str, int]:
-        """Return the multiply-accumulates of each layer for one sample, by module name; {} if they cannot be counted."""
         samples = self.data.server_data() or self.data.client(int(self.data.client_sizes.argmax()))
         macs = count_layer_macs(self.flat_module, samples, self.data.train.resident)
         return macs or {}
@@ -109,18 +102,7 @@ class ServerSide:
         rows: slice = slice(None),
         mask: Tensor | None = None,
     ) -> ServerTraining:
-        """Train on the server's samples with the batches and the learning rate of a client.
-
-        Args:
-            received: model to start from: `model` (d,), `buffers` (d_b,) and the names that the rule receives.
-            rule: rule of the training; None for the module's own optimiser.
-            epochs: passes over the samples; None for as many epochs or steps as a client.
-            rows: positions of the samples to train on, within the server's.
-            mask: parameters to train (d,), bools, all others being 0; None for the run's pruning mask.
-
-        Returns:
-            Deltas from `received`. All deltas and the weight are 0 if any number is not finite.
-        """
+        """Train as a client does; every process trains, and all use the deltas of process 0."""
         flat_module, run, rule = self.flat_module, self.run, rule or Rule()
         self.require_samples()
         samples = self.data.train.select(self.data.server_indices[rows])
@@ -147,14 +129,7 @@ class ServerSide:
         return ServerTraining(message, float(len(samples)), local.num_steps)
 
     def accuracy(self, params: Tensor, buffers: Tensor, rows: slice = slice(None)) -> float:
-        """Return the accuracy of a model on the server's samples, as `validation_step` logs it.
-
-        Uses evaluation mode, no augmentation and no callbacks.
-
-        Args:
-            params: parameters (d,).
-            buffers: float buffers (d_b,).
-            rows: positions of the samples, within the server's.
+        """Return the accuracy that `validation_step` logs, without augmentation and callbacks.
 
         Raises:
             UserError: `validation_step` logs no accuracy, or one outside [0, 1].
@@ -174,7 +149,7 @@ class ServerSide:
         return min(max(accuracy, 0.0), 1.0)
 
     def loss(self, params: Tensor, buffers: Tensor) -> float:
-        """Return the mean loss of `training_step` over the server's samples, in evaluation mode, without augmentation."""
+        """Return the mean loss of `training_step`, without augmentation."""
         data, flat_module = self.data, self.flat_module
         flat_module.load(params, buffers, self.counters)
         flat_module.personal.copy_(self.run.personal)
@@ -182,45 +157,27 @@ class ServerSide:
         return mean_training_loss(flat_module, batches, data.train.resident)
 
     def try_accuracy(self) -> None:
-        """Evaluate the initial model on the first samples, so that a module without an accuracy fails before the first round."""
+        """Evaluate the initial model on the first samples."""
         self.accuracy(self.run.params, self.run.buffers, slice(self.data.eval_batch_size))
 
     def inputs(self, rows: Tensor, batch_size: int) -> Iterator[Any]:
-        """Yield the inputs of `forward` for the server's samples, the first part of each batch; without augmentation.
-
-        Args:
-            rows: positions of the samples (m,), within the server's, in the order to read them.
-            batch_size: samples in a batch; the last batch may be smaller.
-        """
+        """Yield the first part of each batch, without augmentation; the last batch may be smaller."""
         data, flat_module = self.data, self.flat_module
         for batch in data.train.batches(batch_size, data.server_indices[rows.numpy()]):
-            batch = flat_module.fabric.strategy.precision.convert_input(
-                flat_module.transfer(batch, data.train.resident)
-            )
+            batch = flat_module.transfer(batch, data.train.resident)
             yield batch[0] if isinstance(batch, (tuple, list)) else batch
 
     def logits(self, params: Tensor, buffers: Tensor, inputs: Any, training: bool = False) -> Tensor:
-        """Return the module's `forward` as a differentiable function of `params`.
-
-        Args:
-            params: parameters (d,).
-            buffers: float buffers (d_b,), which training mode may change in place.
-            inputs: one batch from `inputs`, m samples.
-            training: True for training mode, False for evaluation mode.
-
-        Returns:
-            Logits (m, C).
-        """
         flat_module = self.flat_module
         if self.setting.unpruned is not None:
             params = params * self.setting.unpruned.factors.to(params.dtype)
         tree = flat_module.layout.views(params) | flat_module.buffer_layout.views(buffers) | flat_module.read_counters()
-        with evaluating(flat_module.module), flat_module.fabric.strategy.precision.forward_context():
+        with evaluating(flat_module.module), flat_module.fabric.autocast():
             flat_module.module.train(training)
             return functional_call(flat_module.module, tree, (inputs,))
 
     def try_logits(self) -> None:
-        """Run `forward` on two samples, so that a module without logits fails before the first round."""
+        """Run `forward` on two samples."""
         name, logits = type(self.flat_module.module).__name__, None
         with torch.no_grad():
             try:
@@ -237,7 +194,7 @@ class ServerSide:
         )
 
     def degrees(self, clients: Sequence[int]) -> tuple[float, float]:
-        """Return the non-IID degrees D of these clients' samples and of the server's (`lightning_fl.data.non_iid_degree`)."""
+        """Return the degrees D of `lightning_fl.data.non_iid_degree`."""
         histograms, own = self.data.label_histograms, self.data.server_histogram
         assert histograms is not None
         assert own is not None
@@ -246,7 +203,6 @@ class ServerSide:
         return float(non_iid_degree(cohort, everyone)), float(non_iid_degree(own, everyone))
 
     def label_histograms(self) -> Tensor:
-        """Return the number of samples of each client and class, float32 (N, C)."""
         assert self.data.label_histograms is not None
         return torch.from_numpy(self.data.label_histograms).float()
 

@@ -9,14 +9,12 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.data import FederatedDataModule
-from lightning_fl.evaluation_mode import evaluating
 from lightning_fl.server.evaluation import measure, num_batches
+from lightning_fl.server.macs import count_flops
 from lightning_fl.slots import Setting, State
 from lightning_fl.vectors.personal import PERSONAL
 
@@ -87,24 +85,12 @@ class ModelValidation:
 
     def macs(self, inside: Callable[[Any], AbstractContextManager[Any]]) -> int | None:
         """Count the multiply-accumulates of `forward` for one sample in a context; None if `forward` needs other arguments."""
-        flat_module, precision = self.flat_module, self.flat_module.fabric.strategy.precision
-        batch = precision.convert_input(flat_module.transfer(next(self._batches()), self._resident()))
+        batch = self.flat_module.transfer(next(self._batches()), self._resident())
         inputs = batch[0] if isinstance(batch, (tuple, list)) else batch
         if not isinstance(inputs, Tensor):
             return None
-        counter = FlopCounterMode(display=False)
-        with (
-            torch.no_grad(),
-            evaluating(flat_module.module),
-            precision.forward_context(),
-            inside(flat_module.module),
-            counter,
-        ):
-            try:
-                flat_module.module(inputs[:1])
-            except Exception:  # `forward` needs other arguments, so nothing can be counted
-                return None
-        return int(counter.get_total_flops()) // 2
+        counter = count_flops(self.flat_module, inputs[:1], inside(self.module))
+        return None if counter is None else int(counter.get_total_flops()) // 2
 
     def _measure(self, client: int | None, batches: Iterable[Any], resident: bool) -> dict[str, float]:
         state = {} if client is None else self.states.get(client, {})

@@ -14,10 +14,11 @@ from lightning_fl.slots.aggregator import Aggregator
 from lightning_fl.slots.codec import Codec, Packed, Payload, through
 from lightning_fl.slots.exchange import Channel, Exchange, Job, Result, Upload
 from lightning_fl.slots.forwarding import forwards
-from lightning_fl.slots.message import MEAN_GRADIENT, Message, State, compressible, is_finite, kind_of
+from lightning_fl.slots.message import MEAN_GRADIENT, MEMBERS, Message, State, compressible, is_finite, kind_of
+from lightning_fl.slots.part import Part
 from lightning_fl.slots.pruning_turn import PruningTurn
 from lightning_fl.slots.rule import Gradients, LocalTraining, Rule
-from lightning_fl.slots.server import Learner, Server, ServerTraining
+from lightning_fl.slots.server import Learner, Server, ServerModel, ServerSamples, ServerTraining
 from lightning_fl.slots.setting import Setting
 from lightning_fl.slots.step import Step
 from lightning_fl.slots.turns import ServerTurn, SetupTurn
@@ -26,6 +27,7 @@ from lightning_fl.slots.validation import Validation
 __all__ = [
     "KINDS",
     "MEAN_GRADIENT",
+    "MEMBERS",
     "Aggregator",
     "Channel",
     "Codec",
@@ -36,11 +38,14 @@ __all__ = [
     "LocalTraining",
     "Message",
     "Packed",
+    "Part",
     "Payload",
     "PruningTurn",
     "Result",
     "Rule",
     "Server",
+    "ServerModel",
+    "ServerSamples",
     "ServerTraining",
     "ServerTurn",
     "Setting",

@@ -7,21 +7,20 @@ from typing import Any
 
 from lightning_fl.slots.exchange import Upload
 from lightning_fl.slots.message import Message
+from lightning_fl.slots.part import Part
 
 
-class Aggregator(ABC):
+class Aggregator(Part, ABC):
     """Merges the accepted uploads of a round into one message.
 
     If clients send parts of a model, the aggregator chooses the divisor of each coordinate: the weights of all clients, so that
     a coordinate that was not sent counts as no change, or the weights of the clients that sent it (`Upload.sent`).
+
+    Every upload must contain the entries that it `needs`. It `provides` entries of the merged message that no upload has.
     """
 
     keeps_uploads = True
     """True if the accumulator keeps every upload; False if it holds only tensors, which are then summed over the processes."""
-
-    def needs(self) -> frozenset[str]:
-        """Names of the entries that every upload must contain besides `model` and `buffers`."""
-        return frozenset()
 
     @abstractmethod
     def add(self, accumulator: dict[str, Any], upload: Upload) -> None:

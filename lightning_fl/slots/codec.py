@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from lightning_fl.slots.message import Message, State, kind_of
+from lightning_fl.slots.part import Part
 from lightning_fl.slots.setting import Setting
 
 
@@ -33,24 +34,23 @@ Payload = dict[str, Packed]
 """Encoded message: packed entries by name, `kind` or `kind/name`."""
 
 
-class Codec(ABC):
+class Codec(Part, ABC):
     """Encodes and decodes messages. The other side of the link sees `decode(encode(message))`.
 
     An algorithm has one codec for the uplink and one for the downlink. The link calls them. If only a submodel
     is sent, as under a pruning mask, the vectors that the codec gets and the layouts of `setting` are those of the submodel.
+    A message must contain the entries that a codec `needs`, `model` too.
     """
 
+    @property
     def needs_every_client(self) -> bool:
         """True if a broadcast must reach every client of the federation, because the next one builds on it."""
         return False
 
+    @property
     def deltas_only(self) -> bool:
         """True if it drops small values, so that it fits deltas but no whole model."""
         return False
-
-    def needs(self) -> frozenset[str]:
-        """Names of the entries that a message must contain to be encoded."""
-        return frozenset()
 
     def change_entry(self) -> tuple[str, Codec] | None:
         """Return the name and the codec of the entry to send, if a broadcast sends only the server's change; None otherwise."""

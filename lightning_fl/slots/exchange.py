@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from lightning_fl.slots.message import Message, State
+from lightning_fl.slots.part import Part
 from lightning_fl.slots.rule import Rule
 from lightning_fl.slots.setting import Setting
 from lightning_fl.vectors.submodel import Submodel
@@ -112,25 +113,27 @@ class Channel(Protocol):
     def send_to_all(self, clients: Sequence[int], message: Message) -> None:
         """Send the same message to each of some clients, uncompressed."""
 
-    def gather(self, mine: dict[int, T]) -> dict[int, T]:
+    def gather(self, mine: dict[int, T], /) -> dict[int, T]:
         """Merge small values by client over all processes, in the order of the cohort; every process must call it."""
 
-    def mean(self, uploads: Iterable[Upload]) -> Message:
+    def mean(self, uploads: Iterable[Upload], /) -> Message:
         """Merge uploads of all processes with the algorithm's aggregator; every process must call it. {} if there are none."""
 
-    def random(self, client: int) -> np.random.Generator:
+    def random(self, client: int, /) -> np.random.Generator:
         """Return the server's random stream for a client in this round, the same in every process."""
 
 
-class Exchange(ABC):
-    """Decides in how many turns clients and server exchange messages, and which parts clients upload."""
+class Exchange(Part, ABC):
+    """Decides in how many turns clients and server exchange messages, and which parts clients upload.
+
+    It `provides` the entries that `before_training` adds to the clients' `received`; the server's steps find them in
+    `ServerTurn.merged`.
+    """
 
     sends_whole = False
     """True if every accepted client has sent its whole message."""
-    provides = frozenset[str]()
-    """Names that `before_training` adds to the clients' `received`; the server's steps find them in `ServerTurn.merged`."""
 
-    def check(self, setting: Setting, cohort_size: int) -> None:  # noqa: B027 -- most exchanges fit any run
+    def check(self, setting: Setting, cohort_size: int) -> None:
         """Raise `UserError` if the exchange does not fit the run; called before the first round.
 
         Args:

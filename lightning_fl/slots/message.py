@@ -11,6 +11,8 @@ from lightning_fl.outputs.units import KINDS
 
 MEAN_GRADIENT = "moments/gradient"
 """Name of the gradient (d,) on all samples of a client at the received model, or of its mean over the clients."""
+MEMBERS = "members/model"
+"""Name of the clients' deltas (K, d), which an aggregator keeps for the steps."""
 Message = dict[str, Tensor]
 """Vectors by name, `kind` or `kind/name`: (d,) for `model` and `moments/…`, (d_b,) for `buffers`."""
 State = dict[str, Tensor]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lightning_fl.slots.message import Message, State
+from lightning_fl.slots.part import Part
 from lightning_fl.slots.setting import Setting
 
 
@@ -32,7 +33,7 @@ class LocalTraining:
 
     Attributes:
         setting: facts about the run.
-        received: message that the client has received: `model` (d,), `buffers` (d_b,) and the names in `Rule.receives`. It is
+        received: message that the client has received: `model` (d,), `buffers` (d_b,) and what the rule `needs`. It is
             the same for all clients and has no leading axis in a stack.
         params: the client's parameters (d,), to be trained in place.
         gradient: gradient (d,) of the minibatch loss, to be changed in place.
@@ -65,12 +66,14 @@ class LocalTraining:
     num_samples: float | Tensor = 0.0
 
 
-class Rule:
+class Rule(Part):
     """Trains a client and returns its upload. The base rule makes the steps of the module's own optimiser.
 
     In each round a runner calls `init` (only the first time a client takes part) and `start`, then `observe`, `correct` and
     `step` for every optimiser step, and `finish` at the end. Write elementwise operations, so that the same code runs on one
     client (d,) and on a stack of clients (K, d).
+
+    Clients must receive the entries that it `needs`, and upload those that it `provides`.
     """
 
     reads = Gradients.MINIBATCH
@@ -79,10 +82,6 @@ class Rule:
     """True if `step` replaces the module's optimiser, which must then be plain SGD."""
     why_plain_sgd = "so that momentum or adaptive step sizes of the optimiser would be lost"
     """Reason for plain SGD, which ends the error's clause "makes the clients' steps itself, in place of plain SGD, …"."""
-    receives = frozenset[str]()
-    """Names of the entries that clients must receive besides `model` and `buffers`."""
-    sends = frozenset[str]()
-    """Names of the entries that clients upload besides `model` and `buffers`."""
     needs_whole_upload = False
     """True if clients keep a copy of what they sent, so that an exchange must send the whole upload."""
     unmasked_state = frozenset[str]()
@@ -94,6 +93,15 @@ class Rule:
     def takes_full_batches(self, setting: Setting) -> bool:
         """True if each step of this round uses the gradient on all samples of the client; the number of steps stays the same."""
         return False
+
+    def note_on_resume(self, setting: Setting, planned: int) -> str:
+        """Return a sentence for the log of a run that is resumed, in the present round of `setting`; '' for none.
+
+        Args:
+            setting: facts about the run, with its present number of rounds.
+            planned: number of rounds that the run had when its checkpoint was saved.
+        """
+        return ""
 
     def init(self, params: Tensor) -> State:
         """Return the state of a client that takes part for the first time, given the model that it received (d,)."""

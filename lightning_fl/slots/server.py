@@ -32,20 +32,12 @@ class ServerTraining:
     num_steps: int
 
 
-class Server(Protocol):
-    """The server's own samples, and training and evaluation on them; see `lightning_fl.server.server_side`.
+class ServerSamples(Protocol):
+    """The server's own samples, and facts about the clients' samples.
 
     Attributes:
         num_samples: samples that the server holds, n_0; 0 if it has none.
-        counters: integer buffers of the module by name, which its trainings raise.
-        num_steps: optimiser steps of its trainings in this turn.
     """
-
-    counters: dict[str, Tensor]
-    num_steps: int
-
-    def branch(self) -> Server:
-        """Return a copy that counts its own trainings, for a step that may be undone."""
 
     @property
     def num_samples(self) -> int: ...
@@ -55,13 +47,6 @@ class Server(Protocol):
         """True if the class of each sample is known, as `degrees` and `label_histograms` require."""
 
     @property
-    def seed(self) -> int:
-        """Seed of this round for random draws of a step; the same in every process."""
-
-    def require_samples(self) -> None:
-        """Raise `UserError` if the server has no samples."""
-
-    @property
     def batch_size(self) -> int:
         """Samples in a minibatch, the same as for clients."""
 
@@ -69,8 +54,33 @@ class Server(Protocol):
     def samples_per_client(self) -> float:
         """Mean number of samples that a client reads in a round, over all passes; clients without samples are left out."""
 
-    def layer_macs(self) -> dict[str, int]:
-        """Return the multiply-accumulates of each layer in the forward pass of one sample, by module name; {} if unknown."""
+    def require_samples(self) -> None:
+        """Raise `UserError` if the server has no samples."""
+
+    def inputs(self, rows: Tensor, batch_size: int) -> Iterator[Any]:
+        """Yield the inputs of `forward` for the server's samples at `rows` (m,), in this order and in batches."""
+
+    def degrees(self, clients: Sequence[int]) -> tuple[float, float]:
+        """Return the non-IID degrees of these clients' samples and of the server's, relative to the samples of all clients."""
+
+    def label_histograms(self) -> Tensor:
+        """Return the number of samples of each client and class, float32 (N, C)."""
+
+
+class ServerModel(Protocol):
+    """Training and evaluation of models on the server's own samples.
+
+    Attributes:
+        counters: integer buffers of the module by name, which its trainings raise.
+        num_steps: optimiser steps of its trainings in this turn.
+    """
+
+    counters: dict[str, Tensor]
+    num_steps: int
+
+    @property
+    def seed(self) -> int:
+        """Seed of this round for random draws of a step; the same in every process."""
 
     def train(
         self,
@@ -83,7 +93,7 @@ class Server(Protocol):
         """Train on the server's samples with the batches and the learning rate of a client.
 
         Args:
-            received: model to start from: `model` (d,), `buffers` (d_b,) and the names that the rule receives.
+            received: model to start from: `model` (d,), `buffers` (d_b,) and what the rule `needs`.
             rule: rule of the training; None for the module's own optimiser.
             epochs: passes over the samples; None for as many epochs or steps as a client.
             rows: positions of the samples to train on, within the server's; all by default.
@@ -99,9 +109,6 @@ class Server(Protocol):
     def try_accuracy(self) -> None:
         """Raise `UserError` if the module does not log its accuracy."""
 
-    def inputs(self, rows: Tensor, batch_size: int) -> Iterator[Any]:
-        """Yield the inputs of `forward` for the server's samples at `rows` (m,), in this order and in batches."""
-
     def logits(self, params: Tensor, buffers: Tensor, inputs: Any, training: bool = False) -> Tensor:
         """Return the module's `forward`: logits (m, C), differentiable in `params`.
 
@@ -115,11 +122,15 @@ class Server(Protocol):
     def try_logits(self) -> None:
         """Raise `UserError` if the module's `forward` does not return logits (m, C)."""
 
-    def degrees(self, clients: Sequence[int]) -> tuple[float, float]:
-        """Return the non-IID degrees of these clients' samples and of the server's, relative to the samples of all clients."""
+    def layer_macs(self) -> dict[str, int]:
+        """Return the multiply-accumulates of each layer in the forward pass of one sample, by module name; {} if unknown."""
 
-    def label_histograms(self) -> Tensor:
-        """Return the number of samples of each client and class, float32 (N, C)."""
+
+class Server(ServerSamples, ServerModel, Protocol):
+    """The server as a step sees it; see `lightning_fl.server.server_side`."""
+
+    def branch(self) -> Server:
+        """Return a copy that counts its own trainings, for a step that may be undone."""
 
 
 class Learner(Protocol):
@@ -143,7 +154,7 @@ class Learner(Protocol):
         Args:
             start: model to start from.
             samples: m samples.
-            labels: their classes (m,).
+            labels: their classes (m,), in the order of the samples.
             epochs: passes over the samples.
             batch_size: samples in a minibatch.
             learning_rate: learning rate of Adam.

@@ -8,21 +8,19 @@ from torch import Tensor
 
 from lightning_fl.slots.codec import Codec
 from lightning_fl.slots.message import Message, State
+from lightning_fl.slots.part import Part
 from lightning_fl.slots.rule import Rule
 from lightning_fl.slots.server import Server
 from lightning_fl.slots.turns import ServerTurn, SetupTurn
 
 
-class Step(ABC):
-    """Changes the server's proposal for the next model. An algorithm has a chain of steps; each starts from the last proposal."""
+class Step(Part, ABC):
+    """Changes the server's proposal for the next model. An algorithm has a chain of steps; each starts from the last proposal.
 
-    shares = frozenset[str]()
-    """Names of the entries that `share` sends down with the model."""
-    consumes = frozenset[str]()
-    """Names of the entries that the merged message must contain besides `model` and `buffers`."""
-    needs_uploads = False
-    """True if it reads single uploads, so that the aggregator must keep them."""
+    The merged message must contain the entries that it `needs`. It `provides` the entries that `share` sends down with the model.
+    """
 
+    @property
     def changes_model(self) -> bool:
         """True if it changes the model by itself; False if it only transforms the change of earlier steps or keeps statistics."""
         return True
@@ -35,10 +33,10 @@ class Step(ABC):
         """Return the rules of its trainings on the server; () if it trains with the module's own optimiser or not at all."""
         return ()
 
-    def check(self, server: Server) -> None:  # noqa: B027 -- optional
+    def check(self, server: Server) -> None:
         """Raise `UserError` if the run lacks what the step needs; called before any training."""
 
-    def prepare(self, turn: SetupTurn) -> None:  # noqa: B027
+    def prepare(self, turn: SetupTurn) -> None:
         """Do the work before the first round, for example send data; called once, not again in a resumed run."""
 
     def init(self, params: Tensor) -> State:

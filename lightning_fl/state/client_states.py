@@ -62,7 +62,7 @@ class ClientStatesOnDisk(MutableMapping[int, State]):
         return {name: column.read(row) for name, (column, row) in self._positions[client].items()}
 
     def __setitem__(self, client: int, state: State) -> None:
-        positions = {name: self._write(name, x) for name, x in state.items()}
+        positions = {name: self._write(name, tensor) for name, tensor in state.items()}
         self._replace(client)
         self._positions[client] = positions
 
@@ -99,15 +99,15 @@ class ClientStatesOnDisk(MutableMapping[int, State]):
             for client, positions in self._positions.items()
         }
 
-    def _write(self, name: str, x: Tensor) -> _Place:
-        form = (name, tuple(x.shape), x.dtype)
+    def _write(self, name: str, tensor: Tensor) -> _Place:
+        form = (name, tuple(tensor.shape), tensor.dtype)
         if form not in self._columns:
-            self._columns[form] = _Column(self._folder / f"{self._num_files}.rows", x.shape, x.dtype)
+            self._columns[form] = _Column(self._folder / f"{self._num_files}.rows", tensor.shape, tensor.dtype)
             self._num_files += 1
         column = self._columns[form]
         row = column.take_row()
         if self._writes:
-            column.write(row, x)
+            column.write(row, tensor)
         return _Place(column, row)
 
     def _replace(self, client: int) -> None:
@@ -146,20 +146,20 @@ class _Column:
         """Delete the file."""
         self._path.unlink(missing_ok=True)
 
-    def write(self, row: int, x: Tensor) -> None:
-        """Write `x` to a row."""
+    def write(self, row: int, tensor: Tensor) -> None:
+        """Write `tensor` to a row."""
         with open(self._path, "r+b" if self._path.exists() else "wb") as file:
             file.seek(row * self._row_bytes)
-            file.write(_bytes_of(x.detach().cpu().contiguous()))
+            file.write(_bytes_of(tensor.detach().cpu().contiguous()))
 
     def read(self, row: int) -> Tensor:
         """Return a copy of a row."""
-        x = torch.empty(self._shape, dtype=self._dtype)
+        tensor = torch.empty(self._shape, dtype=self._dtype)
         with open(self._path, "rb") as file:
             file.seek(row * self._row_bytes)
-            if file.readinto(_bytes_of(x)) < self._row_bytes:
+            if file.readinto(_bytes_of(tensor)) < self._row_bytes:
                 raise OSError(f"{self._path} is too short for a client's state: another program has changed it")
-        return x
+        return tensor
 
     def mapped(self) -> Tensor:
         """Return all rows (num_rows, *shape), which must not be written to."""
@@ -177,6 +177,6 @@ class _Place(NamedTuple):
     row: int
 
 
-def _bytes_of(x: Tensor) -> memoryview:
+def _bytes_of(tensor: Tensor) -> memoryview:
     """Return the memory of a contiguous tensor."""
-    return x.view(-1).view(torch.uint8).numpy().data
+    return tensor.view(-1).view(torch.uint8).numpy().data

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from lightning_fl.errors import UserError
 from lightning_fl.pruning import Plan
 from lightning_fl.slots import Rule, State
 from lightning_fl.state.client_states import ClientStates, ClientStatesOnDisk
+from lightning_fl.state.outcome import Outcome, Proposal
 from lightning_fl.vectors.layout import Layout
 from lightning_fl.vectors.personal import PERSONAL
 from lightning_fl.vectors.pruning_map import PruningMap, layout_of
@@ -24,42 +26,9 @@ from lightning_fl.vectors.submodel import Submodel
 # Purposes of random streams. The purpose is part of the seed, so that no two streams coincide.
 COHORT, DROPOUT, CLIENT, SERVER, EXCHANGE, SETUP, VALIDATION, STRAGGLER = range(8)
 
-
-class Booked(Protocol):
-    """Costs of a round's clients, counted even if the server rejects their uploads.
-
-    Attributes:
-        bits: bits sent to or from single clients, by direction and kind.
-        num_steps: optimiser steps that the clients made.
-        num_uploads: uploads that arrived.
-        num_accepted: uploads that the server accepted.
-    """
-
-    bits: Bits
-    num_steps: int
-    num_uploads: int
-
-    @property
-    def num_accepted(self) -> int: ...
-
-
-class Proposed(Protocol):
-    """Proposal of the server's steps: model (d,), float buffers (d_b,), counters, states of the steps, optimiser steps made."""
-
-    @property
-    def params(self) -> Tensor: ...
-
-    @property
-    def buffers(self) -> Tensor: ...
-
-    @property
-    def counters(self) -> dict[str, Tensor]: ...
-
-    @property
-    def server(self) -> dict[str, State]: ...
-
-    @property
-    def num_steps(self) -> int: ...
+# Fields of a Run that a checkpoint holds under their own names. Checkpoints of 0.1 lack some, which then keep their first values.
+COUNTS = ("round", "num_steps", "num_uploads", "num_rejected", "num_rounds_rejecting")
+SCALARS = ("seed", "simulated_seconds", "macs_at_start", "initial_loss", *COUNTS)
 
 
 @dataclass
@@ -138,12 +107,22 @@ class Run:
         self.ledger.add(bits)
         self.ledger.close_setup()
 
+    def keep_clients_on_disk(self, folder: Path, writes: bool) -> None:
+        """Keep the states and codec memories of clients in files of a folder; called before the first round.
+
+        Args:
+            folder: folder of the files.
+            writes: True if this process writes them, False if another process of this machine does.
+        """
+        self.clients = ClientStatesOnDisk(folder / "rule", writes)
+        self.client_memory = ClientStatesOnDisk(folder / "codec", writes)
+
     def replace_model(self, params: Tensor, buffers: Tensor) -> None:
         """Replace the server's model by another one (d,), (d_b,), between two rounds."""
         self.params, self.buffers = params, buffers
 
     def book(
-        self, outcome: Booked, link: Link, seconds: Callable[[int, int], float], initial_loss: float | None
+        self, outcome: Outcome, link: Link, seconds: Callable[[int, int], float], initial_loss: float | None
     ) -> None:
         """Count the costs of a round, even if its uploads are rejected: bits, time, the clients' optimiser steps.
 
@@ -170,7 +149,7 @@ class Run:
         self.initial_loss = initial_loss
 
     def commit(
-        self, proposal: Proposed, states: Iterable[tuple[int, State]], memory: Iterable[tuple[int, State]]
+        self, proposal: Proposal, states: Iterable[tuple[int, State]], memory: Iterable[tuple[int, State]]
     ) -> None:
         """End the round: store the server's proposal and the accepted clients' states.
 
@@ -203,20 +182,24 @@ class Run:
         self._prune_to(mask)
         self.clients_with_mask = set()
         factors = mask.to(self.params.dtype)
-        unmasked, on_host = frozenset(unmasked), factors.cpu()
+        on_host = factors.cpu()
 
         def masked(state: State, factors: Tensor, unmasked: frozenset[str] = frozenset()) -> State:
-            laid_out = {name: layout_of(name, x, self.layout, self.buffer_layout) for name, x in state.items()}
-            of_model = {name for name, layout in laid_out.items() if layout is self.layout and name not in unmasked}
-            return {name: x * factors.to(x.dtype) if name in of_model else x for name, x in state.items()}
+            of_model = self._of_model(state, self.layout) - unmasked
+            return {
+                name: entry * factors.to(entry.dtype) if name in of_model else entry for name, entry in state.items()
+            }
 
         self.params = self.params * factors
         self.server = {name: masked(state, factors) for name, state in self.server.items()}
         self.server_memory = masked(self.server_memory, factors)
-        for client in list(self.clients):
-            self.clients[client] = masked(self.clients[client], on_host, unmasked)
-        for client in list(self.client_memory):
-            self.client_memory[client] = masked(self.client_memory[client], on_host)
+        for kept, names in ((self.clients, frozenset(unmasked)), (self.client_memory, frozenset[str]())):
+            for client in list(kept):
+                kept[client] = masked(kept[client], on_host, names)
+
+    def _of_model(self, state: State, layout: Layout) -> set[str]:
+        """Return the names of the entries that are vectors (d,) of this layout."""
+        return {name for name, entry in state.items() if layout_of(name, entry, layout, self.buffer_layout) is layout}
 
     def _prune_to(self, mask: Tensor | None) -> None:
         """Set the mask (d,), and make the submodel that it keeps."""
@@ -228,14 +211,14 @@ class Run:
         state = self.clients.get(client)
         if state is None:
             return self.first_state(rule, received)
-        return {name: x.to(self.params.device, copy=True) for name, x in state.items()}
+        return {name: entry.to(self.params.device, copy=True) for name, entry in state.items()}
 
     def prune(self, plan: Plan) -> None:
         """Remove pruned filters from the model and from all states and memories of the server and the clients."""
         pruning_map = PruningMap.from_plan(self.layout, self.buffer_layout, plan)
         self.layout, self.buffer_layout = pruning_map.layout, pruning_map.buffer_layout
         self.params, self.buffers = pruning_map.params(self.params), pruning_map.buffers(self.buffers)
-        self.counters = {name: plan.cut(name, x) for name, x in self.counters.items()}
+        self.counters = {name: plan.cut(name, entry) for name, entry in self.counters.items()}
         self.server = {name: pruning_map.state(state) for name, state in self.server.items()}
         self.server_memory = pruning_map.state(self.server_memory)
         self._prune_to(None if self.mask is None else pruning_map.params(self.mask))
@@ -249,34 +232,25 @@ class Run:
 
     def state_dict(self) -> dict[str, Any]:
         """Return a snapshot of the state, which later rounds do not change. `as_saved` turns it into plain containers."""
+        layouts: dict[str, Any] = {}
+        for _, layout, prefix in self._layouts():
+            layouts[f"{prefix}names"] = list(layout.names)
+            layouts[f"{prefix}shapes"] = [list(shape) for shape in layout.shapes]
         return {
-            "seed": self.seed,
-            "names": list(self.layout.names),
-            "shapes": [list(shape) for shape in self.layout.shapes],
+            **layouts,
+            **{name: getattr(self, name) for name in SCALARS},
             "channels_last": list(self.layout.channels_last),
-            "buffer_names": list(self.buffer_layout.names),
-            "buffer_shapes": [list(shape) for shape in self.buffer_layout.shapes],
-            "personal_names": list(self.personal_layout.names),
-            "personal_shapes": [list(shape) for shape in self.personal_layout.shapes],
             "personal": self.personal,
             "params": self.params,
             "buffers": self.buffers,
             "counters": dict(self.counters),
-            "round": self.round,
-            "num_steps": self.num_steps,
             "server": dict(self.server),
             "clients": self.clients.snapshot(),
             "client_memory": self.client_memory.snapshot(),
             "server_memory": dict(self.server_memory),
             "ledger": self.ledger.state_dict(),
-            "simulated_seconds": self.simulated_seconds,
-            "num_uploads": self.num_uploads,
-            "num_rejected": self.num_rejected,
-            "num_rounds_rejecting": self.num_rounds_rejecting,
             "mask": self.mask,
             "told": sorted(self.clients_with_mask),
-            "macs_at_start": self.macs_at_start,
-            "initial_loss": self.initial_loss,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -290,43 +264,40 @@ class Run:
         device = self.params.device
 
         def relaid(tensors: State, to: torch.device) -> State:
-            of_model = {name for name, x in tensors.items() if layout_of(name, x, source, self.buffer_layout) is source}
+            of_model = self._of_model(tensors, source)
             return {
-                name: (self.layout.relay(x, source) if name in of_model else x).to(to, copy=True)
-                for name, x in tensors.items()
+                name: (self.layout.relay(entry, source) if name in of_model else entry).to(to, copy=True)
+                for name, entry in tensors.items()
             }
 
-        self.seed = state["seed"]
+        for name in SCALARS:
+            setattr(self, name, state.get(name, getattr(self, name)))
         self.params = self.layout.relay(state["params"], source).to(device, copy=True)
         self.buffers = state["buffers"].to(device, copy=True)
-        self.counters = {name: x.to(device, copy=True) for name, x in state["counters"].items()}
+        self.counters = {name: entry.to(device, copy=True) for name, entry in state["counters"].items()}
         if self.personal_layout.names:
             self.personal = state["personal"].to(device, copy=True)
-        self.round = state["round"]
-        self.num_steps = state["num_steps"]
-        self.server = {name: relaid(x, device) for name, x in state["server"].items()}
+        self.server = {name: relaid(entry, device) for name, entry in state["server"].items()}
         for kept, saved in ((self.clients, state["clients"]), (self.client_memory, state["client_memory"])):
             kept.clear()
-            for client, x in saved.items():
-                kept[client] = relaid(x, torch.device("cpu"))
+            for client, entry in saved.items():
+                kept[client] = relaid(entry, torch.device("cpu"))
         self.server_memory = relaid(state["server_memory"], device)
         self.ledger.load_state_dict(state["ledger"])
-        self.simulated_seconds = state["simulated_seconds"]
-        self.num_uploads = state.get("num_uploads", 0)  # checkpoints of 0.1 lack these counts
-        self.num_rejected = state.get("num_rejected", 0)
-        self.num_rounds_rejecting = state.get("num_rounds_rejecting", 0)
         mask = state.get("mask")  # checkpoints of 0.1 lack it
         self._prune_to(None if mask is None else self.layout.relay(mask, source).to(device, copy=True))
         self.clients_with_mask = set(state.get("told", ()))
-        self.macs_at_start = state.get("macs_at_start", self.macs_at_start)  # checkpoints of 0.1 lack it
-        self.initial_loss = state.get("initial_loss")
 
-    def _check_fits(self, state: dict[str, Any]) -> None:
-        for kind, layout, prefix in (
+    def _layouts(self) -> tuple[tuple[str, Layout, str], ...]:
+        """Return each kind of tensor with its layout and the prefix of its keys in a checkpoint."""
+        return (
             ("parameter", self.layout, ""),
             ("buffer", self.buffer_layout, "buffer_"),
             ("personal parameter", self.personal_layout, "personal_"),
-        ):
+        )
+
+    def _check_fits(self, state: dict[str, Any]) -> None:
+        for kind, layout, prefix in self._layouts():
             # Checkpoints of 0.1 lack the keys of personal parameters, which did not exist then.
             names, shapes = state.get(f"{prefix}names", []), state.get(f"{prefix}shapes", [])
             saved = dict(zip(names, map(tuple, shapes), strict=True))

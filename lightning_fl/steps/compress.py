@@ -21,19 +21,16 @@ class Compress(Step):
         codec: C, a lossy codec, the same as inside the downlink.
     """
 
-    shares = frozenset({CHANGE})
+    provides = frozenset({CHANGE})
+    changes_model = False
     codec: Codec
 
     def __post_init__(self) -> None:
-        missing = self.codec.needs() - {CHANGE}
+        missing = self.codec.needs - {CHANGE}
         require(
             not missing,
             f"Compress sends one vector, but {type(self.codec).__name__} needs {', '.join(sorted(missing))}.",
         )
-
-    def changes_model(self) -> bool:
-        """False: it sends the change of the earlier steps."""
-        return False
 
     def change_entry(self) -> tuple[str, Codec]:
         """Return the name of the change, and its codec."""

@@ -11,9 +11,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lightning_fl.checks import check_between, check_choice, check_positive, check_whole, whole_share
-from lightning_fl.slots import Server, ServerTurn, State, Step
-
-AVERAGES = ("logits", "probs")
+from lightning_fl.slots import MEMBERS, Server, ServerSamples, ServerTurn, State, Step
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ class Distillation(Step):
         freeze_batch_norm: keep the student in evaluation mode.
     """
 
-    needs_uploads = True
+    needs = frozenset({MEMBERS})
     max_steps: int = 200
     batch_size: int = 128
     learning_rate: float = 1e-3
@@ -59,7 +57,7 @@ class Distillation(Step):
         for name in ("learning_rate", "temperature", "clip_norm"):
             check_positive(f"{name} of the distillation", getattr(self, name))
         check_between("val_fraction", self.val_fraction, 0, 1, "[)")
-        check_choice("average", self.average, AVERAGES)
+        check_choice("average", self.average, ("logits", "probs"))
 
     def check(self, server: Server) -> None:
         """Warn without server data; raise `UserError` if the module lacks logits, or an accuracy to validate with."""
@@ -70,7 +68,7 @@ class Distillation(Step):
             if self._num_held_out(server):
                 server.try_accuracy()
 
-    def _num_held_out(self, server: Server) -> int:
+    def _num_held_out(self, server: ServerSamples) -> int:
         return whole_share(self.val_fraction, server.num_samples) if server.has_labels else 0
 
     def __call__(self, turn: ServerTurn, state: State) -> State:
@@ -121,7 +119,7 @@ class Distillation(Step):
 
     def _targets(self, turn: ServerTurn, rows: Tensor) -> Tensor:
         """Return the ensemble's probabilities (rows, classes)."""
-        models = turn.params + turn.merged["members/model"]
+        models = turn.params + turn.merged[MEMBERS]
         buffers = turn.merged.get("members/buffers")
         mean: Tensor | float = 0.0
         with torch.no_grad():

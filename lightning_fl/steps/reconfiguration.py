@@ -53,7 +53,7 @@ class Reconfiguration(Step):
         tolerance: largest relative change of the count of kept parameters that counts as stable, at least 0.
     """
 
-    consumes = frozenset({IMPORTANCE})
+    needs = frozenset({IMPORTANCE})
     rule: Rule
     shrink: float = 0.3
     half_life: float = 10_000

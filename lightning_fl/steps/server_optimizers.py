@@ -33,6 +33,7 @@ class Momentum(Step):
         dampening: False drops the factor (1 − β), as in FedAvgM.
     """
 
+    changes_model = False
     beta: float = 0.9
     learning_rate: float = 1.0
     init_with: Literal["zero", "first"] = "zero"
@@ -42,10 +43,6 @@ class Momentum(Step):
         check_between("the server momentum beta", self.beta, 0, 1, "[)")
         check_positive("the server learning rate", self.learning_rate)
         check_choice("the momentum's start", self.init_with, ("zero", "first"))
-
-    def changes_model(self) -> bool:
-        """False: it follows the change of the earlier steps."""
-        return False
 
     def init(self, params: Tensor) -> State:
         """Return m = 0; with `first`, m is set in the first round."""
@@ -76,6 +73,7 @@ class Yogi(Step):
         epsilon: ε > 0.
     """
 
+    changes_model = False
     beta: float = 0.9
     second_beta: float = 0.99
     learning_rate: float = 1.0
@@ -86,10 +84,6 @@ class Yogi(Step):
         check_between("Yogi's second_beta", self.second_beta, 0, 1, "[)")
         check_positive("the server learning rate", self.learning_rate)
         check_positive("Yogi's epsilon", self.epsilon)
-
-    def changes_model(self) -> bool:
-        """False: it follows the change of the earlier steps."""
-        return False
 
     def init(self, params: Tensor) -> State:
         """Return m = 0 and u = ε²."""
@@ -124,18 +118,24 @@ class MomentumInStages(Step):
         for part in (*self.stages, self.momentum):
             require(isinstance(part, Step), f"stages and momentum are steps, got {part!r}: give each as a class_path.")
         for stage in self.stages:
-            plain = type(stage).init is Step.init and not stage.shares and not stage.consumes
+            plain = type(stage).init is Step.init and not stage.provides
             require(
                 plain, f"a stage of MomentumInStages must not keep or share state, but {type(stage).__name__} does."
             )
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Names of the entries that the stages need."""
+        return frozenset().union(*(stage.needs for stage in self.stages))
 
     def rules(self) -> tuple[Rule, ...]:
         """Return the rules of the stages."""
         return tuple(rule for stage in self.stages for rule in stage.rules())
 
+    @property
     def changes_model(self) -> bool:
         """True if a stage changes the model."""
-        return any(stage.changes_model() for stage in self.stages)
+        return any(stage.changes_model for stage in self.stages)
 
     def check(self, server: Server) -> None:
         """Check the stages."""

@@ -16,7 +16,6 @@ from lightning_fl.checks import check_at_least, check_between, check_choice, che
 from lightning_fl.errors import UserError, require
 from lightning_fl.slots import Rule, Server, ServerTurn, SetupTurn, State, Step
 
-INVERSES = ("one_minus", "inverse")
 LEAST_ALPHA = 1e-3
 """Share α up to which the server does not train (the paper's code)."""
 
@@ -53,7 +52,7 @@ class DynamicServerUpdate(Step):
     def __post_init__(self) -> None:
         check_at_least("C, the scale of the server's update,", self.C, 0)
         check_between("the decay of the server's update", self.decay, 0, 1, "(]")
-        check_choice("f", self.f, INVERSES)
+        check_choice("f", self.f, ("one_minus", "inverse"))
         check_positive("epsilon", self.epsilon)
         if self.alpha_max is not None:
             check_at_least("alpha_max", self.alpha_max, 0)
@@ -88,7 +87,7 @@ class DynamicServerUpdate(Step):
         turn.metrics |= {"feddu/accuracy": accuracy, "feddu/alpha": alpha, "feddu/tau_eff": 0.0}
         if alpha > LEAST_ALPHA:
             received = {"model": turn.proposal, "buffers": turn.proposed_buffers}
-            for name in self.rule.receives if self.rule else ():
+            for name in self.rule.needs if self.rule else ():
                 received[name] = turn.shared[name] + turn.merged[name]
             trained = turn.server.train(received, self.rule)
             turn.metrics["feddu/tau_eff"] = alpha * trained.num_steps

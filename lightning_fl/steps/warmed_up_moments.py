@@ -27,8 +27,8 @@ class WarmedUpMoments(Step):
         momentum_mask: leave coordinates unchanged whose second moment is zero, as the rule does.
     """
 
-    shares = frozenset({"moments/first", "moments/second"})
-    consumes = frozenset({"moments/first", "moments/second", MOMENTUM, "scalars/learning_rate"})
+    provides = frozenset({"moments/first", "moments/second"})
+    needs = frozenset({"moments/first", "moments/second", MOMENTUM, "scalars/learning_rate"})
     codec: Codec
     epsilon: float = 1e-6
     warmup: int | float = 0.2

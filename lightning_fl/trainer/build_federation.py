@@ -24,7 +24,6 @@ from lightning_fl.outputs.run_folder import require_writable
 from lightning_fl.processes import gather_objects
 from lightning_fl.server.network import Network
 from lightning_fl.slots import Gradients
-from lightning_fl.state.client_states import ClientStatesOnDisk
 from lightning_fl.state.run_state import Run
 from lightning_fl.trainer.flags import cohort_size
 from lightning_fl.trainer.lightning_interface import TrainerInterface
@@ -41,12 +40,13 @@ def assemble(trainer: TrainerInterface) -> Federation:
     """
     flat_module, algorithm = trainer.active_module, trainer.algorithm
     flat_module.agree_on_model()
-    run = trainer.run = _initial_run(flat_module, algorithm)
     data = algorithm.arrange_data(trainer.data)
     schedule = _local_schedule(trainer, data)
     in_pass = schedule.pass_batches(int(data.client_sizes.max()), flat_module.skips_single_samples)
     trainer.most_local_steps = schedule.num_steps(in_pass)
     _configure_optimizer(flat_module, algorithm)
+    network = Network.of(flat_module, data)
+    run = trainer.run = _initial_run(flat_module, algorithm, network)
     num_clients = cohort_size(trainer.clients_per_round, data.num_clients, int((data.client_sizes > 0).sum()))
     selected = num_clients if algorithm.trains_in_rounds else 0
     federation = Federation(
@@ -57,7 +57,7 @@ def assemble(trainer: TrainerInterface) -> Federation:
         population=Population(
             data.client_sizes, selected, trainer.dropout_rate, trainer.global_rank, trainer.world_size
         ),
-        network=Network.of(flat_module, data),
+        network=network,
         schedule=schedule,
         clock=trainer.clock,
         guard=trainer.loss_guard,
@@ -68,12 +68,11 @@ def assemble(trainer: TrainerInterface) -> Federation:
     algorithm.check(federation.setting, federation.server, num_clients)
     trainer.loss_guard.check(federation.server, algorithm.steps)
     federation.runner = _runner(trainer, federation)
-    run.macs_at_start = federation.network.macs
-    flat_module.load_server_model(run)  # counting operations and checks may have changed the model
+    flat_module.load_server_model(run)  # checks may have changed the model
     return federation
 
 
-def _initial_run(flat_module: FlatModule, algorithm: Algorithm) -> Run:
+def _initial_run(flat_module: FlatModule, algorithm: Algorithm, network: Network) -> Run:
     steps = zip(algorithm.step_names(), algorithm.steps, strict=True)
     return Run(
         seed=int(os.environ.get("PL_GLOBAL_SEED", "0")),
@@ -85,6 +84,7 @@ def _initial_run(flat_module: FlatModule, algorithm: Algorithm) -> Run:
         personal_layout=flat_module.personal_layout,
         personal=flat_module.personal.clone(),
         server={key: step.init(flat_module.params) for key, step in steps},
+        macs_at_start=network.macs,
     )
 
 
@@ -136,5 +136,4 @@ def keep_client_states(trainer: TrainerInterface) -> None:
         made = tempfile.mkdtemp(prefix="client-states-", dir=parent)
         finalize(run, shutil.rmtree, made, ignore_errors=True)
     folder = gather_objects(trainer.fabric, made)[trainer.global_rank - trainer.local_rank]
-    run.clients = ClientStatesOnDisk(Path(folder, "rule"), writes=trainer.local_rank == 0)
-    run.client_memory = ClientStatesOnDisk(Path(folder, "codec"), writes=trainer.local_rank == 0)
+    run.keep_clients_on_disk(Path(folder), writes=trainer.local_rank == 0)

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,26 +15,37 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
+from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.errors import UserError
 from lightning_fl.federation import follow_pruning
+from lightning_fl.federation.round import Federation
 from lightning_fl.outputs import checkpoint_file
 from lightning_fl.outputs.run_folder import LAST
 from lightning_fl.state.run_state import as_saved
+from lightning_fl.trainer.lightning_interface import TrainerInterface
 
 
-def build_checkpoint(trainer: Any, weights_only: bool = False) -> dict[str, Any]:
-    """Return a Lightning checkpoint of the server's model; unless `weights_only`, with the run under `federation`."""
-    module: LightningModule = trainer.lightning_module
-    run_state = trainer.fit_loop.before_round or trainer.run.state_dict()
+def build_checkpoint(
+    trainer: TrainerInterface, weights_only: bool = False, before_round: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return a Lightning checkpoint of the server's model; unless `weights_only`, with the run under `federation`.
+
+    Args:
+        trainer: trainer during `fit`, or at any time after it with `weights_only`.
+        weights_only: True to leave the run out.
+        before_round: state of the run to save in the middle of a round; None: the present state.
+    """
+    module, datamodule = trainer.lightning_module, trainer.data
+    run_state = before_round or trainer.run.state_dict()
     checkpoint: dict[str, Any] = {
         "epoch": run_state["round"],
         "global_step": run_state["num_steps"],
         "pytorch-lightning_version": lightning.__version__,
-        "state_dict": trainer.active_module.state_dict(run_state) if trainer.fit_loop.before_round else _copied(module),
+        "state_dict": trainer.active_module.state_dict(run_state) if before_round else _copied(module),
     }
     checkpoint |= follow_pruning.as_saved(module)
-    for part in (module, trainer.datamodule):
-        if part is not None and part.hparams:
+    for part in (module, datamodule):
+        if part.hparams:
             if hasattr(part, "_hparams_name"):
                 checkpoint[part.CHECKPOINT_HYPER_PARAMS_NAME] = part._hparams_name
             checkpoint[part.CHECKPOINT_HYPER_PARAMS_KEY] = checkpoint_file.plain(dict(part.hparams))
@@ -46,17 +56,15 @@ def build_checkpoint(trainer: Any, weights_only: bool = False) -> dict[str, Any]
         checkpoint["federation"] = {
             "format": checkpoint_file.FORMAT,
             "algorithm": trainer.algorithm.name,
-            "num_clients": trainer.datamodule.num_clients,
+            "num_clients": datamodule.num_clients,
             "max_rounds": trainer.max_rounds,
-            "learning_rates": trainer.flat_module.optimizer.state_dict(),
+            "learning_rates": trainer.active_module.optimizer.state_dict(),
             "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
             "run": as_saved(run_state),
         }
         trainer.hooks.call_callbacks("on_save_checkpoint", checkpoint)
-        if trainer.datamodule is not None:
-            datamodule_state = trainer.datamodule.state_dict()
-            if datamodule_state:
-                checkpoint[type(trainer.datamodule).__qualname__] = datamodule_state
+        if datamodule_state := datamodule.state_dict():
+            checkpoint[type(datamodule).__qualname__] = datamodule_state
     module.on_save_checkpoint(checkpoint)
     return checkpoint
 
@@ -67,7 +75,7 @@ def _copied(module: LightningModule) -> dict[str, Any]:
     }
 
 
-def resolve(trainer: Any, ckpt_path: str | os.PathLike[str] | None) -> str | None:
+def resolve(trainer: TrainerInterface, ckpt_path: str | os.PathLike[str] | None) -> str | None:
     """Return the path of the checkpoint that `ckpt_path` names: `last`, `best` or a path; None for None.
 
     Raises:
@@ -86,7 +94,8 @@ def resolve(trainer: Any, ckpt_path: str | os.PathLike[str] | None) -> str | Non
             f"ckpt_path='last': there is no checkpoint at {last}; give the run's folder as default_root_dir."
         )
     if ckpt_path == "best":
-        best = trainer._best_path()
+        callbacks = [c for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
+        best = next((c.best_model_path for c in callbacks if c.best_model_path), "")
         if not best and last.is_file():
             states = checkpoint_file.load(last).get("callbacks", {})
             best = next((s["best_model_path"] for s in states.values() if s.get("best_model_path")), "")
@@ -100,15 +109,15 @@ def resolve(trainer: Any, ckpt_path: str | os.PathLike[str] | None) -> str | Non
     return str(ckpt_path)
 
 
-def evaluate_checkpoint(trainer: Any, path: str) -> None:
-    """Load the model of the checkpoint at `path` into the trainer's module; prune the module first if the model is pruned.
+def evaluate_checkpoint(flat_module: FlatModule, path: str) -> None:
+    """Load the model of the checkpoint at `path` into the module; prune the module first if the model is pruned.
 
     Raises:
         UserError: the checkpoint is unreadable or belongs to another model.
     """
-    module, checkpoint = trainer.lightning_module, checkpoint_file.load(path)
+    module, checkpoint = flat_module.module, checkpoint_file.load(path)
     if plans := follow_pruning.missing_plans(module, checkpoint):
-        follow_pruning.prune_bound(trainer.active_module, plans)
+        follow_pruning.prune_bound(flat_module, plans)
     load_model(module, checkpoint, path)
 
 
@@ -130,50 +139,36 @@ def load_model(module: LightningModule, checkpoint: dict[str, Any], path: str) -
         ) from None
 
 
-def resume(trainer: Any, path: str) -> None:
+def resume(trainer: TrainerInterface, federation: Federation, path: str) -> None:
     """Resume the run of the checkpoint at `path`.
 
     Raises:
         UserError: the checkpoint is unreadable or belongs to another model, algorithm or federation.
     """
     checkpoint = checkpoint_file.load(path)
-    federation = checkpoint_file.federation_of(checkpoint, path, trainer.algorithm.name)
-    if federation["num_clients"] != trainer.datamodule.num_clients:
+    saved = checkpoint_file.federation_of(checkpoint, path, trainer.algorithm.name)
+    if saved["num_clients"] != trainer.data.num_clients:
         raise UserError(
-            f"the checkpoint {path} belongs to a federation of {federation['num_clients']} clients, "
-            f"but this one has {trainer.datamodule.num_clients}: use the same data."
+            f"the checkpoint {path} belongs to a federation of {saved['num_clients']} clients, "
+            f"but this one has {trainer.data.num_clients}: use the same data."
         )
-    follow_pruning.rebuild(trainer.fit_loop.federation, checkpoint)
+    follow_pruning.rebuild(federation, checkpoint)
     load_model(trainer.lightning_module, checkpoint, path)
-    trainer.flat_module.optimizer.load_state_dict(federation["learning_rates"])
+    trainer.active_module.optimizer.load_state_dict(saved["learning_rates"])
     trainer.hooks.call_callbacks("on_load_checkpoint", checkpoint)
     states = checkpoint.get("callbacks", {})
     for callback in trainer.callbacks:
         if callback.state_key in states:
             callback.load_state_dict(states[callback.state_key])
-    if trainer.datamodule is not None and type(trainer.datamodule).__qualname__ in checkpoint:
-        trainer.datamodule.load_state_dict(checkpoint[type(trainer.datamodule).__qualname__])
+    if type(trainer.data).__qualname__ in checkpoint:
+        trainer.data.load_state_dict(checkpoint[type(trainer.data).__qualname__])
     trainer.current_epoch, trainer.global_step = trainer.run.round, trainer.run.num_steps
-    trainer.publish(federation.get("metrics", {}))  # checkpoints of version 0.1 have none
+    trainer.publish(saved.get("metrics", {}))  # checkpoints of version 0.1 have none
     done = trainer.run.round
     if done < trainer.max_rounds:
         rank_zero_info(f"Resumed {path} after round {done} of {trainer.max_rounds}.")
-        _tell_of_last_rounds(trainer, federation.get("max_rounds", trainer.max_rounds))
+        planned = saved.get("max_rounds", trainer.max_rounds)
+        if note := trainer.algorithm.rule.note_on_resume(federation.setting, planned):
+            rank_zero_info(note)
     else:
         rank_zero_info(f"Nothing is left to do: max_rounds is {trainer.max_rounds}, and {path} contains {done} rounds.")
-
-
-def _tell_of_last_rounds(trainer: Any, planned: int) -> None:
-    """Log which completed rounds used full batches as the last of a shorter run, because they are no longer the last."""
-    setting, rule = trainer.fit_loop.federation.setting, trainer.algorithm.rule
-
-    def is_full(index: int, num_rounds: int) -> bool:
-        return bool(rule.takes_full_batches(replace(setting, round=index, num_rounds=num_rounds)))
-
-    done = range(trainer.run.round)
-    moved = [index for index in done if is_full(index, planned) and not is_full(index, trainer.max_rounds)]
-    if moved:
-        which = f"Rounds {moved[0]} to {moved[-1]}" if len(moved) > 1 else f"Round {moved[0]}"
-        rank_zero_info(
-            f"{which} used full batches at the end of {planned} rounds; the end of {trainer.max_rounds} rounds uses them again."
-        )

@@ -34,30 +34,34 @@ def run_evaluation(trainer: TrainerInterface, stage: str) -> tuple[dict[str, flo
     kept: Mapping[int, Any] = trainer.run.clients if "run" in vars(trainer) else {}
     if trainer.ckpt_path is not None:
         kept = checkpoint_file.load(trainer.ckpt_path).get("federation", {}).get("run", {}).get("clients", {})
-        checkpointing.evaluate_checkpoint(trainer, trainer.ckpt_path)
+        checkpointing.evaluate_checkpoint(flat_module, trainer.ckpt_path)
     short = {"validation": "val"}.get(stage, stage)
-    loaders, limit = (
-        as_loaders(getattr(trainer.data, f"{short}_dataloader")()),
-        trainer.limits[f"limit_{short}_batches"],
-    )
-    limits = num_batches(loaders, limit)
-    setattr(trainer, f"num_{short}_batches", limits)
-    of_method: dict[str, float] = {}
-    if stage != "predict":
-        states = owned_by_clients(flat_module, kept)
-        of_method = trainer.algorithm.validate(
-            ModelValidation(flat_module, trainer.data, stage, loaders, limit, states)
-        )
-    averages, outputs = evaluate(
-        flat_module,
-        stage,
-        loaders,
-        limits,
-        trainer.inference_mode,
-        lambda averages: trainer.publish(averages | of_method),
-    )
-    averages |= of_method
+    loaders = as_loaders(getattr(trainer.data, f"{short}_dataloader")())
+    limit = trainer.limits[f"limit_{short}_batches"]
+    setattr(trainer, f"num_{short}_batches", num_batches(loaders, limit))
+    states = owned_by_clients(flat_module, kept)
+    validation = ModelValidation(flat_module, trainer.data, stage, loaders, limit, states)
+    averages, outputs = evaluate_with_method(trainer, validation)
     for logger in trainer.loggers[1:]:
         logger.log_metrics(averages, step=trainer.global_step)
         logger.save()
     return averages, outputs
+
+
+def evaluate_with_method(
+    trainer: TrainerInterface, validation: ModelValidation
+) -> tuple[dict[str, float], list[list[Any]]]:
+    """Evaluate the model that the flat module holds, publish the averages, and return them and the outputs of each loader.
+
+    In validation and test the method adds values of its own to the averages.
+    """
+    of_method = {} if validation.stage == "predict" else trainer.algorithm.validate(validation)
+    averages, outputs = evaluate(
+        validation.flat_module,
+        validation.stage,
+        validation.loaders,
+        num_batches(validation.loaders, validation.limit),
+        trainer.inference_mode,
+        lambda averages: trainer.publish(averages | of_method),
+    )
+    return averages | of_method, outputs

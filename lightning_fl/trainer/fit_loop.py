@@ -32,8 +32,9 @@ from lightning_fl.server.validation import ModelValidation
 from lightning_fl.state.run_state import SERVER, VALIDATION
 from lightning_fl.trainer import checkpointing
 from lightning_fl.trainer.build_federation import assemble, keep_client_states
-from lightning_fl.trainer.flags import check_monitors
+from lightning_fl.trainer.evaluation_loop import evaluate_with_method
 from lightning_fl.trainer.lightning_interface import TrainerInterface
+from lightning_fl.trainer.lightning_parts import check_monitors
 
 
 class FitLoop:
@@ -45,6 +46,7 @@ class FitLoop:
             a round contains this state.
         folder: folder that the fit writes to.
         epoch_loop: the attributes of Lightning's own loop that stock callbacks read.
+        val_loop: the same of its validation loop: `_has_run` is True once a round has been validated.
     """
 
     federation: Federation
@@ -52,26 +54,21 @@ class FitLoop:
 
     def __init__(self, trainer: TrainerInterface) -> None:
         self.trainer = trainer
-        self.has_validated = False
+        self.val_loop = SimpleNamespace(_has_run=False)
         self.before_round: dict[str, Any] | None = None
         self._knows_metrics = False
         self._val_loaders: list[Iterable[Any]] = []
         self.epoch_loop = SimpleNamespace(
             _should_check_val_epoch=lambda: trainer.validates_this_round,
-            val_loop=_HasRun(self),
+            val_loop=self.val_loop,
             batch_progress=SimpleNamespace(is_last_batch=False),
             _batches_that_stepped=0,
         )
 
-    @property
-    def max_epochs(self) -> int:
-        """Number of rounds of the run."""
-        return self.trainer.max_rounds
-
     def start(self) -> None:
         """Build the federation, and find the validation loaders."""
         trainer, flat_module = self.trainer, self.trainer.active_module
-        self.has_validated = self._knows_metrics = False
+        self.val_loop._has_run = self._knows_metrics = False
         self.before_round = None
         self.folder = RunFolder(trainer)
         self.federation = assemble(trainer)
@@ -103,7 +100,7 @@ class FitLoop:
         hyperparameters = {**trainer.lightning_module.hparams_initial, "algorithm": trainer.algorithm.name}
         tell(trainer, lambda logger: logger.log_hyperparams(hyperparameters))
         trainer.hooks.call("on_train_start")
-        while run.round < trainer.max_rounds and not trainer.should_stop:
+        while run.round < trainer.num_rounds and not trainer.should_stop:
             trainer.current_epoch = run.round
             self._round()
         trainer.current_epoch = run.round
@@ -119,12 +116,8 @@ class FitLoop:
 
     def _round(self) -> None:
         """Run one round with its hooks, validation, logging and checkpoint."""
-        trainer, run, flat_module, started = (
-            self.trainer,
-            self.trainer.run,
-            self.trainer.active_module,
-            time.perf_counter(),
-        )
+        trainer, run, flat_module = self.trainer, self.trainer.run, self.trainer.active_module
+        started = time.perf_counter()
         flat_module.seed(run.torch_seeds(SERVER)[0])
         trainer.state.stage = RunningStage.TRAINING
         trainer.round_batches = self.federation.num_batches()
@@ -158,7 +151,7 @@ class FitLoop:
         record |= flat_module.logs.averages(gather_objects(trainer.fabric, flat_module.logs.take())[:1])
         trainer.publish(record)
         flat_module.optimizer.end_plateau(run.round, trainer.callback_metrics)
-        if self.has_validated and not self._knows_metrics:
+        if self.val_loop._has_run and not self._knows_metrics:
             self._knows_metrics = True
             check_watched(trainer.callbacks, trainer.callback_metrics)
         if run.round == self.folder.first_round + 1:
@@ -197,7 +190,7 @@ class FitLoop:
         """Validate at the end of a round."""
         trainer = self.trainer
         trainer.state.stage = RunningStage.VALIDATING
-        self.has_validated = True
+        self.val_loop._has_run = True
         federation = self.federation
         validation = ModelValidation(
             trainer.active_module,
@@ -210,17 +203,9 @@ class FitLoop:
             federation.population.cohort_size,
             trainer.run.random(VALIDATION),
         )
-        of_method = trainer.algorithm.validate(validation)
-        averages, _ = evaluate(
-            trainer.active_module,
-            "validation",
-            self._val_loaders,
-            trainer.num_val_batches,
-            trainer.inference_mode,
-            lambda averages: trainer.publish(averages | of_method),
-        )
+        averages, _ = evaluate_with_method(trainer, validation)
         trainer.state.stage = RunningStage.TRAINING
-        return averages | of_method
+        return averages
 
     def _sanity_check(self) -> None:
         """Run a few validation batches before training, so that an error in them does not cost a round."""
@@ -256,15 +241,4 @@ class FitLoop:
     def _is_due(self, every: int) -> bool:
         """True if an every-n-rounds action is due after the round just completed; after the last it always is."""
         rounds, trainer = self.trainer.run.round, self.trainer
-        return rounds % every == 0 or rounds >= trainer.max_rounds or trainer.should_stop
-
-
-class _HasRun:
-    """Validation loop for ModelCheckpoint, which reads `_has_run` before it reports a missing metric."""
-
-    def __init__(self, loop: FitLoop) -> None:
-        self._loop = loop
-
-    @property
-    def _has_run(self) -> bool:
-        return self._loop.has_validated
+        return rounds % every == 0 or rounds >= trainer.num_rounds or trainer.should_stop

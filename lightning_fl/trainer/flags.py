@@ -1,154 +1,229 @@
-"""Check the trainer's arguments, and build the Lightning objects that they describe."""
+"""Flags of a trainer: their documentation, their checks, and the size of a round's cohort."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
 from datetime import timedelta
-from difflib import get_close_matches
-from typing import Any
+from typing import Any, Literal
 
-from lightning.fabric import Fabric
-from lightning.fabric.accelerators import MPSAccelerator
-from lightning.fabric.strategies.launchers.multiprocessing import _MultiProcessingLauncher
-from lightning.pytorch.callbacks import (
-    BackboneFinetuning,
-    BaseFinetuning,
-    BatchSizeFinder,
-    Callback,
-    DeviceStatsMonitor,
-    LearningRateFinder,
-    ThroughputMonitor,
-    Timer,
-)
+from lightning.fabric.accelerators import Accelerator
+from lightning.fabric.strategies import Strategy
+from lightning.pytorch import Callback
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.profilers import AdvancedProfiler, PassThroughProfiler, Profiler, PyTorchProfiler, SimpleProfiler
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.profilers import Profiler
+from lightning.pytorch.trainer.states import TrainerState
+from torch import Tensor
 
-from lightning_fl.checks import check_at_least, check_between, check_whole, is_real, is_whole
-from lightning_fl.errors import UserError, nearest, require
-from lightning_fl.outputs.metrics_csv import RoundCSVLogger
-
-PRECISIONS = ("32-true", "bf16-mixed", "bf16-true", "64-true")
-PRECISION_ALIASES = {"32": "32-true", "64": "64-true", "bf16": "bf16-mixed"}
-STRATEGIES = ("auto", "ddp")
-SHARDED_STRATEGIES = ("fsdp", "deepspeed", "xla", "model_parallel", "tensor_parallel")
-FINETUNING = (
-    "unfreezes layers during a run, but what clients train and send is fixed when the run begins: set requires_grad in the "
-    "module"
+from lightning_fl.checks import check_at_least, check_between, check_choice, check_whole, is_real, is_whole
+from lightning_fl.communication.simulated_clock import SimulatedClock
+from lightning_fl.errors import nearest, require
+from lightning_fl.federation.loss_guard import LossGuard
+from lightning_fl.trainer.lightning_parts import (
+    build_fabric,
+    build_loggers,
+    build_profiler,
+    build_timer,
+    check_callbacks,
 )
-REFUSED_CALLBACKS: dict[type[Callback], str] = {
-    BackboneFinetuning: FINETUNING,
-    BaseFinetuning: FINETUNING,
-    BatchSizeFinder: "tries batch sizes in a separate training, which a federation does not have: set data.batch_size",
-    LearningRateFinder: "tries learning rates in a separate training, which a federation does not have: compare runs "
-    "with different model.learning_rate",
-    DeviceStatsMonitor: "logs every step, but a federation logs rounds: --trainer.profiler simple reports where time goes",
-    ThroughputMonitor: "logs every step, but a federation logs rounds: metrics.csv contains time/round_seconds",
-}
-PROFILERS = {"simple": SimpleProfiler, "advanced": AdvancedProfiler, "pytorch": PyTorchProfiler}
 
 
-def check_rounds(
-    max_rounds: int,
-    clients_per_round: int | float,
-    local_epochs: int | None,
-    local_steps: int | None,
-    dropout_rate: float,
-    straggler_rate: float,
-    every: dict[str, int],
-) -> None:
-    """Check the arguments that define a round.
+class TrainerFlags:
+    """Flags of a trainer as attributes, the Lightning objects that some of them describe, and the state of an idle trainer."""
 
-    Raises:
-        UserError: a value is not allowed.
-    """
-    check_whole("max_rounds", max_rounds, 0)
-    if is_whole(clients_per_round):
-        check_whole("clients_per_round", clients_per_round, 1)
-    else:
-        require(
-            is_real(clients_per_round) and 0 < clients_per_round <= 1,
-            f"clients_per_round as a fraction must lie in (0, 1], got {clients_per_round}; a count is a whole number.",
-        )
-    require(
-        local_epochs is None or local_steps is None,
-        f"local_epochs={local_epochs} and local_steps={local_steps} exclude each other: give one of them.",
-    )
-    for name, count in {"local_epochs": local_epochs, "local_steps": local_steps, **every}.items():
-        if count is not None:
-            check_whole(name, count, 1)
-    check_between("dropout_rate", dropout_rate, 0, 1, "[)")
-    check_between("straggler_rate", straggler_rate, 0, 1)
+    def __init__(
+        self,
+        *,
+        max_rounds: int = 100,
+        clients_per_round: int | float = 10,
+        local_epochs: int | None = None,
+        local_steps: int | None = None,
+        val_every_n_rounds: int = 1,
+        log_every_n_rounds: int = 1,
+        checkpoint_every_n_rounds: int = 1,
+        dropout_rate: float = 0.0,
+        straggler_rate: float = 0.0,
+        clock: SimulatedClock = SimulatedClock(),  # noqa: B008 -- frozen
+        loss_guard: LossGuard = LossGuard(),  # noqa: B008
+        runner: Literal["auto", "serial", "stacked"] = "auto",
+        clients_at_once: int | None = None,
+        client_states: str | os.PathLike[str] = "memory",
+        accelerator: str | Accelerator = "auto",
+        strategy: str | Strategy = "auto",
+        devices: list[int] | str | int = 1,
+        num_nodes: int = 1,
+        precision: int | str | None = None,
+        plugins: Any | None = None,
+        callbacks: list[Callback] | Callback | None = None,
+        logger: Logger | Iterable[Logger] | bool | None = None,
+        default_root_dir: str | os.PathLike[str] | None = None,
+        fast_dev_run: bool | int = False,
+        max_time: str | timedelta | dict[str, int] | None = None,
+        limit_train_batches: int | float | None = None,
+        limit_val_batches: int | float | None = None,
+        limit_test_batches: int | float | None = None,
+        limit_predict_batches: int | float | None = None,
+        num_sanity_val_steps: int = 2,
+        accumulate_grad_batches: int = 1,
+        gradient_clip_val: int | float | None = None,
+        gradient_clip_algorithm: Literal["norm", "value"] = "norm",
+        enable_progress_bar: bool = True,
+        enable_checkpointing: bool = True,
+        enable_model_summary: bool = True,
+        deterministic: bool | Literal["warn"] = False,
+        benchmark: bool = False,
+        inference_mode: bool = True,
+        detect_anomaly: bool = False,
+        profiler: Profiler | str | None = None,
+    ) -> None:
+        """Set up the trainer.
 
+        Args:
+            max_rounds: Rounds of communication; a round is an epoch for callbacks and schedulers.
+            clients_per_round: Clients selected in each round, a count or a fraction in (0, 1].
+            local_epochs: Passes of a client over its samples in a round; 1 if neither this nor local_steps is given.
+            local_steps: Optimiser steps of a client in a round, instead of local_epochs.
+            val_every_n_rounds: Validate after every n-th round and after the last.
+            log_every_n_rounds: Log a row after every n-th round and after the last.
+            checkpoint_every_n_rounds: Save checkpoints/last.ckpt after every n-th round and after the last.
+            dropout_rate: Probability in [0, 1) that a selected client receives the model but sends nothing back.
+            straggler_rate: Probability in [0, 1] that a client stops after a part of its optimiser steps and sends the result.
+            clock: The simulated network and computation behind time/simulated_seconds.
+            loss_guard: Reject uploads, undo server steps or undo rounds whose loss explodes; off if not given.
+            runner: `serial` trains one client after the other, `stacked` several at once; auto stacks on a GPU if the module
+                allows it.
+            clients_at_once: Clients that `stacked` trains at once, at most; as many as fit into half of the free memory if
+                not given.
+            client_states: Storage of clients' states between rounds: memory, disk (a folder in default_root_dir, deleted
+                with the run), or a folder in which to create that folder.
+            accelerator: As in Lightning: auto, cpu, gpu, cuda …, but not Apple's mps.
+            strategy: As in Fabric; strategies that shard a model are refused.
+            devices: Accelerators to use.
+            num_nodes: Machines to use.
+            precision: 32-true, bf16-mixed, bf16-true or 64-true.
+            plugins: As in Fabric.
+            callbacks: Lightning callbacks.
+            logger: Loggers in addition to metrics.csv, which is always written; False for none, not even metrics.csv.
+            default_root_dir: Folder of the run; the working directory if not given.
+            fast_dev_run: Try everything on one round (or n) and one batch (or n), without logging or saving.
+            max_time: Stop after this time, as in Lightning: DD:HH:MM:SS, a timedelta or its arguments.
+            limit_train_batches: Batches of each local pass, a count or a fraction.
+            limit_val_batches: Validation batches, a count or a fraction.
+            limit_test_batches: Test batches, a count or a fraction.
+            limit_predict_batches: Prediction batches, a count or a fraction.
+            num_sanity_val_steps: Validation batches to try before the first round; -1 for all.
+            accumulate_grad_batches: Batches whose gradients make one optimiser step.
+            gradient_clip_val: Clip each step's gradient to this norm or value.
+            gradient_clip_algorithm: norm or value.
+            enable_progress_bar: Show a progress bar.
+            enable_checkpointing: Save checkpoints and the final model.
+            enable_model_summary: Print a summary of the module before training.
+            deterministic: Use deterministic algorithms only; "warn" gives a warning where there is none.
+            benchmark: Let cuDNN choose its algorithms by benchmarks.
+            inference_mode: Evaluate in torch.inference_mode rather than torch.no_grad.
+            detect_anomaly: Let autograd report operations that produce NaN.
+            profiler: simple, advanced, pytorch, or a Lightning profiler.
 
-def check_flags(num_sanity_val_steps: int, gradient_clip_val: float | None, fast_dev_run: bool | int) -> None:
-    """Check num_sanity_val_steps, gradient_clip_val and fast_dev_run.
+        Raises:
+            UserError: a value is not allowed.
+        """
+        self.max_rounds = max_rounds
+        self.clients_per_round = clients_per_round
+        self.local_epochs = local_epochs
+        self.local_steps = local_steps
+        self.val_every_n_rounds = val_every_n_rounds
+        self.log_every_n_rounds = log_every_n_rounds
+        self.checkpoint_every_n_rounds = checkpoint_every_n_rounds
+        self.dropout_rate = dropout_rate
+        self.straggler_rate = straggler_rate
+        self.clock = clock
+        self.loss_guard = loss_guard
+        self.runner = runner
+        self.clients_at_once = clients_at_once
+        self.client_states = os.fspath(client_states)
+        self.default_root_dir = os.path.abspath(default_root_dir or os.curdir)
+        self.fast_dev_run = fast_dev_run
+        self.limits = {
+            "limit_train_batches": limit_train_batches,
+            "limit_val_batches": limit_val_batches,
+            "limit_test_batches": limit_test_batches,
+            "limit_predict_batches": limit_predict_batches,
+        }
+        self.num_sanity_val_steps = num_sanity_val_steps
+        self.accumulate_grad_batches = accumulate_grad_batches
+        self.gradient_clip_val = gradient_clip_val
+        self.gradient_clip_algorithm = gradient_clip_algorithm
+        self.enable_progress_bar = enable_progress_bar
+        self.enable_checkpointing = enable_checkpointing
+        self.enable_model_summary = enable_model_summary
+        self.deterministic = deterministic
+        self.benchmark = benchmark
+        self.inference_mode = inference_mode
+        self.detect_anomaly = detect_anomaly
+        self._check()
+        self.max_rounds = int(fast_dev_run or max_rounds)
+        if local_epochs is None and local_steps is None:
+            self.local_epochs = 1
+        if fast_dev_run:
+            self.limits = {name: int(fast_dev_run) for name in self.limits}
+            self.enable_checkpointing, self.num_sanity_val_steps = False, 0
+        self.timer = build_timer(max_time)
+        self.fabric = build_fabric(accelerator, strategy, devices, num_nodes, precision, plugins)
+        self.loggers = build_loggers(False if fast_dev_run else logger, self.default_root_dir)
+        self.profiler = build_profiler(profiler)
+        given = [] if callbacks is None else [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
+        check_callbacks(given)
+        self.given_callbacks = self.callbacks = given
+        self.state = TrainerState()
+        self.callback_metrics: dict[str, Tensor] = {}
+        self.logged_metrics: dict[str, Tensor] = {}
+        self.progress_bar_metrics: dict[str, float] = {}
+        self.fabric.launch()
 
-    Raises:
-        UserError: a value is not allowed.
-    """
-    check_whole("num_sanity_val_steps", num_sanity_val_steps, -1)
-    check_whole("fast_dev_run", int(fast_dev_run), 0)
-    if gradient_clip_val is not None:
-        check_at_least("gradient_clip_val", gradient_clip_val, 0)
-
-
-def check_client_states(given: str | os.PathLike[str]) -> None:
-    """Check the storage of clients' states.
-
-    Raises:
-        UserError: it is neither `memory` nor `disk` nor a folder that exists.
-    """
-    is_allowed = given in ("memory", "disk") or os.path.isdir(given)
-    require(
-        is_allowed,
-        f"client_states {os.fspath(given)!r} is not a folder; {nearest(os.fspath(given), ('memory', 'disk'))}, or a folder.",
-    )
-
-
-def check_limits(limits: dict[str, int | float | None]) -> None:
-    """Check the flags `limit_*_batches`.
-
-    Raises:
-        UserError: a value is neither a count nor a fraction.
-    """
-    for name, value in limits.items():
-        if is_whole(value):
-            check_at_least(f"{name} as a count", value, 0)
-        elif value is not None:
-            check_between(f"{name} as a fraction", value, 0, 1)
-
-
-def check_callbacks(callbacks: Iterable[Callback]) -> None:
-    """Check that callbacks work in a federation, and let timers check the time after rounds.
-
-    Raises:
-        UserError: a callback does not; the sentence gives the reason and the alternative.
-    """
-    for callback in callbacks:
-        for refused, reason in REFUSED_CALLBACKS.items():
-            require(not isinstance(callback, refused), f"{type(callback).__name__} {reason}.")
-        # A federation stops only after a round: clients that are trained at once make no separate steps.
-        if isinstance(callback, Timer):
-            callback._interval = "epoch"
-
-
-def check_monitors(callbacks: Iterable[Callback], logged: Iterable[str]) -> None:
-    """Find a misspelt `monitor` before training.
-
-    Training may still log a name that validation did not, so only near misses are refused.
-
-    Raises:
-        UserError: a callback monitors a name that differs in a letter or two from a logged one.
-    """
-    names = list(logged)
-    for callback in callbacks:
-        monitor = getattr(callback, "monitor", None)
-        if isinstance(monitor, str) and monitor not in names and get_close_matches(monitor, names, cutoff=0.9):
-            raise UserError(
-                f"{type(callback).__name__} monitors {monitor!r}, which is not logged; {nearest(monitor, names)}."
+    def _check(self) -> None:
+        """Check the flags that are numbers, names of choices or folders."""
+        check_whole("max_rounds", self.max_rounds, 0)
+        if is_whole(self.clients_per_round):
+            check_whole("clients_per_round", self.clients_per_round, 1)
+        else:
+            require(
+                is_real(self.clients_per_round) and 0 < self.clients_per_round <= 1,
+                f"clients_per_round as a fraction must lie in (0, 1], got {self.clients_per_round}; a count is a whole number.",
             )
+        require(
+            self.local_epochs is None or self.local_steps is None,
+            f"local_epochs={self.local_epochs} and local_steps={self.local_steps} exclude each other: give one of them.",
+        )
+        for name in (
+            "val_every_n_rounds",
+            "log_every_n_rounds",
+            "checkpoint_every_n_rounds",
+            "accumulate_grad_batches",
+        ):
+            check_whole(name, getattr(self, name), 1)
+        for name in ("local_epochs", "local_steps", "clients_at_once"):
+            if getattr(self, name) is not None:
+                check_whole(name, getattr(self, name), 1)
+        check_between("dropout_rate", self.dropout_rate, 0, 1, "[)")
+        check_between("straggler_rate", self.straggler_rate, 0, 1)
+        check_whole("num_sanity_val_steps", self.num_sanity_val_steps, -1)
+        if not isinstance(self.fast_dev_run, bool):
+            check_whole("fast_dev_run", self.fast_dev_run, 0)
+        if self.gradient_clip_val is not None:
+            check_at_least("gradient_clip_val", self.gradient_clip_val, 0)
+        check_choice("runner", self.runner, ("auto", "serial", "stacked"))
+        check_choice("gradient_clip_algorithm", self.gradient_clip_algorithm, ("norm", "value"))
+        check_choice("deterministic", self.deterministic, (True, False, "warn"))
+        require(
+            self.client_states in ("memory", "disk") or os.path.isdir(self.client_states),
+            f"client_states {self.client_states!r} is not a folder; {nearest(self.client_states, ('memory', 'disk'))}, or a "
+            "folder.",
+        )
+        for name, limit in self.limits.items():
+            if is_whole(limit):
+                check_at_least(f"{name} as a count", limit, 0)
+            elif limit is not None:
+                check_between(f"{name} as a fraction", limit, 0, 1)
 
 
 def cohort_size(clients_per_round: int | float, num_clients: int, num_eligible: int) -> int:
@@ -165,86 +240,3 @@ def cohort_size(clients_per_round: int | float, num_clients: int, num_eligible: 
         f"give at most {num_eligible}, or a fraction in (0, 1].",
     )
     return int(clients_per_round)
-
-
-def build_fabric(accelerator: Any, strategy: Any, devices: Any, num_nodes: int, precision: Any, plugins: Any) -> Fabric:
-    """Return the Fabric that drives a run.
-
-    Raises:
-        UserError: a federation cannot use the strategy, the precision or the number of devices.
-    """
-    precision = PRECISION_ALIASES.get(str(precision), str(precision or "32-true"))
-    require(
-        precision in PRECISIONS,
-        f"precision {precision!r} is not available in a federation; {nearest(precision, PRECISIONS)}.",
-    )
-    name = strategy if isinstance(strategy, str) else type(strategy).__name__.lower()
-    require(
-        not any(sharded in name for sharded in SHARDED_STRATEGIES),
-        f"strategy {name!r} shards one model over accelerators, which a federation of whole client models cannot use; "
-        f"allowed: {', '.join(STRATEGIES)}.",
-    )
-    # Fabric checks the names of ddp's variants; those that fork or spawn processes are refused below.
-    known = not isinstance(strategy, str) or name in STRATEGIES or name.startswith("ddp_")
-    require(known, f"strategy {name!r} is not available in a federation; {nearest(name, STRATEGIES)}.")
-    try:
-        fabric = Fabric(
-            # `auto` would choose Apple's MPS, which has no float64, in which the updates are summed.
-            accelerator="cpu" if accelerator == "auto" and MPSAccelerator.is_available() else accelerator,
-            strategy=strategy,
-            devices=devices,
-            num_nodes=num_nodes,
-            precision=None if plugins is not None and precision == "32-true" else precision,
-            plugins=plugins,
-        )
-    except (RuntimeError, ValueError, TypeError, MisconfigurationException) as error:
-        raise UserError(
-            f"Fabric cannot be set up with accelerator={accelerator!r}, strategy={strategy!r}, devices={devices!r}: {error}"
-        ) from error
-    require(
-        fabric.device.type != "mps",
-        f"accelerator {accelerator!r} is Apple's MPS, which has no float64, in which the updates are summed; "
-        "allowed on this machine: cpu.",
-    )
-    launcher = fabric.strategy.launcher
-    require(
-        not isinstance(launcher, _MultiProcessingLauncher),
-        f"strategy {name!r} forks or spawns its processes, which cannot return the trained model; "
-        "allowed: auto and ddp, in a script or at the command line.",
-    )
-    return fabric
-
-
-def build_loggers(logger: Logger | Iterable[Logger] | bool | None, root: str) -> list[Logger]:
-    """Return the logger of `metrics.csv`, then the given ones; none if `logger` is False."""
-    if logger is False:
-        return []
-    given = [] if logger is None or logger is True else [logger] if isinstance(logger, Logger) else list(logger)
-    return [RoundCSVLogger(root), *given]
-
-
-def build_profiler(profiler: Profiler | str | None) -> Profiler:
-    """Return the profiler of this name.
-
-    Raises:
-        UserError: there is no profiler of this name.
-    """
-    if isinstance(profiler, str):
-        if profiler not in PROFILERS:
-            raise UserError(f"profiler {profiler!r} is unknown; {nearest(profiler, PROFILERS)}.")
-        return PROFILERS[profiler]()
-    return profiler or PassThroughProfiler()
-
-
-def build_timer(max_time: str | timedelta | dict[str, int] | None) -> Timer | None:
-    """Return Lightning's timer, which stops the run after `max_time`.
-
-    Raises:
-        UserError: `max_time` is not a duration.
-    """
-    if max_time is None:
-        return None
-    try:
-        return Timer(duration=max_time, interval="epoch")
-    except (MisconfigurationException, TypeError) as error:
-        raise UserError(f"max_time {max_time!r} is not a duration: use DD:HH:MM:SS, such as 00:02:30:00.") from error

@@ -1,4 +1,4 @@
-"""Attributes of a trainer that Lightning's own callbacks, loggers and modules read.
+"""Attributes of a trainer that the loops read, and those that Lightning's own callbacks, loggers and modules read.
 
 A round is an epoch, so stock callbacks work in a federation as long as the trainer has these attributes. `FederatedTrainer`
 adds the rounds.
@@ -8,81 +8,59 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from lightning.fabric import Fabric
-from lightning.pytorch import Callback, LightningDataModule, LightningModule
-from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ModelCheckpoint, ProgressBar, Timer
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ProgressBar
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.profilers import Profiler
-from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerState, TrainerStatus
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.hooks import Hooks
-from lightning_fl.communication.simulated_clock import SimulatedClock
 from lightning_fl.data import FederatedDataModule
-from lightning_fl.federation.loss_guard import LossGuard
 from lightning_fl.state.run_state import Run
+from lightning_fl.trainer.flags import TrainerFlags
+
+STOCK: Any = Trainer
+"""Lightning's trainer, whose properties serve here where they read only attributes that both trainers have."""
 
 
-class TrainerInterface(ABC):
-    """Attributes and properties under the names of `lightning.pytorch.Trainer`, with a round as the epoch.
-
-    The loops read the trainer's flags here, and during a session its module, data and algorithm.
+class TrainerInterface(TrainerFlags, ABC):
+    """Flags, and attributes under the names of `lightning.pytorch.Trainer`, with a round as the epoch.
 
     Attributes:
         run: state of the run: the model, states, the ledger; set when `fit` begins.
         algorithm: the federated method.
         flat_module: the module on its flat storage; None outside a session.
         hooks: calls the hooks of callbacks and module.
+        round_batches: batches of the current round that this process trains.
+        most_local_steps: optimiser steps of the client with the most samples in a round.
     """
 
-    fabric: Fabric
-    callbacks: list[Callback]
-    loggers: list[Logger]
-    lightning_module: LightningModule
-    datamodule: LightningDataModule | None
-    default_root_dir: str
-    fast_dev_run: bool | int
-    max_rounds: int
-    timer: Timer | None
-    val_every_n_rounds: int
-    accumulate_grad_batches: int
     run: Run
     algorithm: Algorithm
-    flat_module: FlatModule | None
     hooks: Hooks
-    clients_per_round: int | float
-    local_epochs: int | None
-    local_steps: int | None
-    log_every_n_rounds: int
-    checkpoint_every_n_rounds: int
-    dropout_rate: float
-    straggler_rate: float
-    clock: SimulatedClock
-    loss_guard: LossGuard
-    runner: Literal["auto", "serial", "stacked"]
-    clients_at_once: int | None
-    client_states: str
-    limits: dict[str, int | float | None]
-    num_sanity_val_steps: int
-    gradient_clip_val: int | float | None
-    gradient_clip_algorithm: Literal["norm", "value"]
-    enable_progress_bar: bool
-    enable_checkpointing: bool
-    enable_model_summary: bool
-    deterministic: bool | Literal["warn"]
-    benchmark: bool
-    inference_mode: bool
-    detect_anomaly: bool
-    profiler: Profiler
-    given_callbacks: list[Callback]
+    flat_module: FlatModule | None = None
+    lightning_module: LightningModule
+    datamodule: LightningDataModule | None
+    ckpt_path: str | None = None
+    should_stop = False
+    current_epoch = 0
+    global_step = 0
+    round_batches = 0
+    most_local_steps = 0
+    num_val_batches: Sequence[int | float] = ()
+    num_sanity_val_batches: Sequence[int | float] = ()
+    num_test_batches: Sequence[int | float] = ()
+    num_predict_batches: Sequence[int | float] = ()
+    predict_loop = SimpleNamespace(current_batch_indices=[], epoch_batch_indices=[], predictions=[])
     barebones = False
     val_check_interval = 1.0
     reload_dataloaders_every_n_epochs = 0
@@ -90,69 +68,49 @@ class TrainerInterface(ABC):
     min_steps = None
     min_epochs = None
 
-    def __init__(self) -> None:
-        self.state = TrainerState()
-        self.should_stop = False
-        self.ckpt_path: str | None = None
-        self.callback_metrics: dict[str, Tensor] = {}
-        self.logged_metrics: dict[str, Tensor] = {}
-        self.progress_bar_metrics: dict[str, float] = {}
-        self.num_val_batches: list[int | float] = []
-        self.num_sanity_val_batches: list[int | float] = []
-        self.num_test_batches: list[int | float] = []
-        self.num_predict_batches: list[int | float] = []
-        self.current_epoch = 0
-        self.global_step = 0
-        self.round_batches = 0
-        self.most_local_steps = 0
-        self.predict_loop = SimpleNamespace(current_batch_indices=[], epoch_batch_indices=[], predictions=[])
+    # Read from `state`.
+    training: bool = STOCK.training
+    validating: bool = STOCK.validating
+    testing: bool = STOCK.testing
+    predicting: bool = STOCK.predicting
+    evaluating: bool = STOCK.evaluating
+    sanity_checking: bool = STOCK.sanity_checking
+    interrupted: bool = STOCK.interrupted
 
-    # -- stage and progress ------------------------------------------------------------------------------------------
+    # Read from `strategy`.
+    accelerator: Any = STOCK.accelerator
+    precision_plugin: Any = STOCK.precision_plugin
+    precision: str = STOCK.precision
+    global_rank: int = STOCK.global_rank
+    local_rank: int = STOCK.local_rank
+    node_rank: int = STOCK.node_rank
+    world_size: int = STOCK.world_size
+    num_nodes: int = STOCK.num_nodes
+    is_global_zero: bool = STOCK.is_global_zero
+
+    # Read from `loggers` and `callbacks`.
+    logger: Logger | None = STOCK.logger
+    progress_bar_callback: ProgressBar | None = STOCK.progress_bar_callback
+    early_stopping_callback: EarlyStopping | None = STOCK.early_stopping_callback
+    early_stopping_callbacks: list[EarlyStopping] = STOCK.early_stopping_callbacks
+    checkpoint_callbacks: list[Checkpoint] = STOCK.checkpoint_callbacks
+
+    # -- progress ----------------------------------------------------------------------------------------------------
 
     @property
     def fitting(self) -> bool:
-        """True if the current or last session is a `fit`."""
-        return self.state.fn == TrainerFn.FITTING
-
-    @property
-    def training(self) -> bool:
-        """True while clients train."""
-        return self.state.stage == RunningStage.TRAINING
-
-    @property
-    def validating(self) -> bool:
-        """True while validation runs."""
-        return self.state.stage == RunningStage.VALIDATING
-
-    @property
-    def testing(self) -> bool:
-        """True while the test runs."""
-        return self.state.stage == RunningStage.TESTING
-
-    @property
-    def predicting(self) -> bool:
-        """True while prediction runs."""
-        return self.state.stage == RunningStage.PREDICTING
-
-    @property
-    def evaluating(self) -> bool:
-        """True while validation or test runs."""
-        return self.state.stage is not None and self.state.stage.evaluating
-
-    @property
-    def sanity_checking(self) -> bool:
-        """True while the validation before the first round runs."""
-        return self.state.stage == RunningStage.SANITY_CHECKING
-
-    @property
-    def interrupted(self) -> bool:
-        """True if the run was interrupted."""
-        return self.state.status == TrainerStatus.INTERRUPTED
+        """True while a `fit` runs."""
+        return self.state.fn == TrainerFn.FITTING and self.state.stage is not None
 
     @property
     def max_epochs(self) -> int:
         """Number of rounds of the run."""
         return self.max_rounds
+
+    @property
+    def num_rounds(self) -> int:
+        """Rounds after which the run ends: `max_rounds`, or one if clients take part in none."""
+        return self.max_rounds if self.algorithm.trains_in_rounds else min(1, self.max_rounds)
 
     @property
     def check_val_every_n_epoch(self) -> int:
@@ -163,7 +121,7 @@ class TrainerInterface(ABC):
     def validates_this_round(self) -> bool:
         """True if the current round ends with a validation: every n-th does, and the last."""
         done = self.current_epoch + 1
-        return done % self.val_every_n_rounds == 0 or done >= self.max_rounds or self.should_stop
+        return done % self.val_every_n_rounds == 0 or done >= self.num_rounds or self.should_stop
 
     @property
     def enable_validation(self) -> bool:
@@ -196,67 +154,23 @@ class TrainerInterface(ABC):
         return _StrategyView(self.fabric, self.optimizers)
 
     @property
-    def accelerator(self) -> Any:
-        """Fabric's accelerator."""
-        return self.fabric.accelerator
-
-    @property
-    def precision(self) -> str:
-        """Name of the precision, such as `32-true`."""
-        return str(self.fabric.strategy.precision.precision)
-
-    @property
-    def global_rank(self) -> int:
-        """Rank of this process."""
-        return self.fabric.global_rank
-
-    @property
-    def local_rank(self) -> int:
-        """Rank of this process on its machine."""
-        return self.fabric.local_rank
-
-    @property
-    def node_rank(self) -> int:
-        """Rank of this machine."""
-        return self.fabric.node_rank
-
-    @property
-    def world_size(self) -> int:
-        """Number of processes."""
-        return self.fabric.world_size
-
-    @property
     def num_devices(self) -> int:
         """Accelerators on this machine that the run uses."""
-        return self.fabric.world_size // getattr(self.fabric.strategy, "num_nodes", 1)
-
-    @property
-    def is_global_zero(self) -> bool:
-        """True if this process logs and saves."""
-        return self.fabric.is_global_zero
+        return self.world_size // self.num_nodes
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """The module's optimiser, which all clients share."""
-        return (
-            [self.flat_module.optimizer.optimizer]
-            if self.flat_module is not None and self.flat_module.has_optimizer
-            else []
-        )
+        return [self.active_module.optimizer.optimizer] if self._has_optimizer else []
 
     @property
     def lr_scheduler_configs(self) -> list[LRSchedulerConfig]:
         """The module's schedulers."""
-        return (
-            self.flat_module.optimizer.scheduler_configs
-            if self.flat_module is not None and self.flat_module.has_optimizer
-            else []
-        )
+        return self.active_module.optimizer.scheduler_configs if self._has_optimizer else []
 
     @property
-    def logger(self) -> Logger | None:
-        """The first logger."""
-        return self.loggers[0] if self.loggers else None
+    def _has_optimizer(self) -> bool:
+        return self.flat_module is not None and self.flat_module.has_optimizer
 
     @property
     def log_dir(self) -> str:
@@ -264,30 +178,10 @@ class TrainerInterface(ABC):
         return self.default_root_dir
 
     @property
-    def progress_bar_callback(self) -> ProgressBar | None:
-        """The progress bar, the default one or the user's."""
-        return next((c for c in self.callbacks if isinstance(c, ProgressBar)), None)
-
-    @property
-    def early_stopping_callbacks(self) -> list[EarlyStopping]:
-        """All early-stopping callbacks."""
-        return [c for c in self.callbacks if isinstance(c, EarlyStopping)]
-
-    @property
-    def checkpoint_callbacks(self) -> list[Checkpoint]:
-        """All checkpoint callbacks."""
-        return [c for c in self.callbacks if isinstance(c, Checkpoint)]
-
-    @property
     def checkpoint_callback(self) -> Checkpoint | None:
         """The first checkpoint callback that monitors a metric, else the first of all."""
         found = sorted(self.checkpoint_callbacks, key=lambda c: getattr(c, "monitor", None) is None)
         return found[0] if found else None
-
-    @property
-    def precision_plugin(self) -> Any:
-        """Fabric's precision."""
-        return self.fabric.strategy.precision
 
     def publish(self, metrics: Mapping[str, float]) -> None:
         """Make metrics visible to callbacks and progress bars."""
@@ -324,11 +218,6 @@ class TrainerInterface(ABC):
         """Flag that LearningRateMonitor reads: rounds are logged, not steps."""
         return SimpleNamespace(should_update_logs=False)
 
-    def _best_path(self) -> str:
-        """Return the best checkpoint of the first ModelCheckpoint that has one, else an empty string."""
-        paths = [c.best_model_path for c in self.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
-        return next((path for path in paths if path), "")
-
 
 class _StrategyView:
     """Fabric's strategy with the method names of `lightning.pytorch.strategies.Strategy`."""
@@ -339,6 +228,11 @@ class _StrategyView:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._fabric.strategy, name)
+
+    @property
+    def precision_plugin(self) -> Any:
+        """Fabric's precision."""
+        return self._fabric.strategy.precision
 
     def reduce(self, tensor: Tensor, *arguments: Any, **options: Any) -> Tensor:
         """Return the mean over ranks, or the reduction given as `reduce_op`."""

@@ -121,7 +121,7 @@ def _names(path: str, named: Iterator[tuple[str, Tensor]]) -> list[str]:
     return [f"{path}.{name}" if path else name for name, _ in named]
 
 
-def check_choice(asked: Groups) -> None:
+def check_groups(asked: Groups) -> None:
     """Raise `UserError` unless `asked` is `layer`, `tensor` or a map; the content of a map is not checked."""
     known = isinstance(asked, Mapping) or asked in CHOICES
     require(known, f"groups {asked!r} is unknown; {nearest(str(asked), CHOICES)}, or a map of groups.")
@@ -141,7 +141,7 @@ def resolve(asked: Groups, found: Sequence[Group], layout: Layout, buffer_layout
     Raises:
         UserError: the choice is unknown, or the map does not contain every parameter exactly once.
     """
-    check_choice(asked)
+    check_groups(asked)
     if asked == "layer":
         return tuple(found)
     given = {name: [name] for name in layout.names} if isinstance(asked, str) else asked

@@ -60,6 +60,19 @@ class Layout:
         """d, the length of the vector."""
         return sum(self.sizes)
 
+    def slices(self, names: Iterable[str]) -> list[slice]:
+        """Return the slices of the vector that these tensors cover, with adjacent ones joined; other names are ignored."""
+        wanted = set(names)
+        joined: list[slice] = []
+        for name, start, size in zip(self.names, self.offsets, self.sizes, strict=True):
+            if name not in wanted:
+                continue
+            if joined and joined[-1].stop == start:
+                joined[-1] = slice(joined[-1].start, start + size)
+            else:
+                joined.append(slice(start, start + size))
+        return joined
+
     def views(self, vector: Tensor) -> Tree:
         """Read `vector` (..., d) as a tree of views (..., *shape); writing to a view writes to the vector."""
         if vector.shape[-1] != self.numel:

@@ -37,26 +37,26 @@ class PruningMap:
         buffers_after, buffer_positions = _cut(buffer_layout, plan)
         return cls(layout, buffer_layout, after, buffers_after, positions, buffer_positions)
 
-    def params(self, x: Tensor) -> Tensor:
+    def params(self, vector: Tensor) -> Tensor:
         """Map parameters (…, d) → (…, d')."""
-        return x.index_select(-1, self.positions.to(x.device))
+        return vector.index_select(-1, self.positions.to(vector.device))
 
-    def buffers(self, x: Tensor) -> Tensor:
+    def buffers(self, vector: Tensor) -> Tensor:
         """Map float buffers (…, d_b) → (…, d_b')."""
-        return x.index_select(-1, self.buffer_positions.to(x.device))
+        return vector.index_select(-1, self.buffer_positions.to(vector.device))
 
     def state(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Map the state of a part or a codec's memory; entries that are no vector of the network stay, see `layout_of`."""
         kept = {}
-        for name, x in state.items():
-            layout = layout_of(name, x, self.before, self.buffers_before)
+        for name, vector in state.items():
+            layout = layout_of(name, vector, self.before, self.buffers_before)
             if layout is not None:
-                x = self.params(x) if layout is self.before else self.buffers(x)
-            kept[name] = x
+                vector = self.params(vector) if layout is self.before else self.buffers(vector)
+            kept[name] = vector
         return kept
 
 
-def layout_of(name: str, x: Tensor, layout: Layout, buffer_layout: Layout) -> Layout | None:
+def layout_of(name: str, vector: Tensor, layout: Layout, buffer_layout: Layout) -> Layout | None:
     """Return the layout of an entry of a state or of a codec's memory; None if it is no vector of the network.
 
     Names decide first, because lengths can agree by chance: an entry with `buffers` in its path has the layout of the float
@@ -64,7 +64,7 @@ def layout_of(name: str, x: Tensor, layout: Layout, buffer_layout: Layout) -> La
 
     Args:
         name: name of the entry, such as `momentum` or `residual/model`.
-        x: vectors (…, d) or (…, d_b), or anything else.
+        vector: vectors (…, d) or (…, d_b), or anything else.
         layout: layout of the parameters.
         buffer_layout: layout of the float buffers.
     """
@@ -72,10 +72,10 @@ def layout_of(name: str, x: Tensor, layout: Layout, buffer_layout: Layout) -> La
     if not {"scalars", "data", "personal"}.isdisjoint(path):
         return None
     expected = buffer_layout if "buffers" in path else layout
-    return expected if x.shape[-1:] == (expected.numel,) else None
+    return expected if vector.shape[-1:] == (expected.numel,) else None
 
 
 def _cut(layout: Layout, plan: Plan) -> tuple[Layout, Tensor]:
     positions = {name: plan.cut(name, view) for name, view in layout.views(torch.arange(layout.numel)).items()}
-    after = Layout(layout.names, tuple(tuple(x.shape) for x in positions.values()), layout.channels_last)
+    after = Layout(layout.names, tuple(tuple(vector.shape) for vector in positions.values()), layout.channels_last)
     return after, after.flatten(positions, torch.empty(after.numel, dtype=torch.int64))

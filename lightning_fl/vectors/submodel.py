@@ -109,17 +109,17 @@ class Submodel:
 
     def masks(self, message: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the mask of each vector of a message, without entries that are no vector of the model."""
-        return {name: self._mask(name) for name, x in message.items() if self._is_whole(name, x)}
+        return {name: self._mask(name) for name, entry in message.items() if self._is_whole(name, entry)}
 
     def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the shorter vectors (m,), without empty ones; entries that are no vector of the model stay as they are."""
         gathered = {}
-        for name, x in tensors.items():
+        for name, entry in tensors.items():
             size = self._layout(name).numel
-            if not self._is_whole(name, x) or size == len(x):
-                gathered[name] = x
+            if not self._is_whole(name, entry) or size == len(entry):
+                gathered[name] = entry
             elif size:
-                gathered[name] = x.index_select(0, self._positions(name).to(x.device))
+                gathered[name] = entry.index_select(0, self._positions(name).to(entry.device))
         return gathered
 
     def scatter(self, shorter: Mapping[str, Tensor], whole: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -129,14 +129,14 @@ class Submodel:
             shorter: vectors (m,), and entries that are no vector of the model.
             whole: source of the coordinates outside the submodel, not changed; they are 0 where it lacks a vector.
         """
-        result = {name: x for name, x in whole.items() if self._is_whole(name, x)}
-        for name, x in shorter.items():
+        result = {name: entry for name, entry in whole.items() if self._is_whole(name, entry)}
+        for name, entry in shorter.items():
             mask, layout = self._mask(name), self._layout(name)
-            if x.dim() == 1 and len(x) == layout.numel < len(mask):
-                vector = result[name].clone() if name in result else x.new_zeros(len(mask))
-                result[name] = vector.index_copy_(0, self._positions(name).to(x.device), x)
+            if entry.dim() == 1 and len(entry) == layout.numel < len(mask):
+                vector = result[name].clone() if name in result else entry.new_zeros(len(mask))
+                result[name] = vector.index_copy_(0, self._positions(name).to(entry.device), entry)
             else:
-                result[name] = x
+                result[name] = entry
         return result
 
     @cached_property
@@ -157,9 +157,9 @@ class Submodel:
     def _layout(self, name: str) -> Layout:
         return self.buffer_layout if "buffers" in name else self.layout
 
-    def _is_whole(self, name: str, x: Tensor) -> bool:
+    def _is_whole(self, name: str, entry: Tensor) -> bool:
         """True for a vector of the whole model; entries of another kind never are, whatever their length."""
-        return name.partition("/")[0] not in OTHER_KINDS and x.dim() == 1 and len(x) == len(self._mask(name))
+        return name.partition("/")[0] not in OTHER_KINDS and entry.dim() == 1 and len(entry) == len(self._mask(name))
 
 
 def _rows(layout: Layout, mask: Tensor) -> Layout:

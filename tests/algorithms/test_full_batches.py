@@ -137,8 +137,8 @@ def test_a_run_that_stopped_goes_on_to_the_same_end(
 @pytest.mark.parametrize(
     ("stopped", "max_rounds", "said"),
     [
-        (4, 6, ["Rounds 2 to 3 used full batches at the end of 4 rounds; the end of 6 rounds uses them again."]),
-        (3, 5, ["Round 2 used full batches at the end of 4 rounds; the end of 5 rounds uses them again."]),
+        (4, 6, ["Rounds 3 to 4 used full batches at the end of 4 rounds; the end of 6 rounds uses them again."]),
+        (3, 5, ["Round 3 used full batches at the end of 4 rounds; the end of 5 rounds uses them again."]),
         (3, 4, []),
         (2, 6, []),
     ],

@@ -11,7 +11,7 @@ from roster import problem
 from toys import Perceptron, Served, federation, vector
 
 from lightning_fl import FederatedTrainer, UserError
-from lightning_fl.aggregators import MaskedMean, WeightedMean
+from lightning_fl.aggregators import MaskedMean, Members, WeightedMean
 from lightning_fl.algorithms import (
     Algorithm,
     DeviceM,
@@ -29,7 +29,7 @@ from lightning_fl.algorithms import (
 from lightning_fl.codecs import TopK
 from lightning_fl.rules import LocalOptimizer, Proximal, RestartedMomentum
 from lightning_fl.slots import Gradients, Rule, ServerTurn, State, Step
-from lightning_fl.steps import Apply, Compress, Momentum, MomentumInStages, Yogi
+from lightning_fl.steps import Apply, Compress, Distillation, Moments, Momentum, MomentumInStages, Yogi
 
 MakeTrainer = Callable[..., FederatedTrainer]
 
@@ -117,14 +117,14 @@ def test_a_chain_may_hold_one_step_twice(make_trainer: MakeTrainer) -> None:
 class NeedsControl(Rule):
     """Rule whose inputs no other part sends."""
 
-    receives = frozenset({"moments/control", "moments/second"})
+    needs = frozenset({"moments/control", "moments/second"})
 
 
 @dataclass(frozen=True)
 class NeedsDivergence(Step):
     """Step whose input no other part sends."""
 
-    consumes = frozenset({"scalars/divergence"})
+    needs = frozenset({"scalars/divergence"})
 
     def __call__(self, turn: ServerTurn, state: State) -> State:
         return state
@@ -134,7 +134,7 @@ class NeedsDivergence(Step):
 class SharesControl(NeedsDivergence):
     """Step that sends half of the inputs of `NeedsControl`."""
 
-    shares = frozenset({"moments/control"})
+    provides = frozenset({"moments/control"})
 
 
 def test_all_misfits_are_reported_at_once() -> None:
@@ -200,6 +200,15 @@ def test_rules_say_whether_they_need_the_gradient() -> None:
 def test_a_chain_that_proposes_nothing_is_refused(steps: list[Step]) -> None:
     with pytest.raises(UserError, match=rf"no step of {type(steps[0]).__name__}.* would never learn: begin with Apply"):
         Algorithm(steps=steps)
+
+
+def test_a_chain_of_stages_needs_what_its_stages_need() -> None:
+    stages = MomentumInStages(stages=(Apply(), Distillation()), momentum=Momentum())
+    with pytest.raises(UserError, match="each client's model, which WeightedMean does not keep"):
+        Algorithm(steps=[stages])
+    Algorithm(steps=[stages], aggregator=Members(WeightedMean()))
+    with pytest.raises(UserError, match="must not keep or share state, but Moments does"):
+        MomentumInStages(stages=(Apply(), Moments()), momentum=Momentum())
 
 
 def test_to_a_mean_over_those_that_sent_a_codecs_gaps_are_no_change(make_trainer: MakeTrainer) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 from lightning.pytorch import Trainer
 
-from lightning_fl import aggregators, codecs, exchanges, rules, steps
+from lightning_fl import aggregators, algorithms, callbacks, codecs, exchanges, rules, steps
 from lightning_fl.cli import main
 from lightning_fl.cli.config_checks import check_file
 from lightning_fl.cli.refused_flags import STOCK_FLAGS
@@ -342,6 +343,17 @@ def test_list_names_all_there_is(lightning_fl: Command) -> None:
     first_words = {line.split()[0] for line in outcome.out.splitlines() if line}
     assert first_words >= {*algorithms.__all__, *modules.NETWORKS, "Digits", "Federated", "Dirichlet"}
     assert all(len(line.split()) > 2 for line in outcome.out.splitlines() if line.startswith(" "))
+
+
+@pytest.mark.parametrize("package", [aggregators, algorithms, callbacks, codecs, exchanges, rules, steps])
+def test_every_argument_of_a_method_or_part_is_described(package: ModuleType) -> None:
+    """Check the descriptions that `--algorithm.help NAME` prints, many of which are those of base classes."""
+    for name in package.__all__:
+        parser = ArgumentParser(exit_on_error=False)
+        parser.add_class_arguments(getattr(package, name))
+        shown = {action.dest: action.help for action in parser._actions if action.dest != "help"}
+        own = inspect.signature(getattr(package, name)).parameters
+        assert not [argument for argument in own if not (shown.get(argument) or "").strip()], name
 
 
 def test_help_says_what_can_be_said(lightning_fl: Command) -> None:

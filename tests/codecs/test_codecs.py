@@ -387,14 +387,14 @@ def _bits(payload: Payload) -> int:
 
 
 def test_codecs_say_what_they_are_for() -> None:
-    assert TopK(0.5).deltas_only()
-    assert ErrorFeedback(OneBit()).deltas_only()
-    assert not TopK(1.0).deltas_only()
-    assert not Quantiser().deltas_only()
+    assert TopK(0.5).deltas_only
+    assert ErrorFeedback(OneBit()).deltas_only
+    assert not TopK(1.0).deltas_only
+    assert not Quantiser().deltas_only
     assert (
-        SharedTopK(leader="moments/first").needs()
+        SharedTopK(leader="moments/first").needs
         == {"moments/first"}
-        == ErrorFeedback(SharedTopK(leader="moments/first")).needs()
+        == ErrorFeedback(SharedTopK(leader="moments/first")).needs
     )
     assert num_kept(0.29, 100) == 29
 

@@ -597,13 +597,12 @@ def test_deltas_are_let_go_as_soon_as_they_cannot_be_chosen() -> None:
         for k in range(5):
             yield result(k, {"model": torch.full((26,), 1.0 + k)})
 
-    class Counting(Link):
-        def gather(self, mine: dict[int, Any]) -> dict[int, Any]:
-            alive.append(len(mine))
-            return mine
+    def gather(mine: dict[int, Any]) -> dict[int, Any]:
+        alive.append(len(mine))
+        return mine
 
     exchange = LayerDivergence(n=1)
-    link = Counting(setting, Dense(), Dense(), Ledger(), {}, {})
+    link = Link(setting, Dense(), Dense(), Ledger(), {}, {}, gather)
     stored = [upload.result.message["model"].untyped_storage().nbytes() for upload in exchange.collect(results(), link)]
     assert alive == [5]
     assert stored == [4, 4, 4, 4, 4 * 26]

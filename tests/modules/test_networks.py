@@ -9,7 +9,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_fl.errors import UserError
 from lightning_fl.modules import NETWORKS, network
-from lightning_fl.modules.networks import PaddingShortcut, usual_input
+from lightning_fl.modules.networks import usual_input
+from lightning_fl.modules.residual_blocks import PaddingShortcut
 
 PARAMETERS = {  # published or derived counts for 10 and 100 classes
     "cnn": (122_570, 128_420),

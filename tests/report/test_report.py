@@ -243,6 +243,40 @@ def test_nothing_in_a_picture_overlaps(tmp_path: Path, axis: str, num_rounds: in
     require_readable(figure)
 
 
+@pytest.mark.parametrize(
+    ("round_seconds", "label"),
+    [(0.01, "ms"), (50, "s"), (900, "h"), (3240, "h"), (72_000, "days"), (1e6, "days")],
+)
+def test_simulated_time_has_a_few_ticks_in_a_unit_that_fits(tmp_path: Path, round_seconds: float, label: str) -> None:
+    path = write_run(tmp_path / "a", rising(50)) / "metrics.csv"
+    header, *rows = csv.reader(path.read_text().splitlines())
+    column = header.index("time/simulated_seconds")
+    for i, row in enumerate(rows, 1):
+        row[column] = str(round_seconds * i)
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
+    figure = draw_curves(groups_of(tmp_path / "a"), Metric(), "simulated_seconds")
+    assert figure is not None
+    require_readable(figure)
+    (axes,) = figure.axes
+    seconds = {"ms": 1e-3, "s": 1, "h": 3600, "days": 86_400}[label]
+    assert axes.get_xlabel() == f"simulated time ({label})"
+    assert axes.lines[-1].get_xdata()[-1] == pytest.approx(50 * round_seconds / seconds)
+    low, high = axes.get_xlim()
+    assert 3 <= sum(low <= tick <= high for tick in axes.get_xticks()) <= 10
+
+
+def test_settings_that_differ_are_listed_beside_the_names(tmp_path: Path) -> None:
+    for mu in (0.1, 0.01):
+        write_run(tmp_path / f"{mu}", rising(9), "FedProx", mu=mu)
+    write_run(tmp_path / "avg", rising(9), trainer={"clients_per_round": 5})
+    printed = report([str(tmp_path / name) for name in ("0.1", "0.01", "avg")] + ["--out", str(tmp_path / "out")])
+    lines = printed.partition("## Settings that differ")[2].splitlines()
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line[:1] == "|"]
+    assert cells[0] == ["method", "clients_per_round", "mu"]
+    assert cells[2:] == [["FedProx, mu=0.1", "–", "0.1"], ["FedProx, mu=0.01", "–", "0.01"], ["FedAvg", "5", "–"]]
+
+
 # ------------------------------------------------------------------------------------------------- a real run
 
 

@@ -32,6 +32,11 @@ def test_the_fewest_settings_that_tell_runs_apart(tmp_path: Path) -> None:
     other = [{"model": {"network": name}, "trainer": {"max_rounds": n}} for name, n in (("cnn", 9), ("vgg11", 10))]
     assert labelled(tmp_path / "c", *other) == ["FedAvg, network=cnn", "FedAvg, network=vgg11"]
     assert labelled(tmp_path / "d", *runs, {}) == ["FedDU, C=1.0", "FedDU, C=2.0", "FedAvg"]
+    # A setting that distinguishes only some runs is left out if another distinguishes all.
+    some = [{"algorithm": "FedDU", "C": c, "decay": d} for c, d in ((1.0, 0.1), (1.0, 0.2), (2.0, 0.3))]
+    assert labelled(tmp_path / "e", *some) == ["FedDU, decay=0.1", "FedDU, decay=0.2", "FedDU, decay=0.3"]
+    bits = [{"algorithm": "FedDU", **{name: i >> k & 1 for k, name in enumerate("abcd")}} for i in range(16)]
+    assert labelled(tmp_path / "f", *bits)[6] == "FedDU, a=0, b=1, c=1, d=0"
 
 
 def test_composed_methods_have_short_names(tmp_path: Path) -> None:

@@ -195,6 +195,28 @@ def test_max_time(max_time: Any, make_trainer: MakeTrainer, tmp_path: Path, keep
     assert (tmp_path / "model.ckpt").is_file()
 
 
+def test_fitting_is_true_only_while_a_fit_runs(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    inside = []
+
+    class Watch(Callback):
+        def setup(self, trainer: Any, *arguments: Any) -> None:
+            inside.append(trainer.fitting)
+
+        def teardown(self, trainer: Any, *arguments: Any) -> None:
+            inside.append(trainer.fitting)
+
+    trainer = make_trainer(callbacks=Watch())
+    assert not trainer.fitting
+    trainer.fit(Perceptron(), federation())
+    assert not trainer.fitting
+    trainer.test(verbose=False)
+    assert inside == [True, True, False, False]
+    with pytest.raises(UserError, match="only during fit: use weights_only=True"):
+        trainer.save_checkpoint(tmp_path / "run.ckpt")
+    trainer.save_checkpoint(tmp_path / "model.ckpt", weights_only=True)
+    assert "federation" not in torch.load(tmp_path / "model.ckpt", weights_only=True)
+
+
 def test_no_rounds_at_all(make_trainer: MakeTrainer) -> None:
     module = Perceptron()
     before = vector(module)
@@ -334,6 +356,7 @@ BAD_FLAGS: list[tuple[str, Any]] = [
     ("gradient_clip_val", -1.0),
     ("gradient_clip_algorithm", "nrom"),
     ("fast_dev_run", -1),
+    ("fast_dev_run", 0.5),
     ("max_time", "soon"),
     ("runner", "paralel"),
     ("deterministic", "wran"),

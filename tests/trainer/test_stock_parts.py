@@ -9,6 +9,7 @@ import lightning as L  # noqa: N812
 import numpy as np
 import pytest
 import torch
+from lightning.fabric.accelerators import CPUAccelerator
 from lightning.pytorch.callbacks import (
     Callback,
     EarlyStopping,
@@ -29,6 +30,7 @@ from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.data import Federated
 from lightning_fl.steps import Apply, Momentum
+from lightning_fl.trainer.lightning_interface import TrainerInterface
 
 MakeTrainer = Callable[..., FederatedTrainer]
 
@@ -54,6 +56,31 @@ def test_boring_model_on_boring_data(make_trainer: MakeTrainer) -> None:
     assert trainer.run.num_steps == 4 * 2 * 8
     trainer.validate(module, data, verbose=False)
     trainer.test(module, data, verbose=False)
+
+
+def test_properties_of_lightnings_trainer_are_those_of_the_run(make_trainer: MakeTrainer) -> None:
+    stops, saves = EarlyStopping("val/loss"), ModelCheckpoint(save_top_k=0)
+    trainer = make_trainer(callbacks=[stops, saves])
+    borrowed = {name for name, value in vars(L.Trainer).items() if vars(TrainerInterface).get(name) is value}
+    values = {name: getattr(trainer, name) for name in borrowed}
+    stages = {"training", "validating", "testing", "predicting", "evaluating", "sanity_checking", "interrupted"}
+    assert {name for name in stages if values.pop(name)} == set()
+    assert isinstance(values.pop("accelerator"), CPUAccelerator)
+    assert values.pop("precision_plugin").precision == "32-true"
+    assert values == {
+        "precision": "32-true",
+        "global_rank": 0,
+        "local_rank": 0,
+        "node_rank": 0,
+        "world_size": 1,
+        "num_nodes": 1,
+        "is_global_zero": True,
+        "logger": None,
+        "progress_bar_callback": None,
+        "early_stopping_callback": stops,
+        "early_stopping_callbacks": [stops],
+        "checkpoint_callbacks": [saves],
+    }
 
 
 def test_predicting_needs_no_predict_step(make_trainer: MakeTrainer) -> None:
@@ -222,7 +249,7 @@ def test_an_exception_leaves_a_checkpoint_of_the_round_before(
     assert all(torch.equal(value, whole.state_dict()[name]) for name, value in resumed.state_dict().items())
 
 
-def test_after_an_exception_the_module_is_the_servers(make_trainer: MakeTrainer) -> None:
+def test_after_an_exception_the_module_is_the_servers(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     class Breaks(Perceptron):
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
             if self.current_epoch == 1 and batch_idx == 1:
@@ -237,6 +264,9 @@ def test_after_an_exception_the_module_is_the_servers(make_trainer: MakeTrainer)
     make_trainer(max_rounds=1).fit(one_round, federation())
     assert (vector(module) == vector(one_round)).all()
     assert "log" not in vars(module)
+    trainer.save_checkpoint(tmp_path / "model.ckpt", weights_only=True)
+    saved = torch.load(tmp_path / "model.ckpt", weights_only=True)["state_dict"]
+    assert all(torch.equal(value, saved[name]) for name, value in one_round.state_dict().items())
 
 
 def test_weights_and_biases_receives_the_rows(

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Literal
 
 from lightning_fl.aggregators import WeightedMean
-from lightning_fl.algorithms.algorithm import Algorithm
+from lightning_fl.algorithms.fedadam_ssm._base import AdamOnClients
 from lightning_fl.checks import check_choice
 from lightning_fl.codecs import Dense, ErrorFeedback, Followed, OneBit, Quantiser
 from lightning_fl.rules import LocalAdam
@@ -22,7 +22,7 @@ from lightning_fl.slots import Codec
 from lightning_fl.steps import Apply, Compress
 
 
-class EfficientAdam(Algorithm):
+class EfficientAdam(AdamOnClients):
     """Adam with moments that stay on the clients; uploads and broadcasts are quantised with error feedback."""
 
     def __init__(
@@ -42,10 +42,6 @@ class EfficientAdam(Algorithm):
                 takes one bit and ignores `bits`.
             bits: Bits per number, from 2 to 32; 32 is without quantisation.
             groups: Numbers that share a scale s: each `tensor` of the model, or `global`.
-            beta1: Decay β₁ of the first moment, in [0, 1).
-            beta2: Decay β₂ of the second moment, in [0, 1).
-            epsilon: ε > 0, inside the root.
-            weighting: Average by `samples`, or with `uniform` weights.
         """
         check_choice("quantiser", quantiser, ("log", "uniform", "sign"))
         codec: Codec

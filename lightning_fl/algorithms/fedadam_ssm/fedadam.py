@@ -17,42 +17,26 @@ from __future__ import annotations
 
 from typing import Literal
 
-from lightning_fl.aggregators import WeightedMean
-from lightning_fl.algorithms.algorithm import Algorithm
+from lightning_fl.algorithms.fedadam_ssm._base import AveragedMoments, Downlink, Weighting
 from lightning_fl.checks import check_choice
-from lightning_fl.codecs import Changes, Dense, FairTopK, SharedTopK, TopK
+from lightning_fl.codecs import Dense, FairTopK, SharedTopK, TopK
 from lightning_fl.rules import SharedAdam
-from lightning_fl.slots import Codec
-from lightning_fl.steps import Apply, Moments
 from lightning_fl.vectors.top_k import IndexBits
 
-Weighting = Literal["samples", "uniform"]
-Downlink = Literal["dense", "union"]
 LEADERS = {"parameters": "model", "first_moment": "moments/first", "second_moment": "moments/second"}
 
 
-class FedAdam(Algorithm):
+class FedAdam(AveragedMoments):
     """Adam on the clients, with moments that are averaged like the model."""
 
     def __init__(
         self, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-6, weighting: Weighting = "samples"
     ) -> None:
-        """Fill the rule and step slots.
-
-        Args:
-            beta1: Decay β₁ of the first moment, in [0, 1).
-            beta2: Decay β₂ of the second moment, in [0, 1).
-            epsilon: ε > 0, inside the root.
-            weighting: Average by `samples`, or with `uniform` weights.
-        """
-        super().__init__(
-            rule=SharedAdam(beta1, beta2, epsilon),
-            aggregator=WeightedMean(weighting),
-            steps=(Apply(), Moments()),
-        )
+        """Fill the rule and step slots."""
+        super().__init__(SharedAdam(beta1, beta2, epsilon), Dense(), "dense", weighting)
 
 
-class FedAdamTop(Algorithm):
+class FedAdamTop(AveragedMoments):
     """FedAdam whose clients send the k largest numbers of each of the three vectors."""
 
     def __init__(
@@ -65,27 +49,12 @@ class FedAdamTop(Algorithm):
         downlink: Downlink = "dense",
         index_bits: IndexBits = "ceil",
     ) -> None:
-        """Fill the rule, codec and step slots.
-
-        Args:
-            alpha: Share of the coordinates that are sent, in (0, 1]; 1 is FedAdam.
-            beta1: Decay β₁ of the first moment, in [0, 1).
-            beta2: Decay β₂ of the second moment, in [0, 1).
-            epsilon: ε > 0, inside the root.
-            weighting: Average by `samples`, or with `uniform` weights.
-            downlink: Broadcast everything (`dense`), or only the changed coordinates (`union` of the masks).
-            index_bits: Count ⌈log2 d⌉ bits per index, as sent (`ceil`), or log2 d, as in the paper (`exact`).
-        """
-        super().__init__(
-            rule=SharedAdam(beta1, beta2, epsilon),
-            uplink=TopK(alpha, index_bits=index_bits),
-            downlink=_downlink(downlink),
-            aggregator=WeightedMean(weighting),
-            steps=(Apply(), Moments()),
-        )
+        """Fill the rule, codec and step slots."""
+        uplink = TopK(alpha, index_bits=index_bits)
+        super().__init__(SharedAdam(beta1, beta2, epsilon), uplink, downlink, weighting)
 
 
-class FedAdamSSM(Algorithm):
+class FedAdamSSM(AveragedMoments):
     """FedAdam whose clients send three vectors under one shared sparse mask."""
 
     def __init__(
@@ -102,26 +71,14 @@ class FedAdamSSM(Algorithm):
         """Fill the rule, codec and step slots.
 
         Args:
-            alpha: Share of the coordinates that are sent, in (0, 1]; 1 is FedAdam.
             mask: Vector whose largest changes give the coordinates: SSM, SSM_M or SSM_V of the paper.
-            beta1: Decay β₁ of the first moment, in [0, 1).
-            beta2: Decay β₂ of the second moment, in [0, 1).
-            epsilon: ε > 0, inside the root.
-            weighting: Average by `samples`, or with `uniform` weights.
-            downlink: Broadcast everything (`dense`), or only the changed coordinates (`union` of the masks).
-            index_bits: Count ⌈log2 d⌉ bits per index, as sent (`ceil`), or log2 d, as in the paper (`exact`).
         """
         check_choice("mask", mask, LEADERS)
-        super().__init__(
-            rule=SharedAdam(beta1, beta2, epsilon),
-            uplink=SharedTopK(alpha, LEADERS[mask], index_bits=index_bits),
-            downlink=_downlink(downlink),
-            aggregator=WeightedMean(weighting),
-            steps=(Apply(), Moments()),
-        )
+        uplink = SharedTopK(alpha, LEADERS[mask], index_bits=index_bits)
+        super().__init__(SharedAdam(beta1, beta2, epsilon), uplink, downlink, weighting)
 
 
-class FairnessTop(Algorithm):
+class FairnessTop(AveragedMoments):
     """FedAdam whose clients send three vectors under one mask chosen from all three."""
 
     def __init__(
@@ -138,24 +95,7 @@ class FairnessTop(Algorithm):
         """Fill the rule, codec and step slots.
 
         Args:
-            alpha: Share of the coordinates that are sent, in (0, 1]; 1 is FedAdam.
             union: Take the vectors' largest numbers in turns (`interleaved`), or the largest in any of them (`max`).
-            beta1: Decay β₁ of the first moment, in [0, 1).
-            beta2: Decay β₂ of the second moment, in [0, 1).
-            epsilon: ε > 0, inside the root.
-            weighting: Average by `samples`, or with `uniform` weights.
-            downlink: Broadcast everything (`dense`), or only the changed coordinates (`union` of the masks).
-            index_bits: Count ⌈log2 d⌉ bits per index, as sent (`ceil`), or log2 d, as in the paper (`exact`).
         """
-        super().__init__(
-            rule=SharedAdam(beta1, beta2, epsilon),
-            uplink=FairTopK(alpha, union, index_bits=index_bits),
-            downlink=_downlink(downlink),
-            aggregator=WeightedMean(weighting),
-            steps=(Apply(), Moments()),
-        )
-
-
-def _downlink(downlink: Downlink) -> Codec:
-    check_choice("downlink", downlink, ("dense", "union"))
-    return Changes() if downlink == "union" else Dense()
+        uplink = FairTopK(alpha, union, index_bits=index_bits)
+        super().__init__(SharedAdam(beta1, beta2, epsilon), uplink, downlink, weighting)

@@ -20,7 +20,7 @@ from typing import Literal
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lightning_fl.aggregators import WeightedMean
-from lightning_fl.algorithms.algorithm import Algorithm
+from lightning_fl.algorithms.fedadam_ssm._base import AdamOnClients
 from lightning_fl.codecs import ErrorFeedback, Followed, OneBit
 from lightning_fl.errors import require
 from lightning_fl.rules import WarmedUpAdam
@@ -30,7 +30,7 @@ from lightning_fl.steps import WarmedUpMoments
 MOMENTUM = "moments/momentum"
 
 
-class OneBitAdam(Algorithm):
+class OneBitAdam(AdamOnClients):
     """FedAdam for a warm-up, then momentum at one bit per number in both directions, with error feedback."""
 
     def __init__(
@@ -52,10 +52,6 @@ class OneBitAdam(Algorithm):
             scale: s = ‖z‖₂ / √n (`l2`), the authors' choice, or ‖z‖₁ / n (`l1`), which is never further from z than zero is.
             groups: Numbers z that share a scale: each `tensor` of the model, or `global`.
             momentum_mask: Leave coordinates unchanged that had no gradient in the warm-up.
-            beta1: Decay β₁ of the first moment, in [0, 1).
-            beta2: Decay β₂ of the second moment, in [0, 1).
-            epsilon: ε > 0, inside the root.
-            weighting: Average by `samples`, or with `uniform` weights.
         """
         whole = isinstance(warmup, int) and not isinstance(warmup, bool)
         require(

@@ -16,26 +16,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from lightning.pytorch import Callback
-
-from lightning_fl.algorithms.algorithm import Algorithm
+from lightning_fl.algorithms.feddumap._base import AdaptivelyPruned, DynamicallyUpdated
 from lightning_fl.callbacks import AdaptivePruning
 from lightning_fl.rules import RestartedMomentum
 from lightning_fl.steps import Apply, DynamicServerUpdate, Momentum
-
-
-class AdaptivelyPruned(Algorithm):
-    """Base class of the methods with FedAP's pruning.
-
-    Attributes:
-        pruning: callback that prunes.
-    """
-
-    pruning: AdaptivePruning
-
-    def configure_callbacks(self) -> list[Callback]:
-        """Return the pruning."""
-        return [self.pruning]
 
 
 class FedAP(AdaptivelyPruned):
@@ -53,18 +37,13 @@ class FedAP(AdaptivelyPruned):
         """Prepare the pruning.
 
         Args:
-            prune_round: Round T, from 0; the model is pruned before its training.
-            rate_mode: Method of finding a source's rate: slq_plateau (the authors' code), gap (the paper's rule), or fixed.
             rate: Rate p* in [0, 1) for fixed; 0 is FedAvg.
-            epsilon: ε > 0 in the weights of the sources.
-            max_sources: Largest number of sources to ask, drawn at random; all if not given.
-            curvature: Matrix of the loss's curvature: hessian, or ggn, the generalised Gauss-Newton matrix.
         """
         super().__init__()
         self.pruning = AdaptivePruning(prune_round, None, rate_mode, rate, max_sources, curvature, epsilon)
 
 
-class FedDUAP(AdaptivelyPruned):
+class FedDUAP(AdaptivelyPruned, DynamicallyUpdated):
     """FedDU with FedAP's pruning."""
 
     def __init__(
@@ -84,21 +63,13 @@ class FedDUAP(AdaptivelyPruned):
 
         Args:
             C: Scale C ≥ 0 of the server's update; 0 is FedAP.
-            decay: Factor of the update from round to round, in (0, 1].
-            f: Factor f'(acc) of the update: one_minus is 1 − acc, inverse is 1 / (acc + 0.01).
-            alpha_max: Bound of the update's share α; 1 for inverse if not given.
-            prune_round: Round T, from 0; the model is pruned before its training.
-            rate_mode: Method of finding a source's rate: slq_plateau (the authors' code), gap (the paper's rule), or fixed.
             rate: Rate p* in [0, 1) for fixed; 0 is FedDU.
-            epsilon: ε > 0 in the weights of the sources.
-            max_sources: Largest number of sources to ask, drawn at random; all if not given.
-            curvature: Matrix of the loss's curvature: hessian, or ggn, the generalised Gauss-Newton matrix.
         """
         super().__init__(steps=(Apply(), DynamicServerUpdate(C=C, decay=decay, f=f, alpha_max=alpha_max)))
         self.pruning = AdaptivePruning(prune_round, None, rate_mode, rate, max_sources, curvature, epsilon)
 
 
-class FedDUMAP(AdaptivelyPruned):
+class FedDUMAP(AdaptivelyPruned, DynamicallyUpdated):
     """FedDUM with FedAP's pruning."""
 
     def __init__(
@@ -123,18 +94,7 @@ class FedDUMAP(AdaptivelyPruned):
         Args:
             beta: Momentum β of the server, in [0, 1).
             local_beta: Momentum β' of the clients, in [0, 1); with both 0 and server_learning_rate 1 it is FedDUAP.
-            server_learning_rate: Learning rate η_g > 0 of the server.
-            momentum_init: Start from m = 0 (`zero`) or from the first round's change (`first`).
-            C: Scale C ≥ 0 of the server's update.
-            decay: Factor of the update from round to round, in (0, 1].
-            f: Factor f'(acc) of the update: one_minus is 1 − acc, inverse is 1 / (acc + 0.01).
-            alpha_max: Bound of the update's share α; 1 for inverse if not given.
-            prune_round: Round T, from 0; the model is pruned before its training.
-            rate_mode: Method of finding a source's rate: slq_plateau (the authors' code), gap (the paper's rule), or fixed.
             rate: Rate p* in [0, 1) for fixed; 0 is FedDUM.
-            epsilon: ε > 0 in the weights of the sources.
-            max_sources: Largest number of sources to ask, drawn at random; all if not given.
-            curvature: Matrix of the loss's curvature: hessian, or ggn, the generalised Gauss-Newton matrix.
         """
         update = DynamicServerUpdate(C=C, decay=decay, f=f, alpha_max=alpha_max)
         momentum = Momentum(beta=beta, learning_rate=server_learning_rate, init_with=momentum_init)

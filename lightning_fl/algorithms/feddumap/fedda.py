@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import Literal
 
 from lightning_fl.algorithms.algorithm import Algorithm
+from lightning_fl.algorithms.feddumap._base import DynamicallyUpdated
 from lightning_fl.rules import DecoupledMomentum
 from lightning_fl.steps import Apply, DynamicServerUpdate, SharedMomentum
 
@@ -36,7 +37,7 @@ class FedDA(Algorithm):
         super().__init__(rule=DecoupledMomentum(beta, variant, full_batch_last), steps=(Apply(), SharedMomentum()))
 
 
-class FedDUDA(Algorithm):
+class FedDUDA(DynamicallyUpdated):
     """FedDU on top of FedDA: the server also trains with the federation's momentum."""
 
     def __init__(
@@ -55,9 +56,6 @@ class FedDUDA(Algorithm):
             beta: Momentum β in [0, 1); 0 is FedDU.
             variant: Update the momentum in every local step (evolving), or keep the federation's (frozen).
             C: Scale C ≥ 0 of the server's update; 0 is FedDA.
-            decay: Factor of the update from round to round, in (0, 1].
-            f: Factor f'(acc) of the update: one_minus is 1 − acc, inverse is 1 / (acc + 0.01).
-            alpha_max: Bound of the update's share α; 1 for inverse if not given.
             full_batch_last: Number of last rounds in which clients and server take every step's gradient on all their samples.
         """
         rule = DecoupledMomentum(beta, variant, full_batch_last)

@@ -24,12 +24,13 @@ from __future__ import annotations
 from typing import Literal
 
 from lightning_fl.algorithms.algorithm import Algorithm
+from lightning_fl.algorithms.feddumap._base import DynamicallyUpdated
 from lightning_fl.rules import RestartedMomentum
 from lightning_fl.slots import Step
 from lightning_fl.steps import Apply, DynamicServerUpdate, Momentum, MomentumInStages, StaticServerUpdate
 
 
-class FedDU(Algorithm):
+class FedDU(DynamicallyUpdated):
     """FedAvg with a dynamic update of the model on the server's samples."""
 
     def __init__(
@@ -43,9 +44,6 @@ class FedDU(Algorithm):
 
         Args:
             C: Scale C ≥ 0 of the server's update; 0 is FedAvg.
-            decay: Factor of the update from round to round, in (0, 1].
-            f: Factor f'(acc) of the update: one_minus is 1 − acc, inverse is 1 / (acc + 0.01).
-            alpha_max: Bound of the update's share α; 1 for inverse if not given.
         """
         super().__init__(steps=(Apply(), DynamicServerUpdate(C=C, decay=decay, f=f, alpha_max=alpha_max)))
 
@@ -62,7 +60,7 @@ class FedDUS(Algorithm):
         super().__init__(steps=(Apply(), StaticServerUpdate(tau_eff=tau_eff)))
 
 
-class FedDUM(Algorithm):
+class FedDUM(DynamicallyUpdated):
     """FedDU with momentum on the clients, restarted in every round, and on the server."""
 
     def __init__(
@@ -82,14 +80,8 @@ class FedDUM(Algorithm):
         Args:
             beta: Momentum β of the server, in [0, 1).
             local_beta: Momentum β' of the clients, in [0, 1); with both 0 and server_learning_rate 1 it is FedDU.
-            server_learning_rate: Learning rate η_g > 0 of the server.
-            momentum_init: Start from m = 0 (`zero`) or from the first round's change (`first`).
             two_stage: Apply momentum to the clients' change and then to the server's, as in the authors' code, instead of to both
                 together.
-            C: Scale C ≥ 0 of the server's update.
-            decay: Factor of the update from round to round, in (0, 1].
-            f: Factor f'(acc) of the update: one_minus is 1 − acc, inverse is 1 / (acc + 0.01).
-            alpha_max: Bound of the update's share α; 1 for inverse if not given.
         """
         update = DynamicServerUpdate(C=C, decay=decay, f=f, alpha_max=alpha_max)
         momentum = Momentum(beta=beta, learning_rate=server_learning_rate, init_with=momentum_init)
@@ -99,7 +91,7 @@ class FedDUM(Algorithm):
         super().__init__(rule=RestartedMomentum(beta=local_beta), steps=steps)
 
 
-class FedDUSM(Algorithm):
+class FedDUSM(DynamicallyUpdated):
     """FedDU with momentum on the server."""
 
     def __init__(
@@ -116,19 +108,13 @@ class FedDUSM(Algorithm):
 
         Args:
             beta: Momentum β in [0, 1); 0 with server_learning_rate 1 is FedDU.
-            server_learning_rate: Learning rate η_g > 0 of the server.
-            momentum_init: Start from m = 0 (`zero`) or from the first round's change (`first`).
-            C: Scale C ≥ 0 of the server's update.
-            decay: Factor of the update from round to round, in (0, 1].
-            f: Factor f'(acc) of the update: one_minus is 1 − acc, inverse is 1 / (acc + 0.01).
-            alpha_max: Bound of the update's share α; 1 for inverse if not given.
         """
         update = DynamicServerUpdate(C=C, decay=decay, f=f, alpha_max=alpha_max)
         momentum = Momentum(beta=beta, learning_rate=server_learning_rate, init_with=momentum_init)
         super().__init__(steps=(Apply(), update, momentum))
 
 
-class FedDUDM(Algorithm):
+class FedDUDM(DynamicallyUpdated):
     """FedDU with momentum on the clients, restarted in every round."""
 
     def __init__(
@@ -143,10 +129,6 @@ class FedDUDM(Algorithm):
 
         Args:
             local_beta: Momentum β' in [0, 1); 0 is FedDU.
-            C: Scale C ≥ 0 of the server's update.
-            decay: Factor of the update from round to round, in (0, 1].
-            f: Factor f'(acc) of the update: one_minus is 1 − acc, inverse is 1 / (acc + 0.01).
-            alpha_max: Bound of the update's share α; 1 for inverse if not given.
         """
         update = DynamicServerUpdate(C=C, decay=decay, f=f, alpha_max=alpha_max)
         super().__init__(rule=RestartedMomentum(beta=local_beta), steps=(Apply(), update))

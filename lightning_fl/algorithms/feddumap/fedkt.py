@@ -18,11 +18,10 @@ Bits: 8·C·H·W·n_0 down for images in bytes and s·q·d up (with float buffer
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
-from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
@@ -32,7 +31,6 @@ from lightning_fl.data.samples.tensor_samples import Selection
 from lightning_fl.errors import UserError
 from lightning_fl.slots import Message, Server, Setting, SetupTurn, is_finite
 
-MODES = ("one_shot", "init_fedavg")
 PRESETS = {"paper": (2, 5, 100), "light": (1, 2, 20)}
 """Values of s, t and epochs."""
 
@@ -63,7 +61,7 @@ class FedKT(Algorithm):
             batch_size: Batch size of these trainings, at least 1.
             consistent: Count a client's votes only where its students agree.
         """
-        check_choice("mode", mode, MODES)
+        check_choice("mode", mode, ("one_shot", "init_fedavg"))
         check_choice("preset", preset, PRESETS)
         given = (s, t, epochs)
         s, t, epochs = (own if value is None else value for value, own in zip(given, PRESETS[preset], strict=True))
@@ -143,10 +141,6 @@ class FedKT(Algorithm):
         start = {"model": turn.params, "buffers": turn.buffers}
         return turn.learner.train(start, samples, labels, self.epochs, self.batch_size, self.learning_rate, random)
 
-    def configure_callbacks(self) -> list[Callback]:
-        """Return the callback that ends the run with one_shot."""
-        return [] if self.trains_in_rounds else [OneRound()]
-
 
 def tally(ballots: Tensor, consistent: bool) -> Tensor:
     """Return a client's votes from those of its s students.
@@ -164,15 +158,3 @@ def tally(ballots: Tensor, consistent: bool) -> Tensor:
     """
     votes = ballots.sum(0)
     return votes * (votes == len(ballots)) if consistent else votes
-
-
-class OneRound(Callback):
-    """Stop the run after the first round."""
-
-    def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Stop a resumed run that has had its round."""
-        trainer.should_stop = trainer.should_stop or trainer.run.round > 0
-
-    def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Make the current round the last."""
-        trainer.should_stop = True

@@ -10,6 +10,8 @@ the rest is FedAvg, after round T with the smaller network, d' numbers each way
 
 from __future__ import annotations
 
+from functools import partial
+
 from lightning.pytorch import Callback
 
 from lightning_fl.algorithms.algorithm import Algorithm
@@ -32,21 +34,14 @@ class HRank(Algorithm):
             batch_size: Samples per batch, at least 1; FedDUMAP's authors take 5 of 100.
         """
         check_whole("prune_round, the round before which to prune,", prune_round, 0)
-        self.rate, self.prune_round, self.num_batches, self.batch_size = rate, prune_round, num_batches, batch_size
-        self.configure_callbacks()  # raises if a value is not allowed
+        self.prune_round = prune_round
+        self._pruning = partial(FilterPruning, rate, prune_round, None, "feature_rank", num_batches, batch_size)
+        self._pruning()  # raises if a value is not allowed
         super().__init__()
 
     def configure_callbacks(self) -> list[Callback]:
         """Return a new pruning for every run."""
-        return [
-            FilterPruning(
-                self.rate,
-                self.prune_round,
-                importance="feature_rank",
-                num_batches=self.num_batches,
-                batch_size=self.batch_size,
-            )
-        ]
+        return [self._pruning()]
 
     def check(self, setting: Setting, server: Server, cohort_size: int) -> None:
         """Raise `UserError` if the run prunes without server data."""

@@ -26,8 +26,6 @@ from lightning_fl.callbacks.adaptive_rate import AdaptiveRate
 from lightning_fl.checks import check_choice
 from lightning_fl.errors import require
 
-RATE_SOURCES = ("server", "all")
-
 
 class IMC(Algorithm):
     """FedAvg with one pruning of the smallest weights."""
@@ -52,7 +50,7 @@ class IMC(Algorithm):
             max_sources: Largest number of sources to ask with rate_source all, drawn at random; every one if not given.
         """
         super().__init__()
-        check_choice("rate_source", rate_source, RATE_SOURCES)
+        check_choice("rate_source", rate_source, ("server", "all"))
         from_all = rate_source == "all"
         require(not from_all or rate is None, f"rate_source='all' finds the rate itself: leave rate={rate} out.")
         require(

@@ -24,9 +24,6 @@ from lightning_fl.errors import require
 from lightning_fl.rules import CorrectedMomentum, FrozenMomentum, RestartedMomentum
 from lightning_fl.steps import Apply, GradientMomentum, Momentum, Yogi
 
-SERVER_VARIANTS = ("momentum", "yogi")
-DEVICE_VARIANTS = ("restarted", "mime_lite", "mime")
-
 
 class ServerM(Algorithm):
     """FedAvg with momentum on the server."""
@@ -49,7 +46,7 @@ class ServerM(Algorithm):
             variant: Plain momentum, or yogi, which divides it by a running size of the changes. Its steps are about
                 server_learning_rate in every coordinate, so give for instance 0.01, without momentum_init and dampening.
         """
-        check_choice("variant", variant, SERVER_VARIANTS)
+        check_choice("variant", variant, ("momentum", "yogi"))
         if variant == "yogi":
             require(
                 momentum_init == "zero" and dampening,
@@ -74,7 +71,7 @@ class DeviceM(Algorithm):
             variant: Momentum restarted in every round; mime_lite, the server's momentum of full gradients, fixed during local
                 training; or mime, which also corrects each client's gradients by their difference from the mean.
         """
-        check_choice("variant", variant, DEVICE_VARIANTS)
+        check_choice("variant", variant, ("restarted", "mime_lite", "mime"))
         if variant == "restarted":
             super().__init__(rule=RestartedMomentum(beta=local_beta))
             return

@@ -89,10 +89,12 @@ class Arrays(ImageDataModule):
     def _shape(self) -> tuple[int | None, int | None, int | None]:
         """Numbers of classes, of channels, and of pixels per side."""
         train, test = self._tensors
-        x, labels = train[0], [*train[1:], *test[1:]]
-        are_classes = bool(labels) and all(y.ndim == 1 and len(y) and not y.is_floating_point() for y in labels)
-        num_classes = max(int(y.max()) for y in labels) + 1 if are_classes else None
-        _, channels, height, width = x.shape if x.ndim == 4 else (None,) * 4
+        inputs, targets = train[0], [*train[1:], *test[1:]]
+        are_classes = bool(targets) and all(
+            part.ndim == 1 and len(part) and not part.is_floating_point() for part in targets
+        )
+        num_classes = max(int(part.max()) for part in targets) + 1 if are_classes else None
+        _, channels, height, width = inputs.shape if inputs.ndim == 4 else (None,) * 4
         return num_classes, channels, height if height == width else None
 
 
@@ -141,22 +143,22 @@ def _tensors_of(name: str, given: Any) -> tuple[Tensor, ...]:
     return tuple(tensors)
 
 
-def _images(name: str, x: Tensor) -> Tensor:
-    if x.dtype != torch.uint8:
-        return x
-    shape = tuple(x.shape)
+def _images(name: str, inputs: Tensor) -> Tensor:
+    if inputs.dtype != torch.uint8:
+        return inputs
+    shape = tuple(inputs.shape)
     require(len(shape) in (3, 4), f"The {name} images are uint8 with shape {shape}: expected n×H×W×C or n×H×W.")
     if len(shape) == 3:
-        return x.unsqueeze(1)
+        return inputs.unsqueeze(1)
     channels_first = shape[1] in (1, 3, 4) and shape[3] not in (1, 3, 4)
     require(
         not channels_first,
         f"The {name} images have the shape {shape}, with channels first: pass uint8 images as n×H×W×C.",
     )
-    return x.permute(0, 3, 1, 2)
+    return inputs.permute(0, 3, 1, 2)
 
 
-def _labels(y: Tensor) -> Tensor:
-    if y.is_floating_point():
-        return y
-    return (y.squeeze(1) if y.ndim == 2 and y.shape[1] == 1 else y).long()
+def _labels(targets: Tensor) -> Tensor:
+    if targets.is_floating_point():
+        return targets
+    return (targets.squeeze(1) if targets.ndim == 2 and targets.shape[1] == 1 else targets).long()

@@ -22,6 +22,9 @@ class Digits(ImageDataModule):
         **kwargs: arguments of ImageDataModule and FederatedDataModule.
     """
 
+    num_classes = 10
+    in_channels = 1
+
     def __init__(self, image_size: int = 8, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         check_whole("image_size", image_size, 8)
@@ -31,16 +34,6 @@ class Digits(ImageDataModule):
     def image_size(self) -> int:
         """Height and width of the images in pixels."""
         return self._image_size
-
-    @property
-    def num_classes(self) -> int:
-        """Number of classes, 10."""
-        return 10
-
-    @property
-    def in_channels(self) -> int:
-        """Number of channels, 1."""
-        return 1
 
     def read(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """Read, enlarge and split the images; pixel values 0..16 become 0..255."""

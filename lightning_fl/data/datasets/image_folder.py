@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,8 @@ class ImageFolder(ImageDataModule):
         **kwargs: arguments of ImageDataModule and FederatedDataModule.
     """
 
+    in_channels = 3
+
     def __init__(self, root: str, image_size: int | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         if image_size is not None:
@@ -38,11 +39,6 @@ class ImageFolder(ImageDataModule):
     def num_classes(self) -> int:
         """Number of class folders."""
         return len(self._classes("train"))
-
-    @property
-    def in_channels(self) -> int:
-        """Number of channels, 3."""
-        return 3
 
     @property
     def image_size(self) -> int | None:
@@ -75,7 +71,7 @@ class ImageFolder(ImageDataModule):
             raise UserError(f"A class folder of {self.root}/{part} has no images ({error}): {LAYOUT}.") from error
 
     def _decode(self, part: str) -> tuple[Tensor, Tensor]:
-        from tqdm.auto import tqdm
+        from tqdm.contrib.concurrent import thread_map
 
         files = self._files(part)
         first = self._pixels(files[0][0])
@@ -92,12 +88,7 @@ class ImageFolder(ImageDataModule):
             images[position] = torch.from_numpy(pixels)
 
         # Decoding releases Python's global lock, so threads run in parallel; the bar appears after two seconds.
-        with ThreadPoolExecutor() as threads:
-            decoded = threads.map(decode, range(len(files)))
-            for _ in tqdm(
-                decoded, total=len(files), desc=f"Decoding {part} images", unit="image", delay=2, leave=False
-            ):
-                pass
+        thread_map(decode, range(len(files)), desc=f"Decoding {part} images", unit="image", delay=2, leave=False)
         return images.permute(0, 3, 1, 2), torch.tensor([label for _, label in files])
 
     def _pixels(self, path: str) -> np.ndarray:

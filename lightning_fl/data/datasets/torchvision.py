@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,30 +28,17 @@ class DownloadableImages(ImageDataModule):
 
     shuffled_files = True
     """The files are in random order, so that any part of them is a fair sample; others are shuffled before they are split."""
-    classes: ClassVar[int] = 10
-    channels: ClassVar[int] = 3
-    pixels: ClassVar[int] = 32
-    """Height and width of an image."""
+    num_classes: int = 10
+    """Number of classes, known without the files."""
+    in_channels: int = 3
+    """Number of channels, known without the files."""
+    image_size: int = 32
+    """Height and width of the images in pixels, known without the files."""
 
     def __init__(self, root: str = "data", download: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.root = root
         self.download = download
-
-    @property
-    def num_classes(self) -> int:
-        """Number of classes, known without the files."""
-        return self.classes
-
-    @property
-    def in_channels(self) -> int:
-        """Number of channels, known without the files."""
-        return self.channels
-
-    @property
-    def image_size(self) -> int:
-        """Height and width of the images in pixels, known without the files."""
-        return self.pixels
 
     @abstractmethod
     def open(self, train: bool, download: bool) -> tuple[Tensor | np.ndarray, Any]:
@@ -98,7 +85,7 @@ class CIFAR10(DownloadableImages):
 class CIFAR100(DownloadableImages):
     """CIFAR-100: 50,000 training and 10,000 test images, 3×32×32, 100 classes (Krizhevsky, 2009)."""
 
-    classes: ClassVar[int] = 100
+    num_classes = 100
 
     def open(self, train: bool, download: bool) -> tuple[Tensor | np.ndarray, Any]:
         """Read torchvision's CIFAR100."""
@@ -111,8 +98,8 @@ class CIFAR100(DownloadableImages):
 class FashionMNIST(DownloadableImages):
     """Fashion-MNIST: 60,000 training and 10,000 test images, 1×28×28, 10 classes (Xiao et al., 2017)."""
 
-    channels: ClassVar[int] = 1
-    pixels: ClassVar[int] = 28
+    in_channels = 1
+    image_size = 28
 
     def open(self, train: bool, download: bool) -> tuple[Tensor | np.ndarray, Any]:
         """Read torchvision's FashionMNIST."""

@@ -34,6 +34,9 @@ class DatasetSamples(Samples):
         UserError: the dataset is an `IterableDataset`, which cannot be divided.
     """
 
+    resident = False
+    """Batches come from the host's memory."""
+
     def __init__(
         self,
         dataset: Dataset,
@@ -53,11 +56,6 @@ class DatasetSamples(Samples):
         self._turn = 0
         self._sampler = _BatchSampler()
         self._loader: DataLoader | None = None
-
-    @property
-    def resident(self) -> bool:
-        """False: batches come from the host's memory."""
-        return False
 
     def __len__(self) -> int:
         """Number of samples."""
@@ -79,7 +77,7 @@ class DatasetSamples(Samples):
         # own loader.
         loader = DataLoader(
             self.dataset,
-            batch_sampler=_BatchSampler(_cut(chosen, batch_size)),
+            batch_sampler=_cut(chosen, batch_size),
             generator=torch.Generator(),
             **self._options,
         )
@@ -88,7 +86,8 @@ class DatasetSamples(Samples):
     def stored(self, indices: np.ndarray) -> list[Tensor]:
         """Return the tensors of the samples as one batch: see `Samples.stored`."""
         leaves = tree_leaves(next(self.batches(len(indices), indices)))
-        return [x.int() if x.dtype == torch.int64 else x for x in leaves if isinstance(x, Tensor)]
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        return [rows.int() if rows.dtype == torch.int64 else rows for rows in tensors]
 
     def shuffled_pass(self, batches: list[list[int]]) -> Iterator[Any]:
         """Yield one batch per list of a seed and indices, from the loader that all selections share."""
@@ -137,14 +136,10 @@ class DatasetSelection(Selection):
 class _BatchSampler:
     """Lists of indices, replaced before each pass."""
 
-    def __init__(self, batches: Sequence[list[int]] = ()) -> None:
-        self.batches = batches
+    batches: Sequence[list[int]] = ()
 
     def __iter__(self) -> Iterator[list[int]]:
         return iter(self.batches)
-
-    def __len__(self) -> int:
-        return len(self.batches)
 
 
 class _SeededDataset(Dataset):
@@ -153,18 +148,12 @@ class _SeededDataset(Dataset):
     def __init__(self, dataset: Dataset) -> None:
         self.dataset = dataset
 
-    def __len__(self) -> int:
-        return len(self.dataset)  # type: ignore[arg-type]
-
     def __getitems__(self, seed_and_indices: list[int]) -> list:
         seed, *indices = seed_and_indices
         with _seeded(seed):
             if hasattr(self.dataset, "__getitems__"):
                 return self.dataset.__getitems__(indices)
             return [self.dataset[index] for index in indices]
-
-    def __getitem__(self, index: int) -> Any:
-        return self.dataset[index]
 
 
 @contextmanager

@@ -95,6 +95,9 @@ class TensorSamples(Samples):
         UserError: there is no tensor, or tensors or labels differ in length.
     """
 
+    resident = True
+    """The tensors are on the device."""
+
     def __init__(
         self,
         *tensors: Tensor,
@@ -113,11 +116,6 @@ class TensorSamples(Samples):
         self.augment = augment
         self._stored = [tensor.contiguous() for tensor in tensors]
         self._channels_last = False
-
-    @property
-    def resident(self) -> bool:
-        """True: the tensors are on the device."""
-        return True
 
     @property
     def sample_shape(self) -> torch.Size:
@@ -163,7 +161,7 @@ class TensorSamples(Samples):
 
     def stored(self, indices: np.ndarray) -> list[Tensor]:
         """Return the tensors' rows: see `Samples.stored`."""
-        return [x.int() if x.dtype == torch.int64 else x for x in self._gather(indices)]
+        return [rows.int() if rows.dtype == torch.int64 else rows for rows in self._gather(indices)]
 
     def channel_moments(self, indices: np.ndarray, rows: int = 2048) -> tuple[Tensor, Tensor]:
         """Return mean and standard deviation per channel of the first tensor at `indices`, read without `transform`.

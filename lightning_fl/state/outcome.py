@@ -1,17 +1,14 @@
-"""Outcome of a round: the accepted clients, their new states, and the bits that were sent."""
+"""Outcome of a round's clients, and the server's proposal: what a run is handed to book and to commit."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
-from lightning.fabric import Fabric
-from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
 
-from lightning_fl.clients.module_logs import Sums
 from lightning_fl.communication.ledger import Bits
-from lightning_fl.processes import gather_objects
 from lightning_fl.slots import Result, State
 
 
@@ -22,7 +19,7 @@ class Outcome:
     Attributes:
         num_steps: optimiser steps of the clients, also of rejected ones.
         num_uploads: uploads that arrived, in all processes.
-        logs: sums of the values that the module logged, by accepted client.
+        logs: `logs` of the results, by accepted client.
         states: new states of this process's accepted clients, on the host; `share_states` sends them to other processes.
         memory: new codec memories of the same clients, on the host.
         counters: maximum over accepted clients of their integer buffers, by name.
@@ -31,7 +28,7 @@ class Outcome:
 
     num_steps: int = 0
     num_uploads: int = 0
-    logs: dict[int, Sums] = field(default_factory=dict)
+    logs: dict[int, dict[str, Any]] = field(default_factory=dict)
     states: dict[int, State] = field(default_factory=dict)
     memory: dict[int, State] = field(default_factory=dict)
     counters: dict[str, Tensor] = field(default_factory=dict)
@@ -71,9 +68,26 @@ class Outcome:
                 own_kinds[kind] = own_kinds.get(kind, 0) + bits
 
 
-def gather_others(fabric: Fabric, mine: Outcome) -> list[Outcome]:
-    """Return the outcomes of all other processes, without states and memories, on this process's accelerator."""
-    small = move_data_to_device(vars(replace(mine, states={}, memory={})), torch.device("cpu"))
-    parts = gather_objects(fabric, small)
-    others = [part for rank, part in enumerate(parts) if rank != fabric.global_rank]
-    return [Outcome(**move_data_to_device(part, fabric.device)) for part in others]
+@dataclass(frozen=True)
+class Proposal:
+    """Next state of the server.
+
+    Attributes:
+        params: model (d,).
+        buffers: its float buffers (d_b,).
+        counters: integer buffers by name.
+        server: state of each step, by its key in the run.
+        mask: parameters that pruning keeps (d,), bools; None for all.
+        num_steps: optimiser steps that the server made on its own samples.
+        metrics: values that the steps report, by name.
+        is_undone: True if the loss guard undoes the round, so that only the metrics are kept.
+    """
+
+    params: Tensor
+    buffers: Tensor
+    counters: dict[str, Tensor]
+    server: dict[str, State]
+    mask: Tensor | None
+    num_steps: int
+    metrics: dict[str, float]
+    is_undone: bool

@@ -1,0 +1,132 @@
+"""Gradients of a client besides that of autograd: masked and clipped for a step, or taken at the received model.
+
+Rules may read gradients at the received model: on all samples of a client, or on the batches of a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_fl.clients.client_job import Batch, ClientJob
+from lightning_fl.clients.flat_module import FlatModule
+from lightning_fl.clients.stack import Stack
+
+
+def gradient_treatment(flat_module: FlatModule, job: ClientJob) -> Callable[[], None]:
+    """Return a function that masks and clips the gradients of the flat module in place, as Lightning clips."""
+    unpruned, clip_value, clip_algorithm = job.setting.unpruned, job.schedule.clip_value, job.schedule.clip_algorithm
+    masked: list[tuple[Tensor, Tensor]] = []
+    if unpruned is not None:
+        factors = flat_module.layout.views(unpruned.factors).values()
+        masked = list(zip(flat_module.parameters, factors, strict=True))
+
+    def treat() -> None:
+        if unpruned is not None and flat_module.reads_gradient:
+            flat_module.gradient.mul_(unpruned.factors)
+        else:
+            for parameter, factors in masked:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(factors)
+        if clip_value:
+            trained = [*flat_module.parameters, *flat_module.personal_leaves.values()]
+            if clip_algorithm == "value":
+                nn.utils.clip_grad_value_(trained, clip_value)
+            else:
+                nn.utils.clip_grad_norm_(trained, clip_value)
+
+    return treat
+
+
+def treat_stack(stack: Stack, job: ClientJob) -> None:
+    """Mask the gradients of a stack in place, and clip those of each client."""
+    if job.setting.unpruned is not None:
+        stack.gradient.mul_(job.setting.unpruned.factors)
+    if job.schedule.clip_value:
+        personal = [leaf.grad for leaf in stack.personal_leaves.values() if leaf.grad is not None]
+        _clip_rows([stack.gradient, *personal], job.schedule.clip_value, job.schedule.clip_algorithm)
+
+
+def _clip_rows(gradients: Sequence[Tensor], value: float, algorithm: str) -> None:
+    """Clip each client's row of all gradients (n, ...), as torch's `clip_grad_norm_` and `clip_grad_value_` do."""
+    if algorithm == "value":
+        for gradient in gradients:
+            gradient.clamp_(-value, value)
+        return
+    lengths = torch.stack([torch.linalg.vector_norm(gradient.flatten(1), dim=1) for gradient in gradients])
+    factors = (value / (torch.linalg.vector_norm(lengths, dim=0) + 1e-6)).clamp(max=1)
+    for gradient in gradients:
+        gradient.mul_(factors.view(-1, *[1] * (gradient.dim() - 1)))
+
+
+def full_gradient(flat_module: FlatModule, batches: Iterable[Any], sizes: list[int], resident: bool) -> Tensor:
+    """Return the mean over samples of the training loss's gradient at the module's parameters, plus any weight decay.
+
+    Buffers change as in training. Values that the module logs are dropped.
+
+    Args:
+        flat_module: module that is set up to gather gradients; its parameters stay unchanged.
+        batches: at least as many batches as `sizes` has entries.
+        sizes: number of samples in each batch.
+        resident: True if the samples are on the accelerator already.
+
+    Returns:
+        Gradient (d,).
+    """
+    for index, (batch, size) in enumerate(zip(batches, sizes, strict=False)):
+        _backward(flat_module, flat_module.transfer(batch, resident), index, size / sum(sizes))
+    return _take_gradient(flat_module)
+
+
+def gradient_at_received(
+    flat_module: FlatModule, job: ClientJob, of_step: Sequence[Batch], treat: Callable[[], None]
+) -> Tensor:
+    """Return the gradient of a step's batches at the received model, plus any weight decay.
+
+    The flat module and its gradient are restored afterwards. Values that the module logs are dropped.
+
+    Args:
+        flat_module: module that is set up to gather gradients.
+        job: job of the client.
+        of_step: batches of the step.
+        treat: masks and clips the gradient.
+
+    Returns:
+        Gradient (d,).
+    """
+    gradient, owned = flat_module.gradient.clone(), {n: leaf.grad for n, leaf in flat_module.personal_leaves.items()}
+    flat_module.zero_gradient()
+    with flat_module.other_model(job.received["model"], job.received["buffers"], job.counters):
+        for batch in of_step:
+            _backward(flat_module, batch.content, batch.batch_index, batch.factor)
+        treat()
+        found = _take_gradient(flat_module)
+    flat_module.gradient.copy_(gradient)
+    for name, leaf in flat_module.personal_leaves.items():
+        leaf.grad = owned[name]
+    return found
+
+
+def _backward(flat_module: FlatModule, batch: Any, index: int, factor: float) -> None:
+    """Add a factor times the gradient of a batch's loss to the gradient of the flat module."""
+    with flat_module.lending({}, _drop), flat_module.fabric.autocast():
+        loss, _ = flat_module.training_step(batch, index)
+    if loss is not None:
+        flat_module.fabric.backward(loss * factor)
+        flat_module.after_backward()
+
+
+def _take_gradient(flat_module: FlatModule) -> Tensor:
+    """Return the gradient with weight decay, and set that of the flat module to zero."""
+    gradient = flat_module.gradient.clone()
+    if flat_module.optimizer.decays:
+        gradient.add_(flat_module.params * flat_module.optimizer.weight_decay)
+    flat_module.zero_gradient()
+    return gradient
+
+
+def _drop(*arguments: Any, **options: Any) -> None:
+    """Replace the module's `log`, and drop the values."""

@@ -1,0 +1,88 @@
+"""Copies of a network to try a pruning on: example input, forward pass, comparison of outputs."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._pytree import tree_leaves, tree_map
+
+from lightning_fl.errors import UserError, require
+
+TOLERANCE = 1e-8
+"""Relative difference, in float64, up to which the outputs of two networks count as equal."""
+
+
+def twin_of(module: nn.Module) -> nn.Module:
+    """Return a copy on the CPU in float64, without the trainer, in which all parameters require gradients."""
+    attached = [vars(part).get(name) for part in module.modules() for name in ("_trainer", "_fabric", "log")]
+    try:
+        twin = copy.deepcopy(module, {id(thing): None for thing in attached if thing is not None})
+    except Exception as error:
+        raise UserError(
+            f"pruning: {type(module).__name__} cannot be copied, but its filters are found on a copy: {error}"
+        ) from None
+    return twin.cpu().double().eval().requires_grad_(True)
+
+
+def arguments_of(module: nn.Module, given: Any) -> Any:
+    """Return the arguments of `forward` for one sample, on the CPU in float64: from `given` or the module's own example.
+
+    Raises:
+        UserError: there is no example.
+    """
+    given = getattr(module, "example_input_array", None) if given is None else given
+    require(
+        given is not None,
+        f"pruning {type(module).__name__} needs an example input for its forward: set its example_input_array, or pass "
+        "example_input.",
+    )
+    return tree_map(_first_sample, given if isinstance(given, (dict, tuple)) else (given,))
+
+
+def _first_sample(leaf: Any) -> Any:
+    if not isinstance(leaf, Tensor):
+        return leaf
+    leaf = leaf.detach().cpu()[:1].clone()
+    return leaf.double() if leaf.is_floating_point() else leaf
+
+
+def random_like(arguments: Any) -> Any:
+    """Return arguments of the same shapes with random floats."""
+    return tree_map(lambda x: torch.randn_like(x) if isinstance(x, Tensor) and x.is_floating_point() else x, arguments)
+
+
+def call(module: nn.Module, arguments: Any) -> Any:
+    """Call the module with positional or named arguments."""
+    return module(**arguments) if isinstance(arguments, dict) else module(*arguments)
+
+
+def traced_outputs(result: Any) -> list[Tensor]:
+    """Return the tensors in a result of `call` that have an autograd graph."""
+    return [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor) and leaf.grad_fn is not None]
+
+
+def tensors_of(module: nn.Module) -> dict[str, Tensor]:
+    """Return the module's parameters and buffers by name."""
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def randomise(module: nn.Module) -> None:
+    """Fill the module with random numbers: no symmetries, and outputs about as large as inputs."""
+    for name, tensor in module.named_parameters(recurse=False):
+        scale = (6 / max(1, tensor[0].numel())) ** 0.5 if tensor.dim() > 1 else 0.1
+        shift = 1.0 if tensor.dim() == 1 and name == "weight" else 0.0
+        tensor.uniform_(shift - scale, shift + scale)
+    if isinstance(module, _BatchNorm) and module.running_mean is not None and module.running_var is not None:
+        module.running_mean.normal_(std=0.1)
+        module.running_var.uniform_(0.5, 1.5)
+
+
+def are_alike(first: Any, second: Any) -> bool:
+    """True if all tensors of two results have equal shapes and, up to rounding, equal values."""
+    pairs = list(zip(tree_leaves(first), tree_leaves(second), strict=True))
+    tensors = [(a, b) for a, b in pairs if isinstance(a, Tensor)]
+    return all(a.shape == b.shape and bool((a - b).abs().max() <= TOLERANCE * b.abs().max()) for a, b in tensors)

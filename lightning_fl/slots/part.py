@@ -1,0 +1,20 @@
+"""What the parts of every slot declare, so that an algorithm can compare neighbours."""
+
+from __future__ import annotations
+
+
+class Part:
+    """Base class of the five slots' base classes.
+
+    A part declares names of message entries besides `model` and `buffers`, which every message has.
+    """
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Names of the entries that the part reads; other parts must provide them."""
+        return frozenset()
+
+    @property
+    def provides(self) -> frozenset[str]:
+        """Names of the entries that the part adds for other parts."""
+        return frozenset()

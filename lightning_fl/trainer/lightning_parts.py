@@ -1,0 +1,161 @@
+"""Build the Lightning objects that a trainer's flags describe, and check its callbacks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import timedelta
+from difflib import get_close_matches
+from typing import Any
+
+from lightning.fabric import Fabric
+from lightning.fabric.accelerators import MPSAccelerator
+from lightning.fabric.strategies.launchers.multiprocessing import _MultiProcessingLauncher
+from lightning.pytorch.callbacks import (
+    BackboneFinetuning,
+    BaseFinetuning,
+    BatchSizeFinder,
+    Callback,
+    DeviceStatsMonitor,
+    LearningRateFinder,
+    ThroughputMonitor,
+    Timer,
+)
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.profilers import AdvancedProfiler, PassThroughProfiler, Profiler, PyTorchProfiler, SimpleProfiler
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+from lightning_fl.errors import UserError, nearest, require
+from lightning_fl.outputs.metrics_csv import RoundCSVLogger
+
+PRECISIONS = ("32-true", "bf16-mixed", "bf16-true", "64-true")
+PRECISION_ALIASES = {"32": "32-true", "64": "64-true", "bf16": "bf16-mixed"}
+STRATEGIES = ("auto", "ddp")
+SHARDED_STRATEGIES = ("fsdp", "deepspeed", "xla", "model_parallel", "tensor_parallel")
+FINETUNING = (
+    "unfreezes layers during a run, but what clients train and send is fixed when the run begins: set requires_grad in the "
+    "module"
+)
+REFUSED_CALLBACKS: dict[type[Callback], str] = {
+    BackboneFinetuning: FINETUNING,
+    BaseFinetuning: FINETUNING,
+    BatchSizeFinder: "tries batch sizes in a separate training, which a federation does not have: set data.batch_size",
+    LearningRateFinder: "tries learning rates in a separate training, which a federation does not have: compare runs "
+    "with different model.learning_rate",
+    DeviceStatsMonitor: "logs every step, but a federation logs rounds: --trainer.profiler simple reports where time goes",
+    ThroughputMonitor: "logs every step, but a federation logs rounds: metrics.csv contains time/round_seconds",
+}
+PROFILERS = {"simple": SimpleProfiler, "advanced": AdvancedProfiler, "pytorch": PyTorchProfiler}
+
+
+def check_callbacks(callbacks: Iterable[Callback]) -> None:
+    """Check that callbacks work in a federation, and let timers check the time after rounds.
+
+    Raises:
+        UserError: a callback does not; the sentence gives the reason and the alternative.
+    """
+    for callback in callbacks:
+        for refused, reason in REFUSED_CALLBACKS.items():
+            require(not isinstance(callback, refused), f"{type(callback).__name__} {reason}.")
+        # A federation stops only after a round: clients that are trained at once make no separate steps.
+        if isinstance(callback, Timer):
+            callback._interval = "epoch"
+
+
+def check_monitors(callbacks: Iterable[Callback], logged: Iterable[str]) -> None:
+    """Find a misspelt `monitor` before training.
+
+    Training may still log a name that validation did not, so only near misses are refused.
+
+    Raises:
+        UserError: a callback monitors a name that differs in a letter or two from a logged one.
+    """
+    names = list(logged)
+    for callback in callbacks:
+        monitor = getattr(callback, "monitor", None)
+        if isinstance(monitor, str) and monitor not in names and get_close_matches(monitor, names, cutoff=0.9):
+            raise UserError(
+                f"{type(callback).__name__} monitors {monitor!r}, which is not logged; {nearest(monitor, names)}."
+            )
+
+
+def build_fabric(accelerator: Any, strategy: Any, devices: Any, num_nodes: int, precision: Any, plugins: Any) -> Fabric:
+    """Return the Fabric that drives a run.
+
+    Raises:
+        UserError: a federation cannot use the strategy, the precision or the number of devices.
+    """
+    precision = PRECISION_ALIASES.get(str(precision), str(precision or "32-true"))
+    require(
+        precision in PRECISIONS,
+        f"precision {precision!r} is not available in a federation; {nearest(precision, PRECISIONS)}.",
+    )
+    name = strategy if isinstance(strategy, str) else type(strategy).__name__.lower()
+    require(
+        not any(sharded in name for sharded in SHARDED_STRATEGIES),
+        f"strategy {name!r} shards one model over accelerators, which a federation of whole client models cannot use; "
+        f"allowed: {', '.join(STRATEGIES)}.",
+    )
+    # Fabric checks the names of ddp's variants; those that fork or spawn processes are refused below.
+    known = not isinstance(strategy, str) or name in STRATEGIES or name.startswith("ddp_")
+    require(known, f"strategy {name!r} is not available in a federation; {nearest(name, STRATEGIES)}.")
+    try:
+        fabric = Fabric(
+            # `auto` would choose Apple's MPS, which has no float64, in which the updates are summed.
+            accelerator="cpu" if accelerator == "auto" and MPSAccelerator.is_available() else accelerator,
+            strategy=strategy,
+            devices=devices,
+            num_nodes=num_nodes,
+            precision=None if plugins is not None and precision == "32-true" else precision,
+            plugins=plugins,
+        )
+    except (RuntimeError, ValueError, TypeError, MisconfigurationException) as error:
+        raise UserError(
+            f"Fabric cannot be set up with accelerator={accelerator!r}, strategy={strategy!r}, devices={devices!r}: {error}"
+        ) from error
+    require(
+        fabric.device.type != "mps",
+        f"accelerator {accelerator!r} is Apple's MPS, which has no float64, in which the updates are summed; "
+        "allowed on this machine: cpu.",
+    )
+    launcher = fabric.strategy.launcher
+    require(
+        not isinstance(launcher, _MultiProcessingLauncher),
+        f"strategy {name!r} forks or spawns its processes, which cannot return the trained model; "
+        "allowed: auto and ddp, in a script or at the command line.",
+    )
+    return fabric
+
+
+def build_loggers(logger: Logger | Iterable[Logger] | bool | None, root: str) -> list[Logger]:
+    """Return the logger of `metrics.csv`, then the given ones; none if `logger` is False."""
+    if logger is False:
+        return []
+    given = [] if logger is None or logger is True else [logger] if isinstance(logger, Logger) else list(logger)
+    return [RoundCSVLogger(root), *given]
+
+
+def build_profiler(profiler: Profiler | str | None) -> Profiler:
+    """Return the profiler of this name.
+
+    Raises:
+        UserError: there is no profiler of this name.
+    """
+    if isinstance(profiler, str):
+        if profiler not in PROFILERS:
+            raise UserError(f"profiler {profiler!r} is unknown; {nearest(profiler, PROFILERS)}.")
+        return PROFILERS[profiler]()
+    return profiler or PassThroughProfiler()
+
+
+def build_timer(max_time: str | timedelta | dict[str, int] | None) -> Timer | None:
+    """Return Lightning's timer, which stops the run after `max_time`.
+
+    Raises:
+        UserError: `max_time` is not a duration.
+    """
+    if max_time is None:
+        return None
+    try:
+        return Timer(duration=max_time, interval="epoch")
+    except (MisconfigurationException, TypeError) as error:
+        raise UserError(f"max_time {max_time!r} is not a duration: use DD:HH:MM:SS, such as 00:02:30:00.") from error
