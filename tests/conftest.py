@@ -1,7 +1,8 @@
 """Shared fixtures of all tests."""
 
+import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,15 @@ def _seeded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seed every test alike."""
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _keep_log_level() -> Iterator[None]:
+    """Restore the level of Lightning's logger, which benchmarks raise to be quiet."""
+    logger = logging.getLogger("lightning.pytorch")
+    level = logger.level
+    yield
+    logger.setLevel(level)
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from gpu import Plan, Row, allow_tf32, in_federation, in_turns, kernels, sentence
-from lightning_fl.clients.client_job import ClientJob
-from lightning_fl.clients.gradient_treatment import treat_stack
+from lightning_fl.clients.client_job import Batch, ClientJob
+from lightning_fl.clients.gradients import treat_stack
 from lightning_fl.clients.local_training import rule_step
 from lightning_fl.clients.module_logs import LogCollector, RowLogs
 from lightning_fl.clients.stack import Stack
@@ -35,7 +35,8 @@ class StackedStep:
         received = {"model": run.params, "buffers": run.buffers}
         self.job = ClientJob(rule, federation.setting, received, federation.schedule, run)
         firsts = [next(iter(data.client(k).batches(data.batch_size))) for k in range(data.num_clients)]
-        self.batches = [flat_module.transfer(batch, data.train.resident) for batch in firsts]
+        contents = [flat_module.transfer(batch, data.train.resident) for batch in firsts]
+        self.batches = [Batch(content, data.batch_size, 0, 1.0, ends_step=True) for content in contents]
         self.rows = range(len(self.batches))
         self.stack = Stack.of(flat_module, self.job, flat_module.personal.new_zeros(len(self.rows), 0))
         flat_module.personal_optimizer.bind(self.stack.personal_leaves)
@@ -52,7 +53,7 @@ class StackedStep:
         logs = RowLogs(LogCollector())
         logs.rows = self.rows
         self.stack.zero_gradient()
-        if found := self.stack.backward(self.rows, self.batches, 0, 1.0, logs):
+        if found := self.stack.backward(self.rows, self.batches, 1.0, logs):
             self.flat_module.optimizer.activate(found)
         rule_step(self.local, self.job, self.flat_module, partial(treat_stack, self.stack, self.job), None)
 
@@ -82,7 +83,7 @@ def functional(ours: StackedStep, device: str, mode: str | None = None) -> Calla
     require(not ours.job.received["buffers"].numel(), "the functional step does not change buffers")
     require(mode != "reduce-overhead" or device == "cuda", "a CUDA graph needs a GPU")
     module, layout = ours.flat_module.module, ours.job.setting.layout
-    images, labels = (torch.stack(column) for column in zip(*ours.batches, strict=True))
+    images, labels = (torch.stack(column) for column in zip(*(batch.content for batch in ours.batches), strict=True))
 
     def loss(params: Tree, images: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(functional_call(module, params, (images,)), labels)

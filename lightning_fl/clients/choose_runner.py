@@ -8,11 +8,12 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from traceback import extract_tb
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
-from torch import Tensor
+from torch import Tensor, nn
 from torchmetrics import Metric
 
 from lightning_fl.clients.client_job import ClientJob
@@ -29,6 +30,8 @@ Runner = Callable[[FlatModule, ClientJob, Sequence[int], FederatedDataModule], I
 
 SHARE_OF_FREE_MEMORY = 0.5
 ASSUMED_FREE_MEMORY = 4 * 2**30
+# On a CPU a stack spares the overhead of small operations, but its grouped convolutions are slower (docs/benchmarks.md).
+MOST_WORK_ON_CPU, LEAST_CLIENTS_ON_CPU, MOST_AT_ONCE_ON_CPU = 1_500_000, 10, 64
 COPIES_OF_THE_MODEL = 8  # parameters, gradient, upload, states of optimiser and rule, and temporary tensors
 
 
@@ -38,37 +41,67 @@ def choose_runner(
     flat_module: FlatModule,
     job: ClientJob,
     data: FederatedDataModule,
+    work: int | None = None,
+    num_clients: int = 0,
 ) -> Runner:
-    """Return the requested runner; `auto` stacks on a GPU if the module allows it (on a CPU only tiny batches gain).
+    """Return the requested runner; `auto` stacks if the module allows it, on a CPU only clients whose steps are small.
 
     Args:
         wanted: value of the trainer's flag `runner`.
-        clients_at_once: most clients in a stack; None: as many as half of the free memory holds.
+        clients_at_once: most clients in a stack; None: as many as half of the free memory holds, on a CPU up to 64.
         flat_module: holds the module, with its optimiser.
         job: a client's job in the first round.
         data: the clients' samples.
+        work: multiply-accumulates of the forward pass of a step's samples; None if they are unknown.
+        num_clients: clients that this process trains in a round.
 
     Raises:
         UserError: `stacked` was requested but is impossible; the sentence lists all obstacles.
     """
-    if wanted == "serial" or (wanted == "auto" and flat_module.fabric.device.type != "cuda"):
+    on_cpu = flat_module.fabric.device.type == "cpu"
+    pays = not on_cpu or (work is not None and work <= MOST_WORK_ON_CPU and num_clients >= LEAST_CLIENTS_ON_CPU)
+    if wanted == "serial" or (wanted == "auto" and not pays):
         return serial
-    obstacles, client_bytes = _try(flat_module, job, data)
+    obstacles, client_bytes, draws = _try(flat_module, job, data)
     name = type(flat_module.module).__name__
     if obstacles and wanted == "stacked":
         raise UserError(
             f"runner 'stacked' cannot train {name}: {'; '.join(obstacles)}. Fix this, or use runner 'auto' or 'serial'."
         )
+    if wanted == "auto" and on_cpu and (obstacles or draws):  # draws would depend on which clients make up a stack
+        return serial
     if obstacles:
         rank_zero_info(f"Clients train one after the other, because {name} cannot be stacked: {'; '.join(obstacles)}.")
         return serial
     if clients_at_once is None:
         clients_at_once = max(1, int(SHARE_OF_FREE_MEMORY * _free_memory(flat_module.fabric.device) / client_bytes))
+        clients_at_once = min(clients_at_once, MOST_AT_ONCE_ON_CPU) if on_cpu else clients_at_once
+    if wanted == "auto" and on_cpu:
+        rank_zero_info(
+            f"Clients train up to {min(clients_at_once, num_clients)} at once, which is faster for steps as small as these; "
+            "trainer.runner serial trains one after the other."
+        )
     return partial(stacked, clients_at_once=clients_at_once)
 
 
-def _try(flat_module: FlatModule, job: ClientJob, data: FederatedDataModule) -> tuple[list[str], int]:
-    """Try one step of a stack of two; return the obstacles to stacking, and the bytes that each client needs."""
+def describe_runner(runner: Runner) -> dict[str, Any]:
+    """Return the runner's name and its most clients in a stack, for a checkpoint."""
+    if isinstance(runner, partial):
+        return {"runner": "stacked", **runner.keywords}
+    return {"runner": "serial"}
+
+
+def runner_from(saved: dict[str, Any]) -> Runner:
+    """Return the runner that `describe_runner` described."""
+    return serial if saved["runner"] == "serial" else partial(stacked, clients_at_once=saved["clients_at_once"])
+
+
+def _try(flat_module: FlatModule, job: ClientJob, data: FederatedDataModule) -> tuple[list[str], int, bool]:
+    """Try one step of a stack of two.
+
+    Returns:
+        The obstacles to stacking, the bytes that each client needs, and whether the module draws random numbers.
+    """
     obstacles = []
     if not flat_module.optimizer.is_elementwise:
         obstacles.append(
@@ -83,11 +116,11 @@ def _try(flat_module: FlatModule, job: ClientJob, data: FederatedDataModule) -> 
     selection = data.client(client)
     in_pass = job.schedule.pass_batches(len(selection), flat_module.skips_single_samples)
     if not in_pass:
-        return obstacles, 1
+        return obstacles, 1, False
     seeds, state = job.run.torch_seeds(CLIENT, client), job.run.first_state(job.rule, job.received["model"])
     twins = [Member(client, selection, in_pass, 1, state, seeds) for _ in range(2)]
     metrics = [m for m in flat_module.module.modules() if isinstance(m, Metric)]
-    updates = [metric.update_count for metric in metrics]
+    updates, attributes = [metric.update_count for metric in metrics], _plain_attributes(flat_module.module)
     saved_bytes = 0
 
     def count(saved: Tensor) -> Tensor:
@@ -110,6 +143,11 @@ def _try(flat_module: FlatModule, job: ClientJob, data: FederatedDataModule) -> 
                 f"a step of two clients at once failed ({_first_sentence(error)}): keep numbers as tensors, and use "
                 "torch.where instead of if"
             )
+    if changed := _restore(attributes, _plain_attributes(flat_module.module)):
+        obstacles.append(
+            f"training_step changes {' and '.join(map(repr, changed))} of the module, which clients of a stack would share "
+            "(use self.log(name, value), or a buffer, instead)"
+        )
     if any(parameter.grad is not None for parameter in flat_module.module.parameters()):
         obstacles.append("it does not read its parameters from its attributes")
         flat_module.module.zero_grad()
@@ -119,7 +157,41 @@ def _try(flat_module: FlatModule, job: ClientJob, data: FederatedDataModule) -> 
         )
         for metric in metrics:
             metric.reset()
-    return obstacles, saved_bytes // 2 + COPIES_OF_THE_MODEL * flat_module.params.nbytes
+    draws = not torch.equal(torch.get_rng_state(), torch.Generator().manual_seed(seeds[1]).get_state())
+    return obstacles, saved_bytes // 2 + COPIES_OF_THE_MODEL * flat_module.params.nbytes, draws
+
+
+def _plain_attributes(module: nn.Module) -> dict[tuple[nn.Module, str], Any]:
+    """Return copies of the user's attributes of a module and its parts: numbers, texts, containers, tensors."""
+    kinds = (bool, int, float, str, list, dict, set, tuple, type(None), Tensor)
+    of_lightning = vars(LightningModule()).keys()
+    return {
+        (part, name): value.copy() if isinstance(value, (list, dict, set)) else value
+        for part in module.modules()
+        if not isinstance(part, Metric)
+        for name, value in vars(part).items()
+        if isinstance(value, kinds) and name not in of_lightning
+    }
+
+
+def _restore(before: dict[tuple[nn.Module, str], Any], after: dict[tuple[nn.Module, str], Any]) -> list[str]:
+    """Set attributes that have changed to their earlier values, and return their names."""
+    changed = [key for key in {**before, **after} if _identity(before.get(key)) != _identity(after.get(key))]
+    for part, name in changed:
+        if (part, name) in before:
+            vars(part)[name] = before[part, name]
+        else:
+            del vars(part)[name]
+    return sorted({name for _, name in changed})
+
+
+def _identity(value: Any) -> Any:
+    """Return what differs if a value was replaced, or an element of a container."""
+    if isinstance(value, dict):
+        return {key: id(element) for key, element in value.items()}
+    if isinstance(value, (list, tuple, set)):
+        return [id(element) for element in value]
+    return id(value) if isinstance(value, Tensor) else value
 
 
 def _first_sentence(error: Exception) -> str:

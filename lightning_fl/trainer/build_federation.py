@@ -6,10 +6,12 @@ import os
 import shutil
 import tempfile
 from functools import partial
+from math import ceil
 from pathlib import Path
 from weakref import finalize
 
 import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.clients.choose_runner import Runner, choose_runner
@@ -27,6 +29,7 @@ from lightning_fl.slots import Gradients
 from lightning_fl.state.run_state import Run
 from lightning_fl.trainer.flags import cohort_size
 from lightning_fl.trainer.lightning_interface import TrainerInterface
+from lightning_fl.trainer.threads import choose_threads
 
 
 def assemble(trainer: TrainerInterface) -> Federation:
@@ -46,6 +49,7 @@ def assemble(trainer: TrainerInterface) -> Federation:
     trainer.most_local_steps = schedule.num_steps(in_pass)
     _configure_optimizer(flat_module, algorithm)
     network = Network.of(flat_module, data)
+    _set_threads(trainer, None if network.macs is None else network.macs * data.batch_size)
     run = trainer.run = _initial_run(flat_module, algorithm, network)
     num_clients = cohort_size(trainer.clients_per_round, data.num_clients, int((data.client_sizes > 0).sum()))
     selected = num_clients if algorithm.trains_in_rounds else 0
@@ -70,6 +74,20 @@ def assemble(trainer: TrainerInterface) -> Federation:
     federation.runner = _runner(trainer, federation)
     flat_module.load_server_model(run)  # checks may have changed the model
     return federation
+
+
+def _set_threads(trainer: TrainerInterface, work: int | None) -> None:
+    """Let torch compute with the number of threads that suits a step's multiply-accumulates, and say so; only on a CPU."""
+    if trainer.fabric.device.type != "cpu":
+        return
+    present = torch.get_num_threads()
+    chosen = trainer.fabric.broadcast(choose_threads(trainer.threads, work, trainer.world_size // trainer.num_nodes))
+    torch.set_num_threads(chosen)
+    if chosen != present and trainer.threads is None:
+        rank_zero_info(
+            f"Computing with {chosen} of {present} threads, because a step is small ({(work or 0) / 1e6:.1f} million "
+            "multiply-accumulates); trainer.threads sets another number."
+        )
 
 
 def _initial_run(flat_module: FlatModule, algorithm: Algorithm, network: Network) -> Run:
@@ -116,12 +134,16 @@ def _configure_optimizer(flat_module: FlatModule, algorithm: Algorithm) -> None:
 
 
 def _runner(trainer: TrainerInterface, federation: Federation) -> Runner:
-    """Choose the runner that the flags and the module allow, and try it on a first broadcast."""
+    """Choose the runner that the flags, the module and the cohort allow, and try it on a first broadcast."""
     algorithm, run = federation.algorithm, federation.run
     provided = {name: torch.zeros_like(run.params) for name in algorithm.exchange.provides}
     received = {"model": run.params, "buffers": run.buffers, **algorithm.share(run.server), **provided}
     job = ClientJob(algorithm.rule, federation.setting, received, federation.schedule, run)
-    return choose_runner(trainer.runner, trainer.clients_at_once, federation.flat_module, job, federation.data)
+    share = ceil(federation.population.cohort_size / trainer.world_size)
+    work = None if federation.network.macs is None else federation.network.macs * federation.data.batch_size
+    return choose_runner(
+        trainer.runner, trainer.clients_at_once, federation.flat_module, job, federation.data, work, share
+    )
 
 
 def keep_client_states(trainer: TrainerInterface) -> None:

@@ -15,6 +15,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
+from lightning_fl.clients.choose_runner import describe_runner, runner_from
 from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.errors import UserError
 from lightning_fl.federation import follow_pruning
@@ -26,13 +27,13 @@ from lightning_fl.trainer.lightning_interface import TrainerInterface
 
 
 def build_checkpoint(
-    trainer: TrainerInterface, weights_only: bool = False, before_round: dict[str, Any] | None = None
+    trainer: TrainerInterface, federation: Federation | None = None, before_round: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return a Lightning checkpoint of the server's model; unless `weights_only`, with the run under `federation`.
+    """Return a Lightning checkpoint of the server's model, with the run under `federation` if a federation is given.
 
     Args:
-        trainer: trainer during `fit`, or at any time after it with `weights_only`.
-        weights_only: True to leave the run out.
+        trainer: trainer during `fit`, or at any time after it without a federation.
+        federation: federation of the run; None to leave the run out.
         before_round: state of the run to save in the middle of a round; None: the present state.
     """
     module, datamodule = trainer.lightning_module, trainer.data
@@ -49,7 +50,7 @@ def build_checkpoint(
             if hasattr(part, "_hparams_name"):
                 checkpoint[part.CHECKPOINT_HYPER_PARAMS_NAME] = part._hparams_name
             checkpoint[part.CHECKPOINT_HYPER_PARAMS_KEY] = checkpoint_file.plain(dict(part.hparams))
-    if not weights_only:
+    if federation is not None:
         checkpoint["callbacks"] = {c.state_key: state for c in trainer.callbacks if (state := c.state_dict())}
         checkpoint["optimizer_states"] = []
         checkpoint["lr_schedulers"] = []
@@ -60,6 +61,7 @@ def build_checkpoint(
             "max_rounds": trainer.max_rounds,
             "learning_rates": trainer.active_module.optimizer.state_dict(),
             "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
+            "execution": execution(federation),
             "run": as_saved(run_state),
         }
         trainer.hooks.call_callbacks("on_save_checkpoint", checkpoint)
@@ -164,6 +166,7 @@ def resume(trainer: TrainerInterface, federation: Federation, path: str) -> None
         trainer.data.load_state_dict(checkpoint[type(trainer.data).__qualname__])
     trainer.current_epoch, trainer.global_step = trainer.run.round, trainer.run.num_steps
     trainer.publish(saved.get("metrics", {}))  # checkpoints of version 0.1 have none
+    _keep_numerics(trainer, federation, saved)
     done = trainer.run.round
     if done < trainer.max_rounds:
         rank_zero_info(f"Resumed {path} after round {done} of {trainer.max_rounds}.")
@@ -172,3 +175,27 @@ def resume(trainer: TrainerInterface, federation: Federation, path: str) -> None
             rank_zero_info(note)
     else:
         rank_zero_info(f"Nothing is left to do: max_rounds is {trainer.max_rounds}, and {path} contains {done} rounds.")
+
+
+def _keep_numerics(trainer: TrainerInterface, federation: Federation, saved: dict[str, Any]) -> None:
+    """Use the runner and the threads of the earlier rounds unless flags set others, so that the last bits stay the same."""
+    if "execution" not in saved:  # checkpoints of 0.1
+        return
+    earlier = saved["execution"]
+    if trainer.runner == "auto" and trainer.clients_at_once is None:
+        federation.runner = runner_from(earlier["runner"])
+    if trainer.threads is None and trainer.fabric.device.type == "cpu":
+        torch.set_num_threads(earlier["threads"])
+    now = execution(federation)
+    if now != earlier:
+        rank_zero_info(f"The run goes on with {_in_words(now)}; its earlier rounds had {_in_words(earlier)}.")
+
+
+def execution(federation: Federation) -> dict[str, Any]:
+    """Return the runner and the threads of a federation, which decide the last bits of its results."""
+    return {"runner": describe_runner(federation.runner), "threads": torch.get_num_threads()}
+
+
+def _in_words(execution: dict[str, Any]) -> str:
+    runner, threads = execution["runner"], execution["threads"]
+    return f"runner {', '.join(map(str, runner.values()))} and {threads} thread{'s' * (threads != 1)}"

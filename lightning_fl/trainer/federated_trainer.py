@@ -177,7 +177,8 @@ class FederatedTrainer(TrainerInterface):
                 self.fit_loop.folder.claim()
             is_last = Path(filepath) == Path(self.default_root_dir) / LAST
             before_round = self.fit_loop.before_round if self.fitting else None
-            checkpoint = checkpointing.build_checkpoint(self, weights_only, before_round)
+            federation = None if weights_only else self.fit_loop.federation
+            checkpoint = checkpointing.build_checkpoint(self, federation, before_round)
             checkpoint_file.save_atomically(checkpoint, filepath, keep_previous=is_last)
 
     def sources(self) -> list[Source]:

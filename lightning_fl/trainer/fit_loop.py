@@ -110,7 +110,7 @@ class FitLoop:
             self._begin_to_write()
         trainer.hooks.call("on_fit_end")
         if trainer.enable_checkpointing and trainer.is_global_zero:
-            exported = checkpointing.build_checkpoint(trainer, weights_only=True)
+            exported = checkpointing.build_checkpoint(trainer)
             checkpoint_file.save_atomically(exported, Path(trainer.default_root_dir) / EXPORT)
         wandb_run.send_results(trainer, final_lines(trainer), trainer.enable_checkpointing)
 

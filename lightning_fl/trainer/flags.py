@@ -47,6 +47,7 @@ class TrainerFlags:
         loss_guard: LossGuard = LossGuard(),  # noqa: B008
         runner: Literal["auto", "serial", "stacked"] = "auto",
         clients_at_once: int | None = None,
+        threads: int | None = None,
         client_states: str | os.PathLike[str] = "memory",
         accelerator: str | Accelerator = "auto",
         strategy: str | Strategy = "auto",
@@ -90,10 +91,12 @@ class TrainerFlags:
             straggler_rate: Probability in [0, 1] that a client stops after a part of its optimiser steps and sends the result.
             clock: The simulated network and computation behind time/simulated_seconds.
             loss_guard: Reject uploads, undo server steps or undo rounds whose loss explodes; off if not given.
-            runner: `serial` trains one client after the other, `stacked` several at once; auto stacks on a GPU if the module
-                allows it.
-            clients_at_once: Clients that `stacked` trains at once, at most; as many as fit into half of the free memory if
-                not given.
+            runner: `serial` trains one client after the other, `stacked` several at once; auto stacks if the module allows it,
+                on a CPU only clients whose steps are small.
+            clients_at_once: Clients that `stacked` trains at once, at most; if not given, as many as fit into half of the free
+                memory, and on a CPU no more than 64.
+            threads: Threads that each process computes with on a CPU; if not given, OMP_NUM_THREADS, or a number that suits the
+                size of a step.
             client_states: Storage of clients' states between rounds: memory, disk (a folder in default_root_dir, deleted
                 with the run), or a folder in which to create that folder.
             accelerator: As in Lightning: auto, cpu, gpu, cuda …, but not Apple's mps.
@@ -140,6 +143,7 @@ class TrainerFlags:
         self.loss_guard = loss_guard
         self.runner = runner
         self.clients_at_once = clients_at_once
+        self.threads = threads
         self.client_states = os.fspath(client_states)
         self.default_root_dir = os.path.abspath(default_root_dir or os.curdir)
         self.fast_dev_run = fast_dev_run
@@ -201,7 +205,7 @@ class TrainerFlags:
             "accumulate_grad_batches",
         ):
             check_whole(name, getattr(self, name), 1)
-        for name in ("local_epochs", "local_steps", "clients_at_once"):
+        for name in ("local_epochs", "local_steps", "clients_at_once", "threads"):
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name), 1)
         check_between("dropout_rate", self.dropout_rate, 0, 1, "[)")

@@ -49,7 +49,7 @@ def session(
         UserError: an argument does not fit; raised before anything is trained or written.
     """
     model, datamodule = _attach(trainer, fn, model, datamodule, algorithm)
-    switches, made = _switches(), list[Path]()
+    switches, num_threads, made = _switches(), torch.get_num_threads(), list[Path]()
     try:
         _set_switches(
             trainer.detect_anomaly or switches[0],
@@ -88,6 +88,7 @@ def session(
         tell(trainer, lambda logger: logger.finalize(status))
         run_folder.remove_empty(made)  # in case an error ended the run before it wrote anything
         _set_switches(*switches)
+        torch.set_num_threads(num_threads)
         _release(trainer)
         trainer.state.stage = None
 

@@ -24,6 +24,8 @@ from lightning_fl.errors import UserError
 from lightning_fl.modules import ImageClassifier
 
 stacked_module = importlib.import_module("lightning_fl.clients.stacked")  # the package has a function of that name
+choose_runner = importlib.import_module("lightning_fl.clients.choose_runner")
+describe_runner = choose_runner.describe_runner
 MakeTrainer = Callable[..., FederatedTrainer]
 
 
@@ -360,9 +362,97 @@ def test_the_trial_is_kept_from_progress_bars(make_trainer: MakeTrainer) -> None
     trainer.fit(Perceptron(), federation())
 
 
-def test_auto_is_serial_on_a_cpu(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+def linear() -> ImageClassifier:
+    return ImageClassifier("linear", in_channels=1, image_size=8)
+
+
+def fitted_on_digits(make_trainer: MakeTrainer, module: Any = None, **flags: Any) -> FederatedTrainer:
+    trainer = make_trainer(**{"clients_per_round": 10, **flags})
+    trainer.fit(linear() if module is None else module, Digits(num_clients=20, batch_size=8))
+    return trainer
+
+
+def test_auto_stacks_many_small_steps_on_a_cpu(make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture) -> None:
+    module = linear()
+    auto = fitted_on_digits(make_trainer, copy.deepcopy(module))
+    assert "Clients train up to 10 at once" in caplog.text
+    assert describe_runner(auto.fit_loop.federation.runner) == {"runner": "stacked", "clients_at_once": 64}
+    other = fitted_on_digits(make_trainer, module, runner="serial")
+    torch.testing.assert_close(auto.run.params, other.run.params, rtol=1e-5, atol=1e-6)
+
+
+def test_auto_does_not_stack_random_draws_on_a_cpu(make_trainer: MakeTrainer) -> None:
+    """Check with dropout, whose draws would depend on the number of processes that share the clients."""
+    module = linear()
+    module.network = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 10))
+    trainer = fitted_on_digits(make_trainer, module)
+    assert describe_runner(trainer.fit_loop.federation.runner) == {"runner": "serial"}
+
+
+@pytest.mark.parametrize("reason", ["few clients", "large steps", "unknown work"])
+def test_auto_is_serial_on_a_cpu_otherwise(
+    reason: str, make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(stacked_module, "train_stack", None)
-    make_trainer().fit(Perceptron(), federation())
+    if reason == "large steps":
+        monkeypatch.setattr(choose_runner, "MOST_WORK_ON_CPU", 8 * 640 - 1)  # Digits has 8 x 8 pixels and 10 classes
+    if reason == "unknown work":
+        monkeypatch.setattr(importlib.import_module("lightning_fl.server.network"), "count_macs", lambda *_: None)
+    trainer = fitted_on_digits(make_trainer, clients_per_round=9 if reason == "few clients" else 10)
+    assert describe_runner(trainer.fit_loop.federation.runner) == {"runner": "serial"}
+
+
+class Collecting(ImageClassifier):
+    """Collects outputs as Lightning's documentation shows, counts its steps and keeps its last loss."""
+
+    def __init__(self) -> None:
+        super().__init__("linear", in_channels=1, image_size=8)
+        self.outputs: list[Tensor] = []
+        self.steps = 0
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.outputs.append(loss)
+        self.steps += 1
+        self.last_loss = loss.detach()
+        return loss
+
+    def on_train_epoch_end(self) -> None:
+        assert len(torch.stack(self.outputs)) == self.steps
+
+
+def test_a_module_that_collects_its_outputs_is_trained_one_client_after_the_other(make_trainer: MakeTrainer) -> None:
+    trainer = fitted_on_digits(make_trainer, module := Collecting(), max_rounds=1)
+    assert module.steps == trainer.run.num_steps
+    with pytest.raises(
+        UserError, match="changes 'last_loss' and 'outputs' and 'steps' of the module, which clients of a stack"
+    ):
+        fitted_on_digits(make_trainer, module := Collecting(), runner="stacked")
+    assert (module.outputs, module.steps, hasattr(module, "last_loss")) == ([], 0, False)
+
+
+def test_a_resumed_run_keeps_its_runner(
+    make_trainer: MakeTrainer,
+    tmp_path: Path,
+    keeps_files: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Resume where `auto` would choose otherwise: the weights are those of the run in one piece, bit for bit."""
+    module = linear()
+    whole = fitted_on_digits(make_trainer, copy.deepcopy(module), max_rounds=3)
+    fitted_on_digits(make_trainer, module, max_rounds=2, **keeps_files)
+    monkeypatch.setattr(choose_runner, "MOST_WORK_ON_CPU", 0)
+    caplog.clear()
+    resumed = make_trainer(max_rounds=3, clients_per_round=10)
+    data = Digits(num_clients=20, batch_size=8)
+    resumed.fit(linear(), data, ckpt_path=tmp_path / "checkpoints" / "last.ckpt")
+    assert torch.equal(resumed.run.params, whole.run.params)
+    assert "earlier rounds" not in caplog.text
+    other = make_trainer(max_rounds=3, clients_per_round=10, runner="serial")
+    other.fit(linear(), data, ckpt_path=tmp_path / "checkpoints" / "last.ckpt")
+    said = caplog.text
+    assert "goes on with runner serial and 1 thread; its earlier rounds had runner stacked, 64 and 1 thread." in said
 
 
 @pytest.mark.parametrize("value", [0, -1])

@@ -1,0 +1,39 @@
+"""Choice of the number of threads that torch computes with in each process.
+
+Threads share the work of one operation, so they pay only if the operations are large; below that they cost time, most of all on
+a machine that is busy with other work. The choice changes the last bits of results, so a fixed rule makes it, not a measured
+time, and a checkpoint contains it.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+WORK_OF_A_THREAD = 20_000_000
+"""Multiply-accumulates of a step's forward pass that occupy one thread (docs/benchmarks.md)."""
+
+# Lightning sets the variable for further processes; only the value from before is the user's.
+IS_GIVEN = "OMP_NUM_THREADS" in os.environ
+
+
+def choose_threads(wanted: int | None, work: int | None, num_processes: int) -> int:
+    """Return the number of threads for each process.
+
+    Args:
+        wanted: value of the trainer's flag `threads`; None to choose.
+        work: multiply-accumulates of the forward pass of a step's samples; None if they are unknown.
+        num_processes: processes on this machine.
+
+    Returns:
+        `wanted`; or torch's present number if OMP_NUM_THREADS is set or the work is unknown; or a thread for every
+        `WORK_OF_A_THREAD`, but not more than the process's share of the present number.
+    """
+    present = torch.get_num_threads()
+    if wanted is not None:
+        return wanted
+    if IS_GIVEN or work is None:
+        return present
+    share = max(1, min(present, (os.cpu_count() or 1) // num_processes))
+    return min(share, max(1, work // WORK_OF_A_THREAD))

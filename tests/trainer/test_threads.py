@@ -1,0 +1,106 @@
+"""Test the number of threads: a rule, the flag, OMP_NUM_THREADS, and what a checkpoint keeps."""
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from toys import Perceptron, federation
+
+from lightning_fl import FederatedTrainer
+from lightning_fl.errors import UserError
+from lightning_fl.trainer import threads
+from lightning_fl.trainer.threads import WORK_OF_A_THREAD, choose_threads
+
+MakeTrainer = Callable[..., FederatedTrainer]
+
+
+class Seen(Callback):
+    """Note the number of threads in each round."""
+
+    def __init__(self) -> None:
+        self.threads: list[int] = []
+
+    def on_train_epoch_start(self, *_: Any) -> None:
+        self.threads.append(torch.get_num_threads())
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pretend a machine of 16 cores and no OMP_NUM_THREADS, with as many threads."""
+    monkeypatch.setattr(threads, "IS_GIVEN", False)
+    monkeypatch.setattr(threads.os, "cpu_count", lambda: 16)
+    monkeypatch.setattr(threads.torch, "get_num_threads", lambda: 16)
+
+
+@pytest.mark.usefixtures("machine")
+@pytest.mark.parametrize(
+    ("work", "num_processes", "expected"),
+    [
+        (WORK_OF_A_THREAD - 1, 1, 1),
+        (0, 1, 1),
+        (2 * WORK_OF_A_THREAD, 1, 2),
+        (100 * WORK_OF_A_THREAD, 1, 16),
+        (100 * WORK_OF_A_THREAD, 4, 4),
+        (100 * WORK_OF_A_THREAD, 32, 1),
+        (None, 1, 16),
+    ],
+)
+def test_larger_steps_get_more_threads_and_processes_share_the_cores(
+    work: int | None, num_processes: int, expected: int
+) -> None:
+    assert choose_threads(None, work, num_processes) == expected
+
+
+@pytest.mark.usefixtures("machine")
+def test_the_user_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert choose_threads(3, 0, 1) == 3
+    monkeypatch.setattr(threads, "IS_GIVEN", True)
+    assert choose_threads(None, 0, 1) == 16
+
+
+def test_fit_uses_them_and_gives_the_old_number_back(make_trainer: MakeTrainer) -> None:
+    seen = Seen()
+    make_trainer(threads=2, callbacks=seen).fit(Perceptron(), federation())
+    assert seen.threads == [2, 2]
+    assert torch.get_num_threads() == 1
+
+
+def test_a_fit_on_fewer_threads_says_so(
+    make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(threads, "IS_GIVEN", False)
+    seen = Seen()
+    torch.set_num_threads(2)
+    try:
+        make_trainer(callbacks=seen).fit(Perceptron(), federation())
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+    assert seen.threads == [1, 1]
+    assert "Computing with 1 of 2 threads" in caplog.text
+
+
+def test_a_resumed_run_keeps_its_threads(
+    make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    make_trainer(threads=2, max_rounds=1, **keeps_files).fit(Perceptron(), federation())
+    last, seen = tmp_path / "checkpoints" / "last.ckpt", Seen()
+    make_trainer(callbacks=seen).fit(Perceptron(), federation(), ckpt_path=last)
+    assert seen.threads == [2]
+    make_trainer(callbacks=seen, threads=1).fit(Perceptron(), federation(), ckpt_path=last)
+    assert seen.threads == [2, 1]
+    assert "goes on with runner serial and 1 thread; its earlier rounds had runner serial and 2 threads." in caplog.text
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, True])
+def test_they_must_be_a_whole_number(value: Any, make_trainer: MakeTrainer) -> None:
+    with pytest.raises(UserError, match=f"threads must be a whole number of at least 1, got {value}"):
+        make_trainer(threads=value)
+
+
+def test_the_variable_is_read_before_lightning_sets_it() -> None:
+    assert importlib.reload(threads).IS_GIVEN, "tests set OMP_NUM_THREADS"
