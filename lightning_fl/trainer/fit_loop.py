@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +21,7 @@ from lightning_fl.errors import UserError
 from lightning_fl.federation import follow_pruning
 from lightning_fl.federation.round import Federation
 from lightning_fl.outputs import checkpoint_file, wandb_run
-from lightning_fl.outputs.communication_json import write_communication
+from lightning_fl.outputs.communication_json import Bits, write_communication
 from lightning_fl.outputs.final_table import final_lines
 from lightning_fl.outputs.loggers import log_row, tell
 from lightning_fl.outputs.metrics_csv import RoundCSVLogger
@@ -57,6 +58,8 @@ class FitLoop:
         self.val_loop = SimpleNamespace(_has_run=False)
         self.before_round: dict[str, Any] | None = None
         self._knows_metrics = False
+        self._unwritten: tuple[int, Bits] | None = None
+        self._next_write = 0.0
         self._val_loaders: list[Iterable[Any]] = []
         self.epoch_loop = SimpleNamespace(
             _should_check_val_epoch=lambda: trainer.validates_this_round,
@@ -100,9 +103,12 @@ class FitLoop:
         hyperparameters = {**trainer.lightning_module.hparams_initial, "algorithm": trainer.algorithm.name}
         tell(trainer, lambda logger: logger.log_hyperparams(hyperparameters))
         trainer.hooks.call("on_train_start")
-        while run.round < trainer.num_rounds and not trainer.should_stop:
-            trainer.current_epoch = run.round
-            self._round()
+        try:
+            while run.round < trainer.num_rounds and not trainer.should_stop:
+                trainer.current_epoch = run.round
+                self._round()
+        finally:
+            self._write_communication()
         trainer.current_epoch = run.round
         trainer.hooks.call("on_train_end")
         self._adopt_module_changes()
@@ -236,7 +242,15 @@ class FitLoop:
             return
         log_row(trainer, row, int(record["round"]))
         if trainer.is_global_zero and any(isinstance(logger, RoundCSVLogger) for logger in trainer.loggers):
-            write_communication(trainer.default_root_dir, trainer.run.round, trainer.run.ledger.total_bits)
+            self._unwritten = trainer.run.round, deepcopy(trainer.run.ledger.total_bits)
+            if time.monotonic() >= self._next_write:
+                self._write_communication()
+
+    def _write_communication(self) -> None:
+        """Write the bits of the rounds logged so far; once a second is enough, because short rounds would wait for the disk."""
+        if self._unwritten is not None:
+            write_communication(self.trainer.default_root_dir, *self._unwritten)
+            self._unwritten, self._next_write = None, time.monotonic() + 1
 
     def _is_due(self, every: int) -> bool:
         """True if an every-n-rounds action is due after the round just completed; after the last it always is."""

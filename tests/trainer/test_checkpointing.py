@@ -2,6 +2,7 @@
 
 import copy
 import csv
+import json
 import os
 import random
 import subprocess
@@ -392,6 +393,24 @@ def test_with_nothing_left_to_do_the_run_says_so_and_knows_what_it_reached(
     assert said[0].endswith("contains 2 rounds.")
     for name in ("val/accuracy", "val/loss", "train/loss"):
         assert again.callback_metrics[name] == first.callback_metrics[name]
+
+
+def test_the_bits_of_the_last_rounds_are_written_after_an_error(
+    make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    """Check that no round is missing, although the file is not written after every short round."""
+
+    class Failing(L.Callback):
+        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+            if trainer.current_epoch == 3:
+                raise RuntimeError("the power is gone")
+
+    trainer = make_trainer(max_rounds=5, callbacks=Failing(), **keeps_files)
+    with pytest.raises(RuntimeError, match="the power is gone"):
+        trainer.fit(Perceptron(), federation())
+    written = json.loads((tmp_path / "communication.json").read_text())
+    assert written["rounds"] == 3
+    assert sum(written["uplink_bits"].values()) == sum(float(row["comm/uplink_bits"]) for row in read_rows(tmp_path))
 
 
 def test_one_trainer_may_fit_twice(make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]) -> None:
