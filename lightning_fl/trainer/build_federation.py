@@ -52,7 +52,9 @@ def assemble(trainer: TrainerInterface) -> Federation:
     _set_threads(trainer, None if network.macs is None else network.macs * data.batch_size)
     run = trainer.run = _initial_run(flat_module, algorithm, network)
     num_clients = cohort_size(trainer.clients_per_round, data.num_clients, int((data.client_sizes > 0).sum()))
-    selected = num_clients if algorithm.trains_in_rounds else 0
+    selected, trainer.num_rounds = num_clients, trainer.max_rounds
+    if not algorithm.trains_in_rounds:
+        selected, trainer.num_rounds = 0, min(1, trainer.max_rounds)
     federation = Federation(
         algorithm=algorithm,
         flat_module=flat_module,
