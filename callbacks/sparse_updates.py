@@ -46,8 +46,8 @@ class SparseUpdates(Callback):
 
     All parameters of an optimiser form one vector of d numbers; k = max(1, ⌊alpha · d⌋) of them change in `every_n_steps` steps,
     or in fewer at the end of an epoch. Moments that the optimiser keeps for each number (Adam's two, SGD's momentum) share the
-    mask and keep their old values elsewhere. A moment that the first step creates starts from zero, and so do those of a parameter
-    that gets no gradient. Under DDP every process makes the same steps and takes the same mask.
+    mask and keep their old values elsewhere. A moment that the first step creates starts from zero; those of a parameter without
+    gradient stay zero. Under DDP every process makes the same steps and takes the same mask.
 
     Adam learns little from sparse single steps, because most numbers rarely get new moments. With ten steps or more between two
     exchanges, as on FedAdam-SSM's clients, it learns about as well as without the callback.
