@@ -36,13 +36,18 @@ def twin_of(module: nn.Module) -> nn.Module:
 def restored(module: nn.Module) -> Iterator[None]:
     """Undo at the end what happened to the module's tensors and attributes; faster than a copy of the module."""
     parts = [(part, dict(vars(part)), dict(part._parameters), dict(part._buffers)) for part in module.modules()]
-    values = [(parameter, parameter.data) for parameter in module.parameters()]
+    values: list[tuple[Any, Tensor]] = [(parameter, parameter.data) for parameter in module.parameters()]
     values += [(buffer, buffer.data.clone()) for buffer in module.buffers()]
     try:
         yield
     finally:
         for part, attributes, parameters, buffers in parts:
-            for holder, content in ((vars(part), attributes), (part._parameters, parameters), (part._buffers, buffers)):
+            contents: list[tuple[Any, Any]] = [
+                (vars(part), attributes),
+                (part._parameters, parameters),
+                (part._buffers, buffers),
+            ]
+            for holder, content in contents:
                 holder.clear()
                 holder.update(content)
         for tensor, data in values:
