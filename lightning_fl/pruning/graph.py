@@ -139,14 +139,14 @@ class Network:
                 return modules_run(self._twin, lambda: way(self._twin, self._example))
 
         try:
-            evaluated = layers_of(call)
+            self._evaluated = layers_of(call)
         except Exception as error:
             raise UserError(f"pruning: the network's forward does not take its example input: {_said(error)}") from None
         try:
             trained = layers_of(call_as_in_training)
         except Exception:  # a forward that needs more than the example while it trains, such as targets
             return (call,)
-        return (call_as_in_training, call) if trained - evaluated else (call,)
+        return (call_as_in_training, call) if trained - self._evaluated else (call,)
 
     def _find(self) -> tuple[str, ...]:
         graph = self._graph()
@@ -154,7 +154,7 @@ class Network:
         found = []
         for name, layer in self._twin.named_modules():
             if isinstance(layer, _ConvNd):
-                obstacle = _obstacle(graph, layer, names)
+                obstacle = _obstacle(graph, layer, names) if layer in self._evaluated else "evaluation does not use it"
                 if obstacle:
                     self._obstacles[name] = obstacle
                 else:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
+from zoo import WithAuxiliaryHead
 
 from lightning_fl import UserError
 from lightning_fl.modules import NETWORKS, ImageClassifier, network
@@ -295,38 +296,22 @@ def test_layers_before_groups_stay_whole_and_need_no_trial(monkeypatch: pytest.M
         prunable_layers(net, torch.zeros(1, 6, 4, 4), required=["blocks.3.0"])
 
 
-class WithAuxiliaryHead(nn.Module):
-    """Network with a head that runs only while it trains, as GoogLeNet's; `wrong` reads channels in another order."""
-
-    def __init__(self, wrong: bool = False) -> None:
-        super().__init__()
-        self.wrong = wrong
-        self.first = nn.Conv2d(3, 8, 3, padding=1)
-        self.second = nn.Conv2d(8, 6, 3, padding=1)
-        self.head = nn.Linear(6, 5)
-        self.auxiliary = nn.Sequential(nn.Conv2d(8, 4, 1), nn.Flatten(), nn.Dropout(), nn.Linear(4 * 36, 5))
-
-    def forward(self, x: Tensor) -> Any:
-        x = self.first(x)
-        logits = self.head(self.second(x.relu()).mean((2, 3)))
-        return (logits, self.auxiliary(x.flip(1) if self.wrong else x)) if self.training else logits
-
-
 def test_layers_that_run_only_in_training_are_cut_as_well() -> None:
     net = WithAuxiliaryHead()
     x = torch.randn(2, 3, 6, 6)
-    assert prunable_layers(net, x) == ("first", "second", "auxiliary.0")
+    assert prunable_layers(net, x) == ("first", "second")
     assert net.training
-    prune(net, plan_for(net, {"first": [0, 3, 4], "auxiliary.0": [1, 2]}, x))
-    assert net.auxiliary[0].weight.shape == (2, 3, 1, 1)  # type: ignore[union-attr]
-    assert net.auxiliary[3].weight.shape == (5, 2 * 36)  # type: ignore[union-attr]
+    prune(net, plan_for(net, {"first": [0, 3, 4]}, x))
+    assert net.auxiliary[0].weight.shape == (4, 3, 1, 1)  # type: ignore[union-attr]
     assert [part.shape for part in net.train()(x)] == [(2, 5), (2, 5)]
     assert net.eval()(x).shape == (2, 5)
 
 
 def test_a_layer_stays_whole_if_only_training_forbids_the_cut() -> None:
-    net = WithAuxiliaryHead(wrong=True)
-    assert prunable_layers(net, torch.randn(2, 3, 6, 6)) == ("second", "auxiliary.0")
+    net, x = WithAuxiliaryHead(wrong=True), torch.randn(2, 3, 6, 6)
+    assert prunable_layers(net, x) == ("second",)
+    with pytest.raises(UserError, match=r"'auxiliary\.0' cannot lose filters: evaluation does not use it"):
+        prunable_layers(net, x, required=["auxiliary.0"])
 
 
 def test_a_network_that_torch_pruning_cannot_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,23 @@ class Recurrent(nn.Module):
         return self.head(self.lstm(x.permute(0, 2, 1, 3).flatten(2))[0][:, -1])
 
 
+class WithAuxiliaryHead(nn.Module):
+    """Network with a head that runs only while it trains, as GoogLeNet's; `wrong` reads channels in another order."""
+
+    def __init__(self, wrong: bool = False) -> None:
+        super().__init__()
+        self.wrong = wrong
+        self.first = nn.Conv2d(3, 8, 3, padding=1)
+        self.second = nn.Conv2d(8, 6, 3, padding=1)
+        self.head = nn.Linear(6, 5)
+        self.auxiliary = nn.Sequential(nn.Conv2d(8, 4, 1), nn.Flatten(), nn.Dropout(), nn.Linear(4 * 36, 5))
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.first(x)
+        logits = self.head(self.second(x.relu()).mean((2, 3)))
+        return (logits, self.auxiliary(x.flip(1) if self.wrong else x)) if self.training else logits
+
+
 def _convnext() -> nn.Module:
     return models.ConvNeXt([CNBlockConfig(8, 12, 1), CNBlockConfig(12, None, 1)], num_classes=NUM_CLASSES)
 
@@ -74,6 +91,7 @@ SMALL: Zoo = {  # network and the height of its images
     "Swin": (lambda: models.SwinTransformer([2, 2], 8, [1, 1], [2, 2], [2, 2], num_classes=NUM_CLASSES), 16),
     "ViT": (lambda: models.VisionTransformer(8, 4, 1, 2, 8, 16, num_classes=NUM_CLASSES), 8),
     "U-Net": (UNet, 8),
+    "auxiliary head": (WithAuxiliaryHead, 6),
     "LSTM": (Recurrent, 8),
 }
 
