@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
@@ -13,7 +14,8 @@ from torch import Tensor
 from lightning_fl.callbacks._calibration import example_input
 from lightning_fl.errors import UserError, require
 from lightning_fl.gates import gates_of
-from lightning_fl.pruning import Plan, Schedule, plan_for, plans_of, prunable_layers, shrink_when_loading
+from lightning_fl.pruning import Plan, Schedule, plans_of, prunable_layers, shrink_when_loading
+from lightning_fl.pruning.graph import Network
 
 
 class PruningCallback(Callback):
@@ -99,9 +101,15 @@ class StructuredPruning(PruningCallback):
             named: layers that must be able to lose filters.
 
         Raises:
-            UserError: the strategy does not allow it, or no layer can lose filters.
+            UserError: the strategy or another callback does not allow it, or no layer can lose filters.
         """
         callback, strategy = type(self).__name__, trainer.strategy
+        for other in trainer.callbacks:
+            require(
+                not isinstance(other, (StochasticWeightAveraging, WeightAveraging)),
+                f"{callback} cannot remove filters from the averaged weights that {type(other).__name__} keeps: "
+                "use one of the two, or average in a second fit.",
+            )
         if isinstance(strategy, ParallelStrategy):
             raise UserError(
                 f"{callback} cannot change a network inside {type(strategy).__name__}, which needs constant shapes: "
@@ -110,6 +118,6 @@ class StructuredPruning(PruningCallback):
         layers = prunable_layers(module, example_input(trainer), required=named)
         require(bool(layers or plans_of(module)), f"{callback}: no layer of {type(module).__name__} can lose filters.")
 
-    def plan(self, trainer: Any, module: LightningModule, kept: dict[str, Tensor]) -> Plan:
+    def plan(self, trainer: Any, network: Network, kept: dict[str, Tensor]) -> Plan:
         """Return the plan that keeps these filters; every process of a federation uses the choice of the first."""
-        return plan_for(module, trainer.strategy.broadcast(kept), example_input(trainer))
+        return network.plan(trainer.strategy.broadcast(kept))

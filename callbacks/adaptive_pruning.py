@@ -27,11 +27,11 @@ from lightning_fl.pruning import (
     Plan,
     feature_map_ranks,
     filters_to_keep,
-    prunable_layers,
     prune,
     trainable,
 )
 from lightning_fl.pruning.curvature import layer_rates
+from lightning_fl.pruning.graph import Network
 
 
 class AdaptivePruning(StructuredPruning):
@@ -154,13 +154,14 @@ class AdaptivePruning(StructuredPruning):
         """Choose the filters to keep, the same on every process."""
         rate = self.adaptive_rate(trainer, pl_module) if self.rate is None else self.rate
         threshold = layer_rates.magnitude_threshold(trainable(pl_module).values(), rate)
-        layers = prunable_layers(pl_module, example_input(trainer))
+        network = Network(pl_module, example_input(trainer))
+        layers = network.layers
         weights: dict[str, Any] = {name: pl_module.get_submodule(name).weight for name in layers}
         by_layer = {name: layer_rates.layer_rate(weight, threshold) for name, weight in weights.items()}
         self._metrics = {"prune/rate": rate, "prune/threshold": threshold, **self.adaptive_rate.metrics}
         self._metrics |= {f"prune/rate/{name}": share for name, share in by_layer.items()}
         if not any(whole_share(share, len(weights[name])) for name, share in by_layer.items()):
-            return self.plan(trainer, pl_module, {})
+            return self.plan(trainer, network, {})
         stand_in = self._stand_in(trainer)
         self.ranked_by = None
         if stand_in is not None:
@@ -168,7 +169,7 @@ class AdaptivePruning(StructuredPruning):
             stand_in.answer(sum(len(weight) for weight in weights.values()))
         images = calibration_images(trainer, self.rank_samples, self.batch_size, stand_in, [*seed_of(trainer), 0, 1])
         ranks = feature_map_ranks(pl_module, images, layers)
-        return self.plan(trainer, pl_module, filters_to_keep(ranks, by_layer))
+        return self.plan(trainer, network, filters_to_keep(ranks, by_layer))
 
     def _stand_in(self, trainer: Any) -> Source | None:
         """Draw the client whose images are ranked in a federation without server data; None otherwise."""

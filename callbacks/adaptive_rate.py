@@ -92,13 +92,16 @@ class AdaptiveRate:
             self._initial = {name: tensor.clone().cpu() for name, tensor in trainable(module).items()}
 
     def start(self, trainer: Any, module: LightningModule) -> None:
-        """Check before any training that a rate can be found.
+        """Check before any training, on two samples, that a rate can be found.
 
         Raises:
             UserError: the curvature of the loss cannot be found, or `server_only` is given without server samples.
         """
-        TrainingLoss(module, self.curvature)
-        self._sources(trainer)
+        loss, source = TrainingLoss(module, self.curvature), self._sources(trainer)[0]
+        with isolate_rng():
+            batch = moved(trainer, source.batch(min(2, self.batch_size), np.random.default_rng(0)))
+            product = loss.curvature(batch)(loss.point)
+            product(torch.zeros(sum(tensor.numel() for tensor in loss.point), device=module.device))
 
     def forget(self) -> None:
         """Drop the initial model once no pruning follows."""

@@ -22,9 +22,9 @@ from lightning_fl.pruning import (
     filter_magnitudes,
     filters_to_keep,
     plans_of,
-    prunable_layers,
     prune,
 )
+from lightning_fl.pruning.graph import Network
 
 
 class FilterPruning(StructuredPruning):
@@ -98,10 +98,11 @@ class FilterPruning(StructuredPruning):
         if not self.is_due(trainer):
             return
         # A layer may have only one filter left by now, which it keeps.
-        layers = prunable_layers(pl_module, example_input(trainer))
+        network = Network(pl_module, example_input(trainer))
+        layers = network.layers
         if isinstance(self.rate, Mapping):
             layers = tuple(name for name in layers if name in self.rate)
-        plan = self.plan(trainer, pl_module, filters_to_keep(self._scores(trainer, pl_module, layers), self.rate))
+        plan = self.plan(trainer, network, filters_to_keep(self._scores(trainer, pl_module, layers), self.rate))
         self.widths = self.widths or dict(plan.widths)
         if plan.filters:
             prune(pl_module, plan, trainer.optimizers)

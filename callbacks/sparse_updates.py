@@ -46,8 +46,8 @@ class SparseUpdates(Callback):
 
     All parameters of an optimiser form one vector of d numbers; k = max(1, ⌊alpha · d⌋) of them change in `every_n_steps` steps,
     or in fewer at the end of an epoch. Moments that the optimiser keeps for each number (Adam's two, SGD's momentum) share the
-    mask and keep their old values elsewhere. A moment that the first step creates starts from zero. Under DDP every process makes
-    the same steps and takes the same mask.
+    mask and keep their old values elsewhere. A moment that the first step creates starts from zero; those of a parameter without
+    gradient stay zero. Under DDP every process makes the same steps and takes the same mask.
 
     Adam learns little from sparse single steps, because most numbers rarely get new moments. With ten steps or more between two
     exchanges, as on FedAdam-SSM's clients, it learns about as well as without the callback.
@@ -162,12 +162,9 @@ class SparseUpdates(Callback):
     def _thin_out(self, update: _Update, optimizer: torch.optim.Optimizer) -> None:
         """Undo an update except its largest changes."""
         after = [{WEIGHT: p.detach(), **_moments(optimizer, p)} for p in _parameters(optimizer)]
-        names = [name for name in after[0] if all(name in tensors for tensors in after)]
-        now = {name: _flat([tensors[name] for tensors in after]) for name in names}
-        before = {
-            name: _flat([x.get(name, torch.zeros_like(x[WEIGHT])) for x in update.before]).to(now[name])
-            for name in names
-        }
+        names = list(dict.fromkeys(name for tensors in after for name in tensors))
+        now = {name: _vector(after, name) for name in names}
+        before = {name: _vector(update.before, name).to(now[name]) for name in names}
         wanted = now[WEIGHT]
         if update.left_out is not None:
             wanted = wanted + update.left_out.to(wanted)
@@ -183,7 +180,8 @@ class SparseUpdates(Callback):
         for name in names:
             kept = before[name].index_copy_(0, positions, (wanted if name == WEIGHT else now[name])[positions])
             for tensors, part in zip(after, kept.split([t[WEIGHT].numel() for t in after]), strict=True):
-                tensors[name].copy_(part.view_as(tensors[name]))
+                if name in tensors:
+                    tensors[name].copy_(part.view_as(tensors[name]))
         width = wanted.element_size() * 8
         self.sent_bits += len(names) * width * len(positions) + positions_bits(len(positions), len(changes))
 
@@ -196,6 +194,11 @@ def _moments(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, T
     """Return the optimiser's tensors in the shape of the parameter, by name."""
     state = optimizer.state.get(parameter, {})
     return {name: x for name, x in state.items() if isinstance(x, Tensor) and x.shape == parameter.shape and x.dim()}
+
+
+def _vector(parts: list[dict[str, Tensor]], name: str) -> Tensor:
+    """Return one vector (d,) over all parameters; zeros for a parameter without it, such as one that got no gradient yet."""
+    return _flat([tensors[name] if name in tensors else torch.zeros_like(tensors[WEIGHT]) for tensors in parts])
 
 
 def _flat(tensors: list[Tensor]) -> Tensor:

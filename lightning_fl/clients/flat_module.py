@@ -15,7 +15,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
 
-from lightning_fl.clients.hooks import Hooks
+from lightning_fl.clients.hooks import Hooks, changed_shape, check_real, check_sizes
 from lightning_fl.clients.module_logs import LogCollector
 from lightning_fl.clients.optimizer import ModuleOptimizer
 from lightning_fl.clients.personal_optimizer import PersonalOptimizer
@@ -23,7 +23,7 @@ from lightning_fl.errors import UserError, require
 from lightning_fl.pruning import Plan, plans_of
 from lightning_fl.pruning.apply_plan import PLANS
 from lightning_fl.state.run_state import Run
-from lightning_fl.vectors.layout import FlatGradient, Layout, Tree, common_dtype
+from lightning_fl.vectors.layout import FlatGradient, Layout, Tree, common_dtype, holders_of
 
 
 class FlatModule:
@@ -73,6 +73,7 @@ class FlatModule:
 
     def _lay_out(self) -> None:
         """Gather parameters and float buffers in flat vectors, and make the module's own tensors views of them."""
+        check_sizes(self.module)
         self._plans = plans_of(self.module)
         named = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
         trainable = {name: p for name, p in named.items() if name not in self._personal_names}
@@ -85,8 +86,9 @@ class FlatModule:
         self.personal_layout = Layout.of(self.personal_leaves)
         self.personal = self._bind(self.personal_layout, self.personal_leaves, dtype)
 
-        self._attributes = _attributes(self.module)
+        self._attributes = holders_of(self.module)
         all_buffers = dict(self.module.named_buffers())
+        self._buffer_shapes = {name: (buffer.shape, buffer.dtype) for name, buffer in all_buffers.items()}
         buffers = {name: buffer for name, buffer in all_buffers.items() if buffer.is_floating_point()}
         self._counter_names = [name for name in all_buffers if name not in buffers]
         self.buffer_layout = Layout.of(buffers)
@@ -133,6 +135,7 @@ class FlatModule:
         """
         if not self.parameters:
             raise UserError(f"{type(self.module).__name__} has no trainable parameter: there is nothing to federate.")
+        check_real(self.module)
         self.reads_gradient = flat_gradient
         self.optimizer = ModuleOptimizer(self.module, self.layout)
         trained = {name for names in self.optimizer.personal_names for name in names}
@@ -168,8 +171,9 @@ class FlatModule:
         for parameter in (*self.parameters, *self.personal_leaves.values()):
             parameter.grad = None
             parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
-        for name in self._buffer_views:
-            self.buffer(name).data = self.buffer(name).data.clone()
+        for name, buffer in self.module.named_buffers():
+            if name in self._buffer_views:
+                buffer.data = buffer.data.clone()
 
     def load(self, params: Tensor, buffers: Tensor, counters: Mapping[str, Tensor]) -> None:
         """Load a model into the module: one copy of the parameters, one of the float buffers."""
@@ -236,9 +240,14 @@ class FlatModule:
         return {name: self.buffer(name).clone() for name in self._counter_names}
 
     def buffer(self, name: str) -> Tensor:
-        """Return the module's current buffer of this name."""
+        """Return the module's current buffer of this name; raise `UserError` if it lost its shape, which is restored."""
         home, leaf = self._attributes[name][0]
-        return home[leaf]
+        buffer, (shape, dtype) = home[leaf], self._buffer_shapes[name]
+        if buffer is None or buffer.shape != shape:
+            for home, leaf in self._attributes[name]:
+                home[leaf] = torch.zeros(shape, dtype=dtype, device=self.fabric.device)
+            raise changed_shape(self.module, name, buffer, shape)
+        return buffer
 
     @contextmanager
     def lending(self, tensors: Tree, log: Callable[..., None]) -> Iterator[None]:
@@ -304,14 +313,3 @@ class FlatModule:
             torch.cuda.default_generators[self.fabric.device.index or 0].manual_seed(seed)
         np.random.seed(seed % 2**32)  # noqa: NPY002 -- modules and transforms use the global generator
         random.seed(seed)
-
-
-def _attributes(module: nn.Module) -> dict[str, list[tuple[dict[str, Any], str]]]:
-    """Return the places that hold each parameter and buffer; tied ones have several places under their first name."""
-    holders: dict[int, list[tuple[dict[str, Any], str]]] = {}
-    for owner in module.modules():
-        for home in (owner._parameters, owner._buffers):
-            for leaf, tensor in home.items():
-                if tensor is not None:
-                    holders.setdefault(id(tensor), []).append((home, leaf))
-    return {name: holders[id(tensor)] for name, tensor in [*module.named_parameters(), *module.named_buffers()]}

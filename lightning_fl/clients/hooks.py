@@ -12,6 +12,8 @@ import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ModelCheckpoint
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from lightning_fl.callbacks import TargetReached
 from lightning_fl.errors import UserError, nearest
@@ -140,6 +142,36 @@ def check_module(module: LightningModule) -> None:
             f"{type(module).__name__} cannot be trained in a federation, whose rule makes the optimiser steps: "
             f"{'; '.join(problems)}."
         )
+
+
+def check_sizes(module: LightningModule) -> None:
+    """Raise `UserError` if a lazy layer does not know its size yet."""
+    lazy = [name for name, tensor in [*module.named_parameters(), *module.named_buffers()] if is_lazy(tensor)]
+    if lazy:
+        raise UserError(
+            f"{', '.join(map(repr, lazy))} of {type(module).__name__} belong to lazy layers without a size: call the module on a "
+            "batch before the run, for instance in its configure_model."
+        )
+
+
+def check_real(module: LightningModule) -> None:
+    """Raise `UserError` if a trainable parameter or a buffer is complex."""
+    trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+    for name, tensor in [*trained, *module.named_buffers()]:
+        if tensor.is_complex():
+            raise UserError(
+                f"{name!r} of {type(module).__name__} is {tensor.dtype}, but a federation averages real numbers: keep "
+                "torch.view_as_real of it, or, if it is a constant, an attribute that is no buffer."
+            )
+
+
+def changed_shape(module: LightningModule, name: str, buffer: Tensor | None, shape: torch.Size) -> UserError:
+    """Return the error that a buffer changed its shape in a training."""
+    now = "became None" if buffer is None else f"changed its shape to {tuple(buffer.shape)}"
+    return UserError(
+        f"the buffer {name!r} of {type(module).__name__} of shape {tuple(shape)} {now}, but clients exchange "
+        "buffers of constant shape: keep it as an attribute that is no buffer."
+    )
 
 
 def check_watched(callbacks: Iterable[Callback], logged: Iterable[str]) -> None:

@@ -5,14 +5,14 @@ torch-pruning itself creates new parameters when it cuts, and optimisers would k
 which every number is its own flat index; the numbers that remain in the twin are the indices to keep in the network.
 
 torch-pruning assumes that an operation unknown to it leaves channels as they are. So every plan is tested before it is
-returned: a copy of the network with random weights, cut to the plan, must compute the same as the whole copy with zero
-weights for the lost channels in the layers that read them.
+returned: a twin of the network with random weights, cut to the plan, must compute the same as the whole twin with zero
+weights for the lost channels in the layers that read them. If training uses layers that evaluation does not, as the
+auxiliary heads of GoogLeNet, the graph is that of training, and both modes must compute the same.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,8 +27,11 @@ from lightning_fl.pruning.trial import (
     are_alike,
     arguments_of,
     call,
+    call_as_in_training,
+    modules_run,
     random_like,
     randomise,
+    restored,
     tensors_of,
     traced_outputs,
     twin_of,
@@ -51,8 +54,7 @@ def prunable_layers(module: nn.Module, example_input: Any = None, required: Iter
     Raises:
         UserError: there is no example, forward does not take it, or a required layer cannot lose filters.
     """
-    with _graphs():
-        network = Network(module, example_input)
+    network = Network(module, example_input)
     for name in required:
         network.require_prunable(name)
     return network.layers
@@ -69,8 +71,14 @@ def plan_for(module: nn.Module, filters: Mapping[str, Sequence[int] | Tensor], e
     Raises:
         UserError: a layer cannot lose filters, or does not have these indices.
     """
-    with _graphs():
-        return Network(module, example_input).plan(filters)
+    return Network(module, example_input).plan(filters)
+
+
+@contextmanager
+def _graphs() -> Iterator[None]:
+    """Enable autograd, whose graph is traced, even if the caller is evaluating, and keep the caller's random state."""
+    with torch.inference_mode(False), torch.enable_grad(), torch.random.fork_rng(devices=[]):
+        yield
 
 
 class Network:
@@ -85,13 +93,21 @@ class Network:
         widths: number of filters of each, c_l.
     """
 
+    @_graphs()
     def __init__(self, module: nn.Module, example_input: Any = None) -> None:
         self._twin = twin_of(module)
         self._example = arguments_of(module, example_input)
+        self._calls = self._find_calls()
+        torch.manual_seed(0)
+        with torch.no_grad():
+            for part in self._twin.modules():
+                randomise(part)
+            self._inputs = random_like(self._example)
         self._obstacles: dict[str, str] = {}
         self.layers = self._find()
         self.widths = {name: self._width(name) for name in self.layers}
 
+    @_graphs()
     def plan(self, filters: Mapping[str, Sequence[int] | Tensor]) -> Plan:
         """Return the plan for these filters: see `plan_for`."""
         lost = {}
@@ -115,13 +131,30 @@ class Network:
 
     # -- prunable layers -----------------------------------------------------------------------------------------------
 
+    def _find_calls(self) -> tuple[Callable[[nn.Module, Any], Any], ...]:
+        """Return the modes in which pruned networks must compute the same: the first is traced."""
+
+        def layers_of(way: Callable[[nn.Module, Any], Any]) -> set[nn.Module]:
+            with restored(self._twin):
+                return modules_run(self._twin, lambda: way(self._twin, self._example))
+
+        try:
+            self._evaluated = layers_of(call)
+        except Exception as error:
+            raise UserError(f"pruning: the network's forward does not take its example input: {_said(error)}") from None
+        try:
+            trained = layers_of(call_as_in_training)
+        except Exception:  # a forward that needs more than the example while it trains, such as targets
+            return (call,)
+        return (call_as_in_training, call) if trained - self._evaluated else (call,)
+
     def _find(self) -> tuple[str, ...]:
-        graph = self._graph(self._twin)
+        graph = self._graph()
         names = {module: path for path, module in self._twin.named_modules()}
         found = []
         for name, layer in self._twin.named_modules():
             if isinstance(layer, _ConvNd):
-                obstacle = _obstacle(graph, layer, names)
+                obstacle = _obstacle(graph, layer, names) if layer in self._evaluated else "evaluation does not use it"
                 if obstacle:
                     self._obstacles[name] = obstacle
                 else:
@@ -159,52 +192,49 @@ class Network:
 
     def _axes(self, filters: Mapping[str, Tensor]) -> dict[str, dict[int, Tensor]]:
         """Return the kept indices of every axis of a parameter or buffer that these filters shorten."""
-        twin = copy.deepcopy(self._twin)
-        graph = self._graph(twin)
-        shapes = {}
-        for name, tensor in tensors_of(twin).items():
-            shapes[name] = tensor.shape
-            if tensor.is_floating_point():
-                tensor.data = torch.arange(tensor.numel(), dtype=torch.float64).view(tensor.shape)
-        for name, kept in filters.items():
-            layer: Any = twin.get_submodule(name)
-            lost = sorted(set(range(layer.weight.shape[0])) - set(kept.tolist()))
-            out = graph.get_pruner_of_module(layer).prune_out_channels
-            graph.get_pruning_group(layer, out, lost).prune()
-        axes = {}
-        for name, tensor in tensors_of(twin).items():
-            if tensor.shape != shapes[name]:
-                axes[name] = _kept(tensor, shapes[name])
+        twin, axes = self._twin, {}
+        shapes = {name: tensor.shape for name, tensor in tensors_of(twin).items()}
+        with restored(twin):
+            graph = self._graph()
+            for tensor in tensors_of(twin).values():
+                if tensor.is_floating_point():
+                    tensor.data = torch.arange(tensor.numel(), dtype=torch.float64).view(tensor.shape)
+            for name, kept in filters.items():
+                layer: Any = twin.get_submodule(name)
+                lost = sorted(set(range(layer.weight.shape[0])) - set(kept.tolist()))
+                out = graph.get_pruner_of_module(layer).prune_out_channels
+                graph.get_pruning_group(layer, out, lost).prune()
+            for name, tensor in tensors_of(twin).items():
+                if tensor.shape != shapes[name]:
+                    axes[name] = _kept(tensor, shapes[name])
         return axes
 
+    @torch.no_grad()
     def _holds(self, plan: Plan) -> bool:
         """True if a random network cut to the plan computes the same as the whole one with lost inputs set to zero."""
-        whole = copy.deepcopy(self._twin).eval()
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            torch.manual_seed(0)
-            for module in whole.modules():
-                randomise(module)
-            inputs = random_like(self._example)
-            cut = copy.deepcopy(whole)
-            prune(cut, plan)
-            for name, tensor in tensors_of(whole).items():
+        twin = self._twin
+        with restored(twin):
+            prune(twin, plan)
+            cut = [way(twin, self._inputs) for way in self._calls]
+        with restored(twin):
+            for name, tensor in tensors_of(twin).items():
                 for axis, kept in plan.axes.get(name, {}).items():
                     if axis > 0:  # input channels
                         lost = torch.ones(tensor.shape[axis], dtype=torch.bool).index_fill(0, kept, False)
-                        tensor.index_fill_(axis, lost.nonzero().flatten(), 0.0)
-            return are_alike(call(cut, inputs), call(whole, inputs))
+                        tensor.data = tensor.data.index_fill(axis, lost.nonzero().flatten(), 0.0)
+            whole = [way(twin, self._inputs) for way in self._calls]
+        return are_alike(cut, whole)
 
-    def _graph(self, twin: nn.Module) -> Any:
+    def _graph(self) -> Any:
         pruning = _torch_pruning()
         graph = pruning.DependencyGraph()
-        with torch.random.fork_rng(devices=[]):
-            try:
-                graph.build_dependency(
-                    twin, self._example, forward_fn=call, output_transform=traced_outputs, verbose=False
-                )
-            except Exception as error:
-                reason = " ".join(str(error).split()) or type(error).__name__
-                raise UserError(f"pruning: the network's forward does not take its example input: {reason}") from None
+        try:
+            graph.build_dependency(
+                self._twin, self._example, forward_fn=self._calls[0], output_transform=traced_outputs, verbose=False
+            )
+        except Exception as error:
+            name = type(self._twin).__name__
+            raise UserError(f"pruning: torch-pruning cannot read the graph of {name}: {_said(error)}") from None
         return graph
 
 
@@ -229,11 +259,13 @@ def _obstacle(graph: Any, layer: _ConvNd, names: Mapping[nn.Module, str]) -> str
     )
     for dependency, _ in group:
         other = dependency.target.module
+        depthwise = isinstance(other, _ConvNd) and other.groups == other.in_channels > 1
+        if isinstance(other, _ConvNd) and other.groups > 1 and not depthwise:
+            return f"{names[other]!r}, which reads its outputs, has {other.groups} groups"
         if other is layer or not graph.is_out_channel_pruning_fn(dependency.handler):
             continue
         if isinstance(other, nn.Parameter):
             return "its outputs are combined with a parameter that belongs to no layer"
-        depthwise = isinstance(other, _ConvNd) and other.groups == other.in_channels > 1
         if isinstance(other, (_ConvNd, nn.Linear, nn.Embedding)) and not depthwise:
             return f"its outputs are tied to those of {names[other]!r}"
     return ""
@@ -260,11 +292,8 @@ def _checked(name: str, kept: Sequence[int] | Tensor, width: int) -> Tensor:
     return indices
 
 
-@contextmanager
-def _graphs() -> Iterator[None]:
-    """Enable autograd, whose graph is traced, even if the caller is evaluating."""
-    with torch.inference_mode(False), torch.enable_grad():
-        yield
+def _said(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _torch_pruning() -> Any:

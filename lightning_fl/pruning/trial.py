@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lightning_fl.errors import UserError, require
+from lightning_fl.pruning.apply_plan import PLANS, replace_data
 
 TOLERANCE = 1e-8
 """Relative difference, in float64, up to which the outputs of two networks count as equal."""
@@ -25,7 +28,30 @@ def twin_of(module: nn.Module) -> nn.Module:
         raise UserError(
             f"pruning: {type(module).__name__} cannot be copied, but its filters are found on a copy: {error}"
         ) from None
+    vars(twin).pop(PLANS, None)
     return twin.cpu().double().eval().requires_grad_(True)
+
+
+@contextmanager
+def restored(module: nn.Module) -> Iterator[None]:
+    """Undo at the end what happened to the module's tensors and attributes; faster than a copy of the module."""
+    parts = [(part, dict(vars(part)), dict(part._parameters), dict(part._buffers)) for part in module.modules()]
+    values: list[tuple[Any, Tensor]] = [(parameter, parameter.data) for parameter in module.parameters()]
+    values += [(buffer, buffer.data.clone()) for buffer in module.buffers()]
+    try:
+        yield
+    finally:
+        for part, attributes, parameters, buffers in parts:
+            contents: list[tuple[Any, Any]] = [
+                (vars(part), attributes),
+                (part._parameters, parameters),
+                (part._buffers, buffers),
+            ]
+            for holder, content in contents:
+                holder.clear()
+                holder.update(content)
+        for tensor, data in values:
+            replace_data(tensor, data)
 
 
 def arguments_of(module: nn.Module, given: Any) -> Any:
@@ -58,6 +84,31 @@ def random_like(arguments: Any) -> Any:
 def call(module: nn.Module, arguments: Any) -> Any:
     """Call the module with positional or named arguments."""
     return module(**arguments) if isinstance(arguments, dict) else module(*arguments)
+
+
+def call_as_in_training(module: nn.Module, arguments: Any) -> Any:
+    """Call the module in training mode, but its layers (modules without children) in evaluation mode.
+
+    So layers that only training uses take part, and the result depends neither on chance nor on the size of the batch.
+    """
+    for part in module.modules():
+        part.training = next(part.children(), None) is not None
+    try:
+        return call(module, arguments)
+    finally:
+        module.eval()
+
+
+def modules_run(module: nn.Module, run: Callable[[], Any]) -> set[nn.Module]:
+    """Return the parts of a module that take part in a forward pass."""
+    found: set[nn.Module] = set()
+    handles = [part.register_forward_pre_hook(lambda part, inputs: found.add(part)) for part in module.modules()]
+    try:
+        run()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
 
 
 def traced_outputs(result: Any) -> list[Tensor]:

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from math import prod
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_fl.errors import UserError
 
@@ -183,3 +184,14 @@ def common_dtype(tree: Mapping[str, Tensor]) -> torch.dtype:
             "cast the module, for instance with module.float()."
         )
     return dtypes.pop() if dtypes else torch.float32
+
+
+def holders_of(module: nn.Module) -> dict[str, list[tuple[dict[str, Any], str]]]:
+    """Return the dictionaries and keys that hold each parameter and buffer; tied ones have several under their first name."""
+    holders: dict[int, list[tuple[dict[str, Any], str]]] = {}
+    for owner in module.modules():
+        for home in (owner._parameters, owner._buffers):
+            for leaf, tensor in home.items():
+                if tensor is not None:
+                    holders.setdefault(id(tensor), []).append((home, leaf))
+    return {name: holders[id(tensor)] for name, tensor in [*module.named_parameters(), *module.named_buffers()]}

@@ -246,7 +246,19 @@ def test_what_cannot_be_pruned_is_refused_before_the_training():
             super().__init__()
             self.net = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
 
-    for module, sentence in ((Manual(), "Manual steps its optimisers itself"), (Flat(), "no layer of Flat can lose")):
+    class WithoutSecondDerivative(Classifier):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net.insert(1, nn.Hardsigmoid())
+
+    for module, sentence in (
+        (Manual(), "Manual steps its optimisers itself"),
+        (Flat(), "no layer of Flat can lose"),
+        (
+            WithoutSecondDerivative(),
+            "the loss of WithoutSecondDerivative cannot be differentiated twice: .*hardsigmoid",
+        ),
+    ):
         with pytest.raises(UserError, match=sentence):
             fit(module, AdaptivePruning(prune_epoch=1))
         assert module.seen == []

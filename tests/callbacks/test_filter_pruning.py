@@ -10,12 +10,17 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import (
+    EMAWeightAveraging,
+    ModelCheckpoint,
+    StochasticWeightAveraging,
+    WeightAveraging,
+)
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from lightning_fl import FederatedTrainer, UserError
-from lightning_fl.callbacks import FilterPruning, MagnitudePruning
+from lightning_fl.callbacks import AdaptivePruning, FilterPruning, MagnitudePruning
 from lightning_fl.callbacks._calibration import calibration_images
 from lightning_fl.data import Arrays
 from lightning_fl.modules import ImageClassifier
@@ -350,6 +355,43 @@ def test_what_cannot_be_pruned_is_said_before_training() -> None:
             fit(Classifier(), FilterPruning(0.3, prune_epoch=1), strategy="ddp", devices=1)
     finally:
         torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("pruning", "averaging", "federated"),
+    [
+        (FilterPruning(0.3, prune_epoch=1), EMAWeightAveraging(), False),
+        (FilterPruning(0.3, prune_epoch=1), EMAWeightAveraging(), True),
+        (FilterPruning(0.3, prune_epoch=1), StochasticWeightAveraging(1e-2), False),
+        (AdaptivePruning(prune_epoch=1), WeightAveraging(), False),
+        (AdaptivePruning(prune_epoch=1), WeightAveraging(), True),
+    ],
+    ids=lambda value: str(value) if isinstance(value, bool) else type(value).__name__,
+)
+def test_averaged_weights_are_refused_before_training(
+    pruning: L.Callback, averaging: L.Callback, federated: bool, tmp_path: Path
+) -> None:
+    sentence = (
+        f"{type(pruning).__name__} cannot remove filters from the averaged weights that {type(averaging).__name__}"
+    )
+    module = Classifier()
+    before = copy.deepcopy(module.state_dict())
+    flags: dict[str, Any] = {"callbacks": [averaging, pruning], "default_root_dir": tmp_path, **QUIET}
+    trainer = (
+        FederatedTrainer(max_rounds=2, clients_per_round=2, **flags) if federated else L.Trainer(max_epochs=2, **flags)
+    )
+    data = Arrays(train=samples(), test=samples(), num_clients=2, batch_size=5)
+    with pytest.raises(UserError, match=sentence):
+        trainer.fit(module, data)
+    assert all(torch.equal(x, before[name]) for name, x in module.state_dict().items())
+
+
+def test_averaged_weights_are_allowed_without_a_pruning_and_after_one() -> None:
+    module = Classifier()
+    fit(module, [FilterPruning(0.4, prune_epoch=5), EMAWeightAveraging()], epochs=2)
+    fit(module, [FilterPruning(0.4, prune_epoch=0)], epochs=1)
+    fit(module, [EMAWeightAveraging()], epochs=1)
+    assert module.net[0].weight.shape[0] == 4  # type: ignore[union-attr]
 
 
 def test_a_pruning_after_the_end_is_reported() -> None:

@@ -160,6 +160,41 @@ def test_every_optimiser_has_its_own_mask_and_remainder(every: int) -> None:
         assert torch.allclose(flat(member), by_hand(name, 3, 2, feedback=True, every=every)[0], rtol=0, atol=1e-6)
 
 
+class WithUnusedLayer(Regression):
+    """A regression with a layer that training_step does not use; it stands before the others in the optimiser."""
+
+    def __init__(self, optimizer: str) -> None:
+        super().__init__(optimizer)
+        self.unused = nn.Linear(5, 2)
+
+    def configure_optimizers(self) -> Any:
+        return OPTIMIZERS[self.optimizer]([*self.unused.parameters(), *self.net.parameters()])
+
+
+@pytest.mark.parametrize("feedback", [False, True])
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize(
+    ("optimizer", "mask", "leader"),
+    [
+        ("momentum", "first_moment", "momentum_buffer"),
+        ("adam", "parameters", ""),
+        ("adam", "second_moment", "exp_avg_sq"),
+    ],
+)
+def test_a_parameter_without_gradient_leaves_the_others_masked_and_counted(
+    optimizer: str, mask: Any, leader: str, every: int, feedback: bool
+) -> None:
+    callback = SparseUpdates(alpha=3.5 / (D + 12), mask=mask, error_feedback=feedback, every_n_steps=every)
+    module = WithUnusedLayer(optimizer)
+    unused = flat(module.unused)
+    L.Trainer(max_epochs=2, callbacks=callback, **QUIET).fit(module, loader())
+    expected, num_vectors = by_hand(optimizer, 3, 2, leader, feedback, every)
+    assert torch.allclose(flat(module.net), expected, rtol=0, atol=1e-6)
+    assert torch.equal(flat(module.unused), unused)
+    num_updates = {1: 8, 3: 4}[every]
+    assert callback.sent_bits == num_updates * (num_vectors * 32 * 3 + positions_bits(3, D + 12))
+
+
 def flat(module: nn.Module) -> Tensor:
     return torch.cat([p.detach().flatten() for p in module.parameters()])
 

@@ -297,3 +297,65 @@ def test_every_client_starts_with_a_fresh_optimiser(
         make_trainer(max_rounds=1, clients_per_round=num_clients, local_epochs=3).fit(module, data)
         moved.append(vector(module))
     np.testing.assert_allclose(moved[0], moved[1], rtol=0, atol=1e-6)
+
+
+class Buffered(Perceptron):
+    """Perceptron with one more buffer, which `training_step` replaces by `change(buffer)`."""
+
+    def __init__(self, buffer: Tensor, change: Callable[[Tensor], Tensor | None] | None = None) -> None:
+        super().__init__()
+        self.register_buffer("seen", buffer)
+        self.change = change
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if self.change is not None:
+            self.seen = self.change(self.seen)  # type: ignore[assignment]
+        return super().training_step(batch, batch_idx)
+
+
+def longer(buffer: Tensor) -> Tensor:
+    return torch.cat([buffer, buffer[:1]])
+
+
+@pytest.mark.parametrize(
+    ("buffer", "change", "now"),
+    [
+        (torch.zeros(2), longer, r"changed its shape to \(3,\)"),
+        (torch.zeros(2), lambda buffer: buffer.resize_(3), r"changed its shape to \(3,\)"),
+        (torch.zeros(2, dtype=torch.int64), longer, r"changed its shape to \(3,\)"),
+        (torch.zeros(2), lambda buffer: None, "became None"),
+    ],
+    ids=["float", "in place", "integer", "none"],
+)
+def test_a_buffer_that_changes_its_shape_is_refused_by_name(
+    make_trainer: MakeTrainer, buffer: Tensor, change: Any, now: str
+) -> None:
+    module = Buffered(buffer.clone(), change)
+    data = federation(sizes=(4,), batch_size=4)
+    with pytest.raises(UserError, match=rf"the buffer 'seen' of Buffered of shape \(2,\) {now}, but clients exchange"):
+        make_trainer(runner="serial", clients_per_round=1).fit(module, data)
+    assert torch.equal(module.seen, buffer)  # the server's, in its own memory again
+    assert "log" not in vars(module)
+
+
+@pytest.mark.parametrize("change", [None, lambda buffer: buffer + 1j])
+def test_a_complex_buffer_is_refused_before_training(make_trainer: MakeTrainer, change: Any) -> None:
+    steps = []
+    module = Buffered(torch.zeros(2, dtype=torch.complex64), change)
+    module.on_train_batch_start = lambda *batch: steps.append(1)  # type: ignore[method-assign,assignment]
+    with pytest.raises(
+        UserError, match=r"'seen' of Buffered is torch.complex64, but .*: keep torch.view_as_real of it"
+    ):
+        make_trainer().fit(module, federation())
+    assert not steps
+
+
+def test_a_lazy_layer_is_refused_until_it_has_run(make_trainer: MakeTrainer) -> None:
+    module, data = Perceptron(), federation()
+    module.lazy = nn.LazyLinear(3)  # type: ignore[assignment]
+    with pytest.raises(
+        UserError, match=r"'lazy.weight', 'lazy.bias' of Perceptron belong to lazy layers .*: call the module"
+    ):
+        make_trainer().fit(module, data)
+    module.lazy(torch.zeros(1, 2))
+    make_trainer().fit(module, data)

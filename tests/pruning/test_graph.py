@@ -11,11 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
+from zoo import WithAuxiliaryHead
 
 from lightning_fl import UserError
 from lightning_fl.modules import NETWORKS, ImageClassifier, network
 from lightning_fl.modules.networks import usual_input
 from lightning_fl.pruning import Plan, plan_for, plans_of, prunable_layers, prune
+from lightning_fl.pruning.graph import Network
 
 BLOCKS = {
     "resnet18": [(s, b) for s in (1, 2, 3, 4) for b in (0, 1)],
@@ -263,3 +265,59 @@ def test_an_example_is_needed() -> None:
         prunable_layers(network("cnn", 10))
     with pytest.raises(UserError, match=r"forward does not take its example input: .*shape"):
         prunable_layers(network("cnn", 10), torch.zeros(1, 3, 40, 40))
+
+
+class Grouped(nn.Module):
+    """Blocks as RegNet's and ResNeXt's: a convolution, one with groups, and another one."""
+
+    def __init__(self, num_blocks: int) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(
+            *[
+                nn.Sequential(nn.Conv2d(6, 8, 1), nn.Conv2d(8, 8, 3, padding=1, groups=4), nn.Conv2d(8, 6, 1))
+                for _ in range(num_blocks)
+            ]
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+
+def test_layers_before_groups_stay_whole_and_need_no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_graphs = []
+    build = Network._graph
+    monkeypatch.setattr(Network, "_graph", lambda self: num_graphs.append(1) or build(self))
+    net = Grouped(8)
+    assert prunable_layers(net, torch.zeros(1, 6, 4, 4)) == ()
+    assert len(num_graphs) <= 2
+    with pytest.raises(UserError, match=r"'blocks\.3\.1', which reads its outputs, has 4 groups"):
+        prunable_layers(net, torch.zeros(1, 6, 4, 4), required=["blocks.3.0"])
+
+
+def test_layers_that_run_only_in_training_are_cut_as_well() -> None:
+    net = WithAuxiliaryHead()
+    x = torch.randn(2, 3, 6, 6)
+    assert prunable_layers(net, x) == ("first", "second")
+    assert net.training
+    prune(net, plan_for(net, {"first": [0, 3, 4]}, x))
+    assert net.auxiliary[0].weight.shape == (4, 3, 1, 1)  # type: ignore[union-attr]
+    assert [part.shape for part in net.train()(x)] == [(2, 5), (2, 5)]
+    assert net.eval()(x).shape == (2, 5)
+
+
+def test_a_layer_stays_whole_if_only_training_forbids_the_cut() -> None:
+    net, x = WithAuxiliaryHead(wrong=True), torch.randn(2, 3, 6, 6)
+    assert prunable_layers(net, x) == ("second",)
+    with pytest.raises(UserError, match=r"'auxiliary\.0' cannot lose filters: evaluation does not use it"):
+        prunable_layers(net, x, required=["auxiliary.0"])
+
+
+def test_a_network_that_torch_pruning_cannot_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any, **options: Any) -> None:
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr("torch_pruning.DependencyGraph.build_dependency", fail)
+    with pytest.raises(UserError, match=r"torch-pruning cannot read the graph of \w+: division by zero"):
+        prunable_layers(network("lenet5", 10), images("lenet5"))
