@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ModelCheckpoi
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lightning_fl.callbacks import TargetReached
+from lightning_fl.data.wrapped_datamodule import BATCH_HOOKS
 from lightning_fl.errors import UserError, nearest
 
 # Hooks of a LightningModule that change the optimiser step. In a federation the rule makes the step, so they are refused.
@@ -24,7 +25,6 @@ REFUSED = (
     "optimizer_step",
     "optimizer_zero_grad",
 )
-BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
 
 class StepListeners(NamedTuple):
