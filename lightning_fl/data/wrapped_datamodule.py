@@ -55,6 +55,7 @@ class Federated(FederatedDataModule):
         )
         self._batch_size_given = batch_size is not None
         self._num_classes = num_classes
+        self._num_classes_given = num_classes is not None
         self._stages: set[str] = set()
         """Stages for which the datamodule is set up."""
         if isinstance(datamodule, L.LightningDataModule):
@@ -110,7 +111,10 @@ class Federated(FederatedDataModule):
             prepare()
 
     def setup(self, stage: str | None = None) -> None:
-        """Divide the training set, once, and set up the datamodule for the stage, as Lightning does."""
+        """Set up the datamodule for the stage, as Lightning does, and divide its training set."""
+        if stage == "fit" and "fit" not in self._stages:
+            # The datamodule is set up anew, and may then hold back other samples for validation.
+            self._is_set_up = False
         super().setup(stage)
         if stage is not None:
             self._set_up(stage)
@@ -142,7 +146,7 @@ class Federated(FederatedDataModule):
         train, batch_size = read_loader(self.datamodule.train_dataloader(), type(self.datamodule).__name__)
         if not self._batch_size_given:
             self.batch_size = batch_size
-        if self._num_classes is None and train.labels is not None and len(train.labels):
+        if not self._num_classes_given and train.labels is not None and len(train.labels):
             self._num_classes = int(train.labels.max()) + 1
         return train, None
 

@@ -13,10 +13,11 @@ from lightning.fabric.utilities import move_data_to_device
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.data import extract_batch_size
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
 from lightning_fl.clients.flat_module import FlatModule
-from lightning_fl.errors import require
+from lightning_fl.errors import UserError, require
 from lightning_fl.evaluation_mode import evaluating
 from lightning_fl.processes import gather_objects
 
@@ -120,7 +121,7 @@ def evaluate(
                 continue
             logs.dataloader_suffix = f"/dataloader_idx_{loader_index}" if several else ""
             batch = flat_module.transfer(batch, resident, loader_index)
-            logs.batch_size = partial(extract_batch_size, batch)
+            logs.batch_size = partial(_batch_size, batch)
             place = (index, loader_index) if several else (index,)
             hooks.call(f"on_{stage}_batch_start", batch, *place)
             arguments = [batch] + [index] * takes_index + [loader_index] * takes_loader
@@ -162,7 +163,7 @@ def measure(flat_module: FlatModule, stage: str, batches: Iterable[Any], residen
         for index, batch in enumerate(batches):
             if index % fabric.world_size == fabric.global_rank:
                 batch = flat_module.transfer(batch, resident)
-                logs.batch_size = partial(extract_batch_size, batch)
+                logs.batch_size = partial(_batch_size, batch)
                 with fabric.autocast():
                     step(batch, *[index] * takes_index)
         logs.batch_size = 1
@@ -196,6 +197,17 @@ def mean_training_loss(flat_module: FlatModule, batches: Iterable[Any], sizes: S
                     total, num_samples = total + float(loss) * size, num_samples + size
     total, num_samples = (sum(parts) for parts in zip(*gather_objects(fabric, (total, num_samples)), strict=True))
     return total / num_samples if num_samples else nan
+
+
+def _batch_size(batch: Any) -> int:
+    """Return the number of samples that Lightning finds in a batch."""
+    try:
+        return extract_batch_size(batch)
+    except MisconfigurationException:
+        raise UserError(
+            f"self.log finds no number of samples in a batch of class {type(batch).__name__}: use "
+            "self.log(name, value, batch_size=…)."
+        ) from None
 
 
 def _nothing(*arguments: Any, **options: Any) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, SubsetRandomSampler
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.data import Federated
@@ -185,6 +185,14 @@ def test_any_structure_of_batches(kind: str, make_trainer: MakeTrainer, make_sto
     compare(make_trainer, make_stock_trainer, structure, lambda: loader(10, structure))
 
 
+def test_a_value_without_batch_size_of_a_batch_of_an_own_class(make_trainer: MakeTrainer) -> None:
+    structure = STRUCTURES["own class"]._replace(has_size=True)
+    module, data = Line(structure), Federated(Data(structure, lambda: loader(10, structure)), num_clients=1)
+    with pytest.raises(UserError, match=r"in a batch of class Own: use self\.log\(name, value, batch_size=…\)"):
+        make_trainer(clients_per_round=1, num_sanity_val_steps=2).fit(module, data)
+    assert module.order == []
+
+
 class Stream(IterableDataset):
     """Samples without a length."""
 
@@ -339,8 +347,17 @@ class Begins(Line):
         return batch[1]
 
 
+def without_trial(calls: list[Any]) -> Iterator[Any]:
+    """Yield the calls without those for the batch that a federation reads before training, to count the model's operations."""
+    trains = True
+    for call in calls:
+        trains = call != ("setup", "fit") if call[0] == "setup" else trains or call == "on_train_start"
+        if trains or len(call) != 3:
+            yield call
+
+
 def test_hooks_of_the_data_module(make_trainer: MakeTrainer, make_stock_trainer: MakeStock) -> None:
-    """Compare the hooks, as often and in the same order, in all four stages and after an error."""
+    """Compare the hooks, as often and in the same order, in all four stages, in another fit, and after an error."""
     recorded = []
     trainers = make_stock_trainer(max_epochs=2), make_trainer(max_rounds=2, clients_per_round=1)
     for trainer in trainers:
@@ -354,11 +371,31 @@ def test_hooks_of_the_data_module(make_trainer: MakeTrainer, make_stock_trainer:
         module.breaks = True
         with pytest.raises(ValueError, match="broken off"):
             trainer.test(module, data, verbose=False)
+        if trainer is trainers[0]:
+            trainer = make_stock_trainer(max_epochs=2)  # the first one has done its epochs
+        trainer.fit(module, data)
         recorded.append((own.calls, batches))
     (expected, batches), (calls, ours) = recorded
-    # A federation reads one batch before the training, to count the operations of the model.
-    begin = calls.index("on_train_start")
-    before = [call for call in calls[:begin] if not isinstance(call, tuple) or call[0] == "setup"]
-    assert before + calls[begin:] == expected
+    assert len(calls) > len(expected)
+    assert list(without_trial(calls)) == expected
     torch.testing.assert_close(ours, batches)
     assert (ours[0][0] > 5).all()
+
+
+def test_each_fit_trains_on_what_its_setup_does_not_hold_back(make_trainer: MakeTrainer) -> None:
+    class Splits(Data):
+        held_back: int = NUM_SAMPLES
+
+        def setup(self, stage: str) -> None:
+            if stage == "fit":
+                self.held_back -= 3
+
+        def train_dataloader(self) -> DataLoader:
+            own = [i for i in range(NUM_SAMPLES) if i not in range(self.held_back, self.held_back + 3)]
+            return DataLoader(Numbers(), batch_size=BATCH_SIZE, collate_fn=xy, sampler=SubsetRandomSampler(own))
+
+    data = Federated(Splits(STRUCTURES["tuple"], LOADERS["none"]), num_clients=1)
+    for expected in ([*range(10)], [*range(7), 10, 11, 12]):
+        module = Line(STRUCTURES["tuple"])
+        make_trainer(max_rounds=1, clients_per_round=1).fit(module, data)
+        assert sorted(module.order) == expected
