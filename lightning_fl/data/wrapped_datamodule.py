@@ -121,24 +121,27 @@ class Federated(FederatedDataModule):
 
     def teardown(self, stage: str) -> None:
         """Call the datamodule's own `teardown`; the next stage sets it up again."""
-        if isinstance(self.datamodule, L.LightningDataModule):
-            self._stages.clear()
-            self.datamodule.teardown(stage)
+        self._stages.clear()
+        self._call("teardown", stage)
 
     def on_exception(self, exception: BaseException) -> None:
         """Call the datamodule's own `on_exception`; the next stage sets it up again."""
-        if isinstance(self.datamodule, L.LightningDataModule):
-            self._stages.clear()
-            self.datamodule.on_exception(exception)
+        self._stages.clear()
+        self._call("on_exception", exception)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the datamodule's own state, for checkpoints."""
-        return self.datamodule.state_dict() if isinstance(self.datamodule, L.LightningDataModule) else {}
+        return self._call("state_dict") or {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the datamodule's own state."""
+        self._call("load_state_dict", state_dict)
+
+    def _call(self, hook: str, *arguments: Any) -> Any:
+        """Call a hook of a LightningDataModule; a trainer calls those of a LightningModule itself."""
         if isinstance(self.datamodule, L.LightningDataModule):
-            self.datamodule.load_state_dict(state_dict)
+            return getattr(self.datamodule, hook)(*arguments)
+        return None
 
     def load(self) -> tuple[Samples, None]:
         """Return the training set of the datamodule's loader."""
