@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch import callbacks as lightning_callbacks
 from lightning.pytorch import loggers as lightning_loggers
 
@@ -88,5 +88,10 @@ def class_misfit(given: Any, key: str, shown_key: str) -> str | None:
         others = nearest(last, known if module.partition(".")[0] == "lightning_fl" else own)
         return f"{shown_key} {name!r} is unknown: the module {module!r} has no {last!r}, {others}."
     if not (isinstance(found, type) and issubclass(found, base)):
+        if leaf == "data" and isinstance(found, type) and issubclass(found, LightningDataModule):
+            return (
+                f"{shown_key} {name!r} is not divided over clients yet: use --data Federated --data.datamodule {name} "
+                "--data.num_clients 100."
+            )
         return f"{shown_key} {name!r} is not a subclass of {base.__name__}; {nearest(last, known)}."
     return None

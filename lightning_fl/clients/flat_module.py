@@ -300,10 +300,10 @@ class FlatModule:
             self.optimizer.activate(found)
         return bool(found)
 
-    def transfer(self, batch: Any, resident: bool) -> Any:
+    def transfer(self, batch: Any, resident: bool, loader_index: int = 0) -> Any:
         """Move a batch to the accelerator, unless it is `resident` there, call the batch hooks, and convert its precision."""
         if not resident or self.hooks.changes_batches:
-            batch = self.hooks.transfer_batch(batch, self.fabric.device)
+            batch = self.hooks.transfer_batch(batch, self.fabric.device, loader_index)
         return self.fabric.strategy.precision.convert_input(batch)
 
     def seed(self, seed: int) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from lightning_fl.callbacks import TargetReached
+from lightning_fl.data.wrapped_datamodule import BATCH_HOOKS
 from lightning_fl.errors import UserError, nearest
 
 # Hooks of a LightningModule that change the optimiser step. In a federation the rule makes the step, so they are refused.
@@ -26,7 +27,6 @@ REFUSED = (
     "optimizer_step",
     "optimizer_zero_grad",
 )
-BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
 
 class StepListeners(NamedTuple):

@@ -25,7 +25,7 @@ class LogCollector:
     """
 
     def __init__(self) -> None:
-        self.batch_size = 1
+        self.batch_size: int | Callable[[], int] = 1
         self.dataloader_suffix = ""
         self._module_logs_loss: bool | None = None
         self.progress_bar_names: set[str] = set()
@@ -66,7 +66,15 @@ class LogCollector:
             self._metrics[name] = value
             return
         self._values[name].append(value.detach() if isinstance(value, Tensor) else value)
-        self._weights[name].append(self.batch_size if batch_size is None else batch_size)
+        self._weights[name].append(self._samples_of(name) if batch_size is None else batch_size)
+
+    def _samples_of(self, name: str) -> int:
+        """Return the samples of the batch; ask for their number only if a mean needs it."""
+        if callable(self.batch_size):
+            if not self._is_mean(name):
+                return 1
+            self.batch_size = self.batch_size()
+        return self.batch_size
 
     def add_loss(self, loss: Tensor) -> None:
         """Log the loss of a training step as `train/loss`, unless the module logs it itself."""

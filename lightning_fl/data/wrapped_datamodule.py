@@ -7,22 +7,23 @@ from typing import Any
 import lightning as L  # noqa: N812  (Lightning's own name for it)
 import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from torch.utils.data import DataLoader
 
 from lightning_fl.checks import check_whole
 from lightning_fl.data.federated_data_module import FederatedDataModule
 from lightning_fl.data.partition import IID, Partition
-from lightning_fl.data.samples.dataset_samples import DatasetSamples, require_map_style, samples_of
+from lightning_fl.data.samples.dataset_samples import DatasetSamples
 from lightning_fl.data.samples.tensor_samples import Samples, TensorSamples
+from lightning_fl.data.training_loader import read_loader
 from lightning_fl.errors import require
 
-_LIGHTNING = (L.LightningDataModule, L.LightningModule)
+BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
 
 class Federated(FederatedDataModule):
     """Divide another data module's training set over clients; its validation and test loaders stay as they are.
 
-    The clients read the dataset of `datamodule.train_dataloader()` with that loader's collate function and workers.
+    The clients read the dataset of `datamodule.train_dataloader()` with that loader's collate function and workers. All
+    hooks of a LightningDataModule are called as `lightning.Trainer` calls them, and its attributes are found here, too.
     Classes, which every partition except IID needs, are read from the dataset's `targets`, `labels` or `tensors[1]`.
 
     Args:
@@ -44,6 +45,7 @@ class Federated(FederatedDataModule):
         **kwargs: Any,
     ) -> None:
         known_size = 1 if batch_size is None else batch_size
+        self.datamodule = datamodule
         super().__init__(num_clients=num_clients, partition=partition, batch_size=known_size, **kwargs)
         if num_classes is not None:
             check_whole("num_classes", num_classes, 1)
@@ -51,10 +53,37 @@ class Federated(FederatedDataModule):
             callable(getattr(datamodule, "train_dataloader", None)),
             f"{type(datamodule).__name__} cannot be divided over clients: it has no train_dataloader().",
         )
-        self.datamodule = datamodule
         self._batch_size_given = batch_size is not None
         self._num_classes = num_classes
+        self._num_classes_given = num_classes is not None
         self._stages: set[str] = set()
+        """Stages for which the datamodule is set up."""
+        if isinstance(datamodule, L.LightningDataModule):
+            for hook in BATCH_HOOKS:
+                # Trainers look for overridden hooks, and otherwise call those of the module.
+                if is_overridden(hook, datamodule):
+                    setattr(self, hook, getattr(datamodule, hook))
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the datamodule, because modules read theirs as `self.trainer.datamodule.…`."""
+        own = vars(self).get("datamodule")
+        if own is None or name.startswith("__"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        try:
+            return getattr(own, name)
+        except AttributeError as error:
+            raise AttributeError(f"{error}, and neither has Federated, which wraps it") from error
+
+    @property
+    def trainer(self) -> Any:
+        """Trainer that uses the data, which the datamodule's own hooks can read as well."""
+        return self._trainer
+
+    @trainer.setter
+    def trainer(self, trainer: Any) -> None:
+        self._trainer = trainer
+        if isinstance(self.datamodule, L.LightningDataModule):
+            self.datamodule.trainer = trainer
 
     @property
     def num_classes(self) -> int | None:
@@ -64,7 +93,7 @@ class Federated(FederatedDataModule):
     @property
     def in_channels(self) -> int | None:
         """Channels of an image after `setup`; None before it, or if the samples are not tensors C×H×W."""
-        if not hasattr(self, "train"):
+        if "train" not in vars(self):
             return None
         if isinstance(self.train, TensorSamples):
             shape = self.train.sample_shape
@@ -81,25 +110,46 @@ class Federated(FederatedDataModule):
         if callable(prepare):
             prepare()
 
+    def setup(self, stage: str | None = None) -> None:
+        """Set up the datamodule for the stage, as Lightning does, and divide its training set."""
+        if stage == "fit" and "fit" not in self._stages:
+            # The datamodule is set up anew, and may then hold back other samples for validation.
+            self._is_set_up = False
+        super().setup(stage)
+        if stage is not None:
+            self._set_up(stage)
+
+    def teardown(self, stage: str) -> None:
+        """Call the datamodule's own `teardown`; the next stage sets it up again."""
+        self._stages.clear()
+        self._call("teardown", stage)
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Call the datamodule's own `on_exception`; the next stage sets it up again."""
+        self._stages.clear()
+        self._call("on_exception", exception)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the datamodule's own state, for checkpoints."""
+        return self._call("state_dict") or {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the datamodule's own state."""
+        self._call("load_state_dict", state_dict)
+
+    def _call(self, hook: str, *arguments: Any) -> Any:
+        """Call a hook of a LightningDataModule; a trainer calls those of a LightningModule itself."""
+        if isinstance(self.datamodule, L.LightningDataModule):
+            return getattr(self.datamodule, hook)(*arguments)
+        return None
+
     def load(self) -> tuple[Samples, None]:
         """Return the training set of the datamodule's loader."""
         self._set_up("fit")
-        loader = self.datamodule.train_dataloader()
-        name = type(self.datamodule).__name__
-        require(
-            isinstance(loader, DataLoader),
-            f"{name}.train_dataloader() returns a {type(loader).__name__}: only a single torch DataLoader can be "
-            "divided over clients.",
-        )
-        require_map_style(loader.dataset)
+        train, batch_size = read_loader(self.datamodule.train_dataloader(), type(self.datamodule).__name__)
         if not self._batch_size_given:
-            require(
-                loader.batch_size is not None,
-                f"{name}'s training loader has no batch_size (it has its own batch sampler): set batch_size.",
-            )
-            self.batch_size = loader.batch_size
-        train = samples_of(loader.dataset, loader.collate_fn, loader.num_workers, worker_init_fn=loader.worker_init_fn)
-        if self._num_classes is None and train.labels is not None and len(train.labels):
+            self.batch_size = batch_size
+        if not self._num_classes_given and train.labels is not None and len(train.labels):
             self._num_classes = int(train.labels.max()) + 1
         return train, None
 
@@ -113,18 +163,22 @@ class Federated(FederatedDataModule):
 
     def predict_dataloader(self) -> Any:
         """Return the datamodule's prediction loader, or its test loader if it has none."""
-        own = is_overridden("predict_dataloader", self.datamodule)
+        own = self._has("predict_dataloader")
         return self._passed_through("predict_dataloader" if own else "test_dataloader", "predict" if own else "test")
 
     def _passed_through(self, hook: str, stage: str) -> Any:
-        loader = getattr(self.datamodule, hook, None)
-        if loader is None or (isinstance(self.datamodule, _LIGHTNING) and not is_overridden(hook, self.datamodule)):
+        if not self._has(hook):
             return []
         self._set_up(stage)
-        return loader()
+        return getattr(self.datamodule, hook)()
+
+    def _has(self, hook: str) -> bool:
+        """True if the datamodule defines a hook."""
+        is_lightning = isinstance(self.datamodule, (L.LightningDataModule, L.LightningModule))
+        return is_overridden(hook, self.datamodule) if is_lightning else callable(getattr(self.datamodule, hook, None))
 
     def _set_up(self, stage: str) -> None:
-        """Set up the datamodule once per stage, as Lightning does; 'fit' includes its validation data."""
+        """Set up the datamodule, once between two teardowns; 'fit' includes its validation data."""
         if stage not in self._stages and not (stage == "validate" and "fit" in self._stages):
             self._stages.add(stage)
             setup = getattr(self.datamodule, "setup", None)

@@ -2,44 +2,88 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from math import inf, nan
 from typing import Any
 
 import torch
 from lightning.fabric.utilities import move_data_to_device
+from lightning.fabric.utilities.data import sized_len
+from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.data import extract_batch_size
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
 from lightning_fl.clients.flat_module import FlatModule
+from lightning_fl.errors import UserError, require
 from lightning_fl.evaluation_mode import evaluating
 from lightning_fl.processes import gather_objects
 
 
-def as_loaders(loaders: Any) -> list[Iterable[Any]]:
-    """Return a loader, a list of loaders or None as a list."""
-    if loaders is None:
-        return []
-    return list(loaders) if isinstance(loaders, (list, tuple)) else [loaders]
+def as_loaders(loaders: Any) -> CombinedLoader:
+    """Return a loader, a list or mapping of loaders, a `CombinedLoader` or None as Lightning iterates over them."""
+    if isinstance(loaders, CombinedLoader):
+        return loaders
+    return CombinedLoader([] if loaders is None else loaders, "sequential")
 
 
-def num_batches(loaders: Sequence[Iterable[Any]], limit: int | float | None) -> list[int | float]:
-    """Return the batches to run of each loader under Lightning's `limit_*_batches` (a count, a fraction or None for all)."""
+def num_batches(loaders: CombinedLoader, limit: int | float | None) -> list[int | float]:
+    """Return the batches to run of each loader under Lightning's `limit_*_batches` (a count, a fraction or None for all).
+
+    Raises:
+        UserError: a fraction is less than one batch, or a loader has no length to take a fraction of.
+    """
     counts: list[int | float] = []
-    for loader in loaders:
-        length = len(loader) if isinstance(loader, Sized) else inf
-        if isinstance(limit, int):
-            counts.append(min(length, limit))
-        else:
-            counts.append(length if limit is None or limit == 1.0 else int(length * limit))
+    for loader in loaders.flattened:
+        length = sized_len(loader)
+        if limit is None or isinstance(limit, int) or limit == 1.0:
+            counts.append(min(inf if length is None else length, limit if isinstance(limit, int) else inf))
+            continue
+        source = type(getattr(loader, "dataset", loader)).__name__
+        require(
+            length is not None,
+            f"a limit of {limit} of the batches needs a loader with a length, which {source} lacks: use a whole number.",
+        )
+        assert length is not None
+        counts.append(int(length * limit))
+        require(
+            counts[-1] > 0 or not length or not limit,
+            f"a limit of {limit} of the {length} batches of {source} is less than one: use a whole number of batches.",
+        )
     return counts
+
+
+def is_sequential(loaders: CombinedLoader) -> bool:
+    """True if each batch comes from one loader, and not from all of them."""
+    return loaders._mode == "sequential"
+
+
+def are_resident(loaders: CombinedLoader) -> bool:
+    """True if all batches are on the accelerator already."""
+    return all(getattr(getattr(loader, "samples", None), "resident", False) for loader in loaders.flattened)
+
+
+def limited(loaders: CombinedLoader, limits: Sequence[int | float]) -> Iterator[tuple[Any, int, int]]:
+    """Yield each batch with its index and the index of its loader, at most `limits` batches of each loader."""
+    if not sum(limits):
+        return
+    loaders.limits = list(limits)
+    try:
+        for count, numbered in enumerate(loaders, start=1):
+            yield numbered
+            if count == sized_len(loaders):
+                break
+    finally:
+        # This ends the workers of loaders that do not keep them until the next pass.
+        loaders._iterator = None
 
 
 def evaluate(
     flat_module: FlatModule,
     stage: str,
-    loaders: Sequence[Iterable[Any]],
+    loaders: CombinedLoader,
     limits: Sequence[int | float],
     inference_mode: bool,
     publish: Callable[[dict[str, float]], None],
@@ -60,33 +104,33 @@ def evaluate(
     module, hooks, logs = flat_module.module, flat_module.hooks, flat_module.logs
     step = getattr(module, f"{stage}_step")
     takes_index = is_param_in_hook_signature(step, "batch_idx", min_args=2)
-    takes_loader = is_param_in_hook_signature(step, "dataloader_idx")
+    several = is_sequential(loaders) and len(loaders.flattened) > 1
+    takes_loader = is_param_in_hook_signature(step, "dataloader_idx", explicit=not several)
     fabric = flat_module.fabric
     rank, num_ranks = fabric.global_rank, fabric.world_size
     no_grad: AbstractContextManager[Any] = torch.inference_mode() if inference_mode else torch.no_grad()
-    outputs: list[list[Any]] = [[] for _ in loaders]
+    outputs: list[list[Any]] = [[] for _ in loaders.flattened]
+    resident = are_resident(loaders)
     logs.take()
     hooks.call(f"on_{stage}_model_eval")
     with evaluating(module), no_grad:
         hooks.call(f"on_{stage}_start")
         hooks.call(f"on_{stage}_epoch_start")
-        for loader_index, (loader, limit) in enumerate(zip(loaders, limits, strict=True)):
-            logs.dataloader_suffix = f"/dataloader_idx_{loader_index}" if len(loaders) > 1 else ""
-            resident = getattr(getattr(loader, "samples", None), "resident", False)
-            for index, batch in enumerate(loader):
-                if index >= limit:
-                    break
-                if stage != "predict" and index % num_ranks != rank:
-                    continue
-                batch = flat_module.transfer(batch, resident)
-                logs.batch_size = extract_batch_size(batch)
-                hooks.call(f"on_{stage}_batch_start", batch, index, loader_index)
-                arguments = [batch] + [index] * takes_index + [loader_index] * takes_loader
-                with fabric.autocast():
-                    output = step(*arguments)
-                hooks.call(f"on_{stage}_batch_end", output, batch, index, loader_index)
-                if stage == "predict":
-                    outputs[loader_index].append(output)
+        for batch, index, loader_index in limited(loaders, limits):
+            if stage != "predict" and index % num_ranks != rank:
+                continue
+            logs.dataloader_suffix = f"/dataloader_idx_{loader_index}" if several else ""
+            batch = flat_module.transfer(batch, resident, loader_index)
+            logs.batch_size = partial(_batch_size, batch)
+            place = (index, loader_index) if several else (index,)
+            hooks.call(f"on_{stage}_batch_start", batch, *place)
+            arguments = [batch] + [index] * takes_index + [loader_index] * takes_loader
+            with fabric.autocast():
+                output = step(*arguments)
+            hooks.call(f"on_{stage}_batch_end", output, batch, *place)
+            if stage == "predict":
+                outputs[loader_index].append(output)
+        logs.batch_size = 1
         logs.dataloader_suffix = ""
         hooks.call(f"on_{stage}_epoch_end")
         averages = logs.averages(gather_objects(fabric, move_data_to_device(logs.take(), torch.device("cpu"))))
@@ -119,14 +163,15 @@ def measure(flat_module: FlatModule, stage: str, batches: Iterable[Any], residen
         for index, batch in enumerate(batches):
             if index % fabric.world_size == fabric.global_rank:
                 batch = flat_module.transfer(batch, resident)
-                logs.batch_size = extract_batch_size(batch)
+                logs.batch_size = partial(_batch_size, batch)
                 with fabric.autocast():
                     step(batch, *[index] * takes_index)
+        logs.batch_size = 1
         getattr(module, f"on_{stage}_epoch_end")()
     return logs.averages(gather_objects(fabric, move_data_to_device(logs.take(), torch.device("cpu"))))
 
 
-def mean_training_loss(flat_module: FlatModule, batches: Iterable[Any], resident: bool) -> float:
+def mean_training_loss(flat_module: FlatModule, batches: Iterable[Any], sizes: Sequence[int], resident: bool) -> float:
     """Return the mean over samples of the loss of `training_step` in evaluation mode; ranks take turns.
 
     Values that the module logs are dropped.
@@ -134,6 +179,7 @@ def mean_training_loss(flat_module: FlatModule, batches: Iterable[Any], resident
     Args:
         flat_module: holds the model.
         batches: batches of the data.
+        sizes: number of samples of each batch.
         resident: True if they are on the accelerator.
 
     Returns:
@@ -142,16 +188,26 @@ def mean_training_loss(flat_module: FlatModule, batches: Iterable[Any], resident
     module, fabric = flat_module.module, flat_module.fabric
     total = num_samples = 0.0
     with evaluating(module), torch.no_grad(), flat_module.lending({}, _nothing):
-        for index, batch in enumerate(batches):
+        for index, (batch, size) in enumerate(zip(batches, sizes, strict=True)):
             if index % fabric.world_size == fabric.global_rank:
                 batch = flat_module.transfer(batch, resident)
                 with fabric.autocast():
                     loss, _ = flat_module.training_step(batch, index)
                 if loss is not None:
-                    size = extract_batch_size(batch)
                     total, num_samples = total + float(loss) * size, num_samples + size
     total, num_samples = (sum(parts) for parts in zip(*gather_objects(fabric, (total, num_samples)), strict=True))
     return total / num_samples if num_samples else nan
+
+
+def _batch_size(batch: Any) -> int:
+    """Return the number of samples that Lightning finds in a batch."""
+    try:
+        return extract_batch_size(batch)
+    except MisconfigurationException:
+        raise UserError(
+            f"self.log finds no number of samples in a batch of class {type(batch).__name__}: use "
+            "self.log(name, value, batch_size=…)."
+        ) from None
 
 
 def _nothing(*arguments: Any, **options: Any) -> None:

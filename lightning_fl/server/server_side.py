@@ -153,8 +153,10 @@ class ServerSide:
         data, flat_module = self.data, self.flat_module
         flat_module.load(params, buffers, self.counters)
         flat_module.personal.copy_(self.run.personal)
-        batches = data.train.batches(data.eval_batch_size, data.server_indices)
-        return mean_training_loss(flat_module, batches, data.train.resident)
+        size, count = data.eval_batch_size, len(data.server_indices)
+        batches = data.train.batches(size, data.server_indices)
+        sizes = [min(size, count - start) for start in range(0, count, size)]
+        return mean_training_loss(flat_module, batches, sizes, data.train.resident)
 
     def try_accuracy(self) -> None:
         """Evaluate the initial model on the first samples."""

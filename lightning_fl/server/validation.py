@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
 import numpy as np
+from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
 
 from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.data import FederatedDataModule
-from lightning_fl.server.evaluation import measure, num_batches
+from lightning_fl.server.evaluation import are_resident, limited, measure, num_batches
 from lightning_fl.server.macs import count_flops
 from lightning_fl.slots import Setting, State
 from lightning_fl.vectors.personal import PERSONAL
@@ -38,7 +39,7 @@ class ModelValidation:
     flat_module: FlatModule
     data: FederatedDataModule
     stage: str
-    loaders: Sequence[Iterable[Any]]
+    loaders: CombinedLoader
     limit: int | float | None
     states: Mapping[int, State]
     setting: Setting | None = None
@@ -71,7 +72,7 @@ class ModelValidation:
 
     def averages(self, client: int | None = None) -> dict[str, float]:
         """Return what the module logs with a client's personal parameters, or with the initial ones if `client` is None."""
-        return self._measure(client, self._batches(), self._resident())
+        return self._measure(client, self._batches(), are_resident(self.loaders))
 
     def local_averages(self, client: int) -> dict[str, float]:
         """Return the same averages on the client's own validation part; {} if it has none."""
@@ -85,7 +86,7 @@ class ModelValidation:
 
     def macs(self, inside: Callable[[Any], AbstractContextManager[Any]]) -> int | None:
         """Count the multiply-accumulates of `forward` for one sample in a context; None if `forward` needs other arguments."""
-        batch = self.flat_module.transfer(next(self._batches()), self._resident())
+        batch = self.flat_module.transfer(next(self._batches()), are_resident(self.loaders))
         inputs = batch[0] if isinstance(batch, (tuple, list)) else batch
         if not isinstance(inputs, Tensor):
             return None
@@ -101,11 +102,7 @@ class ModelValidation:
             self.flat_module.personal.copy_(self._common)
 
     def _batches(self) -> Iterator[Any]:
-        for loader, limit in zip(self.loaders, num_batches(self.loaders, self.limit), strict=True):
-            yield from (batch for index, batch in enumerate(loader) if index < limit)
-
-    def _resident(self) -> bool:
-        return all(getattr(getattr(loader, "samples", None), "resident", False) for loader in self.loaders)
+        return (batch for batch, _, _ in limited(self.loaders, num_batches(self.loaders, self.limit)))
 
 
 def owned_by_clients(flat_module: FlatModule, states: Mapping[int, State]) -> dict[int, State]:

@@ -7,15 +7,15 @@ from typing import Any
 
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from lightning_fl.errors import UserError
+from lightning_fl.errors import UserError, require
 from lightning_fl.outputs import checkpoint_file
-from lightning_fl.server.evaluation import as_loaders, evaluate, num_batches
+from lightning_fl.server.evaluation import as_loaders, evaluate, is_sequential, num_batches
 from lightning_fl.server.validation import ModelValidation, owned_by_clients
 from lightning_fl.trainer import checkpointing
 from lightning_fl.trainer.lightning_interface import TrainerInterface
 
 
-def run_evaluation(trainer: TrainerInterface, stage: str) -> tuple[dict[str, float], list[list[Any]]]:
+def run_evaluation(trainer: TrainerInterface, stage: str) -> tuple[list[dict[str, float]], list[list[Any]]]:
     """Evaluate the trainer's model once.
 
     Args:
@@ -23,7 +23,8 @@ def run_evaluation(trainer: TrainerInterface, stage: str) -> tuple[dict[str, flo
         stage: `validation`, `test` or `predict`.
 
     Returns:
-        The averages of the values that module and method logged, and the outputs of each loader.
+        For each loader the averages of the values that module and method logged, and its outputs; nothing runs, as in
+        Lightning, if there is no batch.
 
     Raises:
         UserError: the module has no step for the stage, or the checkpoint belongs to another model.
@@ -37,15 +38,29 @@ def run_evaluation(trainer: TrainerInterface, stage: str) -> tuple[dict[str, flo
         checkpointing.evaluate_checkpoint(flat_module, trainer.ckpt_path)
     short = {"validation": "val"}.get(stage, stage)
     loaders = as_loaders(getattr(trainer.data, f"{short}_dataloader")())
+    require(
+        stage != "predict" or is_sequential(loaders),
+        f"predict_dataloader() returns a CombinedLoader of mode {loaders._mode!r}, but predictions are made loader by loader: "
+        "use CombinedLoader(loaders, mode='sequential').",
+    )
     limit = trainer.limits[f"limit_{short}_batches"]
-    setattr(trainer, f"num_{short}_batches", num_batches(loaders, limit))
+    counts = num_batches(loaders, limit)
+    setattr(trainer, f"num_{short}_batches", counts)
+    if not sum(counts):
+        return [], [[] for _ in counts]
     states = owned_by_clients(flat_module, kept)
     validation = ModelValidation(flat_module, trainer.data, stage, loaders, limit, states)
     averages, outputs = evaluate_with_method(trainer, validation)
     for logger in trainer.loggers[1:]:
         logger.log_metrics(averages, step=trainer.global_step)
         logger.save()
-    return averages, outputs
+    num_results = len(outputs) if is_sequential(loaders) else 1
+    return [_without_other_loaders(averages, f"/dataloader_idx_{index}") for index in range(num_results)], outputs
+
+
+def _without_other_loaders(averages: dict[str, float], suffix: str) -> dict[str, float]:
+    """Return the values of the loader whose names have this suffix, and those of no particular loader."""
+    return {name: x for name, x in averages.items() if name.endswith(suffix) or "/dataloader_idx_" not in name}
 
 
 def evaluate_with_method(

@@ -86,7 +86,7 @@ class FederatedTrainer(TrainerInterface):
             verbose: Print the results.
 
         Returns:
-            One dictionary of metrics.
+            A dictionary of metrics for each loader.
         """
         return self._evaluate(TrainerFn.VALIDATING, model, datamodule, algorithm, ckpt_path, verbose)
 
@@ -108,7 +108,7 @@ class FederatedTrainer(TrainerInterface):
             verbose: Print the results.
 
         Returns:
-            One dictionary of metrics.
+            A dictionary of metrics for each loader.
         """
         return self._evaluate(TrainerFn.TESTING, model, datamodule, algorithm, ckpt_path, verbose)
 
@@ -151,9 +151,9 @@ class FederatedTrainer(TrainerInterface):
         with session(self, fn, model, datamodule, algorithm, ckpt_path):
             averages, _ = run_evaluation(self, "test" if fn == TrainerFn.TESTING else "validation")
         if verbose and self.is_global_zero:
-            for name, value in averages.items():
+            for name, value in {name: x for of_loader in averages for name, x in of_loader.items()}.items():
                 print(f"{name:<24} {value:.6g}")
-        return [averages]
+        return averages
 
     # -- for loops and callbacks ----------------------------------------------------------------------------------------
 

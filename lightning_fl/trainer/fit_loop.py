@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -60,7 +59,7 @@ class FitLoop:
         self._knows_metrics = False
         self._unwritten: tuple[int, Bits] | None = None
         self._next_write = 0.0
-        self._val_loaders: list[Iterable[Any]] = []
+        self._val_loaders = as_loaders(None)
         self.epoch_loop = SimpleNamespace(
             _should_check_val_epoch=lambda: trainer.validates_this_round,
             val_loop=self.val_loop,

@@ -83,6 +83,7 @@ def session(
         trainer.state.status = TrainerStatus.INTERRUPTED
         status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         trainer.hooks.call("on_exception", error)
+        datamodule.on_exception(error)
         raise
     finally:
         tell(trainer, lambda logger: logger.finalize(status))

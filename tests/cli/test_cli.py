@@ -144,6 +144,26 @@ def test_what_the_data_do_not_know_is_taken_from_the_model(lightning_fl: Command
     assert metrics("run")[-1]["model/parameters"] == "246"  # 3 · (81 + 1)
 
 
+def test_the_sentence_about_a_data_module_without_clients_says_how_to_divide_it(
+    lightning_fl: Command, small: str
+) -> None:
+    Path("plain.py").write_text(
+        "import torch\nfrom lightning import LightningDataModule\nfrom torch.utils.data import DataLoader, TensorDataset\n\n"
+        "class Plain(LightningDataModule):\n    def __init__(self, size: int = 200):\n        super().__init__()\n"
+        "        self.size = size\n\n    def train_dataloader(self):\n"
+        "        x = torch.rand(self.size, 1, 8, 8)\n"
+        "        return DataLoader(TensorDataset(x, torch.arange(self.size) % 10), batch_size=4)\n"
+    )
+    Path("plain.yaml").write_text("data: {class_path: plain.Plain, init_args: {size: 100}}\n")
+    sentence = lightning_fl("fit", "--config", small, "--data", "plain.Plain", "--data.num_clients", "5").sentence
+    assert sentence == lightning_fl("fit", "--config", small, "--config", "plain.yaml").sentence
+    begin, words = sentence.removesuffix(".").split(": use ")
+    assert begin == "data 'plain.Plain' is not divided over clients yet"
+    more = "--data.datamodule.size 120 --data.num_classes 10 --model ImageClassifier --model.network linear"
+    shape = "--model.in_channels 1 --model.image_size 8"
+    assert lightning_fl("fit", "--config", small, *words.split(), *more.split(), *shape.split()).code == 0
+
+
 def test_a_later_file_changes_what_it_names_and_the_command_line_has_the_last_word(
     lightning_fl: Command, small: str
 ) -> None:

@@ -1,5 +1,7 @@
 """Test Federated: ordinary data modules, divided among clients."""
 
+import copy
+import pickle
 from collections.abc import Callable, Iterator
 
 import lightning as L  # noqa: N812
@@ -7,7 +9,19 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch.demos.boring_classes import BoringModel
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, random_split
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+    random_split,
+)
 
 from lightning_fl.data import DatasetSamples, Federated, Shards, TensorSamples
 from lightning_fl.errors import UserError
@@ -135,7 +149,7 @@ def test_any_object_with_a_loader() -> None:
     data.setup()
     assert (data.in_channels, data.num_classes) == (3, 2)
     assert sorted(data.label_histograms.tolist()) == [[0, 5], [5, 0]]
-    assert data.test_dataloader() == []
+    assert data.test_dataloader() == data.predict_dataloader() == []
 
 
 @pytest.mark.parametrize(
@@ -143,10 +157,127 @@ def test_any_object_with_a_loader() -> None:
     [
         (Loader(DataLoader(Stream())), "Stream cannot be divided over clients"),
         (Loader([DataLoader(Images())]), r"train_dataloader\(\) returns a list"),
-        (Loader(DataLoader(Images(), batch_sampler=[[0, 1], [2]])), "has its own batch sampler.: set batch_size"),
+        (
+            Loader(DataLoader(Images(), batch_sampler=[[0, 1], [2]])),
+            r"a batch sampler of its own \(list\).*use DataLoader",
+        ),
+        (Loader(DataLoader(Images(), batch_size=None)), r"does not batch its samples .*: set its batch_size"),
+        (Loader(DataLoader(Images(), 4, shuffle=True, drop_last=True)), "has drop_last=True.*: set drop_last=False"),
         (object(), "object cannot be divided over clients: it has no train_dataloader"),
     ],
 )
 def test_what_cannot_be_divided(source: object, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         Federated(source, num_clients=2).setup()  # type: ignore[arg-type]
+
+
+def own_samples(data: Federated) -> list[int]:
+    """Return what the clients train with: each sample of `Images` is filled with its index."""
+    return sorted(int(image.mean()) for k in range(data.num_clients) for image, _ in data.client(k).batches(1))
+
+
+@pytest.mark.parametrize("indices", [[7, 1, 2, 8], torch.tensor([7, 1, 2, 8])], ids=["list", "tensor"])
+def test_only_the_samples_of_a_subset_sampler_are_divided(indices: list[int] | torch.Tensor) -> None:
+    data = Federated(Loader(DataLoader(Images(), 2, sampler=SubsetRandomSampler(indices))), num_clients=2)  # type: ignore[arg-type]
+    data.setup()
+    assert own_samples(data) == [1, 2, 7, 8]
+    assert data.label_histograms is not None
+    assert data.label_histograms.sum(0).tolist() == [2, 2]
+
+
+def test_validation_samples_do_not_leak_into_training() -> None:
+    """Split one set of tensors by two samplers, as tutorials of PyTorch do."""
+
+    class Split(L.LightningDataModule):
+        def loader(self, *bounds: int) -> DataLoader:
+            return DataLoader(TensorDataset(X, Y), batch_size=8, sampler=SubsetRandomSampler(range(*bounds)))
+
+        def train_dataloader(self) -> DataLoader:
+            return self.loader(0, 48)
+
+        def val_dataloader(self) -> DataLoader:
+            return self.loader(48, 60)
+
+    data = Federated(Split(), num_clients=6)
+    data.setup()
+    trained = [int(x) for k in range(6) for batch, _ in data.client(k).batches(8) for x in batch]
+    validated = [int(x) for batch, _ in data.val_dataloader() for x in batch]
+    assert sorted(trained) == [*range(48)]
+    assert sorted(validated) == [*range(48, 60)]
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        DataLoader(Images(), batch_size=2),
+        DataLoader(Images(), batch_size=2, shuffle=True),
+        DataLoader(Images(), batch_sampler=BatchSampler(RandomSampler(Images()), 2, drop_last=False)),
+    ],
+    ids=["in order", "shuffled", "in batches"],
+)
+def test_loaders_of_all_samples(loader: DataLoader) -> None:
+    data = Federated(Loader(loader), num_clients=2)  # type: ignore[arg-type]
+    data.setup()
+    assert own_samples(data) == [*range(10)]
+    assert data.batch_size == 2
+
+
+@pytest.mark.parametrize(
+    ("sampler", "words"),
+    [
+        (WeightedRandomSampler([0.1] * 10, 10), "a WeightedRandomSampler, but"),
+        (RandomSampler(Images(), replacement=True), "a RandomSampler that does not read each sample once, but"),
+        (RandomSampler(Images(), num_samples=5), "a RandomSampler that does not read each sample once, but"),
+        (SequentialSampler(range(5)), "a SequentialSampler that does not read each sample once, but"),
+        (DistributedSampler(Images(), num_replicas=2, rank=0), "a DistributedSampler, but"),
+    ],
+    ids=lambda given: type(given).__name__,
+)
+def test_samplers_that_clients_would_not_follow(sampler: object, words: str) -> None:
+    for given in (1, None):
+        source = Loader(DataLoader(Images(), batch_size=2, sampler=sampler))  # type: ignore[arg-type]
+        with pytest.raises(
+            UserError, match=f"Loader's training loader has {words}.*use shuffle=True, .*weights in the loss"
+        ):
+            Federated(source, num_clients=2, batch_size=given).setup()  # type: ignore[arg-type]
+
+
+class Vocabulary(Tables):
+    def __init__(self, size: int = 5) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.vocab = {"a": 0}
+
+    @property
+    def broken(self) -> int:
+        return self.no_such_thing
+
+    def state_dict(self) -> dict[str, int]:
+        return {"size": len(self.vocab)}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        self.vocab = dict.fromkeys(map(str, range(state_dict["size"])), 0)
+
+
+def test_attributes_of_the_data_module_are_found() -> None:
+    own = Vocabulary()
+    data = Federated(own, num_clients=6)
+    assert data.vocab is own.vocab
+    assert data.hparams.size == 5
+    with pytest.raises(AttributeError, match="'Vocabulary' object has no attribute 'words', and neither has Federated"):
+        _ = data.words
+    with pytest.raises(AttributeError, match="has no attribute 'no_such_thing'"):
+        _ = data.broken
+    assert not hasattr(data, "train"), "the samples are there after setup"
+    data.setup()
+    assert data.num_clients == copy.copy(data).num_clients == pickle.loads(pickle.dumps(data)).num_clients == 6
+    assert copy.deepcopy(data).vocab == own.vocab
+    assert copy.deepcopy(data).vocab is not own.vocab
+
+
+def test_the_state_of_the_data_module_is_kept() -> None:
+    data, other = Federated(Vocabulary(), num_clients=6), Federated(Vocabulary(), num_clients=6)
+    data.vocab["b"] = 1
+    other.load_state_dict(data.state_dict())
+    assert len(other.vocab) == 2
+    assert Federated(Loader([]), num_clients=6).state_dict() == {}  # type: ignore[arg-type]

@@ -1,0 +1,75 @@
+"""Read a training `DataLoader` as `Samples`: a federation takes its samples, not the order in which it would yield them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+)
+
+from lightning_fl.data.samples.dataset_samples import require_map_style, samples_of
+from lightning_fl.data.samples.tensor_samples import Samples
+from lightning_fl.errors import require
+
+
+def read_loader(loader: Any, owner: str) -> tuple[Samples, int]:
+    """Return the samples and the batch size of a training loader.
+
+    Of a `SubsetRandomSampler` only the samples that it names are read.
+
+    Args:
+        loader: what `train_dataloader()` returned.
+        owner: name of the class that returned it, for the sentences.
+
+    Raises:
+        UserError: the samples cannot be divided over clients, or the loader chooses or batches them in a way that clients,
+            which go through all their samples in random order, would not follow.
+    """
+    require(
+        isinstance(loader, DataLoader),
+        f"{owner}.train_dataloader() returns a {type(loader).__name__}: only a single torch DataLoader can be "
+        "divided over clients.",
+    )
+    require_map_style(loader.dataset)
+    batches = loader.batch_sampler
+    require(
+        batches is not None,
+        f"{owner}'s training loader does not batch its samples (batch_size=None): set its batch_size.",
+    )
+    require(
+        type(batches) is BatchSampler,
+        f"{owner}'s training loader has a batch sampler of its own ({type(batches).__name__}), but a federation divides "
+        "each client's samples into batches: use DataLoader(dataset, batch_size=…, shuffle=True), with a Subset for a part "
+        "of the samples.",
+    )
+    assert isinstance(batches, BatchSampler)
+    require(
+        not batches.drop_last,
+        f"{owner}'s training loader has drop_last=True, which would drop all samples of a client with less than a batch: "
+        "set drop_last=False.",
+    )
+    dataset = _sampled(loader.dataset, batches.sampler, owner)
+    samples = samples_of(dataset, loader.collate_fn, loader.num_workers, worker_init_fn=loader.worker_init_fn)
+    return samples, batches.batch_size
+
+
+def _sampled(dataset: Any, sampler: Any, owner: str) -> Dataset:
+    """Return the samples of a dataset that a sampler names."""
+    if type(sampler) is SubsetRandomSampler:
+        return Subset(dataset, [int(index) for index in sampler.indices])
+    name, is_plain = type(sampler).__name__, type(sampler) in (SequentialSampler, RandomSampler)
+    reads_each = is_plain and len(sampler) == len(dataset) and not getattr(sampler, "replacement", False)
+    require(
+        reads_each,
+        f"{owner}'s training loader has a {name}{' that does not read each sample once' if is_plain else ''}, but a client "
+        "reads all its samples in random order: use shuffle=True, a SubsetRandomSampler for a part of the samples, or "
+        "weights in the loss.",
+    )
+    return dataset
