@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from lightning_fl.clients.hooks import Hooks
 from lightning_fl.clients.module_logs import LogCollector
-from lightning_fl.clients.optimizer import ModuleOptimizer
-from lightning_fl.clients.personal_optimizer import PersonalOptimizer
+from lightning_fl.clients.optimizers.module_optimizer import ModuleOptimizer
+from lightning_fl.clients.optimizers.personal_optimizer import PersonalOptimizer
 from lightning_fl.errors import UserError, require
 from lightning_fl.pruning import Plan, plans_of
 from lightning_fl.pruning.apply_plan import PLANS

@@ -59,7 +59,7 @@ def build_checkpoint(
             "algorithm": trainer.algorithm.name,
             "num_clients": datamodule.num_clients,
             "max_rounds": trainer.max_rounds,
-            "learning_rates": trainer.active_module.optimizer.state_dict(),
+            "learning_rates": trainer.active_module.optimizer.schedules.state_dict(),
             "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
             "execution": execution(federation),
             "run": as_saved(run_state),
@@ -156,7 +156,7 @@ def resume(trainer: TrainerInterface, federation: Federation, path: str) -> None
         )
     follow_pruning.rebuild(federation, checkpoint)
     load_model(trainer.lightning_module, checkpoint, path)
-    trainer.active_module.optimizer.load_state_dict(saved["learning_rates"])
+    trainer.active_module.optimizer.schedules.load_state_dict(saved["learning_rates"])
     trainer.hooks.call_callbacks("on_load_checkpoint", checkpoint)
     states = checkpoint.get("callbacks", {})
     for callback in trainer.callbacks:
