@@ -125,8 +125,10 @@ class FlatModule:
             self.optimizer.follow(plans, self.layout)
             self.bind_optimizer()
 
-    def configure_optimizer(self, flat_gradient: bool) -> None:
-        """Set up the module's optimiser; with `flat_gradient`, every gradient is a view of `gradient`.
+    def configure_optimizer(self, flat_gradient: bool, by_plain_sgd: bool = False) -> None:
+        """Set up the module's optimiser, or plain SGD at its learning rates.
+
+        With `flat_gradient`, every gradient is a view of `gradient`.
 
         Raises:
             UserError: the module has nothing to train, or not exactly one optimiser, or its optimiser lacks a personal parameter.
@@ -134,7 +136,7 @@ class FlatModule:
         if not self.parameters:
             raise UserError(f"{type(self.module).__name__} has no trainable parameter: there is nothing to federate.")
         self.reads_gradient = flat_gradient
-        self.optimizer = ModuleOptimizer(self.module, self.layout)
+        self.optimizer = ModuleOptimizer(self.module, self.layout, by_plain_sgd)
         trained = {name for names in self.optimizer.personal_names for name in names}
         for name in self.personal_leaves:
             require(

@@ -59,6 +59,7 @@ def build_checkpoint(
             "algorithm": trainer.algorithm.name,
             "num_clients": datamodule.num_clients,
             "max_rounds": trainer.max_rounds,
+            "client_optimizer": trainer.client_optimizer,
             "learning_rates": trainer.active_module.optimizer.schedules.state_dict(),
             "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
             "execution": execution(federation),
@@ -153,6 +154,12 @@ def resume(trainer: TrainerInterface, federation: Federation, path: str) -> None
         raise UserError(
             f"the checkpoint {path} belongs to a federation of {saved['num_clients']} clients, "
             f"but this one has {trainer.data.num_clients}: use the same data."
+        )
+    stepped_by = saved.get("client_optimizer", "module")  # not in checkpoints of earlier versions
+    if stepped_by != trainer.client_optimizer:
+        raise UserError(
+            f"the clients of the checkpoint {path} train with trainer.client_optimizer {stepped_by!r}, "
+            f"got {trainer.client_optimizer!r}: use the same."
         )
     follow_pruning.rebuild(federation, checkpoint)
     load_model(trainer.lightning_module, checkpoint, path)

@@ -6,48 +6,22 @@ from typing import Any
 import lightning as L  # noqa: N812
 import numpy as np
 import pytest
-from scheduled import MakeOptimizer, MakeScheduler, MakeStock, MakeTrainer, Scheduled, adam, check, sgd
-from torch.optim import Optimizer, lr_scheduler
+from scheduled import (
+    MIXED,
+    ONLY_BY_EPOCH,
+    SCHEDULERS,
+    MakeOptimizer,
+    MakeStock,
+    MakeTrainer,
+    Scheduled,
+    adam,
+    check,
+    sgd,
+)
+from torch.optim import lr_scheduler
 from toys import federation, vector
 
 from lightning_fl import UserError
-
-
-def chained(optimizer: Optimizer) -> Any:
-    return lr_scheduler.ChainedScheduler(
-        [lr_scheduler.ConstantLR(optimizer, 0.1, total_iters=2), lr_scheduler.ExponentialLR(optimizer, 0.9)]
-    )
-
-
-def sequential(optimizer: Optimizer) -> Any:
-    warm_up, later = lr_scheduler.LinearLR(optimizer, 0.1, total_iters=2), lr_scheduler.CosineAnnealingLR(optimizer, 4)
-    return lr_scheduler.SequentialLR(optimizer, [warm_up, later], milestones=[2])
-
-
-def nested(optimizer: Optimizer) -> Any:
-    return lr_scheduler.ChainedScheduler([sequential(optimizer), lr_scheduler.ExponentialLR(optimizer, 0.9)])
-
-
-SCHEDULERS: dict[str, MakeScheduler] = {
-    "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, lambda t: t / 3),
-    "MultiplicativeLR": lambda o: lr_scheduler.MultiplicativeLR(o, lambda t: 0.5),
-    "StepLR": lambda o: lr_scheduler.StepLR(o, step_size=2, gamma=0.5),
-    "MultiStepLR": lambda o: lr_scheduler.MultiStepLR(o, milestones=[1, 2], gamma=0.5),
-    "ConstantLR": lambda o: lr_scheduler.ConstantLR(o, 0.1, total_iters=2),
-    "LinearLR": lambda o: lr_scheduler.LinearLR(o, 0.01, total_iters=3),
-    "ExponentialLR": lambda o: lr_scheduler.ExponentialLR(o, 0.5),
-    "SequentialLR": sequential,
-    "CosineAnnealingLR": lambda o: lr_scheduler.CosineAnnealingLR(o, 4, eta_min=0.01),
-    "ChainedScheduler": chained,
-    "CyclicLR": lambda o: lr_scheduler.CyclicLR(o, 0.02, 0.2, step_size_up=2, mode="exp_range", gamma=0.9),
-    "CosineAnnealingWarmRestarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, T_0=2),
-    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, max_lr=0.2, total_steps=6),
-    "PolynomialLR": lambda o: lr_scheduler.PolynomialLR(o, total_iters=4, power=2),
-}
-MIXED: dict[str, MakeScheduler] = {"chain of a sequence": nested}
-ONLY_BY_EPOCH: dict[str, MakeScheduler] = {
-    "ReduceLROnPlateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, mode="max", patience=0, factor=0.5)
-}
 
 
 def test_every_scheduler_of_torch_is_tried() -> None:

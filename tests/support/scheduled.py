@@ -10,7 +10,7 @@ import lightning as L  # noqa: N812
 import numpy as np
 import oracle
 import torch
-from torch.optim import Optimizer
+from torch.optim import Optimizer, lr_scheduler
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from toys import BATCH_SIZE, Perceptron, federation, samples, vector
@@ -148,3 +148,40 @@ def check(
     assert len(module.record.steps) == ROUNDS * STEPS
     np.testing.assert_allclose(module.record.steps, stock.record.steps, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(vector(module), vector(stock), rtol=0, atol=1e-9)
+
+
+def chained(optimizer: Optimizer) -> Any:
+    return lr_scheduler.ChainedScheduler(
+        [lr_scheduler.ConstantLR(optimizer, 0.1, total_iters=2), lr_scheduler.ExponentialLR(optimizer, 0.9)]
+    )
+
+
+def sequential(optimizer: Optimizer) -> Any:
+    warm_up, later = lr_scheduler.LinearLR(optimizer, 0.1, total_iters=2), lr_scheduler.CosineAnnealingLR(optimizer, 4)
+    return lr_scheduler.SequentialLR(optimizer, [warm_up, later], milestones=[2])
+
+
+def nested(optimizer: Optimizer) -> Any:
+    return lr_scheduler.ChainedScheduler([sequential(optimizer), lr_scheduler.ExponentialLR(optimizer, 0.9)])
+
+
+SCHEDULERS: dict[str, MakeScheduler] = {
+    "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, lambda t: t / 3),
+    "MultiplicativeLR": lambda o: lr_scheduler.MultiplicativeLR(o, lambda t: 0.5),
+    "StepLR": lambda o: lr_scheduler.StepLR(o, step_size=2, gamma=0.5),
+    "MultiStepLR": lambda o: lr_scheduler.MultiStepLR(o, milestones=[1, 2], gamma=0.5),
+    "ConstantLR": lambda o: lr_scheduler.ConstantLR(o, 0.1, total_iters=2),
+    "LinearLR": lambda o: lr_scheduler.LinearLR(o, 0.01, total_iters=3),
+    "ExponentialLR": lambda o: lr_scheduler.ExponentialLR(o, 0.5),
+    "SequentialLR": sequential,
+    "CosineAnnealingLR": lambda o: lr_scheduler.CosineAnnealingLR(o, 4, eta_min=0.01),
+    "ChainedScheduler": chained,
+    "CyclicLR": lambda o: lr_scheduler.CyclicLR(o, 0.02, 0.2, step_size_up=2, mode="exp_range", gamma=0.9),
+    "CosineAnnealingWarmRestarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, T_0=2),
+    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, max_lr=0.2, total_steps=6),
+    "PolynomialLR": lambda o: lr_scheduler.PolynomialLR(o, total_iters=4, power=2),
+}
+MIXED: dict[str, MakeScheduler] = {"chain of a sequence": nested}
+ONLY_BY_EPOCH: dict[str, MakeScheduler] = {
+    "ReduceLROnPlateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, mode="max", patience=0, factor=0.5)
+}

@@ -13,6 +13,7 @@ from lightning.pytorch.core.optimizer import _configure_optimizers, _configure_s
 from torch import Tensor, nn
 from torch.optim.sgd import sgd
 
+from lightning_fl.clients.optimizers.plain_sgd import plain_sgd
 from lightning_fl.clients.optimizers.schedules import Schedules
 from lightning_fl.errors import UserError, require
 from lightning_fl.pruning import Plan
@@ -46,12 +47,13 @@ class ModuleOptimizer:
         params: vector or stack that it steps: see `bind`.
     """
 
-    def __init__(self, module: LightningModule, layout: Layout) -> None:
+    def __init__(self, module: LightningModule, layout: Layout, by_plain_sgd: bool = False) -> None:
         """Call `configure_optimizers`; `bind` sets the tensor to step.
 
         Args:
             module: module that configures the optimiser.
             layout: positions of the parameters in the flat vectors; trainable parameters without one are personal.
+            by_plain_sgd: True to step by plain SGD instead, at the optimiser's learning rates.
 
         Raises:
             UserError: the module has no optimiser, or several.
@@ -65,6 +67,9 @@ class ModuleOptimizer:
                 f"{type(module).__name__}.configure_optimizers must return one optimizer for federated training, "
                 f"got {len(optimizers)}."
             )
+        configs = _configure_schedulers_automatic_opt(schedulers, monitor)
+        if by_plain_sgd:
+            optimizers = [plain_sgd(optimizers[0], configs)]
         self.optimizer: torch.optim.Optimizer = optimizers[0]
         closure = signature(self.optimizer.step).parameters.get("closure")
         if closure is not None and closure.default is Parameter.empty:
@@ -72,7 +77,7 @@ class ModuleOptimizer:
                 f"{type(self.optimizer).__name__} needs the loss several times in a step (a closure), but a federation makes "
                 "a step from one gradient: let configure_optimizers return SGD, Adam or another that needs no closure."
             )
-        self.schedules = Schedules(self.optimizer, _configure_schedulers_automatic_opt(schedulers, monitor))
+        self.schedules = Schedules(self.optimizer, configs)
         groups = self.optimizer.param_groups
         self._layout = layout
         self._names = {parameter: name for name, parameter in module.named_parameters()}

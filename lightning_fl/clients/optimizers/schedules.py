@@ -12,6 +12,7 @@ from copy import deepcopy
 from typing import Any
 
 from lightning.pytorch.utilities.types import LRSchedulerConfig
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import (
     ChainedScheduler,
@@ -77,7 +78,7 @@ class Schedules:
     def cycles_momentum(self) -> bool:
         """True if a scheduler changes the momentum."""
         return any(
-            getattr(leaf, "cycle_momentum", False) for config in self.configs for leaf in leaves(config.scheduler)
+            getattr(part, "cycle_momentum", False) for config in self.configs for part in parts_of(config.scheduler)
         )
 
     def start_client(self) -> None:
@@ -150,7 +151,7 @@ class Schedules:
         if len(self.configs) > len(self._of_steps):
             for config, state in zip(self._of_steps, self._fresh, strict=True):
                 config.scheduler.load_state_dict(deepcopy(state))
-                if not any(isinstance(leaf, ABSOLUTE) for leaf in leaves(config.scheduler)):
+                if not any(isinstance(part, ABSOLUTE) for part in parts_of(config.scheduler)):
                     _rebase(config.scheduler, self._groups)
                 _begin(config.scheduler, self._groups)
         self._client = self._options()
@@ -187,13 +188,11 @@ class Schedules:
         self._prepare_clients()
 
 
-def leaves(scheduler: Any) -> Iterator[Any]:
-    """Yield the schedulers that a chained or sequential scheduler consists of, or the scheduler itself."""
-    parts = getattr(scheduler, "_schedulers", None)
-    if parts is None:
-        yield scheduler
-    for part in parts or ():
-        yield from leaves(part)
+def parts_of(scheduler: Any) -> Iterator[Any]:
+    """Yield a scheduler and, if it is chained or sequential, those that it consists of."""
+    yield scheduler
+    for part in getattr(scheduler, "_schedulers", ()):
+        yield from parts_of(part)
 
 
 def _changed(options: Options, earlier: Options) -> Options:
@@ -201,8 +200,8 @@ def _changed(options: Options, earlier: Options) -> Options:
     found = {}
     for name, value in options.items():
         if name != "params":
-            differs = name not in earlier or value != earlier[name]
-            if differs.any() if hasattr(differs, "any") else differs:
+            differs: Any = name not in earlier or value != earlier[name]
+            if differs.any() if isinstance(differs, Tensor) else differs:
                 found[name] = value
     return found
 
@@ -211,7 +210,7 @@ def _rebase(scheduler: Any, groups: Sequence[Options]) -> None:
     """Let the groups' present learning rates be those from which a scheduler computes its own."""
     for group in groups:
         group["initial_lr"] = deepcopy(group["lr"])
-    for part in (scheduler, *leaves(scheduler)):
+    for part in parts_of(scheduler):
         if hasattr(part, "base_lrs"):
             part.base_lrs = [deepcopy(group["lr"]) for group in groups]
 
