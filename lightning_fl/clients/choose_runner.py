@@ -136,7 +136,7 @@ def _try(flat_module: FlatModule, job: ClientJob, data: FederatedDataModule) -> 
             obstacles.append(f"{type(job.rule).__name__} does not keep clients apart along the leading axis")
     except Exception as error:  # a user's module may raise anything
         is_the_optimizers = any(
-            {"optim", "optimizer.py"} & {*Path(frame.filename).parts} for frame in extract_tb(error.__traceback__)
+            {"optim", "optimizers"} & {*Path(frame.filename).parts} for frame in extract_tb(error.__traceback__)
         )
         if flat_module.optimizer.is_elementwise or not is_the_optimizers:  # otherwise it is already in the list
             obstacles.append(

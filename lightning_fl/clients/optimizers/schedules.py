@@ -57,9 +57,8 @@ class Schedules:
         self._of_steps = [config for config in configs if config.interval == "step"]
         self._fresh = [deepcopy(config.scheduler.state_dict()) for config in self._of_steps]
         self._steps = 0
-        if self._of_steps and len(configs) > len(
-            self._of_steps
-        ):  # the round's rates are those without step-wise schedulers
+        if self._of_steps and len(configs) > len(self._of_steps):
+            # The rates of the round are those without step-wise schedulers.
             for group in self._groups:
                 group["lr"] = deepcopy(group.get("initial_lr", group["lr"]))
             for config in configs:
