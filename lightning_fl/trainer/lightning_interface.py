@@ -40,6 +40,7 @@ class TrainerInterface(TrainerFlags, ABC):
         algorithm: the federated method.
         flat_module: the module on its flat storage; None outside a session.
         hooks: calls the hooks of callbacks and module.
+        num_rounds: rounds after which the run ends: `max_rounds`, or one if clients take part in none.
         round_batches: batches of the current round that this process trains.
         most_local_steps: optimiser steps of the client with the most samples in a round.
     """
@@ -54,6 +55,7 @@ class TrainerInterface(TrainerFlags, ABC):
     should_stop = False
     current_epoch = 0
     global_step = 0
+    num_rounds = 0
     round_batches = 0
     most_local_steps = 0
     num_val_batches: Sequence[int | float] = ()
@@ -106,11 +108,6 @@ class TrainerInterface(TrainerFlags, ABC):
     def max_epochs(self) -> int:
         """Number of rounds of the run."""
         return self.max_rounds
-
-    @property
-    def num_rounds(self) -> int:
-        """Rounds after which the run ends: `max_rounds`, or one if clients take part in none."""
-        return self.max_rounds if self.algorithm.trains_in_rounds else min(1, self.max_rounds)
 
     @property
     def check_val_every_n_epoch(self) -> int:
