@@ -137,8 +137,8 @@ def _configure_optimizer(flat_module: FlatModule, algorithm: Algorithm, by_plain
         raise UserError(
             f"{algorithm.name} makes the clients' steps itself, in place of plain SGD, {own.why_plain_sgd}; "
             f"{type(flat_module.module).__name__} has {flat_module.optimizer.description}: "
-            f"{flag}let configure_optimizers return torch.optim.SGD with momentum 0, or set --trainer.client_optimizer sgd, "
-            "which steps by that at the module's learning rate."
+            f"{flag}let configure_optimizers return torch.optim.SGD with momentum 0, or set --trainer.client_optimizer sgd "
+            "to have that at the module's learning rate."
         )
 
 

@@ -49,10 +49,10 @@ def plain_sgd(source: Optimizer, configs: Sequence[LRSchedulerConfig]) -> SGD:
             group.update({name: x for name, x in old.items() if name not in {"params", "lr", *source.defaults}})
     for config in configs:
         _rebind(config.scheduler, source, optimizer)
-    rates = sorted({float(group.get("initial_lr", group["lr"])) for group in source.param_groups})
+    rates = sorted({f"{float(group.get('initial_lr', group['lr'])):g}" for group in source.param_groups})
     left_out = not decays and any(group.get("weight_decay") for group in source.param_groups)
     rank_zero_info(
-        f"Clients step by plain SGD at {kind}'s learning rate {' and '.join(f'{rate:g}' for rate in rates)}"
+        f"Clients step by plain SGD at {kind}'s learning rate{'s' * (len(rates) > 1)} {' and '.join(rates)}"
         f"{', without its weight decay' if left_out else ''}, because trainer.client_optimizer is sgd."
     )
     return optimizer
