@@ -136,13 +136,14 @@ def _try(flat_module: FlatModule, job: ClientJob, data: FederatedDataModule) -> 
             obstacles.append(f"{type(job.rule).__name__} does not keep clients apart along the leading axis")
     except Exception as error:  # a user's module may raise anything
         is_the_optimizers = any(
-            {"optim", "optimizer.py"} & {*Path(frame.filename).parts} for frame in extract_tb(error.__traceback__)
+            {"optim", "optimizers"} & {*Path(frame.filename).parts} for frame in extract_tb(error.__traceback__)
         )
         if flat_module.optimizer.is_elementwise or not is_the_optimizers:  # otherwise it is already in the list
             obstacles.append(
                 f"a step of two clients at once failed ({_first_sentence(error)}): keep numbers as tensors, and use "
                 "torch.where instead of if"
             )
+        flat_module.optimizer.schedules.end_client()
     if changed := _restore(attributes, _plain_attributes(flat_module.module)):
         obstacles.append(
             f"training_step changes {' and '.join(map(repr, changed))} of the module, which clients of a stack would share "

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from lightning_fl.clients.hooks import Hooks, changed_shape, check_real, check_sizes
 from lightning_fl.clients.module_logs import LogCollector
-from lightning_fl.clients.optimizer import ModuleOptimizer
-from lightning_fl.clients.personal_optimizer import PersonalOptimizer
+from lightning_fl.clients.optimizers.module_optimizer import ModuleOptimizer
+from lightning_fl.clients.optimizers.personal_optimizer import PersonalOptimizer
 from lightning_fl.errors import UserError, require
 from lightning_fl.pruning import Plan, plans_of
 from lightning_fl.pruning.apply_plan import PLANS
@@ -127,8 +127,10 @@ class FlatModule:
             self.optimizer.follow(plans, self.layout)
             self.bind_optimizer()
 
-    def configure_optimizer(self, flat_gradient: bool) -> None:
-        """Set up the module's optimiser; with `flat_gradient`, every gradient is a view of `gradient`.
+    def configure_optimizer(self, flat_gradient: bool, by_plain_sgd: bool = False) -> None:
+        """Set up the module's optimiser, or plain SGD at its learning rates.
+
+        With `flat_gradient`, every gradient is a view of `gradient`.
 
         Raises:
             UserError: the module has nothing to train, or not exactly one optimiser, or its optimiser lacks a personal parameter.
@@ -137,7 +139,7 @@ class FlatModule:
             raise UserError(f"{type(self.module).__name__} has no trainable parameter: there is nothing to federate.")
         check_real(self.module)
         self.reads_gradient = flat_gradient
-        self.optimizer = ModuleOptimizer(self.module, self.layout)
+        self.optimizer = ModuleOptimizer(self.module, self.layout, by_plain_sgd)
         trained = {name for names in self.optimizer.personal_names for name in names}
         for name in self.personal_leaves:
             require(

@@ -82,6 +82,7 @@ def train_locally(
                 listener(outputs, batch.content, batch.batch_index)
         if step == num_steps:
             break
+    flat_module.optimizer.schedules.end_client()
     return local
 
 
@@ -116,8 +117,8 @@ def rule_step(
         flat_module.personal_optimizer.step()
     local.num_steps += 1
     local.sum_learning_rate = local.sum_learning_rate + local.learning_rate
-    if optimizer.moves_within_round:
-        optimizer.after_step()
+    if optimizer.schedules.moves_within_round:
+        optimizer.schedules.after_step()
         local.learning_rate = optimizer.learning_rate
 
 

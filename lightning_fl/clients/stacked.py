@@ -64,7 +64,7 @@ def stacked(
 
     def together(client: int) -> int:
         # A learning rate that changes within the round may depend on the batches in a pass, so a stack needs equal ones.
-        return in_pass[client] if flat_module.optimizer.moves_within_round else 0
+        return in_pass[client] if flat_module.optimizer.schedules.moves_within_round else 0
 
     def length(client: int) -> tuple[int, int, int]:
         return together(client), num_steps[client], in_pass[client]
@@ -138,6 +138,7 @@ def train_stack(
         rule_step(local, job, flat_module, partial(treat_stack, stack, job), at_received if reads_at_received else None)
         if notifies_callbacks:
             _notify_stock_callbacks(flat_module, of_step)
+    optimizer.schedules.end_client()
     in_a_pass = [max(1, member.in_pass) for member in members]
     last = logs.last_losses(in_a_pass) if schedule.reports_last_loss else [None] * len(members)
     return [

@@ -47,7 +47,7 @@ def assemble(trainer: TrainerInterface) -> Federation:
     schedule = _local_schedule(trainer, data)
     in_pass = schedule.pass_batches(int(data.client_sizes.max()), flat_module.skips_single_samples)
     trainer.most_local_steps = schedule.num_steps(in_pass)
-    _configure_optimizer(flat_module, algorithm)
+    _configure_optimizer(flat_module, algorithm, trainer.client_optimizer == "sgd")
     network = Network.of(flat_module, data)
     _set_threads(trainer, None if network.macs is None else network.macs * data.batch_size)
     run = trainer.run = _initial_run(flat_module, algorithm, network)
@@ -128,15 +128,17 @@ def _local_schedule(trainer: TrainerInterface, data: FederatedDataModule) -> Loc
     )
 
 
-def _configure_optimizer(flat_module: FlatModule, algorithm: Algorithm) -> None:
-    flat_module.configure_optimizer(flat_gradient=any(Gradients.MINIBATCH in rule.reads for rule in algorithm.rules()))
+def _configure_optimizer(flat_module: FlatModule, algorithm: Algorithm, by_plain_sgd: bool) -> None:
+    flat_gradient = any(Gradients.MINIBATCH in rule.reads for rule in algorithm.rules())
+    flat_module.configure_optimizer(flat_gradient, by_plain_sgd)
     own = next((rule for rule in algorithm.rules() if rule.own_step), None)
     if own is not None and not flat_module.optimizer.is_plain_sgd:
         flag = "set --model.momentum 0, or " if flat_module.module.hparams.get("momentum") else ""
         raise UserError(
             f"{algorithm.name} makes the clients' steps itself, in place of plain SGD, {own.why_plain_sgd}; "
             f"{type(flat_module.module).__name__} has {flat_module.optimizer.description}: "
-            f"{flag}let configure_optimizers return torch.optim.SGD with momentum 0."
+            f"{flag}let configure_optimizers return torch.optim.SGD with momentum 0, or set --trainer.client_optimizer sgd "
+            "to have that at the module's learning rate."
         )
 
 

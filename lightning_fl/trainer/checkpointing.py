@@ -59,7 +59,8 @@ def build_checkpoint(
             "algorithm": trainer.algorithm.name,
             "num_clients": datamodule.num_clients,
             "max_rounds": trainer.max_rounds,
-            "learning_rates": trainer.active_module.optimizer.state_dict(),
+            "client_optimizer": trainer.client_optimizer,
+            "learning_rates": trainer.active_module.optimizer.schedules.state_dict(),
             "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
             "execution": execution(federation),
             "run": as_saved(run_state),
@@ -154,9 +155,15 @@ def resume(trainer: TrainerInterface, federation: Federation, path: str) -> None
             f"the checkpoint {path} belongs to a federation of {saved['num_clients']} clients, "
             f"but this one has {trainer.data.num_clients}: use the same data."
         )
+    stepped_by = saved.get("client_optimizer", "module")  # not in checkpoints of earlier versions
+    if stepped_by != trainer.client_optimizer:
+        raise UserError(
+            f"the clients of the checkpoint {path} train with trainer.client_optimizer {stepped_by!r}, "
+            f"got {trainer.client_optimizer!r}: use the same."
+        )
     follow_pruning.rebuild(federation, checkpoint)
     load_model(trainer.lightning_module, checkpoint, path)
-    trainer.active_module.optimizer.load_state_dict(saved["learning_rates"])
+    trainer.active_module.optimizer.schedules.load_state_dict(saved["learning_rates"])
     trainer.hooks.call_callbacks("on_load_checkpoint", checkpoint)
     states = checkpoint.get("callbacks", {})
     for callback in trainer.callbacks:

@@ -139,7 +139,7 @@ class FitLoop:
                 "prune when an epoch starts (on_train_epoch_start)."
             )
         flat_module.load_server_model(run)
-        flat_module.optimizer.end_round(run.round)
+        flat_module.optimizer.schedules.end_round(run.round)
         self.before_round = None
         trainer.global_step = run.num_steps
         trainer.publish({**record, "time/simulated_seconds": run.simulated_seconds})
@@ -155,7 +155,7 @@ class FitLoop:
         self.federation.charge_queries()
         record |= flat_module.logs.averages(gather_objects(trainer.fabric, flat_module.logs.take())[:1])
         trainer.publish(record)
-        flat_module.optimizer.end_plateau(run.round, trainer.callback_metrics)
+        flat_module.optimizer.schedules.end_plateau(run.round, trainer.callback_metrics)
         if self.val_loop._has_run and not self._knows_metrics:
             self._knows_metrics = True
             check_watched(trainer.callbacks, trainer.callback_metrics)

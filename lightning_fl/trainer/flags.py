@@ -38,6 +38,7 @@ class TrainerFlags:
         clients_per_round: int | float = 10,
         local_epochs: int | None = None,
         local_steps: int | None = None,
+        client_optimizer: Literal["module", "sgd"] = "module",
         val_every_n_rounds: int = 1,
         log_every_n_rounds: int = 1,
         checkpoint_every_n_rounds: int = 1,
@@ -84,6 +85,8 @@ class TrainerFlags:
             clients_per_round: Clients selected in each round, a count or a fraction in (0, 1].
             local_epochs: Passes of a client over its samples in a round; 1 if neither this nor local_steps is given.
             local_steps: Optimiser steps of a client in a round, instead of local_epochs.
+            client_optimizer: `module` for the optimiser of the module, or `sgd` for plain SGD at that optimiser's learning rates,
+                for methods that make the steps themselves.
             val_every_n_rounds: Validate after every n-th round and after the last.
             log_every_n_rounds: Log a row after every n-th round and after the last.
             checkpoint_every_n_rounds: Save checkpoints/last.ckpt after every n-th round and after the last.
@@ -134,6 +137,7 @@ class TrainerFlags:
         self.clients_per_round = clients_per_round
         self.local_epochs = local_epochs
         self.local_steps = local_steps
+        self.client_optimizer = client_optimizer
         self.val_every_n_rounds = val_every_n_rounds
         self.log_every_n_rounds = log_every_n_rounds
         self.checkpoint_every_n_rounds = checkpoint_every_n_rounds
@@ -215,6 +219,7 @@ class TrainerFlags:
             check_whole("fast_dev_run", self.fast_dev_run, 0)
         if self.gradient_clip_val is not None:
             check_at_least("gradient_clip_val", self.gradient_clip_val, 0)
+        check_choice("client_optimizer", self.client_optimizer, ("module", "sgd"))
         check_choice("runner", self.runner, ("auto", "serial", "stacked"))
         check_choice("gradient_clip_algorithm", self.gradient_clip_algorithm, ("norm", "value"))
         check_choice("deterministic", self.deterministic, (True, False, "warn"))

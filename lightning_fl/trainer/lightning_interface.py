@@ -163,7 +163,7 @@ class TrainerInterface(TrainerFlags, ABC):
     @property
     def lr_scheduler_configs(self) -> list[LRSchedulerConfig]:
         """The module's schedulers."""
-        return self.active_module.optimizer.scheduler_configs if self._has_optimizer else []
+        return self.active_module.optimizer.schedules.configs if self._has_optimizer else []
 
     @property
     def _has_optimizer(self) -> bool:

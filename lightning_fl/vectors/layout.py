@@ -158,7 +158,7 @@ class FlatGradient:
         found = [name for name in self._outside if self._pairs[name][0].grad is not None]
         for name in found:
             leaf, view = self._pairs[name]
-            view.copy_(leaf.grad)  # type: ignore[arg-type]
+            view.copy_(leaf.grad.to_dense())  # type: ignore[union-attr]
         return self.admit(found)
 
     def admit(self, names: Iterable[str]) -> list[str]:

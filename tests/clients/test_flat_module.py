@@ -16,7 +16,7 @@ from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.algorithms import DeviceM, FedAvg, FedProx
 from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.hooks import Hooks
-from lightning_fl.clients.optimizer import ELEMENTWISE
+from lightning_fl.clients.optimizers.module_optimizer import ELEMENTWISE
 
 MakeTrainer = Callable[..., FederatedTrainer]
 

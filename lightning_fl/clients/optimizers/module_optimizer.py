@@ -1,12 +1,8 @@
-"""Drive the module's own optimiser and learning-rate schedulers in a federation.
-
-One optimiser serves all clients: its state is emptied when a client starts. Schedulers with `interval: epoch` step once a round;
-those with `interval: step` step with the optimiser and restart with every client, from the learning rate of the round.
-"""
+"""Drive the module's own optimiser in a federation: one optimiser serves all clients, and its state is emptied for each."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from inspect import Parameter, signature
 from typing import Any
@@ -14,12 +10,12 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.core.optimizer import _configure_optimizers, _configure_schedulers_automatic_opt
-from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.optim.sgd import sgd
 
-from lightning_fl.errors import UserError
+from lightning_fl.clients.optimizers.plain_sgd import plain_sgd
+from lightning_fl.clients.optimizers.schedules import Schedules
+from lightning_fl.errors import UserError, require
 from lightning_fl.pruning import Plan
 from lightning_fl.vectors.layout import Layout
 
@@ -45,18 +41,19 @@ class ModuleOptimizer:
 
     Attributes:
         optimizer: the module's optimiser.
-        scheduler_configs: its schedulers, as Lightning's `LRSchedulerConfig`.
+        schedules: its schedulers.
         is_elementwise: True if it updates each coordinate from that coordinate only.
         personal_names: names of the personal parameters in each of its groups, which it does not step itself.
         params: vector or stack that it steps: see `bind`.
     """
 
-    def __init__(self, module: LightningModule, layout: Layout) -> None:
+    def __init__(self, module: LightningModule, layout: Layout, by_plain_sgd: bool = False) -> None:
         """Call `configure_optimizers`; `bind` sets the tensor to step.
 
         Args:
             module: module that configures the optimiser.
             layout: positions of the parameters in the flat vectors; trainable parameters without one are personal.
+            by_plain_sgd: True to step by plain SGD instead, at the optimiser's learning rates.
 
         Raises:
             UserError: the module has no optimiser, or several.
@@ -70,6 +67,9 @@ class ModuleOptimizer:
                 f"{type(module).__name__}.configure_optimizers must return one optimizer for federated training, "
                 f"got {len(optimizers)}."
             )
+        configs = _configure_schedulers_automatic_opt(schedulers, monitor)
+        if by_plain_sgd:
+            optimizers = [plain_sgd(optimizers[0], configs)]
         self.optimizer: torch.optim.Optimizer = optimizers[0]
         closure = signature(self.optimizer.step).parameters.get("closure")
         if closure is not None and closure.default is Parameter.empty:
@@ -77,19 +77,8 @@ class ModuleOptimizer:
                 f"{type(self.optimizer).__name__} needs the loss several times in a step (a closure), but a federation makes "
                 "a step from one gradient: let configure_optimizers return SGD, Adam or another that needs no closure."
             )
-        self.scheduler_configs = _configure_schedulers_automatic_opt(schedulers, monitor)
-        for config in self.scheduler_configs:
-            if config.interval == "step" and isinstance(config.scheduler, ReduceLROnPlateau):
-                raise UserError(
-                    "ReduceLROnPlateau watches a metric of the round, so its interval must be 'epoch', got 'step'."
-                )
-        self._step_configs = [c for c in self.scheduler_configs if c.interval == "step"]
-        self._fresh_schedulers = [deepcopy(c.scheduler.state_dict()) for c in self._step_configs]
-        self._steps = 0
+        self.schedules = Schedules(self.optimizer, configs)
         groups = self.optimizer.param_groups
-        self._fresh_rates = [group["lr"] for group in groups]
-        self._base_rates = [group.get("initial_lr", group["lr"]) for group in groups]
-        self.round_rates = list(self._base_rates)
         self._layout = layout
         self._names = {parameter: name for name, parameter in module.named_parameters()}
         shared = set(layout.names)
@@ -111,7 +100,15 @@ class ModuleOptimizer:
                 optimiser.
             gradient: gradient of the same shape, whose views are the parameters' gradients; None: the module's parameters carry
                 their gradients themselves, and all are stepped.
+
+        Raises:
+            UserError: the optimiser cannot step this gradient.
         """
+        require(
+            gradient is None or type(self.optimizer) is not torch.optim.SparseAdam,
+            "SparseAdam steps sparse gradients only, but this method or runner makes them dense: use Adam, or FedAvg with the "
+            "runner 'serial'.",
+        )
         self.params, self._gradient = params, gradient
         self._weight_decay: float | Tensor | None = None
         self._group_slices: list[list[slice]] = [[] for _ in self._groups]
@@ -153,8 +150,9 @@ class ModuleOptimizer:
     @property
     def is_plain_sgd(self) -> bool:
         """True if the optimiser is SGD without momentum and `maximize`, so that a rule may replace its step."""
-        return type(self.optimizer) is torch.optim.SGD and not any(
-            group["momentum"] or group["maximize"] for group in self.optimizer.param_groups
+        return type(self.optimizer) is torch.optim.SGD and not (
+            self.schedules.cycles_momentum
+            or any(group["momentum"] or group["maximize"] for group in self.optimizer.param_groups)
         )
 
     @property
@@ -162,7 +160,7 @@ class ModuleOptimizer:
         """Momentum ρ of SGD, v ← ρv + g; 0 for other optimisers; None with dampening or nesterov, or if it varies."""
         if type(self.optimizer) is not torch.optim.SGD:
             return 0.0
-        if any(getattr(config.scheduler, "cycle_momentum", False) for config in self.scheduler_configs):
+        if self.schedules.cycles_momentum:
             return None
         groups = self.optimizer.param_groups
         if len({group["momentum"] for group in groups}) > 1:
@@ -205,70 +203,11 @@ class ModuleOptimizer:
             sgd(used, [p.grad for p in used], [None] * len(used), foreach=True, **options)
 
     def start_client(self) -> None:
-        """Empty the optimiser's state, and restart the step-wise schedulers from the learning rate of the round."""
+        """Empty the optimiser's state; its hyper-parameters are those of the round already."""
         self.optimizer.state.clear()
         self.optimizer.state.update({p: deepcopy(state) for p, state in self._fresh_optimizer.items()})
-        self._steps = 0
         self._weight_decay = None
-        if not self._step_configs:
-            return
-        factors = [now / base if base else 1.0 for now, base in zip(self.round_rates, self._base_rates, strict=True)]
-        for group, rate, factor in zip(self.optimizer.param_groups, self._fresh_rates, factors, strict=True):
-            group["lr"] = rate * factor
-        for config, fresh in zip(self._step_configs, self._fresh_schedulers, strict=True):
-            config.scheduler.load_state_dict(deepcopy(fresh))
-            if hasattr(config.scheduler, "base_lrs"):
-                config.scheduler.base_lrs = list(self.round_rates)
-
-    def after_step(self) -> None:
-        """Advance the step-wise schedulers."""
-        self._steps += 1
-        for config in self._step_configs:
-            if self._steps % config.frequency == 0:
-                scheduler: Any = config.scheduler
-                scheduler.step()
-
-    @property
-    def moves_within_round(self) -> bool:
-        """True if the learning rate changes from step to step."""
-        return bool(self._step_configs)
-
-    def end_round(self, num_rounds: int) -> None:
-        """Advance the epoch-wise schedulers, with a round as the epoch; `end_plateau` advances those that monitor a metric.
-
-        Args:
-            num_rounds: rounds completed.
-        """
-        self._move([c for c in self._epoch_configs(num_rounds) if not isinstance(c.scheduler, ReduceLROnPlateau)], {})
-
-    def end_plateau(self, num_rounds: int, metrics: Mapping[str, Any]) -> None:
-        """Advance the schedulers that monitor a metric.
-
-        Raises:
-            UserError: the metric was not logged.
-        """
-        self._move([c for c in self._epoch_configs(num_rounds) if isinstance(c.scheduler, ReduceLROnPlateau)], metrics)
-
-    def _epoch_configs(self, num_rounds: int) -> list[LRSchedulerConfig]:
-        return [c for c in self.scheduler_configs if c.interval == "epoch" and num_rounds % c.frequency == 0]
-
-    def _move(self, configs: list[LRSchedulerConfig], metrics: Mapping[str, Any]) -> None:
-        if not configs:
-            return
-        for group, rate in zip(self.optimizer.param_groups, self.round_rates, strict=True):
-            group["lr"] = rate
-        for config in configs:
-            scheduler: Any = config.scheduler
-            if not isinstance(scheduler, ReduceLROnPlateau):
-                scheduler.step()
-            elif config.monitor is not None and config.monitor in metrics:
-                scheduler.step(metrics[config.monitor])
-            elif config.strict:
-                raise UserError(
-                    f"ReduceLROnPlateau monitors {config.monitor!r}, which was not logged; "
-                    f"logged: {', '.join(sorted(metrics))}."
-                )
-        self.round_rates = [group["lr"] for group in self.optimizer.param_groups]
+        self.schedules.start_client()
 
     @property
     def learning_rate(self) -> float | Tensor:
@@ -297,17 +236,3 @@ class ModuleOptimizer:
             for part in slices:
                 values[part] = float(group[key])
         return values
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the learning rates of the round and the states of the epoch-wise schedulers."""
-        states = [c.scheduler.state_dict() for c in self.scheduler_configs if c.interval == "epoch"]
-        return {"round_rates": list(self.round_rates), "schedulers": states}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        self.round_rates = list(state["round_rates"])
-        for group, rate in zip(self.optimizer.param_groups, self.round_rates, strict=True):
-            group["lr"] = rate
-        configs = [c for c in self.scheduler_configs if c.interval == "epoch"]
-        for config, saved in zip(configs, state["schedulers"], strict=True):
-            config.scheduler.load_state_dict(saved)

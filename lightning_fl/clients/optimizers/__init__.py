@@ -1,0 +1,1 @@
+"""Optimisers of the clients, and the schedulers that move their hyper-parameters."""

@@ -1,0 +1,232 @@
+"""Schedulers in a federation: hyper-parameters that go on from round to round, and restart for every client.
+
+Schedulers with `interval: epoch` step once a round. Every client starts from the hyper-parameters of the round (learning rate,
+momentum, betas and all others of the optimiser's groups), and schedulers with `interval: step` are made anew on these.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from typing import Any
+
+from lightning.pytorch.utilities.types import LRSchedulerConfig
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import (
+    ChainedScheduler,
+    CyclicLR,
+    LRScheduler,
+    OneCycleLR,
+    ReduceLROnPlateau,
+    SequentialLR,
+)
+
+from lightning_fl.errors import UserError
+
+ABSOLUTE = (CyclicLR, OneCycleLR)
+"""Schedulers whose rates are their own arguments, whatever the rate of the optimiser."""
+
+Options = dict[str, Any]
+"""Hyper-parameters of one group of an optimiser, by name."""
+
+
+class Schedules:
+    """Schedulers of an optimiser, with the hyper-parameters of the round.
+
+    Outside a local training the optimiser's groups hold the hyper-parameters from which the next client starts.
+
+    Attributes:
+        configs: the schedulers, as Lightning's `LRSchedulerConfig`; callbacks may replace some.
+    """
+
+    def __init__(self, optimizer: Optimizer, configs: list[LRSchedulerConfig]) -> None:
+        """Take over the schedulers that `configure_optimizers` has just created.
+
+        Raises:
+            UserError: ReduceLROnPlateau has the interval `step`.
+        """
+        for config in configs:
+            if config.interval == "step" and isinstance(config.scheduler, ReduceLROnPlateau):
+                raise UserError(
+                    "ReduceLROnPlateau watches a metric of the round, so its interval must be 'epoch', got 'step'."
+                )
+        self.configs = configs
+        self._groups = optimizer.param_groups
+        self._of_steps = [config for config in configs if config.interval == "step"]
+        self._fresh = [deepcopy(config.scheduler.state_dict()) for config in self._of_steps]
+        self._steps = 0
+        if self._of_steps and len(configs) > len(self._of_steps):
+            # The rates of the round are those without step-wise schedulers.
+            for group in self._groups:
+                group["lr"] = deepcopy(group.get("initial_lr", group["lr"]))
+            for config in configs:
+                if config.interval == "epoch":
+                    _begin(config.scheduler, self._groups)
+        self._first = self._options()
+        self._round = self._options()
+        self._prepare_clients()
+
+    @property
+    def moves_within_round(self) -> bool:
+        """True if hyper-parameters change from step to step."""
+        return bool(self._of_steps)
+
+    @property
+    def cycles_momentum(self) -> bool:
+        """True if a scheduler changes the momentum."""
+        return any(
+            getattr(part, "cycle_momentum", False) for config in self.configs for part in parts_of(config.scheduler)
+        )
+
+    def start_client(self) -> None:
+        """Begin to count the steps of a client."""
+        self._steps = 0
+        self._adopt()
+
+    def _adopt(self) -> None:
+        """Adopt what callbacks have changed since the last local training, such as a learning rate, for all that follows."""
+        for group, of_round, of_client in zip(self._groups, self._round, self._client, strict=True):
+            changed = _changed(group, of_client)
+            of_round.update(deepcopy(changed))
+            of_client.update(deepcopy(changed))
+
+    def end_client(self) -> None:
+        """Restore the hyper-parameters and schedulers with which every client of the round starts."""
+        self._restore(self._client)
+        for config, state in zip(self._of_steps, self._client_states, strict=True):
+            config.scheduler.load_state_dict(deepcopy(state))
+
+    def after_step(self) -> None:
+        """Advance the step-wise schedulers."""
+        self._steps += 1
+        for config in self._of_steps:
+            if self._steps % config.frequency == 0:
+                scheduler: Any = config.scheduler
+                scheduler.step()
+
+    def end_round(self, num_rounds: int) -> None:
+        """Advance the epoch-wise schedulers, with a round as the epoch; `end_plateau` advances those that monitor a metric.
+
+        Args:
+            num_rounds: rounds completed.
+        """
+        self._move([c for c in self._due(num_rounds) if not isinstance(c.scheduler, ReduceLROnPlateau)], {})
+
+    def end_plateau(self, num_rounds: int, metrics: Mapping[str, Any]) -> None:
+        """Advance the schedulers that monitor a metric.
+
+        Raises:
+            UserError: the metric was not logged.
+        """
+        self._move([c for c in self._due(num_rounds) if isinstance(c.scheduler, ReduceLROnPlateau)], metrics)
+
+    def _due(self, num_rounds: int) -> list[LRSchedulerConfig]:
+        return [c for c in self.configs if c.interval == "epoch" and num_rounds % c.frequency == 0]
+
+    def _move(self, configs: list[LRSchedulerConfig], metrics: Mapping[str, Any]) -> None:
+        if not configs:
+            return
+        self._adopt()
+        self._restore(self._round)
+        for config in configs:
+            scheduler: Any = config.scheduler
+            if not isinstance(scheduler, ReduceLROnPlateau):
+                scheduler.step()
+            elif config.monitor is not None and config.monitor in metrics:
+                scheduler.step(metrics[config.monitor])
+            elif config.strict:
+                raise UserError(
+                    f"ReduceLROnPlateau monitors {config.monitor!r}, which was not logged; "
+                    f"logged: {', '.join(sorted(metrics))}."
+                )
+        self._round = self._options()
+        self._prepare_clients()
+
+    def _prepare_clients(self) -> None:
+        """Make the step-wise schedulers anew on the hyper-parameters of the round, and keep the result for every client."""
+        self._restore(self._round)
+        if len(self.configs) > len(self._of_steps):
+            for config, state in zip(self._of_steps, self._fresh, strict=True):
+                config.scheduler.load_state_dict(deepcopy(state))
+                if not any(isinstance(part, ABSOLUTE) for part in parts_of(config.scheduler)):
+                    _rebase(config.scheduler, self._groups)
+                _begin(config.scheduler, self._groups)
+        self._client = self._options()
+        self._client_states = [deepcopy(config.scheduler.state_dict()) for config in self._of_steps]
+
+    def _options(self) -> list[Options]:
+        """Return copies of the groups' hyper-parameters."""
+        return [{name: deepcopy(x) for name, x in group.items() if name != "params"} for group in self._groups]
+
+    def _restore(self, options: Sequence[Options]) -> None:
+        """Give the groups these hyper-parameters and no others, because some optimisers count their steps in the groups."""
+        for group, saved in zip(self._groups, options, strict=True):
+            for name in group.keys() - saved.keys() - {"params"}:
+                del group[name]
+            group.update(deepcopy(saved))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the round's learning rates, its other hyper-parameters that have changed, and the epoch-wise schedulers."""
+        changed = [_changed(now, first) for now, first in zip(self._round, self._first, strict=True)]
+        return {
+            "round_rates": [options["lr"] for options in self._round],
+            "round_options": [{name: x for name, x in options.items() if name != "lr"} for options in changed],
+            "schedulers": [c.scheduler.state_dict() for c in self.configs if c.interval == "epoch"],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        changed = state.get("round_options", [{}] * len(self._first))  # not in checkpoints of earlier versions
+        for of_round, first, rate, options in zip(self._round, self._first, state["round_rates"], changed, strict=True):
+            of_round.update(deepcopy({**first, **options, "lr": rate}))
+        of_rounds = [config for config in self.configs if config.interval == "epoch"]
+        for config, saved in zip(of_rounds, state["schedulers"], strict=True):
+            config.scheduler.load_state_dict(saved)
+        self._prepare_clients()
+
+
+def parts_of(scheduler: Any) -> Iterator[Any]:
+    """Yield a scheduler and, if it is chained or sequential, those that it consists of."""
+    yield scheduler
+    for part in getattr(scheduler, "_schedulers", ()):
+        yield from parts_of(part)
+
+
+def _changed(options: Options, earlier: Options) -> Options:
+    """Return the hyper-parameters that are new or have another value."""
+    found = {}
+    for name, value in options.items():
+        if name != "params":
+            differs: Any = name not in earlier or value != earlier[name]
+            if differs.any() if isinstance(differs, Tensor) else differs:
+                found[name] = value
+    return found
+
+
+def _rebase(scheduler: Any, groups: Sequence[Options]) -> None:
+    """Let the groups' present learning rates be those from which a scheduler computes its own."""
+    for group in groups:
+        group["initial_lr"] = deepcopy(group["lr"])
+    for part in parts_of(scheduler):
+        if hasattr(part, "base_lrs"):
+            part.base_lrs = [deepcopy(group["lr"]) for group in groups]
+
+
+def _begin(scheduler: Any, groups: Sequence[Options]) -> None:
+    """Apply a scheduler that has made no step to the groups' present learning rates, as its constructor does."""
+    if isinstance(scheduler, ChainedScheduler):
+        for part in scheduler._schedulers:
+            _begin(part, groups)
+    elif isinstance(scheduler, SequentialLR):
+        for group in groups:
+            group["lr"] = deepcopy(group["initial_lr"])
+        first = scheduler._schedulers[bisect_right(scheduler._milestones, 0)]
+        scheduler.recursive_undo(first)
+        first._initial_step()
+    elif isinstance(scheduler, LRScheduler) and not isinstance(scheduler, ReduceLROnPlateau):
+        scheduler.last_epoch -= 1
+        scheduler._initial_step()
+    if isinstance(scheduler, LRScheduler):
+        scheduler._last_lr = [deepcopy(group["lr"]) for group in groups]

@@ -1,0 +1,108 @@
+"""Test every scheduler of torch against the stock Trainer."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L  # noqa: N812
+import numpy as np
+import pytest
+from scheduled import (
+    MIXED,
+    ONLY_BY_EPOCH,
+    SCHEDULERS,
+    MakeOptimizer,
+    MakeStock,
+    MakeTrainer,
+    Scheduled,
+    adam,
+    check,
+    sgd,
+)
+from torch.optim import lr_scheduler
+from toys import federation, vector
+
+from lightning_fl import UserError
+
+
+def test_every_scheduler_of_torch_is_tried() -> None:
+    assert set(lr_scheduler.__all__) - {"LRScheduler"} == SCHEDULERS.keys() | ONLY_BY_EPOCH.keys()
+
+
+@pytest.mark.parametrize("optimizer", [sgd, adam])
+@pytest.mark.parametrize("runner", ["serial", "stacked"])
+@pytest.mark.parametrize("name", SCHEDULERS | MIXED | ONLY_BY_EPOCH)
+def test_rounds_are_epochs_of_a_stock_trainer(
+    name: str, runner: str, optimizer: MakeOptimizer, make_trainer: MakeTrainer, make_stock_trainer: MakeStock
+) -> None:
+    scheduler = (SCHEDULERS | MIXED | ONLY_BY_EPOCH)[name]
+    check(Scheduled(optimizer, by_epoch=scheduler), make_trainer, make_stock_trainer, runner)
+
+
+@pytest.mark.parametrize("optimizer", [sgd, adam])
+@pytest.mark.parametrize("runner", ["serial", "stacked"])
+@pytest.mark.parametrize("name", SCHEDULERS | MIXED)
+def test_steps_are_those_of_a_stock_trainer(
+    name: str, runner: str, optimizer: MakeOptimizer, make_trainer: MakeTrainer, make_stock_trainer: MakeStock
+) -> None:
+    scheduler = (SCHEDULERS | MIXED)[name]
+    check(Scheduled(optimizer, by_step=scheduler), make_trainer, make_stock_trainer, runner)
+
+
+@pytest.mark.parametrize("by_step", SCHEDULERS | MIXED)
+@pytest.mark.parametrize("by_epoch", ["LambdaLR", "LinearLR", "SequentialLR", "ChainedScheduler", "OneCycleLR"])
+def test_step_wise_schedulers_start_from_the_rates_of_the_round(
+    by_epoch: str, by_step: str, make_trainer: MakeTrainer, make_stock_trainer: MakeStock
+) -> None:
+    module = Scheduled(sgd, SCHEDULERS[by_epoch], (SCHEDULERS | MIXED)[by_step])
+    check(module, make_trainer, make_stock_trainer, "serial")
+
+
+@pytest.mark.parametrize("runner", ["serial", "stacked"])
+@pytest.mark.parametrize("name", ["OneCycleLR", "CyclicLR"])
+@pytest.mark.parametrize("optimizer", [sgd, adam])
+def test_every_client_starts_alike(optimizer: MakeOptimizer, name: str, runner: str, make_trainer: MakeTrainer) -> None:
+    module = Scheduled(optimizer, by_step=SCHEDULERS[name])
+    data = federation(sizes=(8, 8, 8))
+    make_trainer(max_rounds=2, clients_at_once=1 if runner == "stacked" else None, runner=runner).fit(module, data)
+    assert module.record.steps[1] != module.record.steps[0]
+    assert module.record.steps == 6 * module.record.steps[:2]
+
+
+class Sets(L.Callback):
+    """Callback that sets the learning rate at the start of the third epoch."""
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        if trainer.current_epoch == 2:
+            for group in trainer.optimizers[0].param_groups:
+                group["lr"] = 0.01
+
+
+@pytest.mark.parametrize("name", [None, "ExponentialLR", "OneCycleLR"])
+def test_rates_that_a_callback_sets_stay(
+    name: str | None, make_trainer: MakeTrainer, make_stock_trainer: MakeStock
+) -> None:
+    module = Scheduled(sgd, by_epoch=SCHEDULERS[name] if name else None)
+    check(module, make_trainer, make_stock_trainer, "serial", callbacks=Sets())
+
+
+@pytest.mark.parametrize("optimizer", [sgd, adam])
+@pytest.mark.parametrize("name", ["OneCycleLR", "CyclicLR", "SequentialLR", "chain of a sequence"])
+def test_schedules_go_on_after_a_checkpoint(
+    name: str, optimizer: MakeOptimizer, make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    scheduler = (SCHEDULERS | MIXED)[name]
+    data, flags = federation(sizes=(8, 8)), {"clients_per_round": 2, "precision": "64-true"}
+    whole, begun, resumed = (Scheduled(optimizer, scheduler, SCHEDULERS["LinearLR"]) for _ in range(3))
+    begun.load_state_dict(whole.state_dict())
+    make_trainer(max_rounds=5, **flags).fit(whole, data)
+    make_trainer(max_rounds=2, **flags, **keeps_files).fit(begun, data)
+    path = tmp_path / "checkpoints" / "last.ckpt"
+    make_trainer(max_rounds=5, **flags, **keeps_files).fit(resumed, data, ckpt_path=path)
+    assert begun.record.steps + resumed.record.steps == whole.record.steps
+    np.testing.assert_array_equal(vector(resumed), vector(whole))
+
+
+def test_a_plateau_of_steps_is_refused(make_trainer: MakeTrainer) -> None:
+    module = Scheduled(sgd, by_step=ONLY_BY_EPOCH["ReduceLROnPlateau"])
+    with pytest.raises(UserError, match="interval must be 'epoch', got 'step'"):
+        make_trainer().fit(module, federation())
