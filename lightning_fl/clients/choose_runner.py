@@ -143,6 +143,8 @@ def _try(flat_module: FlatModule, job: ClientJob, data: FederatedDataModule) -> 
                 f"a step of two clients at once failed ({_first_sentence(error)}): keep numbers as tensors, and use "
                 "torch.where instead of if"
             )
+    finally:
+        flat_module.progress = None
     if changed := _restore(attributes, _plain_attributes(flat_module.module)):
         obstacles.append(
             f"training_step changes {' and '.join(map(repr, changed))} of the module, which clients of a stack would share "

@@ -22,16 +22,27 @@ class LogCollector:
     In a federation a value logged in a step is averaged over the client's steps and over the clients, weighted by samples,
     and reported once a round. `reduce_fx` other than the mean ("sum", "min", "max" or a function of the stacked values) is
     applied to all values of the round. torchmetrics objects are computed at the end of the round and reset.
+
+    Lightning gives a value that is logged on step and on epoch two more names, which callbacks may monitor: `<name>_epoch`, the
+    value of the round, and in training `<name>_step`, the mean over clients of their last step's value. Loggers get the
+    value under its own name only.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_training: Callable[[], bool] = lambda: False) -> None:
+        """Start without values.
+
+        Args:
+            is_training: returns True during a local training, in which Lightning logs on step unless told otherwise.
+        """
         self.batch_size = 1
+        self._is_training = is_training
         self.dataloader_suffix = ""
         self._module_logs_loss: bool | None = None
         self.progress_bar_names: set[str] = set()
         self.unlogged_names: set[str] = set()
         self._metrics: dict[str, Metric] = {}
         self._reductions: dict[str, str | Callable[..., Any]] = {}
+        self._suffixed: dict[str, dict[str, str]] = {}
         self._values: dict[str, list[Any]] = {}
         self._weights: dict[str, list[float]] = {}
 
@@ -53,20 +64,33 @@ class LogCollector:
         rank_zero_only: bool = False,
     ) -> None:
         """Record a value; same signature as `LightningModule.log`, but `on_step` does not report single steps."""
-        if add_dataloader_idx:
-            name += self.dataloader_suffix
+        base, suffix = name, self.dataloader_suffix if add_dataloader_idx else ""
+        name += suffix
         if name not in self._values:
             self._values[name], self._weights[name] = [], []
             self._reductions[name] = reduce_fx
             if prog_bar:
                 self.progress_bar_names.add(name)
-            if logger is False:
-                self.unlogged_names.add(name)
+            (self.unlogged_names.add if logger is False else self.unlogged_names.discard)(name)
+            self._add_suffixed(name, base, suffix, on_step, on_epoch)
         if isinstance(value, Metric):
             self._metrics[name] = value
             return
         self._values[name].append(value.detach() if isinstance(value, Tensor) else value)
         self._weights[name].append(self.batch_size if batch_size is None else batch_size)
+
+    def _add_suffixed(self, name: str, base: str, suffix: str, on_step: bool | None, on_epoch: bool | None) -> None:
+        """Give a value that is logged on step and on epoch Lightning's names for the two; loggers do not get them."""
+        is_training = self._is_training()
+        on_step = is_training if on_step is None else on_step
+        on_epoch = not is_training if on_epoch is None else on_epoch
+        if name in self._suffixed or not (on_step and on_epoch):
+            return
+        forms = ("epoch", "step") if is_training else ("epoch",)
+        names = {form: f"{base}_{form}{suffix}" for form in forms}
+        self._suffixed[name] = {form: other for form, other in names.items() if other not in self._values}
+        self.unlogged_names.update(self._suffixed[name].values())
+        self._reductions |= dict.fromkeys(self._suffixed[name].values(), self._reductions[name])
 
     def add_loss(self, loss: Tensor) -> None:
         """Log the loss of a training step as `train/loss`, unless the module logs it itself."""
@@ -87,11 +111,13 @@ class LogCollector:
             if not values:
                 continue
             stacked = torch.stack([torch.as_tensor(value).squeeze() for value in values]).double()
+            weights = self._weights[name]
             if self._is_mean(name):
-                weights = self._weights[name]
                 sums[name] = (stacked @ torch.tensor(weights, dtype=torch.float64, device=stacked.device), sum(weights))
             else:
                 sums[name] = (stacked, 0.0)
+            for form, other in self._suffixed.get(name, {}).items():
+                sums[other] = sums[name] if form == "epoch" else (stacked[-1] * weights[-1], weights[-1])
         for name in self._values:
             self._values[name], self._weights[name] = [], []
         return sums
@@ -119,6 +145,12 @@ class LogCollector:
                 averages[name] = float(_reduce(self._reductions[name], values))
         for name, metric in self._metrics.items():
             averages[name] = float(metric.compute())
+            for form, other in self._suffixed.get(name, {}).items():
+                value = averages[name] if form == "epoch" else metric._forward_cache
+                if value is not None:  # a metric that was updated without `forward` has no value of a step
+                    averages[other] = float(torch.as_tensor(value).detach())
+        # Only after all are computed, because metrics of one MetricCollection may share their states.
+        for metric in self._metrics.values():
             metric.reset()
         self._metrics.clear()
         return averages
@@ -129,10 +161,10 @@ class RowLogs(LogCollector):
 
     def __init__(self, collector: LogCollector) -> None:
         """Start without values; `collector` reports the values logged here."""
-        super().__init__()
+        super().__init__(lambda: True)
         self.rows: Sequence[int] = ()
         self.progress_bar_names, self.unlogged_names = collector.progress_bar_names, collector.unlogged_names
-        self._reductions = collector._reductions
+        self._reductions, self._suffixed = collector._reductions, collector._suffixed
         self._rows: dict[str, list[Sequence[int]]] = {}
 
     def log(self, name: str, value: Any, *how: Any, **named: Any) -> None:
@@ -160,17 +192,28 @@ class RowLogs(LogCollector):
     def take_rows(self, num_rows: int) -> list[Sums]:
         """Return the sums of the values that each client logged."""
         taken: list[Sums] = [{} for _ in range(num_rows)]
-        for name in self._values:
-            flat, rows, weights = self._flat(name)
-            if not self._is_mean(name):
-                for row in rows.unique().tolist():
-                    taken[row][name] = (flat[rows == row], 0.0)
-                continue
-            weighted = torch.stack([flat, torch.ones_like(flat)]) * weights
-            totals, samples = flat.new_zeros(2, num_rows).index_add_(1, rows, weighted)
+
+        def share_out(name: str, totals: Tensor, samples: Tensor) -> None:
             for total, weight, sums in zip(totals, samples.tolist(), taken, strict=True):
                 if weight:
                     sums[name] = (total, weight)
+
+        for name in self._values:
+            flat, rows, weights = self._flat(name)
+            suffixed = self._suffixed.get(name, {})
+            of_round = [name, suffixed["epoch"]] if "epoch" in suffixed else [name]
+            if self._is_mean(name):
+                weighted = torch.stack([flat, torch.ones_like(flat)]) * weights
+                totals, samples = flat.new_zeros(2, num_rows).index_add_(1, rows, weighted)
+                for own in of_round:
+                    share_out(own, totals, samples)
+            else:
+                for row in rows.unique().tolist():
+                    taken[row] |= dict.fromkeys(of_round, (flat[rows == row], 0.0))
+            if "step" in suffixed:
+                positions = torch.arange(len(rows), device=rows.device)
+                last = rows.new_full((num_rows,), -1).scatter_reduce_(0, rows, positions, "amax")
+                share_out(suffixed["step"], flat[last] * weights[last], weights[last] * (last >= 0))
         return taken
 
 

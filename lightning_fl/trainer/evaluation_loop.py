@@ -36,12 +36,15 @@ def run_evaluation(trainer: TrainerInterface, stage: str) -> tuple[dict[str, flo
         kept = checkpoint_file.load(trainer.ckpt_path).get("federation", {}).get("run", {}).get("clients", {})
         checkpointing.evaluate_checkpoint(flat_module, trainer.ckpt_path)
     short = {"validation": "val"}.get(stage, stage)
-    loaders = as_loaders(getattr(trainer.data, f"{short}_dataloader")())
+    given = getattr(trainer.data, f"{short}_dataloader")()
+    setattr(trainer, f"{short}_dataloaders", given)
+    loaders = as_loaders(given)
     limit = trainer.limits[f"limit_{short}_batches"]
     setattr(trainer, f"num_{short}_batches", num_batches(loaders, limit))
     states = owned_by_clients(flat_module, kept)
     validation = ModelValidation(flat_module, trainer.data, stage, loaders, limit, states)
     averages, outputs = evaluate_with_method(trainer, validation)
+    averages = {name: value for name, value in averages.items() if name not in flat_module.logs.unlogged_names}
     for logger in trainer.loggers[1:]:
         logger.log_metrics(averages, step=trainer.global_step)
         logger.save()

@@ -24,6 +24,7 @@ from lightning_fl.outputs.wandb_run import WandbRun, is_used
 from lightning_fl.trainer import checkpointing
 from lightning_fl.trainer.flags import cohort_size
 from lightning_fl.trainer.lightning_interface import TrainerInterface
+from lightning_fl.trainer.lightning_parts import check_callbacks
 from lightning_fl.trainer.memory_format import prefers_channels_last
 
 STAGES = {
@@ -81,6 +82,8 @@ def session(
         status = "success"
     except BaseException as error:
         trainer.state.status = TrainerStatus.INTERRUPTED
+        if trainer.flat_module is not None:
+            trainer.flat_module.progress = None  # callbacks save the server's model under its own number of steps
         status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         trainer.hooks.call("on_exception", error)
         raise
@@ -133,8 +136,9 @@ def _attach(
     trainer.state.fn, trainer.state.stage, trainer.state.status = fn, STAGES[fn], TrainerStatus.RUNNING
     if fn == TrainerFn.FITTING:
         trainer.__dict__.pop("run", None)
-        trainer.current_epoch = trainer.global_step = 0
+        trainer.current_epoch = 0
     trainer.lightning_module, trainer.datamodule, trainer.algorithm = model, datamodule, algorithm or FedAvg()
+    trainer.val_dataloaders = trainer.test_dataloaders = trainer.predict_dataloaders = None
     trainer.should_stop, trainer.callback_metrics, trainer.progress_bar_metrics = False, {}, {}
     model.trainer = trainer  # type: ignore[assignment]
     datamodule.trainer = trainer  # type: ignore[assignment]
@@ -147,6 +151,7 @@ def _all_callbacks(trainer: TrainerInterface, model: LightningModule) -> list[Ca
     """Return the user's callbacks, then the module's and the algorithm's, then those that the flags add."""
     configured = model.configure_callbacks()
     own = [configured] if isinstance(configured, Callback) else list(configured)
+    check_callbacks(own)
     types = {type(callback) for callback in own}
     callbacks = [c for c in trainer.given_callbacks if type(c) not in types] + own
     callbacks += trainer.algorithm.configure_callbacks()
