@@ -12,8 +12,9 @@ from torchmetrics import Metric
 from lightning_fl.errors import UserError
 
 LOSS = "train/loss"
-Sums = dict[str, tuple[Tensor, float]]
-"""For each name, (sum of value × samples, samples); for a reduction other than the mean, (all values, 0)."""
+Sums = dict[str | tuple[str, str], tuple[Tensor, float]]
+"""For each name, (sum of value × samples, samples); for a reduction other than the mean, (all values, 0). A pair is a name and
+Lightning's name with suffix for the same value."""
 
 
 class LogCollector:
@@ -23,9 +24,11 @@ class LogCollector:
     and reported once a round. `reduce_fx` other than the mean ("sum", "min", "max" or a function of the stacked values) is
     applied to all values of the round. torchmetrics objects are computed at the end of the round and reset.
 
-    Lightning gives a value that is logged on step and on epoch two more names, which callbacks may monitor: `<name>_epoch`, the
-    value of the round, and in training `<name>_step`, the mean over clients of their last step's value. Loggers get the
-    value under its own name only.
+    Lightning gives a value that is logged on step and on epoch two names with suffix: `<name>_epoch`, here the value of the
+    round, and in training `<name>_step`, here the mean over clients of their last step's value.
+
+    Attributes:
+        suffixed: for each name, the values of its names with suffix, which callbacks may monitor and loggers do not get.
     """
 
     def __init__(self, is_training: Callable[[], bool] = lambda: False) -> None:
@@ -42,7 +45,8 @@ class LogCollector:
         self.unlogged_names: set[str] = set()
         self._metrics: dict[str, Metric] = {}
         self._reductions: dict[str, str | Callable[..., Any]] = {}
-        self._suffixed: dict[str, dict[str, str]] = {}
+        self.suffixed: dict[str, dict[str, float]] = {}
+        self._forms: dict[str, dict[str, str]] = {}
         self._values: dict[str, list[Any]] = {}
         self._weights: dict[str, list[float]] = {}
 
@@ -71,26 +75,17 @@ class LogCollector:
             self._reductions[name] = reduce_fx
             if prog_bar:
                 self.progress_bar_names.add(name)
-            (self.unlogged_names.add if logger is False else self.unlogged_names.discard)(name)
-            self._add_suffixed(name, base, suffix, on_step, on_epoch)
+            if logger is False:
+                self.unlogged_names.add(name)
+            is_training = self._is_training()
+            if (is_training if on_step is None else on_step) and (not is_training if on_epoch is None else on_epoch):
+                forms = ("epoch", "step") if is_training else ("epoch",)
+                self._forms[name] = {form: f"{base}_{form}{suffix}" for form in forms}
         if isinstance(value, Metric):
             self._metrics[name] = value
             return
         self._values[name].append(value.detach() if isinstance(value, Tensor) else value)
         self._weights[name].append(self.batch_size if batch_size is None else batch_size)
-
-    def _add_suffixed(self, name: str, base: str, suffix: str, on_step: bool | None, on_epoch: bool | None) -> None:
-        """Give a value that is logged on step and on epoch Lightning's names for the two; loggers do not get them."""
-        is_training = self._is_training()
-        on_step = is_training if on_step is None else on_step
-        on_epoch = not is_training if on_epoch is None else on_epoch
-        if name in self._suffixed or not (on_step and on_epoch):
-            return
-        forms = ("epoch", "step") if is_training else ("epoch",)
-        names = {form: f"{base}_{form}{suffix}" for form in forms}
-        self._suffixed[name] = {form: other for form, other in names.items() if other not in self._values}
-        self.unlogged_names.update(self._suffixed[name].values())
-        self._reductions |= dict.fromkeys(self._suffixed[name].values(), self._reductions[name])
 
     def add_loss(self, loss: Tensor) -> None:
         """Log the loss of a training step as `train/loss`, unless the module logs it itself."""
@@ -116,8 +111,8 @@ class LogCollector:
                 sums[name] = (stacked @ torch.tensor(weights, dtype=torch.float64, device=stacked.device), sum(weights))
             else:
                 sums[name] = (stacked, 0.0)
-            for form, other in self._suffixed.get(name, {}).items():
-                sums[other] = sums[name] if form == "epoch" else (stacked[-1] * weights[-1], weights[-1])
+            for form, other in self._forms.get(name, {}).items():
+                sums[name, other] = sums[name] if form == "epoch" else (stacked[-1] * weights[-1], weights[-1])
         for name in self._values:
             self._values[name], self._weights[name] = [], []
         return sums
@@ -135,20 +130,24 @@ class LogCollector:
     def averages(self, parts: list[Sums]) -> dict[str, float]:
         """Combine the sums of several clients (or of one evaluation), and compute and reset the torchmetrics objects."""
         averages: dict[str, float] = {}
-        for name in {name: None for part in parts for name in part}:
-            entries = [part[name] for part in parts if name in part]
+        for key in {key: None for part in parts for key in part}:
+            entries = [part[key] for part in parts if key in part]
             weight = sum(weight for _, weight in entries)
+            name, other = key if isinstance(key, tuple) else (key, None)
             if weight:
-                averages[name] = float(sum(float(total) for total, _ in entries) / weight)
+                value = float(sum(float(total) for total, _ in entries) / weight)
             else:
-                values = torch.cat([values for values, _ in entries])
-                averages[name] = float(_reduce(self._reductions[name], values))
+                value = float(_reduce(self._reductions[name], torch.cat([values for values, _ in entries])))
+            if other is None:
+                averages[name] = value
+            else:
+                self.suffixed.setdefault(name, {})[other] = value
         for name, metric in self._metrics.items():
             averages[name] = float(metric.compute())
-            for form, other in self._suffixed.get(name, {}).items():
-                value = averages[name] if form == "epoch" else metric._forward_cache
-                if value is not None:  # a metric that was updated without `forward` has no value of a step
-                    averages[other] = float(torch.as_tensor(value).detach())
+            for form, other in self._forms.get(name, {}).items():
+                of_form = averages[name] if form == "epoch" else metric._forward_cache
+                if of_form is not None:  # a metric that was updated without `forward` has no value of a step
+                    self.suffixed.setdefault(name, {})[other] = float(torch.as_tensor(of_form).detach())
         # Only after all are computed, because metrics of one MetricCollection may share their states.
         for metric in self._metrics.values():
             metric.reset()
@@ -164,7 +163,7 @@ class RowLogs(LogCollector):
         super().__init__(lambda: True)
         self.rows: Sequence[int] = ()
         self.progress_bar_names, self.unlogged_names = collector.progress_bar_names, collector.unlogged_names
-        self._reductions, self._suffixed = collector._reductions, collector._suffixed
+        self._reductions, self._forms = collector._reductions, collector._forms
         self._rows: dict[str, list[Sequence[int]]] = {}
 
     def log(self, name: str, value: Any, *how: Any, **named: Any) -> None:
@@ -193,27 +192,26 @@ class RowLogs(LogCollector):
         """Return the sums of the values that each client logged."""
         taken: list[Sums] = [{} for _ in range(num_rows)]
 
-        def share_out(name: str, totals: Tensor, samples: Tensor) -> None:
+        def share_out(key: str | tuple[str, str], totals: Tensor, samples: Tensor) -> None:
             for total, weight, sums in zip(totals, samples.tolist(), taken, strict=True):
                 if weight:
-                    sums[name] = (total, weight)
+                    sums[key] = (total, weight)
 
         for name in self._values:
             flat, rows, weights = self._flat(name)
-            suffixed = self._suffixed.get(name, {})
-            of_round = [name, suffixed["epoch"]] if "epoch" in suffixed else [name]
             if self._is_mean(name):
                 weighted = torch.stack([flat, torch.ones_like(flat)]) * weights
-                totals, samples = flat.new_zeros(2, num_rows).index_add_(1, rows, weighted)
-                for own in of_round:
-                    share_out(own, totals, samples)
+                share_out(name, *flat.new_zeros(2, num_rows).index_add_(1, rows, weighted))
             else:
                 for row in rows.unique().tolist():
-                    taken[row] |= dict.fromkeys(of_round, (flat[rows == row], 0.0))
-            if "step" in suffixed:
+                    taken[row][name] = (flat[rows == row], 0.0)
+            if name in self._forms:
+                for sums in taken:
+                    if name in sums:
+                        sums[name, self._forms[name]["epoch"]] = sums[name]
                 positions = torch.arange(len(rows), device=rows.device)
                 last = rows.new_full((num_rows,), -1).scatter_reduce_(0, rows, positions, "amax")
-                share_out(suffixed["step"], flat[last] * weights[last], weights[last] * (last >= 0))
+                share_out((name, self._forms[name]["step"]), flat[last] * weights[last], weights[last] * (last >= 0))
         return taken
 
 

@@ -30,7 +30,7 @@ class Outcome:
     num_steps: int = 0
     most_steps: int = 0
     num_uploads: int = 0
-    logs: dict[int, dict[str, Any]] = field(default_factory=dict)
+    logs: dict[int, dict[Any, Any]] = field(default_factory=dict)
     states: dict[int, State] = field(default_factory=dict)
     memory: dict[int, State] = field(default_factory=dict)
     counters: dict[str, Tensor] = field(default_factory=dict)

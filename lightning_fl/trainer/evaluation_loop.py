@@ -44,7 +44,6 @@ def run_evaluation(trainer: TrainerInterface, stage: str) -> tuple[dict[str, flo
     states = owned_by_clients(flat_module, kept)
     validation = ModelValidation(flat_module, trainer.data, stage, loaders, limit, states)
     averages, outputs = evaluate_with_method(trainer, validation)
-    averages = {name: value for name, value in averages.items() if name not in flat_module.logs.unlogged_names}
     for logger in trainer.loggers[1:]:
         logger.log_metrics(averages, step=trainer.global_step)
         logger.save()

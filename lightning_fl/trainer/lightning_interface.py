@@ -256,9 +256,11 @@ class TrainerInterface(TrainerFlags, ABC):
         return found[0] if found else None
 
     def publish(self, metrics: Mapping[str, float]) -> None:
-        """Make metrics visible to callbacks and progress bars."""
+        """Make metrics visible to callbacks, under Lightning's names with suffix too, and to progress bars."""
+        suffixed = self.active_module.logs.suffixed
+        named = {other: value for name in metrics for other, value in suffixed.get(name, {}).items()} | dict(metrics)
         self.callback_metrics.update(
-            {name: torch.tensor(float(value), dtype=torch.float64) for name, value in metrics.items()}
+            {name: torch.tensor(float(value), dtype=torch.float64) for name, value in named.items()}
         )
         shown = self.active_module.logs.progress_bar_names
         self.progress_bar_metrics.update({name: float(value) for name, value in metrics.items() if name in shown})

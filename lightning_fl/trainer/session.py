@@ -58,6 +58,7 @@ def session(
             trainer.deterministic == "warn" if trainer.deterministic else switches[2],
             trainer.benchmark or switches[3],
         )
+        check_callbacks(trainer.callbacks)  # also those of module and algorithm
         if trainer.local_rank == 0:
             datamodule.prepare_data()
         if trainer.fitting and trainer.is_global_zero:
@@ -151,7 +152,6 @@ def _all_callbacks(trainer: TrainerInterface, model: LightningModule) -> list[Ca
     """Return the user's callbacks, then the module's and the algorithm's, then those that the flags add."""
     configured = model.configure_callbacks()
     own = [configured] if isinstance(configured, Callback) else list(configured)
-    check_callbacks(own)
     types = {type(callback) for callback in own}
     callbacks = [c for c in trainer.given_callbacks if type(c) not in types] + own
     callbacks += trainer.algorithm.configure_callbacks()

@@ -12,9 +12,10 @@ from lightning.pytorch.callbacks import EarlyStopping
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanMetric, MeanSquaredError, MetricCollection, SumMetric
 from torchmetrics.classification import BinaryAccuracy, BinaryAUROC, BinaryAveragePrecision
-from toys import Perceptron, federation, read_rows, samples
+from toys import Perceptron, Served, federation, read_rows, samples
 
 from lightning_fl import FederatedTrainer
+from lightning_fl.algorithms import FedDU
 
 MakeTrainer = Callable[..., FederatedTrainer]
 
@@ -358,3 +359,13 @@ def test_results_of_a_validation_have_each_value_once(make_trainer: MakeTrainer)
     trainer = make_trainer()
     assert [*trainer.validate(Twice(), federation(), verbose=False)[0]] == ["loss"]
     assert set(trainer.callback_metrics) == {"loss", "loss_epoch"}
+
+
+def test_methods_that_read_an_accuracy_find_it_once(make_trainer: MakeTrainer) -> None:
+    class Twice(Perceptron):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("val_acc", 0.5, on_step=True)
+
+    trainer = make_trainer()
+    trainer.fit(Twice(), Served(20), FedDU())
+    assert trainer.callback_metrics["feddu/accuracy"] == 0.5
