@@ -29,7 +29,7 @@ from lightning_fl.slots import Gradients
 from lightning_fl.state.run_state import Run
 from lightning_fl.trainer.flags import cohort_size
 from lightning_fl.trainer.lightning_interface import TrainerInterface
-from lightning_fl.trainer.threads import choose_threads
+from lightning_fl.trainer.threads import choose_threads, is_busy
 
 
 def assemble(trainer: TrainerInterface) -> Federation:
@@ -52,7 +52,9 @@ def assemble(trainer: TrainerInterface) -> Federation:
     _set_threads(trainer, None if network.macs is None else network.macs * data.batch_size)
     run = trainer.run = _initial_run(flat_module, algorithm, network)
     num_clients = cohort_size(trainer.clients_per_round, data.num_clients, int((data.client_sizes > 0).sum()))
-    selected = num_clients if algorithm.trains_in_rounds else 0
+    selected, trainer.num_rounds = num_clients, trainer.max_rounds
+    if not algorithm.trains_in_rounds:
+        selected, trainer.num_rounds = 0, min(1, trainer.max_rounds)
     federation = Federation(
         algorithm=algorithm,
         flat_module=flat_module,
@@ -81,9 +83,14 @@ def _set_threads(trainer: TrainerInterface, work: int | None) -> None:
     if trainer.fabric.device.type != "cpu":
         return
     present = torch.get_num_threads()
-    chosen = trainer.fabric.broadcast(choose_threads(trainer.threads, work, trainer.world_size // trainer.num_nodes))
+    num_processes = trainer.world_size // trainer.num_nodes
+    chosen = trainer.fabric.broadcast(choose_threads(trainer.threads, work, num_processes))
     torch.set_num_threads(chosen)
-    if chosen != present and trainer.threads is None:
+    if trainer.threads is None and chosen > 1 and is_busy(chosen * num_processes):
+        rank_zero_info(
+            f"Computing with {chosen} threads while other programs keep the machine busy: trainer.threads 1 may be much faster."
+        )
+    elif trainer.threads is None and chosen != present:
         rank_zero_info(
             f"Computing with {chosen} of {present} threads, because a step is small ({(work or 0) / 1e6:.1f} million "
             "multiply-accumulates); trainer.threads sets another number."

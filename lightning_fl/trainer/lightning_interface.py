@@ -63,6 +63,7 @@ class TrainerInterface(TrainerFlags, ABC):
         algorithm: the federated method.
         flat_module: the module on its flat storage; None outside a session.
         hooks: calls the hooks of callbacks and module.
+        num_rounds: rounds after which the run ends: `max_rounds`, or one if clients take part in none.
         round_batches: batches of the current round that this process trains; before the first round, those of one pass of the
             client with the most samples.
         val_dataloaders, test_dataloaders, predict_dataloaders: as the datamodule returns them; None until they are loaded.
@@ -81,6 +82,7 @@ class TrainerInterface(TrainerFlags, ABC):
     ckpt_path: str | None = None
     should_stop = False
     current_epoch = 0
+    num_rounds = 0
     round_batches = 0
     most_local_steps = 0
     num_val_batches: Sequence[int | float] = ()
@@ -144,11 +146,6 @@ class TrainerInterface(TrainerFlags, ABC):
     def max_epochs(self) -> int:
         """Number of rounds of the run."""
         return self.max_rounds
-
-    @property
-    def num_rounds(self) -> int:
-        """Rounds after which the run ends: `max_rounds`, or one if clients take part in none."""
-        return self.max_rounds if self.algorithm.trains_in_rounds else min(1, self.max_rounds)
 
     @property
     def check_val_every_n_epoch(self) -> int:

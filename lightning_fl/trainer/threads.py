@@ -11,8 +11,11 @@ import os
 
 import torch
 
+WORK_OF_TWO = 6_000_000
+"""Multiply-accumulates of a step's forward pass from which two threads are faster than one (docs/benchmarks.md)."""
+
 WORK_OF_A_THREAD = 20_000_000
-"""Multiply-accumulates of a step's forward pass that occupy one thread (docs/benchmarks.md)."""
+"""Multiply-accumulates for each thread if there are more than two."""
 
 # Lightning sets the variable for further processes; only the value from before is the user's.
 IS_GIVEN = "OMP_NUM_THREADS" in os.environ
@@ -27,8 +30,8 @@ def choose_threads(wanted: int | None, work: int | None, num_processes: int) -> 
         num_processes: processes on this machine.
 
     Returns:
-        `wanted`; or torch's present number if OMP_NUM_THREADS is set or the work is unknown; or a thread for every
-        `WORK_OF_A_THREAD`, but not more than the process's share of the present number.
+        `wanted`; or torch's present number if OMP_NUM_THREADS is set or the work is unknown; or one below `WORK_OF_TWO`, and
+        from there on two or more, one for each `WORK_OF_A_THREAD`, but not more than the process's share of the present number.
     """
     present = torch.get_num_threads()
     if wanted is not None:
@@ -36,4 +39,9 @@ def choose_threads(wanted: int | None, work: int | None, num_processes: int) -> 
     if IS_GIVEN or work is None:
         return present
     share = max(1, min(present, (os.cpu_count() or 1) // num_processes))
-    return min(share, max(1, work // WORK_OF_A_THREAD))
+    return 1 if work < WORK_OF_TWO else min(share, max(2, work // WORK_OF_A_THREAD))
+
+
+def is_busy(num_threads: int) -> bool:
+    """True if other programs leave the machine fewer free cores than this number of threads."""
+    return hasattr(os, "getloadavg") and os.getloadavg()[0] + num_threads > (os.cpu_count() or 1) + 0.5

@@ -12,8 +12,8 @@ from toys import Perceptron, federation
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.errors import UserError
-from lightning_fl.trainer import threads
-from lightning_fl.trainer.threads import WORK_OF_A_THREAD, choose_threads
+from lightning_fl.trainer import build_federation, threads
+from lightning_fl.trainer.threads import WORK_OF_A_THREAD, WORK_OF_TWO, choose_threads
 
 MakeTrainer = Callable[..., FederatedTrainer]
 
@@ -40,9 +40,10 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("work", "num_processes", "expected"),
     [
-        (WORK_OF_A_THREAD - 1, 1, 1),
+        (WORK_OF_TWO - 1, 1, 1),
         (0, 1, 1),
-        (2 * WORK_OF_A_THREAD, 1, 2),
+        (WORK_OF_TWO, 1, 2),
+        (3 * WORK_OF_A_THREAD, 1, 3),
         (100 * WORK_OF_A_THREAD, 1, 16),
         (100 * WORK_OF_A_THREAD, 4, 4),
         (100 * WORK_OF_A_THREAD, 32, 1),
@@ -82,6 +83,21 @@ def test_a_fit_on_fewer_threads_says_so(
         torch.set_num_threads(1)
     assert seen.threads == [1, 1]
     assert "Computing with 1 of 2 threads" in caplog.text
+
+
+@pytest.mark.parametrize(("load", "warns"), [(0.2, False), (1.5, True)])
+def test_several_threads_on_a_busy_machine_are_pointed_out(
+    load: float,
+    warns: bool,
+    make_trainer: MakeTrainer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(build_federation, "choose_threads", lambda *_: 2)
+    monkeypatch.setattr(threads.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(threads.os, "getloadavg", lambda: (load, load, load), raising=False)
+    make_trainer().fit(Perceptron(), federation())
+    assert ("trainer.threads 1 may be much faster" in caplog.text) == warns
 
 
 def test_a_resumed_run_keeps_its_threads(
