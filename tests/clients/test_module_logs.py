@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import processes
 import pytest
 import torch
 from lightning.pytorch import Callback, Trainer
@@ -304,12 +305,20 @@ def test_metrics_that_share_their_states_start_anew_in_every_round(make_trainer:
         assert ends.metrics[-1][f"val {name}"] == pytest.approx(float(value), abs=1e-6)
 
 
-class Forked(Perceptron):
-    """Module whose clients log what they have seen: the batch's index on step and on epoch."""
+class Index(Perceptron):
+    """Module that logs the batch's index on step and on epoch."""
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         loss = self.loss(batch)
         self.log("index", loss * 0 + batch_idx, on_epoch=True)
+        return loss
+
+
+class Forked(Index):
+    """Module that logs its largest value too, and a value under a name with suffix of its own."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = super().training_step(batch, batch_idx)
         self.log("largest", loss * 0 + batch_idx, on_epoch=True, reduce_fx="max")
         self.log("loss", loss, on_epoch=True)
         self.log("loss_epoch", loss * 0 + 7)
@@ -349,6 +358,30 @@ def test_early_stopping_may_watch_a_name_with_suffix(make_trainer: MakeTrainer) 
         trainer = make_trainer(max_rounds=9, callbacks=EarlyStopping(name, patience=2))
         trainer.fit(Constant(), federation())
         assert trainer.run.round == 3
+
+
+def fit_where_one_process_has_no_client(folder: str) -> None:
+    ends = Ends()
+    trainer = FederatedTrainer(
+        max_rounds=9,
+        clients_per_round=1,
+        accelerator="cpu",
+        devices=2,
+        strategy="ddp",
+        default_root_dir=folder,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        callbacks=[EarlyStopping("index_epoch", patience=2), ends],
+    )
+    trainer.fit(Index(), federation(sizes=(12,)))
+    assert trainer.run.round == 3
+    for metrics in ends.metrics:
+        assert (metrics["index"], metrics["index_epoch"], metrics["index_step"]) == (1, 1, 2)
+
+
+def test_a_process_without_a_client_has_all_names(tmp_path: Path) -> None:
+    processes.run(fit_where_one_process_has_no_client, str(tmp_path), num_processes=2)
 
 
 def test_results_of_a_validation_have_each_value_once(make_trainer: MakeTrainer) -> None:

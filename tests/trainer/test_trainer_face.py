@@ -10,11 +10,17 @@ import lightning as L  # noqa: N812
 import pytest
 import torch
 from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint, RichProgressBar, TQDMProgressBar
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    LearningRateMonitor,
+    ModelCheckpoint,
+    RichProgressBar,
+    TQDMProgressBar,
+)
 from lightning.pytorch.loggers import CSVLogger
 from toys import Perceptron, Served, federation, read_rows, samples
 
-from lightning_fl import FederatedTrainer
+from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.algorithms import HybridFL
 from lightning_fl.trainer.lightning_interface import ABSENT
 
@@ -289,3 +295,11 @@ def test_the_rich_bar_is_full_after_a_round(make_trainer: MakeTrainer) -> None:
     flags = {"clients_per_round": 6, "enable_progress_bar": True}
     make_trainer(callbacks=[bar, Ends()], **flags).fit(Perceptron(), federation())
     assert ends == [(12, 12)] * 2
+
+
+def test_callbacks_that_the_module_configures_are_checked(make_trainer: MakeTrainer) -> None:
+    module, trainer = Perceptron(), make_trainer()
+    module.configure_callbacks = lambda: [BatchSizeFinder()]  # type: ignore[method-assign]
+    with pytest.raises(UserError, match="BatchSizeFinder tries batch sizes in a separate training"):
+        trainer.fit(module, federation())
+    assert not trainer.fitting
