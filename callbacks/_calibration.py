@@ -98,7 +98,7 @@ def _batches(
 
 def _train_loader(trainer: Any) -> Any:
     """Return the trainer's training loader; None in a federation, where clients have the loaders."""
-    return getattr(trainer, "train_dataloader", None)
+    return None if hasattr(trainer, "sources") else getattr(trainer, "train_dataloader", None)
 
 
 def _reread(loader: Any, batch_size: int) -> Any:

@@ -144,6 +144,8 @@ def _try(flat_module: FlatModule, job: ClientJob, data: FederatedDataModule) -> 
                 "torch.where instead of if"
             )
         flat_module.optimizer.schedules.end_client()
+    finally:
+        flat_module.progress = None
     if changed := _restore(attributes, _plain_attributes(flat_module.module)):
         obstacles.append(
             f"training_step changes {' and '.join(map(repr, changed))} of the module, which clients of a stack would share "

@@ -16,6 +16,7 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from torch import Tensor, nn
 
 from lightning_fl.clients.hooks import Hooks, changed_shape, check_real, check_sizes
+from lightning_fl.clients.local_schedule import LocalProgress
 from lightning_fl.clients.module_logs import LogCollector
 from lightning_fl.clients.optimizers.module_optimizer import ModuleOptimizer
 from lightning_fl.clients.optimizers.personal_optimizer import PersonalOptimizer
@@ -44,7 +45,7 @@ class FlatModule:
         reads_gradient: True if gradients are gathered in `gradient`.
         takes_index: True if `training_step` takes the batch's index.
         skips_single_samples: True if a last batch of one sample is left out.
-        batches_in_pass, steps_in_training: numbers for the current local training, which schedules read from the trainer.
+        progress: progress of the present local training; None between trainings.
     """
 
     optimizer: ModuleOptimizer
@@ -61,13 +62,12 @@ class FlatModule:
         self.module = module
         self.fabric = fabric
         self.hooks = hooks
-        self.logs = LogCollector()
+        self.logs = LogCollector(lambda: self.progress is not None)
         self._channels_last = channels_last
         self._personal_names = frozenset(personal)
         self._lay_out()
         self.takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
-        self.batches_in_pass = 0
-        self.steps_in_training = 0
+        self.progress: LocalProgress | None = None
         # Batch normalisation cannot train on a batch of one sample, which has no variance.
         self.skips_single_samples = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules())
 

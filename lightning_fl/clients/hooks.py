@@ -6,11 +6,12 @@ A hook that nothing overrides costs nothing in the training loop, because its li
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
-from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ModelCheckpoint, ProgressBar, WeightAveraging
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.nn.parameter import is_lazy
@@ -27,6 +28,9 @@ REFUSED = (
     "optimizer_step",
     "optimizer_zero_grad",
 )
+STEP_HOOKS = ("on_train_batch_start", "on_train_batch_end")
+SERVER_CALLBACKS = (Checkpoint, WeightAveraging)
+"""Callbacks that save or average the model: in a federation the server's after a round, not a client's in training."""
 
 
 class StepListeners(NamedTuple):
@@ -72,10 +76,11 @@ class Hooks:
         """
         if (name, monitoring) not in self._listeners:
             found = [
-                _bound(getattr(callback, name), self._trainer, self._module)
+                self._bound(callback, name)
                 for callback in self._callbacks
                 if monitoring in (None, isinstance(callback, (Checkpoint, EarlyStopping)))
                 and _overrides(callback, name)
+                and not (name in STEP_HOOKS and isinstance(callback, SERVER_CALLBACKS))
             ]
             own = getattr(self._module, name, None)
             overrides = not hasattr(LightningModule, name) or is_overridden(name, self._module)
@@ -83,6 +88,16 @@ class Hooks:
                 found.append(own)
             self._listeners[name, monitoring] = found
         return self._listeners[name, monitoring]
+
+    def _bound(self, callback: Callback, name: str) -> Callable[..., Any]:
+        bound = partial(getattr(callback, name), self._trainer, self._module)
+        return _of_round(bound, self._trainer) if name in STEP_HOOKS and isinstance(callback, ProgressBar) else bound
+
+    def after_round(self, num_batches: int) -> None:
+        """Let the callbacks that save or average the server's model see the steps of a round."""
+        for callback in self._callbacks:
+            if isinstance(callback, SERVER_CALLBACKS):
+                callback.on_train_batch_end(self._trainer, self._module, None, None, num_batches - 1)
 
     def step_listeners(self) -> StepListeners:
         """Return the functions of all hooks within a local training."""
@@ -117,9 +132,17 @@ def _overrides(callback: Callback, name: str) -> bool:
     return name in vars(callback) or getattr(type(callback), name, None) is not getattr(Callback, name, None)
 
 
-def _bound(function: Callable[..., Any], trainer: Any, module: LightningModule) -> Callable[..., Any]:
-    def call(*arguments: Any) -> Any:
-        return function(trainer, module, *arguments)
+def _of_round(hook: Callable[..., Any], trainer: Any) -> Callable[..., Any]:
+    """Count a progress bar's batches over all clients of the round, as its total does; the server's own batches are left out."""
+    counted_round, count = -1, 0
+
+    def call(*arguments: Any) -> None:
+        nonlocal counted_round, count
+        if trainer.current_epoch != counted_round:
+            counted_round, count = trainer.current_epoch, 0
+        if count < trainer.round_batches:
+            hook(*arguments[:-1], count)
+            count += 1
 
     return call
 

@@ -12,7 +12,7 @@ from lightning_fl.clients.client_job import Batch, ClientJob, Selection, local_b
 from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.gradients import full_gradient, gradient_at_received, gradient_treatment
 from lightning_fl.clients.hooks import StepListeners
-from lightning_fl.clients.local_schedule import LocalSchedule
+from lightning_fl.clients.local_schedule import LocalProgress, LocalSchedule
 from lightning_fl.slots import Gradients, LocalTraining, Message, State
 
 
@@ -39,8 +39,8 @@ def train_locally(
     Returns:
         The local training after its last step.
     """
-    local = _start(flat_module, job, selection, state, seeds[1], resident, num_steps)
-    num_steps = flat_module.steps_in_training if num_steps is None else num_steps
+    local, progress = _start(flat_module, job, selection, state, seeds[1], resident, num_steps)
+    num_steps = progress.planned_steps if num_steps is None else num_steps
     treat, listeners = gradient_treatment(flat_module, job), flat_module.hooks.step_listeners()
     forward_context, logs = flat_module.fabric.strategy.precision.forward_context, flat_module.logs
     reads_at_received = Gradients.MINIBATCH_AT_RECEIVED in job.rule.reads
@@ -51,9 +51,9 @@ def train_locally(
         flat_module.seed(seeds[1] + step - 1)  # so that the module repeats its random draws
         return gradient_at_received(flat_module, job, of_step, treat)
 
-    in_pass, prepare = flat_module.batches_in_pass, partial(flat_module.transfer, resident=resident)
+    in_pass, prepare = progress.batches_in_pass, partial(flat_module.transfer, resident=resident)
     for batch in local_batches(selection, job.schedule, in_pass, seeds[0], prepare) if num_steps else ():
-        logs.batch_size = batch.size
+        logs.batch_size, progress.batch_index = batch.size, batch.batch_index
         if reads_at_received:
             if not of_step:
                 flat_module.seed(seeds[1] + step)
@@ -138,7 +138,7 @@ def _start(
     seed: int,
     resident: bool,
     num_steps: int | None,
-) -> LocalTraining:
+) -> tuple[LocalTraining, LocalProgress]:
     """Load the received model and begin the local training: optimiser, full gradient, `Rule.start`."""
     optimizer, schedule, num_samples = flat_module.optimizer, job.schedule, len(selection)
     received, counters, skips = job.received, job.counters, flat_module.skips_single_samples
@@ -146,9 +146,9 @@ def _start(
     flat_module.bind_optimizer()
     optimizer.start_client()
     flat_module.zero_gradient()
-    in_pass = flat_module.batches_in_pass = schedule.pass_batches(num_samples, skips)
-    flat_module.steps_in_training = schedule.num_steps(in_pass)
+    in_pass = schedule.pass_batches(num_samples, skips)
     local = LocalTraining(job.setting, received, flat_module.params, flat_module.gradient, optimizer.step, state)
+    progress = flat_module.progress = LocalProgress(local, in_pass, schedule.num_steps(in_pass))
     local.num_samples = float(schedule.num_samples(num_samples, skips, num_steps))
     local.steps_in_pass = ceil(in_pass / schedule.step_batches(in_pass)) if in_pass else 1
     if Gradients.FULL_AT_RECEIVED in job.rule.reads:
@@ -161,7 +161,7 @@ def _start(
     local.learning_rate = optimizer.learning_rate
     job.rule.start(local)
     flat_module.seed(seed)
-    return local
+    return local, progress
 
 
 def _backward(

@@ -12,8 +12,9 @@ from torchmetrics import Metric
 from lightning_fl.errors import UserError
 
 LOSS = "train/loss"
-Sums = dict[str, tuple[Tensor, float]]
-"""For each name, (sum of value × samples, samples); for a reduction other than the mean, (all values, 0)."""
+Sums = dict[str | tuple[str, str], tuple[Tensor, float]]
+"""For each name, (sum of value × samples, samples); for a reduction other than the mean, (all values, 0). A pair is a name and
+Lightning's name with suffix for the same value."""
 
 
 class LogCollector:
@@ -22,16 +23,30 @@ class LogCollector:
     In a federation a value logged in a step is averaged over the client's steps and over the clients, weighted by samples,
     and reported once a round. `reduce_fx` other than the mean ("sum", "min", "max" or a function of the stacked values) is
     applied to all values of the round. torchmetrics objects are computed at the end of the round and reset.
+
+    Lightning gives a value that is logged on step and on epoch two names with suffix: `<name>_epoch`, here the value of the
+    round, and in training `<name>_step`, here the mean over clients of their last step's value.
+
+    Attributes:
+        suffixed: for each name, the values of its names with suffix, which callbacks may monitor and loggers do not get.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_training: Callable[[], bool] = lambda: False) -> None:
+        """Start without values.
+
+        Args:
+            is_training: returns True during a local training, in which Lightning logs on step unless told otherwise.
+        """
         self.batch_size: int | Callable[[], int] = 1
+        self._is_training = is_training
         self.dataloader_suffix = ""
         self._module_logs_loss: bool | None = None
         self.progress_bar_names: set[str] = set()
         self.unlogged_names: set[str] = set()
         self._metrics: dict[str, Metric] = {}
         self._reductions: dict[str, str | Callable[..., Any]] = {}
+        self.suffixed: dict[str, dict[str, float]] = {}
+        self._forms: dict[str, dict[str, str]] = {}
         self._values: dict[str, list[Any]] = {}
         self._weights: dict[str, list[float]] = {}
 
@@ -53,8 +68,8 @@ class LogCollector:
         rank_zero_only: bool = False,
     ) -> None:
         """Record a value; same signature as `LightningModule.log`, but `on_step` does not report single steps."""
-        if add_dataloader_idx:
-            name += self.dataloader_suffix
+        base, suffix = name, self.dataloader_suffix if add_dataloader_idx else ""
+        name += suffix
         if name not in self._values:
             self._values[name], self._weights[name] = [], []
             self._reductions[name] = reduce_fx
@@ -62,6 +77,10 @@ class LogCollector:
                 self.progress_bar_names.add(name)
             if logger is False:
                 self.unlogged_names.add(name)
+            is_training = self._is_training()
+            if (is_training if on_step is None else on_step) and (not is_training if on_epoch is None else on_epoch):
+                forms = ("epoch", "step") if is_training else ("epoch",)
+                self._forms[name] = {form: f"{base}_{form}{suffix}" for form in forms}
         if isinstance(value, Metric):
             self._metrics[name] = value
             return
@@ -95,11 +114,13 @@ class LogCollector:
             if not values:
                 continue
             stacked = torch.stack([torch.as_tensor(value).squeeze() for value in values]).double()
+            weights = self._weights[name]
             if self._is_mean(name):
-                weights = self._weights[name]
                 sums[name] = (stacked @ torch.tensor(weights, dtype=torch.float64, device=stacked.device), sum(weights))
             else:
                 sums[name] = (stacked, 0.0)
+            for form, other in self._forms.get(name, {}).items():
+                sums[name, other] = sums[name] if form == "epoch" else (stacked[-1] * weights[-1], weights[-1])
         for name in self._values:
             self._values[name], self._weights[name] = [], []
         return sums
@@ -117,16 +138,26 @@ class LogCollector:
     def averages(self, parts: list[Sums]) -> dict[str, float]:
         """Combine the sums of several clients (or of one evaluation), and compute and reset the torchmetrics objects."""
         averages: dict[str, float] = {}
-        for name in {name: None for part in parts for name in part}:
-            entries = [part[name] for part in parts if name in part]
+        for key in {key: None for part in parts for key in part}:
+            entries = [part[key] for part in parts if key in part]
             weight = sum(weight for _, weight in entries)
+            name, other = key if isinstance(key, tuple) else (key, None)
             if weight:
-                averages[name] = float(sum(float(total) for total, _ in entries) / weight)
+                value = float(sum(float(total) for total, _ in entries) / weight)
             else:
-                values = torch.cat([values for values, _ in entries])
-                averages[name] = float(_reduce(self._reductions[name], values))
+                value = float(_reduce(self._reductions[name], torch.cat([values for values, _ in entries])))
+            if other is None:
+                averages[name] = value
+            else:
+                self.suffixed.setdefault(name, {})[other] = value
         for name, metric in self._metrics.items():
             averages[name] = float(metric.compute())
+            for form, other in self._forms.get(name, {}).items():
+                of_form = averages[name] if form == "epoch" else metric._forward_cache
+                if of_form is not None:  # a metric that was updated without `forward` has no value of a step
+                    self.suffixed.setdefault(name, {})[other] = float(torch.as_tensor(of_form).detach())
+        # Only after all are computed, because metrics of one MetricCollection may share their states.
+        for metric in self._metrics.values():
             metric.reset()
         self._metrics.clear()
         return averages
@@ -137,10 +168,10 @@ class RowLogs(LogCollector):
 
     def __init__(self, collector: LogCollector) -> None:
         """Start without values; `collector` reports the values logged here."""
-        super().__init__()
+        super().__init__(lambda: True)
         self.rows: Sequence[int] = ()
         self.progress_bar_names, self.unlogged_names = collector.progress_bar_names, collector.unlogged_names
-        self._reductions = collector._reductions
+        self._reductions, self._forms = collector._reductions, collector._forms
         self._rows: dict[str, list[Sequence[int]]] = {}
 
     def log(self, name: str, value: Any, *how: Any, **named: Any) -> None:
@@ -168,17 +199,27 @@ class RowLogs(LogCollector):
     def take_rows(self, num_rows: int) -> list[Sums]:
         """Return the sums of the values that each client logged."""
         taken: list[Sums] = [{} for _ in range(num_rows)]
-        for name in self._values:
-            flat, rows, weights = self._flat(name)
-            if not self._is_mean(name):
-                for row in rows.unique().tolist():
-                    taken[row][name] = (flat[rows == row], 0.0)
-                continue
-            weighted = torch.stack([flat, torch.ones_like(flat)]) * weights
-            totals, samples = flat.new_zeros(2, num_rows).index_add_(1, rows, weighted)
+
+        def share_out(key: str | tuple[str, str], totals: Tensor, samples: Tensor) -> None:
             for total, weight, sums in zip(totals, samples.tolist(), taken, strict=True):
                 if weight:
-                    sums[name] = (total, weight)
+                    sums[key] = (total, weight)
+
+        for name in self._values:
+            flat, rows, weights = self._flat(name)
+            if self._is_mean(name):
+                weighted = torch.stack([flat, torch.ones_like(flat)]) * weights
+                share_out(name, *flat.new_zeros(2, num_rows).index_add_(1, rows, weighted))
+            else:
+                for row in rows.unique().tolist():
+                    taken[row][name] = (flat[rows == row], 0.0)
+            if name in self._forms:
+                for sums in taken:
+                    if name in sums:
+                        sums[name, self._forms[name]["epoch"]] = sums[name]
+                positions = torch.arange(len(rows), device=rows.device)
+                last = rows.new_full((num_rows,), -1).scatter_reduce_(0, rows, positions, "amax")
+                share_out((name, self._forms[name]["step"]), flat[last] * weights[last], weights[last] * (last >= 0))
         return taken
 
 

@@ -44,9 +44,9 @@ def serial(
             weight=float(data.client_sizes[client]),
             state=local.state | owned,
             counters=flat_module.read_counters(),
-            last_loss=logs.last_loss(flat_module.batches_in_pass) if schedule.reports_last_loss else None,
+            last_loss=logs.last_loss(in_pass) if schedule.reports_last_loss else None,
             logs=logs.take(),
             num_steps=local.num_steps,
             owned=owned,
         )
-    flat_module.steps_in_training = 0
+    flat_module.progress = None

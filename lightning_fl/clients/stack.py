@@ -165,6 +165,8 @@ class Stack:
                 }
             return loss, logged, replaced
 
+        if flat_module.progress is not None:
+            flat_module.progress.batch_index = batches[0].batch_index
         with flat_module.fabric.autocast():
             losses, logged, replaced = vmap(train, randomness="different")(
                 self._leaves | self.personal_leaves, lent, tensors

@@ -19,7 +19,7 @@ from torch import Tensor
 from lightning_fl.clients.client_job import Batch, ClientJob, Selection, local_batches
 from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.gradients import treat_stack
-from lightning_fl.clients.local_schedule import LocalSchedule
+from lightning_fl.clients.local_schedule import LocalProgress, LocalSchedule
 from lightning_fl.clients.local_training import rule_step
 from lightning_fl.clients.module_logs import LogCollector, RowLogs
 from lightning_fl.clients.stack import Stack
@@ -81,7 +81,7 @@ def stacked(
                 selection = data.client(client)
                 members.append(Member(client, selection, in_pass[client], num_steps[client], state, seeds))
             yield from train_stack(flat_module, job, members, data.train.resident)
-    flat_module.steps_in_training = 0
+    flat_module.progress = None
 
 
 def train_stack(
@@ -124,6 +124,8 @@ def train_stack(
             stack = stack.first(num_left)
             twin = None if twin is None else twin.first(num_left)
             local = _rows(local, slice(num_left))
+            assert flat_module.progress is not None
+            flat_module.progress.local = local
             optimizer.narrow(num_left)
             flat_module.personal_optimizer.narrow(stack.personal_leaves, num_left)
         if not num_left:
@@ -177,9 +179,9 @@ def _start(
     flat_module.personal_optimizer.bind(stack.personal_leaves)
     optimizer.bind(stack.params, stack.gradient)
     optimizer.start_client()
-    flat_module.batches_in_pass = max(member.in_pass for member in members)
-    flat_module.steps_in_training = schedule.num_steps(flat_module.batches_in_pass)
     local = LocalTraining(job.setting, job.received, stack.params, stack.gradient, optimizer.step, state)
+    most_in_pass = max(member.in_pass for member in members)
+    flat_module.progress = LocalProgress(local, most_in_pass, schedule.num_steps(most_in_pass))
     read = [schedule.num_samples(len(member.selection), skips, member.num_steps) for member in members]
     local.num_samples = stack.params.new_tensor(read).unsqueeze(1)
     in_pass = [[ceil(member.in_pass / max(1, schedule.step_batches(member.in_pass)))] for member in members]

@@ -34,6 +34,7 @@ class Intake:
         """Accept an upload, or reject one that is not finite or whose loss explodes."""
         result = upload.result
         self.outcome.num_steps += result.num_steps
+        self.outcome.most_steps = max(self.outcome.most_steps, result.num_steps)
         # Check all three: a codec may drop numbers that are not finite, and personal parameters are not sent.
         finite = is_finite(upload.message, result.message, result.owned)
         if finite and not self._guard.rejects(result, self._initial_loss):

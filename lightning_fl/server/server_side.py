@@ -116,7 +116,7 @@ class ServerSide:
         schedule = schedule.in_round(rule, setting)
         job = ClientJob(rule, setting, received, schedule, run, self.counters)
         local = train_locally(flat_module, job, samples, state, (order, own), resident)
-        flat_module.steps_in_training = 0
+        flat_module.progress = None
         flat_module.logs.forget()
         message = finish(flat_module, job, local)
         if flat_module.fabric.world_size > 1:

@@ -41,7 +41,7 @@ class Result:
     weight: float
     state: State
     counters: dict[str, Tensor]
-    logs: dict[str, Any]
+    logs: dict[Any, Any]
     num_steps: int
     owned: State = field(default_factory=dict)
     last_loss: float | None = None

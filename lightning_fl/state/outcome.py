@@ -18,6 +18,7 @@ class Outcome:
 
     Attributes:
         num_steps: optimiser steps of the clients, also of rejected ones.
+        most_steps: optimiser steps of the client that made the most.
         num_uploads: uploads that arrived, in all processes.
         logs: `logs` of the results, by accepted client.
         states: new states of this process's accepted clients, on the host; `share_states` sends them to other processes.
@@ -27,8 +28,9 @@ class Outcome:
     """
 
     num_steps: int = 0
+    most_steps: int = 0
     num_uploads: int = 0
-    logs: dict[int, dict[str, Any]] = field(default_factory=dict)
+    logs: dict[int, dict[Any, Any]] = field(default_factory=dict)
     states: dict[int, State] = field(default_factory=dict)
     memory: dict[int, State] = field(default_factory=dict)
     counters: dict[str, Tensor] = field(default_factory=dict)
@@ -60,6 +62,7 @@ class Outcome:
     def add(self, other: Outcome) -> None:
         """Add the outcome of another process, except its clients' states and memories."""
         self.num_steps += other.num_steps
+        self.most_steps = max(self.most_steps, other.most_steps)
         self.logs |= other.logs
         self._raise_counters(other.counters)
         for direction, kinds in other.bits.items():

@@ -27,7 +27,7 @@ from lightning_fl.vectors.submodel import Submodel
 COHORT, DROPOUT, CLIENT, SERVER, EXCHANGE, SETUP, VALIDATION, STRAGGLER = range(8)
 
 # Fields of a Run that a checkpoint holds under their own names. Checkpoints of 0.1 lack some, which then keep their first values.
-COUNTS = ("round", "num_steps", "num_uploads", "num_rejected", "num_rounds_rejecting")
+COUNTS = ("round", "num_steps", "num_successive_steps", "num_uploads", "num_rejected", "num_rounds_rejecting")
 SCALARS = ("seed", "simulated_seconds", "macs_at_start", "initial_loss", *COUNTS)
 
 
@@ -46,6 +46,7 @@ class Run:
         personal: personal parameters (g,) of clients that have not yet taken part.
         round: rounds completed, hence the index of the next one.
         num_steps: optimiser steps of all clients, and of the server on samples of its own, so far.
+        num_successive_steps: optimiser steps one after the other: of each round those of the client that made the most.
         server: state of each server step, by its position and name in the chain.
         clients: state of each client that has taken part and has a state, in memory or on disk.
         client_memory: codec memory of each client's uplink, in memory or on disk.
@@ -73,6 +74,7 @@ class Run:
     personal: Tensor = field(default_factory=lambda: torch.zeros(0))
     round: int = 0
     num_steps: int = 0
+    num_successive_steps: int = 0
     server: dict[str, State] = field(default_factory=dict)
     clients: ClientStates | ClientStatesOnDisk = field(default_factory=ClientStates)
     client_memory: ClientStates | ClientStatesOnDisk = field(default_factory=ClientStates)
@@ -140,6 +142,7 @@ class Run:
         ledger.add(outcome.bits)
         self.simulated_seconds += seconds(ledger.bits("up"), ledger.bits("down"))
         self.num_steps += outcome.num_steps
+        self.num_successive_steps += outcome.most_steps
         num_rejected = outcome.num_uploads - outcome.num_accepted
         self.num_uploads += outcome.num_uploads
         self.num_rejected += num_rejected

@@ -46,7 +46,7 @@ def assemble(trainer: TrainerInterface) -> Federation:
     data = algorithm.arrange_data(trainer.data)
     schedule = _local_schedule(trainer, data)
     in_pass = schedule.pass_batches(int(data.client_sizes.max()), flat_module.skips_single_samples)
-    trainer.most_local_steps = schedule.num_steps(in_pass)
+    trainer.most_local_steps, trainer.round_batches = schedule.num_steps(in_pass), in_pass
     _configure_optimizer(flat_module, algorithm, trainer.client_optimizer == "sgd")
     network = Network.of(flat_module, data)
     _set_threads(trainer, None if network.macs is None else network.macs * data.batch_size)

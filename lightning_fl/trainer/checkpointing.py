@@ -171,7 +171,7 @@ def resume(trainer: TrainerInterface, federation: Federation, path: str) -> None
             callback.load_state_dict(states[callback.state_key])
     if type(trainer.data).__qualname__ in checkpoint:
         trainer.data.load_state_dict(checkpoint[type(trainer.data).__qualname__])
-    trainer.current_epoch, trainer.global_step = trainer.run.round, trainer.run.num_steps
+    trainer.current_epoch = trainer.run.round
     trainer.publish(saved.get("metrics", {}))  # checkpoints of version 0.1 have none
     _keep_numerics(trainer, federation, saved)
     done = trainer.run.round

@@ -37,7 +37,9 @@ def run_evaluation(trainer: TrainerInterface, stage: str) -> tuple[list[dict[str
         kept = checkpoint_file.load(trainer.ckpt_path).get("federation", {}).get("run", {}).get("clients", {})
         checkpointing.evaluate_checkpoint(flat_module, trainer.ckpt_path)
     short = {"validation": "val"}.get(stage, stage)
-    loaders = as_loaders(getattr(trainer.data, f"{short}_dataloader")())
+    given = getattr(trainer.data, f"{short}_dataloader")()
+    setattr(trainer, f"{short}_dataloaders", given)
+    loaders = as_loaders(given)
     require(
         stage != "predict" or is_sequential(loaders),
         f"predict_dataloader() returns a CombinedLoader of mode {loaders._mode!r}, but predictions are made loader by loader: "

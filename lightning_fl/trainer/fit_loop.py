@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
@@ -63,7 +62,7 @@ class FitLoop:
         self.epoch_loop = SimpleNamespace(
             _should_check_val_epoch=lambda: trainer.validates_this_round,
             val_loop=self.val_loop,
-            batch_progress=SimpleNamespace(is_last_batch=False),
+            batch_progress=SimpleNamespace(is_last_batch=True),  # `Hooks.after_round` comes after the last batch
             _batches_that_stepped=0,
         )
 
@@ -76,7 +75,8 @@ class FitLoop:
         self.federation = assemble(trainer)
         data = self.federation.data
         if is_overridden("validation_step", flat_module.module):
-            self._val_loaders = as_loaders(data.val_dataloader())
+            trainer.val_dataloaders = data.val_dataloader()
+            self._val_loaders = as_loaders(trainer.val_dataloaders)
         trainer.num_val_batches = num_batches(self._val_loaders, trainer.limits["limit_val_batches"])
         keep_client_states(trainer)
         rank_zero_info(data.description())
@@ -126,6 +126,8 @@ class FitLoop:
         flat_module.seed(run.torch_seeds(SERVER)[0])
         trainer.state.stage = RunningStage.TRAINING
         trainer.round_batches = self.federation.num_batches()
+        self.epoch_loop._batches_that_stepped = run.round  # the axis of loggers
+        flat_module.optimizer.start_client()  # callbacks read the learning rate of a client's first step
         trainer.hooks.call("on_train_epoch_start")
         self._adopt_module_changes()
         # Lightning's GradientAccumulationScheduler sets `trainer.accumulate_grad_batches` when an epoch starts.
@@ -141,12 +143,8 @@ class FitLoop:
         flat_module.load_server_model(run)
         flat_module.optimizer.schedules.end_round(run.round)
         self.before_round = None
-        trainer.global_step = run.num_steps
         trainer.publish({**record, "time/simulated_seconds": run.simulated_seconds})
-        for callback in trainer.callbacks:
-            # Averages of weights are updated when `global_step` has grown, also by steps of the server.
-            if isinstance(callback, WeightAveraging):
-                callback.on_train_batch_end(trainer, flat_module.module, None, None, trainer.round_batches)  # type: ignore[arg-type]
+        trainer.hooks.after_round(trainer.round_batches)
         if trainer.validates_this_round and trainer.enable_validation:
             with trainer.profiler.profile("validate"):
                 record |= self._validate()

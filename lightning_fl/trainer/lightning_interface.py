@@ -9,27 +9,50 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from difflib import get_close_matches
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from lightning.fabric import Fabric
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ProgressBar
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.types import LRSchedulerConfig
-from torch import Tensor
 
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.hooks import Hooks
+from lightning_fl.clients.local_schedule import LocalProgress
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.state.run_state import Run
 from lightning_fl.trainer.flags import TrainerFlags
+from lightning_fl.trainer.lightning_parts import StrategyView
 
 STOCK: Any = Trainer
 """Lightning's trainer, whose properties serve here where they read only attributes that both trainers have."""
+
+
+ABSENT = {
+    "test_loop": "a federation tests without a loop object: use trainer.num_test_batches and trainer.test_dataloaders",
+    "validate_loop": "a federation validates without a loop object: use trainer.num_val_batches and trainer.val_dataloaders",
+    "val_check_batch": "a federation validates after rounds, not after batches: use trainer.check_val_every_n_epoch",
+}
+"""Public attributes of Lightning's trainer that a federation does not have: the reason, and what to use instead."""
+
+
+def _limit(name: str) -> Any:
+    """Return the property for one of Lightning's `limit_*_batches`: 1.0, all batches, unless the flag is given."""
+
+    def limit(self: TrainerFlags) -> int | float:
+        given = self.limits[name]
+        return 1.0 if given is None else given
+
+    def set_limit(self: TrainerFlags, value: int | float | None) -> None:
+        self.limits[name] = value
+
+    return property(limit, set_limit, doc=f"The flag {name}.")
 
 
 class TrainerInterface(TrainerFlags, ABC):
@@ -41,7 +64,9 @@ class TrainerInterface(TrainerFlags, ABC):
         flat_module: the module on its flat storage; None outside a session.
         hooks: calls the hooks of callbacks and module.
         num_rounds: rounds after which the run ends: `max_rounds`, or one if clients take part in none.
-        round_batches: batches of the current round that this process trains.
+        round_batches: batches of the current round that this process trains; before the first round, those of one pass of the
+            client with the most samples.
+        val_dataloaders, test_dataloaders, predict_dataloaders: as the datamodule returns them; None until they are loaded.
         most_local_steps: optimiser steps of the client with the most samples in a round.
     """
 
@@ -49,12 +74,14 @@ class TrainerInterface(TrainerFlags, ABC):
     algorithm: Algorithm
     hooks: Hooks
     flat_module: FlatModule | None = None
-    lightning_module: LightningModule
-    datamodule: LightningDataModule | None
+    lightning_module: LightningModule = None  # type: ignore[assignment]  # set when a session begins
+    datamodule: LightningDataModule | None = None
+    val_dataloaders: Any = None
+    test_dataloaders: Any = None
+    predict_dataloaders: Any = None
     ckpt_path: str | None = None
     should_stop = False
     current_epoch = 0
-    global_step = 0
     num_rounds = 0
     round_batches = 0
     most_local_steps = 0
@@ -68,7 +95,16 @@ class TrainerInterface(TrainerFlags, ABC):
     reload_dataloaders_every_n_epochs = 0
     max_steps = -1
     min_steps = None
-    min_epochs = None
+    min_epochs = 0
+    overfit_batches = 0.0
+    log_every_n_steps = 50  # Lightning's default; modules read it to compute something costly now and then
+    enable_autolog_hparams = True
+    received_sigterm = False  # the signal ends the process
+    distributed_sampler_kwargs = None  # processes share out clients, not the samples of a loader
+    limit_train_batches: int | float = _limit("limit_train_batches")
+    limit_val_batches: int | float = _limit("limit_val_batches")
+    limit_test_batches: int | float = _limit("limit_test_batches")
+    limit_predict_batches: int | float = _limit("limit_predict_batches")
 
     # Read from `state`.
     training: bool = STOCK.training
@@ -89,6 +125,8 @@ class TrainerInterface(TrainerFlags, ABC):
     world_size: int = STOCK.world_size
     num_nodes: int = STOCK.num_nodes
     is_global_zero: bool = STOCK.is_global_zero
+    scaler: Any = STOCK.scaler
+    print = STOCK.print
 
     # Read from `loggers` and `callbacks`.
     logger: Logger | None = STOCK.logger
@@ -126,17 +164,36 @@ class TrainerInterface(TrainerFlags, ABC):
         return sum(self.num_val_batches) > 0
 
     @property
+    def _progress(self) -> LocalProgress | None:
+        return None if self.flat_module is None else self.flat_module.progress
+
+    @property
+    def global_step(self) -> int:
+        """Optimiser steps so far.
+
+        While a client trains: its own in this round, after those of the earlier rounds, of each the most that a client made, so
+        that a schedule sees as many as in one training. Otherwise: those of all clients and of the server.
+        """
+        if self._progress is not None:
+            return self.run.num_successive_steps + self._progress.local.num_steps
+        return self.run.num_steps if "run" in vars(self) else 0
+
+    @property
+    def is_last_batch(self) -> bool:
+        """True in the last batch of a client's pass, and when no client trains."""
+        progress = self._progress
+        return progress is None or (progress.batch_index + 1) % max(1, progress.batches_in_pass) == 0
+
+    @property
     def num_training_batches(self) -> int:
-        """Batches of one pass of the client in training, for schedules by epoch; else of the whole round."""
-        if self.flat_module is not None and self.flat_module.steps_in_training:
-            return self.flat_module.batches_in_pass
-        return self.round_batches
+        """Batches of one pass of the client in training, for schedules by epoch; else `round_batches`."""
+        return self.round_batches if self._progress is None else self._progress.batches_in_pass
 
     @property
     def estimated_stepping_batches(self) -> int:
         """Optimiser steps of the client in training, else of the largest: step-wise schedules span one local training."""
-        training = self.flat_module.steps_in_training if self.flat_module is not None else 0
-        return training or self.most_local_steps
+        planned = 0 if self._progress is None else self._progress.planned_steps
+        return planned or self.most_local_steps
 
     # -- module, devices, loggers, callbacks ------------------------------------------------------------------------
 
@@ -148,7 +205,22 @@ class TrainerInterface(TrainerFlags, ABC):
     @property
     def strategy(self) -> Any:
         """Fabric's strategy, with the few methods of Lightning's own that callbacks use."""
-        return _StrategyView(self.fabric, self.optimizers)
+        return StrategyView(self.fabric, self.optimizers)
+
+    @property
+    def device_ids(self) -> list[int]:
+        """Indices of the accelerators on this machine that the run uses."""
+        devices = getattr(self.fabric.strategy, "parallel_devices", None) or [self.fabric.device]
+        return [device.index or position for position, device in enumerate(devices)]
+
+    def init_module(self, empty_init: bool | None = None) -> AbstractContextManager[None]:
+        """Return a context in which new tensors are on the accelerator and have the run's precision."""
+        return self.fabric.init_module(empty_init)
+
+    @property
+    def train_dataloader(self) -> Any:
+        """Loader of all clients' training samples, pooled, during a fit; clients read their own. None outside a fit."""
+        return self.data.train_dataloader() if self.fitting and self.flat_module is not None else None
 
     @property
     def num_devices(self) -> int:
@@ -181,9 +253,11 @@ class TrainerInterface(TrainerFlags, ABC):
         return found[0] if found else None
 
     def publish(self, metrics: Mapping[str, float]) -> None:
-        """Make metrics visible to callbacks and progress bars."""
+        """Make metrics visible to callbacks, under Lightning's names with suffix too, and to progress bars."""
+        suffixed = self.active_module.logs.suffixed
+        named = {other: value for name in metrics for other, value in suffixed.get(name, {}).items()} | dict(metrics)
         self.callback_metrics.update(
-            {name: torch.tensor(float(value), dtype=torch.float64) for name, value in metrics.items()}
+            {name: torch.tensor(float(value), dtype=torch.float64) for name, value in named.items()}
         )
         shown = self.active_module.logs.progress_bar_names
         self.progress_bar_metrics.update({name: float(value) for name, value in metrics.items() if name in shown})
@@ -204,6 +278,26 @@ class TrainerInterface(TrainerFlags, ABC):
     def save_checkpoint(self, filepath: str | os.PathLike[str], weights_only: bool = False) -> None:
         """Save the model and, unless `weights_only`, the run."""
 
+    def __getattr__(self, name: str) -> Any:
+        """Say why an attribute is absent.
+
+        Raises:
+            AttributeError: always; its sentence names the reason, or the nearest name.
+        """
+        kind = type(self)
+        if hasattr(kind, name):
+            return object.__getattribute__(self, name)  # a property that failed: raise its own error
+        if name.startswith("_"):
+            raise AttributeError(f"{kind.__name__} has no attribute {name!r}.")
+        if name in ABSENT:
+            raise AttributeError(f"{kind.__name__} has no {name}: {ABSENT[name]}.")
+        if name in ("run", "algorithm", "hooks"):
+            raise AttributeError(f"{kind.__name__} has no {name} before fit, validate, test or predict is called.")
+        near = get_close_matches(name, [other for other in (*dir(kind), *vars(self)) if other[0] != "_"], n=1)
+        raise AttributeError(
+            f"{kind.__name__} has no attribute {name!r}{f'; did you mean {near[0]!r}?' if near else '.'}"
+        )
+
     @property
     def _data_connector(self) -> Any:
         """Selector of the batch hooks that the module calls when ModelSummary runs its example input."""
@@ -214,33 +308,3 @@ class TrainerInterface(TrainerFlags, ABC):
     def _logger_connector(self) -> Any:
         """Flag that LearningRateMonitor reads: rounds are logged, not steps."""
         return SimpleNamespace(should_update_logs=False)
-
-
-class _StrategyView:
-    """Fabric's strategy with the method names of `lightning.pytorch.strategies.Strategy`."""
-
-    def __init__(self, fabric: Fabric, optimizers: list[torch.optim.Optimizer]) -> None:
-        self._fabric = fabric
-        self._lightning_optimizers = optimizers
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._fabric.strategy, name)
-
-    @property
-    def precision_plugin(self) -> Any:
-        """Fabric's precision."""
-        return self._fabric.strategy.precision
-
-    def reduce(self, tensor: Tensor, *arguments: Any, **options: Any) -> Tensor:
-        """Return the mean over ranks, or the reduction given as `reduce_op`."""
-        return self._fabric.all_reduce(tensor, reduce_op=options.get("reduce_op") or "mean")  # type: ignore[return-value]
-
-    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        """True if `decision` is true on all ranks, or on any if `all` is False."""
-        votes = self._fabric.all_reduce(torch.tensor(int(decision), device=self._fabric.device), reduce_op="sum")
-        return int(votes) == self._fabric.world_size if all else int(votes) > 0  # type: ignore[arg-type]
-
-    def remove_checkpoint(self, path: str) -> None:
-        """Delete a checkpoint file."""
-        if self._fabric.is_global_zero:
-            self._fabric.strategy.checkpoint_io.remove_checkpoint(path)

@@ -1,4 +1,4 @@
-"""Build the Lightning objects that a trainer's flags describe, and check its callbacks."""
+"""Build the Lightning objects that a trainer's flags describe, check its callbacks, and show Fabric's strategy as Lightning's."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from datetime import timedelta
 from difflib import get_close_matches
 from typing import Any
 
+import torch
 from lightning.fabric import Fabric
 from lightning.fabric.accelerators import MPSAccelerator
 from lightning.fabric.strategies.launchers.multiprocessing import _MultiProcessingLauncher
@@ -17,12 +18,15 @@ from lightning.pytorch.callbacks import (
     Callback,
     DeviceStatsMonitor,
     LearningRateFinder,
+    LearningRateMonitor,
     ThroughputMonitor,
     Timer,
 )
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.profilers import AdvancedProfiler, PassThroughProfiler, Profiler, PyTorchProfiler, SimpleProfiler
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
+from torch import Tensor
 
 from lightning_fl.errors import UserError, nearest, require
 from lightning_fl.outputs.metrics_csv import RoundCSVLogger
@@ -48,7 +52,7 @@ PROFILERS = {"simple": SimpleProfiler, "advanced": AdvancedProfiler, "pytorch": 
 
 
 def check_callbacks(callbacks: Iterable[Callback]) -> None:
-    """Check that callbacks work in a federation, and let timers check the time after rounds.
+    """Check that callbacks work in a federation; timers check the time and learning-rate monitors log once a round.
 
     Raises:
         UserError: a callback does not; the sentence gives the reason and the alternative.
@@ -59,6 +63,12 @@ def check_callbacks(callbacks: Iterable[Callback]) -> None:
         # A federation stops only after a round: clients that are trained at once make no separate steps.
         if isinstance(callback, Timer):
             callback._interval = "epoch"
+        if isinstance(callback, LearningRateMonitor):
+            if callback.logging_interval == "step":
+                rank_zero_info(
+                    "LearningRateMonitor logs once a round, the rate of a client's first step, because a federation logs rounds."
+                )
+            callback.logging_interval = "epoch"
 
 
 def check_monitors(callbacks: Iterable[Callback], logged: Iterable[str]) -> None:
@@ -159,3 +169,33 @@ def build_timer(max_time: str | timedelta | dict[str, int] | None) -> Timer | No
         return Timer(duration=max_time, interval="epoch")
     except (MisconfigurationException, TypeError) as error:
         raise UserError(f"max_time {max_time!r} is not a duration: use DD:HH:MM:SS, such as 00:02:30:00.") from error
+
+
+class StrategyView:
+    """Fabric's strategy with the method names of `lightning.pytorch.strategies.Strategy`."""
+
+    def __init__(self, fabric: Fabric, optimizers: list[torch.optim.Optimizer]) -> None:
+        self._fabric = fabric
+        self._lightning_optimizers = optimizers
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._fabric.strategy, name)
+
+    @property
+    def precision_plugin(self) -> Any:
+        """Fabric's precision."""
+        return self._fabric.strategy.precision
+
+    def reduce(self, tensor: Tensor, *arguments: Any, **options: Any) -> Tensor:
+        """Return the mean over ranks, or the reduction given as `reduce_op`."""
+        return self._fabric.all_reduce(tensor, reduce_op=options.get("reduce_op") or "mean")  # type: ignore[return-value]
+
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+        """True if `decision` is true on all ranks, or on any if `all` is False."""
+        votes = self._fabric.all_reduce(torch.tensor(int(decision), device=self._fabric.device), reduce_op="sum")
+        return int(votes) == self._fabric.world_size if all else int(votes) > 0  # type: ignore[arg-type]
+
+    def remove_checkpoint(self, path: str) -> None:
+        """Delete a checkpoint file."""
+        if self._fabric.is_global_zero:
+            self._fabric.strategy.checkpoint_io.remove_checkpoint(path)

@@ -24,6 +24,7 @@ from lightning_fl.outputs.wandb_run import WandbRun, is_used
 from lightning_fl.trainer import checkpointing
 from lightning_fl.trainer.flags import cohort_size
 from lightning_fl.trainer.lightning_interface import TrainerInterface
+from lightning_fl.trainer.lightning_parts import check_callbacks
 from lightning_fl.trainer.memory_format import prefers_channels_last
 
 STAGES = {
@@ -57,6 +58,7 @@ def session(
             trainer.deterministic == "warn" if trainer.deterministic else switches[2],
             trainer.benchmark or switches[3],
         )
+        check_callbacks(trainer.callbacks)  # also those of module and algorithm
         if trainer.local_rank == 0:
             datamodule.prepare_data()
         if trainer.fitting and trainer.is_global_zero:
@@ -81,6 +83,8 @@ def session(
         status = "success"
     except BaseException as error:
         trainer.state.status = TrainerStatus.INTERRUPTED
+        if trainer.flat_module is not None:
+            trainer.flat_module.progress = None  # callbacks save the server's model under its own number of steps
         status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         trainer.hooks.call("on_exception", error)
         datamodule.on_exception(error)
@@ -134,8 +138,9 @@ def _attach(
     trainer.state.fn, trainer.state.stage, trainer.state.status = fn, STAGES[fn], TrainerStatus.RUNNING
     if fn == TrainerFn.FITTING:
         trainer.__dict__.pop("run", None)
-        trainer.current_epoch = trainer.global_step = 0
+        trainer.current_epoch = 0
     trainer.lightning_module, trainer.datamodule, trainer.algorithm = model, datamodule, algorithm or FedAvg()
+    trainer.val_dataloaders = trainer.test_dataloaders = trainer.predict_dataloaders = None
     trainer.should_stop, trainer.callback_metrics, trainer.progress_bar_metrics = False, {}, {}
     model.trainer = trainer  # type: ignore[assignment]
     datamodule.trainer = trainer  # type: ignore[assignment]

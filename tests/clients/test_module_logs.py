@@ -1,16 +1,22 @@
 """Test `self.log` of a module in a federation: averages by samples over steps and clients."""
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import processes
 import pytest
 import torch
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import EarlyStopping
+from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanMetric, MeanSquaredError, MetricCollection, SumMetric
-from toys import Perceptron, federation, read_rows
+from torchmetrics.classification import BinaryAccuracy, BinaryAUROC, BinaryAveragePrecision
+from toys import Perceptron, Served, federation, read_rows, samples
 
 from lightning_fl import FederatedTrainer
+from lightning_fl.algorithms import FedDU
 
 MakeTrainer = Callable[..., FederatedTrainer]
 
@@ -111,8 +117,8 @@ def test_torchmetrics_objects_see_every_training_batch_once(make_trainer: MakeTr
 
     fitted(Measured(), make_trainer, max_rounds=3, callbacks=Watch())
     assert len(by_round) == 3
-    for mean, expected_mean, samples, expected_samples in by_round:
-        assert samples == expected_samples
+    for mean, expected_mean, num, expected_num in by_round:
+        assert num == expected_num
         assert mean == pytest.approx(expected_mean, rel=1e-6)
 
 
@@ -172,13 +178,13 @@ class Flags(Perceptron):
         self.log("at end", 10.0 + self.current_epoch)
 
 
-class Logs(Callback):
+class LogsInCallback(Callback):
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         pl_module.log("by callback", 20.0 + trainer.current_epoch, prog_bar=True)
 
 
 def test_flags_of_log(make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]) -> None:
-    trainer = fitted(Flags(), make_trainer, max_rounds=3, callbacks=Logs(), **keeps_files)
+    trainer = fitted(Flags(), make_trainer, max_rounds=3, callbacks=LogsInCallback(), **keeps_files)
     assert set(trainer.progress_bar_metrics) == {"a", "b", "by callback"}
     assert trainer.callback_metrics["hidden"] == 2.0
     rows = read_rows(tmp_path)
@@ -207,3 +213,192 @@ def test_a_rejected_client_does_not_spoil_the_averages(make_trainer: MakeTrainer
     assert trainer.callback_metrics["clients/rejected"] == 1
     assert trainer.callback_metrics["seen"] == pytest.approx(module.average(), rel=1e-6)
     assert trainer.callback_metrics["train/loss"] == pytest.approx(module.average(), rel=1e-6)
+
+
+def classifiers() -> MetricCollection:
+    """Return metrics of which the last two share the lists of all scores."""
+    return MetricCollection(
+        {"accuracy": BinaryAccuracy(), "auroc": BinaryAUROC(), "precision": BinaryAveragePrecision()}
+    )
+
+
+class Logs(Perceptron):
+    """Module that logs in all forms, in training and in validation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores, self.val_scores, self.squared = classifiers(), classifiers(), MeanSquaredError()
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = self.loss(batch)
+        self.log("both", loss, on_epoch=True, prog_bar=True)
+        self.log("asked", loss, on_step=True, on_epoch=True, batch_size=2)
+        self.log("epoch", loss, on_step=False, on_epoch=True)
+        for name in ("sum", "min", "max"):
+            self.log(name, loss, on_step=True, on_epoch=True, reduce_fx=name)
+        self.log("whole", batch_idx, on_step=False, on_epoch=True)
+        if batch_idx == 0:
+            self.log("once", loss, on_step=True, on_epoch=True)
+        self.squared(self(batch[0]), batch[1])
+        self.log("squared", self.squared, on_step=True, on_epoch=True)
+        self.log_dict(self.observe(self.scores, batch), on_step=False, on_epoch=True)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        loss = self.loss(batch)
+        self.log("val", loss)
+        self.log("val both", loss, on_step=True, on_epoch=True)
+        self.log("val on step", loss, on_step=True)
+        self.log(f"val own {dataloader_idx}", loss, on_step=True, add_dataloader_idx=False)
+        self.log("val max", loss, reduce_fx=max)
+        if dataloader_idx == 0:
+            scores = self.observe(self.val_scores, batch).items(keep_base=False, copy_state=False)
+            self.log_dict({f"val {name}": score for name, score in scores}, add_dataloader_idx=False)
+
+    def observe(self, scores: MetricCollection, batch: Any) -> MetricCollection:
+        scores.update(self(batch[0])[:, 0].sigmoid(), (batch[1][:, 0] > 0).long())
+        return scores
+
+    def on_train_epoch_end(self) -> None:
+        self.log("at end", 3.0)
+
+
+class Ends(Callback):
+    """Callback that keeps the metrics at the end of every epoch."""
+
+    def __init__(self) -> None:
+        self.metrics: list[dict[str, float]] = []
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        self.metrics.append({name: float(value) for name, value in trainer.callback_metrics.items()})
+
+
+@pytest.mark.parametrize("num_loaders", [1, 2])
+def test_all_forms_of_log_agree_with_a_stock_trainer(
+    num_loaders: int, make_trainer: MakeTrainer, make_stock_trainer: Callable[..., Trainer]
+) -> None:
+    """Compare one client with all samples with `L.Trainer`, after one epoch; `reduce_fx=max` is Python's function."""
+    ours, stock = Ends(), Ends()
+    module, data = Logs(), federation(sizes=(10,))
+    twin = copy.deepcopy(module)
+    single = data.val_dataloader
+    data.val_dataloader = lambda: [single(), single()][:num_loaders]  # type: ignore[method-assign]
+    batches: list[Any] = []
+    module.on_train_batch_start = lambda batch, batch_idx: batches.append(batch)  # type: ignore[method-assign]
+    make_trainer(max_rounds=1, clients_per_round=1, callbacks=ours).fit(module, data)
+    train = DataLoader(batches, batch_size=None)
+    val = [DataLoader(TensorDataset(*samples(10, seed=1)), batch_size=4) for _ in range(num_loaders)]
+    make_stock_trainer(max_epochs=1, callbacks=stock).fit(twin, train, val)
+    assert len(stock.metrics[0]) > 30
+    assert {name: ours.metrics[0].get(name) for name in stock.metrics[0]} == pytest.approx(stock.metrics[0], abs=1e-6)
+    suffixed = [name for name in ours.metrics[0] if "_step" in name or "_epoch" in name]
+    assert set(suffixed) <= set(stock.metrics[0]), "and no other names with suffix"
+
+
+def test_metrics_that_share_their_states_start_anew_in_every_round(make_trainer: MakeTrainer) -> None:
+    module, ends = Logs(), Ends()
+    make_trainer(max_rounds=3, callbacks=ends, num_sanity_val_steps=-1).fit(module, federation())
+    x, y = module.trainer.datamodule.test._stored
+    expected = classifiers()(module(x)[:, 0].sigmoid().detach(), (y[:, 0] > 0).long())
+    assert len(ends.metrics) == 3
+    for name, value in expected.items():
+        assert ends.metrics[-1][f"val {name}"] == pytest.approx(float(value), abs=1e-6)
+
+
+class Index(Perceptron):
+    """Module that logs the batch's index on step and on epoch."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = self.loss(batch)
+        self.log("index", loss * 0 + batch_idx, on_epoch=True)
+        return loss
+
+
+class Forked(Index):
+    """Module that logs its largest value too, and a value under a name with suffix of its own."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.log("largest", loss * 0 + batch_idx, on_epoch=True, reduce_fx="max")
+        self.log("loss", loss, on_epoch=True)
+        self.log("loss_epoch", loss * 0 + 7)
+        return loss
+
+
+@pytest.mark.parametrize("runner", ["serial", "stacked"])
+def test_names_with_suffix_of_several_clients(
+    runner: str, make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    """Compare with the numbers of samples: 3 | 4, 1 | 4 | 4, 4, 1 | 4, 4, 4 | 4, 3."""
+    ends = Ends()
+    flags = {"clients_per_round": 6, "runner": runner, "max_rounds": 3, "callbacks": ends, **keeps_files}
+    make_trainer(**flags).fit(Forked(), federation())
+    mean = (1 + 4 + 2 + 4 + 8 + 3) / 40
+    last = (0 * 3 + 1 * 1 + 0 * 4 + 2 * 1 + 2 * 4 + 1 * 3) / (3 + 1 + 4 + 1 + 4 + 3)
+    for metrics in ends.metrics:
+        values = {"index": mean, "index_epoch": mean, "index_step": last}
+        values |= {"largest": 2, "largest_epoch": 2, "largest_step": last, "loss_epoch": 7}
+        assert {name: metrics[name] for name in values} == pytest.approx(values)
+    rows = read_rows(tmp_path)
+    assert len(rows) == 3
+    for row in rows:
+        assert {name for name in row if name.partition("_")[0] in ("index", "largest", "loss")} == {
+            *("index", "largest", "loss"),
+            "loss_epoch",  # the module logs it itself
+        }
+
+
+def test_early_stopping_may_watch_a_name_with_suffix(make_trainer: MakeTrainer) -> None:
+    class Constant(Perceptron):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            self.log("train_loss", 1.0, on_epoch=True)
+            return self.loss(batch)
+
+    for name in ("train_loss", "train_loss_epoch", "train_loss_step"):
+        trainer = make_trainer(max_rounds=9, callbacks=EarlyStopping(name, patience=2))
+        trainer.fit(Constant(), federation())
+        assert trainer.run.round == 3
+
+
+def fit_where_one_process_has_no_client(folder: str) -> None:
+    ends = Ends()
+    trainer = FederatedTrainer(
+        max_rounds=9,
+        clients_per_round=1,
+        accelerator="cpu",
+        devices=2,
+        strategy="ddp",
+        default_root_dir=folder,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        callbacks=[EarlyStopping("index_epoch", patience=2), ends],
+    )
+    trainer.fit(Index(), federation(sizes=(12,)))
+    assert trainer.run.round == 3
+    for metrics in ends.metrics:
+        assert (metrics["index"], metrics["index_epoch"], metrics["index_step"]) == (1, 1, 2)
+
+
+def test_a_process_without_a_client_has_all_names(tmp_path: Path) -> None:
+    processes.run(fit_where_one_process_has_no_client, str(tmp_path), num_processes=2)
+
+
+def test_results_of_a_validation_have_each_value_once(make_trainer: MakeTrainer) -> None:
+    class Twice(Perceptron):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("loss", self.loss(batch), on_step=True)
+
+    trainer = make_trainer()
+    assert [*trainer.validate(Twice(), federation(), verbose=False)[0]] == ["loss"]
+    assert set(trainer.callback_metrics) == {"loss", "loss_epoch"}
+
+
+def test_methods_that_read_an_accuracy_find_it_once(make_trainer: MakeTrainer) -> None:
+    class Twice(Perceptron):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("val_acc", 0.5, on_step=True)
+
+    trainer = make_trainer()
+    trainer.fit(Twice(), Served(20), FedDU())
+    assert trainer.callback_metrics["feddu/accuracy"] == 0.5

@@ -58,7 +58,9 @@ def test_boring_model_on_boring_data(make_trainer: MakeTrainer) -> None:
     trainer.test(module, data, verbose=False)
 
 
-def test_properties_of_lightnings_trainer_are_those_of_the_run(make_trainer: MakeTrainer) -> None:
+def test_properties_of_lightnings_trainer_are_those_of_the_run(
+    make_trainer: MakeTrainer, capsys: pytest.CaptureFixture[str]
+) -> None:
     stops, saves = EarlyStopping("val/loss"), ModelCheckpoint(save_top_k=0)
     trainer = make_trainer(callbacks=[stops, saves])
     borrowed = {name for name, value in vars(L.Trainer).items() if vars(TrainerInterface).get(name) is value}
@@ -67,8 +69,11 @@ def test_properties_of_lightnings_trainer_are_those_of_the_run(make_trainer: Mak
     assert {name for name in stages if values.pop(name)} == set()
     assert isinstance(values.pop("accelerator"), CPUAccelerator)
     assert values.pop("precision_plugin").precision == "32-true"
+    values.pop("print")("printed")
+    assert capsys.readouterr().out == "printed\n"
     assert values == {
         "precision": "32-true",
+        "scaler": None,
         "global_rank": 0,
         "local_rank": 0,
         "node_rank": 0,

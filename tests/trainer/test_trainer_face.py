@@ -1,0 +1,305 @@
+"""Test that modules and callbacks find on `FederatedTrainer` what they read on `lightning.Trainer`, with the same meaning."""
+
+import copy
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning as L  # noqa: N812
+import pytest
+import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    LearningRateMonitor,
+    ModelCheckpoint,
+    RichProgressBar,
+    TQDMProgressBar,
+)
+from lightning.pytorch.loggers import CSVLogger
+from toys import Perceptron, Served, federation, read_rows, samples
+
+from lightning_fl import FederatedTrainer, UserError
+from lightning_fl.algorithms import HybridFL
+from lightning_fl.trainer.lightning_interface import ABSENT
+
+MakeTrainer = Callable[..., FederatedTrainer]
+MakeStock = Callable[..., L.Trainer]
+
+
+def public(trainer: Any) -> set[str]:
+    return {name for name in dir(trainer) if not name.startswith("_")}
+
+
+def test_every_public_name_of_lightnings_trainer_is_there_or_says_why_not(
+    make_trainer: MakeTrainer, make_stock_trainer: MakeStock
+) -> None:
+    trainer, names = make_trainer(), public(make_stock_trainer())
+    assert set(ABSENT) < names
+    assert {name for name in names if not hasattr(trainer, name)} == set(ABSENT)
+    for name, reason in ABSENT.items():
+        with pytest.raises(AttributeError, match=f"^FederatedTrainer has no {name}: a federation .*: use trainer"):
+            getattr(trainer, name)
+        for used in [word.strip(",.") for word in reason.split() if word.startswith("trainer.")]:
+            assert hasattr(trainer, used.removeprefix("trainer."))
+
+
+def test_other_names_are_refused_in_a_sentence(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer()
+    with pytest.raises(AttributeError, match=r"has no attribute 'curent_epoch'; did you mean 'current_epoch'\?$"):
+        trainer.curent_epoch  # noqa: B018
+    with pytest.raises(AttributeError, match=r"^FederatedTrainer has no attribute 'zzzzzz'\.$"):
+        trainer.zzzzzz  # noqa: B018
+    with pytest.raises(AttributeError, match="has no run before fit"):
+        trainer.run  # noqa: B018
+    copy.copy(trainer)
+
+
+SAME = (  # names whose value must be that of the stock trainer in every hook
+    *("barebones", "check_val_every_n_epoch", "current_epoch", "device_ids", "distributed_sampler_kwargs"),
+    *("enable_autolog_hparams", "enable_validation", "evaluating", "fast_dev_run"),
+    *("global_step", "global_rank", "gradient_clip_val", "interrupted", "is_global_zero", "limit_predict_batches"),
+    *(
+        "limit_test_batches",
+        "limit_train_batches",
+        "limit_val_batches",
+        "local_rank",
+        "log_every_n_steps",
+        "max_epochs",
+    ),
+    *("max_steps", "min_epochs", "node_rank", "num_devices", "num_nodes", "num_sanity_val_batches"),
+    *("num_training_batches", "num_val_batches", "overfit_batches", "precision", "predicting", "received_sigterm"),
+    *(
+        "sanity_checking",
+        "scaler",
+        "should_stop",
+        "testing",
+        "training",
+        "validating",
+        "val_check_interval",
+        "world_size",
+    ),
+)
+
+
+class Reader(Callback):
+    """Callback that reads the trainer in every hook."""
+
+    def __init__(self) -> None:
+        self.read: dict[str, list[dict[str, Any]]] = {}
+
+    def note(self, hook: str, trainer: Any) -> None:
+        read = {name: getattr(trainer, name) for name in SAME}
+        values = {name: list(value) if isinstance(value, tuple) else value for name, value in read.items()}
+        loaders = (trainer.train_dataloader, trainer.val_dataloaders)
+        values["loaders"] = [None if loader is None else len(loader) for loader in loaders]
+        if hook in ("on_train_batch_start", "on_train_batch_end", "on_train_epoch_end"):
+            values["is_last_batch"] = trainer.is_last_batch
+        self.read.setdefault(hook, []).append(values)
+
+
+def _reads(hook: str) -> Callable[..., None]:
+    def read(self: Reader, trainer: Any, *arguments: Any) -> None:
+        self.note(hook, trainer)
+
+    return read
+
+
+HOOKS = ("train_batch_start", "before_optimizer_step", "train_batch_end", "validation_start", "validation_end")
+for name in ("fit_start", "train_start", "train_epoch_start", *HOOKS, "train_epoch_end", "train_end", "fit_end"):
+    setattr(Reader, f"on_{name}", _reads(f"on_{name}"))
+
+
+def test_one_client_with_all_data_reads_what_a_stock_trainer_reads(
+    make_trainer: MakeTrainer, make_stock_trainer: MakeStock
+) -> None:
+    """Compare the values of all names in all hooks over three rounds of two batches and three epochs of two batches."""
+    ours, stock = Reader(), Reader()
+    data = federation(sizes=(8,))
+    make_trainer(max_rounds=3, clients_per_round=1, callbacks=ours).fit(Perceptron(), data)
+    train = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*samples(8)), batch_size=4)
+    val = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*samples(10)), batch_size=4)
+    make_stock_trainer(max_epochs=3, callbacks=stock).fit(Perceptron(), train, val)
+    assert ours.read.keys() == stock.read.keys()
+    for hook, expected in stock.read.items():
+        assert len(ours.read[hook]) == len(expected)
+        for values, other in zip(ours.read[hook], expected, strict=True):
+            if hook == "on_fit_start":  # Lightning loads its data only then
+                for name in ("loaders", "num_training_batches", "num_val_batches", "enable_validation"):
+                    other[name] = stock.read["on_train_start"][0][name]
+            assert values == other, hook
+
+
+def recording(seen: dict[int, set[int]]) -> Perceptron:
+    """Return a module that records the steps that it sees in the training of each round, and after it under -1."""
+
+    class Records(Perceptron):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            seen.setdefault(self.current_epoch, set()).add(self.global_step)
+            return self.loss(batch)
+
+        def on_train_epoch_end(self) -> None:
+            seen.setdefault(-1, set()).add(self.global_step)
+
+    return Records()
+
+
+@pytest.mark.parametrize("runner", ["serial", "stacked"])
+def test_the_global_step_counts_a_clients_own_steps(
+    runner: str, make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    """The clients have 1, 2, 1, 3, 3 and 2 batches, so a round has three steps one after the other, and twelve in all."""
+    seen: dict[int, set[int]] = {}
+    flags = {"clients_per_round": 6, "runner": runner, **keeps_files}
+    trainer = make_trainer(max_rounds=2, **flags)
+    trainer.fit(recording(seen), federation())
+    assert seen == {0: {0, 1, 2}, 1: {3, 4, 5}, -1: {12, 24}}
+    trainer = make_trainer(max_rounds=3, **flags)
+    trainer.fit(recording(seen), federation(), ckpt_path=tmp_path / "checkpoints" / "last.ckpt")
+    assert seen[2] == {6, 7, 8}
+    assert trainer.global_step == 36
+
+
+def test_the_servers_training_goes_on_from_the_clients_steps(make_trainer: MakeTrainer) -> None:
+    seen: dict[int, set[int]] = {}
+    make_trainer(max_rounds=2, clients_per_round=6).fit(recording(seen), Served(20), HybridFL())
+    assert seen[0] == {0, 1, 2} | {3 + step for step in range(5)}
+    assert seen[1] == {3, 4, 5} | {6 + step for step in range(5)}
+
+
+def test_an_annealing_schedule_reaches_its_end(make_trainer: MakeTrainer) -> None:
+    """The share of the training that is done, computed as modules do, grows from 0 to the last step's share."""
+    shares: list[float] = []
+
+    class Anneals(Perceptron):
+        def on_train_start(self) -> None:
+            self.total = self.trainer.num_training_batches * self.trainer.max_epochs
+
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            shares.append(self.global_step / self.total)
+            return self.loss(batch)
+
+    make_trainer(max_rounds=4, clients_per_round=6).fit(Anneals(), federation())
+    assert (min(shares), max(shares)) == (0, 11 / 12)
+
+
+def test_checkpoints_keep_the_steps_of_all_clients_in_their_names(
+    make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    saves = ModelCheckpoint(dirpath=tmp_path / "kept", every_n_train_steps=12, save_top_k=-1)
+    make_trainer(max_rounds=3, clients_per_round=6, callbacks=saves, **keeps_files).fit(Perceptron(), federation())
+    files = {path.name for path in (tmp_path / "kept").iterdir()}
+    assert files == {f"epoch={t}-step={12 * (t + 1)}.ckpt" for t in range(3)}
+    for t in range(3):
+        saved = torch.load(tmp_path / "kept" / f"epoch={t}-step={12 * (t + 1)}.ckpt", weights_only=True)
+        assert (saved["epoch"], saved["global_step"]) == (t + 1, 12 * (t + 1))
+
+
+def test_a_checkpoint_saved_on_an_exception_keeps_the_steps_of_all_clients(
+    make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    class Breaks(Perceptron):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            if self.global_step == 4:
+                raise RuntimeError("simulated failure")
+            return self.loss(batch)
+
+    saves = ModelCheckpoint(dirpath=tmp_path / "kept", save_on_exception=True)
+    with pytest.raises(RuntimeError, match="simulated failure"):
+        make_trainer(clients_per_round=6, callbacks=saves, **keeps_files).fit(Breaks(), federation())
+    assert any("step=12" in path.name for path in (tmp_path / "kept").iterdir())
+    assert not any("step=4" in path.name for path in (tmp_path / "kept").iterdir())
+
+
+def halving(module: L.LightningModule) -> Any:
+    """Halve the learning rate in every step."""
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
+    return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
+
+
+@pytest.mark.parametrize("interval", ["step", None])
+@pytest.mark.parametrize("given", ["trainer", "module"])
+def test_a_learning_rate_monitor_of_steps_logs_once_a_round(
+    interval: Any,
+    given: str,
+    make_trainer: MakeTrainer,
+    tmp_path: Path,
+    keeps_files: dict[str, Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monitor, module = LearningRateMonitor(interval), Perceptron(configure=halving)
+    others = CSVLogger(tmp_path / "other", flush_logs_every_n_steps=1)
+    flags = {**keeps_files, "logger": others}
+    if given == "module":
+        module.configure_callbacks = lambda: [monitor]  # type: ignore[method-assign]
+    else:
+        flags["callbacks"] = monitor
+    with caplog.at_level(logging.INFO):
+        make_trainer(max_rounds=3, clients_per_round=6, **flags).fit(module, federation())
+    rows = read_rows(tmp_path)
+    assert [row["round"] for row in rows] == ["0", "1", "2"]
+    assert [float(row["lr-SGD"]) for row in rows] == [0.5] * 3
+    logged = [row for row in read_rows(Path(others.log_dir)) if row["lr-SGD"]]
+    assert [row["step"] for row in logged] == ["0", "1", "2"], "its axis must be that of all other rows"
+    said = "LearningRateMonitor logs once a round" in caplog.text
+    assert said == (interval == "step")
+
+
+class Watch(Callback):
+    """Callback that records count and total of a TQDM bar after every client and round."""
+
+    def __init__(self, bar: TQDMProgressBar) -> None:
+        self.bar = bar
+        self.counts: list[tuple[int, int]] = []
+
+    def on_client_upload(self, *arguments: Any) -> None:
+        self.counts.append((self.bar.train_progress_bar.n, self.bar.train_progress_bar.total))
+
+    def on_train_epoch_end(self, *arguments: Any) -> None:
+        self.on_client_upload()
+
+
+@pytest.mark.parametrize("runner", ["serial", "stacked"])
+def test_lightnings_bars_count_the_batches_of_the_round(runner: str, make_trainer: MakeTrainer) -> None:
+    """The clients have 1, 2, 1, 3, 3 and 2 batches, in the cohort's order; those of a stack end together."""
+    bar = TQDMProgressBar()
+    watch = Watch(bar)
+    flags = {"clients_per_round": 6, "enable_progress_bar": True, "runner": runner}
+    make_trainer(callbacks=[bar, watch], **flags).fit(Perceptron(), federation())
+    assert len(watch.counts) == 2 * 7
+    for of_round in (watch.counts[:7], watch.counts[7:]):
+        after_clients = [count for count, _ in of_round[:6]]
+        own = [count - before for before, count in zip([0, *after_clients], after_clients, strict=False)]
+        assert sorted(own) == ([1, 1, 2, 2, 3, 3] if runner == "serial" else [0, 0, 0, 0, 0, 12])
+        assert of_round[-1] == (12, 12)
+
+
+def test_lightnings_bars_leave_out_the_servers_batches(make_trainer: MakeTrainer) -> None:
+    bar = TQDMProgressBar()
+    watch = Watch(bar)
+    flags = {"clients_per_round": 6, "enable_progress_bar": True}
+    make_trainer(callbacks=[bar, watch], **flags).fit(Perceptron(), Served(20), HybridFL())
+    assert watch.counts[-1] == (12, 12)
+
+
+def test_the_rich_bar_is_full_after_a_round(make_trainer: MakeTrainer) -> None:
+    pytest.importorskip("rich")
+    bar, ends = RichProgressBar(), []
+
+    class Ends(Callback):
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            ends.append((bar.train_progress_bar.completed, bar.train_progress_bar.total))
+
+    flags = {"clients_per_round": 6, "enable_progress_bar": True}
+    make_trainer(callbacks=[bar, Ends()], **flags).fit(Perceptron(), federation())
+    assert ends == [(12, 12)] * 2
+
+
+def test_callbacks_that_the_module_configures_are_checked(make_trainer: MakeTrainer) -> None:
+    module, trainer = Perceptron(), make_trainer()
+    module.configure_callbacks = lambda: [BatchSizeFinder()]  # type: ignore[method-assign]
+    with pytest.raises(UserError, match="BatchSizeFinder tries batch sizes in a separate training"):
+        trainer.fit(module, federation())
+    assert not trainer.fitting
