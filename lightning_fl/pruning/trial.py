@@ -35,7 +35,8 @@ def twin_of(module: nn.Module) -> nn.Module:
 @contextmanager
 def restored(module: nn.Module) -> Iterator[None]:
     """Undo at the end what happened to the module's tensors and attributes; faster than a copy of the module."""
-    parts = [(part, dict(vars(part)), dict(part._parameters), dict(part._buffers)) for part in module.modules()]
+    own = [part for part in module.modules() if not isinstance(part, torch.jit.ScriptModule)]
+    parts = [(part, dict(vars(part)), dict(part._parameters), dict(part._buffers)) for part in own]
     values: list[tuple[Any, Tensor]] = [(parameter, parameter.data) for parameter in module.parameters()]
     values += [(buffer, buffer.data.clone()) for buffer in module.buffers()]
     try:

@@ -114,7 +114,6 @@ WHOLE: Zoo = {
     "squeezenet1_0": (_named("squeezenet1_0"), 32),
     "swin_t": (_named("swin_t"), 32),
     "vgg11_bn": (_named("vgg11_bn"), 32),
-    "vit_b_32": (_named("vit_b_32", image_size=32), 32),
 }
 
 ZOO = SMALL | WHOLE
