@@ -49,7 +49,7 @@ def assemble(trainer: TrainerInterface) -> Federation:
     trainer.most_local_steps, trainer.round_batches = schedule.num_steps(in_pass), in_pass
     _configure_optimizer(flat_module, algorithm, trainer.client_optimizer == "sgd")
     network = Network.of(flat_module, data)
-    _set_threads(trainer, None if network.macs is None else network.macs * data.batch_size)
+    _set_threads(trainer, _work_of_a_step(network, data))
     run = trainer.run = _initial_run(flat_module, algorithm, network)
     num_clients = cohort_size(trainer.clients_per_round, data.num_clients, int((data.client_sizes > 0).sum()))
     selected, trainer.num_rounds = num_clients, trainer.max_rounds
@@ -149,10 +149,15 @@ def _runner(trainer: TrainerInterface, federation: Federation) -> Runner:
     received = {"model": run.params, "buffers": run.buffers, **algorithm.share(run.server), **provided}
     job = ClientJob(algorithm.rule, federation.setting, received, federation.schedule, run)
     share = ceil(federation.population.cohort_size / trainer.world_size)
-    work = None if federation.network.macs is None else federation.network.macs * federation.data.batch_size
+    work = _work_of_a_step(federation.network, federation.data)
     return choose_runner(
         trainer.runner, trainer.clients_at_once, federation.flat_module, job, federation.data, work, share
     )
+
+
+def _work_of_a_step(network: Network, data: FederatedDataModule) -> int | None:
+    """Return the multiply-accumulates of the forward pass of the largest batch; None if they cannot be counted."""
+    return None if network.macs is None else network.macs * min(data.batch_size, int(data.client_sizes.max()))
 
 
 def keep_client_states(trainer: TrainerInterface) -> None:

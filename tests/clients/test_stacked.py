@@ -381,6 +381,13 @@ def test_auto_stacks_many_small_steps_on_a_cpu(make_trainer: MakeTrainer, caplog
     torch.testing.assert_close(auto.run.params, other.run.params, rtol=1e-5, atol=1e-6)
 
 
+def test_auto_counts_the_samples_that_a_client_has(make_trainer: MakeTrainer) -> None:
+    """Check with batches that are larger than any client."""
+    trainer = make_trainer(clients_per_round=10, max_rounds=1)
+    trainer.fit(linear(), Digits(num_clients=100, batch_size=10_000))
+    assert describe_runner(trainer.fit_loop.federation.runner)["runner"] == "stacked"
+
+
 def test_auto_does_not_stack_random_draws_on_a_cpu(make_trainer: MakeTrainer) -> None:
     """Check with dropout, whose draws would depend on the number of processes that share the clients."""
     module = linear()
