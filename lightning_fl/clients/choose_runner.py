@@ -102,16 +102,7 @@ def _try(flat_module: FlatModule, job: ClientJob, data: FederatedDataModule) -> 
     Returns:
         The obstacles to stacking, the bytes that each client needs, and whether the module draws random numbers.
     """
-    obstacles = []
-    if not flat_module.optimizer.is_elementwise:
-        obstacles.append(
-            f"its optimiser {flat_module.optimizer.description} does not update each number separately (SGD, Adam and RMSprop do)"
-        )
-    obstacles += [
-        f"{' and '.join(listeners)} needs each client's {hook} (use on_client_upload instead)"
-        for hook in StepListeners._fields
-        if (listeners := flat_module.hooks.overridden_by(hook))
-    ]
+    obstacles = _known_obstacles(flat_module)
     client = int(data.client_sizes.argmax())
     selection = data.client(client)
     in_pass = job.schedule.pass_batches(len(selection), flat_module.skips_single_samples)
@@ -162,6 +153,21 @@ def _try(flat_module: FlatModule, job: ClientJob, data: FederatedDataModule) -> 
             metric.reset()
     draws = not torch.equal(torch.get_rng_state(), torch.Generator().manual_seed(seeds[1]).get_state())
     return obstacles, saved_bytes // 2 + COPIES_OF_THE_MODEL * flat_module.params.nbytes, draws
+
+
+def _known_obstacles(flat_module: FlatModule) -> list[str]:
+    """Return the obstacles that no trial is needed for: the optimiser, and hooks within a client's step."""
+    obstacles = [
+        f"{' and '.join(listeners)} needs each client's {hook} (use on_client_upload instead)"
+        for hook in StepListeners._fields
+        if (listeners := flat_module.hooks.overridden_by(hook))
+    ]
+    if not flat_module.optimizer.is_elementwise:
+        optimizer = flat_module.optimizer.description
+        obstacles.insert(
+            0, f"its optimiser {optimizer} does not update each number separately (SGD, Adam and RMSprop do)"
+        )
+    return obstacles
 
 
 def _plain_attributes(module: nn.Module) -> dict[tuple[nn.Module, str], Any]:

@@ -121,13 +121,8 @@ def train_stack(
         num_left = sum(member.num_steps > local.num_steps for member in members)
         if num_left < len(stack.params):
             finished = _finish(flat_module, job, local, stack, num_left) + finished
-            stack = stack.first(num_left)
+            stack, local = _narrow(flat_module, stack, local, num_left)
             twin = None if twin is None else twin.first(num_left)
-            local = _rows(local, slice(num_left))
-            assert flat_module.progress is not None
-            flat_module.progress.local = local
-            optimizer.narrow(num_left)
-            flat_module.personal_optimizer.narrow(stack.personal_leaves, num_left)
         if not num_left:
             break
         stack.zero_gradient()
@@ -196,6 +191,18 @@ def _start(
     local.learning_rate = optimizer.learning_rate
     job.rule.start(local)
     flat_module.seed(seed)
+    return stack, local
+
+
+def _narrow(
+    flat_module: FlatModule, stack: Stack, local: LocalTraining, num_clients: int
+) -> tuple[Stack, LocalTraining]:
+    """Return the first clients of a stack and of its local training, and let the optimisers step only these."""
+    stack, local = stack.first(num_clients), _rows(local, slice(num_clients))
+    assert flat_module.progress is not None
+    flat_module.progress.local = local
+    flat_module.optimizer.narrow(num_clients)
+    flat_module.personal_optimizer.narrow(stack.personal_leaves, num_clients)
     return stack, local
 
 
