@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
@@ -11,13 +11,19 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from lightning_fl.outputs.metrics_csv import RoundCSVLogger
 
 
-def log_row(trainer: Any, row: dict[str, float], step: int) -> None:
+class HasLoggers(Protocol):
+    """Trainer, as far as its loggers are concerned."""
+
+    loggers: list[Logger]
+
+
+def log_row(trainer: HasLoggers, row: dict[str, float], step: int) -> None:
     """Send one row to every logger."""
     tell(trainer, lambda logger: logger.log_metrics(row, step=step))
     tell(trainer, lambda logger: logger.save())
 
 
-def tell(trainer: Any, message: Callable[[Any], Any], kind: type[Logger] = Logger) -> None:
+def tell(trainer: HasLoggers, message: Callable[[Any], Any], kind: type[Logger] = Logger) -> None:
     """Call `message` with every logger of a kind; a logger that fails is removed, unless it writes `metrics.csv`."""
     for logger in list(trainer.loggers):
         if not isinstance(logger, kind):

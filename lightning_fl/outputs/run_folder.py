@@ -6,13 +6,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from lightning_fl.errors import require
+
+if TYPE_CHECKING:
+    from lightning.pytorch.loggers import Logger
 
 LAST = Path("checkpoints") / "last.ckpt"
 EXPORT = "model.ckpt"
@@ -27,19 +30,25 @@ class RunFolder:
     """Folder that a fit writes to; an earlier run's files stay in it until the fit writes its first file.
 
     Attributes:
-        trainer: trainer of the fit.
+        is_used: True if the fit writes files.
         first_round: first round of the fit, 0 unless it resumes a run.
     """
 
-    def __init__(self, trainer: Any) -> None:
-        self.trainer = trainer
-        self.first_round = 0
-        self._is_ours = False
+    def __init__(
+        self, root: str, loggers: Sequence[Logger], saves_checkpoints: bool, ckpt_path: str | os.PathLike[str] | None
+    ) -> None:
+        """Describe the folder of a fit.
 
-    @property
-    def is_used(self) -> bool:
-        """True if the fit writes files."""
-        return bool(self.trainer.loggers) or self.trainer.enable_checkpointing
+        Args:
+            root: the folder.
+            loggers: loggers of the fit.
+            saves_checkpoints: True if the fit saves checkpoints.
+            ckpt_path: checkpoint that the fit resumes; None if it begins.
+        """
+        self.is_used = bool(loggers) or saves_checkpoints
+        self.first_round = 0
+        self._root, self._loggers, self._ckpt_path = root, loggers, ckpt_path
+        self._is_ours = False
 
     def claim(self) -> None:
         """Move an earlier run aside, or drop a resumed run's rows of the rounds to come.
@@ -51,28 +60,28 @@ class RunFolder:
             return
         self._is_ours = True
         if not self.goes_on_here:
-            set_earlier_run_aside(self.trainer.default_root_dir)
+            set_earlier_run_aside(self._root)
         if self._home is None:
             return
         from lightning_fl.outputs.metrics_csv import RoundCSVLogger
 
-        for logger in self.trainer.loggers:
+        for logger in self._loggers:
             if isinstance(logger, RoundCSVLogger):
                 logger.keep_rounds_before(self.first_round, self._home)
 
     @property
     def goes_on_here(self) -> bool:
         """True if the folder contains the run that the fit resumes."""
-        return self._home is not None and self._home == Path(self.trainer.default_root_dir).resolve()
+        return self._home is not None and self._home == Path(self._root).resolve()
 
     @property
     def _home(self) -> Path | None:
         """Folder of the run that the fit resumes: the checkpoint's if it has rows, else this one; None if it resumes none."""
-        if self.trainer.ckpt_path is None:
+        if self._ckpt_path is None:
             return None
-        folder = Path(self.trainer.ckpt_path).resolve().parent
+        folder = Path(self._ckpt_path).resolve().parent
         folder = folder.parent if folder.name == LAST.parent.name else folder
-        return folder if (folder / METRICS).is_file() else Path(self.trainer.default_root_dir).resolve()
+        return folder if (folder / METRICS).is_file() else Path(self._root).resolve()
 
 
 def require_writable(root: str, flag: str = "default_root_dir") -> list[Path]:

@@ -71,7 +71,9 @@ class FitLoop:
         trainer, flat_module = self.trainer, self.trainer.active_module
         self.val_loop._has_run = self._knows_metrics = False
         self.before_round = None
-        self.folder = RunFolder(trainer)
+        self.folder = RunFolder(
+            trainer.default_root_dir, trainer.loggers, trainer.enable_checkpointing, trainer.ckpt_path
+        )
         self.federation = assemble(trainer)
         data = self.federation.data
         if is_overridden("validation_step", flat_module.module):
