@@ -35,6 +35,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from datetime import date
+from typing import Any
 
 import lightning
 import peers
@@ -50,6 +51,19 @@ from lightning_fl.modules import ImageClassifier, network
 LEARNING_RATE = 0.01
 TRUE_DTYPES = {"bf16-true": torch.bfloat16, "64-true": torch.float64}
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+
+
+QUIET: dict[str, Any] = {
+    "limit_val_batches": 0,
+    "num_sanity_val_steps": 0,
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+}
+"""Flags of a trainer that only trains."""
+OUTPUTS: dict[str, Any] = {"logger": None, "enable_checkpointing": True, "enable_progress_bar": True}
+"""Flags of one that also writes what a run writes by default."""
 
 
 class BareLoop:
@@ -129,13 +143,7 @@ def measure(name: str, samples: int, options: argparse.Namespace) -> None:
     images, labels = noise(num_images)
     clients = list(zip(images.split(samples), labels.split(samples), strict=True))
     work = Work(network(name, 10), clients, options.batch_size, options.epochs, LEARNING_RATE)
-    data = Arrays(
-        train=(images, labels),
-        test=(images[:10], labels[:10]),
-        num_classes=10,
-        num_clients=options.clients,
-        batch_size=options.batch_size,
-    )
+    data = federation_of(images, labels, options.clients, options.batch_size)
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         bare = {"nchw": BareLoop(work, options), "nhwc": BareLoop(work, options, nhwc=True)}
@@ -145,18 +153,13 @@ def measure(name: str, samples: int, options: argparse.Namespace) -> None:
             max_rounds=options.turns + 1,
             clients_per_round=options.clients,
             local_epochs=options.epochs,
-            limit_val_batches=0,
-            num_sanity_val_steps=0,
-            logger=None if options.outputs else False,
-            enable_checkpointing=options.outputs,
-            enable_progress_bar=options.outputs,
             default_root_dir=folder,
-            enable_model_summary=False,
             runner=options.runner,
             precision=options.precision,
             accelerator=options.device,
             devices=options.ranks,
             callbacks=[alternate],
+            **QUIET | (OUTPUTS if options.outputs else {}),
         )
         trainer.fit(ImageClassifier(name, learning_rate=LEARNING_RATE), data, getattr(algorithms, options.algorithm)())
     if not trainer.is_global_zero:
@@ -178,6 +181,17 @@ def measure(name: str, samples: int, options: argparse.Namespace) -> None:
 def noise(num_images: int) -> tuple[Tensor, Tensor]:
     """Return random images of CIFAR-10's shape (num_images, 3, 32, 32) and labels (num_images,)."""
     return torch.rand(num_images, 3, 32, 32), torch.randint(0, 10, (num_images,))
+
+
+def federation_of(images: Tensor, labels: Tensor, num_clients: int, batch_size: int) -> Arrays:
+    """Return images (num_images, C, H, W) with labels (num_images,) of ten classes, divided evenly over clients."""
+    return Arrays(
+        train=(images, labels),
+        test=(images[:10], labels[:10]),
+        num_classes=10,
+        num_clients=num_clients,
+        batch_size=batch_size,
+    )
 
 
 def check(name: str, options: argparse.Namespace) -> None:

@@ -20,10 +20,9 @@ from typing import Any
 
 import lightning
 import torch
-from round_time import LEARNING_RATE, noise
+from round_time import LEARNING_RATE, QUIET, federation_of, noise
 
 from lightning_fl import FederatedTrainer
-from lightning_fl.data import Arrays
 from lightning_fl.modules import ImageClassifier
 
 
@@ -53,24 +52,14 @@ def measure(network: str, batch_size: int, options: argparse.Namespace, **flags:
         trainer = FederatedTrainer(
             max_rounds=options.turns + 1,
             clients_per_round=options.clients,
-            limit_val_batches=0,
             threads=1,
             accelerator="cpu",
             default_root_dir=folder,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
             callbacks=[clock],
+            **QUIET,
             **flags,
         )
-        data = Arrays(
-            train=(images, labels),
-            test=(images[:2], labels[:2]),
-            num_classes=10,
-            num_clients=options.clients,
-            batch_size=batch_size,
-        )
+        data = federation_of(images, labels, options.clients, batch_size)
         trainer.fit(ImageClassifier(network, learning_rate=LEARNING_RATE), data)
     return statistics.median(clock.seconds[1:]), trainer.run.macs_at_start
 

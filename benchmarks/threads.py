@@ -23,10 +23,9 @@ from datetime import date
 
 import lightning
 import torch
-from round_time import LEARNING_RATE, noise
+from round_time import LEARNING_RATE, QUIET, federation_of, noise
 
 from lightning_fl import FederatedTrainer
-from lightning_fl.data import Arrays
 from lightning_fl.modules import ImageClassifier
 from lightning_fl.trainer.threads import choose_threads
 
@@ -61,20 +60,14 @@ def measure(network: str, batch_size: int, options: argparse.Namespace) -> tuple
         trainer = FederatedTrainer(
             max_rounds=len(options.threads) * (options.turns + 1),
             clients_per_round=CLIENTS,
-            limit_val_batches=0,
             runner="serial",
             threads=max(options.threads),
             accelerator="cpu",
             default_root_dir=folder,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
             callbacks=[turns],
+            **QUIET,
         )
-        data = Arrays(
-            train=(images, labels), test=(images, labels), num_classes=10, num_clients=CLIENTS, batch_size=batch_size
-        )
+        data = federation_of(images, labels, CLIENTS, batch_size)
         trainer.fit(ImageClassifier(network, learning_rate=LEARNING_RATE), data)
     torch.set_num_threads(max(options.threads))
     macs = trainer.run.macs_at_start

@@ -15,13 +15,12 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch import Callback, LightningModule
 from peers import Work
-from round_time import LEARNING_RATE, Alternate, noise
+from round_time import LEARNING_RATE, Alternate, federation_of, noise
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.algorithms import FedAvg
-from lightning_fl.data import Arrays
 from lightning_fl.errors import UserError
 from lightning_fl.federation.round import Federation
 from lightning_fl.modules import ImageClassifier, network
@@ -171,13 +170,7 @@ def in_federation(
     images, labels = noise(clients * samples)
     of_clients = list(zip(images.split(samples), labels.split(samples), strict=True))
     work = Work(network(name, 10), of_clients, batch_size, epochs=1, learning_rate=LEARNING_RATE)
-    data = Arrays(
-        train=(images, labels),
-        test=(images[:2], labels[:2]),
-        num_classes=10,
-        num_clients=clients,
-        batch_size=batch_size,
-    )
+    data = federation_of(images, labels, clients, batch_size)
     trainer = quiet_trainer(
         plan.device,
         max_rounds=1,

@@ -1,4 +1,4 @@
-"""What the parts of every slot declare, so that an algorithm can compare neighbours."""
+"""Declarations of the parts of every slot, by which an algorithm checks that neighbours fit."""
 
 from __future__ import annotations
 
