@@ -87,13 +87,8 @@ def choose_runner(
 def describe_runner(runner: Runner) -> dict[str, Any]:
     """Return the runner's name and its most clients in a stack, for a checkpoint."""
     if isinstance(runner, partial):
-        return {"runner": "stacked", **runner.keywords}
-    return {"runner": "serial"}
-
-
-def runner_from(saved: dict[str, Any]) -> Runner:
-    """Return the runner that `describe_runner` described."""
-    return serial if saved["runner"] == "serial" else partial(stacked, clients_at_once=saved["clients_at_once"])
+        return {"wanted": "stacked", **runner.keywords}
+    return {"wanted": "serial", "clients_at_once": None}
 
 
 def _try(flat_module: FlatModule, job: ClientJob, data: FederatedDataModule) -> tuple[list[str], int, bool]:

@@ -8,6 +8,7 @@ import tempfile
 from functools import partial
 from math import ceil
 from pathlib import Path
+from typing import Literal
 from weakref import finalize
 
 import torch
@@ -73,7 +74,7 @@ def assemble(trainer: TrainerInterface) -> Federation:
     )
     algorithm.check(federation.setting, federation.server, num_clients)
     trainer.loss_guard.check(federation.server, algorithm.steps)
-    federation.runner = _runner(trainer, federation)
+    federation.runner = build_runner(federation, trainer.runner, trainer.clients_at_once, trainer.world_size)
     flat_module.load_server_model(run)  # checks may have changed the model
     return federation
 
@@ -142,17 +143,17 @@ def _configure_optimizer(flat_module: FlatModule, algorithm: Algorithm, by_plain
         )
 
 
-def _runner(trainer: TrainerInterface, federation: Federation) -> Runner:
+def build_runner(
+    federation: Federation, wanted: Literal["auto", "serial", "stacked"], clients_at_once: int | None, world_size: int
+) -> Runner:
     """Choose the runner that the flags, the module and the cohort allow, and try it on a first broadcast."""
     algorithm, run = federation.algorithm, federation.run
     provided = {name: torch.zeros_like(run.params) for name in algorithm.exchange.provides}
     received = {"model": run.params, "buffers": run.buffers, **algorithm.share(run.server), **provided}
     job = ClientJob(algorithm.rule, federation.setting, received, federation.schedule, run)
-    share = ceil(federation.population.cohort_size / trainer.world_size)
+    share = ceil(federation.population.cohort_size / world_size)
     work = _work_of_a_step(federation.network, federation.data)
-    return choose_runner(
-        trainer.runner, trainer.clients_at_once, federation.flat_module, job, federation.data, work, share
-    )
+    return choose_runner(wanted, clients_at_once, federation.flat_module, job, federation.data, work, share)
 
 
 def _work_of_a_step(network: Network, data: FederatedDataModule) -> int | None:

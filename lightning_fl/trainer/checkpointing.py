@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
-from lightning_fl.clients.choose_runner import describe_runner, runner_from
+from lightning_fl.clients.choose_runner import describe_runner
 from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.errors import UserError
 from lightning_fl.federation import follow_pruning
@@ -23,6 +24,7 @@ from lightning_fl.federation.round import Federation
 from lightning_fl.outputs import checkpoint_file
 from lightning_fl.outputs.run_folder import LAST
 from lightning_fl.state.run_state import as_saved
+from lightning_fl.trainer.build_federation import build_runner
 from lightning_fl.trainer.lightning_interface import TrainerInterface
 
 
@@ -190,7 +192,10 @@ def _keep_numerics(trainer: TrainerInterface, federation: Federation, saved: dic
         return
     earlier = saved["execution"]
     if trainer.runner == "auto" and trainer.clients_at_once is None:
-        federation.runner = runner_from(earlier["runner"])
+        # Another callback may need each client's steps now, so that a stack is tried again.
+        with suppress(UserError):
+            federation.runner = build_runner(federation, **earlier["runner"], world_size=trainer.world_size)
+        trainer.active_module.load_server_model(trainer.run)  # the trial may have changed the model
     if trainer.threads is None and trainer.fabric.device.type == "cpu":
         torch.set_num_threads(earlier["threads"])
     now = execution(federation)
@@ -205,4 +210,5 @@ def execution(federation: Federation) -> dict[str, Any]:
 
 def _in_words(execution: dict[str, Any]) -> str:
     runner, threads = execution["runner"], execution["threads"]
-    return f"runner {', '.join(map(str, runner.values()))} and {threads} thread{'s' * (threads != 1)}"
+    how = ", ".join(str(part) for part in runner.values() if part is not None)
+    return f"runner {how} and {threads} thread{'s' * (threads != 1)}"

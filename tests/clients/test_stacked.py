@@ -376,7 +376,7 @@ def test_auto_stacks_many_small_steps_on_a_cpu(make_trainer: MakeTrainer, caplog
     module = linear()
     auto = fitted_on_digits(make_trainer, copy.deepcopy(module))
     assert "Clients train up to 10 at once" in caplog.text
-    assert describe_runner(auto.fit_loop.federation.runner) == {"runner": "stacked", "clients_at_once": 64}
+    assert describe_runner(auto.fit_loop.federation.runner) == {"wanted": "stacked", "clients_at_once": 64}
     other = fitted_on_digits(make_trainer, module, runner="serial")
     torch.testing.assert_close(auto.run.params, other.run.params, rtol=1e-5, atol=1e-6)
 
@@ -385,7 +385,7 @@ def test_auto_counts_the_samples_that_a_client_has(make_trainer: MakeTrainer) ->
     """Check with batches that are larger than any client."""
     trainer = make_trainer(clients_per_round=10, max_rounds=1)
     trainer.fit(linear(), Digits(num_clients=100, batch_size=10_000))
-    assert describe_runner(trainer.fit_loop.federation.runner)["runner"] == "stacked"
+    assert describe_runner(trainer.fit_loop.federation.runner)["wanted"] == "stacked"
 
 
 def test_auto_does_not_stack_random_draws_on_a_cpu(make_trainer: MakeTrainer) -> None:
@@ -393,7 +393,7 @@ def test_auto_does_not_stack_random_draws_on_a_cpu(make_trainer: MakeTrainer) ->
     module = linear()
     module.network = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 10))
     trainer = fitted_on_digits(make_trainer, module)
-    assert describe_runner(trainer.fit_loop.federation.runner) == {"runner": "serial"}
+    assert describe_runner(trainer.fit_loop.federation.runner) == {"wanted": "serial", "clients_at_once": None}
 
 
 @pytest.mark.parametrize("reason", ["few clients", "large steps", "unknown work"])
@@ -406,7 +406,7 @@ def test_auto_is_serial_on_a_cpu_otherwise(
     if reason == "unknown work":
         monkeypatch.setattr(importlib.import_module("lightning_fl.server.network"), "count_macs", lambda *_: None)
     trainer = fitted_on_digits(make_trainer, clients_per_round=9 if reason == "few clients" else 10)
-    assert describe_runner(trainer.fit_loop.federation.runner) == {"runner": "serial"}
+    assert describe_runner(trainer.fit_loop.federation.runner) == {"wanted": "serial", "clients_at_once": None}
 
 
 class Collecting(ImageClassifier):
@@ -485,3 +485,21 @@ def test_an_optimiser_in_the_way_is_named_once(make_trainer: MakeTrainer) -> Non
     with pytest.raises(UserError, match="Adafactor does not update each number separately") as refusal:
         make_trainer(runner="stacked").fit(module, federation())
     assert "a step of two clients" not in str(refusal.value)
+
+
+def test_a_resumed_run_does_not_stack_clients_whose_steps_a_new_callback_sees(
+    make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    class Counting(Callback):
+        count = 0
+
+        def on_before_optimizer_step(self, *_: Any) -> None:
+            self.count += 1
+
+    module = linear()
+    fitted_on_digits(make_trainer, module, max_rounds=1, **keeps_files)
+    resumed = make_trainer(max_rounds=2, clients_per_round=10, callbacks=(seen := Counting()))
+    data = Digits(num_clients=20, batch_size=8)
+    resumed.fit(linear(), data, ckpt_path=tmp_path / "checkpoints" / "last.ckpt")
+    assert seen.count == resumed.round_batches > 0
+    assert describe_runner(resumed.fit_loop.federation.runner)["wanted"] == "serial"
