@@ -20,7 +20,7 @@ from torch.utils.serialization import config
 
 from lightning_fl.errors import UserError, require
 
-FORMAT = 1
+FORMAT = 2
 
 
 def save_atomically(checkpoint: dict[str, Any], path: str | os.PathLike[str], keep_previous: bool = False) -> None:
@@ -72,7 +72,7 @@ def mapped(path: str | os.PathLike[str]) -> Iterator[None]:
     shared = hasattr(mmap, "MAP_SHARED") and os.access(path, os.W_OK)
     flags = {"load.mmap_flags": mmap.MAP_SHARED} if shared else {}
     patched = config.patch({"load.mmap": True, **flags})  # type: ignore[attr-defined]
-    with patched if zipfile.is_zipfile(path) else nullcontext():
+    with patched if _is_zip(path) else nullcontext():
         yield
 
 
@@ -80,19 +80,22 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read a checkpoint with `weights_only=True`; client states, which may be large, stay in the file until they are copied.
 
     Raises:
-        UserError: the file does not exist, is truncated, or is not a checkpoint.
+        UserError: the file does not exist, is damaged, or is not a checkpoint.
     """
     path = Path(path)
     require(path.is_file(), f"there is no checkpoint at {path}{_alternatives(path)}; allowed: a file, last, best.")
     try:
+        _require_whole(path)
         with mapped(path):
             checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    except UserError:
+        raise
     except Exception as error:  # torch and pickle raise any type of error here
         message = str(error).strip()
         # torch reads any file but a zip file as a pickle, and its errors then explain nothing.
-        reason = f" ({message.partition('. ')[0].splitlines()[0]})" if message and zipfile.is_zipfile(path) else ""
+        reason = f" ({message.partition('. ')[0].splitlines()[0]})" if message and _is_zip(path) else ""
         raise UserError(
-            f"the checkpoint {path} cannot be read: it is truncated or not a checkpoint{reason}{_alternatives(path)}."
+            f"the checkpoint {path} cannot be read: it is truncated, damaged or not a checkpoint{reason}{_alternatives(path)}."
         ) from error
     is_lightning = isinstance(checkpoint, dict) and "state_dict" in checkpoint
     require(is_lightning, f"the file {path} is not a Lightning checkpoint: it has no state_dict.")
@@ -101,6 +104,29 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
     checkpoint = _copied(checkpoint)
     run.update(client_states)
     return checkpoint
+
+
+def _require_whole(path: Path) -> None:
+    """Compare each part of a zip file with its checksum, because torch does not, and a flipped bit would go into the model.
+
+    Raises:
+        UserError: a part is damaged.
+    """
+    if _is_zip(path):
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+        require(
+            damaged is None,
+            f"the checkpoint {path} is damaged: its part {damaged} is not what was written{_alternatives(path)}.",
+        )
+
+
+def _is_zip(path: str | os.PathLike[str]) -> bool:
+    """True if the file is a zip file, which `torch.save` writes, however damaged."""
+    try:
+        return zipfile.is_zipfile(path)
+    except zipfile.BadZipFile:
+        return True
 
 
 def _copied(node: Any) -> Any:

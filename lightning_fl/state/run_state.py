@@ -234,7 +234,7 @@ class Run:
         return rule.init(received) | ({PERSONAL: self.personal.clone()} if self.personal_layout.names else {})
 
     def state_dict(self) -> dict[str, Any]:
-        """Return a snapshot of the state, which later rounds do not change. `as_saved` turns it into plain containers."""
+        """Return a snapshot of the state, which later rounds do not change; `as_saved` turns it into plain containers."""
         layouts: dict[str, Any] = {}
         for _, layout, prefix in self._layouts():
             layouts[f"{prefix}names"] = list(layout.names)
@@ -273,6 +273,11 @@ class Run:
                 for name, entry in tensors.items()
             }
 
+        # Clients' states come first: their files may be damaged, and the model must not change then.
+        for kept, saved in ((self.clients, state["clients"]), (self.client_memory, state["client_memory"])):
+            kept.clear()
+            for client, entry in saved.items():
+                kept[client] = relaid(entry, torch.device("cpu"))
         for name in SCALARS:
             setattr(self, name, state.get(name, getattr(self, name)))
         self.params = self.layout.relay(state["params"], source).to(device, copy=True)
@@ -281,10 +286,6 @@ class Run:
         if self.personal_layout.names:
             self.personal = state["personal"].to(device, copy=True)
         self.server = {name: relaid(entry, device) for name, entry in state["server"].items()}
-        for kept, saved in ((self.clients, state["clients"]), (self.client_memory, state["client_memory"])):
-            kept.clear()
-            for client, entry in saved.items():
-                kept[client] = relaid(entry, torch.device("cpu"))
         self.server_memory = relaid(state["server_memory"], device)
         self.ledger.load_state_dict(state["ledger"])
         mask = state.get("mask")  # checkpoints of 0.1 lack it
@@ -314,5 +315,5 @@ class Run:
 
 
 def as_saved(state: dict[str, Any]) -> dict[str, Any]:
-    """Convert a result of `Run.state_dict` to plain containers and tensors, which `torch.load(weights_only=True)` can read."""
+    """Return a result of `Run.state_dict` in plain containers and tensors, with the states that `SavedStates` puts into files."""
     return {**state, "clients": state["clients"].as_saved(), "client_memory": state["client_memory"].as_saved()}

@@ -24,12 +24,16 @@ from lightning_fl.federation.round import Federation
 from lightning_fl.outputs import checkpoint_file
 from lightning_fl.outputs.run_folder import LAST
 from lightning_fl.state.run_state import as_saved
+from lightning_fl.state.saved_states import SavedStates, read_states
 from lightning_fl.trainer.build_federation import build_runner
 from lightning_fl.trainer.lightning_interface import TrainerInterface
 
 
 def build_checkpoint(
-    trainer: TrainerInterface, federation: Federation | None = None, before_round: dict[str, Any] | None = None
+    trainer: TrainerInterface,
+    federation: Federation | None = None,
+    before_round: dict[str, Any] | None = None,
+    saved_states: SavedStates | None = None,
 ) -> dict[str, Any]:
     """Return a Lightning checkpoint of the server's model, with the run under `federation` if a federation is given.
 
@@ -37,6 +41,7 @@ def build_checkpoint(
         trainer: trainer during `fit`, or at any time after it without a federation.
         federation: federation of the run; None to leave the run out.
         before_round: state of the run to save in the middle of a round; None: the present state.
+        saved_states: files that get the clients' states; None: the checkpoint contains them.
     """
     module, datamodule = trainer.lightning_module, trainer.data
     run_state = before_round or trainer.run.state_dict()
@@ -65,7 +70,7 @@ def build_checkpoint(
             "learning_rates": trainer.active_module.optimizer.schedules.state_dict(),
             "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
             "execution": execution(federation),
-            "run": as_saved(run_state),
+            "run": as_saved(run_state) if saved_states is None else saved_states.write(run_state),
         }
         trainer.hooks.call_callbacks("on_save_checkpoint", checkpoint)
         if datamodule_state := datamodule.state_dict():
@@ -163,6 +168,7 @@ def resume(trainer: TrainerInterface, federation: Federation, path: str) -> None
             f"the clients of the checkpoint {path} train with trainer.client_optimizer {stepped_by!r}, "
             f"got {trainer.client_optimizer!r}: use the same."
         )
+    saved["run"] = read_states(saved["run"], Path(path))
     follow_pruning.rebuild(federation, checkpoint)
     load_model(trainer.lightning_module, checkpoint, path)
     trainer.active_module.optimizer.schedules.load_state_dict(saved["learning_rates"])

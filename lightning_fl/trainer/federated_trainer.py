@@ -178,8 +178,11 @@ class FederatedTrainer(TrainerInterface):
             is_last = Path(filepath) == Path(self.default_root_dir) / LAST
             before_round = self.fit_loop.before_round if self.fitting else None
             federation = None if weights_only else self.fit_loop.federation
-            checkpoint = checkpointing.build_checkpoint(self, federation, before_round)
+            saved_states = self.fit_loop.saved_states if is_last and self.fitting else None
+            checkpoint = checkpointing.build_checkpoint(self, federation, before_round, saved_states)
             checkpoint_file.save_atomically(checkpoint, filepath, keep_previous=is_last)
+            if saved_states is not None:
+                saved_states.release()
 
     def sources(self) -> list[Source]:
         """Return all holders of training samples, for callbacks that query each of them; a stock Trainer has no such method."""

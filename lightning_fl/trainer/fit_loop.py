@@ -29,6 +29,7 @@ from lightning_fl.pruning import masks_of
 from lightning_fl.server.evaluation import as_loaders, evaluate, num_batches
 from lightning_fl.server.validation import ModelValidation
 from lightning_fl.state.run_state import SERVER, VALIDATION
+from lightning_fl.state.saved_states import SavedStates
 from lightning_fl.trainer import checkpointing
 from lightning_fl.trainer.build_federation import assemble, keep_client_states
 from lightning_fl.trainer.evaluation_loop import evaluate_with_method
@@ -40,16 +41,18 @@ class FitLoop:
     """Run a trainer's federation round by round.
 
     Attributes:
-        federation: trains the rounds; set by `start`, as is `folder`.
+        federation: trains the rounds; set by `start`, as are `folder` and `saved_states`.
         before_round: state of the run before the current round, None between rounds; a checkpoint saved in the middle of
             a round contains this state.
         folder: folder that the fit writes to.
+        saved_states: files of clients' states that `last.ckpt` refers to.
         epoch_loop: the attributes of Lightning's own loop that stock callbacks read.
         val_loop: the same of its validation loop: `_has_run` is True once a round has been validated.
     """
 
     federation: Federation
     folder: RunFolder
+    saved_states: SavedStates
 
     def __init__(self, trainer: TrainerInterface) -> None:
         self.trainer = trainer
@@ -81,6 +84,7 @@ class FitLoop:
             self._val_loaders = as_loaders(trainer.val_dataloaders)
         trainer.num_val_batches = num_batches(self._val_loaders, trainer.limits["limit_val_batches"])
         keep_client_states(trainer)
+        self.saved_states = SavedStates(Path(trainer.default_root_dir) / LAST.parent)
         rank_zero_info(data.description())
         num_clients, num_ranks = self.federation.population.cohort_size, trainer.world_size
         if 0 < num_clients < num_ranks:

@@ -20,6 +20,7 @@ from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.communication.simulated_clock import SimulatedClock
 from lightning_fl.outputs import checkpoint_file
 from lightning_fl.pruning import Plan, plans_of, prune
+from lightning_fl.state.saved_states import KINDS, read_states
 from lightning_fl.vectors.layout import Layout
 from lightning_fl.vectors.pruning_map import PruningMap
 
@@ -42,6 +43,15 @@ def sliced(node: Any) -> Any:
     if isinstance(node, dict):
         return {key: sliced(value) for key, value in node.items()}
     return node[..., KEPT] if isinstance(node, torch.Tensor) and node.shape[-1:] == (26,) else node
+
+
+def with_client_states(path: Path) -> dict[str, Any]:
+    """Return a checkpoint with its clients' states in it, which `last.ckpt` has in files beside it."""
+    checkpoint: dict[str, Any] = torch.load(path, weights_only=True)
+    run = read_states(checkpoint["federation"]["run"], path)
+    run.pop("client_files", None)
+    checkpoint["federation"]["run"] = run | {kind: dict(run[kind]) for kind in KINDS}
+    return checkpoint
 
 
 def slice_by_hand(checkpoint: dict[str, Any]) -> dict[str, Any]:
@@ -81,7 +91,7 @@ def test_goes_on_as_a_network_born_small_whose_states_were_sliced_by_hand(
 
     make_trainer(max_rounds=2, runner=runner, **keeps_files).fit(first, entry.federation(), entry.algorithm())
     last = tmp_path / "checkpoints" / "last.ckpt"
-    torch.save(slice_by_hand(torch.load(last, weights_only=True)), last)
+    torch.save(slice_by_hand(with_client_states(last)), last)
     narrow = Narrow()
     resumed = make_trainer(max_rounds=4, runner=runner)
     resumed.fit(narrow, entry.federation(), entry.algorithm(), ckpt_path=last)

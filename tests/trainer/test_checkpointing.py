@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,7 @@ def files_in(folder: Path) -> dict[str, bytes]:
 
 
 MISTAKES = {
+    "damaged": r"last\.ckpt is damaged: its part .*data/0 is not what was written.*previous\.ckpt",
     "truncated": r"last\.ckpt cannot be read: it is truncated.*previous\.ckpt",
     "empty": r"last\.ckpt cannot be read",
     "text": r"last\.ckpt cannot be read",
@@ -181,7 +183,14 @@ def test_a_checkpoint_that_does_not_fit_is_refused_and_nothing_is_lost(
     make_trainer(**keeps_files).fit(trained, federation())
     last = tmp_path / "checkpoints" / "last.ckpt"
     content = torch.load(last, weights_only=True)
-    if mistake == "truncated":
+    if mistake == "damaged":
+        with zipfile.ZipFile(last) as archive:
+            part = next(name for name in archive.namelist() if name.endswith("data/0"))
+            value = archive.read(part)
+        damaged = bytearray(last.read_bytes())
+        damaged[damaged.index(value)] ^= 1
+        last.write_bytes(damaged)
+    elif mistake == "truncated":
         last.write_bytes(last.read_bytes()[:-500])
     elif mistake in ("empty", "text"):
         last.write_bytes(b"" if mistake == "empty" else b"what is this?\n" * 99)

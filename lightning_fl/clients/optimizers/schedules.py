@@ -165,7 +165,7 @@ class Schedules:
         for group, saved in zip(self._groups, options, strict=True):
             for name in group.keys() - saved.keys() - {"params"}:
                 del group[name]
-            group.update(deepcopy(saved))
+            group.update(deepcopy(_changed(saved, group)))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the round's learning rates, its other hyper-parameters that have changed, and the epoch-wise schedulers."""
