@@ -25,6 +25,9 @@ from lightning_fl.errors import UserError, nearest, require
 COMMANDS = ("fit", "validate", "test", "predict", "list", "report")
 FLAGS = ("--help", "--version", "--config", "--print_config", "--print_completion")
 """Flags that may stand before the command."""
+SPINS = "10000"
+"""Turns for which a thread of GNU OpenMP, which torch uses on Linux, waits for the others before it gives its core away; its own
+default waits so long that a round takes many times longer on a busy machine (docs/benchmarks.md)."""
 LIST_HELP = (
     "usage: lightning-fl list\n\nList every algorithm, network, data set, partition and callback, with one line each."
 )
@@ -99,6 +102,8 @@ def _run(arguments: Sequence[str] | None) -> None:
         sys.path.insert(0, os.getcwd())
     if find_spec("shtab"):
         os.environ.setdefault("JSONARGPARSE_ADD_PRINT_COMPLETION_ARGUMENT", "true")
+    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
+        os.environ["GOMP_SPINCOUNT"] = SPINS  # read when torch is imported
     from lightning_fl.cli.federated_cli import FederatedCLI
 
     FederatedCLI(args=arguments)

@@ -99,3 +99,29 @@ def test_without_a_group_another_process_than_the_first_waits_and_names_its_rank
         print_once.say_once("error: ", "wrong")
         assert capsys.readouterr().err == line
         assert bool(waited) == (rank == "1")
+
+
+IMPORTS_TORCH = """
+import os, sys
+class Watch:
+    def find_spec(self, name, *_):
+        if name == "torch":
+            print(os.environ.get("GOMP_SPINCOUNT"), os.environ.get("OMP_WAIT_POLICY"))
+            sys.stdout.flush()
+            os._exit(0)
+sys.meta_path.insert(0, Watch())
+from lightning_fl.cli import main
+main(["fit"])
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "then"),
+    [({}, "10000 None"), ({"GOMP_SPINCOUNT": "5"}, "5 None"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "None ACTIVE")],
+)
+def test_threads_wait_briefly_unless_the_user_says_otherwise(given: dict[str, str], then: str) -> None:
+    """Check the variables at the moment at which torch, which reads them, is imported."""
+    environment = {k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    command = [sys.executable, "-c", IMPORTS_TORCH]
+    done = subprocess.run(command, env=environment | given, capture_output=True, text=True, check=False)
+    assert done.stdout.split("\n")[0] == then, done.stderr
