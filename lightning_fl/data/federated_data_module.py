@@ -18,7 +18,7 @@ import lightning as L  # noqa: N812  (Lightning's own name for it)
 import numpy as np
 import torch
 
-from lightning_fl.checks import check_between, check_whole
+from lightning_fl.checks import check_between, check_whole, whole_share
 from lightning_fl.data.non_iid_degree import label_histograms, non_iid_degree
 from lightning_fl.data.partition import IID, Partition, cut, require_enough
 from lightning_fl.data.samples.loaders import SampleLoader
@@ -39,7 +39,7 @@ class FederatedDataModule(L.LightningDataModule, ABC):
         batch_size: samples per training batch, at least 1.
         partition: division of the clients' samples: IID, Shards or Dirichlet.
         client_fraction: share of the training samples that goes to the clients, in (0, 1]; the rest is the server's
-            pool.
+            pool. 1 gives them all that `server_fraction` leaves.
         server_fraction: number of samples on the server as a share of the clients' samples, in [0, 1); drawn from its
             pool.
         server_classes: draw the server's samples from this many random classes in equal parts; None: draw uniformly
@@ -79,6 +79,7 @@ class FederatedDataModule(L.LightningDataModule, ABC):
         )
         check_between("client_fraction", client_fraction, 0, 1, "(]")
         check_between("server_fraction", server_fraction, 0, 1, "[)")
+        client_fraction = 1 / (1 + server_fraction) if client_fraction == 1 else client_fraction
         require(
             server_fraction * client_fraction <= 1 - client_fraction + 1e-9,
             f"server_fraction={server_fraction} of the clients' share is more than client_fraction={client_fraction} "
@@ -154,7 +155,9 @@ class FederatedDataModule(L.LightningDataModule, ABC):
         self.train, self.test = self.load()
         num_samples = len(self.train)
         order = np.arange(num_samples) if self.shuffled_files else self._rng(POOL).permutation(num_samples)
-        num_pooled = round(self.client_fraction * num_samples)
+        num_pooled = min(
+            round(self.client_fraction * num_samples), whole_share(1 / (1 + self.server_fraction), num_samples)
+        )
         self._check_labels()
         self._split_clients(order[:num_pooled])
         self._draw_server(order[num_pooled:], round(self.server_fraction * num_pooled))

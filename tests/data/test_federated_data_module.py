@@ -7,6 +7,8 @@ import lightning as L  # noqa: N812
 import numpy as np
 import pytest
 import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from lightning_fl.data import (
@@ -57,6 +59,18 @@ def test_files_in_random_order_keep_their_order_others_are_shuffled() -> None:
     assert set(kept.server_indices) == set(range(480, 600))
     mixed = toy(client_fraction=0.8)
     assert set(np.concatenate(mixed.client_indices)) != set(range(480))
+
+
+@settings(deadline=None, max_examples=50)
+@example(60, 0.1)  # 54.5 and 5.45 samples, which must not be rounded up both
+@given(st.integers(20, 200), st.floats(0.06, 0.99))
+def test_the_clients_get_all_that_the_server_s_share_leaves(num_train: int, server_fraction: float) -> None:
+    x, y = torch.zeros(num_train, 2), torch.arange(num_train) % 5
+    module = Arrays(train=(x, y), test=(x, y), num_clients=2, server_fraction=server_fraction)
+    module.setup()
+    num_clients, num_server = int(module.client_sizes.sum()), len(module.server_indices)
+    assert num_train - 2 <= num_clients + num_server <= num_train
+    assert num_server == pytest.approx(server_fraction * num_clients, abs=0.5 + 1e-9)
 
 
 def test_the_seed_decides_everything_and_nothing_else_does() -> None:
@@ -215,7 +229,7 @@ def test_data_without_classes() -> None:
         ({"client_fraction": 0.0}, r"client_fraction must lie in \(0, 1\], got 0\.0"),
         ({"client_fraction": 1.1}, r"client_fraction must .*, got 1\.1"),
         ({"server_fraction": 1.0, "client_fraction": 0.5}, r"server_fraction must lie in \[0, 1\), got 1\.0"),
-        ({"server_fraction": 0.1}, r"lower client_fraction to 0\.909 or less"),
+        ({"server_fraction": 0.1, "client_fraction": 0.95}, r"lower client_fraction to 0\.909 or less"),
         ({"val_fraction": 1.0}, r"val_fraction must .*, got 1\.0"),
         ({"val_fraction": float("nan")}, r"val_fraction must .*, got nan"),
         ({"server_classes": 0}, r"server_classes must .*, got 0"),

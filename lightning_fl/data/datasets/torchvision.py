@@ -34,6 +34,8 @@ class DownloadableImages(ImageDataModule):
     """Number of channels, known without the files."""
     image_size: int = 32
     """Height and width of the images in pixels, known without the files."""
+    files: str
+    """Names of the files that must be in `root`, for error messages."""
 
     def __init__(self, root: str = "data", download: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -60,12 +62,13 @@ class DownloadableImages(ImageDataModule):
         except (RuntimeError, OSError) as error:
             folder = Path(self.root).resolve()
             if self.download:
-                remedy = f"could not be downloaded to {folder}: check the network, or put the files there yourself"
+                remedy = f"could not be downloaded to {folder}: check the network, or put {self.files} there yourself"
             else:
                 remedy = (
-                    f"has no complete files in {folder}: use --data.download true (download=True) to download them, or "
-                    "set --data.root (root=) to their folder"
+                    f"needs {self.files} in {folder}: use --data.download true (download=True) to download them, or set "
+                    "--data.root (root=) to their folder"
                 )
+            remedy += "; for images of your own use --data Arrays --data.path images.npz"
             reason = f"{type(error).__name__}: {error}".rstrip(".").replace("\n", " ")
             raise UserError(f"{type(self).__name__} {remedy} ({reason}).") from error
         return torch.as_tensor(images), torch.as_tensor(labels, dtype=torch.int64)
@@ -73,6 +76,8 @@ class DownloadableImages(ImageDataModule):
 
 class CIFAR10(DownloadableImages):
     """CIFAR-10: 50,000 training and 10,000 test images, 3×32×32, 10 classes (Krizhevsky, 2009)."""
+
+    files = "the folder cifar-10-batches-py with data_batch_1 to data_batch_5, test_batch and batches.meta"
 
     def open(self, train: bool, download: bool) -> tuple[Tensor | np.ndarray, Any]:
         """Read torchvision's CIFAR10."""
@@ -86,6 +91,7 @@ class CIFAR100(DownloadableImages):
     """CIFAR-100: 50,000 training and 10,000 test images, 3×32×32, 100 classes (Krizhevsky, 2009)."""
 
     num_classes = 100
+    files = "the folder cifar-100-python with train, test and meta"
 
     def open(self, train: bool, download: bool) -> tuple[Tensor | np.ndarray, Any]:
         """Read torchvision's CIFAR100."""
@@ -100,6 +106,7 @@ class FashionMNIST(DownloadableImages):
 
     in_channels = 1
     image_size = 28
+    files = "the folder FashionMNIST/raw with train-images-idx3-ubyte, t10k-images-idx3-ubyte and the two of labels"
 
     def open(self, train: bool, download: bool) -> tuple[Tensor | np.ndarray, Any]:
         """Read torchvision's FashionMNIST."""
@@ -111,6 +118,8 @@ class FashionMNIST(DownloadableImages):
 
 class SVHN(DownloadableImages):
     """SVHN, house numbers: 73,257 training and 26,032 test images, 3×32×32, 10 classes (Netzer et al., 2011)."""
+
+    files = "train_32x32.mat and test_32x32.mat"
 
     def open(self, train: bool, download: bool) -> tuple[Tensor | np.ndarray, Any]:
         """Read torchvision's SVHN."""
