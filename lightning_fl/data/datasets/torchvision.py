@@ -35,6 +35,8 @@ class DownloadableImages(ImageDataModule):
     image_size: int = 32
     """Height and width of the images in pixels, known without the files."""
 
+    changeable = ImageDataModule.changeable | {"root", "download"}
+
     def __init__(self, root: str = "data", download: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.root = root
