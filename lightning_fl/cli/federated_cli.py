@@ -27,7 +27,7 @@ from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import require
 from lightning_fl.outputs import checkpoint_file, wandb_run
 from lightning_fl.outputs.final_table import final_table
-from lightning_fl.outputs.run_folder import LAST, config_name
+from lightning_fl.outputs.run_folder import config_name
 from lightning_fl.state.settings import Change
 from lightning_fl.trainer import FederatedTrainer
 
@@ -202,30 +202,10 @@ class FederatedCLI(LightningCLI):
         with checkpoint_file.mapped(path or ""):
             super()._parse_ckpt_path()
         after = self.config[self.config.subcommand].model.as_dict().get("init_args", {})
-        changes = [
-            Change(f"model.{name}", old, after[name]) for name, old in before.items() if old != after.get(name, old)
-        ]
-        if changes:
-            listed = ", ".join(map(str, changes))
-            rank_zero_info(
-                f"The model takes its hyper-parameters from the checkpoint, not from the configuration: {listed}."
-            )
-
-    def _set_seed(self) -> None:
-        """Seed as Lightning does; a resumed run keeps the seed that `seed_everything: true` drew when it began."""
-        config = self.config[self.config.subcommand]
-        if config["seed_everything"] is True and (path := self._resumed_checkpoint()):
-            config["seed_everything"] = (
-                checkpoint_file.load(path).get("federation", {}).get("run", {}).get("seed", True)
-            )
-        super()._set_seed()
-
-    def _resumed_checkpoint(self) -> Path | None:
-        """Return the checkpoint that a fit resumes; None if it begins."""
-        config = self.config[self.config.subcommand]
-        given = config.get("ckpt_path") if self.config.subcommand == "fit" else None
-        path = Path(config.trainer.default_root_dir or "", LAST) if given == "last" else Path(given or "")
-        return path if path.is_file() else None
+        differing = [name for name in before if name not in LINKED and before[name] != after.get(name, before[name])]
+        if differing:
+            listed = ", ".join(str(Change(f"model.{name}", before[name], after[name])) for name in differing)
+            rank_zero_info(f"The model has the hyper-parameters of the checkpoint, not the configuration's: {listed}.")
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         return {
