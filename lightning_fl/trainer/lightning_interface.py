@@ -294,7 +294,7 @@ class TrainerInterface(TrainerFlags, ABC):
             raise AttributeError(f"{kind.__name__} has no attribute {name!r}.")
         if name in ABSENT:
             raise AttributeError(f"{kind.__name__} has no {name}: {ABSENT[name]}.")
-        if name in ("run", "algorithm", "hooks"):
+        if name in ("run", "settings", "algorithm", "hooks"):
             raise AttributeError(f"{kind.__name__} has no {name} before fit, validate, test or predict is called.")
         near = get_close_matches(name, [other for other in (*dir(kind), *vars(self)) if other[0] != "_"], n=1)
         raise AttributeError(

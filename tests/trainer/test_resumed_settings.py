@@ -171,6 +171,14 @@ def test_the_next_leg_compares_with_the_last_one(
     assert changes_in(said) == ["Changed since the checkpoint: trainer.max_rounds 2 → 3."]
 
 
+def test_codecs_inside_other_codecs_are_kept(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    fit(make_trainer, tmp_path, 1, algorithm=Algorithm(**FOLLOWED))
+    with pytest.raises(UserError, match=r"uplink ErrorFeedback → Dense, algorithm\.downlink Followed → Dense"):
+        fit(make_trainer, tmp_path, 2, algorithm=Algorithm())
+    with pytest.raises(UserError, match=r"algorithm\.uplink\.codec TopK → OneBit\."):
+        fit(make_trainer, tmp_path, 2, algorithm=Algorithm(**{**FOLLOWED, "uplink": ErrorFeedback(OneBit())}))
+
+
 def test_a_method_s_parameters_are_kept_with_their_parts(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     """Test recipes, whose parameters are in parts, in callbacks or in the method itself."""
     fit(make_trainer, tmp_path / "server", 1, algorithm=ServerM(beta=0.5))
