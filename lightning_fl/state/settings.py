@@ -63,7 +63,7 @@ class RunSettings:
         found: list[Change] = []
         for key, new in self.values.items():
             old = earlier.get(key, new)
-            # A count of 1 differs from a fraction of 1.0, but no setting that must be kept is either.
+            # As clients_per_round, which is changeable, 1 is a count and 1.0 a fraction.
             differs = old != new or (key in self.changeable and type(old) is not type(new))
             if differs and not any(key.startswith(f"{change.key}.") for change in found):
                 found.append(Change(key, old, new))
@@ -98,7 +98,7 @@ def _walk(key: str, value: Any, changeable: bool) -> Iterator[tuple[str, Any, bo
     if isinstance(value, (list, tuple)):
         yield key, [type(item).__name__ for item in value], changeable
         for position, item in enumerate(value):
-            yield from list(_walk(f"{key}.{position}", item, changeable))[1:]
+            yield from list(_walk(f"{key}.{position}", item, changeable))[1:]  # the list above has its class
         return
     yield key, type(value).__name__, changeable
     declared = getattr(value, "changeable", None)

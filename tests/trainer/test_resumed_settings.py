@@ -12,8 +12,20 @@ import pytest
 import torch
 from toys import Perceptron, federation, vector
 
-from lightning_fl import Algorithm, FederatedTrainer, UserError
+from lightning_fl import (
+    Algorithm,
+    FederatedTrainer,
+    UserError,
+    aggregators,
+    algorithms,
+    codecs,
+    data,
+    exchanges,
+    rules,
+    steps,
+)
 from lightning_fl.algorithms import FedAP, FedProx, ServerM
+from lightning_fl.checks import parameters_of
 from lightning_fl.codecs import ErrorFeedback, Followed, OneBit, TopK
 from lightning_fl.data import Digits, Federated, Shards
 from lightning_fl.federation.loss_guard import LossGuard
@@ -37,7 +49,7 @@ def composed(**slots: Any) -> Algorithm:
 
 def fit(make_trainer: MakeTrainer, folder: Path, rounds: int, **given: Any) -> tuple[FederatedTrainer, torch.Tensor]:
     """Fit digits with flags, data parameters, hyper-parameters of the model (model_…) and an algorithm; resume if possible."""
-    data = {**DATA, **{name: given.pop(name) for name in list(given) if hasattr(Digits(), name)}}
+    of_data = {**DATA, **{name: given.pop(name) for name in list(given) if hasattr(Digits(), name)}}
     model = {name.removeprefix("model_"): given.pop(name) for name in list(given) if name.startswith("model_")}
     torch.manual_seed(0)
     module = ImageClassifier("linear", 10, 1, 8, **{"learning_rate": 0.1, **model})
@@ -45,7 +57,7 @@ def fit(make_trainer: MakeTrainer, folder: Path, rounds: int, **given: Any) -> t
     flags = {"logger": True, "enable_checkpointing": True, "max_rounds": rounds, "default_root_dir": folder, **given}
     trainer = make_trainer(**flags)
     resumes = (folder / "checkpoints" / "last.ckpt").is_file()
-    trainer.fit(module, Digits(**data), algorithm, ckpt_path="last" if resumes else None)
+    trainer.fit(module, Digits(**of_data), algorithm, ckpt_path="last" if resumes else None)
     return trainer, torch.from_numpy(vector(module))
 
 
@@ -316,6 +328,19 @@ def test_a_checkpoint_of_an_earlier_version_says_what_it_does_not_know(
     assert not any("earlier version" in line for line in said), "it does not matter where nothing is left to do"
     fit(make_trainer, tmp_path / "run", 2)
     assert any("earlier version" in line for line in said)
+
+
+PARTS = [
+    found
+    for room in (aggregators, algorithms, codecs, exchanges, rules, steps, data)
+    for found in vars(room).values()
+    if isinstance(found, type) and isinstance(getattr(found, "changeable", None), frozenset)
+]
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_what_may_change_is_a_parameter(part: type) -> None:
+    assert getattr(part, "changeable") <= parameters_of(part).keys()  # noqa: B009
 
 
 def test_the_number_of_rounds_may_be_numpy_s() -> None:
