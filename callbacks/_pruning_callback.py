@@ -28,6 +28,7 @@ class PruningCallback(Callback):
 
     def __init__(self, prune_epoch: int, every_n_epochs: int | None) -> None:
         self.schedule = Schedule(prune_epoch, every_n_epochs)
+        self.prune_epoch, self.every_n_epochs = prune_epoch, every_n_epochs
         self._last_epoch = -1
 
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:

@@ -91,7 +91,8 @@ class AdaptivePruning(StructuredPruning):
         self.adaptive_rate = AdaptiveRate(
             mode, max_sources, curvature, epsilon, batch_size, lanczos_steps, probes, max_rate
         )
-        self.rate = rate
+        self.rate_mode, self.rate, self.epsilon = rate_mode, rate, epsilon
+        self.max_sources, self.curvature = max_sources, curvature
         self.batch_size = batch_size
         self.rank_samples = rank_samples
         self.ranked_by: int | None = None

@@ -1,18 +1,21 @@
 """Checks of user input, which raise a `UserError` with the value received and what is allowed, and float comparisons with a
-tolerance for rounding.
+tolerance for rounding; the parameters of a class.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Iterable
+from inspect import Parameter
 from numbers import Integral, Real
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 from lightning_fl.errors import nearest, require
 
 ROUNDING = 1e-6
 """Largest relative distance of a computed number from the exact one; float32 has some 6e-8 for each operation."""
+NAMED = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
 
 def is_whole(value: Any) -> bool:
@@ -95,3 +98,25 @@ def whole_share(share: float, count: int) -> int:
     (29, 1, 7)
     """
     return math.floor(share * count + 1e-9)
+
+
+def parameters_of(found: Any) -> dict[str, Parameter]:
+    """Return the parameters of a class with their types, including those that it passes to its bases in `**kwargs`.
+
+    A type that a library imports only for type checkers becomes `Any`.
+    """
+    named: dict[str, Parameter] = {}
+    for base in getattr(found, "__mro__", ()):
+        init = vars(base).get("__init__")
+        if init is None or base is object:
+            continue
+        try:
+            hints = get_type_hints(init)
+        except Exception:
+            hints = {}
+        given = list(inspect.signature(init).parameters.values())[1:]
+        new = [p for p in given if p.kind in NAMED and p.name not in named]
+        named |= {parameter.name: parameter.replace(annotation=hints.get(parameter.name, Any)) for parameter in new}
+        if not any(parameter.kind == Parameter.VAR_KEYWORD for parameter in given):
+            break
+    return named

@@ -43,6 +43,8 @@ class Algorithm:
 
     trains_in_rounds = True
     """True if clients take part in the rounds; False if one round without clients follows the work before the first round."""
+    changeable = frozenset[str]()
+    """Names of the method's own hyper-parameters, besides those of its parts, that a resumed run may change."""
 
     def __init__(
         self,

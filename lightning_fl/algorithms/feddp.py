@@ -39,6 +39,7 @@ class FedDP(Algorithm):
     """Any method, with clients that prune channels dynamically by their own gates."""
 
     name = Algorithm.name
+    changeable = frozenset({"validation_clients"})
 
     def __init__(
         self,

@@ -12,8 +12,9 @@ from typing import Any
 
 from lightning.pytorch.cli import LightningArgumentParser
 
+from lightning_fl.checks import parameters_of
 from lightning_fl.cli.class_names import classes_under
-from lightning_fl.cli.type_descriptions import choices_of, parameters_of
+from lightning_fl.cli.type_descriptions import choices_of
 from lightning_fl.modules import NETWORKS
 from lightning_fl.report.command import build_parser
 from lightning_fl.trainer.lightning_parts import PRECISION_ALIASES, PRECISIONS, PROFILERS, STRATEGIES

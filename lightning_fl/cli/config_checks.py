@@ -13,7 +13,8 @@ from typing import Any
 
 import yaml
 
-from lightning_fl.cli.type_descriptions import allows_null, group_of, in_words, parameters_of, shown
+from lightning_fl.checks import parameters_of
+from lightning_fl.cli.type_descriptions import allows_null, group_of, in_words, shown
 from lightning_fl.errors import UserError, require
 
 KEYS = "seed_everything, trainer, model, data, algorithm and ckpt_path"

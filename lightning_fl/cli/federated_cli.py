@@ -14,17 +14,21 @@ import torch
 import yaml
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lightning_fl import data, modules
 from lightning_fl.algorithms import Algorithm
+from lightning_fl.checks import parameters_of
 from lightning_fl.cli.config_checks import check_class, check_file, check_group
 from lightning_fl.cli.error_messages import explain
 from lightning_fl.cli.print_once import fail
-from lightning_fl.cli.type_descriptions import parameters_of, shown
+from lightning_fl.cli.type_descriptions import shown
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import require
 from lightning_fl.outputs import checkpoint_file, wandb_run
 from lightning_fl.outputs.final_table import final_table
+from lightning_fl.outputs.run_folder import config_name
+from lightning_fl.state.settings import Change
 from lightning_fl.trainer import FederatedTrainer
 
 DESCRIPTION = (
@@ -86,13 +90,14 @@ class FederatedArgumentParser(LightningArgumentParser):
 
 
 class SaveFitConfig(SaveConfigCallback):
-    """Callback that saves the configuration of a `fit` as config.yaml; an evaluation does not change it."""
+    """Callback that saves the configuration of a `fit` as config.yaml, and that of a resumed one beside it as config-2.yaml, …"""
 
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
         """Save nothing yet, because the folder may hold an earlier run until this one has done a round."""
 
     def on_folder_claimed(self, trainer: Any, pl_module: LightningModule) -> None:
         """Save the configuration, as Lightning does in `setup`."""
+        self.config_filename = config_name(trainer.default_root_dir, trainer.ckpt_path is not None)
         super().setup(trainer, pl_module, "fit")
 
     def save_config(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
@@ -187,11 +192,20 @@ class FederatedCLI(LightningCLI):
         return self._given(name) if known is None else known
 
     def _parse_ckpt_path(self) -> None:
-        path = self.config[self.config.subcommand].get("ckpt_path") if self.config.get("subcommand") else None
+        """Take over a checkpoint's hyper-parameters for an evaluation; a resumed run has those of its configuration."""
+        config = self.config[self.config.subcommand]
+        path, before = config.get("ckpt_path"), config.model.as_dict().get("init_args", {})
         if path and path not in ("last", "best"):
             checkpoint_file.load(path)  # raises a UserError if it cannot be read
+        if self.config.subcommand == "fit":
+            return
         with checkpoint_file.mapped(path or ""):
             super()._parse_ckpt_path()
+        after = self.config[self.config.subcommand].model.as_dict().get("init_args", {})
+        differing = [name for name in before if name not in LINKED and before[name] != after.get(name, before[name])]
+        if differing:
+            listed = ", ".join(str(Change(f"model.{name}", before[name], after[name])) for name in differing)
+            rank_zero_info(f"The model has the hyper-parameters of the checkpoint, not the configuration's: {listed}.")
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         return {

@@ -5,33 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
-from inspect import Parameter
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
-
-NAMED = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
-
-
-def parameters_of(found: Any) -> dict[str, Parameter]:
-    """Return the parameters of a class with their types, including those that it passes to its bases in `**kwargs`.
-
-    A type that a library imports only for type checkers becomes `Any`.
-    """
-    named: dict[str, Parameter] = {}
-    for base in getattr(found, "__mro__", ()):
-        init = vars(base).get("__init__")
-        if init is None or base is object:
-            continue
-        try:
-            hints = get_type_hints(init)
-        except Exception:
-            hints = {}
-        given = list(inspect.signature(init).parameters.values())[1:]
-        new = [p for p in given if p.kind in NAMED and p.name not in named]
-        named |= {parameter.name: parameter.replace(annotation=hints.get(parameter.name, Any)) for parameter in new}
-        if not any(parameter.kind == Parameter.VAR_KEYWORD for parameter in given):
-            break
-    return named
+from typing import Any, Literal, Union, get_args, get_origin
 
 
 def members_of(hint: Any) -> tuple[Any, ...]:

@@ -56,6 +56,8 @@ class FederatedDataModule(L.LightningDataModule, ABC):
 
     shuffled_files = False
     """True if the training files are already in random order, which is kept; otherwise samples are shuffled first."""
+    changeable = frozenset({"batch_size", "eval_batch_size"})
+    """Parameters that a resumed run may change; the others decide which samples a client has."""
 
     def __init__(
         self,

@@ -35,6 +35,8 @@ class Federated(FederatedDataModule):
         **kwargs: arguments of FederatedDataModule: fractions, server data and seed.
     """
 
+    changeable = FederatedDataModule.changeable | {"datamodule"}
+
     def __init__(
         self,
         datamodule: L.LightningDataModule | L.LightningModule,

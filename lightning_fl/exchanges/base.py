@@ -35,6 +35,7 @@ class LayerChoice(Exchange):
         print_groups: print the layers before the first round, as a map that `groups` takes.
     """
 
+    changeable = frozenset({"n", "print_groups"})
     announces = True
     """True if turn 2 costs bits; a choice between everything and nothing is a header of the protocol and costs none."""
 

@@ -33,6 +33,7 @@ class PrunedUnits(Exchange):
         print_groups: print the layers before the first round, as a map that `groups` takes.
     """
 
+    changeable = frozenset({"keep", "print_groups"})
     keep: float = 0.2
     score: Literal["delta", "magnitude"] = "delta"
     per_layer: bool = False

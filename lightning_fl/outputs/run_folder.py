@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import count
@@ -53,8 +54,8 @@ class RunFolder:
     def claim(self) -> None:
         """Move an earlier run aside, or drop a resumed run's rows of the rounds to come.
 
-        A run that is resumed in another folder copies its rows to it. Called just before the first file is written, so that a
-        command that fails in its first round changes nothing.
+        A run that is resumed in another folder copies its rows and configurations to it. Called just before the first file is
+        written, so that a command that fails in its first round changes nothing.
         """
         if self._is_ours or not self.is_used:
             return
@@ -68,6 +69,9 @@ class RunFolder:
         for logger in self._loggers:
             if isinstance(logger, RoundCSVLogger):
                 logger.keep_rounds_before(self.first_round, self._home)
+        if not self.goes_on_here:
+            for config in configs_of_legs(self._home):
+                shutil.copy(config, self._root)
 
     @property
     def goes_on_here(self) -> bool:
@@ -82,6 +86,30 @@ class RunFolder:
         folder = Path(self._ckpt_path).resolve().parent
         folder = folder.parent if folder.name == LAST.parent.name else folder
         return folder if (folder / METRICS).is_file() else Path(self._root).resolve()
+
+
+def config_name(root: str | os.PathLike[str], resumed: bool) -> str:
+    """Return the name for the configuration of a fit: config.yaml, config-2.yaml for the fit that resumes it, and so on."""
+    if not resumed:
+        return CONFIG
+    last = configs_of_legs(root)[-1:]
+    return _leg_name(2 if not last else 1 + _leg(last[0]))
+
+
+def configs_of_legs(root: str | os.PathLike[str]) -> list[Path]:
+    """Return the configurations of a run: of the fit that began it, and of those that resumed it, in their order."""
+    return sorted((path for path in Path(root).glob("config*.yaml") if _leg(path)), key=_leg)
+
+
+def _leg(config: Path) -> int:
+    """Return the number of the fit that wrote a configuration, from 1; 0 for a file of another name."""
+    number = config.stem.removeprefix("config-")
+    found = int(number) if number.isdecimal() else 1
+    return found if config.name == _leg_name(found) else 0
+
+
+def _leg_name(number: int) -> str:
+    return CONFIG if number == 1 else f"config-{number}.yaml"
 
 
 def require_writable(root: str, flag: str = "default_root_dir") -> list[Path]:
@@ -117,6 +145,7 @@ def set_earlier_run_aside(root: str) -> None:
     """
     folder = Path(root)
     present = [folder / name for name in FILES if (folder / name).exists()]
+    present += [path for path in configs_of_legs(root) if path not in present]
     if all(path.name in (CONFIG, HPARAMS) for path in present):
         return
     number = next(number for number in count(1) if not (folder / f"earlier-{number}").exists())

@@ -15,7 +15,7 @@ import yaml
 
 from lightning_fl.errors import UserError, nearest, require
 from lightning_fl.outputs.communication_json import Bits, read_communication
-from lightning_fl.outputs.run_folder import COMMUNICATION, CONFIG, HPARAMS, LAST, METRICS
+from lightning_fl.outputs.run_folder import COMMUNICATION, HPARAMS, LAST, METRICS, configs_of_legs
 from lightning_fl.outputs.units import KINDS
 from lightning_fl.report.smoothing import Floats
 
@@ -32,6 +32,7 @@ class Record:
         bits: bits of the whole run by direction and kind; None if no file contains them.
         gaps: remarks about what is missing.
         not_finite: number of `nan` and `inf` cells by column; in `columns` they are NaN.
+        legs: settings of the fit that began the run, and of each that resumed it; the last are `settings`.
     """
 
     folder: Path
@@ -41,6 +42,7 @@ class Record:
     bits: Bits | None
     gaps: tuple[str, ...]
     not_finite: Mapping[str, int] = field(default_factory=dict)
+    legs: tuple[dict[str, Any], ...] = ()
 
     @cached_property
     def spent(self) -> dict[str, Floats]:
@@ -90,7 +92,8 @@ def read_run(path: str | Path) -> Record:
     if not (folder / METRICS).is_file():
         raise UserError(f"there is no run in {path}: {_where_runs_are(folder)}.")
     columns, not_finite, gaps = _read_metrics(folder / METRICS)
-    settings, problem = _read_settings(folder)
+    legs, problem = _read_settings(folder)
+    settings = legs[-1] if legs else {}
     gaps += problem
     rounds = columns["round"]
     num_rounds, every = int(rounds[-1]) + 1, int(settings.get("trainer.log_every_n_rounds") or 1)
@@ -101,7 +104,7 @@ def read_run(path: str | Path) -> Record:
         gaps.append(f"it ends after {num_rounds} of {planned} rounds")
     bits, problem = _read_bits(folder)
     algorithm = str(settings.get("algorithm") or folder.name)
-    return Record(folder, columns, settings, algorithm, bits, tuple(gaps + problem), not_finite)
+    return Record(folder, columns, settings, algorithm, bits, tuple(gaps + problem), not_finite, tuple(legs))
 
 
 def _where_runs_are(folder: Path) -> str:
@@ -143,18 +146,23 @@ def _read_metrics(path: Path) -> tuple[dict[str, Floats], dict[str, int], list[s
     return dict(zip(names, table.T, strict=True)), not_finite, gaps
 
 
-def _read_settings(folder: Path) -> tuple[dict[str, Any], list[str]]:
-    """Return the configuration, or only the hyper-parameters of a run started from Python, and remarks on broken files."""
-    for name in (CONFIG, HPARAMS):
-        if not (folder / name).is_file():
-            continue
+def _read_settings(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the configuration of each fit of the run, and remarks on broken files.
+
+    A run started from Python has only the hyper-parameters.
+    """
+    found: list[dict[str, Any]] = []
+    problems: list[str] = []
+    configs = configs_of_legs(folder)
+    for path in configs or [folder / HPARAMS] * (folder / HPARAMS).is_file():
         try:
-            content = yaml.safe_load((folder / name).read_text())
+            content = yaml.safe_load(path.read_text())
         except (yaml.YAMLError, UnicodeDecodeError):
-            return {}, [f"its {name} is not valid YAML and is ignored"]
+            problems.append(f"its {path.name} is not valid YAML and is ignored")
+            continue
         if isinstance(content, dict):
-            return flatten(content if name == CONFIG else {"algorithm": content.get("algorithm"), "model": content}), []
-    return {}, []
+            found.append(flatten(content if configs else {"algorithm": content.get("algorithm"), "model": content}))
+    return found, problems
 
 
 def flatten(node: Any, prefix: str = "") -> dict[str, Any]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from lightning_fl.report.comparison import Group
-from lightning_fl.report.labels import SEEDS, counted, differing
+from lightning_fl.report.labels import SEEDS, counted, differing, shown, what_is_done
 from lightning_fl.report.records import SOURCES, Record
 from lightning_fl.report.smoothing import ORDER
 
@@ -24,7 +25,7 @@ def remarks(groups: Sequence[Group]) -> list[str]:
         found.append(f"Data and settings of {', '.join(unknown)} are unknown: there is no readable config.yaml.")
     name = groups[0].curves[0].metric.name
     for record in records:
-        found += _rejected(record)
+        found += _changed(record) + _rejected(record)
         if count := record.not_finite.get(name):
             found.append(f"{record.folder}: left out {counted(count, 'non-finite value')} of {name}.")
     found += _evaluation(groups)
@@ -33,6 +34,18 @@ def remarks(groups: Sequence[Group]) -> list[str]:
         if len(set(seeds)) < len(seeds):
             found.append(f"{group.label}: some of its {len(seeds)} runs have the same seeds.")
     return found + _short_curves(groups)
+
+
+def _changed(record: Record) -> list[str]:
+    """Return a remark on settings that changed when the run was resumed; the last ones stand for the run elsewhere."""
+    kept = [what_is_done(replace(record, settings=leg)) for leg in record.legs]
+    found = []
+    for key in kept[-1] if kept else ():
+        values = [shown(leg[key]) for leg in kept if key in leg]
+        changed = [value for position, value in enumerate(values) if position == 0 or value != values[position - 1]]
+        if len(changed) > 1 and key != "trainer.max_rounds":
+            found.append(f"`{key}` {' → '.join(changed)}")
+    return [f"{record.folder}: settings changed when it was resumed: {', '.join(found)}."] if found else []
 
 
 def _rejected(record: Record) -> list[str]:

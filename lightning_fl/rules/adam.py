@@ -31,6 +31,7 @@ class Adam(Rule, ABC):
         epsilon: ε > 0, added to the second moment inside the root.
     """
 
+    changeable = frozenset({"beta1", "beta2", "epsilon"})
     own_step = True
     beta1: float = 0.9
     beta2: float = 0.999

@@ -29,6 +29,7 @@ class DecoupledMomentum(Rule):
         full_batch_last: r, number of last rounds with full batches, at least 0.
     """
 
+    changeable = frozenset({"beta", "full_batch_last"})
     own_step = True
     needs = provides = frozenset({"moments/momentum"})
     beta: float = 0.9

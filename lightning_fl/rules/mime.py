@@ -18,6 +18,7 @@ class _FixedMomentum(Rule):
         beta: β in [0, 1).
     """
 
+    changeable = frozenset({"beta"})
     own_step = True
     needs = frozenset({"moments/momentum"})
     beta: float = 0.9

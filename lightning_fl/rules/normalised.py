@@ -34,6 +34,7 @@ class Normalised(Rule):
             largest.
     """
 
+    changeable = frozenset({"mu"})
     provides = frozenset({NORMALISER})
     mu: float = 0.0
 

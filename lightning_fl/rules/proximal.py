@@ -16,6 +16,7 @@ class Proximal(Rule):
         mu: weight μ ≥ 0 of the proximal term; 0 is FedAvg. Default of the authors' code: 0.001.
     """
 
+    changeable = frozenset({"mu"})
     mu: float = 0.001
 
     def __post_init__(self) -> None:

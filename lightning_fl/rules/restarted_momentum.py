@@ -20,6 +20,7 @@ class RestartedMomentum(Rule):
         beta: β in [0, 1); 0 is plain SGD. Default of the paper's code: 0.9.
     """
 
+    changeable = frozenset({"beta"})
     own_step = True
     beta: float = 0.9
 

@@ -23,6 +23,7 @@ class Thresholded(Rule):
         threshold: largest magnitude that is set to 0, at least 0.
     """
 
+    changeable = frozenset({"threshold"})
     inner: Rule
     threshold: float = 1e-3
 

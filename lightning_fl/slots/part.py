@@ -9,6 +9,9 @@ class Part:
     A part declares names of message entries besides `model` and `buffers`, which every message has.
     """
 
+    changeable = frozenset[str]()
+    """Names of the hyper-parameters that a resumed run may change; the others give the states in a checkpoint their meaning."""
+
     @property
     def needs(self) -> frozenset[str]:
         """Names of the entries that the part reads; other parts must provide them."""

@@ -16,6 +16,7 @@ class Apply(Step):
         learning_rate: η_g > 0, the server's learning rate; 1 is FedAvg.
     """
 
+    changeable = frozenset({"learning_rate"})
     learning_rate: float = 1.0
 
     def __post_init__(self) -> None:

@@ -38,6 +38,9 @@ class Distillation(Step):
         freeze_batch_norm: keep the student in evaluation mode.
     """
 
+    changeable = frozenset(
+        {"max_steps", "batch_size", "learning_rate", "temperature", "clip_norm", "val_every_n_steps", "patience"}
+    )
     needs = frozenset({MEMBERS})
     max_steps: int = 200
     batch_size: int = 128

@@ -33,6 +33,7 @@ class Momentum(Step):
         dampening: False drops the factor (1 − β), as in FedAvgM.
     """
 
+    changeable = frozenset({"beta", "learning_rate"})
     changes_model = False
     beta: float = 0.9
     learning_rate: float = 1.0
@@ -73,6 +74,7 @@ class Yogi(Step):
         epsilon: ε > 0.
     """
 
+    changeable = frozenset({"beta", "second_beta", "learning_rate", "epsilon"})
     changes_model = False
     beta: float = 0.9
     second_beta: float = 0.99

@@ -42,6 +42,7 @@ class DynamicServerUpdate(Step):
         rule: rule of the server's steps; None: the module's own optimiser. Its uploads besides the model also move by α.
     """
 
+    changeable = frozenset({"C", "decay", "epsilon", "alpha_max"})
     C: float = 1.0
     decay: float = 0.99
     f: Literal["one_minus", "inverse"] = "one_minus"
@@ -129,6 +130,7 @@ class StaticServerUpdate(Step):
             full. A value above τ goes beyond w_s, with a warning.
     """
 
+    changeable = frozenset({"tau_eff"})
     tau_eff: float | Literal["full"] = 10
 
     def __post_init__(self) -> None:

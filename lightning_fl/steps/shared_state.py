@@ -60,6 +60,7 @@ class GradientMomentum(SharedState):
         beta: β in [0, 1).
     """
 
+    changeable = frozenset({"beta"})
     needs = frozenset({MEAN_GRADIENT})
     provides = frozenset({"moments/momentum"})
     beta: float = 0.9

@@ -27,6 +27,7 @@ from lightning_fl.state.run_state import as_saved
 from lightning_fl.state.saved_states import SavedStates, read_states
 from lightning_fl.trainer.build_federation import build_runner
 from lightning_fl.trainer.lightning_interface import TrainerInterface
+from lightning_fl.trainer.resumed_settings import NO_SETTINGS, changes_since, earlier_settings
 
 
 def build_checkpoint(
@@ -64,9 +65,7 @@ def build_checkpoint(
         checkpoint["federation"] = {
             "format": checkpoint_file.FORMAT,
             "algorithm": trainer.algorithm.name,
-            "num_clients": datamodule.num_clients,
-            "max_rounds": trainer.max_rounds,
-            "client_optimizer": trainer.client_optimizer,
+            "settings": trainer.settings.values,
             "learning_rates": trainer.active_module.optimizer.schedules.state_dict(),
             "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
             "execution": execution(federation),
@@ -157,21 +156,11 @@ def resume(trainer: TrainerInterface, federation: Federation, path: str) -> None
     """
     checkpoint = checkpoint_file.load(path)
     saved = checkpoint_file.federation_of(checkpoint, path, trainer.algorithm.name)
-    if saved["num_clients"] != trainer.data.num_clients:
-        raise UserError(
-            f"the checkpoint {path} belongs to a federation of {saved['num_clients']} clients, "
-            f"but this one has {trainer.data.num_clients}: use the same data."
-        )
-    stepped_by = saved.get("client_optimizer", "module")  # not in checkpoints of earlier versions
-    if stepped_by != trainer.client_optimizer:
-        raise UserError(
-            f"the clients of the checkpoint {path} train with trainer.client_optimizer {stepped_by!r}, "
-            f"got {trainer.client_optimizer!r}: use the same."
-        )
+    changes = changes_since(trainer, checkpoint, path)
     saved["run"] = read_states(saved["run"], Path(path))
     follow_pruning.rebuild(federation, checkpoint)
     load_model(trainer.lightning_module, checkpoint, path)
-    trainer.active_module.optimizer.schedules.load_state_dict(saved["learning_rates"])
+    trainer.active_module.optimizer.schedules.load_state_dict(saved["learning_rates"], saved["run"]["round"])
     trainer.hooks.call_callbacks("on_load_checkpoint", checkpoint)
     states = checkpoint.get("callbacks", {})
     for callback in trainer.callbacks:
@@ -185,7 +174,11 @@ def resume(trainer: TrainerInterface, federation: Federation, path: str) -> None
     done = trainer.run.round
     if done < trainer.max_rounds:
         rank_zero_info(f"Resumed {path} after round {done} of {trainer.max_rounds}.")
-        planned = saved.get("max_rounds", trainer.max_rounds)
+        if changes:
+            rank_zero_info(f"Changed since the checkpoint: {', '.join(map(str, changes))}.")
+        if "settings" not in saved:
+            rank_zero_info(NO_SETTINGS)
+        planned = earlier_settings(saved).get("trainer.max_rounds", trainer.max_rounds)
         if note := trainer.algorithm.rule.note_on_resume(federation.setting, planned):
             rank_zero_info(note)
     else:

@@ -30,6 +30,7 @@ from lightning_fl.server.evaluation import as_loaders, evaluate, num_batches
 from lightning_fl.server.validation import ModelValidation
 from lightning_fl.state.run_state import SERVER, VALIDATION
 from lightning_fl.state.saved_states import SavedStates
+from lightning_fl.state.settings import settings_of
 from lightning_fl.trainer import checkpointing
 from lightning_fl.trainer.build_federation import assemble, keep_client_states
 from lightning_fl.trainer.evaluation_loop import evaluate_with_method
@@ -79,6 +80,7 @@ class FitLoop:
         )
         self.federation = assemble(trainer)
         data = self.federation.data
+        trainer.settings = settings_of(trainer, data)
         if is_overridden("validation_step", flat_module.module):
             trainer.val_dataloaders = data.val_dataloader()
             self._val_loaders = as_loaders(trainer.val_dataloaders)

@@ -31,6 +31,27 @@ from lightning_fl.trainer.lightning_parts import (
 class TrainerFlags:
     """Flags of a trainer as attributes, the Lightning objects that some of them describe, and the state of an idle trainer."""
 
+    changeable = (
+        "max_rounds",
+        "clients_per_round",
+        "local_epochs",
+        "local_steps",
+        "limit_train_batches",
+        "limit_val_batches",
+        "val_every_n_rounds",
+        "dropout_rate",
+        "straggler_rate",
+        "accumulate_grad_batches",
+        "gradient_clip_val",
+        "gradient_clip_algorithm",
+        "precision",
+        "clock",
+        "loss_guard",
+    )
+    """Flags that decide the results, and that a resumed run may change."""
+    unchangeable = ("client_optimizer",)
+    """Flags that a resumed run must keep. Those in neither list do not decide the results."""
+
     def __init__(
         self,
         *,

@@ -27,6 +27,7 @@ from lightning_fl.clients.hooks import Hooks
 from lightning_fl.clients.local_schedule import LocalProgress
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.state.run_state import Run
+from lightning_fl.state.settings import RunSettings
 from lightning_fl.trainer.flags import TrainerFlags
 from lightning_fl.trainer.lightning_parts import StrategyView
 
@@ -60,6 +61,7 @@ class TrainerInterface(TrainerFlags, ABC):
 
     Attributes:
         run: state of the run: the model, states, the ledger; set when `fit` begins.
+        settings: settings that decide the results; set when `fit` begins.
         algorithm: the federated method.
         flat_module: the module on its flat storage; None outside a session.
         hooks: calls the hooks of callbacks and module.
@@ -71,6 +73,7 @@ class TrainerInterface(TrainerFlags, ABC):
     """
 
     run: Run
+    settings: RunSettings
     algorithm: Algorithm
     hooks: Hooks
     flat_module: FlatModule | None = None
@@ -291,7 +294,7 @@ class TrainerInterface(TrainerFlags, ABC):
             raise AttributeError(f"{kind.__name__} has no attribute {name!r}.")
         if name in ABSENT:
             raise AttributeError(f"{kind.__name__} has no {name}: {ABSENT[name]}.")
-        if name in ("run", "algorithm", "hooks"):
+        if name in ("run", "settings", "algorithm", "hooks"):
             raise AttributeError(f"{kind.__name__} has no {name} before fit, validate, test or predict is called.")
         near = get_close_matches(name, [other for other in (*dir(kind), *vars(self)) if other[0] != "_"], n=1)
         raise AttributeError(

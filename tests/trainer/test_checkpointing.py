@@ -169,7 +169,7 @@ MISTAKES = {
     "other parameters": r"another model.*'hidden\.weight' has shape \(4, 3\).*\(5, 3\)",
     "other buffers": r"another model.*shift",
     "other algorithm": r"written by FedAvg.*algorithm is FedProx.*--algorithm FedAvg",
-    "other clients": r"6 clients.*has 3",
+    "other clients": r"data\.num_clients 6 → 3",
     "model only": r"model\.ckpt contains a model but no federation.*last\.ckpt",
     "newer format": r"format 99.*update lightning-fl",
 }

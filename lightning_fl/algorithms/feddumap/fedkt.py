@@ -69,6 +69,7 @@ class FedKT(Algorithm):
             check_whole(f"{name} of FedKT", value, 1)
         check_positive("learning_rate of FedKT", learning_rate)
         super().__init__()
+        self.mode = mode
         self.trains_in_rounds = mode == "init_fedavg"
         self.s = s
         self.t = t

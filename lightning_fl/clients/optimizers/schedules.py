@@ -24,6 +24,7 @@ from torch.optim.lr_scheduler import (
 )
 
 from lightning_fl.errors import UserError
+from lightning_fl.state.settings import Change, RunSettings
 
 ABSOLUTE = (CyclicLR, OneCycleLR)
 """Schedulers whose rates are their own arguments, whatever the rate of the optimiser."""
@@ -39,6 +40,7 @@ class Schedules:
 
     Attributes:
         configs: the schedulers, as Lightning's `LRSchedulerConfig`; callbacks may replace some.
+        settings: hyper-parameters of the optimiser and its schedulers as `configure_optimizers` returned them.
     """
 
     def __init__(self, optimizer: Optimizer, configs: list[LRSchedulerConfig]) -> None:
@@ -67,6 +69,7 @@ class Schedules:
         self._first = self._options()
         self._round = self._options()
         self._prepare_clients()
+        self.settings = self._settings(type(optimizer).__name__)
 
     @property
     def moves_within_round(self) -> bool:
@@ -167,6 +170,39 @@ class Schedules:
                 del group[name]
             group.update(deepcopy(_changed(saved, group)))
 
+    def _settings(self, name: str) -> RunSettings:
+        """Return the optimiser's class and hyper-parameters, and those of its schedulers without the rates that follow."""
+        settings = RunSettings()
+        settings.add("optimizer", name, True)
+        settings.add("optimizer.groups", len(self._first), True)
+        for position, options in enumerate(self._first):
+            prefix = "optimizer" if len(self._first) == 1 else f"optimizer.{position}"
+            for option in options:
+                if option not in ("params", "initial_lr"):
+                    settings.add(f"{prefix}.{option}", options[option], True)
+        schedulers = [part for config in self.configs for part in parts_of(config.scheduler)]
+        settings.add("schedulers", [type(part).__name__ for part in schedulers], True)
+        for position, part in enumerate(schedulers):
+            for option, value in part.state_dict().items():
+                if not option.startswith("_") and option not in ("base_lrs", "last_epoch"):
+                    settings.add(f"schedulers.{position}.{option}", value, True)
+        return settings
+
+    def changes_since(self, state: dict[str, Any]) -> list[Change]:
+        """Return how the optimiser and its schedulers differ from those of a result of `state_dict`.
+
+        Raises:
+            UserError: the rates differ, but follow from metrics of rounds that this run did not see.
+        """
+        changes = self.settings.changes_since(state.get("settings", {}))  # not in checkpoints of earlier versions
+        watches = any(isinstance(config.scheduler, ReduceLROnPlateau) for config in self.configs)
+        if watches and any(map(_moves_rates, changes)):
+            raise UserError(
+                f"ReduceLROnPlateau cannot go on with other rates ({', '.join(map(str, changes))}), because its rates depend on "
+                "the metrics of earlier rounds: use the old values, or start a new run in another folder."
+            )
+        return changes
+
     def state_dict(self) -> dict[str, Any]:
         """Return the round's learning rates, its other hyper-parameters that have changed, and the epoch-wise schedulers."""
         changed = [_changed(now, first) for now, first in zip(self._round, self._first, strict=True)]
@@ -174,10 +210,15 @@ class Schedules:
             "round_rates": [options["lr"] for options in self._round],
             "round_options": [{name: x for name, x in options.items() if name != "lr"} for options in changed],
             "schedulers": [c.scheduler.state_dict() for c in self.configs if c.interval == "epoch"],
+            "settings": self.settings.values,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+    def load_state_dict(self, state: dict[str, Any], num_rounds: int) -> None:
+        """Restore what `state_dict` returned, or the rates after as many rounds if the rate or the schedule is another now."""
+        if any(map(_moves_rates, self.changes_since(state))):
+            for completed in range(1, num_rounds + 1):
+                self.end_round(completed)
+            return
         changed = state.get("round_options", [{}] * len(self._first))  # not in checkpoints of earlier versions
         for of_round, first, rate, options in zip(self._round, self._first, state["round_rates"], changed, strict=True):
             of_round.update(deepcopy({**first, **options, "lr": rate}))
@@ -192,6 +233,11 @@ def parts_of(scheduler: Any) -> Iterator[Any]:
     yield scheduler
     for part in getattr(scheduler, "_schedulers", ()):
         yield from parts_of(part)
+
+
+def _moves_rates(change: Change) -> bool:
+    """True if learning rates in a checkpoint are not those of the changed optimiser or schedulers."""
+    return change.key.endswith((".lr", ".groups")) or change.key.startswith("schedulers")
 
 
 def _changed(options: Options, earlier: Options) -> Options:

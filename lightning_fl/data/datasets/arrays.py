@@ -32,6 +32,8 @@ class Arrays(ImageDataModule):
         **kwargs: arguments of ImageDataModule and FederatedDataModule.
     """
 
+    changeable = ImageDataModule.changeable | {"path"}
+
     def __init__(
         self,
         path: str | None = None,

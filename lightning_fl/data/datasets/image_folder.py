@@ -28,6 +28,8 @@ class ImageFolder(ImageDataModule):
 
     in_channels = 3
 
+    changeable = ImageDataModule.changeable | {"root"}
+
     def __init__(self, root: str, image_size: int | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         if image_size is not None:

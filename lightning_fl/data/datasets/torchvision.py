@@ -37,6 +37,8 @@ class DownloadableImages(ImageDataModule):
     files: str
     """Names of the files that must be in `root`, for error messages."""
 
+    changeable = ImageDataModule.changeable | {"root", "download"}
+
     def __init__(self, root: str = "data", download: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.root = root

@@ -1,0 +1,162 @@
+"""Settings of a run, which a checkpoint keeps: a resumed run may change some of them, and must keep the others.
+
+A part names in `changeable` the settings that a resumed run may change. All others would give clients other samples, or the
+states in the checkpoint another meaning.
+"""
+
+from __future__ import annotations
+
+import reprlib
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, is_dataclass
+from numbers import Integral, Real
+from os import PathLike, fspath
+from typing import Any
+
+import numpy as np
+from lightning.pytorch import Callback
+
+from lightning_fl.algorithms import Algorithm
+from lightning_fl.checks import parameters_of
+from lightning_fl.data import FederatedDataModule
+from lightning_fl.slots import Part
+
+SAMPLES = "data.samples"
+"""Key of the digest of the clients' samples, which differs if a setting that nobody declares gives them others."""
+SLOTS = tuple(parameters_of(Algorithm))
+
+
+@dataclass(frozen=True)
+class Change:
+    """A setting that differs between a checkpoint and the run that resumes it."""
+
+    key: str
+    old: Any
+    new: Any
+
+    def __str__(self) -> str:
+        return f"{self.key} {_shown(self.old)} → {_shown(self.new)}"
+
+
+@dataclass
+class RunSettings:
+    """Settings of a run by their dotted keys, which are those of a configuration where it has them.
+
+    Attributes:
+        values: plain values; of a part its class's name.
+        changeable: keys of the settings that a resumed run may change.
+    """
+
+    values: dict[str, Any] = field(default_factory=dict)
+    changeable: set[str] = field(default_factory=set)
+
+    def add(self, key: str, value: Any, changeable: bool) -> None:
+        """Add a setting; of a part or a sequence of parts, its classes and all its own settings."""
+        for name, plain, may_change in _walk(key, value, changeable):
+            self.values[name] = plain
+            if may_change:
+                self.changeable.add(name)
+
+    def changes_since(self, earlier: Mapping[str, Any]) -> list[Change]:
+        """Return the settings that differ; of a part whose class differs, only the class."""
+        found: list[Change] = []
+        for key, new in self.values.items():
+            old = earlier.get(key, new)
+            # As clients_per_round, which is changeable, 1 is a count and 1.0 a fraction.
+            differs = old != new or (key in self.changeable and type(old) is not type(new))
+            if differs and not any(key.startswith(f"{change.key}.") for change in found):
+                found.append(Change(key, old, new))
+        return found
+
+
+def settings_of(trainer: Any, data: FederatedDataModule) -> RunSettings:
+    """Return the settings of a run that begins or goes on.
+
+    Args:
+        trainer: trainer with its flags and algorithm.
+        data: data as the clients hold them.
+    """
+    settings = RunSettings()
+    for name in (*trainer.changeable, *trainer.unchangeable):
+        settings.add(f"trainer.{name}", getattr(trainer, name), name in trainer.changeable)
+    settings.add("trainer.callbacks", [type(callback).__name__ for callback in trainer.given_callbacks], True)
+    settings.add("data", data, False)
+    settings.add(SAMPLES, _digest(data), False)
+    for name, value in _settings_in(trainer.algorithm):
+        settings.add(f"algorithm.{name}", value, name in trainer.algorithm.changeable)
+    return settings
+
+
+def _walk(key: str, value: Any, changeable: bool) -> Iterator[tuple[str, Any, bool]]:
+    """Yield the key, the plain value and the category of a setting and of all settings in it."""
+    try:
+        yield key, plain(value), changeable
+        return
+    except TypeError:
+        pass
+    if isinstance(value, (list, tuple)):
+        yield key, [type(item).__name__ for item in value], changeable
+        for position, item in enumerate(value):
+            yield from list(_walk(f"{key}.{position}", item, changeable))[1:]  # the list above has its class
+        return
+    yield key, type(value).__name__, changeable
+    declared = getattr(value, "changeable", None)
+    for name, inner in _settings_in(value):
+        yield from _walk(f"{key}.{name}", inner, changeable if declared is None else name in declared)
+
+
+def _settings_in(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the names and values of an object's own settings: the parameters of its class that it keeps."""
+    if isinstance(value, Algorithm):
+        names = [*SLOTS, *(name for name in parameters_of(type(value)) if name not in SLOTS)]
+        yield from ((name, getattr(value, name)) for name in names if hasattr(value, name))
+        yield from ((type(callback).__name__, callback) for callback in value.configure_callbacks())
+    elif isinstance(value, Part | Callback | FederatedDataModule) or is_dataclass(value):
+        yield from ((name, getattr(value, name)) for name in parameters_of(type(value)) if hasattr(value, name))
+    else:  # a LightningDataModule under `Federated`
+        yield from getattr(value, "hparams", {}).items()
+
+
+def plain(value: Any) -> Any:
+    """Return a value as plain Python, which `torch.load(weights_only=True)` reads.
+
+    Raises:
+        TypeError: the value is neither plain nor a container of plain values.
+
+    >>> plain({"sizes": (np.int64(3), 0.5), 1: None})
+    {'sizes': [3, 0.5], '1': None}
+    """
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, PathLike):
+        return str(fspath(value))
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value)
+    if isinstance(value, Mapping):
+        return {str(name): plain(entry) for name, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(entry) for entry in value]
+    if getattr(value, "ndim", None) == 0:  # a learning rate may be a tensor
+        return plain(value.item())
+    raise TypeError(f"{type(value).__name__} is not plain")
+
+
+def _digest(data: FederatedDataModule) -> str:
+    """Return a checksum of the indices of the clients' and the server's samples, and of all labels."""
+    parts = [*data.client_indices, *data.client_val_indices, data.server_indices]
+    arrays = [np.array([len(data.train), *map(len, parts)]), np.concatenate(parts).astype(np.int64)]
+    if data.train.labels is not None:
+        arrays.append(np.asarray(data.train.labels))
+    checksum = 0
+    for array in arrays:
+        checksum = zlib.crc32(np.ascontiguousarray(array).data, checksum)
+    return f"{checksum:08x}"
+
+
+def _shown(value: Any) -> str:
+    return reprlib.repr(value).strip("'")

@@ -1,0 +1,68 @@
+"""Compare the settings of a resumed run with those in its checkpoint: refuse some changes, and return the others."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from lightning_fl.errors import UserError
+from lightning_fl.state.settings import SAMPLES, Change, RunSettings
+from lightning_fl.trainer.lightning_interface import TrainerInterface
+
+NO_SETTINGS = (
+    "The checkpoint is from an earlier version, which did not save all settings: changes of data, algorithm and trainer are not "
+    "noticed, and the learning rate stays that of the checkpoint."
+)
+
+
+def changes_since(trainer: TrainerInterface, checkpoint: Mapping[str, Any], path: str) -> list[Change]:
+    """Return the settings that differ from those in a checkpoint, all of which a resumed run may change.
+
+    Args:
+        trainer: trainer of the resumed run, before it loads the checkpoint.
+        checkpoint: checkpoint with a federation.
+        path: path of the checkpoint, for the error.
+
+    Raises:
+        UserError: the run must keep some of them.
+    """
+    saved = checkpoint["federation"]
+    changes = trainer.settings.changes_since(earlier_settings(saved))
+    if "PL_GLOBAL_SEED" in os.environ and trainer.run.seed != saved["run"]["seed"]:
+        changes.append(Change("seed_everything", saved["run"]["seed"], trainer.run.seed))
+    refused = [change for change in changes if change.key not in trainer.settings.changeable]
+    named = [change for change in refused if change.key != SAMPLES]
+    if named:
+        raise UserError(
+            f"the checkpoint {path} belongs to a run with other settings: {', '.join(map(str, named))}. This change would give "
+            "clients other samples or states another meaning: use the old values, or start a new run in another folder."
+        )
+    if refused:
+        raise UserError(
+            f"the clients have other samples than in the checkpoint {path}, although no setting of the data differs: use the "
+            "same data, or start a new run in another folder."
+        )
+    module = RunSettings()
+    for name, value in trainer.lightning_module.hparams.items():
+        module.add(f"model.{name}", value, True)
+    old = RunSettings()
+    for name, value in checkpoint.get(trainer.lightning_module.CHECKPOINT_HYPER_PARAMS_KEY, {}).items():
+        if not name.startswith("_"):  # Lightning's own entries
+            old.add(f"model.{name}", value, True)
+    changes += module.changes_since(old.values)
+    shown = [(change.old, change.new) for change in changes]
+    # A hyper-parameter of the module often is one of its optimiser, too.
+    optimizer = trainer.active_module.optimizer.schedules.changes_since(saved["learning_rates"])
+    return changes + [change for change in optimizer if (change.old, change.new) not in shown]
+
+
+def earlier_settings(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings in the federation of a checkpoint; earlier versions saved only a few."""
+    if "settings" in saved:
+        return saved["settings"]
+    return {
+        "data.num_clients": saved["num_clients"],
+        "trainer.client_optimizer": saved.get("client_optimizer", "module"),
+        **({"trainer.max_rounds": saved["max_rounds"]} if "max_rounds" in saved else {}),
+    }
