@@ -38,15 +38,12 @@ class FederatedDataModule(L.LightningDataModule, ABC):
         num_clients: clients in the federation, at least 1 and at most the number of training samples.
         batch_size: samples per training batch, at least 1.
         partition: division of the clients' samples: IID, Shards or Dirichlet.
-        client_fraction: share of the training samples that goes to the clients, in (0, 1]; the rest is the server's
-            pool. 1 gives them all that `server_fraction` leaves.
-        server_fraction: number of samples on the server as a share of the clients' samples, in [0, 1); drawn from its
-            pool.
-        server_classes: draw the server's samples from this many random classes in equal parts; None: draw uniformly
-            from its pool.
+        client_fraction: share of the training samples that goes to the clients, in (0, 1]; the rest is the server's pool.
+            1 gives them all that `server_fraction` leaves.
+        server_fraction: number of samples on the server as a share of the clients' samples, in [0, 1); drawn from its pool.
+        server_classes: draw the server's samples from this many random classes in equal parts; None: uniformly from its pool.
         server_degree: draw the server's samples with this non-IID degree, in [0, 1]; not together with server_classes.
-        val_fraction: share of its samples that each client holds out for validation, in [0, 1); 0: validate on the
-            test set.
+        val_fraction: share of its samples that each client holds out for validation, in [0, 1); 0: validate on the test set.
         eval_batch_size: samples per batch in validation, test and prediction, at least 1.
         seed: seed of every split, at least 0.
 
