@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -11,6 +12,7 @@ from lightning_fl.errors import UserError, require
 from lightning_fl.outputs import checkpoint_file
 from lightning_fl.server.evaluation import as_loaders, evaluate, is_sequential, num_batches
 from lightning_fl.server.validation import ModelValidation, owned_by_clients
+from lightning_fl.state.saved_states import read_states
 from lightning_fl.trainer import checkpointing
 from lightning_fl.trainer.lightning_interface import TrainerInterface
 
@@ -34,7 +36,8 @@ def run_evaluation(trainer: TrainerInterface, stage: str) -> tuple[list[dict[str
         raise UserError(f"{type(module).__name__} has no {stage}_step.")
     kept: Mapping[int, Any] = trainer.run.clients if "run" in vars(trainer) else {}
     if trainer.ckpt_path is not None:
-        kept = checkpoint_file.load(trainer.ckpt_path).get("federation", {}).get("run", {}).get("clients", {})
+        run_state = checkpoint_file.load(trainer.ckpt_path).get("federation", {}).get("run", {})
+        kept = read_states(run_state, Path(trainer.ckpt_path)).get("clients", {})
         checkpointing.evaluate_checkpoint(flat_module, trainer.ckpt_path)
     short = {"validation": "val"}.get(stage, stage)
     given = getattr(trainer.data, f"{short}_dataloader")()
