@@ -24,6 +24,7 @@ from lightning_fl.outputs import checkpoint_file
 from lightning_fl.processes import share_of
 from lightning_fl.pruning import Plan
 from lightning_fl.state.outcome import Outcome
+from lightning_fl.state.saved_states import read_states
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=30), st.integers(1, 6))
@@ -85,10 +86,8 @@ def test_what_clients_keep_is_there_for_every_process(
     one = ran(tmp_path / "one", *words, algorithm=algorithm)
     several = ("--trainer.client_states", place, "--trainer.runner", runner)
     agree(one, ran(tmp_path / "two", *words, *several, num_processes=2, algorithm=algorithm))
-    kept = [
-        checkpoint_file.load(tmp_path / run / "checkpoints" / "last.ckpt")["federation"]["run"]
-        for run in ("one", "two")
-    ]
+    paths = [tmp_path / run / "checkpoints" / "last.ckpt" for run in ("one", "two")]
+    kept = [read_states(checkpoint_file.load(path)["federation"]["run"], path) for path in paths]
     for of in ("clients", "client_memory"):
         here, there = kept[0][of], kept[1][of]
         assert here.keys() == there.keys()
