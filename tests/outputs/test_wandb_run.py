@@ -4,7 +4,7 @@ import json
 import struct
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -88,8 +88,10 @@ def written(folder: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(autouse=True)
-def _no_account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Remove the key, and put every cache in the test's own folder."""
+def _no_account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Remove the key, put every cache in the test's own folder, and start W&B's process there, which keeps its first folder."""
+    import wandb
+
     for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_RUN_ID", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
@@ -97,6 +99,9 @@ def _no_account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("CACHE_DIR", "DATA_DIR", "CONFIG_DIR"):
         monkeypatch.setenv(f"WANDB_{name}", str(tmp_path / name))
     monkeypatch.chdir(tmp_path)
+    wandb.teardown()
+    yield
+    wandb.teardown()
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
