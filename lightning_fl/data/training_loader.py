@@ -14,7 +14,7 @@ from torch.utils.data import (
     SubsetRandomSampler,
 )
 
-from lightning_fl.data.samples.dataset_samples import require_map_style, samples_of
+from lightning_fl.data.samples.dataset_samples import ReadInBatches, require_map_style, samples_of
 from lightning_fl.data.samples.tensor_samples import Samples
 from lightning_fl.errors import require
 
@@ -22,7 +22,8 @@ from lightning_fl.errors import require
 def read_loader(loader: Any, owner: str) -> tuple[Samples, int]:
     """Return the samples and the batch size of a training loader.
 
-    Of a `SubsetRandomSampler` only the samples that it names are read.
+    Of a `SubsetRandomSampler` only the samples that it names are read. A loader with batch_size=None and a `BatchSampler` for its
+    sampler hands whole batches of indices to the dataset, as sparse matrices and tables are read; clients do so, too.
 
     Args:
         loader: what `train_dataloader()` returned.
@@ -38,7 +39,9 @@ def read_loader(loader: Any, owner: str) -> tuple[Samples, int]:
         "divided over clients.",
     )
     require_map_style(loader.dataset)
-    batches = loader.batch_sampler
+    dataset, batches = loader.dataset, loader.batch_sampler
+    if batches is None and isinstance(loader.sampler, BatchSampler):
+        dataset, batches = ReadInBatches(dataset), loader.sampler
     require(
         batches is not None,
         f"{owner}'s training loader does not batch its samples (batch_size=None): set its batch_size.",
@@ -55,8 +58,8 @@ def read_loader(loader: Any, owner: str) -> tuple[Samples, int]:
         f"{owner}'s training loader has drop_last=True, which would drop all samples of a client with less than a batch: "
         "set drop_last=False.",
     )
-    dataset = _sampled(loader.dataset, batches.sampler, owner)
-    samples = samples_of(dataset, loader.collate_fn, loader.num_workers, worker_init_fn=loader.worker_init_fn)
+    chosen = _sampled(dataset, batches.sampler, owner)
+    samples = samples_of(chosen, loader.collate_fn, loader.num_workers, worker_init_fn=loader.worker_init_fn)
     return samples, batches.batch_size
 
 

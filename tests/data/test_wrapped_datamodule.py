@@ -2,7 +2,7 @@
 
 import copy
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import lightning as L  # noqa: N812
 import numpy as np
@@ -128,6 +128,16 @@ class Images(Dataset):
         return torch.full((3, 4, 4), float(i)), int(self.labels[i])
 
 
+class Tensors(Dataset):
+    """Dataset that reads many samples at once, given their indices in a list, as sparse matrices and tables are read."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, indices: list[int]) -> tuple[torch.Tensor, np.ndarray]:
+        return torch.stack([Images()[i][0] for i in indices]), Images.labels[indices]
+
+
 class Loader:
     """Object with train_dataloader() that is not a Lightning class."""
 
@@ -176,6 +186,25 @@ def own_samples(data: Federated) -> list[int]:
     return sorted(int(image.mean()) for k in range(data.num_clients) for image, _ in data.client(k).batches(1))
 
 
+def read_in_batches(sampler: Iterable[int], drop_last: bool = False) -> Federated:
+    loader = DataLoader(Tensors(), batch_size=None, sampler=BatchSampler(sampler, 4, drop_last))
+    return Federated(Loader(loader), num_clients=2)  # type: ignore[arg-type]
+
+
+def test_a_dataset_reads_batches_at_once() -> None:
+    data = read_in_batches(SubsetRandomSampler([7, 1, 2, 8, 9, 0]))
+    data.setup()
+    assert own_samples(data) == [0, 1, 2, 7, 8, 9]
+    for k in range(2):
+        ((images, classes),) = data.client(k).batches(data.batch_size, torch.Generator())
+        assert images.shape == (3, 3, 4, 4)
+        assert classes.tolist() == (images[:, 0, 0, 0] % 2).tolist(), "the loader converts arrays to tensors"
+    with pytest.raises(UserError, match="has drop_last=True"):
+        read_in_batches(RandomSampler(Tensors()), drop_last=True).setup()
+    with pytest.raises(UserError, match="has a WeightedRandomSampler, but"):
+        read_in_batches(WeightedRandomSampler([0.1] * 10, 10)).setup()
+
+
 @pytest.mark.parametrize("indices", [[7, 1, 2, 8], torch.tensor([7, 1, 2, 8])], ids=["list", "tensor"])
 def test_only_the_samples_of_a_subset_sampler_are_divided(indices: list[int] | torch.Tensor) -> None:
     data = Federated(Loader(DataLoader(Images(), 2, sampler=SubsetRandomSampler(indices))), num_clients=2)  # type: ignore[arg-type]
@@ -212,8 +241,9 @@ def test_validation_samples_do_not_leak_into_training() -> None:
         DataLoader(Images(), batch_size=2),
         DataLoader(Images(), batch_size=2, shuffle=True),
         DataLoader(Images(), batch_sampler=BatchSampler(RandomSampler(Images()), 2, drop_last=False)),
+        DataLoader(Tensors(), None, sampler=BatchSampler(RandomSampler(Tensors()), 2, drop_last=False)),
     ],
-    ids=["in order", "shuffled", "in batches"],
+    ids=["in order", "shuffled", "in batches", "read in batches"],
 )
 def test_loaders_of_all_samples(loader: DataLoader) -> None:
     data = Federated(Loader(loader), num_clients=2)  # type: ignore[arg-type]

@@ -10,7 +10,15 @@ import pytest
 import torch
 from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, SubsetRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SubsetRandomSampler,
+)
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.data import Federated
@@ -154,16 +162,17 @@ def compare(
     make_stock_trainer: MakeStock,
     structure: Structure,
     validation: Callable[[], Any],
+    kind: type[Data] = Data,
     **limits: Any,
 ) -> None:
     """Train both, the stock trainer with the federation's order of the samples, and compare weights, steps and values."""
     ours = Line(structure)
     stock = copy.deepcopy(ours)
     federated = make_trainer(max_rounds=ROUNDS, clients_per_round=1, num_sanity_val_steps=1, **limits)
-    federated.fit(ours, Federated(Data(structure, validation), num_clients=1))
+    federated.fit(ours, Federated(kind(structure, validation), num_clients=1))
     assert sorted(ours.order) == sorted([*range(NUM_SAMPLES)] * ROUNDS)
     trainer = make_stock_trainer(max_epochs=ROUNDS, num_sanity_val_steps=1, **limits)
-    trainer.fit(stock, Data(structure, validation, sampler=InTurn(ours.order), shuffle=None))
+    trainer.fit(stock, kind(structure, validation, sampler=InTurn(ours.order), shuffle=None))
     assert stock.order == ours.order
     for name, value in stock.state_dict().items():
         torch.testing.assert_close(ours.state_dict()[name], value, rtol=0, atol=1e-6)
@@ -173,8 +182,8 @@ def compare(
     for name in names:
         assert float(federated.callback_metrics[name]) == pytest.approx(float(trainer.callback_metrics[name]), abs=1e-6)
     ours.validated, stock.validated = [], []
-    values = federated.validate(ours, Federated(Data(structure, validation), num_clients=1), verbose=False)
-    expected = trainer.validate(stock, Data(structure, validation), verbose=False)
+    values = federated.validate(ours, Federated(kind(structure, validation), num_clients=1), verbose=False)
+    expected = trainer.validate(stock, kind(structure, validation), verbose=False)
     assert ours.validated == stock.validated
     assert values == [pytest.approx(of_loader, abs=1e-6) for of_loader in expected]
 
@@ -183,6 +192,24 @@ def compare(
 def test_any_structure_of_batches(kind: str, make_trainer: MakeTrainer, make_stock_trainer: MakeStock) -> None:
     structure = STRUCTURES[kind]
     compare(make_trainer, make_stock_trainer, structure, lambda: loader(10, structure))
+
+
+class Table(Numbers):
+    """Numbers that are read many at once."""
+
+    def __getitem__(self, indices: list[int]) -> Any:
+        return xy([Numbers()[i] for i in indices])
+
+
+class ReadInBatches(Data):
+    def train_dataloader(self) -> DataLoader:
+        sampler = self.options.get("sampler") or RandomSampler(Table())
+        return DataLoader(Table(), batch_size=None, sampler=BatchSampler(sampler, BATCH_SIZE, drop_last=False))
+
+
+def test_a_dataset_that_reads_batches(make_trainer: MakeTrainer, make_stock_trainer: MakeStock) -> None:
+    structure = STRUCTURES["tuple"]
+    compare(make_trainer, make_stock_trainer, structure, lambda: loader(10, structure), kind=ReadInBatches)
 
 
 def test_a_value_without_batch_size_of_a_batch_of_an_own_class(make_trainer: MakeTrainer) -> None:

@@ -133,6 +133,24 @@ class DatasetSelection(Selection):
         return self._samples.shuffled_pass([[seed, *batch] for seed, batch in zip(seeds, batches, strict=True)])
 
 
+class ReadInBatches(Dataset):
+    """A dataset whose `__getitem__` takes the list of a batch's indices and returns the batch."""
+
+    def __init__(self, dataset: Any) -> None:
+        require_map_style(dataset)
+        self.dataset = dataset
+        self.labels = dataset_labels(dataset)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[[index]]
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        return self.dataset[indices]
+
+
 class _BatchSampler:
     """Lists of indices, replaced before each pass."""
 
