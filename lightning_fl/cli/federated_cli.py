@@ -176,7 +176,7 @@ class FederatedCLI(LightningCLI):
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
         """Return the trainer's methods and, for each, the arguments that are not flags."""
-        given = {"model", "datamodule", "algorithm", "verbose", "return_predictions"}
+        given = {"model", "datamodule", "algorithm", "verbose", "return_predictions", "weights_only"}
         return dict.fromkeys(("fit", "validate", "test", "predict"), given)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:

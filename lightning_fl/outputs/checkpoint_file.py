@@ -12,10 +12,12 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch.serialization import get_unsafe_globals_in_checkpoint
 from torch.utils.serialization import config
 
 from lightning_fl.errors import UserError, require
@@ -76,21 +78,30 @@ def mapped(path: str | os.PathLike[str]) -> Iterator[None]:
         yield
 
 
-def load(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read a checkpoint with `weights_only=True`; client states, which may be large, stay in the file until they are copied.
+def load(path: str | os.PathLike[str], weights_only: bool = True) -> dict[str, Any]:
+    """Read a checkpoint; client states, which may be large, stay in the file until they are copied.
+
+    Args:
+        path: file of the checkpoint.
+        weights_only: False to read objects of any class, whose code then runs.
 
     Raises:
-        UserError: the file does not exist, is damaged, or is not a checkpoint.
+        UserError: the file does not exist, is damaged, is not a checkpoint, or contains such objects.
     """
     path = Path(path)
     require(path.is_file(), f"there is no checkpoint at {path}{_alternatives(path)}; allowed: a file, last, best.")
     try:
         _require_whole(path)
         with mapped(path):
-            checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+            checkpoint = torch.load(path, map_location="cpu", weights_only=weights_only)
     except UserError:
         raise
     except Exception as error:  # torch and pickle raise any type of error here
+        if isinstance(error, UnpicklingError) and (classes := _other_classes(path)):
+            raise UserError(
+                f"the checkpoint {path} contains an object of class {classes[0]}: if you trust the file, whose objects can run "
+                "any code, give weights_only=False to the trainer's method."
+            ) from error
         message = str(error).strip()
         # torch reads any file but a zip file as a pickle, and its errors then explain nothing.
         reason = f" ({message.partition('. ')[0].splitlines()[0]})" if message and _is_zip(path) else ""
@@ -127,6 +138,11 @@ def _is_zip(path: str | os.PathLike[str]) -> bool:
         return zipfile.is_zipfile(path)
     except zipfile.BadZipFile:
         return True
+
+
+def _other_classes(path: Path) -> list[str]:
+    """Return the classes and functions in a checkpoint that torch does not read with `weights_only=True`, by name."""
+    return get_unsafe_globals_in_checkpoint(path) if _is_zip(path) else []
 
 
 def _copied(node: Any) -> Any:

@@ -31,13 +31,15 @@ KINDS = ("clients", "client_memory")
 class SavedStates:
     """Files of all clients' states, for the checkpoints that one fit writes to one place."""
 
-    def __init__(self, parent: Path) -> None:
+    def __init__(self, parent: Path, weights_only: bool = True) -> None:
         """Write nothing yet.
 
         Args:
             parent: folder of the checkpoints.
+            weights_only: False if the user trusts objects of any class in the checkpoint that the fit resumes.
         """
         self._parent = parent
+        self._weights_only = weights_only
         self._own: Path | None = None
         self._previous: Path | None = None
         self._files: dict[str, _StateFiles] = {}
@@ -56,7 +58,7 @@ class SavedStates:
         if self._own is None:
             earlier = [int(path.name) for path in self._parent.glob(f"{FOLDER}/*") if path.name.isdecimal()]
             self._own = self._parent / FOLDER / str(max(earlier, default=0) + 1)
-            self._previous = _files_of(self._parent / LAST.name)
+            self._previous = _files_of(self._parent / LAST.name, self._weights_only)
             self._files = {kind: _StateFiles(self._own / kind) for kind in KINDS}
         folder = self._own.relative_to(self._parent).as_posix()
         references = {kind: files.write(run_state[kind]) for kind, files in self._files.items()}
@@ -175,10 +177,10 @@ def read_states(run_state: dict[str, Any], checkpoint: Path) -> dict[str, Any]:
     return {**run_state, **{kind: StatesInFiles(folder / kind, run_state[kind], checkpoint) for kind in KINDS}}
 
 
-def _files_of(path: Path) -> Path | None:
+def _files_of(path: Path, weights_only: bool) -> Path | None:
     """Return the folder of client states that the checkpoint at `path` refers to; None if there is none."""
     with suppress(UserError):
-        run_state = checkpoint_file.load(path).get("federation", {}).get("run", {})
+        run_state = checkpoint_file.load(path, weights_only).get("federation", {}).get("run", {})
         if "client_files" in run_state:
             return path.parent / str(run_state["client_files"])
     return None

@@ -106,7 +106,7 @@ def resolve(trainer: TrainerInterface, ckpt_path: str | os.PathLike[str] | None)
         callbacks = [c for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
         best = next((c.best_model_path for c in callbacks if c.best_model_path), "")
         if not best and last.is_file():
-            states = checkpoint_file.load(last).get("callbacks", {})
+            states = checkpoint_file.load(last, trainer.weights_only).get("callbacks", {})
             best = next((s["best_model_path"] for s in states.values() if s.get("best_model_path")), "")
         if not best:
             raise UserError(
@@ -118,13 +118,13 @@ def resolve(trainer: TrainerInterface, ckpt_path: str | os.PathLike[str] | None)
     return str(ckpt_path)
 
 
-def evaluate_checkpoint(flat_module: FlatModule, path: str) -> None:
-    """Load the model of the checkpoint at `path` into the module; prune the module first if the model is pruned.
+def evaluate_checkpoint(flat_module: FlatModule, checkpoint: dict[str, Any], path: str) -> None:
+    """Load the model of the checkpoint from `path` into the module; prune the module first if the model is pruned.
 
     Raises:
-        UserError: the checkpoint is unreadable or belongs to another model.
+        UserError: the checkpoint belongs to another model.
     """
-    module, checkpoint = flat_module.module, checkpoint_file.load(path)
+    module = flat_module.module
     if plans := follow_pruning.missing_plans(module, checkpoint):
         follow_pruning.prune_bound(flat_module, plans)
     load_model(module, checkpoint, path)
@@ -154,7 +154,7 @@ def resume(trainer: TrainerInterface, federation: Federation, path: str) -> None
     Raises:
         UserError: the checkpoint is unreadable or belongs to another model, algorithm or federation.
     """
-    checkpoint = checkpoint_file.load(path)
+    checkpoint = checkpoint_file.load(path, trainer.weights_only)
     saved = checkpoint_file.federation_of(checkpoint, path, trainer.algorithm.name)
     changes = changes_since(trainer, checkpoint, path)
     saved["run"] = read_states(saved["run"], Path(path))

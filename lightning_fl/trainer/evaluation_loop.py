@@ -36,9 +36,10 @@ def run_evaluation(trainer: TrainerInterface, stage: str) -> tuple[list[dict[str
         raise UserError(f"{type(module).__name__} has no {stage}_step.")
     kept: Mapping[int, Any] = trainer.run.clients if "run" in vars(trainer) else {}
     if trainer.ckpt_path is not None:
-        run_state = checkpoint_file.load(trainer.ckpt_path).get("federation", {}).get("run", {})
+        checkpoint = checkpoint_file.load(trainer.ckpt_path, trainer.weights_only)
+        run_state = checkpoint.get("federation", {}).get("run", {})
         kept = read_states(run_state, Path(trainer.ckpt_path)).get("clients", {})
-        checkpointing.evaluate_checkpoint(flat_module, trainer.ckpt_path)
+        checkpointing.evaluate_checkpoint(flat_module, checkpoint, trainer.ckpt_path)
     short = {"validation": "val"}.get(stage, stage)
     given = getattr(trainer.data, f"{short}_dataloader")()
     setattr(trainer, f"{short}_dataloaders", given)

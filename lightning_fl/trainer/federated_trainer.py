@@ -48,6 +48,7 @@ class FederatedTrainer(TrainerInterface):
         datamodule: LightningDataModule | None = None,
         algorithm: Algorithm | None = None,
         ckpt_path: str | os.PathLike[str] | None = None,
+        weights_only: bool | None = None,
     ) -> None:
         """Train a model in a federation.
 
@@ -56,11 +57,12 @@ class FederatedTrainer(TrainerInterface):
             datamodule: A FederatedDataModule; lightning_fl.data.Federated converts any other.
             algorithm: The federated method; FedAvg if not given.
             ckpt_path: Resume from a checkpoint: a path, `last` or `best`.
+            weights_only: Give False to read a checkpoint with objects of any class, if you trust it.
 
         Raises:
             UserError: an argument does not fit; raised before anything is trained or written.
         """
-        with session(self, TrainerFn.FITTING, model, datamodule, algorithm, ckpt_path):
+        with session(self, TrainerFn.FITTING, model, datamodule, algorithm, ckpt_path, weights_only):
             self.fit_loop.start()
             if self.ckpt_path is not None:
                 checkpointing.resume(self, self.fit_loop.federation, self.ckpt_path)
@@ -75,6 +77,7 @@ class FederatedTrainer(TrainerInterface):
         algorithm: Algorithm | None = None,
         ckpt_path: str | os.PathLike[str] | None = None,
         verbose: bool = True,
+        weights_only: bool | None = None,
     ) -> list[dict[str, float]]:
         """Evaluate a model on the validation data.
 
@@ -84,11 +87,12 @@ class FederatedTrainer(TrainerInterface):
             algorithm: The federated method that the model was trained with.
             ckpt_path: Load the model from a checkpoint: a path, `last` or `best`.
             verbose: Print the results.
+            weights_only: Give False to read a checkpoint with objects of any class, if you trust it.
 
         Returns:
             A dictionary of metrics for each loader.
         """
-        return self._evaluate(TrainerFn.VALIDATING, model, datamodule, algorithm, ckpt_path, verbose)
+        return self._evaluate(TrainerFn.VALIDATING, model, datamodule, algorithm, ckpt_path, verbose, weights_only)
 
     def test(
         self,
@@ -97,6 +101,7 @@ class FederatedTrainer(TrainerInterface):
         algorithm: Algorithm | None = None,
         ckpt_path: str | os.PathLike[str] | None = None,
         verbose: bool = True,
+        weights_only: bool | None = None,
     ) -> list[dict[str, float]]:
         """Evaluate a model on the test data.
 
@@ -106,11 +111,12 @@ class FederatedTrainer(TrainerInterface):
             algorithm: The federated method that the model was trained with.
             ckpt_path: Load the model from a checkpoint: a path, `last` or `best`.
             verbose: Print the results.
+            weights_only: Give False to read a checkpoint with objects of any class, if you trust it.
 
         Returns:
             A dictionary of metrics for each loader.
         """
-        return self._evaluate(TrainerFn.TESTING, model, datamodule, algorithm, ckpt_path, verbose)
+        return self._evaluate(TrainerFn.TESTING, model, datamodule, algorithm, ckpt_path, verbose, weights_only)
 
     def predict(
         self,
@@ -119,6 +125,7 @@ class FederatedTrainer(TrainerInterface):
         algorithm: Algorithm | None = None,
         ckpt_path: str | os.PathLike[str] | None = None,
         return_predictions: bool = True,
+        weights_only: bool | None = None,
     ) -> list[Any] | None:
         """Run a model on the prediction data.
 
@@ -128,11 +135,12 @@ class FederatedTrainer(TrainerInterface):
             algorithm: The federated method that the model was trained with.
             ckpt_path: Load the model from a checkpoint: a path, `last` or `best`.
             return_predictions: Return what `predict_step` returned, batch by batch.
+            weights_only: Give False to read a checkpoint with objects of any class, if you trust it.
 
         Returns:
             A list of outputs; one list for each loader if there are several.
         """
-        with session(self, TrainerFn.PREDICTING, model, datamodule, algorithm, ckpt_path):
+        with session(self, TrainerFn.PREDICTING, model, datamodule, algorithm, ckpt_path, weights_only):
             _, outputs = run_evaluation(self, "predict")
         if not return_predictions:
             return None
@@ -146,9 +154,10 @@ class FederatedTrainer(TrainerInterface):
         algorithm: Algorithm | None,
         ckpt_path: str | os.PathLike[str] | None,
         verbose: bool,
+        weights_only: bool | None,
     ) -> list[dict[str, float]]:
         """Validate or test outside `fit`."""
-        with session(self, fn, model, datamodule, algorithm, ckpt_path):
+        with session(self, fn, model, datamodule, algorithm, ckpt_path, weights_only):
             averages, _ = run_evaluation(self, "test" if fn == TrainerFn.TESTING else "validation")
         if verbose and self.is_global_zero:
             for name, value in {name: x for of_loader in averages for name, x in of_loader.items()}.items():

@@ -86,7 +86,7 @@ class FitLoop:
             self._val_loaders = as_loaders(trainer.val_dataloaders)
         trainer.num_val_batches = num_batches(self._val_loaders, trainer.limits["limit_val_batches"])
         keep_client_states(trainer)
-        self.saved_states = SavedStates(Path(trainer.default_root_dir) / LAST.parent)
+        self.saved_states = SavedStates(Path(trainer.default_root_dir) / LAST.parent, trainer.weights_only)
         rank_zero_info(data.description())
         num_clients, num_ranks = self.federation.population.cohort_size, trainer.world_size
         if 0 < num_clients < num_ranks:

@@ -62,6 +62,7 @@ class TrainerInterface(TrainerFlags, ABC):
     Attributes:
         run: state of the run: the model, states, the ledger; set when `fit` begins.
         settings: settings that decide the results; set when `fit` begins.
+        weights_only: False if the user trusts objects of any class in the checkpoint of the session.
         algorithm: the federated method.
         flat_module: the module on its flat storage; None outside a session.
         hooks: calls the hooks of callbacks and module.
@@ -83,6 +84,7 @@ class TrainerInterface(TrainerFlags, ABC):
     test_dataloaders: Any = None
     predict_dataloaders: Any = None
     ckpt_path: str | None = None
+    weights_only: bool = True
     should_stop = False
     current_epoch = 0
     num_rounds = 0

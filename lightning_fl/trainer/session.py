@@ -43,6 +43,7 @@ def session(
     datamodule: LightningDataModule | None,
     algorithm: Algorithm | None,
     ckpt_path: str | os.PathLike[str] | None,
+    weights_only: bool | None,
 ) -> Iterator[None]:
     """Attach model, data and algorithm to the trainer, run the body, and restore everything, also after an error.
 
@@ -71,6 +72,7 @@ def session(
             cohort_size(trainer.clients_per_round, datamodule.num_clients, num_eligible)
             if trainer.loggers or trainer.enable_checkpointing:
                 made = run_folder.require_writable(trainer.default_root_dir)
+        trainer.weights_only = weights_only is not False
         trainer.ckpt_path = checkpointing.resolve(trainer, ckpt_path)
         trainer.profiler.setup(stage=fn.value, local_rank=trainer.local_rank, log_dir=trainer.default_root_dir)
         trainer.hooks.call("setup", fn.value)

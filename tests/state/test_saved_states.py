@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -185,3 +186,20 @@ def test_each_leg_of_a_run_has_files_of_its_own(
     loaded: dict[str, Any] = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)["federation"]["run"]
     assert loaded["client_files"] == f"{FOLDER}/3"
     assert all(set(loaded[kind]) == {"clients", "columns"} for kind in KINDS)
+
+
+class WithScaler(Perceptron):
+    """Module that saves an object of a class in its checkpoints."""
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["scaler"] = Decimal("0.5")
+
+
+def test_files_of_a_checkpoint_with_objects_stay(
+    make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    make_trainer(max_rounds=2, **keeps_files).fit(WithScaler(), federation(), Remembering())
+    resumed = make_trainer(max_rounds=3, **keeps_files)
+    resumed.fit(WithScaler(), federation(), Remembering(), ckpt_path="last", weights_only=False)
+    states = tmp_path / "checkpoints" / FOLDER
+    assert sorted(path.name for path in states.iterdir()) == ["1", "2"], "previous.ckpt refers to the first"

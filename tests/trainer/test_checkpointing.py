@@ -9,6 +9,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -239,6 +240,45 @@ def test_hyper_parameters_may_be_any_object(make_trainer: MakeTrainer, keeps_fil
     trainer = make_trainer(max_rounds=2, **keeps_files)
     trainer.fit(WithPath(), federation(), ckpt_path="last")
     assert trainer.run.round == 2
+
+
+class WithScaler(Perceptron):
+    """Module that saves an object of a class in its checkpoints, as forecasting packages save their scalers."""
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["scaler"] = Decimal("0.5")
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.scaler = checkpoint["scaler"]
+
+
+def test_objects_in_a_checkpoint_are_read_if_the_user_trusts_it(
+    make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    best = ModelCheckpoint(tmp_path / "best", monitor="val/loss")
+    half, whole = WithScaler(), WithScaler()
+    whole.load_state_dict(half.state_dict())
+    make_trainer(max_rounds=3).fit(whole, federation())
+    make_trainer(max_rounds=2, callbacks=best, **keeps_files).fit(half, federation())
+    module, files = WithScaler(), files_in(tmp_path)
+    refusal = r"contains an object of class decimal\.Decimal: if you trust .*, give weights_only=False to the trainer's method"
+    for path in ("last", "best", tmp_path / "model.ckpt"):
+        for run in ("fit", "validate", "test", "predict"):
+            with pytest.raises(UserError, match=refusal):
+                getattr(make_trainer(max_rounds=3, **keeps_files), run)(module, federation(), ckpt_path=path)
+    assert files_in(tmp_path) == files
+    for run in ("validate", "test", "predict"):
+        for path in ("best", "last"):
+            module = WithScaler()
+            getattr(make_trainer(**keeps_files), run)(module, federation(), ckpt_path=path, weights_only=False)
+            assert module.scaler == Decimal("0.5")
+        assert equal(module, half)
+    resumed = WithScaler()
+    trainer = make_trainer(max_rounds=3, **keeps_files)
+    trainer.fit(resumed, federation(), ckpt_path="last", weights_only=False)
+    assert equal(resumed, whole)
+    with pytest.raises(UserError, match=refusal):
+        trainer.validate(ckpt_path="last")
 
 
 def test_the_exported_model_loads_in_plain_lightning(
