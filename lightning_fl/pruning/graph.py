@@ -18,10 +18,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.nn.modules.conv import _ConvNd
 
 from lightning_fl.errors import UserError, nearest, require
 from lightning_fl.pruning.apply_plan import prune
+from lightning_fl.pruning.obstacles import BEHIND, obstacle
 from lightning_fl.pruning.plan import Plan
 from lightning_fl.pruning.trial import (
     are_alike,
@@ -154,9 +155,9 @@ class Network:
         found = []
         for name, layer in self._twin.named_modules():
             if isinstance(layer, _ConvNd):
-                obstacle = _obstacle(graph, layer, names) if layer in self._evaluated else "evaluation does not use it"
-                if obstacle:
-                    self._obstacles[name] = obstacle
+                reason = obstacle(graph, layer, names) if layer in self._evaluated else "evaluation does not use it"
+                if reason:
+                    self._obstacles[name] = reason
                 else:
                     found.append(name)
         first = {name: torch.arange(1, self._width(name)) for name in found}  # lose only the first filter
@@ -236,39 +237,6 @@ class Network:
             name = type(self._twin).__name__
             raise UserError(f"pruning: torch-pruning cannot read the graph of {name}: {_said(error)}") from None
         return graph
-
-
-BEHIND = (
-    "an operation that reads its output cannot be cut with it (a sum, a normalisation over channels, a reshape or "
-    "permutation, a convolution with groups, or a layer used twice)"
-)
-
-
-def _obstacle(graph: Any, layer: _ConvNd, names: Mapping[nn.Module, str]) -> str:
-    """Return the reason in the graph why a convolution has to stay whole; "" if there is none."""
-    if isinstance(layer, _ConvTransposeNd):
-        return "it is a transposed convolution"
-    if layer.groups > 1:
-        return f"it has {layer.groups} groups"
-    if layer.out_channels < 2:
-        return "it has one filter"
-    if layer not in graph.module2node:
-        return "forward does not use it"
-    group = graph.get_pruning_group(
-        layer, graph.get_pruner_of_module(layer).prune_out_channels, range(layer.out_channels)
-    )
-    for dependency, _ in group:
-        other = dependency.target.module
-        depthwise = isinstance(other, _ConvNd) and other.groups == other.in_channels > 1
-        if isinstance(other, _ConvNd) and other.groups > 1 and not depthwise:
-            return f"{names[other]!r}, which reads its outputs, has {other.groups} groups"
-        if other is layer or not graph.is_out_channel_pruning_fn(dependency.handler):
-            continue
-        if isinstance(other, nn.Parameter):
-            return "its outputs are combined with a parameter that belongs to no layer"
-        if isinstance(other, (_ConvNd, nn.Linear, nn.Embedding)) and not depthwise:
-            return f"its outputs are tied to those of {names[other]!r}"
-    return ""
 
 
 def _kept(tensor: Tensor, shape: torch.Size) -> dict[int, Tensor]:

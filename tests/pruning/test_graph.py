@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
+from torch_pruning.dependency import index_mapping
 from zoo import WithAuxiliaryHead
 
 from lightning_fl import UserError
@@ -321,3 +322,39 @@ def test_a_network_that_torch_pruning_cannot_read_is_refused(monkeypatch: pytest
     monkeypatch.setattr("torch_pruning.DependencyGraph.build_dependency", fail)
     with pytest.raises(UserError, match=r"torch-pruning cannot read the graph of \w+: division by zero"):
         prunable_layers(network("lenet5", 10), images("lenet5"))
+
+
+class PixelAttention(nn.Module):
+    """Attention of a feature map's pixels to each other, with a bias for each pair of them, as in CoAtNet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 4, 1)
+        self.qkv = nn.Conv2d(4, 12, 1)
+        self.bias = nn.Parameter(torch.zeros(2, 16, 16))
+        self.head = nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.first(x)).view(len(x), 2, 6, -1).chunk(3, dim=2)
+        weights = (q.transpose(-1, -2) @ k + self.bias).softmax(-1)
+        return self.head((v @ weights.transpose(-1, -2)).reshape(len(x), 4, -1).mean(2))
+
+
+def test_an_attention_does_not_lead_round_in_circles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Count the channels that torch-pruning computes: without a limit there are more of them in each round of a circle."""
+    flattening = index_mapping._FlattenIndexMapping
+    reached = flattening.__call__
+    num_channels = 0
+
+    def counted(self: Any, channels: list) -> list:
+        nonlocal num_channels
+        found = reached(self, channels)
+        num_channels += len(found)
+        assert num_channels < 10_000
+        return found
+
+    monkeypatch.setattr(flattening, "__call__", counted)
+    found = Network(PixelAttention(), torch.randn(1, 3, 4, 4))
+    assert found.layers == ("first",)
+    with pytest.raises(UserError, match="'qkv' cannot lose filters"):
+        found.require_prunable("qkv")
