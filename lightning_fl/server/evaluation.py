@@ -112,8 +112,8 @@ def evaluate(
     outputs: list[list[Any]] = [[] for _ in loaders.flattened]
     resident = are_resident(loaders)
     logs.take()
-    hooks.call(f"on_{stage}_model_eval")
     with evaluating(module), no_grad:
+        hooks.call(f"on_{stage}_model_eval")
         hooks.call(f"on_{stage}_start")
         hooks.call(f"on_{stage}_epoch_start")
         for batch, index, loader_index in limited(loaders, limits):

@@ -108,6 +108,38 @@ def test_one_client_with_everything_is_a_stock_trainer(
     torch.testing.assert_close(torch.tensor(vector(ours)), torch.tensor(vector(stock)), rtol=0, atol=1e-6)
 
 
+class SetsItsMode(Perceptron):
+    """Module that chooses itself which of its parts are evaluated, as packages with layers for their targets' scale do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(3)
+        self.noise = torch.nn.Dropout(0.5)
+        self.modes: list[bool] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.modes.append(self.noise.training)
+        return super().forward(self.noise(self.norm(x)))
+
+    def on_validation_model_eval(self) -> None:
+        self.eval()
+        self.noise.train()
+
+
+def test_a_module_that_sets_its_mode_trains_on_after_a_validation(
+    make_trainer: MakeTrainer, make_stock_trainer: Callable[..., L.Trainer]
+) -> None:
+    ours, stock = SetsItsMode(), SetsItsMode()
+    make_trainer(max_rounds=3, clients_per_round=1).fit(ours, federation(sizes=(12,), batch_size=4))
+    data = torch.utils.data.TensorDataset(*samples(12))
+    make_stock_trainer(max_epochs=3).fit(
+        stock, torch.utils.data.DataLoader(data, batch_size=4), torch.utils.data.DataLoader(data, batch_size=6)
+    )
+    assert stock.norm.num_batches_tracked == 9
+    assert ours.norm.num_batches_tracked == 9
+    assert all(ours.modes[-3:]), "its own choice holds in the three batches of the last validation"
+
+
 def halving(optimizer: torch.optim.Optimizer) -> Any:
     return torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
 
