@@ -1,6 +1,6 @@
 """Test the callbacks in a stock `L.Trainer` on a network of every family: each works, or refuses before training.
 
-The whole networks of torchvision take minutes: `pytest -m slow`.
+The whole networks of torchvision take minutes: `pytest -m slow`. Those of timm need it: `pytest -m thirdparty`.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
-from zoo import NUM_CLASSES, WHOLE, ZOO, ZooModule
+from zoo import NUM_CLASSES, SMALL, TIMM, WHOLE, ZOO, ZooModule
 
 from lightning_fl import UserError
 from lightning_fl.callbacks import (
@@ -22,6 +22,7 @@ from lightning_fl.callbacks import (
     FilterPruning,
     MagnitudePruning,
     SparseUpdates,
+    TargetReached,
 )
 from lightning_fl.callbacks.adaptive_rate import AdaptiveRate
 from lightning_fl.gates import gates_of
@@ -31,14 +32,18 @@ from lightning_fl.vectors.top_k import positions_bits
 NUM_STEPS = 4
 """Optimiser steps of a training: two in each of two epochs."""
 
-NETWORKS = [pytest.param(name, marks=[pytest.mark.slow] if name in WHOLE else []) for name in ZOO]
+NETWORKS = [pytest.param(name, marks=pytest.mark.slow if name in WHOLE else ()) for name in SMALL | WHOLE] + [
+    pytest.param(name, marks=pytest.mark.thirdparty) for name in TIMM
+]
 
 NO_FILTERS = "no layer of ZooModule can lose filters"
 NO_SECOND_DERIVATIVE = "the loss of ZooModule cannot be differentiated twice"
 REFUSED = {  # all other callbacks work on all other networks
-    "filters": dict.fromkeys(["ConvNeXt", "Swin", "ViT", "LSTM", "convnext_tiny", "swin_t"], NO_FILTERS)
+    "filters": dict.fromkeys(
+        ["ConvNeXt", "Swin", "ViT", "LSTM", "convnext_tiny", "swin_t", "timm ConvNeXt", "timm ViT"], NO_FILTERS
+    )
     | {"shufflenet_v2_x0_5": "torch-pruning cannot read the graph of ZooModule"},
-    "adaptive rate": dict.fromkeys(["MobileNetV3", "ViT", "mobilenet_v3_small"], NO_SECOND_DERIVATIVE),
+    "adaptive rate": dict.fromkeys(["MobileNetV3", "ViT", "mobilenet_v3_small", "timm ViT"], NO_SECOND_DERIVATIVE),
     "gates": {"LSTM": "ZooModule has no convolution to gate"},
 }
 
@@ -146,7 +151,8 @@ def test_weights_become_zero_and_stay_zero(name: str, rate: Any, make_stock_trai
 @pytest.mark.parametrize("name", NETWORKS)
 def test_updates_are_sparse_and_all_bytes_are_counted(name: str, make_stock_trainer: Callable[..., L.Trainer]) -> None:
     sparse, meter = SparseUpdates(alpha=0.1), CommunicationMeter()
-    trainer = make_stock_trainer(callbacks=[sparse, meter])
+    target = TargetReached(1e6, monitor="train/loss", mode="min", stop=False)
+    trainer = make_stock_trainer(callbacks=[sparse, meter, target])
     module = train(trainer, name)
     assert module is not None
     size = size_of(module)
@@ -156,6 +162,9 @@ def test_updates_are_sparse_and_all_bytes_are_counted(name: str, make_stock_trai
     assert sparse.sent_bits == NUM_STEPS * (3 * 32 * kept + positions_bits(kept, size))
     gradients = sum(p.numel() for p in module.parameters() if p in trainer.optimizers[0].state)
     assert meter.sent_bits == NUM_STEPS * 32 * gradients
+    assert target.reached is not None
+    assert (target.reached["epoch"], target.reached["step"]) == (0, NUM_STEPS // 2)
+    assert target.reached["comm/total_uplink_bytes"] == meter.sent_bits / 2 / 8
 
 
 @pytest.mark.parametrize("name", NETWORKS)

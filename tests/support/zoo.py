@@ -1,9 +1,10 @@
-"""Networks of every family that users bring: torchvision's classification zoo, a U-Net, a recurrent network."""
+"""Networks of every family that users bring: torchvision's classification zoo, a U-Net, a recurrent network, some of timm."""
 
 from collections.abc import Callable
 from typing import Any
 
 import lightning as L  # noqa: N812
+import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
@@ -116,7 +117,20 @@ WHOLE: Zoo = {
     "vgg11_bn": (_named("vgg11_bn"), 32),
 }
 
-ZOO = SMALL | WHOLE
+
+def _of_timm(name: str, **options: Any) -> Callable[[], nn.Module]:
+    return lambda: pytest.importorskip("timm").create_model(name, num_classes=NUM_CLASSES, **options)
+
+
+TIMM: Zoo = {  # the whole families of blocks, in timm's own sizes for tests
+    "timm BYOBNet": (_of_timm("test_byobnet"), 32),
+    "timm CoAtNet": (_of_timm("test_coatnet", img_size=32), 32),
+    "timm ConvNeXt": (_of_timm("test_convnext"), 32),
+    "timm NFNet": (_of_timm("test_nfnet"), 32),
+    "timm ViT": (_of_timm("test_vit", img_size=32), 32),
+}
+
+ZOO = SMALL | WHOLE | TIMM
 
 
 class ZooModule(L.LightningModule):
@@ -137,6 +151,7 @@ class ZooModule(L.LightningModule):
         for logits in [outputs] if isinstance(outputs, Tensor) else outputs:
             pixels = logits if logits.dim() == 2 else logits.permute(0, 2, 3, 1).flatten(0, 2)
             loss = loss + F.cross_entropy(pixels, y.repeat_interleave(len(pixels) // len(y)))
+        self.log("train/loss", loss)
         return loss
 
     def configure_optimizers(self) -> Any:
