@@ -11,11 +11,11 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from projects import PROJECTS, Project
+from projects import BATCH_SIZE, NUM_TRAIN, PROJECTS, Loaders, Project
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, Subset
 
-from lightning_fl import FederatedTrainer
+from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.algorithms import Algorithm, FedAdamSSM, FedAvg, FedLDF, FedProx
 from lightning_fl.data import Federated
 from lightning_fl.groups import layer_groups
@@ -121,6 +121,20 @@ def test_one_client_is_a_stock_trainer(name: str, make_trainer: MakeTrainer, mak
         assert float(trainer.callback_metrics[key]) == pytest.approx(
             float(stock_trainer.callback_metrics[key]), rel=1e-5
         )
+
+
+def test_loaders_that_leave_out_or_order_samples_are_refused() -> None:
+    molecules, series = (
+        made(name).data.train_dataloader().dataset for name in ("chemprop MPNN", "pytorch-forecasting TFT")
+    )
+    build = pytest.importorskip("chemprop").data.build_dataloader
+    for loader, refused in (
+        (build(molecules, BATCH_SIZE, seed=0), "has a SeededSampler"),
+        (build(molecules, NUM_TRAIN - 1), "has drop_last=True"),
+        (series.to_dataloader(batch_size=BATCH_SIZE), "has drop_last=True"),
+    ):
+        with pytest.raises(UserError, match=refused):
+            Federated(Loaders(loader, loader), num_clients=2).setup()
 
 
 def expected_bits(method: str, module: L.LightningModule) -> tuple[int, int]:
