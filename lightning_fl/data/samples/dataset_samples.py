@@ -142,12 +142,15 @@ class ReadInBatches(Dataset):
         self.labels = dataset_labels(dataset)
 
     def __len__(self) -> int:
+        """Number of samples."""
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> Any:
+        """Return a batch of one sample."""
         return self.dataset[[index]]
 
     def __getitems__(self, indices: list[int]) -> Any:
+        """Return the batch of these samples, which the loader's fetcher reads with this method."""
         return self.dataset[indices]
 
 
