@@ -59,8 +59,8 @@ def session(
             trainer.benchmark or switches[3],
         )
         check_callbacks(trainer.callbacks)  # also those of module and algorithm
-        if trainer.local_rank == 0:
-            datamodule.prepare_data()
+        brings_data = getattr(datamodule, "datamodule", None) is model
+        _prepare_data(trainer, datamodule, *[] if brings_data else [model])
         if trainer.fitting and trainer.is_global_zero:
             run_folder.bring_earlier_run_back(trainer.default_root_dir)
         trainer.fabric.barrier()
@@ -73,7 +73,11 @@ def session(
                 made = run_folder.require_writable(trainer.default_root_dir)
         trainer.ckpt_path = checkpointing.resolve(trainer, ckpt_path)
         trainer.profiler.setup(stage=fn.value, local_rank=trainer.local_rank, log_dir=trainer.default_root_dir)
-        trainer.hooks.call("setup", fn.value)
+        if brings_data:  # the data have set up the module already
+            trainer.hooks.call_callbacks("setup", fn.value)
+        else:
+            trainer.hooks.call("setup", fn.value)
+        model.configure_sharded_model()  # Lightning's old name of configure_model
         model.configure_model()
         _place(trainer, model, datamodule)
         yield
@@ -96,6 +100,13 @@ def session(
         torch.set_num_threads(num_threads)
         _release(trainer)
         trainer.state.stage = None
+
+
+def _prepare_data(trainer: TrainerInterface, *parts: LightningDataModule | LightningModule) -> None:
+    """Call `prepare_data` once a machine, or once in all if `prepare_data_per_node` is False."""
+    for part in parts:
+        if trainer.local_rank == 0 and (part.prepare_data_per_node or trainer.node_rank == 0):
+            part.prepare_data()
 
 
 def _switches() -> tuple[bool, bool, bool, bool]:
