@@ -11,6 +11,7 @@ import torch
 from lightning.fabric import Fabric
 from lightning.fabric.accelerators import MPSAccelerator
 from lightning.fabric.strategies.launchers.multiprocessing import _MultiProcessingLauncher
+from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import (
     BackboneFinetuning,
     BaseFinetuning,
@@ -19,6 +20,7 @@ from lightning.pytorch.callbacks import (
     DeviceStatsMonitor,
     LearningRateFinder,
     LearningRateMonitor,
+    StochasticWeightAveraging,
     ThroughputMonitor,
     Timer,
 )
@@ -69,6 +71,20 @@ def check_callbacks(callbacks: Iterable[Callback]) -> None:
                     "LearningRateMonitor logs once a round, the rate of a client's first step, because a federation logs rounds."
                 )
             callback.logging_interval = "epoch"
+
+
+def check_averaging(callbacks: Iterable[Callback], module: LightningModule) -> None:
+    """Refuse to average weights in a way that needs one more epoch for the statistics of batch normalisation.
+
+    Raises:
+        UserError: a callback does.
+    """
+    for callback in callbacks:
+        require(
+            not (isinstance(callback, StochasticWeightAveraging) and callback.pl_module_contains_batch_norm(module)),
+            f"{type(callback).__name__} trains one more epoch for the statistics of batch normalisation in "
+            f"{type(module).__name__}, which a federation does not have: use Lightning's WeightAveraging, which averages them.",
+        )
 
 
 def check_monitors(callbacks: Iterable[Callback], logged: Iterable[str]) -> None:

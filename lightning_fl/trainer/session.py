@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -21,10 +22,11 @@ from lightning_fl.outputs import run_folder
 from lightning_fl.outputs.loggers import tell
 from lightning_fl.outputs.progress_bar import RoundProgressBar
 from lightning_fl.outputs.wandb_run import WandbRun, is_used
+from lightning_fl.processes import gather_objects
 from lightning_fl.trainer import checkpointing
 from lightning_fl.trainer.flags import cohort_size
 from lightning_fl.trainer.lightning_interface import TrainerInterface
-from lightning_fl.trainer.lightning_parts import check_callbacks
+from lightning_fl.trainer.lightning_parts import check_averaging, check_callbacks
 from lightning_fl.trainer.memory_format import prefers_channels_last
 
 STAGES = {
@@ -79,6 +81,8 @@ def session(
             trainer.hooks.call("setup", fn.value)
         model.configure_sharded_model()  # Lightning's old name of configure_model
         model.configure_model()
+        if trainer.fitting:
+            check_averaging(trainer.callbacks, model)
         _place(trainer, model, datamodule)
         yield
         datamodule.teardown(fn.value)
@@ -190,6 +194,7 @@ def _place(trainer: TrainerInterface, model: LightningModule, datamodule: Federa
         model, trainer.fabric, trainer.hooks, channels_last, trainer.algorithm.personal_parameters(model)
     )
     datamodule.place(trainer.fabric.device, channels_last)
+    trainer.flat_module.logs.gather = partial(gather_objects, trainer.fabric)
     model.log = trainer.flat_module.logs.log  # type: ignore[method-assign]
 
 
