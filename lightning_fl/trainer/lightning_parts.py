@@ -20,6 +20,7 @@ from lightning.pytorch.callbacks import (
     DeviceStatsMonitor,
     LearningRateFinder,
     LearningRateMonitor,
+    ModelCheckpoint,
     StochasticWeightAveraging,
     ThroughputMonitor,
     Timer,
@@ -27,7 +28,7 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.profilers import AdvancedProfiler, PassThroughProfiler, Profiler, PyTorchProfiler, SimpleProfiler
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.utilities.rank_zero import rank_zero_info
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from lightning_fl.errors import UserError, nearest, require
@@ -65,6 +66,11 @@ def check_callbacks(callbacks: Iterable[Callback]) -> None:
         # A federation stops only after a round: clients that are trained at once make no separate steps.
         if isinstance(callback, Timer):
             callback._interval = "epoch"
+        if isinstance(callback, ModelCheckpoint) and (every := callback._every_n_train_steps) > 1:
+            rank_zero_warn(
+                f"{type(callback).__name__} saves only after rounds at whose end the steps of all clients are a multiple of "
+                f"every_n_train_steps={every}, which may be none: every_n_epochs counts rounds."
+            )
         if isinstance(callback, LearningRateMonitor):
             if callback.logging_interval == "step":
                 rank_zero_info(

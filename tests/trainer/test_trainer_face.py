@@ -196,6 +196,12 @@ def test_checkpoints_keep_the_steps_of_all_clients_in_their_names(
         assert (saved["epoch"], saved["global_step"]) == (t + 1, 12 * (t + 1))
 
 
+def test_a_checkpoint_every_few_steps_says_when_it_saves(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer(callbacks=ModelCheckpoint(every_n_train_steps=7), enable_checkpointing=True)
+    with pytest.warns(UserWarning, match=r"a multiple of every_n_train_steps=7, which may be none: every_n_epochs"):
+        trainer.fit(Perceptron(), federation())
+
+
 def test_a_checkpoint_saved_on_an_exception_keeps_the_steps_of_all_clients(
     make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
 ) -> None:
