@@ -286,6 +286,13 @@ def test_what_the_last_hook_of_a_step_gets(make_trainer: MakeTrainer, make_stock
     assert ours.seen == stock.seen
 
 
+@pytest.mark.parametrize("name", REFUSED)
+def test_hooks_that_make_the_step_are_refused(name: str, make_trainer: MakeTrainer) -> None:
+    module = type("Own", (Perceptron,), {name: lambda self, *arguments: None})()
+    with pytest.raises(UserError, match=f"Own cannot be trained in a federation, .*: it overrides {name}\\.$"):
+        make_trainer().fit(module, federation())
+
+
 def test_the_old_name_of_configure_model(make_trainer: MakeTrainer) -> None:
     class Late(Perceptron):
         def configure_sharded_model(self) -> None:
