@@ -62,9 +62,7 @@ def train_locally(
             listener(batch.content, batch.batch_index)
         with forward_context():
             loss, output = flat_module.training_step(batch.content, batch.batch_index)
-        if (
-            starts_step
-        ):  # not before, because modules may read the gradient of the last step until then, as in Lightning
+        if starts_step:  # not before, because others may read the last step's gradient until then
             for listener in listeners.on_before_zero_grad:
                 listener(flat_module.optimizer.optimizer)
             flat_module.zero_gradient()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -28,7 +29,7 @@ class LogCollector:
     round, and in training `<name>_step`, here the mean over clients of their last step's value.
 
     Attributes:
-        gather: returns the objects of all processes, given that of this one; to be set if there are several.
+        gather: returns the objects of all processes, given that of this one; None if there is only one.
         suffixed: for each name, the values of its names with suffix, which callbacks may monitor and loggers do not get.
     """
 
@@ -39,7 +40,7 @@ class LogCollector:
             is_training: returns True during a local training, in which Lightning logs on step unless told otherwise.
             module: module that logs.
         """
-        self.gather: Callable[[Any], list[Any]] = lambda mine: [mine]
+        self.gather: Callable[[Any], list[Any]] | None = None
         self._module = module
         self.batch_size: int | Callable[[], int] = 1
         self._is_training = is_training
@@ -166,10 +167,13 @@ class LogCollector:
 
     def _compute(self, metric: Metric) -> float:
         """Compute a metric over all processes, of which some may have no values."""
+        gather = self.gather
+        if gather is None:
+            return float(metric.compute())
 
         def of_all(state: Tensor, group: Any = None) -> list[Tensor]:
             # torchmetrics itself waits forever if an empty list of labels, whose dtype it cannot know, meets a list of integers.
-            states = [other.to(state.device) for other in self.gather(state.cpu())]
+            states = [other.to(state.device) for other in gather(state.cpu())]
             return [other for other in states if other.numel()] or [state]
 
         parts = [part for part in metric.modules() if isinstance(part, Metric)]
@@ -177,7 +181,9 @@ class LogCollector:
         for part in parts:
             part.dist_sync_fn = part.dist_sync_fn or of_all
         try:
-            return float(metric.compute())
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "The ``compute`` method of metric .* was called before")
+                return float(metric.compute())
         finally:
             for part, function in zip(parts, own, strict=True):
                 part.dist_sync_fn = function
@@ -192,20 +198,18 @@ class LogCollector:
             name: float(_reduce(self._reductions[name], torch.cat([part[name][0] for part in parts if name in part])))
             for name in names & self._reductions.keys()
         }
-        known = self.gather(
-            _Known(self.progress_bar_names, self.unlogged_names, self._forms, self._metric_paths(), own)
-        )
-        if len(known) == 1:
+        if self.gather is None:
             return own
-        assert self._module is not None
+        mine = _Known(self.progress_bar_names, self.unlogged_names, self._forms, self._metric_paths(), own)
         paths: dict[str, str] = {}
-        for other in known:
+        for other in self.gather(mine):
             self.progress_bar_names |= other.progress_bar_names
             self.unlogged_names |= other.unlogged_names
             self._forms |= other.forms
             own |= other.reduced
             paths |= other.metrics
-        self._metrics = {name: self._module.get_submodule(path) for name, path in paths.items()}  # type: ignore[misc]
+        if self._module is not None:
+            self._metrics = {name: self._module.get_submodule(path) for name, path in paths.items()}  # type: ignore[misc]
         return own
 
     def _metric_paths(self) -> dict[str, str]:

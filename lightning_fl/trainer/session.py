@@ -194,7 +194,8 @@ def _place(trainer: TrainerInterface, model: LightningModule, datamodule: Federa
         model, trainer.fabric, trainer.hooks, channels_last, trainer.algorithm.personal_parameters(model)
     )
     datamodule.place(trainer.fabric.device, channels_last)
-    trainer.flat_module.logs.gather = partial(gather_objects, trainer.fabric)
+    if trainer.world_size > 1:
+        trainer.flat_module.logs.gather = partial(gather_objects, trainer.fabric)
     model.log = trainer.flat_module.logs.log  # type: ignore[method-assign]
 
 
