@@ -41,7 +41,7 @@ class PruningCallback(Callback):
         following = self.schedule.next_after(trainer.current_epoch)
         if following is not None and not self.will_prune(trainer):
             rank_zero_warn(
-                f"{type(self).__name__} would prune before epoch {following}, but the run ends after {trainer.max_epochs} "
+                f"{type(self).__name__} would prune after {following} epochs, but the run ends after {trainer.max_epochs} "
                 "epochs: nothing will be pruned."
             )
 

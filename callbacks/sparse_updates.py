@@ -81,10 +81,13 @@ class SparseUpdates(Callback):
         self.sent_bits = 0
         self._num_plans = 0
         self._updates: dict[int, _Update] = {}  # by the optimiser's index in the trainer
+        # Parameters of the updates, because Lightning's `toggle_optimizer` freezes those of other optimisers for a while.
+        self._parameters: dict[int, list[Tensor]] = {}
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Note the prunings so far: left-out parts from a checkpoint already fit the pruned module."""
         self._num_plans = len(plans_of(pl_module))
+        self._parameters = dict(enumerate(map(_trained, trainer.optimizers)))
 
     def on_before_optimizer_step(
         self, trainer: Any, pl_module: LightningModule, optimizer: torch.optim.Optimizer
@@ -92,9 +95,10 @@ class SparseUpdates(Callback):
         """Copy the tensors that the next steps will change."""
         self._exchange(trainer)  # this optimiser may have made a step in the same batch
         self._follow_pruning(trainer, pl_module)
-        update = self._updates.setdefault(trainer.optimizers.index(optimizer), _Update())
+        index = trainer.optimizers.index(optimizer)
+        update = self._updates.setdefault(index, _Update())
         if update.steps == 0:
-            parameters = _parameters(optimizer)
+            parameters = self._parameters[index] = _trained(optimizer)
             update.shapes = [p.shape for p in parameters]
             update.before = [
                 {WEIGHT: p.detach().clone(), **{name: x.clone() for name, x in _moments(optimizer, p).items()}}
@@ -132,7 +136,7 @@ class SparseUpdates(Callback):
         """Thin out the complete updates, or all that have begun."""
         for index, update in self._updates.items():
             if update.steps == self.every_n_steps or (in_any_case and update.steps):
-                self._thin_out(update, trainer.optimizers[index])
+                self._thin_out(update, trainer.optimizers[index], self._parameters[index])
                 update.steps, update.before = 0, []
 
     def _follow_pruning(self, trainer: Any, module: LightningModule) -> None:
@@ -146,7 +150,7 @@ class SparseUpdates(Callback):
             return reduce(lambda x, plan: plan.cut(names[id(parameter)], x), plans, tensor)
 
         for index, update in self._updates.items():
-            parameters = _parameters(trainer.optimizers[index])
+            parameters = self._parameters[index]
             update.before = [
                 {name: cut(parameter, x) for name, x in tensors.items()}
                 for parameter, tensors in zip(parameters, update.before, strict=bool(update.before))
@@ -159,9 +163,9 @@ class SparseUpdates(Callback):
         self._num_plans += len(plans)
 
     @torch.no_grad()
-    def _thin_out(self, update: _Update, optimizer: torch.optim.Optimizer) -> None:
-        """Undo an update except its largest changes."""
-        after = [{WEIGHT: p.detach(), **_moments(optimizer, p)} for p in _parameters(optimizer)]
+    def _thin_out(self, update: _Update, optimizer: torch.optim.Optimizer, parameters: list[Tensor]) -> None:
+        """Undo an update of these parameters except its largest changes."""
+        after = [{WEIGHT: p.detach(), **_moments(optimizer, p)} for p in parameters]
         names = list(dict.fromkeys(name for tensors in after for name in tensors))
         now = {name: _vector(after, name) for name in names}
         before = {name: _vector(update.before, name).to(now[name]) for name in names}
@@ -186,7 +190,7 @@ class SparseUpdates(Callback):
         self.sent_bits += len(names) * width * len(positions) + positions_bits(len(positions), len(changes))
 
 
-def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+def _trained(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
 
 

@@ -9,12 +9,13 @@ from torch import nn
 
 
 @contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """Set evaluation mode inside the context, and restore every part's own mode afterwards."""
+def evaluating(module: nn.Module, sets_mode: bool = True, restores_mode: bool = True) -> Iterator[None]:
+    """Set evaluation mode inside the context, and restore every part's own mode afterwards; either may be left to the module."""
     modes = {part: part.training for part in module.modules()}
-    module.eval()
+    if sets_mode:
+        module.eval()
     try:
         yield
     finally:
-        for part, mode in modes.items():
+        for part, mode in modes.items() if restores_mode else ():
             part.training = mode

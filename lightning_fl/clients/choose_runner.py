@@ -124,11 +124,13 @@ def _try(flat_module: FlatModule, job: ClientJob, data: FederatedDataModule) -> 
         is_the_optimizers = any(
             {"optim", "optimizers"} & {*Path(frame.filename).parts} for frame in extract_tb(error.__traceback__)
         )
-        if flat_module.optimizer.is_elementwise or not is_the_optimizers:  # otherwise it is already in the list
-            obstacles.append(
-                f"a step of two clients at once failed ({_first_sentence(error)}): keep numbers as tensors, and use "
-                "torch.where instead of if"
-            )
+        if isinstance(error, UserError):
+            obstacles.append(str(error).rstrip("."))
+        elif flat_module.optimizer.is_elementwise or not is_the_optimizers:  # otherwise it is already in the list
+            remedy = "keep numbers as tensors, and use torch.where instead of if"
+            if "BFloat16" in str(error) and flat_module.fabric.strategy.precision.precision == "bf16-mixed":
+                remedy = "on a CPU, torch casts no mapped convolution to bfloat16; use precision 32-true or bf16-true"
+            obstacles.append(f"a step of two clients at once failed ({_first_sentence(error)}): {remedy}")
         flat_module.optimizer.schedules.end_client()
     finally:
         flat_module.progress = None

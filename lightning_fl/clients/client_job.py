@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -12,8 +12,12 @@ from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten
 
 from lightning_fl.clients.local_schedule import LocalSchedule
+from lightning_fl.errors import UserError
 from lightning_fl.slots import Message, Rule, Setting
 from lightning_fl.state.run_state import Run
+
+VALUES = (Tensor, bool, int, float, complex, str, bytes, type(None))
+"""Common types of the parts of a batch that can be stacked or compared."""
 
 
 class Selection(Protocol):
@@ -84,8 +88,17 @@ class Batch:
 
     @property
     def signature(self) -> Any:
-        """Key that is equal for batches that can be stacked: same structure, same shapes, equal values except in tensors."""
+        """Key that is equal for batches that can be stacked: same structure, same shapes, equal values except in tensors.
+
+        Raises:
+            UserError: a part of the batch is an object that may contain tensors.
+        """
         leaves, structure = self.flat
+        for leaf in leaves:
+            if not isinstance(leaf, VALUES) and (is_dataclass(leaf) or type(leaf).__hash__ in (None, object.__hash__)):
+                raise UserError(
+                    f"its batches contain a {type(leaf).__name__}, whose tensors torch cannot find (use tuples or dictionaries)"
+                )
         shapes = tuple((x.shape, x.dtype) if isinstance(x, Tensor) else x for x in leaves)
         return structure, shapes, self.batch_index
 

@@ -62,7 +62,7 @@ class FlatModule:
         self.module = module
         self.fabric = fabric
         self.hooks = hooks
-        self.logs = LogCollector(lambda: self.progress is not None)
+        self.logs = LogCollector(lambda: self.progress is not None, module)
         self._channels_last = channels_last
         self._personal_names = frozenset(personal)
         self._lay_out()

@@ -76,6 +76,7 @@ def full_gradient(flat_module: FlatModule, batches: Iterable[Any], sizes: list[i
     Returns:
         Gradient (d,).
     """
+    flat_module.zero_gradient()
     for index, (batch, size) in enumerate(zip(batches, sizes, strict=False)):
         _backward(flat_module, flat_module.transfer(batch, resident), index, size / sum(sizes))
     return _take_gradient(flat_module)

@@ -82,12 +82,17 @@ class Hooks:
                 and _overrides(callback, name)
                 and not (name in STEP_HOOKS and isinstance(callback, SERVER_CALLBACKS))
             ]
-            own = getattr(self._module, name, None)
-            overrides = not hasattr(LightningModule, name) or is_overridden(name, self._module)
-            if own is not None and overrides and not monitoring:
-                found.append(own)
+            if not monitoring and self.module_overrides(name):
+                own = getattr(self._module, name)
+                found.append(_never_skipping(own, self._module) if name == "on_train_batch_start" else own)
             self._listeners[name, monitoring] = found
         return self._listeners[name, monitoring]
+
+    def module_overrides(self, name: str) -> bool:
+        """True if the module has its own hook of this name, which is no hook that Lightning calls on callbacks only."""
+        if hasattr(LightningModule, name):
+            return is_overridden(name, self._module)
+        return hasattr(self._module, name) and not hasattr(Callback, name)
 
     def _bound(self, callback: Callback, name: str) -> Callable[..., Any]:
         bound = partial(getattr(callback, name), self._trainer, self._module)
@@ -108,7 +113,7 @@ class Hooks:
         listening: list[Any] = [
             c for c in self._callbacks if not type(c).__module__.startswith("lightning.") and _overrides(c, name)
         ]
-        if hasattr(self._module, name) and (not hasattr(LightningModule, name) or is_overridden(name, self._module)):
+        if self.module_overrides(name):
             listening.append(self._module)
         return [type(listener).__name__ for listener in listening]
 
@@ -143,6 +148,19 @@ def _of_round(hook: Callable[..., Any], trainer: Any) -> Callable[..., Any]:
         if count < trainer.round_batches:
             hook(*arguments[:-1], count)
             count += 1
+
+    return call
+
+
+def _never_skipping(hook: Callable[..., Any], module: LightningModule) -> Callable[..., None]:
+    """Refuse to skip the rest of an epoch, which Lightning does if the module's `on_train_batch_start` returns -1."""
+
+    def call(*arguments: Any) -> None:
+        if hook(*arguments) == -1:
+            raise UserError(
+                f"on_train_batch_start of {type(module).__name__} returns -1 to skip the rest of the epoch, but clients of a "
+                "federation train on all their batches: use trainer.limit_train_batches, or return None from training_step."
+            )
 
     return call
 

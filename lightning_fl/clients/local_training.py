@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from math import ceil
 
@@ -45,7 +45,7 @@ def train_locally(
     forward_context, logs = flat_module.fabric.strategy.precision.forward_context, flat_module.logs
     reads_at_received = Gradients.MINIBATCH_AT_RECEIVED in job.rule.reads
     of_step: list[Batch] = []
-    step, has_gradient = 0, False
+    step, has_gradient, starts_step = 0, False, True
 
     def at_received() -> Tensor:
         flat_module.seed(seeds[1] + step - 1)  # so that the module repeats its random draws
@@ -62,26 +62,31 @@ def train_locally(
             listener(batch.content, batch.batch_index)
         with forward_context():
             loss, output = flat_module.training_step(batch.content, batch.batch_index)
-        if loss is not None:
-            has_gradient = True
-            _backward(flat_module, loss, batch, job.schedule, local, listeners)
-        if batch.ends_step:
-            step += 1
-            if has_gradient:
-                has_gradient = False
-                for listener in listeners.on_before_optimizer_step:
-                    listener(flat_module.optimizer.optimizer)
-                rule_step(local, job, flat_module, treat, at_received if reads_at_received else None)
-            of_step.clear()
+        if starts_step:  # not before, because others may read the last step's gradient until then
             for listener in listeners.on_before_zero_grad:
                 listener(flat_module.optimizer.optimizer)
             flat_module.zero_gradient()
+        starts_step = batch.ends_step
+        if loss is not None:
+            has_gradient = True
+            loss = _backward(flat_module, loss, batch, job.schedule, local, listeners)
+        if batch.ends_step:
+            step += 1
+            for listener in listeners.on_before_optimizer_step:
+                listener(flat_module.optimizer.optimizer)
+            if has_gradient:
+                has_gradient = False
+                rule_step(local, job, flat_module, treat, at_received if reads_at_received else None)
+            move_schedules(local, flat_module, batch.batch_index + 1)
+            of_step.clear()
         if listeners.on_train_batch_end:
-            outputs = {"loss": output.detach()} if isinstance(output, Tensor) else output
+            extra = output if isinstance(output, Mapping) else {}
+            outputs = {} if loss is None else {"loss": loss.detach(), **{n: x for n, x in extra.items() if n != "loss"}}
             for listener in listeners.on_train_batch_end:
                 listener(outputs, batch.content, batch.batch_index)
         if step == num_steps:
             break
+    flat_module.zero_gradient()
     flat_module.optimizer.schedules.end_client()
     return local
 
@@ -117,8 +122,13 @@ def rule_step(
         flat_module.personal_optimizer.step()
     local.num_steps += 1
     local.sum_learning_rate = local.sum_learning_rate + local.learning_rate
+
+
+def move_schedules(local: LocalTraining, flat_module: FlatModule, num_batches: int) -> None:
+    """Advance the step-wise schedulers after a step, with which these batches of the local training end."""
+    optimizer = flat_module.optimizer
     if optimizer.schedules.moves_within_round:
-        optimizer.schedules.after_step()
+        optimizer.schedules.after_step(num_batches)
         local.learning_rate = optimizer.learning_rate
 
 
@@ -145,7 +155,6 @@ def _start(
     flat_module.load(received["model"], received["buffers"], counters)
     flat_module.bind_optimizer()
     optimizer.start_client()
-    flat_module.zero_gradient()
     in_pass = schedule.pass_batches(num_samples, skips)
     local = LocalTraining(job.setting, received, flat_module.params, flat_module.gradient, optimizer.step, state)
     progress = flat_module.progress = LocalProgress(local, in_pass, schedule.num_steps(in_pass))
@@ -171,17 +180,18 @@ def _backward(
     schedule: LocalSchedule,
     local: LocalTraining,
     listeners: StepListeners,
-) -> None:
-    """Add the gradient of a batch to that of the step."""
+) -> Tensor:
+    """Add the gradient of a batch to that of the step, and return the batch's part of the step's loss."""
     flat_module.logs.add_loss(loss)
-    for listener in listeners.on_before_backward:
-        listener(loss)
     if schedule.full_batch:
         loss = loss * batch.factor
     elif schedule.accumulate > 1:
         loss = loss / schedule.accumulate
+    for listener in listeners.on_before_backward:
+        listener(loss)
     flat_module.fabric.backward(loss)
     if flat_module.after_backward():
         local.learning_rate = flat_module.optimizer.learning_rate
     for listener in listeners.on_after_backward:
         listener()
+    return loss

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torchmetrics import Metric
 
-from lightning_fl.errors import UserError
+from lightning_fl.errors import UserError, require
 
 LOSS = "train/loss"
 Sums = dict[str | tuple[str, str], tuple[Tensor, float]]
@@ -28,15 +29,19 @@ class LogCollector:
     round, and in training `<name>_step`, here the mean over clients of their last step's value.
 
     Attributes:
+        gather: returns the objects of all processes, given that of this one; None if there is only one.
         suffixed: for each name, the values of its names with suffix, which callbacks may monitor and loggers do not get.
     """
 
-    def __init__(self, is_training: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, is_training: Callable[[], bool] = lambda: False, module: nn.Module | None = None) -> None:
         """Start without values.
 
         Args:
             is_training: returns True during a local training, in which Lightning logs on step unless told otherwise.
+            module: module that logs.
         """
+        self.gather: Callable[[Any], list[Any]] | None = None
+        self._module = module
         self.batch_size: int | Callable[[], int] = 1
         self._is_training = is_training
         self.dataloader_suffix = ""
@@ -137,21 +142,19 @@ class LogCollector:
 
     def averages(self, parts: list[Sums]) -> dict[str, float]:
         """Combine the sums of several clients (or of one evaluation), and compute and reset the torchmetrics objects."""
+        reduced = self._learn_from_others(parts)
         averages: dict[str, float] = {}
         for key in {key: None for part in parts for key in part}:
             entries = [part[key] for part in parts if key in part]
             weight = sum(weight for _, weight in entries)
             name, other = key if isinstance(key, tuple) else (key, None)
-            if weight:
-                value = float(sum(float(total) for total, _ in entries) / weight)
-            else:
-                value = float(_reduce(self._reductions[name], torch.cat([values for values, _ in entries])))
+            value = float(sum(float(total) for total, _ in entries) / weight) if weight else reduced[name]
             if other is None:
                 averages[name] = value
             else:
                 self.suffixed.setdefault(name, {})[other] = value
         for name, metric in self._metrics.items():
-            averages[name] = float(metric.compute())
+            averages[name] = self._compute(metric)
             for form, other in self._forms.get(name, {}).items():
                 of_form = averages[name] if form == "epoch" else metric._forward_cache
                 if of_form is not None:  # a metric that was updated without `forward` has no value of a step
@@ -161,6 +164,76 @@ class LogCollector:
             metric.reset()
         self._metrics.clear()
         return averages
+
+    def _compute(self, metric: Metric) -> float:
+        """Compute a metric over all processes, of which some may have no values."""
+        gather = self.gather
+        if gather is None:
+            return float(metric.compute())
+
+        def of_all(state: Tensor, group: Any = None) -> list[Tensor]:
+            # torchmetrics itself waits forever if an empty list of labels, whose dtype it cannot know, meets a list of integers.
+            states = [other.to(state.device) for other in gather(state.cpu())]
+            return [other for other in states if other.numel()] or [state]
+
+        parts = [part for part in metric.modules() if isinstance(part, Metric)]
+        own = [part.dist_sync_fn for part in parts]
+        for part in parts:
+            part.dist_sync_fn = part.dist_sync_fn or of_all
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "The ``compute`` method of metric .* was called before")
+                return float(metric.compute())
+        finally:
+            for part, function in zip(parts, own, strict=True):
+                part.dist_sync_fn = function
+
+    def _learn_from_others(self, parts: list[Sums]) -> dict[str, float]:
+        """Learn how other processes, whose clients or batches log other names, log these; return reductions other than the mean.
+
+        All processes then compute the same metrics in the same order, because each exchanges its state with the others.
+        """
+        names = {name for part in parts for name, (_, weight) in part.items() if isinstance(name, str) and not weight}
+        own = {
+            name: float(_reduce(self._reductions[name], torch.cat([part[name][0] for part in parts if name in part])))
+            for name in names & self._reductions.keys()
+        }
+        if self.gather is None:
+            return own
+        mine = _Known(self.progress_bar_names, self.unlogged_names, self._forms, self._metric_paths(), own)
+        paths: dict[str, str] = {}
+        for other in self.gather(mine):
+            self.progress_bar_names |= other.progress_bar_names
+            self.unlogged_names |= other.unlogged_names
+            self._forms |= other.forms
+            own |= other.reduced
+            paths |= other.metrics
+        if self._module is not None:
+            self._metrics = {name: self._module.get_submodule(path) for name, path in paths.items()}  # type: ignore[misc]
+        return own
+
+    def _metric_paths(self) -> dict[str, str]:
+        """Return the paths in the module of the metrics to compute, by their logged names."""
+        if not self._metrics or self._module is None:
+            return {}
+        paths = {id(part): path for path, part in self._module.named_modules()}
+        for name, metric in self._metrics.items():
+            require(
+                id(metric) in paths,
+                f"self.log({name!r}, …) gets a {type(metric).__name__} that is no attribute of the module, so that processes "
+                "cannot share it: assign it to an attribute in __init__.",
+            )
+        return {name: paths[id(metric)] for name, metric in self._metrics.items()}
+
+
+class _Known(NamedTuple):
+    """What a process knows about logged names: as in `LogCollector`, paths of metrics, and values of other reductions."""
+
+    progress_bar_names: set[str]
+    unlogged_names: set[str]
+    forms: dict[str, dict[str, str]]
+    metrics: dict[str, str]
+    reduced: dict[str, float]
 
 
 class RowLogs(LogCollector):

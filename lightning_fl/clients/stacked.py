@@ -20,7 +20,7 @@ from lightning_fl.clients.client_job import Batch, ClientJob, Selection, local_b
 from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.gradients import treat_stack
 from lightning_fl.clients.local_schedule import LocalProgress, LocalSchedule
-from lightning_fl.clients.local_training import rule_step
+from lightning_fl.clients.local_training import move_schedules, rule_step
 from lightning_fl.clients.module_logs import LogCollector, RowLogs
 from lightning_fl.clients.stack import Stack
 from lightning_fl.data import FederatedDataModule
@@ -133,6 +133,7 @@ def train_stack(
             optimizer.activate(found)
             local.learning_rate = optimizer.learning_rate
         rule_step(local, job, flat_module, partial(treat_stack, stack, job), at_received if reads_at_received else None)
+        move_schedules(local, flat_module, of_step[0][-1].batch_index + 1)  # clients of a stack share a moving schedule
         if notifies_callbacks:
             _notify_stock_callbacks(flat_module, of_step)
     optimizer.schedules.end_client()

@@ -49,6 +49,7 @@ class Federated(FederatedDataModule):
         known_size = 1 if batch_size is None else batch_size
         self.datamodule = datamodule
         super().__init__(num_clients=num_clients, partition=partition, batch_size=known_size, **kwargs)
+        self.prepare_data_per_node = getattr(datamodule, "prepare_data_per_node", True)
         if num_classes is not None:
             check_whole("num_classes", num_classes, 1)
         require(

@@ -112,7 +112,8 @@ def evaluate(
     outputs: list[list[Any]] = [[] for _ in loaders.flattened]
     resident = are_resident(loaders)
     logs.take()
-    with evaluating(module), no_grad:
+    own_eval, own_train = (hooks.module_overrides(f"on_{stage}_model_{mode}") for mode in ("eval", "train"))
+    with evaluating(module, not own_eval, not own_train), no_grad:
         hooks.call(f"on_{stage}_model_eval")
         hooks.call(f"on_{stage}_start")
         hooks.call(f"on_{stage}_epoch_start")
@@ -136,7 +137,7 @@ def evaluate(
         averages = logs.averages(gather_objects(fabric, move_data_to_device(logs.take(), torch.device("cpu"))))
         publish(averages)
         hooks.call(f"on_{stage}_end")
-    hooks.call(f"on_{stage}_model_train")
+        hooks.call(f"on_{stage}_model_train")
     return averages, outputs
 
 

@@ -201,6 +201,7 @@ class FitLoop:
         """Validate at the end of a round."""
         trainer = self.trainer
         trainer.state.stage = RunningStage.VALIDATING
+        trainer.hooks.call("on_validation_model_zero_grad")
         self.val_loop._has_run = True
         federation = self.federation
         validation = ModelValidation(

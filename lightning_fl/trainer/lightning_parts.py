@@ -11,6 +11,7 @@ import torch
 from lightning.fabric import Fabric
 from lightning.fabric.accelerators import MPSAccelerator
 from lightning.fabric.strategies.launchers.multiprocessing import _MultiProcessingLauncher
+from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import (
     BackboneFinetuning,
     BaseFinetuning,
@@ -19,13 +20,15 @@ from lightning.pytorch.callbacks import (
     DeviceStatsMonitor,
     LearningRateFinder,
     LearningRateMonitor,
+    ModelCheckpoint,
+    StochasticWeightAveraging,
     ThroughputMonitor,
     Timer,
 )
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.profilers import AdvancedProfiler, PassThroughProfiler, Profiler, PyTorchProfiler, SimpleProfiler
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.utilities.rank_zero import rank_zero_info
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from lightning_fl.errors import UserError, nearest, require
@@ -63,12 +66,31 @@ def check_callbacks(callbacks: Iterable[Callback]) -> None:
         # A federation stops only after a round: clients that are trained at once make no separate steps.
         if isinstance(callback, Timer):
             callback._interval = "epoch"
+        if isinstance(callback, ModelCheckpoint) and (every := callback._every_n_train_steps) > 1:
+            rank_zero_warn(
+                f"{type(callback).__name__} saves only after rounds at whose end the steps of all clients are a multiple of "
+                f"every_n_train_steps={every}, which may be none: every_n_epochs counts rounds."
+            )
         if isinstance(callback, LearningRateMonitor):
             if callback.logging_interval == "step":
                 rank_zero_info(
                     "LearningRateMonitor logs once a round, the rate of a client's first step, because a federation logs rounds."
                 )
             callback.logging_interval = "epoch"
+
+
+def check_averaging(callbacks: Iterable[Callback], module: LightningModule) -> None:
+    """Refuse to average weights in a way that needs one more epoch for the statistics of batch normalisation.
+
+    Raises:
+        UserError: a callback does.
+    """
+    for callback in callbacks:
+        require(
+            not (isinstance(callback, StochasticWeightAveraging) and callback.pl_module_contains_batch_norm(module)),
+            f"{type(callback).__name__} trains one more epoch for the statistics of batch normalisation in "
+            f"{type(module).__name__}, which a federation does not have: use Lightning's WeightAveraging, which averages them.",
+        )
 
 
 def check_monitors(callbacks: Iterable[Callback], logged: Iterable[str]) -> None:

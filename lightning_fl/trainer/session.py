@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -21,10 +22,11 @@ from lightning_fl.outputs import run_folder
 from lightning_fl.outputs.loggers import tell
 from lightning_fl.outputs.progress_bar import RoundProgressBar
 from lightning_fl.outputs.wandb_run import WandbRun, is_used
+from lightning_fl.processes import gather_objects
 from lightning_fl.trainer import checkpointing
 from lightning_fl.trainer.flags import cohort_size
 from lightning_fl.trainer.lightning_interface import TrainerInterface
-from lightning_fl.trainer.lightning_parts import check_callbacks
+from lightning_fl.trainer.lightning_parts import check_averaging, check_callbacks
 from lightning_fl.trainer.memory_format import prefers_channels_last
 
 STAGES = {
@@ -60,8 +62,8 @@ def session(
             trainer.benchmark or switches[3],
         )
         check_callbacks(trainer.callbacks)  # also those of module and algorithm
-        if trainer.local_rank == 0:
-            datamodule.prepare_data()
+        brings_data = getattr(datamodule, "datamodule", None) is model
+        _prepare_data(trainer, datamodule, *[] if brings_data else [model])
         if trainer.fitting and trainer.is_global_zero:
             run_folder.bring_earlier_run_back(trainer.default_root_dir)
         trainer.fabric.barrier()
@@ -75,8 +77,14 @@ def session(
         trainer.weights_only = weights_only is not False
         trainer.ckpt_path = checkpointing.resolve(trainer, ckpt_path)
         trainer.profiler.setup(stage=fn.value, local_rank=trainer.local_rank, log_dir=trainer.default_root_dir)
-        trainer.hooks.call("setup", fn.value)
+        if brings_data:  # the data have set up the module already
+            trainer.hooks.call_callbacks("setup", fn.value)
+        else:
+            trainer.hooks.call("setup", fn.value)
+        model.configure_sharded_model()  # Lightning's old name of configure_model
         model.configure_model()
+        if trainer.fitting:
+            check_averaging(trainer.callbacks, model)
         _place(trainer, model, datamodule)
         yield
         datamodule.teardown(fn.value)
@@ -98,6 +106,13 @@ def session(
         torch.set_num_threads(num_threads)
         _release(trainer)
         trainer.state.stage = None
+
+
+def _prepare_data(trainer: TrainerInterface, *parts: LightningDataModule | LightningModule) -> None:
+    """Call `prepare_data` once a machine, or once in all if `prepare_data_per_node` is False."""
+    for part in parts:
+        if trainer.local_rank == 0 and (part.prepare_data_per_node or trainer.node_rank == 0):
+            part.prepare_data()
 
 
 def _switches() -> tuple[bool, bool, bool, bool]:
@@ -181,6 +196,8 @@ def _place(trainer: TrainerInterface, model: LightningModule, datamodule: Federa
         model, trainer.fabric, trainer.hooks, channels_last, trainer.algorithm.personal_parameters(model)
     )
     datamodule.place(trainer.fabric.device, channels_last)
+    if trainer.world_size > 1:
+        trainer.flat_module.logs.gather = partial(gather_objects, trainer.fabric)
     model.log = trainer.flat_module.logs.log  # type: ignore[method-assign]
 
 

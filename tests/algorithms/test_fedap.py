@@ -233,7 +233,7 @@ def test_sources_without_finite_curvature_count_as_zero(make_trainer: MakeTraine
 
 def test_too_late_is_told_and_what_cannot_be_pruned_is_refused(make_trainer: MakeTrainer) -> None:
     with pytest.warns(
-        UserWarning, match="AdaptivePruning would prune before epoch 30, but the run ends after 1 epochs"
+        UserWarning, match="AdaptivePruning would prune after 30 epochs, but the run ends after 1 epochs"
     ):
         make_trainer(max_rounds=1).fit(Convolved(), Served(9), FedDUMAP())
     module = Perceptron()

@@ -154,7 +154,7 @@ def test_numbers_outside_their_range_are_refused(given: dict[str, Any], sentence
 def test_without_server_data_it_is_refused_and_a_late_pruning_warned_of(make_trainer: MakeTrainer) -> None:
     with pytest.raises(UserError, match=r"HRank ranks filters on the server's samples.*--data\.server_fraction"):
         make_trainer().fit(Imaged(), federation(), HRank(prune_round=1))
-    with pytest.warns(UserWarning, match="before epoch 30, but the run ends after 2"):
+    with pytest.warns(UserWarning, match="after 30 epochs, but the run ends after 2"):
         make_trainer().fit(Imaged(), federation(), HRank())
     with pytest.raises(UserError, match="no layer of Perceptron can lose filters"):
         make_trainer().fit(Perceptron(), Served(SERVER), HRank(prune_round=1))

@@ -208,7 +208,7 @@ def test_other_loaders():
 
 
 def test_too_late_is_told():
-    with pytest.warns(UserWarning, match="AdaptivePruning would prune before epoch 2, but the run ends after 2 epochs"):
+    with pytest.warns(UserWarning, match="AdaptivePruning would prune after 2 epochs, but the run ends after 2 epochs"):
         fit(Classifier(), AdaptivePruning(prune_epoch=2, rate_mode="fixed", rate=0.5))
 
 

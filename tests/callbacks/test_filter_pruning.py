@@ -395,7 +395,7 @@ def test_averaged_weights_are_allowed_without_a_pruning_and_after_one() -> None:
 
 
 def test_a_pruning_after_the_end_is_reported() -> None:
-    with pytest.warns(UserWarning, match="before epoch 30, but the run ends after 2 epochs"):
+    with pytest.warns(UserWarning, match="after 30 epochs, but the run ends after 2 epochs"):
         fit(Classifier(), FilterPruning(0.3), epochs=2)
     with warnings.catch_warnings():
         warnings.simplefilter("error", category=UserWarning)

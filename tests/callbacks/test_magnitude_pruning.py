@@ -181,7 +181,7 @@ def test_values_outside_their_range_are_refused(given: dict[str, Any], message: 
 
 def test_a_pruning_that_never_comes_and_one_of_nothing(make_stock_trainer: MakeTrainer) -> None:
     with pytest.warns(
-        UserWarning, match="MagnitudePruning would prune before epoch 30, but the run ends after 1 epochs"
+        UserWarning, match="MagnitudePruning would prune after 30 epochs, but the run ends after 1 epochs"
     ):
         make_stock_trainer(max_epochs=1, callbacks=MagnitudePruning()).fit(Net(), loader())
     with pytest.raises(UserError, match="Net has no weight to prune"):

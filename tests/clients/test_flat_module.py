@@ -271,6 +271,15 @@ def test_modules_that_cannot_be_federated_are_refused(make_trainer: MakeTrainer)
         make_trainer().fit(Perceptron(), L.LightningDataModule())
 
 
+def test_parameters_of_several_dtypes_are_refused(make_trainer: MakeTrainer) -> None:
+    module = Perceptron()
+    module.output.double()
+    with pytest.raises(
+        UserError, match=r"parameters of one dtype, got torch.float32, torch.float64; .* module\.float\(\)"
+    ):
+        make_trainer().fit(module, federation())
+
+
 def test_a_refused_second_fit_leaves_its_module_alone(make_trainer: MakeTrainer) -> None:
     trainer = make_trainer()
     trainer.fit(Perceptron(), federation())

@@ -384,6 +384,50 @@ def test_a_process_without_a_client_has_all_names(tmp_path: Path) -> None:
     processes.run(fit_where_one_process_has_no_client, str(tmp_path), num_processes=2)
 
 
+class OnOneProcess(Perceptron):
+    """Module whose values only one of two processes logs, because there is one client and one validation batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean, self.scores = MeanMetric(), BinaryAUROC()
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = self.loss(batch)
+        self.mean.update(float(batch_idx))
+        self.log("mean", self.mean)
+        self.log("largest", float(batch_idx), reduce_fx="max")
+        self.log("own reduction", float(batch_idx), reduce_fx=lambda values: values.sum() + 1)
+        self.log("hidden", 1.0, logger=False, prog_bar=True)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.scores.update(torch.tensor([0.1, 0.4, 0.3]), torch.tensor([0, 0, 1]))
+        self.log("val scores", self.scores)
+        self.log("val smallest", 5.0, reduce_fx="min")
+
+
+def fit_where_one_process_logs(folder: str) -> None:
+    flags = {
+        "accelerator": "cpu",
+        "devices": 2,
+        "strategy": "ddp",
+        "enable_progress_bar": False,
+        "limit_val_batches": 1,
+    }
+    trainer = FederatedTrainer(
+        max_rounds=1, clients_per_round=1, default_root_dir=folder, num_sanity_val_steps=0, **flags
+    )
+    trainer.fit(OnOneProcess(), federation(sizes=(12,)))
+    expected = {"mean": 1, "largest": 2, "own reduction": 4, "hidden": 1, "val scores": 0.5, "val smallest": 5}
+    assert {name: float(trainer.callback_metrics[name]) for name in expected} == expected
+    assert trainer.progress_bar_metrics == {"hidden": 1}
+    assert "hidden" not in trainer.logged_metrics
+
+
+def test_a_process_without_values_reduces_and_computes_them_too(tmp_path: Path) -> None:
+    processes.run(fit_where_one_process_logs, str(tmp_path), num_processes=2)
+
+
 def test_results_of_a_validation_have_each_value_once(make_trainer: MakeTrainer) -> None:
     class Twice(Perceptron):
         def validation_step(self, batch: Any, batch_idx: int) -> None:

@@ -3,6 +3,7 @@
 import copy
 import importlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 from compared_runs import assert_same, fits
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, LightningDataModule
 from lightning.pytorch.callbacks import TQDMProgressBar
 from roster import ROSTER
 from torch import Tensor, nn
 from torchmetrics import MeanMetric
-from toys import Perceptron, Remembering, Statistics, Tied, federation, samples, vector
+from toys import Convolved, Perceptron, Remembering, Statistics, Tied, federation, samples, vector
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.algorithms import DeviceM, FedAvg, FedProx
@@ -256,7 +257,6 @@ class WordedSamples(torch.utils.data.Dataset):
 
 def test_batches_of_any_structure(make_trainer: MakeTrainer) -> None:
     """Check that batches that cannot be stacked (different words) are trained one by one, with the same result."""
-    from lightning.pytorch import LightningDataModule
 
     class Words(LightningDataModule):
         def train_dataloader(self) -> Any:
@@ -339,6 +339,49 @@ def test_what_stands_in_the_way_is_named_at_once(
         assert word in sentence, sentence
     for name, value in module.state_dict().items():
         torch.testing.assert_close(value, before[name], rtol=0, atol=0)
+
+
+@dataclass
+class Pair:
+    """Batch that is an object of a user's class."""
+
+    x: Tensor
+    y: Tensor
+
+
+class Pairs(LightningDataModule):
+    def train_dataloader(self) -> Any:
+        return torch.utils.data.DataLoader(
+            torch.utils.data.TensorDataset(*samples(24)),
+            batch_size=4,
+            collate_fn=lambda rows: Pair(*map(torch.stack, zip(*rows, strict=False))),
+        )
+
+
+class ReadsPairs(Perceptron):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.loss((batch.x, batch.y))
+
+
+def test_batches_of_a_users_class_train_one_by_one(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"its batches contain a Pair, .* \(use tuples or dictionaries\)\. Fix this"):
+        make_trainer(runner="stacked").fit(ReadsPairs(), Federated(Pairs(), num_clients=3))
+    monkeypatch.setattr(choose_runner, "LEAST_CLIENTS_ON_CPU", 1)
+    trainer = make_trainer(max_rounds=1)
+    trainer.fit(ReadsPairs(), Federated(Pairs(), num_clients=3))
+    assert describe_runner(trainer.fit_loop.federation.runner)["wanted"] == "serial"
+
+
+def test_mixed_precision_of_mapped_convolutions(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        UserError, match=r"casts no mapped convolution to bfloat16; use precision 32-true or bf16-true\."
+    ):
+        make_trainer(runner="stacked", precision="bf16-mixed").fit(Convolved(), federation())
+    make_trainer(runner="stacked", precision="bf16-true").fit(Convolved(), federation())
+    monkeypatch.setattr(choose_runner, "LEAST_CLIENTS_ON_CPU", 1)
+    trainer = make_trainer(max_rounds=1, precision="bf16-mixed")
+    trainer.fit(Convolved(), federation())
+    assert describe_runner(trainer.fit_loop.federation.runner)["wanted"] == "serial"
 
 
 def test_stacked_is_really_stacked(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> None:

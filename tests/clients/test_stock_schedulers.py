@@ -1,11 +1,14 @@
 """Test every scheduler of torch against the stock Trainer."""
 
+import copy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L  # noqa: N812
 import numpy as np
 import pytest
+import torch
 from scheduled import (
     MIXED,
     ONLY_BY_EPOCH,
@@ -19,7 +22,8 @@ from scheduled import (
     sgd,
 )
 from torch.optim import lr_scheduler
-from toys import federation, vector
+from torch.utils.data import DataLoader, TensorDataset
+from toys import Perceptron, federation, samples, vector
 
 from lightning_fl import UserError
 
@@ -106,3 +110,45 @@ def test_a_plateau_of_steps_is_refused(make_trainer: MakeTrainer) -> None:
     module = Scheduled(sgd, by_step=ONLY_BY_EPOCH["ReduceLROnPlateau"])
     with pytest.raises(UserError, match="interval must be 'epoch', got 'step'"):
         make_trainer().fit(module, federation())
+
+
+class Rates(Perceptron):
+    """Module that records the rate of each batch; a step-wise scheduler halves it. It may skip batches."""
+
+    def __init__(self, frequency: int, skipped: tuple[int, ...] = ()) -> None:
+        super().__init__()
+        self.frequency, self.skipped = frequency, skipped
+        self.seen = SimpleNamespace(rates={})  # by batch; a stack refuses modules that change a container
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=1.0)
+        scheduler = lr_scheduler.ExponentialLR(optimizer, 0.5)
+        return [optimizer], [{"scheduler": scheduler, "interval": "step", "frequency": self.frequency}]
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.seen.rates[batch_idx] = self.trainer.optimizers[0].param_groups[0]["lr"]
+        return None if batch_idx in self.skipped else self.loss(batch)
+
+
+@pytest.mark.parametrize("runner", ["serial", "stacked"])
+@pytest.mark.parametrize(("accumulate", "frequency"), [(1, 2), (2, 2), (2, 3), (3, 2)])
+def test_a_frequency_counts_batches(
+    accumulate: int, frequency: int, runner: str, make_trainer: MakeTrainer, make_stock_trainer: MakeStock
+) -> None:
+    compare_rates(Rates(frequency), accumulate, runner, make_trainer, make_stock_trainer)
+
+
+def test_steps_without_a_loss_move_schedulers(make_trainer: MakeTrainer, make_stock_trainer: MakeStock) -> None:
+    compare_rates(Rates(1, skipped=(2, 3)), 2, "serial", make_trainer, make_stock_trainer)
+
+
+def compare_rates(
+    module: Rates, accumulate: int, runner: str, make_trainer: MakeTrainer, make_stock_trainer: MakeStock
+) -> None:
+    stock = copy.deepcopy(module)
+    flags = {"accumulate_grad_batches": accumulate}
+    make_trainer(max_rounds=1, clients_per_round=1, runner=runner, **flags).fit(module, federation(sizes=(28,)))
+    loader = DataLoader(TensorDataset(*samples(28)), batch_size=4)
+    make_stock_trainer(max_epochs=1, **flags).fit(stock, loader)
+    assert len(set(stock.seen.rates.values())) > 1
+    assert module.seen.rates == stock.seen.rates

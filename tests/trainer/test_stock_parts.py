@@ -19,12 +19,14 @@ from lightning.pytorch.callbacks import (
     LearningRateMonitor,
     ModelCheckpoint,
     OnExceptionCheckpoint,
+    StochasticWeightAveraging,
     Timer,
     TQDMProgressBar,
+    WeightAveraging,
 )
 from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
 from lightning.pytorch.loggers import WandbLogger
-from toys import Perceptron, federation, read_rows, samples, vector
+from toys import Normalised, Perceptron, federation, read_rows, samples, vector
 
 from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.algorithms import Algorithm
@@ -247,6 +249,38 @@ def test_weight_averaging_averages_the_servers_models(make_trainer: MakeTrainer)
     torch.testing.assert_close(average._average_model.module.output.bias.detach(), expected, rtol=0, atol=1e-6)
     # As in L.Trainer, the module has the average at the end.
     torch.testing.assert_close(module.output.bias.detach(), expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("strategy", ["cos", "linear"])
+def test_stochastic_weight_averaging_is_that_of_a_stock_trainer(
+    strategy: Any, make_trainer: MakeTrainer, make_stock_trainer: Callable[..., L.Trainer]
+) -> None:
+    """Compare one client with one batch a round."""
+    ours = Perceptron()
+    stock, plain = copy.deepcopy(ours), copy.deepcopy(ours)
+
+    def swa() -> StochasticWeightAveraging:
+        return StochasticWeightAveraging(0.3, swa_epoch_start=2, annealing_epochs=2, annealing_strategy=strategy)
+
+    flags = {"max_rounds": 6, "clients_per_round": 1}
+    make_trainer(callbacks=swa(), **flags).fit(ours, federation(sizes=(12,), batch_size=12))
+    make_trainer(**flags).fit(plain, federation(sizes=(12,), batch_size=12))
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*samples(12)), batch_size=12)
+    make_stock_trainer(max_epochs=6, callbacks=swa()).fit(stock, loader)
+    torch.testing.assert_close(torch.tensor(vector(ours)), torch.tensor(vector(stock)), rtol=0, atol=1e-6)
+    assert np.abs(vector(plain) - vector(stock)).max() > 1e-3
+
+
+def test_averages_that_need_one_more_epoch_are_refused(make_trainer: MakeTrainer) -> None:
+    class Late(Perceptron):
+        def configure_model(self) -> None:
+            self.norm = torch.nn.BatchNorm1d(3)
+
+    for module in (Normalised(), Late()):
+        with pytest.raises(UserError, match="use Lightning's WeightAveraging"):
+            make_trainer(callbacks=StochasticWeightAveraging(0.3)).fit(module, federation())
+    make_trainer(callbacks=WeightAveraging()).fit(module := Normalised(), federation())
+    assert module.norm.running_mean.abs().max() > 0
 
 
 def test_weight_averaging_does_not_take_clients_for_the_model(make_trainer: MakeTrainer) -> None:

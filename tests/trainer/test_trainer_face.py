@@ -23,6 +23,7 @@ from toys import Perceptron, Served, federation, read_rows, samples
 from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.algorithms import HybridFL
 from lightning_fl.trainer.lightning_interface import ABSENT
+from lightning_fl.trainer.lightning_parts import REFUSED_CALLBACKS
 
 MakeTrainer = Callable[..., FederatedTrainer]
 MakeStock = Callable[..., L.Trainer]
@@ -196,6 +197,12 @@ def test_checkpoints_keep_the_steps_of_all_clients_in_their_names(
         assert (saved["epoch"], saved["global_step"]) == (t + 1, 12 * (t + 1))
 
 
+def test_a_checkpoint_every_few_steps_says_when_it_saves(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer(callbacks=ModelCheckpoint(every_n_train_steps=7), enable_checkpointing=True)
+    with pytest.warns(UserWarning, match=r"a multiple of every_n_train_steps=7, which may be none: every_n_epochs"):
+        trainer.fit(Perceptron(), federation())
+
+
 def test_a_checkpoint_saved_on_an_exception_keeps_the_steps_of_all_clients(
     make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
 ) -> None:
@@ -295,6 +302,13 @@ def test_the_rich_bar_is_full_after_a_round(make_trainer: MakeTrainer) -> None:
     flags = {"clients_per_round": 6, "enable_progress_bar": True}
     make_trainer(callbacks=[bar, Ends()], **flags).fit(Perceptron(), federation())
     assert ends == [(12, 12)] * 2
+
+
+@pytest.mark.parametrize("kind", REFUSED_CALLBACKS, ids=lambda kind: kind.__name__)
+def test_callbacks_that_need_a_stock_trainer_are_refused(kind: type[Callback], make_trainer: MakeTrainer) -> None:
+    callback = type("Own", (kind,), {"__init__": lambda self: None})()
+    with pytest.raises(UserError, match=r"^Own .*, (but|which|what) .*: "):
+        make_trainer(callbacks=callback).fit(Perceptron(), federation())
 
 
 def test_callbacks_that_the_module_configures_are_checked(make_trainer: MakeTrainer) -> None:

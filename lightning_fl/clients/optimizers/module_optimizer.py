@@ -207,7 +207,7 @@ class ModuleOptimizer:
         self.optimizer.state.clear()
         self.optimizer.state.update({p: deepcopy(state) for p, state in self._fresh_optimizer.items()})
         self._weight_decay = None
-        self.schedules.start_client()
+        self.schedules.adopt()
 
     @property
     def learning_rate(self) -> float | Tensor:

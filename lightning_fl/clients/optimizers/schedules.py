@@ -58,7 +58,6 @@ class Schedules:
         self._groups = optimizer.param_groups
         self._of_steps = [config for config in configs if config.interval == "step"]
         self._fresh = [deepcopy(config.scheduler.state_dict()) for config in self._of_steps]
-        self._steps = 0
         if self._of_steps and len(configs) > len(self._of_steps):
             # The rates of the round are those without step-wise schedulers.
             for group in self._groups:
@@ -83,12 +82,7 @@ class Schedules:
             getattr(part, "cycle_momentum", False) for config in self.configs for part in parts_of(config.scheduler)
         )
 
-    def start_client(self) -> None:
-        """Begin to count the steps of a client."""
-        self._steps = 0
-        self._adopt()
-
-    def _adopt(self) -> None:
+    def adopt(self) -> None:
         """Adopt what callbacks have changed since the last local training, such as a learning rate, for all that follows."""
         for group, of_round, of_client in zip(self._groups, self._round, self._client, strict=True):
             changed = _changed(group, of_client)
@@ -101,11 +95,10 @@ class Schedules:
         for config, state in zip(self._of_steps, self._client_states, strict=True):
             config.scheduler.load_state_dict(deepcopy(state))
 
-    def after_step(self) -> None:
-        """Advance the step-wise schedulers."""
-        self._steps += 1
+    def after_step(self, num_batches: int) -> None:
+        """Advance the step-wise schedulers whose frequency divides the client's batches so far; Lightning counts batches, too."""
         for config in self._of_steps:
-            if self._steps % config.frequency == 0:
+            if num_batches % config.frequency == 0:
                 scheduler: Any = config.scheduler
                 scheduler.step()
 
@@ -131,7 +124,7 @@ class Schedules:
     def _move(self, configs: list[LRSchedulerConfig], metrics: Mapping[str, Any]) -> None:
         if not configs:
             return
-        self._adopt()
+        self.adopt()
         self._restore(self._round)
         for config in configs:
             scheduler: Any = config.scheduler

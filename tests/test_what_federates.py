@@ -1,0 +1,144 @@
+"""Test that tests stand behind each row of the tables in docs/your-own-module.md."""
+
+import ast
+import re
+from pathlib import Path
+
+TESTS = Path(__file__).parent
+PAGE = TESTS.parent / "docs" / "your-own-module.md"
+
+FLAT, HOOKS, LOGS = "clients/test_flat_module.py", "clients/test_hooks.py", "clients/test_module_logs.py"
+OPTIMISERS, SCHEDULERS = "clients/test_stock_optimizers.py", "clients/test_stock_schedulers.py"
+FACE, STOCK, BATCHES = (
+    f"trainer/{name}.py" for name in ("test_trainer_face", "test_stock_parts", "test_batches_and_loaders")
+)
+WRAPPED = "data/test_wrapped_datamodule.py"
+ROWS = {  # the tests by the row's first words
+    "`training_step` that": [
+        (BATCHES, "test_any_structure_of_batches"),
+        (HOOKS, "test_what_the_last_hook_of_a_step_gets"),
+    ],
+    "`validation_step`, `test_step`": [(STOCK, "test_evaluation_by_hand"), (BATCHES, "test_any_validation_loaders")],
+    "`trainer.current_epoch`": [(HOOKS, "test_hooks_come_in_the_same_order")],
+    "one optimiser of torch": [
+        (OPTIMISERS, "test_optimisers_are_those_of_a_stock_trainer"),
+        (OPTIMISERS, "test_sparse_adam_needs_sparse_gradients"),
+        (FLAT, "test_every_client_starts_with_a_fresh_optimiser"),
+    ],
+    "LBFGS, several": [
+        ("clients/test_optimizer.py", "test_an_optimiser_that_wants_a_closure_is_refused"),
+        (FLAT, "test_modules_that_cannot_be_federated_are_refused"),
+    ],
+    "an optimiser other than SGD": [
+        (FLAT, "test_modules_that_cannot_be_federated_are_refused"),
+        ("clients/test_client_optimizer.py", "test_methods_with_steps_of_their_own_take_any_module"),
+        ("clients/test_client_optimizer.py", "test_the_modules_schedulers_move_sgd"),
+    ],
+    "schedulers of interval `epoch`": [(SCHEDULERS, "test_rounds_are_epochs_of_a_stock_trainer")],
+    "schedulers of interval `step`": [
+        (SCHEDULERS, "test_step_wise_schedulers_start_from_the_rates_of_the_round"),
+        (SCHEDULERS, "test_a_frequency_counts_batches"),
+    ],
+    "`ReduceLROnPlateau` of": [(SCHEDULERS, "test_a_plateau_of_steps_is_refused")],
+    "manual optimisation": [
+        (FLAT, "test_modules_that_cannot_be_federated_are_refused"),
+        (HOOKS, "test_hooks_that_make_the_step_are_refused"),
+    ],
+    "all other hooks": [
+        (HOOKS, "test_hooks_come_in_the_same_order"),
+        ("clients/test_stacked.py", "test_what_stands_in_the_way_is_named_at_once"),
+    ],
+    "`on_train_batch_start` that": [(HOOKS, "test_clients_skip_no_rest_of_an_epoch")],
+    "frozen and tied": [
+        (FLAT, "test_frozen_parameters_are_neither_trained_nor_sent"),
+        (FLAT, "test_tied_parameters_stay_tied_and_are_sent_once"),
+    ],
+    "parameters of several dtypes": [(FLAT, "test_parameters_of_several_dtypes_are_refused")],
+    "complex parameters": [
+        (FLAT, "test_a_complex_buffer_is_refused_before_training"),
+        (FLAT, "test_a_buffer_that_changes_its_shape_is_refused_by_name"),
+    ],
+    "lazy layers": [(FLAT, "test_a_lazy_layer_is_refused_until_it_has_run")],
+    # self.log
+    "a value": [
+        (LOGS, "test_means_are_by_samples_over_steps_and_clients"),
+        (LOGS, "test_a_batch_size_that_is_given_is_the_weight"),
+    ],
+    "`on_step=True`": [(LOGS, "test_flags_of_log")],
+    "`on_step=True, on_epoch=True`": [(LOGS, "test_names_with_suffix_of_several_clients")],
+    "`reduce_fx`": [(LOGS, "test_other_reductions_see_all_values_of_the_round")],
+    "a `Metric`": [
+        (LOGS, "test_torchmetrics_objects_see_every_training_batch_once"),
+        (LOGS, "test_metrics_that_share_their_states_start_anew_in_every_round"),
+    ],
+    "several validation loaders": [(LOGS, "test_several_validation_loaders_have_their_own_names")],
+    # names of the trainer
+    "`global_step`": [
+        (FACE, "test_the_global_step_counts_a_clients_own_steps"),
+        (FACE, "test_checkpoints_keep_the_steps_of_all_clients_in_their_names"),
+    ],
+    "`num_training_batches`": [(FACE, "test_one_client_with_all_data_reads_what_a_stock_trainer_reads")],
+    "`estimated_stepping_batches`": [
+        ("clients/test_optimizer.py", "test_modules_may_ask_how_many_steps_there_will_be")
+    ],
+    "`is_last_batch`": [(FACE, "test_one_client_with_all_data_reads_what_a_stock_trainer_reads")],
+    "`train_dataloader`": [(FACE, "test_one_client_with_all_data_reads_what_a_stock_trainer_reads")],
+    "`val_dataloaders`": [(FACE, "test_one_client_with_all_data_reads_what_a_stock_trainer_reads")],
+    "`log_every_n_steps`": [(FACE, "test_one_client_with_all_data_reads_what_a_stock_trainer_reads")],
+    "`distributed_sampler_kwargs`": [(FACE, "test_one_client_with_all_data_reads_what_a_stock_trainer_reads")],
+    "`test_loop`": [(FACE, "test_every_public_name_of_lightnings_trainer_is_there_or_says_why_not")],
+    # callbacks
+    "`EarlyStopping`": [
+        (STOCK, "test_early_stopping_stops"),
+        (STOCK, "test_the_best_checkpoint_is_kept_and_found"),
+        (STOCK, "test_callbacks_that_need_nothing_special"),
+    ],
+    "`LearningRateMonitor`": [(FACE, "test_a_learning_rate_monitor_of_steps_logs_once_a_round")],
+    "`ModelCheckpoint(every": [(FACE, "test_a_checkpoint_every_few_steps_says_when_it_saves")],
+    "`WeightAveraging`": [
+        (STOCK, "test_weight_averaging_averages_the_servers_models"),
+        (STOCK, "test_stochastic_weight_averaging_is_that_of_a_stock_trainer"),
+    ],
+    "`StochasticWeightAveraging` of": [(STOCK, "test_averages_that_need_one_more_epoch_are_refused")],
+    "`BackboneFinetuning`": [(FACE, "test_callbacks_that_need_a_stock_trainer_are_refused")],
+    # data
+    "its hooks:": [(BATCHES, "test_hooks_of_the_data_module"), (HOOKS, "test_hooks_come_in_the_same_order")],
+    "its attributes": [(WRAPPED, "test_attributes_of_the_data_module_are_found")],
+    "training loader in order": [(WRAPPED, "test_loaders_of_all_samples")],
+    "training loader with a `Subset": [(WRAPPED, "test_only_the_samples_of_a_subset_sampler_are_divided")],
+    "training loader with another": [
+        (WRAPPED, "test_samplers_that_clients_would_not_follow"),
+        (WRAPPED, "test_what_cannot_be_divided"),
+    ],
+    "batches of any structure": [
+        (BATCHES, "test_any_structure_of_batches"),
+        (BATCHES, "test_a_value_without_batch_size_of_a_batch_of_an_own_class"),
+    ],
+    "validation, test": [(BATCHES, "test_any_validation_loaders"), (BATCHES, "test_predictions_of_any_loaders")],
+}
+
+
+def first_cells() -> list[str]:
+    """Return the first cell of each row of each table, without the heads."""
+    lines = PAGE.read_text().splitlines()
+    heads = {number for number, line in enumerate(lines) if number + 1 < len(lines) and lines[number + 1][:4] == "|---"}
+    rows = [line for number, line in enumerate(lines) if re.match(r"\| ", line) and number not in heads]
+    return [row.split(" | ")[0].removeprefix("| ") for row in rows]
+
+
+def test_each_row_has_its_tests() -> None:
+    cells = first_cells()
+    assert len(cells) > 40
+    by_row = {cell: max((words for words in ROWS if cell.startswith(words)), key=len, default=None) for cell in cells}
+    assert {cell: found for cell, found in by_row.items() if found is None} == {}, "rows without a test"
+    assert sorted(map(str, by_row.values())) == sorted(ROWS), "a test for each row, and a row for each test"
+
+
+def test_these_tests_exist_and_are_not_skipped() -> None:
+    for file, name in {test for tests in ROWS.values() for test in tests}:
+        functions = [node for node in ast.parse((TESTS / file).read_text()).body if isinstance(node, ast.FunctionDef)]
+        found = [function for function in functions if function.name == name]
+        assert len(found) == 1, f"{file} has no {name}"
+        marks = " ".join(map(ast.unparse, found[0].decorator_list))
+        assert "skip" not in marks
+        assert "slow" not in marks
