@@ -6,7 +6,8 @@ from __future__ import annotations
 class Part:
     """Base class of the five slots' base classes.
 
-    A part declares names of message entries besides `model` and `buffers`, which every message has.
+    A part declares names of message entries besides `model` and `buffers`, which every message has. An algorithm is refused if
+    a part needs what no other provides, or provides what no other uses.
     """
 
     changeable = frozenset[str]()
@@ -18,6 +19,11 @@ class Part:
         return frozenset()
 
     @property
+    def uses(self) -> frozenset[str]:
+        """Names of the entries that the part reads if they are there: those that it needs, and perhaps more."""
+        return self.needs
+
+    @property
     def provides(self) -> frozenset[str]:
-        """Names of the entries that the part adds for other parts."""
+        """Names of the entries that the part adds for other parts; one of them must use each."""
         return frozenset()

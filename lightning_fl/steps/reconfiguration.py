@@ -11,7 +11,7 @@ from torch import Tensor
 from lightning_fl.checks import check_at_least, check_between, check_positive, check_whole, whole_share
 from lightning_fl.errors import UserError, require
 from lightning_fl.pruning.prunefl_mask import fastest, smallest_kept
-from lightning_fl.slots import Rule, Server, ServerTurn, Setting, SetupTurn, State, Step
+from lightning_fl.slots import PROPOSAL, Rule, Server, ServerTurn, Setting, SetupTurn, State, Step
 
 IMPORTANCE = "scalars/importance"
 PASSES_PER_LOOK = 10
@@ -53,7 +53,8 @@ class Reconfiguration(Step):
         tolerance: largest relative change of the count of kept parameters that counts as stable, at least 0.
     """
 
-    needs = frozenset({IMPORTANCE})
+    needs = uses = frozenset({IMPORTANCE, PROPOSAL})
+    needs_equal_weights = frozenset({IMPORTANCE})
     rule: Rule
     shrink: float = 0.3
     half_life: float = 10_000

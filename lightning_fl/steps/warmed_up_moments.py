@@ -29,6 +29,7 @@ class WarmedUpMoments(Step):
 
     provides = frozenset({"moments/first", "moments/second"})
     needs = frozenset({"moments/first", "moments/second", MOMENTUM, "scalars/learning_rate"})
+    uses = needs | {"model"}
     codec: Codec
     epsilon: float = 1e-6
     warmup: int | float = 0.2

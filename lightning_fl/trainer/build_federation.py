@@ -148,7 +148,7 @@ def build_runner(
 ) -> Runner:
     """Choose the runner that the flags, the module and the cohort allow, and try it on a first broadcast."""
     algorithm, run = federation.algorithm, federation.run
-    provided = {name: torch.zeros_like(run.params) for name in algorithm.exchange.provides}
+    provided = {name: torch.zeros_like(run.params) for name in algorithm.exchange.provides & algorithm.rule.needs}
     received = {"model": run.params, "buffers": run.buffers, **algorithm.share(run.server), **provided}
     job = ClientJob(algorithm.rule, federation.setting, received, federation.schedule, run)
     share = ceil(federation.population.cohort_size / world_size)
