@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import combinations
 
 from lightning_fl import aggregators, rules, steps
 from lightning_fl.slots import MEMBERS, PROPOSAL, SENT, Aggregator, Codec, Exchange, Part, Rule, Step
@@ -51,26 +52,36 @@ class Slots:
 
 def misfits(slots: Slots) -> list[str]:
     """Return all reasons why the parts do not fit, as clauses that name the parts and the remedy."""
-    problems = [*_unmet(slots), *_chain(slots), *_unused(slots), *_uploads(slots), *_downlink(slots)]
+    problems = [
+        *_unmet(slots),
+        *_chain(slots),
+        *_unused(slots),
+        *_uploads(slots),
+        *_in_common(slots),
+        *_downlink(slots),
+    ]
     return list(dict.fromkeys(problems))
 
 
 def _unmet(slots: Slots) -> Iterator[str]:
     """Yield the parts that need what no other provides."""
-    sender, early, shared = name_of(slots.rule), slots.early, slots.shared
-    sent = slots.rule.provides
+    sender, early, shared, sent = name_of(slots.rule), slots.early, slots.shared, slots.rule.provides | {"model"}
+    readers: list[Part] = [slots.aggregator, slots.uplink, slots.exchange]
     found: list[tuple[Iterable[Part], frozenset[str], str]] = [
         ([slots.rule], shared | early, "no step shares"),
         (slots.step_rules, shared, "no step shares"),
         (slots.chain, sent | early | {MEMBERS, PROPOSAL}, f"{sender} does not send"),
-        ([slots.aggregator, slots.uplink], sent | {"model"}, f"{sender} does not send"),
+        (readers, sent, f"{sender} does not send"),
     ]
     if early:
-        found.append(([slots.aggregator, slots.uplink], early, f"clients of {sender} do not send before the training"))
+        found.append((readers[:2], early, f"clients of {sender} do not send before the training"))
     for parts, available, otherwise in found:
         for part in parts:
             if missing := part.needs - available:
                 yield f"{name_of(part)} needs {_listed(missing)}, which {otherwise}"
+    for part in readers:
+        if missing := part.needs & slots.rule.omits:
+            yield f"{name_of(part)} needs {_listed(missing)}, which {sender} does not send in every round"
     if any(MEMBERS in step.needs - slots.aggregator.provides for step in slots.chain):
         yield f"a step reads each client's model, which {name_of(slots.aggregator)} does not keep (use Members)"
 
@@ -93,6 +104,10 @@ def _chain(slots: Slots) -> Iterator[str]:
                 yield f"{name_of(step)} starts anew, so the work of {name_of(proposing)} is thrown away: put it first, and once"
             if {"model", PROPOSAL} & step.uses:
                 proposing = step
+    for name in sorted(slots.shared):
+        givers = [name_of(step) for step in slots.steps if name in step.provides]
+        if len(givers) > 1:
+            yield f"{' and '.join(givers)} send down the same {name!r}, of which clients receive the last: leave one out"
     for position, step in enumerate(slots.chain):
         later = frozenset().union(*(other.uses for other in slots.chain[position + 1 :]))
         if lost := step.changes - later:
@@ -148,6 +163,16 @@ def _uploads(slots: Slots) -> Iterator[str]:
         yield f"{name_of(slots.uplink)} fits the downlink only"
 
 
+def _in_common(slots: Slots) -> Iterator[str]:
+    """Yield the hyper-parameters that differ although two parts must have them in common."""
+    parts: list[Part] = [slots.rule, *slots.step_rules, *slots.chain]
+    for one, other in combinations(parts, 2):
+        for name in sorted(one.in_common.keys() & other.in_common.keys()):
+            given, differs = one.in_common[name], other.in_common[name]
+            if (type(given), given) != (type(differs), differs):
+                yield f"{name_of(one)} has {name}={given!r}, but {name_of(other)} has {differs!r}: give both the same"
+
+
 def _downlink(slots: Slots) -> Iterator[str]:
     """Yield what the downlink's codec cannot send."""
     codec = name_of(slots.downlink)
@@ -175,13 +200,12 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _known(names: Iterable[str], *packages: object) -> str:
-    """Return the remedy: the parts of some packages that are declared to use one of these entries."""
-    wanted, found = set(names), []
+    """Return the remedy: the parts of some packages that are declared to use these entries."""
+    wanted, found = frozenset(names), []
     for package in packages:
         for name in getattr(package, "__all__", ()):
             uses = getattr(getattr(package, name), "uses", None)
             needs = getattr(getattr(package, name), "needs", None)
-            declared = [entries for entries in (uses, needs) if isinstance(entries, frozenset)]
-            if any(wanted & entries for entries in declared):
+            if any(isinstance(entries, frozenset) and wanted <= entries for entries in (uses, needs)):
                 found.append(name)
     return f": use {' or '.join(found)}" if found else ""

@@ -36,6 +36,7 @@ class LayerChoice(Exchange):
     """
 
     changeable = frozenset({"n", "print_groups"})
+    needs = frozenset({"model"})
     provides = frozenset({SENT})
     announces = True
     """True if turn 2 costs bits; a choice between everything and nothing is a header of the protocol and costs none."""

@@ -34,6 +34,7 @@ class PrunedUnits(Exchange):
     """
 
     changeable = frozenset({"keep", "print_groups"})
+    needs = frozenset({"model"})
     provides = frozenset({SENT})
     keep: float = 0.2
     score: Literal["delta", "magnitude"] = "delta"

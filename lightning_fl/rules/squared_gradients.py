@@ -25,7 +25,7 @@ class SquaredGradients(Rule):
         each_step: Z_k ← Z_k + Σ_steps g² instead, as PruneFL's server does on samples of its own.
     """
 
-    provides = frozenset({IMPORTANCE})
+    provides = omits = frozenset({IMPORTANCE})
     unmasked_state = frozenset({"importance"})
     interval: int | None = 50
     each_step: bool = False

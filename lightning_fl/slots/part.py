@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 
 class Part:
     """Base class of the five slots' base classes.
@@ -22,6 +25,11 @@ class Part:
     def uses(self) -> frozenset[str]:
         """Names of the entries that the part reads if they are there: those that it needs, and perhaps more."""
         return self.needs
+
+    @property
+    def in_common(self) -> Mapping[str, Any]:
+        """Hyper-parameters by name, which must have the same value in all parts that list them."""
+        return {}
 
     @property
     def provides(self) -> frozenset[str]:

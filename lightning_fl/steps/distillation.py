@@ -40,8 +40,7 @@ class Distillation(Step):
     changeable = frozenset(
         {"max_steps", "batch_size", "learning_rate", "temperature", "clip_norm", "val_every_n_steps", "patience"}
     )
-    needs = frozenset({MEMBERS})
-    uses = frozenset({MEMBERS, "model", PROPOSAL})
+    needs = uses = frozenset({MEMBERS, PROPOSAL})
     max_steps: int = 200
     batch_size: int = 128
     learning_rate: float = 1e-3

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,6 +36,11 @@ class WarmedUpMoments(Step):
     epsilon: float = 1e-6
     warmup: int | float = 0.2
     momentum_mask: bool = True
+
+    @property
+    def in_common(self) -> Mapping[str, Any]:
+        """What the rule and the server's step must do alike."""
+        return {"warmup": self.warmup, "epsilon": self.epsilon, "momentum_mask": self.momentum_mask}
 
     def change_entry(self) -> tuple[str, Codec]:
         """Return the name of the server's momentum, and its codec."""
