@@ -162,7 +162,7 @@ class FederatedCLI(LightningCLI):
                 f"model.{name} is {given}, but {of_data} has {known}: leave it out, so that it is taken from the data.",
             )
         is_square = getattr(self.datamodule, "image_size", None) or self._given("image_size")
-        by_name = isinstance(self.model, modules.ImageClassifier) and isinstance(model["init_args"]["network"], str)
+        by_name = isinstance(self.model, modules.ImageClassifier) and isinstance(self._given("network"), str)
         require(
             bool(is_square) or not (by_name and isinstance(self.datamodule, data.Arrays | data.ImageFolder)),
             f"the images of {of_data} are not square, but ImageClassifier's networks need square ones: resize them, as with "

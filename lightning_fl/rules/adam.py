@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_fl.checks import check_between, check_positive
+from lightning_fl.checks import check_between, check_positive, check_rounds
 from lightning_fl.slots import LocalTraining, Message, Rule, State
 
 FIRST, SECOND, MOMENTUM = "moments/first", "moments/second", "moments/momentum"
@@ -120,6 +120,10 @@ class WarmedUpAdam(Adam):
     omits = provides | {"model"}  # the two phases have no entry in common
     warmup: int | float = 0.2
     momentum_mask: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_rounds("warmup, without which there is no second moment to scale by,", self.warmup)
 
     @property
     def in_common(self) -> Mapping[str, Any]:

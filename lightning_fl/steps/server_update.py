@@ -13,7 +13,7 @@ from typing import Literal
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lightning_fl.checks import check_at_least, check_between, check_choice, check_positive
-from lightning_fl.errors import UserError, require
+from lightning_fl.errors import UserError
 from lightning_fl.slots import PROPOSAL, Rule, Server, ServerTurn, SetupTurn, State, Step
 
 LEAST_ALPHA = 1e-3
@@ -150,8 +150,8 @@ class StaticServerUpdate(Step):
     tau_eff: float | Literal["full"] = 10
 
     def __post_init__(self) -> None:
-        is_allowed = self.tau_eff == "full" or (not isinstance(self.tau_eff, str) and self.tau_eff >= 0)
-        require(is_allowed, f"tau_eff must be a number of steps of at least 0, or 'full', got {self.tau_eff!r}.")
+        if self.tau_eff != "full":
+            check_at_least("tau_eff, a number of steps or 'full',", self.tau_eff, 0)
 
     def check(self, server: Server) -> None:
         """Raise `UserError` without server data."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_fl.checks import check_positive, check_rounds
 from lightning_fl.slots import Codec, Message, ServerTurn, State, Step, through
 
 MOMENTUM = "moments/momentum"
@@ -36,6 +37,10 @@ class WarmedUpMoments(Step):
     epsilon: float = 1e-6
     warmup: int | float = 0.2
     momentum_mask: bool = True
+
+    def __post_init__(self) -> None:
+        check_positive("epsilon", self.epsilon)
+        check_rounds("warmup, without which there is no second moment to scale by,", self.warmup)
 
     @property
     def in_common(self) -> Mapping[str, Any]:

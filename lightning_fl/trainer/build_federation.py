@@ -20,7 +20,7 @@ from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.local_schedule import LocalSchedule
 from lightning_fl.data import FederatedDataModule
-from lightning_fl.errors import UserError
+from lightning_fl.errors import UserError, require
 from lightning_fl.federation.population import Population
 from lightning_fl.federation.round import Federation
 from lightning_fl.outputs.run_folder import require_writable
@@ -116,6 +116,10 @@ def _initial_run(flat_module: FlatModule, algorithm: Algorithm, network: Network
 
 def _local_schedule(trainer: TrainerInterface, data: FederatedDataModule) -> LocalSchedule:
     limit = trainer.limits["limit_train_batches"]
+    require(
+        limit is None or limit > 0,
+        f"limit_train_batches is {limit}, so no client would train: give at least 1 batch or a fraction above 0.",
+    )
     return LocalSchedule(
         batch_size=data.batch_size,
         epochs=trainer.local_epochs,
