@@ -26,6 +26,7 @@ from lightning_fl.federation.round import Federation
 from lightning_fl.outputs.run_folder import require_writable
 from lightning_fl.processes import gather_objects
 from lightning_fl.server.network import Network
+from lightning_fl.server.normalisation import check_single_samples
 from lightning_fl.slots import Gradients
 from lightning_fl.state.run_state import Run
 from lightning_fl.trainer.flags import cohort_size
@@ -74,6 +75,7 @@ def assemble(trainer: TrainerInterface) -> Federation:
     )
     algorithm.check(federation.setting, federation.server, num_clients)
     trainer.loss_guard.check(federation.server, algorithm.steps)
+    check_single_samples(flat_module, data, schedule)
     federation.runner = build_runner(federation, trainer.runner, trainer.clients_at_once, trainer.world_size)
     flat_module.load_server_model(run)  # checks may have changed the model
     return federation

@@ -675,6 +675,20 @@ def test_a_class_of_the_user_s_own_may_call_its_parameters_as_it_likes(
     assert "algorithm.base must be float, got null" in lightning_fl(*words, "--algorithm.base", "null").sentence
 
 
+def test_a_subclass_of_the_classifier_without_a_network_parameter(
+    lightning_fl: Command, small: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("own_net.py").write_text(
+        "from lightning_fl.modules import ImageClassifier\n\n\n"
+        "class OwnNet(ImageClassifier):\n"
+        "    def __init__(self, width: int = 8):\n"
+        "        super().__init__('linear', num_classes=10, in_channels=1, image_size=width)\n"
+    )
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    outcome = lightning_fl("fit", "--config", small, "--model", "own_net.OwnNet", "--model.width", "8")
+    assert outcome.code == 0, outcome.err
+
+
 def test_classes_of_the_working_directory_are_found_from_a_file_elsewhere(lightning_fl: Command, small: str) -> None:
     """Check with a file in another folder, in which the parser reads it."""
     Path("own_elsewhere.py").write_text(
