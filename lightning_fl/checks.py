@@ -18,10 +18,8 @@ ROUNDING = 1e-6
 NAMED = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
 
-LARGEST = 1e18
-"""Largest number: its square is finite in float32, in which models are trained."""
-SMALLEST = 1.2e-38
-"""Smallest positive number: smaller ones are 0 in float32."""
+LARGEST, SMALLEST = 3.4e38, 1.2e-38
+"""Bounds of positive numbers: in float32, in which models are trained, larger ones are infinite and smaller ones are 0."""
 MOST = 10**9
 """Largest count of anything."""
 LARGEST_SEED = 2**32 - 1
@@ -34,7 +32,7 @@ def is_whole(value: Any) -> bool:
 
 
 def is_real(value: Any) -> bool:
-    """True if `value` is a real number (and not a bool) whose square is finite in float32.
+    """True if `value` is a real number (and not a bool) that is finite in float32.
 
     >>> [is_real(value) for value in (1.5, 1e300, float("nan"), 10**400)]
     [True, False, False, False]
@@ -74,17 +72,17 @@ def check_between(name: str, value: Any, low: float, high: float, ends: Literal[
 
 
 def check_at_least(name: str, value: Any, minimum: float) -> None:
-    """Raise `UserError` unless `value` is a number of at least `minimum` whose square is finite in float32."""
+    """Raise `UserError` unless `value` is a number of at least `minimum` that is finite in float32."""
     allowed = f"from {minimum} to {LARGEST}" if _is_larger(value) else f"at least {minimum}"
     require(is_real(value) and value >= minimum, f"{name} must be {allowed}, got {value!r}.")
 
 
 def check_positive(name: str, value: Any) -> None:
-    """Raise `UserError` unless `value` is a number above 0 that float32 holds with its square.
+    """Raise `UserError` unless `value` is a number above 0 that is neither infinite nor 0 in float32.
 
     >>> check_positive("epsilon", 1e300)
     Traceback (most recent call last):
-    lightning_fl.errors.UserError: epsilon must be positive, from 1.2e-38 to 1e+18, got 1e+300.
+    lightning_fl.errors.UserError: epsilon must be positive, from 1.2e-38 to 3.4e+38, got 1e+300.
     """
     is_positive = isinstance(value, Real) and not isinstance(value, bool) and bool(value > 0)
     allowed = f"positive, from {SMALLEST} to {LARGEST}" if is_positive else "positive"
