@@ -37,7 +37,11 @@ def is_real(value: Any) -> bool:
     >>> [is_real(value) for value in (1.5, 1e300, float("nan"), 10**400)]
     [True, False, False, False]
     """
-    return isinstance(value, Real) and not isinstance(value, bool) and bool(abs(value) <= LARGEST)
+    return _is_number(value) and bool(abs(value) <= LARGEST)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def check_whole(name: str, value: Any, minimum: int, maximum: int = MOST) -> None:
@@ -73,7 +77,7 @@ def check_between(name: str, value: Any, low: float, high: float, ends: Literal[
 
 def check_at_least(name: str, value: Any, minimum: float) -> None:
     """Raise `UserError` unless `value` is a number of at least `minimum` that is finite in float32."""
-    allowed = f"from {minimum} to {LARGEST}" if _is_larger(value) else f"at least {minimum}"
+    allowed = f"from {minimum} to {LARGEST}" if _is_number(value) and value > LARGEST else f"at least {minimum}"
     require(is_real(value) and value >= minimum, f"{name} must be {allowed}, got {value!r}.")
 
 
@@ -84,13 +88,8 @@ def check_positive(name: str, value: Any) -> None:
     Traceback (most recent call last):
     lightning_fl.errors.UserError: epsilon must be positive, from 1.2e-38 to 3.4e+38, got 1e+300.
     """
-    is_positive = isinstance(value, Real) and not isinstance(value, bool) and bool(value > 0)
-    allowed = f"positive, from {SMALLEST} to {LARGEST}" if is_positive else "positive"
+    allowed = f"positive, from {SMALLEST} to {LARGEST}" if _is_number(value) and value > 0 else "positive"
     require(is_real(value) and value >= SMALLEST, f"{name} must be {allowed}, got {value!r}.")
-
-
-def _is_larger(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and bool(value > LARGEST)
 
 
 def check_rounds(name: str, value: Any) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import is_dataclass
-from inspect import isabstract, signature
+from inspect import isabstract
 from math import inf, nan
 from types import ModuleType
 from typing import Any, get_args, get_type_hints
@@ -16,6 +16,7 @@ from lightning_fl import FederatedTrainer, aggregators, algorithms, codecs, exch
 from lightning_fl import callbacks as all_callbacks
 from lightning_fl import data as all_data
 from lightning_fl.aggregators import WeightedMean
+from lightning_fl.checks import parameters_of
 from lightning_fl.codecs import Dense
 from lightning_fl.communication.simulated_clock import SimulatedClock
 from lightning_fl.exchanges import OneShot
@@ -34,11 +35,13 @@ GIVEN: dict[str, dict[str, Any]] = {
     "Members": {"inner": WeightedMean()},
     "GradientTurn": {"inner": OneShot()},
     "Thresholded": {"inner": LocalOptimizer()},
-    "Reconfiguration": {"rule": SquaredGradients()},
+    "Reconfiguration": {"rule": SquaredGradients(interval=1)},
     "MomentumInStages": {"stages": (Apply(),), "momentum": Momentum()},
     "DatasetSamples": {"dataset": DATA},
     "Federated": {"datamodule": L.LightningDataModule.from_datasets(DATA), "num_clients": 2},
     "ImageFolder": {"root": "."},
+    "Arrays": {"train": DATA.tensors, "test": DATA.tensors},
+    "TargetReached": {"target": 0.5},
     "ImageClassifier": {"network": "linear", "in_channels": 1, "image_size": 8},
 }
 """Parameters without a default."""
@@ -57,9 +60,8 @@ def classes() -> Iterator[type]:
 def numbers() -> Iterator[Any]:
     """Yield each class and parameter that takes a number."""
     for found in classes():
-        hints = get_type_hints(found if is_dataclass(found) else found.__init__)
-        for name in signature(found).parameters:
-            hint = hints.get(name)
+        inherited = {name: parameter.annotation for name, parameter in parameters_of(found).items()}
+        for name, hint in (get_type_hints(found) if is_dataclass(found) else inherited).items():
             if {int, float} & {hint, *get_args(hint)}:
                 yield pytest.param(found, name, id=f"{found.__name__}-{name}")
 
@@ -68,6 +70,7 @@ def numbers() -> Iterator[Any]:
 def test_absurd_numbers_are_refused_in_a_sentence(found: type, name: str, tmp_path: Any) -> None:
     given = {"default_root_dir": tmp_path, "accelerator": "cpu"} if found is FederatedTrainer else {}
     given |= GIVEN.get(found.__name__, {})
+    assert answer(found, given) == "taken"
     answers = {repr(value)[:40]: answer(found, {**given, name: value}) for value in ABSURD}
     assert {value: said for value, said in answers.items() if not said.startswith("UserError: ")} == {}
     assert [said for said in answers.values() if "\n" in said or len(said) > 1000] == []

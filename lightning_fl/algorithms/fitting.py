@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from lightning_fl import aggregators, rules, steps
+from lightning_fl.exchanges import GradientTurn
 from lightning_fl.slots import MEMBERS, PROPOSAL, SENT, Aggregator, Codec, Exchange, Part, Rule, Step
 
 
@@ -43,6 +44,11 @@ class Slots:
     def early(self) -> frozenset[str]:
         """Return the entries that clients exchange before the training."""
         return self.exchange.provides - {SENT}
+
+    @property
+    def sender(self) -> Exchange:
+        """Return the exchange as given, without a turn for the mean gradient around it."""
+        return self.exchange.inner if isinstance(self.exchange, GradientTurn) else self.exchange
 
     @property
     def step_rules(self) -> list[Rule]:
@@ -123,7 +129,7 @@ def _unused(slots: Slots) -> Iterator[str]:
         yield f"{rule} sends {_listed(vain)}, which neither {aggregator} nor a step uses{_known(vain, aggregators, steps)}"
     if SENT in slots.exchange.provides and SENT not in slots.aggregator.uses:
         yield (
-            f"{name_of(slots.exchange)} sends parts of the model, and {aggregator} would count what was not sent as zero"
+            f"{name_of(slots.sender)} sends parts of the model, and {aggregator} would count what was not sent as zero"
             f"{_known([SENT], aggregators)}"
         )
     if vain := slots.early - server - slots.rule.needs:
@@ -144,7 +150,7 @@ def _uploads(slots: Slots) -> Iterator[str]:
         if rule.needs_whole_upload and not slots.exchange.sends_whole:
             yield (
                 f"clients of {name_of(rule)} keep a copy of their upload, so the server must receive all of it: "
-                f"{name_of(slots.exchange)} sends parts, use OneShot"
+                f"{name_of(slots.sender)} sends parts, use OneShot"
             )
     kept = [name for name in sorted(slots.rule.provides) if slots.uplink.is_lossy_for(name)]
     if slots.rule.needs_whole_upload and kept and not slots.uplink.has_error_feedback:

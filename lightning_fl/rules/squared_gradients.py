@@ -25,7 +25,7 @@ class SquaredGradients(Rule):
         each_step: Z_k ← Z_k + Σ_steps g² instead, as PruneFL's server does on samples of its own.
     """
 
-    provides = omits = frozenset({IMPORTANCE})
+    provides = frozenset({IMPORTANCE})
     unmasked_state = frozenset({"importance"})
     interval: int | None = 50
     each_step: bool = False
@@ -33,6 +33,11 @@ class SquaredGradients(Rule):
     def __post_init__(self) -> None:
         if self.interval is not None:
             check_whole("the interval of rounds", self.interval, 1)
+
+    @property
+    def omits(self) -> frozenset[str]:
+        """Z_k, unless it is sent in every round."""
+        return frozenset() if self.interval == 1 else self.provides
 
     def init(self, params: Tensor) -> State:
         """Return Z_k = 0."""

@@ -84,10 +84,13 @@ class Rule(Part):
     """Reason for plain SGD, which ends the error's clause "makes the clients' steps itself, in place of plain SGD, …"."""
     needs_whole_upload = False
     """True if clients keep a copy of what they sent, so that an exchange must send the whole upload."""
-    omits = frozenset[str]()
-    """Names of the entries, `model` too, that the uploads of some rounds lack."""
     unmasked_state = frozenset[str]()
     """Names in a client's state that a pruning mask leaves unchanged; the mask sets other entries to 0 where it prunes."""
+
+    @property
+    def omits(self) -> frozenset[str]:
+        """Names of the entries, `model` too, that the uploads of some rounds lack."""
+        return frozenset()
 
     def check(self, setting: Setting) -> None:
         """Raise `UserError` if the rule does not fit the run; called before the first round."""

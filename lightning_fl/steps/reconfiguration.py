@@ -78,6 +78,12 @@ class Reconfiguration(Step):
             check_at_least(name, getattr(self, name), 0)
         for name, minimum in {"initial_passes": 0, "initial_batches": 1, "initial_interval": 1}.items():
             check_whole(name, getattr(self, name), minimum)
+        require(
+            not self.initial_passes or IMPORTANCE in self.rule.provides - self.rule.omits,
+            f"Reconfiguration prunes before the first round by what its rule sends after every pass, but "
+            f"{type(self.rule).__name__} does not always send {IMPORTANCE!r}: use SquaredGradients(interval=1, each_step=True), "
+            "or initial_passes 0.",
+        )
 
     def rules(self) -> tuple[Rule, ...]:
         """Return the rule of the server, if it trains before the first round."""

@@ -422,6 +422,20 @@ def test_error_feedback_is_not_given_twice(make: Callable[[Codec], Any]) -> None
         make(ErrorFeedback(TopK(0.3)))
 
 
+@pytest.mark.parametrize("rule", [LocalOptimizer(), SquaredGradients(interval=2), SquaredGradients(interval=None)])
+def test_pruning_before_the_first_round_needs_a_rule_that_sends_the_squares(rule: Rule) -> None:
+    with pytest.raises(
+        UserError, match=rf"{type(rule).__name__} does not always send 'scalars/importance': use Squared"
+    ):
+        Reconfiguration(rule)
+    Reconfiguration(rule, initial_passes=0)
+
+
+def test_an_exchange_within_the_turn_for_the_mean_gradient_is_named() -> None:
+    with pytest.raises(UserError, match="LayerDivergence sends parts of the model, and WeightedMean would"):
+        Algorithm(rule=CorrectedMomentum(), steps=(Apply(), GradientMomentum()), exchange=LayerDivergence(n=2))
+
+
 @dataclass(frozen=True)
 class OwnRule(Rule):
     """Rule that declares nothing."""
