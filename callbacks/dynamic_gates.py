@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from lightning.pytorch import Callback, LightningModule
 
-from lightning_fl.checks import check_at_least
+from lightning_fl.checks import LARGEST_SEED, check_at_least, check_whole
 from lightning_fl.errors import require
 from lightning_fl.gates import add_gates, gates_of, penalised
 from lightning_fl.gates.gate import check_options
@@ -50,6 +50,7 @@ class DynamicGates(Callback):
         seed: int = 0,
     ) -> None:
         check_options(keep, mode)
+        check_whole("seed", seed, 0, LARGEST_SEED)
         check_at_least("penalty, the weight of the lasso on the gates,", penalty, 0)
         self.keep = keep
         self.penalty = penalty

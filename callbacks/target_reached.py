@@ -7,7 +7,7 @@ from typing import Any, Literal
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
-from lightning_fl.checks import check_choice, reaches
+from lightning_fl.checks import check_choice, is_real, reaches
 from lightning_fl.errors import UserError, nearest, require
 
 # Costs to record, if the trainer has them.
@@ -41,7 +41,7 @@ class TargetReached(Callback):
         stop: bool = True,
     ) -> None:
         check_choice("mode", mode, ("max", "min"))
-        require(target == target, "target must be a number, got nan.")
+        require(is_real(target), f"target must be a finite number, got {target!r}.")
         self.target = target
         self.monitor = monitor
         self.mode = mode

@@ -5,9 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+MOST_CHARACTERS = 2000
+"""Longest sentence."""
+
 
 class UserError(ValueError):
     """Error in the user's input: the command line prints its sentence and exits with code 2; in Python it is a ValueError."""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(shortened(sentence))
+
+
+def shortened(sentence: str) -> str:
+    """Return a sentence without the middle of very long words, and of the sentence if it is still very long.
+
+    >>> shortened("network 'a" + 100_000 * "h" + "' is unknown")
+    "network 'ahhhhhhhhhhhhhhhhhhhhhh…hhhhhhhhhhhhhhhhhhhhhhhh' is unknown"
+    """
+    words = [f"{word[:24]}…{word[-25:]}" if len(word) > MOST_CHARACTERS // 2 else word for word in sentence.split(" ")]
+    text, half = " ".join(words), MOST_CHARACTERS // 2
+    return text if len(text) <= MOST_CHARACTERS else f"{text[:half]} … {text[-half:]}"
 
 
 def nearest(given: str, allowed: Iterable[str]) -> str:

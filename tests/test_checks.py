@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_fl.checks import check_at_least, check_between, check_positive, check_whole, reaches, whole_share
+from lightning_fl.checks import (
+    check_at_least,
+    check_between,
+    check_choice,
+    check_positive,
+    check_whole,
+    reaches,
+    whole_share,
+)
 from lightning_fl.errors import UserError
 
 
@@ -51,8 +59,26 @@ def test_what_is_no_number_between_the_ends_is_refused(value: Any) -> None:
 
 
 @pytest.mark.parametrize("check", [check_positive, lambda name, value: check_at_least(name, value, 0)])
-def test_numbers_without_an_upper_bound_are_finite(check: Callable[[str, Any], None]) -> None:
-    check("size", 1e300)
-    for value in (-1, float("inf"), float("nan"), True, "1"):
+def test_numbers_without_an_upper_bound_fit_float32(check: Callable[[str, Any], None]) -> None:
+    check("size", 3e38)
+    check("size", np.float32(1e-30))
+    for value in (-1, float("nan"), True, "1"):
         with pytest.raises(UserError, match=r"size must be (positive|at least 0), got "):
             check("size", value)
+    for value in (float("inf"), 1e300, 10**400):
+        with pytest.raises(UserError, match=r"size must be (positive, from 1.2e-38|from 0) to 3.4e\+38, got "):
+            check("size", value)
+
+
+def test_a_positive_number_is_not_0_in_float32() -> None:
+    for check in (check_positive, lambda name, value: check_between(name, value, 0, 1, "(]")):
+        with pytest.raises(UserError, match=r"size .* got 1e-300"):
+            check("size", 1e-300)
+
+
+def test_very_long_values_are_cut() -> None:
+    with pytest.raises(UserError, match=r"^runner 'a{23}…a{24}' is unknown; allowed: auto\.$"):
+        check_choice("runner", "a" * 100_000, ("auto",))
+    with pytest.raises(UserError, match=r"^rates must lie in \[0, 1\], got \[1, 1, .* … .*1, 1\]\.$") as caught:
+        check_between("rates", [1] * 100_000, 0, 1)
+    assert len(str(caught.value)) < 2100

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lightning_fl.slots import Aggregator, Message, Upload
+from lightning_fl.slots import SENT, Aggregator, Message, Upload
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class MaskedMean(Aggregator):
     """
 
     keeps_uploads = False
+    uses = frozenset({SENT})
 
     def add(self, accumulator: dict[str, Any], upload: Upload) -> None:
         """Add s_k n_k Δ_k to the sum and s_k n_k to the weight; an upload is 0 where nothing was sent."""
@@ -35,6 +36,10 @@ class MaskedMean(Aggregator):
             elif sent.any():
                 accumulator[name].add_(vector, alpha=upload.result.weight)
                 accumulator[_weight(name)].add_(sent, alpha=upload.result.weight)
+
+    def weighs_equally(self, name: str) -> bool:
+        """False: its weights are the clients' numbers of samples."""
+        return False
 
     def finish(self, accumulator: dict[str, Any]) -> Message:
         """Return sum / weight, and 0 where the weight is 0."""

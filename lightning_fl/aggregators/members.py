@@ -19,9 +19,13 @@ class Members(Aggregator):
         inner: aggregator that merges the uploads, for instance `WeightedMean()`.
     """
 
-    provides = frozenset({MEMBERS})
     keeps_uploads = True
     inner: Aggregator
+
+    @property
+    def provides(self) -> frozenset[str]:
+        """The uploads, and what the inner aggregator provides."""
+        return self.inner.provides | {MEMBERS}
 
     def add(self, accumulator: dict[str, Any], upload: Upload) -> None:
         """Add the upload to the inner aggregator, and keep it."""

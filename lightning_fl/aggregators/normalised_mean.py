@@ -22,7 +22,7 @@ class NormalisedMean(Aggregator):
             server can compute from n_k.
     """
 
-    needs = frozenset({NORMALISER})
+    needs = uses = frozenset({NORMALISER})
     keeps_uploads = False
     effective: Literal["normaliser", "steps"] = "normaliser"
 
@@ -39,6 +39,10 @@ class NormalisedMean(Aggregator):
                 terms[name] = vector * (weight / normaliser) if name == "model" else weight * vector.double()
         for name, term in terms.items():
             accumulator[name] = accumulator[name].add_(term) if name in accumulator else term
+
+    def weighs_equally(self, name: str) -> bool:
+        """False: its weights are the clients' numbers of samples."""
+        return False
 
     def finish(self, accumulator: dict[str, Any]) -> Message:
         """Return sum / weight, for the model times τ_eff = length / weight."""

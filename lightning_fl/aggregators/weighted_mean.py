@@ -22,6 +22,7 @@ class WeightedMean(Aggregator):
     """
 
     keeps_uploads = False
+    uses = frozenset[str]()
     weighting: Literal["samples", "uniform"] = "samples"
     uniform: tuple[str, ...] = ("moments/control",)
 
@@ -31,12 +32,16 @@ class WeightedMean(Aggregator):
     def add(self, accumulator: dict[str, Any], upload: Upload) -> None:
         """Add n_k Δ_k to the sum and n_k to the weight."""
         for name, vector in upload.message.items():
-            weight = upload.result.weight if self.weighting == "samples" and name not in self.uniform else 1.0
+            weight = 1.0 if self.weighs_equally(name) else upload.result.weight
             if name not in accumulator:
                 accumulator[name] = torch.zeros_like(vector, dtype=torch.float64)
                 accumulator[_weight(name)] = torch.zeros(1, dtype=torch.float64, device=vector.device)
             accumulator[name].add_(vector, alpha=weight)
             accumulator[_weight(name)] += weight
+
+    def weighs_equally(self, name: str) -> bool:
+        """True for the names in `uniform`, or for all of them."""
+        return self.weighting == "uniform" or name in self.uniform
 
     def finish(self, accumulator: dict[str, Any]) -> Message:
         """Return sum / weight."""

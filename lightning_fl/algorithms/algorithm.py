@@ -8,19 +8,18 @@ from lightning.pytorch import Callback
 from torch import nn
 
 from lightning_fl.aggregators import WeightedMean
+from lightning_fl.algorithms.fitting import Slots, misfits
 from lightning_fl.codecs import Dense
 from lightning_fl.data import FederatedDataModule
-from lightning_fl.errors import UserError, require
+from lightning_fl.errors import require
 from lightning_fl.exchanges import GradientTurn, OneShot
 from lightning_fl.rules import LocalOptimizer
 from lightning_fl.slots import (
     MEAN_GRADIENT,
-    MEMBERS,
     Aggregator,
     Codec,
     Exchange,
     Message,
-    Part,
     PruningTurn,
     Rule,
     Server,
@@ -78,54 +77,8 @@ class Algorithm:
         self.aggregator = aggregator
         self.steps = (Apply(),) if steps is None else tuple(steps)
         self.personal = tuple(personal)
-        self._check()
-
-    def _check(self) -> None:
-        """Raise `UserError` with all problems of parts that do not fit their neighbours."""
-        rule, aggregator = type(self.rule).__name__, type(self.aggregator).__name__
-        shared = frozenset().union(*(step.provides for step in self.steps))
-        sent, early = self.rule.provides, self.exchange.provides
-        problems: list[str] = []
-
-        def compare(part: Part, available: frozenset[str], otherwise: str) -> None:
-            if missing := part.needs - available:
-                listed = ", ".join(map(repr, sorted(missing)))
-                problems.append(f"{type(part).__name__} needs {listed}, which {otherwise}")
-
-        for position, own in enumerate(self.rules()):
-            compare(own, shared if position else shared | early, "no step shares")
-        if early:
-            for part in (self.aggregator, self.uplink):
-                compare(part, early, f"clients of {rule} do not send before the training")
-        if not self.steps:
-            problems.append("it has no server step, so the model would never change (Apply() is FedAvg's)")
-        elif not any(step.changes_model for step in self.steps):
-            chain = ", ".join(type(step).__name__ for step in self.steps)
-            problems.append(f"no step of {chain} changes the model, so it would never learn: begin with Apply()")
-        for step in self.steps:
-            compare(step, sent | early | {MEMBERS}, f"{rule} does not send")
-        for part in (self.aggregator, self.uplink):
-            compare(part, sent | {"model"}, f"{rule} does not send")
-        if self.uplink.needs_every_client:
-            problems.append(f"{type(self.uplink).__name__} fits the downlink only")
-        if any(MEMBERS in step.needs - self.aggregator.provides for step in self.steps):
-            problems.append(f"a step reads each client's model, which {aggregator} does not keep (use Members)")
-        if carried := self.downlink.change_entry():
-            last = self.steps[-1] if self.steps else None
-            if last is None or last.change_entry() != carried or shared - last.provides:
-                problems.append(
-                    f"{type(self.downlink).__name__} sends only {carried[0]!r}, as the last step encoded it, so the "
-                    "last step must be Compress, or another step that shares it, with the same codec, and no other step may "
-                    "share anything"
-                )
-        if self.downlink.deltas_only:
-            codec = type(self.downlink).__name__
-            problems.append(
-                f"{codec} drops small values, so it cannot send the whole model down (use the steps Apply(), "
-                f"Compress({codec}(…)) and the downlink Followed({codec}(…)) to send the server's change through it)"
-            )
-        if problems:
-            raise UserError(f"the slots of {self.name} do not fit: {'; '.join(dict.fromkeys(problems))}.")
+        problems = misfits(Slots(rule, uplink, downlink, self.exchange, aggregator, self.steps))
+        require(not problems, f"the slots of {self.name} do not fit: {'; '.join(problems)}.")
 
     @property
     def name(self) -> str:
@@ -165,11 +118,6 @@ class Algorithm:
         """
         for rule in self.rules():
             rule.check(setting)
-            require(
-                self.exchange.sends_whole or not rule.needs_whole_upload,
-                f"clients of {type(rule).__name__} keep a copy of their upload, so the server must receive all of it: "
-                f"{type(self.exchange).__name__} sends parts, use OneShot.",
-            )
         self.exchange.check(setting, cohort_size)
         for step in self.steps:
             step.check(server)

@@ -26,7 +26,7 @@ from torch import nn
 from lightning_fl.aggregators import WeightedMean
 from lightning_fl.algorithms.algorithm import Algorithm, mean_over_clients
 from lightning_fl.callbacks import DynamicGates
-from lightning_fl.checks import check_choice, check_whole
+from lightning_fl.checks import check_at_least, check_choice, check_whole
 from lightning_fl.errors import require
 from lightning_fl.gates import gate_parameters, gates_of, remove_gates, sliced, without_gates
 from lightning_fl.rules import ControlVariates, Thresholded
@@ -76,6 +76,7 @@ class FedDP(Algorithm):
         )
         self.gates = ClientGates(DynamicGates(keep, penalty, gate_mode, detach_gate_input, seed=seed))
         base = _scaffold() if base is None else copy(base)
+        check_at_least("pruning_threshold, a magnitude,", pruning_threshold, 0)
         if variant == "threshold":
             base.rule = Thresholded(base.rule, pruning_threshold)
         self.base = base

@@ -90,6 +90,7 @@ def _check_configurations(given: list[str]) -> None:
     words = [part for word in given for part in (word.split("=", 1) if word.startswith("--config=") else [word])]
     paths = [os.path.expanduser(value) for flag, value in pairwise(words) if flag in ("-c", "--config")]
     for path in paths:
+        require(path.strip() != "", "--config needs the name of a file, got an empty one.")
         if os.path.isfile(path):
             check_file(path)
         elif not os.path.exists(path) and not re.search(r"^[-{]|:\s|://", path):  # no flag, YAML, URL or standard input

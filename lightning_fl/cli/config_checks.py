@@ -7,6 +7,7 @@ would stop a run in the middle; the second would start a run with other settings
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pydoc import locate
 from typing import Any
@@ -24,7 +25,8 @@ def check_file(path: str | os.PathLike[str]) -> None:
     """Check that a file can be a configuration.
 
     Raises:
-        UserError: it is not text, not YAML, empty, not a mapping, or has a key twice.
+        UserError: it is not text, not YAML, empty, not a mapping, or has a key twice, a class_path without a name, or a number
+            such as 010, which YAML reads as 8.
     """
     try:
         with open(path, encoding="utf-8") as file:
@@ -48,7 +50,27 @@ class _StrictLoader(yaml.SafeLoader):
         for i, key in enumerate(keys):
             twice = f"{self.name} has the key {key.value} twice in one mapping, the second in line {key.start_mark.line + 1}."
             require(key.value not in [earlier.value for earlier in keys[:i]], twice)
+        for key, value in node.value:
+            require(
+                getattr(key, "value", None) != "class_path" or value.tag != "tag:yaml.org,2002:null",
+                f"{self.name} has a class_path without the name of a class in line {key.start_mark.line + 1}.",
+            )
         return node
+
+    def construct_number(self, node: yaml.ScalarNode) -> int | float:
+        """Return a number as YAML 1.1 reads it; refuse one that most readers read otherwise, such as 010 or 1:30."""
+        construct = self.construct_yaml_int if node.tag.endswith(":int") else self.construct_yaml_float
+        number = construct(node)
+        require(
+            ":" not in node.value and (isinstance(number, float) or not re.match(r"[-+]?0[\d_]", node.value)),
+            f"{self.name} has {node.value} in line {node.start_mark.line + 1}, which YAML reads as {number}: write {number}, or "
+            f"'{node.value}' in quotes for the text.",
+        )
+        return number
+
+
+_StrictLoader.add_constructor("tag:yaml.org,2002:int", _StrictLoader.construct_number)
+_StrictLoader.add_constructor("tag:yaml.org,2002:float", _StrictLoader.construct_number)
 
 
 def check_group(given: Any, found: Any, key: str) -> None:

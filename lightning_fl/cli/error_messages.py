@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from argparse import ArgumentParser
 from ast import literal_eval
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from typing import Any
 
@@ -41,6 +41,16 @@ def explain(message: str, parser: ArgumentParser) -> str:
 
 
 # -------------------------------------------------------------------------------------------- names that do not exist
+
+
+def unknown_variable(prefix: str, names: Iterable[str], parser: ArgumentParser) -> str | None:
+    """Return the sentence for the first of some environment variables that starts with `prefix` and sets no flag of `parser`."""
+    known = {prefix + action.dest.replace(".", "__").upper() for action in parser._actions}
+    for name in sorted(names):
+        if name.startswith(prefix) and name not in known:
+            key = name.removeprefix(prefix).replace("__", ".").lower()
+            return f"the environment variable {name} sets no flag; {_nearest_key(key, parser)}."
+    return None
 
 
 def _unknown_name(parser: ArgumentParser, given: str) -> str:
@@ -121,6 +131,9 @@ def _value_misfit(parser: ArgumentParser, key: str, given: Any) -> str | None:
         return class_misfit(given, key, shown_key)
     if isinstance(given, str) and (choices := choices_of(hint)):
         return f"{shown_key} {given!r} is unknown; {nearest(given, choices)}."
+    number = {"float", "int"} & set(in_words(hint).split())
+    if number and re.fullmatch(r"[-+]?\.?(inf|infinity|nan)", str(given).lower()):
+        return f"{shown_key} must be a finite number, got {given}."
     return f"{shown_key} must be {in_words(hint)}, got {shown(given)}."
 
 
@@ -151,5 +164,6 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
     r"class_path '([^']*)':\s+'\w+' object has no attribute 'keys'": "init_args of {0} must be a mapping with its parameters.",
     r"key \"([\w.]+)\":\s+Unable to load config '(.*)'\n": _no_group,
     r"key \"config\":\s+(.*)": "--config: {0}.",
+    r"(?s)key \"([\w.]+)\".*Exceeds the limit \(\d+ digits\)": "{0} has too many digits.",
 }
 """Sentence, or the function that builds it, for each pattern of a message."""

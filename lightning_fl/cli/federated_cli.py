@@ -20,7 +20,7 @@ from lightning_fl import data, modules
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.checks import parameters_of
 from lightning_fl.cli.config_checks import check_class, check_file, check_group
-from lightning_fl.cli.error_messages import explain
+from lightning_fl.cli.error_messages import explain, unknown_variable
 from lightning_fl.cli.print_once import fail
 from lightning_fl.cli.type_descriptions import shown
 from lightning_fl.data import FederatedDataModule
@@ -141,6 +141,9 @@ class FederatedCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse the arguments, and refuse invalid values that the parser accepts."""
         super().parse_arguments(parser, args)
+        command = parser._subcommands_action.choices[self.config.subcommand]  # type: ignore[union-attr]
+        misspelt = unknown_variable(f"PL_{self.config.subcommand.upper()}__", os.environ, command)
+        require(misspelt is None, misspelt or "")
         config = self.config[self.config.subcommand].as_dict()
         seed, most = config["seed_everything"], 2**32 - 1
         is_allowed = isinstance(seed, int) and 0 <= seed <= most
@@ -162,7 +165,7 @@ class FederatedCLI(LightningCLI):
                 f"model.{name} is {given}, but {of_data} has {known}: leave it out, so that it is taken from the data.",
             )
         is_square = getattr(self.datamodule, "image_size", None) or self._given("image_size")
-        by_name = isinstance(self.model, modules.ImageClassifier) and isinstance(model["init_args"]["network"], str)
+        by_name = isinstance(self.model, modules.ImageClassifier) and isinstance(self._given("network"), str)
         require(
             bool(is_square) or not (by_name and isinstance(self.datamodule, data.Arrays | data.ImageFolder)),
             f"the images of {of_data} are not square, but ImageClassifier's networks need square ones: resize them, as with "

@@ -14,6 +14,8 @@ import time
 from contextlib import suppress
 from typing import NoReturn
 
+from lightning_fl.errors import shortened
+
 PATIENCE_S = 3.0
 STAY_S = 1.0
 
@@ -42,5 +44,5 @@ def say_once(start: str, sentence: str) -> None:
 
 def fail(sentence: str) -> NoReturn:
     """Print one sentence on standard error, from one of the processes, and exit with code 2."""
-    say_once("lightning-fl: error: ", sentence)
+    say_once("lightning-fl: error: ", shortened(sentence))
     sys.exit(2)

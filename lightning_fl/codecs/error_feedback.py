@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lightning_fl.errors import require
 from lightning_fl.slots import Codec, Message, Payload, Setting, State, forwards
 
 RESIDUAL = "residual/"
@@ -20,7 +21,15 @@ class ErrorFeedback(Codec):
         codec: C, any codec; entries that it encodes without loss have no e.
     """
 
+    has_error_feedback = True
     codec: Codec
+
+    def __post_init__(self) -> None:
+        inner = type(self.codec).__name__
+        require(
+            not self.codec.has_error_feedback,
+            f"ErrorFeedback around {inner} would add what was lost twice: give one of them alone.",
+        )
 
     def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
         """Encode z; the new memory is e and the inner codec's memory."""

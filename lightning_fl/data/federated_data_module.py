@@ -18,7 +18,7 @@ import lightning as L  # noqa: N812  (Lightning's own name for it)
 import numpy as np
 import torch
 
-from lightning_fl.checks import check_between, check_whole, whole_share
+from lightning_fl.checks import LARGEST_SEED, check_between, check_whole, whole_share
 from lightning_fl.data.non_iid_degree import label_histograms, non_iid_degree
 from lightning_fl.data.partition import IID, Partition, cut, require_enough
 from lightning_fl.data.samples.loaders import SampleLoader
@@ -94,7 +94,7 @@ class FederatedDataModule(L.LightningDataModule, ABC):
             check_between("server_degree", server_degree, 0, 1)
         check_between("val_fraction", val_fraction, 0, 1, "[)")
         check_whole("eval_batch_size", eval_batch_size, 1)
-        check_whole("seed", seed, 0)
+        check_whole("seed", seed, 0, LARGEST_SEED)
         self.num_clients = num_clients
         self.batch_size = batch_size
         self.partition = partition

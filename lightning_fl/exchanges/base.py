@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lightning_fl.checks import check_whole
 from lightning_fl.errors import require
-from lightning_fl.slots import Channel, Exchange, Message, Result, Setting, Upload, is_finite
+from lightning_fl.slots import SENT, Channel, Exchange, Message, Result, Setting, Upload, is_finite
 from lightning_fl.vectors.layer_groups import Group, Groups, as_yaml, check_groups, resolve
 from lightning_fl.vectors.submodel import Submodel
 
@@ -36,6 +36,8 @@ class LayerChoice(Exchange):
     """
 
     changeable = frozenset({"n", "print_groups"})
+    needs = frozenset({"model"})
+    provides = frozenset({SENT})
     announces = True
     """True if turn 2 costs bits; a choice between everything and nothing is a header of the protocol and costs none."""
 

@@ -44,8 +44,12 @@ class GradientTurn(Exchange):
         inner: exchange that collects the uploads after the training.
     """
 
-    provides = frozenset({MEAN_GRADIENT})
     inner: Exchange
+
+    @property
+    def provides(self) -> frozenset[str]:
+        """The mean gradient, and what the exchange inside provides."""
+        return self.inner.provides | {MEAN_GRADIENT}
 
     def before_training(
         self,

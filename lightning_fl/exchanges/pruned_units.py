@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lightning_fl.checks import check_between, check_choice
 from lightning_fl.exchanges.base import upload_of
-from lightning_fl.slots import Channel, Exchange, Result, Setting, Upload, is_finite
+from lightning_fl.slots import SENT, Channel, Exchange, Result, Setting, Upload, is_finite
 from lightning_fl.vectors.layer_groups import Group, Groups, as_yaml, check_groups, resolve
 
 
@@ -34,6 +34,8 @@ class PrunedUnits(Exchange):
     """
 
     changeable = frozenset({"keep", "print_groups"})
+    needs = frozenset({"model"})
+    provides = frozenset({SENT})
     keep: float = 0.2
     score: Literal["delta", "magnitude"] = "delta"
     per_layer: bool = False

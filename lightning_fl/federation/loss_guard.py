@@ -13,6 +13,7 @@ from math import isfinite
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
+from lightning_fl.checks import is_real
 from lightning_fl.errors import require
 from lightning_fl.slots import Result, Server, ServerTurn, State, Step
 from lightning_fl.state.run_state import Run
@@ -43,8 +44,8 @@ class LossGuard:
     def __post_init__(self) -> None:
         for name, factor in vars(self).items():
             require(
-                factor is None or factor > 1,
-                f"loss_guard.{name} is the factor by which an exploding loss grows and must be above 1, got {factor}.",
+                factor is None or (is_real(factor) and factor > 1),
+                f"loss_guard.{name} is the factor by which an exploding loss grows and must be finite and above 1, got {factor}.",
             )
 
     @property

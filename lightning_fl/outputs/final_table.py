@@ -44,7 +44,8 @@ def final_lines(trainer: Finished) -> list[tuple[str, str]]:
     ]
     root = Path(trainer.default_root_dir)
     # If this run writes no curve, the folder may contain an earlier run's.
-    curve = root / METRICS if any(isinstance(logger, RoundCSVLogger) for logger in trainer.loggers) else None
+    writes = run.round > 0 and any(isinstance(logger, RoundCSVLogger) for logger in trainer.loggers)
+    curve = root / METRICS if writes else None
     target = next((name for name in TARGETS if name in trainer.callback_metrics), None)
     if target is not None:
         value = f"{float(trainer.callback_metrics[target]):.4f}"

@@ -9,12 +9,14 @@ the source of m and v and in their upload.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from lightning_fl.checks import check_between, check_positive
+from lightning_fl.checks import check_between, check_positive, check_rounds
 from lightning_fl.slots import LocalTraining, Message, Rule, State
 
 FIRST, SECOND, MOMENTUM = "moments/first", "moments/second", "moments/momentum"
@@ -115,8 +117,18 @@ class WarmedUpAdam(Adam):
 
     needs = frozenset({FIRST, SECOND})
     provides = frozenset({FIRST, SECOND, MOMENTUM, RATE})
+    omits = provides | {"model"}  # the two phases have no entry in common
     warmup: int | float = 0.2
     momentum_mask: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_rounds("warmup, without which there is no second moment to scale by,", self.warmup)
+
+    @property
+    def in_common(self) -> Mapping[str, Any]:
+        """What the rule and the server's step must do alike."""
+        return {"warmup": self.warmup, "epsilon": self.epsilon, "momentum_mask": self.momentum_mask}
 
     def start(self, local: LocalTraining) -> None:
         """Set (m, v) to the server's; after the warm-up also set the scale 1 / √(V + ε) and Σ η m = 0."""

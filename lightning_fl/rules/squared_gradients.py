@@ -34,6 +34,11 @@ class SquaredGradients(Rule):
         if self.interval is not None:
             check_whole("the interval of rounds", self.interval, 1)
 
+    @property
+    def omits(self) -> frozenset[str]:
+        """Z_k, unless it is sent in every round."""
+        return frozenset() if self.interval == 1 else self.provides
+
     def init(self, params: Tensor) -> State:
         """Return Z_k = 0."""
         return {"importance": torch.zeros_like(params)} if self.interval else {}

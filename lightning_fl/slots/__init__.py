@@ -14,7 +14,17 @@ from lightning_fl.slots.aggregator import Aggregator
 from lightning_fl.slots.codec import Codec, Packed, Payload, through
 from lightning_fl.slots.exchange import Channel, Exchange, Job, Result, Upload
 from lightning_fl.slots.forwarding import forwards
-from lightning_fl.slots.message import MEAN_GRADIENT, MEMBERS, Message, State, compressible, is_finite, kind_of
+from lightning_fl.slots.message import (
+    MEAN_GRADIENT,
+    MEMBERS,
+    PROPOSAL,
+    SENT,
+    Message,
+    State,
+    compressible,
+    is_finite,
+    kind_of,
+)
 from lightning_fl.slots.part import Part
 from lightning_fl.slots.pruning_turn import PruningTurn
 from lightning_fl.slots.rule import Gradients, LocalTraining, Rule
@@ -28,6 +38,8 @@ __all__ = [
     "KINDS",
     "MEAN_GRADIENT",
     "MEMBERS",
+    "PROPOSAL",
+    "SENT",
     "Aggregator",
     "Channel",
     "Codec",

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from lightning_fl.slots.exchange import Upload
-from lightning_fl.slots.message import Message
+from lightning_fl.slots.message import SENT, Message
 from lightning_fl.slots.part import Part
 
 
@@ -17,10 +17,20 @@ class Aggregator(Part, ABC):
     a coordinate that was not sent counts as no change, or the weights of the clients that sent it (`Upload.sent`).
 
     Every upload must contain the entries that it `needs`. It `provides` entries of the merged message that no upload has.
+    It `uses` `SENT` unless it says otherwise; one that averages zeros where nothing was sent must not.
     """
 
     keeps_uploads = True
     """True if the accumulator keeps every upload; False if it holds only tensors, which are then summed over the processes."""
+
+    @property
+    def uses(self) -> frozenset[str]:
+        """Names of the entries that it reads; `SENT` for the masks of what each client sent."""
+        return self.needs | {SENT}
+
+    def weighs_equally(self, name: str) -> bool:
+        """True if it averages an entry of that name with equal weights, whatever the clients' numbers of samples."""
+        return True
 
     @abstractmethod
     def add(self, accumulator: dict[str, Any], upload: Upload) -> None:

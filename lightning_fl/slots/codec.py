@@ -48,6 +48,11 @@ class Codec(Part, ABC):
         return False
 
     @property
+    def has_error_feedback(self) -> bool:
+        """True if it adds what it lost to the next message, so that another error feedback would add it twice."""
+        return False
+
+    @property
     def deltas_only(self) -> bool:
         """True if it drops small values, so that it fits deltas but no whole model."""
         return False

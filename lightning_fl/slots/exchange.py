@@ -126,8 +126,9 @@ class Channel(Protocol):
 class Exchange(Part, ABC):
     """Decides in how many turns clients and server exchange messages, and which parts clients upload.
 
-    It `provides` the entries that `before_training` adds to the clients' `received`; the server's steps find them in
-    `ServerTurn.merged`.
+    Every upload must contain the entries, `model` too, that it `needs`. It `provides` the entries that `before_training` adds to
+    the clients' `received`; the server's steps find them in `ServerTurn.merged`. One that sends parts of a model also `provides`
+    `SENT`, so that the aggregator must divide by them.
     """
 
     sends_whole = False

@@ -13,6 +13,10 @@ MEAN_GRADIENT = "moments/gradient"
 """Name of the gradient (d,) on all samples of a client at the received model, or of its mean over the clients."""
 MEMBERS = "members/model"
 """Name of the clients' deltas (K, d), which an aggregator keeps for the steps."""
+SENT = "mask/sent"
+"""Name of the masks of what each client sent (`Upload.sent`), which an exchange of parts provides for the aggregator."""
+PROPOSAL = "model/proposal"
+"""Name of the proposal of the earlier steps (`ServerTurn.proposal`)."""
 Message = dict[str, Tensor]
 """Vectors by name, `kind` or `kind/name`: (d,) for `model` and `moments/…`, (d_b,) for `buffers`."""
 State = dict[str, Tensor]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 
 class Part:
     """Base class of the five slots' base classes.
 
-    A part declares names of message entries besides `model` and `buffers`, which every message has.
+    A part declares names of message entries besides `model` and `buffers`, which every message has. An algorithm is refused if
+    a part needs what no other provides, or provides what no other uses.
     """
 
     changeable = frozenset[str]()
@@ -18,6 +22,16 @@ class Part:
         return frozenset()
 
     @property
+    def uses(self) -> frozenset[str]:
+        """Names of the entries that the part reads if they are there: those that it needs, and perhaps more."""
+        return self.needs
+
+    @property
+    def in_common(self) -> Mapping[str, Any]:
+        """Hyper-parameters by name, which must have the same value in all parts that list them."""
+        return {}
+
+    @property
     def provides(self) -> frozenset[str]:
-        """Names of the entries that the part adds for other parts."""
+        """Names of the entries that the part adds for other parts; one of them must use each."""
         return frozenset()

@@ -87,6 +87,11 @@ class Rule(Part):
     unmasked_state = frozenset[str]()
     """Names in a client's state that a pruning mask leaves unchanged; the mask sets other entries to 0 where it prunes."""
 
+    @property
+    def omits(self) -> frozenset[str]:
+        """Names of the entries, `model` too, that the uploads of some rounds lack."""
+        return frozenset()
+
     def check(self, setting: Setting) -> None:
         """Raise `UserError` if the rule does not fit the run; called before the first round."""
 

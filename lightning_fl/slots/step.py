@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from torch import Tensor
 
 from lightning_fl.slots.codec import Codec
-from lightning_fl.slots.message import Message, State
+from lightning_fl.slots.message import PROPOSAL, Message, State
 from lightning_fl.slots.part import Part
 from lightning_fl.slots.rule import Rule
 from lightning_fl.slots.server import Server
@@ -18,7 +18,24 @@ class Step(Part, ABC):
     """Changes the server's proposal for the next model. An algorithm has a chain of steps; each starts from the last proposal.
 
     The merged message must contain the entries that it `needs`. It `provides` the entries that `share` sends down with the model.
+    A step that needs `PROPOSAL` must come after one that proposes a model. Unless it says otherwise, it `uses` `model`, the mean
+    of the uploads, and `PROPOSAL`; one that uses `model` alone starts the chain.
     """
+
+    @property
+    def uses(self) -> frozenset[str]:
+        """Names of the entries that it reads; `model` for the mean of the uploads, `PROPOSAL` for the earlier steps' proposal."""
+        return self.needs | {"model", PROPOSAL}
+
+    @property
+    def changes(self) -> frozenset[str]:
+        """Names of the merged entries that it changes for later steps, one of which must use each."""
+        return frozenset()
+
+    @property
+    def needs_equal_weights(self) -> frozenset[str]:
+        """Names of the entries that the aggregator must average with equal weights."""
+        return frozenset()
 
     @property
     def changes_model(self) -> bool:
@@ -32,6 +49,10 @@ class Step(Part, ABC):
     def rules(self) -> tuple[Rule, ...]:
         """Return the rules of its trainings on the server; () if it trains with the module's own optimiser or not at all."""
         return ()
+
+    def steps(self) -> tuple[Step, ...]:
+        """Return the steps inside in their order; itself alone if there are none."""
+        return (self,)
 
     def check(self, server: Server) -> None:
         """Raise `UserError` if the run lacks what the step needs; called before any training."""

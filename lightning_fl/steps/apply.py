@@ -17,6 +17,7 @@ class Apply(Step):
     """
 
     changeable = frozenset({"learning_rate"})
+    uses = frozenset({"model"})
     learning_rate: float = 1.0
 
     def __post_init__(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lightning_fl.errors import require
-from lightning_fl.slots import Codec, Message, ServerTurn, State, Step, through
+from lightning_fl.slots import PROPOSAL, Codec, Message, ServerTurn, State, Step, through
 
 CHANGE = "model/change"
 
@@ -21,6 +21,7 @@ class Compress(Step):
         codec: C, a lossy codec, the same as inside the downlink.
     """
 
+    needs = uses = frozenset({PROPOSAL})
     provides = frozenset({CHANGE})
     changes_model = False
     codec: Codec
@@ -30,6 +31,10 @@ class Compress(Step):
         require(
             not missing,
             f"Compress sends one vector, but {type(self.codec).__name__} needs {', '.join(sorted(missing))}.",
+        )
+        require(
+            not self.codec.has_error_feedback,
+            f"Compress has error feedback of its own: give it the codec inside {type(self.codec).__name__}.",
         )
 
     def change_entry(self) -> tuple[str, Codec]:

@@ -7,11 +7,10 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lightning_fl.checks import check_between, check_choice, check_positive, check_whole, whole_share
-from lightning_fl.slots import MEMBERS, Server, ServerSamples, ServerTurn, State, Step
+from lightning_fl.slots import MEMBERS, PROPOSAL, Server, ServerSamples, ServerTurn, State, Step
 
 
 @dataclass(frozen=True)
@@ -21,7 +20,7 @@ class Distillation(Step):
     z are the logits of the student, which starts as the proposal, and z_k those of the clients' models in evaluation mode. The
     learning rate falls to 0 along a cosine. If some of the server's samples are held out for validation, the best validated
     model is kept, else the last; labels are used for this only. The student's batch normalisation updates its statistics with
-    the server's inputs. Without server data the proposal stays.
+    the server's inputs.
 
     Reports `feddf/loss`, `feddf/steps` and, with validation, `feddf/accuracy`.
 
@@ -41,7 +40,7 @@ class Distillation(Step):
     changeable = frozenset(
         {"max_steps", "batch_size", "learning_rate", "temperature", "clip_norm", "val_every_n_steps", "patience"}
     )
-    needs = frozenset({MEMBERS})
+    needs = uses = frozenset({MEMBERS, PROPOSAL})
     max_steps: int = 200
     batch_size: int = 128
     learning_rate: float = 1e-3
@@ -63,10 +62,9 @@ class Distillation(Step):
         check_choice("average", self.average, ("logits", "probs"))
 
     def check(self, server: Server) -> None:
-        """Warn without server data; raise `UserError` if the module lacks logits, or an accuracy to validate with."""
-        if not server.num_samples:
-            rank_zero_warn("there are no server data, so the server distils nothing: give --data.server_fraction.")
-        elif self.max_steps:
+        """Raise `UserError` without server data, or if the module lacks logits, or an accuracy to validate with."""
+        if self.max_steps:
+            server.require_samples()
             server.try_logits()
             if self._num_held_out(server):
                 server.try_accuracy()
@@ -76,7 +74,7 @@ class Distillation(Step):
 
     def __call__(self, turn: ServerTurn, state: State) -> State:
         """Replace the proposal by the distilled model."""
-        if self.max_steps and turn.server.num_samples:
+        if self.max_steps:
             self._distil(turn)
         return state
 

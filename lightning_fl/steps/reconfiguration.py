@@ -11,7 +11,7 @@ from torch import Tensor
 from lightning_fl.checks import check_at_least, check_between, check_positive, check_whole, whole_share
 from lightning_fl.errors import UserError, require
 from lightning_fl.pruning.prunefl_mask import fastest, smallest_kept
-from lightning_fl.slots import Rule, Server, ServerTurn, Setting, SetupTurn, State, Step
+from lightning_fl.slots import PROPOSAL, Rule, Server, ServerTurn, Setting, SetupTurn, State, Step
 
 IMPORTANCE = "scalars/importance"
 PASSES_PER_LOOK = 10
@@ -53,7 +53,8 @@ class Reconfiguration(Step):
         tolerance: largest relative change of the count of kept parameters that counts as stable, at least 0.
     """
 
-    needs = frozenset({IMPORTANCE})
+    needs = uses = frozenset({IMPORTANCE, PROPOSAL})
+    needs_equal_weights = frozenset({IMPORTANCE})
     rule: Rule
     shrink: float = 0.3
     half_life: float = 10_000
@@ -77,6 +78,12 @@ class Reconfiguration(Step):
             check_at_least(name, getattr(self, name), 0)
         for name, minimum in {"initial_passes": 0, "initial_batches": 1, "initial_interval": 1}.items():
             check_whole(name, getattr(self, name), minimum)
+        require(
+            not self.initial_passes or IMPORTANCE in self.rule.provides - self.rule.omits,
+            f"Reconfiguration prunes before the first round by what its rule sends after every pass, but "
+            f"{type(self.rule).__name__} does not always send {IMPORTANCE!r}: use SquaredGradients(interval=1, each_step=True), "
+            "or initial_passes 0.",
+        )
 
     def rules(self) -> tuple[Rule, ...]:
         """Return the rule of the server, if it trains before the first round."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lightning_fl.checks import check_between, check_choice, check_positive
 from lightning_fl.errors import require
-from lightning_fl.slots import Rule, Server, ServerTurn, SetupTurn, State, Step
+from lightning_fl.slots import PROPOSAL, Rule, Server, ServerTurn, SetupTurn, State, Step
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Momentum(Step):
     """
 
     changeable = frozenset({"beta", "learning_rate"})
+    needs = uses = frozenset({PROPOSAL})
     changes_model = False
     beta: float = 0.9
     learning_rate: float = 1.0
@@ -75,6 +76,7 @@ class Yogi(Step):
     """
 
     changeable = frozenset({"beta", "second_beta", "learning_rate", "epsilon"})
+    needs = uses = frozenset({PROPOSAL})
     changes_model = False
     beta: float = 0.9
     second_beta: float = 0.99
@@ -125,10 +127,9 @@ class MomentumInStages(Step):
                 plain, f"a stage of MomentumInStages must not keep or share state, but {type(stage).__name__} does."
             )
 
-    @property
-    def needs(self) -> frozenset[str]:
-        """Names of the entries that the stages need."""
-        return frozenset().union(*(stage.needs for stage in self.stages))
+    def steps(self) -> tuple[Step, ...]:
+        """Return the stages, each followed by the momentum."""
+        return tuple(step for stage in self.stages for step in (stage, self.momentum))
 
     def rules(self) -> tuple[Rule, ...]:
         """Return the rules of the stages."""

@@ -13,8 +13,8 @@ from typing import Literal
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lightning_fl.checks import check_at_least, check_between, check_choice, check_positive
-from lightning_fl.errors import UserError, require
-from lightning_fl.slots import Rule, Server, ServerTurn, SetupTurn, State, Step
+from lightning_fl.errors import UserError
+from lightning_fl.slots import PROPOSAL, Rule, Server, ServerTurn, SetupTurn, State, Step
 
 LEAST_ALPHA = 1e-3
 """Share α up to which the server does not train (the paper's code)."""
@@ -57,6 +57,21 @@ class DynamicServerUpdate(Step):
         check_positive("epsilon", self.epsilon)
         if self.alpha_max is not None:
             check_at_least("alpha_max", self.alpha_max, 0)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The proposal, and the entries that the rule needs or sends."""
+        return self.changes | {PROPOSAL} | (self.rule.needs if self.rule else frozenset())
+
+    @property
+    def uses(self) -> frozenset[str]:
+        """The entries that it needs."""
+        return self.needs
+
+    @property
+    def changes(self) -> frozenset[str]:
+        """The entries that the rule sends, which move by α."""
+        return self.rule.provides if self.rule else frozenset()
 
     def rules(self) -> tuple[Rule, ...]:
         """Return the rule of the server's steps, if given."""
@@ -131,11 +146,12 @@ class StaticServerUpdate(Step):
     """
 
     changeable = frozenset({"tau_eff"})
+    needs = uses = frozenset({PROPOSAL})
     tau_eff: float | Literal["full"] = 10
 
     def __post_init__(self) -> None:
-        is_allowed = self.tau_eff == "full" or (not isinstance(self.tau_eff, str) and self.tau_eff >= 0)
-        require(is_allowed, f"tau_eff must be a number of steps of at least 0, or 'full', got {self.tau_eff!r}.")
+        if self.tau_eff != "full":
+            check_at_least("tau_eff, a number of steps or 'full',", self.tau_eff, 0)
 
     def check(self, server: Server) -> None:
         """Raise `UserError` without server data."""
@@ -164,19 +180,19 @@ class ServerAsClient(Step):
     """w ← (n' w_h + n_0 w_s) / (n' + n_0).
 
     w_h is the proposal, from n' samples. w_s is the model before the round after local training on the server's n_0 samples;
-    `DynamicServerUpdate` starts from w_h instead. Float buffers are averaged alike. Without server data the proposal stays.
+    `DynamicServerUpdate` starts from w_h instead. Float buffers are averaged alike.
     """
 
+    needs = uses = frozenset({PROPOSAL})
+
     def check(self, server: Server) -> None:
-        """Warn without server data."""
-        if not server.num_samples:
-            rank_zero_warn("there are no server data, so the server trains nothing: give --data.server_fraction.")
+        """Raise `UserError` without server data."""
+        server.require_samples()
 
     def __call__(self, turn: ServerTurn, state: State) -> State:
         """Include the server's model in the average."""
-        if turn.server.num_samples:
-            trained = turn.server.train({"model": turn.params, "buffers": turn.buffers})
-            share = trained.weight / (turn.num_samples + trained.weight)
-            turn.move({"model": turn.params - turn.proposal, "buffers": turn.buffers - turn.proposed_buffers}, share)
-            turn.move(trained.message, share)
+        trained = turn.server.train({"model": turn.params, "buffers": turn.buffers})
+        share = trained.weight / (turn.num_samples + trained.weight)
+        turn.move({"model": turn.params - turn.proposal, "buffers": turn.buffers - turn.proposed_buffers}, share)
+        turn.move(trained.message, share)
         return state

@@ -27,6 +27,11 @@ class SharedState(Step):
 
     changes_model = False
 
+    @property
+    def uses(self) -> frozenset[str]:
+        """The entries that it needs, without the model."""
+        return self.needs
+
     def init(self, params: Tensor) -> State:
         """Return 0 for each vector."""
         return {name.removeprefix("moments/"): torch.zeros_like(params) for name in sorted(self.provides)}
@@ -44,7 +49,7 @@ class ControlUpdate(SharedState):
     changes with equal weights, as `WeightedMean()` does.
     """
 
-    needs = provides = frozenset({"moments/control"})
+    needs = provides = needs_equal_weights = frozenset({"moments/control"})
 
     def __call__(self, turn: ServerTurn, state: State) -> State:
         """Add the clients' changes to c."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from lightning_fl.checks import check_positive, check_rounds
 from lightning_fl.slots import Codec, Message, ServerTurn, State, Step, through
 
 MOMENTUM = "moments/momentum"
@@ -29,10 +32,20 @@ class WarmedUpMoments(Step):
 
     provides = frozenset({"moments/first", "moments/second"})
     needs = frozenset({"moments/first", "moments/second", MOMENTUM, "scalars/learning_rate"})
+    uses = needs | {"model"}
     codec: Codec
     epsilon: float = 1e-6
     warmup: int | float = 0.2
     momentum_mask: bool = True
+
+    def __post_init__(self) -> None:
+        check_positive("epsilon", self.epsilon)
+        check_rounds("warmup, without which there is no second moment to scale by,", self.warmup)
+
+    @property
+    def in_common(self) -> Mapping[str, Any]:
+        """What the rule and the server's step must do alike."""
+        return {"warmup": self.warmup, "epsilon": self.epsilon, "momentum_mask": self.momentum_mask}
 
     def change_entry(self) -> tuple[str, Codec]:
         """Return the name of the server's momentum, and its codec."""

@@ -20,12 +20,13 @@ from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.local_schedule import LocalSchedule
 from lightning_fl.data import FederatedDataModule
-from lightning_fl.errors import UserError
+from lightning_fl.errors import UserError, require
 from lightning_fl.federation.population import Population
 from lightning_fl.federation.round import Federation
 from lightning_fl.outputs.run_folder import require_writable
 from lightning_fl.processes import gather_objects
 from lightning_fl.server.network import Network
+from lightning_fl.server.normalisation import check_single_samples
 from lightning_fl.slots import Gradients
 from lightning_fl.state.run_state import Run
 from lightning_fl.trainer.flags import cohort_size
@@ -74,6 +75,7 @@ def assemble(trainer: TrainerInterface) -> Federation:
     )
     algorithm.check(federation.setting, federation.server, num_clients)
     trainer.loss_guard.check(federation.server, algorithm.steps)
+    check_single_samples(flat_module, data, schedule)
     federation.runner = build_runner(federation, trainer.runner, trainer.clients_at_once, trainer.world_size)
     flat_module.load_server_model(run)  # checks may have changed the model
     return federation
@@ -116,6 +118,10 @@ def _initial_run(flat_module: FlatModule, algorithm: Algorithm, network: Network
 
 def _local_schedule(trainer: TrainerInterface, data: FederatedDataModule) -> LocalSchedule:
     limit = trainer.limits["limit_train_batches"]
+    require(
+        limit is None or limit > 0,
+        f"limit_train_batches is {limit}, so no client would train: give at least 1 batch or a fraction above 0.",
+    )
     return LocalSchedule(
         batch_size=data.batch_size,
         epochs=trainer.local_epochs,
@@ -148,7 +154,7 @@ def build_runner(
 ) -> Runner:
     """Choose the runner that the flags, the module and the cohort allow, and try it on a first broadcast."""
     algorithm, run = federation.algorithm, federation.run
-    provided = {name: torch.zeros_like(run.params) for name in algorithm.exchange.provides}
+    provided = {name: torch.zeros_like(run.params) for name in algorithm.exchange.provides & algorithm.rule.needs}
     received = {"model": run.params, "buffers": run.buffers, **algorithm.share(run.server), **provided}
     job = ClientJob(algorithm.rule, federation.setting, received, federation.schedule, run)
     share = ceil(federation.population.cohort_size / world_size)

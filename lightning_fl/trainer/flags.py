@@ -15,7 +15,7 @@ from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.trainer.states import TrainerState
 from torch import Tensor
 
-from lightning_fl.checks import check_at_least, check_between, check_choice, check_whole, is_real, is_whole
+from lightning_fl.checks import check_at_least, check_between, check_choice, check_whole, is_whole
 from lightning_fl.communication.simulated_clock import SimulatedClock
 from lightning_fl.errors import nearest, require
 from lightning_fl.federation.loss_guard import LossGuard
@@ -215,10 +215,7 @@ class TrainerFlags:
         if is_whole(self.clients_per_round):
             check_whole("clients_per_round", self.clients_per_round, 1)
         else:
-            require(
-                is_real(self.clients_per_round) and 0 < self.clients_per_round <= 1,
-                f"clients_per_round as a fraction must lie in (0, 1], got {self.clients_per_round}; a count is a whole number.",
-            )
+            check_between("clients_per_round, unless it is a count,", self.clients_per_round, 0, 1, "(]")
         require(
             self.local_epochs is None or self.local_steps is None,
             f"local_epochs={self.local_epochs} and local_steps={self.local_steps} exclude each other: give one of them.",

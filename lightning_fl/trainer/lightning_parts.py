@@ -31,6 +31,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
+from lightning_fl.checks import check_whole, is_whole
 from lightning_fl.errors import UserError, nearest, require
 from lightning_fl.outputs.metrics_csv import RoundCSVLogger
 
@@ -116,6 +117,9 @@ def build_fabric(accelerator: Any, strategy: Any, devices: Any, num_nodes: int, 
     Raises:
         UserError: a federation cannot use the strategy, the precision or the number of devices.
     """
+    check_whole("num_nodes", num_nodes, 1)
+    if is_whole(devices):
+        check_whole("devices", devices, -1)
     precision = PRECISION_ALIASES.get(str(precision), str(precision or "32-true"))
     require(
         precision in PRECISIONS,
@@ -188,9 +192,12 @@ def build_timer(max_time: str | timedelta | dict[str, int] | None) -> Timer | No
     if max_time is None:
         return None
     try:
-        return Timer(duration=max_time, interval="epoch")
-    except (MisconfigurationException, TypeError) as error:
+        timer = Timer(duration=max_time, interval="epoch")
+    except (MisconfigurationException, TypeError, OverflowError) as error:
         raise UserError(f"max_time {max_time!r} is not a duration: use DD:HH:MM:SS, such as 00:02:30:00.") from error
+    left = timer.time_remaining()
+    require(left is None or left > 0, f"max_time must be longer than 0 seconds, got {max_time!r}.")
+    return timer
 
 
 class StrategyView:

@@ -181,10 +181,9 @@ def test_momentum_is_refused_with_the_reason(make_trainer: MakeTrainer) -> None:
         make_trainer().fit(module, federation(), SCAFFOLD())
 
 
-def test_an_exchange_of_parts_is_refused(make_trainer: MakeTrainer) -> None:
-    parts = Algorithm(rule=ControlVariates(), exchange=DrawnLayers(n=1), steps=(Apply(), ControlUpdate()))
+def test_an_exchange_of_parts_is_refused() -> None:
     with pytest.raises(UserError, match=r"ControlVariates keep .* DrawnLayers sends parts, use OneShot"):
-        make_trainer().fit(Perceptron(), federation(), parts)
+        Algorithm(rule=ControlVariates(), exchange=DrawnLayers(n=1), steps=(Apply(), ControlUpdate()))
 
 
 def test_the_parts_put_together_by_hand_are_scaffold(make_trainer: MakeTrainer) -> None:

@@ -23,13 +23,9 @@ METHODS = [DataSharing(), HybridFL(), FedDF()]
 
 
 @pytest.mark.parametrize("algorithm", METHODS, ids=lambda algorithm: algorithm.name)
-def test_without_server_data_it_is_fedavg_and_says_so(algorithm: Algorithm, make_trainer: MakeTrainer) -> None:
-    one = Perceptron()
-    other = copy.deepcopy(one)
-    with pytest.warns(UserWarning, match="server_fraction"):
-        make_trainer(max_rounds=3).fit(one, federation(), algorithm)
-    make_trainer(max_rounds=3).fit(other, federation(), FedAvg())
-    np.testing.assert_array_equal(vector(one), vector(other))
+def test_without_server_data_it_is_refused(algorithm: Algorithm, make_trainer: MakeTrainer) -> None:
+    with pytest.raises(UserError, match=r"--data\.server_fraction, for example 0\.05"):
+        make_trainer().fit(Perceptron(), federation(), algorithm)
 
 
 @pytest.mark.parametrize("algorithm", METHODS, ids=lambda algorithm: algorithm.name)

@@ -271,6 +271,37 @@ def test_the_environment_beats_its_own_file_and_the_command_line_beats_both(
     assert (trainer["max_rounds"], trainer["local_epochs"], trainer["clients_per_round"]) == (5, 7, 3)
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("PL_FIT__TRAINER__MAX_ROUNDZ", "did you mean 'trainer.max_rounds'"),
+        ("PL_FIT__TRANER__MAX_ROUNDS", "allowed: algorithm, .*, trainer"),
+    ],
+)
+def test_a_misspelt_variable_of_the_environment_is_named(
+    lightning_fl: Command, small: str, monkeypatch: pytest.MonkeyPatch, name: str, words: str
+) -> None:
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
+    monkeypatch.setenv(name, "5")
+    sentence = lightning_fl("fit", "--config", small).sentence
+    assert re.search(rf"environment variable {name} sets no flag; {words}", sentence), sentence
+
+
+@pytest.mark.parametrize(
+    "words", [["--model.network"], ["--trainer.runner"], ["--model.learning_rate"], ["--algorithm"]]
+)
+def test_a_very_long_value_is_cut(lightning_fl: Command, small: str, words: list[str]) -> None:
+    assert len(lightning_fl("fit", "--config", small, *words, "a" * 100_000).sentence) < 2500
+
+
+def test_numbers_that_all_readers_read_alike_are_taken(tmp_path: Path) -> None:
+    path = tmp_path / "file.yaml"
+    path.write_text(
+        "trainer: {max_rounds: 10, a: 0, b: -3, c: 0.5, d: 1e-3, e: '010', f: 00:02:30:00, g: 0x1F, h: .inf}\n"
+    )
+    check_file(path)
+
+
 def test_the_model_is_told_what_the_data_know(lightning_fl: Command, small: str) -> None:
     outcome = lightning_fl("fit", "--config", small, "--data.image_size", "12", "--trainer.max_rounds", "1")
     assert outcome.code == 0, outcome.err
@@ -390,6 +421,19 @@ def test_help_says_what_can_be_said(lightning_fl: Command) -> None:
 
 LENET5 = ["--model.network", "lenet5", "--data.image_size", "32"]
 MISTAKES = {
+    "no name of a file": (["--config", ""], ["--config needs the name of a file"]),
+    "infinite": (["--model.learning_rate", "inf"], ["learning_rate of ImageClassifier", "finite number", "inf"]),
+    "not a number": (["--trainer.dropout_rate", "nan"], ["trainer.dropout_rate", "finite number", "nan"]),
+    "absurd": (["--model.learning_rate", "1e300"], ["learning_rate", "3.4e+38", "got 1e+300"]),
+    "an absurd count": (
+        ["--algorithm", "HRank", "--algorithm.prune_round", str(10**30)],
+        ["prune_round", "1000000000"],
+    ),
+    "too many digits": (["--trainer.max_rounds", "1" * 5000], ["trainer.max_rounds", "digits"]),
+    "no batches to train on": (
+        ["--trainer.limit_train_batches", "0"],
+        ["limit_train_batches is 0", "no client would train"],
+    ),
     "no command": ([], ["fit", "validate", "test", "predict", "list", "report"]),
     "configuration before the command": (["--config", "small.yaml", "fit"], ["fit --config"]),
     "no flag": (["fit", "small.yaml"], ["'small.yaml'", "--config"]),
@@ -584,6 +628,10 @@ def test_a_mistake_ends_with_one_sentence(
 
 
 FILES = {
+    "a class without a name": ("algorithm: {class_path: null}\n", ["file.yaml", "class_path", "line 1"]),
+    "an octal number": ("trainer:\n  max_rounds: 010\n", ["file.yaml", "010 in line 2", "write 8, or '010' in quotes"]),
+    "minutes and seconds": ("trainer:\n  max_rounds: 1:30\n", ["file.yaml", "1:30 in line 2", "write 90, or '1:30'"]),
+    "with a fraction": ("model: {learning_rate: 1:30.5}\n", ["file.yaml", "1:30.5 in line 1", "90.5"]),
     "nothing": ("", ["file.yaml", "empty", "trainer", "model"]),
     "comments": ("# trainer:\n", ["file.yaml", "empty"]),
     "a list": ("- trainer\n- model\n", ["file.yaml", "mapping", "trainer"]),
@@ -673,6 +721,20 @@ def test_a_class_of_the_user_s_own_may_call_its_parameters_as_it_likes(
     assert "Own has no parameter 'bas'" in lightning_fl(*words, "--algorithm.bas", "3").sentence
     assert lightning_fl(*words, "--algorithm.base", "3").code == 0
     assert "algorithm.base must be float, got null" in lightning_fl(*words, "--algorithm.base", "null").sentence
+
+
+def test_a_subclass_of_the_classifier_without_a_network_parameter(
+    lightning_fl: Command, small: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("own_net.py").write_text(
+        "from lightning_fl.modules import ImageClassifier\n\n\n"
+        "class OwnNet(ImageClassifier):\n"
+        "    def __init__(self, width: int = 8):\n"
+        "        super().__init__('linear', num_classes=10, in_channels=1, image_size=width)\n"
+    )
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    outcome = lightning_fl("fit", "--config", small, "--model", "own_net.OwnNet", "--model.width", "8")
+    assert outcome.code == 0, outcome.err
 
 
 def test_classes_of_the_working_directory_are_found_from_a_file_elsewhere(lightning_fl: Command, small: str) -> None:

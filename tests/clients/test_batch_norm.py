@@ -1,14 +1,16 @@
 """Test modules with batch normalisation: averages, bits, skipped batches."""
 
 import copy
+import warnings
 from collections.abc import Callable
 
 import pytest
 import torch
 from roster import problem
+from torch import Tensor, nn
 from toys import Normalised, Perceptron, federation
 
-from lightning_fl import FederatedTrainer
+from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.algorithms import Algorithm, DeviceM, FedAvg, FedDA, FedProx, ServerM
 
 MakeTrainer = Callable[..., FederatedTrainer]
@@ -68,9 +70,10 @@ def test_a_last_batch_of_one_is_skipped_with_batch_norm_alone(make_trainer: Make
 
 def test_a_client_of_one_sample_trains_nothing_and_breaks_nothing(make_trainer: MakeTrainer) -> None:
     module = Normalised()
-    before = copy.deepcopy(module.state_dict())
-    make_trainer(max_rounds=1, clients_per_round=1).fit(module, federation(sizes=(1,)))
-    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    trainer = make_trainer(max_rounds=1, clients_per_round=3)
+    trainer.fit(module, federation(sizes=(1, 1, 4)))
+    assert trainer.callback_metrics["clients/accepted"] == 3
+    assert trainer.run.num_steps == 1
 
 
 def test_batch_norm_without_running_statistics(make_trainer: MakeTrainer) -> None:
@@ -81,3 +84,40 @@ def test_batch_norm_without_running_statistics(make_trainer: MakeTrainer) -> Non
     trainer.fit(module, federation())
     assert trainer.callback_metrics["model/macs"] == 20
     assert trainer.callback_metrics["comm/uplink_bits"] == 3 * 32 * (26 + 8)
+
+
+def test_batches_of_one_sample_are_refused_where_a_channel_has_one_value(make_trainer: MakeTrainer) -> None:
+    with pytest.raises(UserError, match=r"Normalised has batch normalisation.*set batch_size to 2 or more.*GroupNorm"):
+        make_trainer().fit(Normalised(), federation(batch_size=1))
+
+
+def test_batches_of_one_sample_train_where_a_channel_has_several_values(make_trainer: MakeTrainer) -> None:
+    class Spatial(Perceptron):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(self.norm(x.unsqueeze(1)).squeeze(1))
+
+    module = Spatial()
+    before = copy.deepcopy(module.state_dict())
+    make_trainer(max_rounds=0).fit(module, federation(batch_size=1))
+    torch.testing.assert_close(dict(module.state_dict()), dict(before), rtol=0, atol=0)
+    make_trainer().fit(module, federation(batch_size=1))
+    assert not torch.equal(module.norm.running_mean, before["norm.running_mean"])
+
+
+def test_clients_of_one_sample_that_nobody_can_train_on_are_refused(make_trainer: MakeTrainer) -> None:
+    with pytest.raises(
+        UserError, match=r"Normalised has batch normalisation.*no client has more: give clients more samples"
+    ):
+        make_trainer().fit(Normalised(), federation(sizes=(1, 1, 1, 1)))
+
+
+def test_some_clients_of_one_sample_are_worth_a_warning(make_trainer: MakeTrainer) -> None:
+    with pytest.warns(UserWarning, match=r"Normalised has batch normalisation.*2 of 4 clients have no more"):
+        make_trainer().fit(Normalised(), federation(sizes=(1, 5, 1, 6)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        make_trainer().fit(Perceptron(), federation(sizes=(1, 5, 1, 6)))

@@ -309,3 +309,23 @@ def test_mistakes_from_python() -> None:
         Arrays(train="x", test=x).setup()
     with pytest.raises(UserError, match="augment=True needs images"):
         Arrays(train=(x, y), test=(x, y), augment=True).setup()
+
+
+def test_a_part_without_samples_is_named() -> None:
+    x, y = torch.zeros(6, 1, 8, 8), torch.arange(6)
+    with pytest.raises(UserError, match="no test samples: give at least one"):
+        _ = Arrays(train=(x, y), test=(x[:0], y[:0]), num_clients=2).num_classes
+
+
+def test_a_stray_label_does_not_make_a_million_classes() -> None:
+    x, y = torch.zeros(20, 1, 8, 8), torch.arange(20) % 4
+    stray = y.clone()
+    stray[3] = 1_000_000
+    with pytest.raises(
+        UserError, match="the largest label is 1,000,000, but only 5 different labels occur in 40 samples"
+    ):
+        _ = Arrays(train=(x, stray), test=(x, y), num_clients=2).num_classes
+    stray[3] = 30
+    with pytest.warns(UserWarning, match=r"the largest label is 30, but only 5 .* so the model gets 31 classes"):
+        assert Arrays(train=(x, stray), test=(x, y), num_clients=2).num_classes == 31
+    assert Arrays(train=(x, stray), test=(x, y), num_clients=2, num_classes=40).num_classes == 40

@@ -103,7 +103,7 @@ def test_dirichlet_gives_up_with_the_remedy() -> None:
 
 def test_dirichlet_survives_an_alpha_so_small_that_shares_vanish() -> None:
     with pytest.raises(UserError, match="draws"):
-        Dirichlet(1e-300, min_samples=1, max_tries=20)(np.arange(100) % 10, 50, rng())
+        Dirichlet(1e-30, min_samples=1, max_tries=20)(np.arange(100) % 10, 50, rng())
 
 
 @pytest.mark.parametrize("partition", [IID(), Shards(), Dirichlet(min_samples=1)])
@@ -132,7 +132,7 @@ def test_too_few_samples_for_the_shards() -> None:
     ],
 )
 def test_values_out_of_range(wrong) -> None:
-    with pytest.raises(UserError, match=r"must be (a whole number of at least 1|positive), got"):
+    with pytest.raises(UserError, match=r"must be (a whole number of at least 1|positive.*), got"):
         wrong()
 
 

@@ -41,6 +41,12 @@ def test_a_run_without_a_curve_says_nothing_of_the_run_before_it(fit: Fit, witho
     assert "curve" not in again
 
 
+def test_a_run_of_no_rounds_names_no_curve(fit: Fit) -> None:
+    assert "curve" not in fit("--trainer.max_rounds=0")
+    fit()
+    assert "curve" not in fit("--trainer.max_rounds=0"), "the curve is that of the run before"
+
+
 def test_a_resumed_run_knows_its_best_from_before(fit: Fit) -> None:
     still = "--model.learning_rate=1e-9"  # the accuracy stays that of round 1
     assert fit(still)["accuracy"].endswith("after round 1)")

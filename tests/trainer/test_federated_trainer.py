@@ -42,7 +42,7 @@ class Counting(Perceptron):
         self.evaluated += 1
 
 
-@pytest.mark.parametrize(("limit", "in_pass"), [(None, 5), (1.0, 5), (2, 2), (99, 5), (0.5, 2), (0.01, 1), (0, 0)])
+@pytest.mark.parametrize(("limit", "in_pass"), [(None, 5), (1.0, 5), (2, 2), (99, 5), (0.5, 2), (0.01, 1)])
 def test_limit_train_batches(limit: Any, in_pass: int, make_trainer: MakeTrainer) -> None:
     module = Counting()
     trainer = make_trainer(max_rounds=1, clients_per_round=1, local_epochs=2, limit_train_batches=limit)
@@ -349,6 +349,13 @@ BAD_FLAGS: list[tuple[str, Any]] = [
     ("accumulate_grad_batches", 0),
     ("limit_train_batches", -1),
     ("limit_train_batches", 1.5),
+    ("limit_train_batches", 0),
+    ("limit_train_batches", 0.0),
+    ("clients_per_round", 1e-300),
+    ("max_time", "00:00:00:00"),
+    ("max_time", {"seconds": 0}),
+    ("max_time", {"days": 10**30}),
+    ("num_nodes", 0),
     ("limit_val_batches", -0.5),
     ("limit_test_batches", 2.0),
     ("limit_predict_batches", -7),

@@ -22,7 +22,6 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from lightning_fl.aggregators import WeightedMean
 from lightning_fl.algorithms.fedadam_ssm._base import AdamOnClients
 from lightning_fl.codecs import ErrorFeedback, Followed, OneBit
-from lightning_fl.errors import require
 from lightning_fl.rules import WarmedUpAdam
 from lightning_fl.slots import Server, Setting
 from lightning_fl.steps import WarmedUpMoments
@@ -53,12 +52,6 @@ class OneBitAdam(AdamOnClients):
             groups: Numbers z that share a scale: each `tensor` of the model, or `global`.
             momentum_mask: Leave coordinates unchanged that had no gradient in the warm-up.
         """
-        whole = isinstance(warmup, int) and not isinstance(warmup, bool)
-        require(
-            warmup >= 1 if whole else 0 < warmup <= 1,
-            f"warmup is a count of rounds of at least 1, or a fraction of the run in (0, 1], got {warmup}: "
-            "without a warm-up there is no second moment to scale by.",
-        )
         self.warmup = warmup
         codec = OneBit(scale, groups, names=(MOMENTUM,), known=("scalars/learning_rate",))
         super().__init__(

@@ -8,11 +8,11 @@ the rest is FedAvg
 from __future__ import annotations
 
 import numpy as np
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lightning_fl.algorithms.algorithm import Algorithm
 from lightning_fl.checks import check_between, check_whole, whole_share
 from lightning_fl.data import FederatedDataModule
+from lightning_fl.errors import require
 from lightning_fl.slots import SetupTurn
 
 
@@ -35,9 +35,11 @@ class DataSharing(Algorithm):
     def arrange_data(self, data: FederatedDataModule) -> FederatedDataModule:
         """Give every client its part of the server's samples."""
         num_server = len(data.server_indices)
-        if not num_server:
-            rank_zero_warn("DataSharing has no server data to share, so it is FedAvg: give --data.server_fraction.")
-            return data
+        require(
+            num_server > 0,
+            "DataSharing has no server data to share: give --data.server_fraction, for example 0.05, and a "
+            "--data.client_fraction that leaves room for them, for example 0.8.",
+        )
         return data.share(min(num_server, whole_share(self.cap, int(data.client_sizes.sum()))))
 
     def prepare(self, turn: SetupTurn) -> None:
@@ -49,7 +51,7 @@ class DataSharing(Algorithm):
                 turn.channel.send_down(
                     client, {f"data/{part}": x for part, x in enumerate(data.train.stored(received))}
                 )
-        if self.warmup_epochs and turn.server.num_samples:
+        if self.warmup_epochs:
             trained = turn.server.train(
                 {"model": turn.params, "buffers": turn.buffers}, epochs=self.warmup_epochs
             ).message

@@ -10,6 +10,7 @@ from zipfile import BadZipFile, is_zipfile
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lightning_fl.checks import check_whole
@@ -85,7 +86,20 @@ class Arrays(ImageDataModule):
             shapes[0] == shapes[1],
             f"A training sample has the shapes {shapes[0]}, but a test sample has {shapes[1]}: make them equal.",
         )
+        for name, part in (("train", train), ("test", test)):
+            require(len(part[0]) > 0, f"{self.path or 'Arrays'} has no {name} samples: give at least one.")
         return train, test
+
+    def _counted(self, labels: Tensor) -> int:
+        """Return the number of classes of labels (n,); refuse more than samples, and warn if few of them occur."""
+        count, occurring = int(labels.max()) + 1, len(labels.unique())
+        if self._num_classes is None:
+            largest = f"the largest label is {count - 1:,}, but only {occurring:,} different labels occur"
+            remedy = "correct the labels, or give num_classes"
+            require(count <= len(labels), f"{largest} in {len(labels):,} samples: {remedy}.")
+            if 2 * occurring < count:
+                rank_zero_warn(f"{largest}, so the model gets {count:,} classes: {remedy} if that is a mistake.")
+        return count
 
     @cached_property
     def _shape(self) -> tuple[int | None, int | None, int | None]:
@@ -95,7 +109,7 @@ class Arrays(ImageDataModule):
         are_classes = bool(targets) and all(
             part.ndim == 1 and len(part) and not part.is_floating_point() for part in targets
         )
-        num_classes = max(int(part.max()) for part in targets) + 1 if are_classes else None
+        num_classes = self._counted(torch.cat(targets)) if are_classes else None
         _, channels, height, width = inputs.shape if inputs.ndim == 4 else (None,) * 4
         return num_classes, channels, height if height == width else None
 

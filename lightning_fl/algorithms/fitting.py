@@ -1,0 +1,217 @@
+"""Check that the parts of an algorithm fit, by what they declare: `needs`, `uses`, `provides` and what they lose or weigh.
+
+An entry that a part needs must be provided by another, and an entry that a part provides must be used by another: nothing crosses
+the link, or is computed, in vain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import combinations
+
+from lightning_fl import aggregators, rules, steps
+from lightning_fl.exchanges import GradientTurn
+from lightning_fl.slots import MEMBERS, PROPOSAL, SENT, Aggregator, Codec, Exchange, Part, Rule, Step
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Parts of an algorithm.
+
+    Attributes:
+        steps: the chain as given; `chain` has the steps inside them too.
+    """
+
+    rule: Rule
+    uplink: Codec
+    downlink: Codec
+    exchange: Exchange
+    aggregator: Aggregator
+    steps: tuple[Step, ...]
+
+    @property
+    def chain(self) -> list[Step]:
+        """Return the steps in the order in which the server takes them."""
+        return [inner for step in self.steps for inner in step.steps()]
+
+    @property
+    def shared(self) -> frozenset[str]:
+        """Return the entries that go down with the model."""
+        return frozenset().union(*(step.provides for step in self.steps))
+
+    @property
+    def early(self) -> frozenset[str]:
+        """Return the entries that clients exchange before the training."""
+        return self.exchange.provides - {SENT}
+
+    @property
+    def sender(self) -> Exchange:
+        """Return the exchange as given, without a turn for the mean gradient around it."""
+        return self.exchange.inner if isinstance(self.exchange, GradientTurn) else self.exchange
+
+    @property
+    def step_rules(self) -> list[Rule]:
+        """Return the rules of the trainings on the server."""
+        return [rule for step in self.steps for rule in step.rules()]
+
+
+def misfits(slots: Slots) -> list[str]:
+    """Return all reasons why the parts do not fit, as clauses that name the parts and the remedy."""
+    problems = [
+        *_unmet(slots),
+        *_chain(slots),
+        *_unused(slots),
+        *_uploads(slots),
+        *_in_common(slots),
+        *_downlink(slots),
+    ]
+    return list(dict.fromkeys(problems))
+
+
+def _unmet(slots: Slots) -> Iterator[str]:
+    """Yield the parts that need what no other provides."""
+    sender, early, shared, sent = name_of(slots.rule), slots.early, slots.shared, slots.rule.provides | {"model"}
+    readers: list[Part] = [slots.aggregator, slots.uplink, slots.exchange]
+    found: list[tuple[Iterable[Part], frozenset[str], str]] = [
+        ([slots.rule], shared | early, "no step shares"),
+        (slots.step_rules, shared, "no step shares"),
+        (slots.chain, sent | early | {MEMBERS, PROPOSAL}, f"{sender} does not send"),
+        (readers, sent, f"{sender} does not send"),
+    ]
+    if early:
+        found.append((readers[:2], early, f"clients of {sender} do not send before the training"))
+    for parts, available, otherwise in found:
+        for part in parts:
+            if missing := part.needs - available:
+                yield f"{name_of(part)} needs {_listed(missing)}, which {otherwise}"
+    for part in readers:
+        if missing := part.needs & slots.rule.omits:
+            yield f"{name_of(part)} needs {_listed(missing)}, which {sender} does not send in every round"
+    if any(MEMBERS in step.needs - slots.aggregator.provides for step in slots.chain):
+        yield f"a step reads each client's model, which {name_of(slots.aggregator)} does not keep (use Members)"
+
+
+def _chain(slots: Slots) -> Iterator[str]:
+    """Yield the steps that change no model, stand before the first proposal, or discard an earlier one."""
+    named = ", ".join(map(name_of, slots.steps))
+    if not slots.steps:
+        yield "it has no server step, so the model would never change (Apply() is FedAvg's)"
+    elif not any(step.changes_model for step in slots.steps):
+        yield f"no step of {named} changes the model, so it would never learn: begin with Apply()"
+    elif not any("model" in step.uses for step in slots.chain):
+        yield f"no step of {named} uses the uploads of {name_of(slots.rule)}, which would be thrown away: begin with Apply()"
+    else:
+        proposing: Step | None = None
+        for step in slots.chain:
+            if PROPOSAL in step.needs and proposing is None:
+                yield f"{name_of(step)} changes the model that an earlier step proposes, and there is none: begin with Apply()"
+            if "model" in step.uses and PROPOSAL not in step.uses and proposing is not None:
+                yield f"{name_of(step)} starts anew, so the work of {name_of(proposing)} is thrown away: put it first, and once"
+            if {"model", PROPOSAL} & step.uses:
+                proposing = step
+    for name in sorted(slots.shared):
+        givers = [name_of(step) for step in slots.steps if name in step.provides]
+        if len(givers) > 1:
+            yield f"{' and '.join(givers)} send down the same {name!r}, of which clients receive the last: leave one out"
+    for position, step in enumerate(slots.chain):
+        later = frozenset().union(*(other.uses for other in slots.chain[position + 1 :]))
+        if lost := step.changes - later:
+            yield f"{name_of(step)} changes {_listed(lost)}, which no later step uses: put the step that does after it"
+
+
+def _unused(slots: Slots) -> Iterator[str]:
+    """Yield the parts that provide what no other uses."""
+    server = frozenset[str]().union(*(step.uses for step in slots.chain))
+    clients = slots.rule.needs.union(*(rule.needs for rule in slots.step_rules))
+    rule, aggregator, codec = name_of(slots.rule), name_of(slots.aggregator), name_of(slots.downlink)
+    if vain := slots.rule.provides - {"model"} - server - slots.aggregator.uses:
+        yield f"{rule} sends {_listed(vain)}, which neither {aggregator} nor a step uses{_known(vain, aggregators, steps)}"
+    if SENT in slots.exchange.provides and SENT not in slots.aggregator.uses:
+        yield (
+            f"{name_of(slots.sender)} sends parts of the model, and {aggregator} would count what was not sent as zero"
+            f"{_known([SENT], aggregators)}"
+        )
+    if vain := slots.early - server - slots.rule.needs:
+        yield f"clients exchange {_listed(vain)} in {name_of(slots.exchange)}, which neither {rule} nor a step uses: leave it out"
+    if vain := slots.aggregator.provides - server:
+        yield f"{aggregator} keeps {_listed(vain)}, which no step uses{_known(vain, steps)}, or leave {aggregator} out"
+    carried = slots.downlink.change_entry()
+    for step in slots.steps:
+        if vain := step.provides - clients - ({carried[0]} if carried else set()):
+            change = step.change_entry()
+            remedy = f" (Followed({name_of(change[1])}(…)) does)" if change else _known(vain, rules)
+            yield f"{name_of(step)} sends {_listed(vain)} down, which neither {rule} nor the downlink {codec} uses{remedy}"
+
+
+def _uploads(slots: Slots) -> Iterator[str]:
+    """Yield the parts that lose or weigh an upload as another must not have it."""
+    for rule in [slots.rule, *slots.step_rules]:
+        if rule.needs_whole_upload and not slots.exchange.sends_whole:
+            yield (
+                f"clients of {name_of(rule)} keep a copy of their upload, so the server must receive all of it: "
+                f"{name_of(slots.sender)} sends parts, use OneShot"
+            )
+    kept = [name for name in sorted(slots.rule.provides) if slots.uplink.is_lossy_for(name)]
+    if slots.rule.needs_whole_upload and kept and not slots.uplink.has_error_feedback:
+        codec = name_of(slots.uplink)
+        yield (
+            f"clients of {name_of(slots.rule)} keep a copy of {_listed(kept)}, of which the uplink {codec} loses a part in "
+            f"every round: use ErrorFeedback({codec}(…))"
+        )
+    for step in slots.chain:
+        if skewed := [name for name in sorted(step.needs_equal_weights) if not slots.aggregator.weighs_equally(name)]:
+            yield (
+                f"{name_of(step)} needs the mean of {_listed(skewed)} with equal weights, but {name_of(slots.aggregator)} "
+                f"weighs by samples: use WeightedMean(uniform=({', '.join(map(repr, skewed))},))"
+            )
+    if slots.uplink.needs_every_client:
+        yield f"{name_of(slots.uplink)} fits the downlink only"
+
+
+def _in_common(slots: Slots) -> Iterator[str]:
+    """Yield the hyper-parameters that differ although two parts must have them in common."""
+    parts: list[Part] = [slots.rule, *slots.step_rules, *slots.chain]
+    for one, other in combinations(parts, 2):
+        for name in sorted(one.in_common.keys() & other.in_common.keys()):
+            given, differs = one.in_common[name], other.in_common[name]
+            if (type(given), given) != (type(differs), differs):
+                yield f"{name_of(one)} has {name}={given!r}, but {name_of(other)} has {differs!r}: give both the same"
+
+
+def _downlink(slots: Slots) -> Iterator[str]:
+    """Yield what the downlink's codec cannot send."""
+    codec = name_of(slots.downlink)
+    if carried := slots.downlink.change_entry():
+        last = slots.steps[-1] if slots.steps else None
+        if last is None or last.change_entry() != carried or slots.shared - last.provides:
+            yield (
+                f"{codec} sends only {carried[0]!r}, as the last step encoded it, so the last step must be Compress, or another "
+                "step that shares it, with the same codec, and no other step may share anything"
+            )
+    if slots.downlink.deltas_only:
+        yield (
+            f"{codec} drops small values, so it cannot send the whole model down (use the steps Apply(), "
+            f"Compress({codec}(…)) and the downlink Followed({codec}(…)) to send the server's change through it)"
+        )
+
+
+def name_of(part: Part) -> str:
+    """Return the name of a part's class."""
+    return type(part).__name__
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, sorted(names)))
+
+
+def _known(names: Iterable[str], *packages: object) -> str:
+    """Return the remedy: the parts of some packages that are declared to use these entries."""
+    wanted, found = frozenset(names), []
+    for package in packages:
+        for name in getattr(package, "__all__", ()):
+            uses = getattr(getattr(package, name), "uses", None)
+            needs = getattr(getattr(package, name), "needs", None)
+            if any(isinstance(entries, frozenset) and wanted <= entries for entries in (uses, needs)):
+                found.append(name)
+    return f": use {' or '.join(found)}" if found else ""

@@ -1,0 +1,85 @@
+"""Test that every number that a class takes is refused outside its range: infinite, not a number, or absurdly large."""
+
+from collections.abc import Iterator
+from dataclasses import is_dataclass
+from inspect import isabstract
+from math import inf, nan
+from types import ModuleType
+from typing import Any, get_args, get_type_hints
+
+import lightning as L  # noqa: N812
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from lightning_fl import FederatedTrainer, aggregators, algorithms, codecs, exchanges, rules, steps
+from lightning_fl import callbacks as all_callbacks
+from lightning_fl import data as all_data
+from lightning_fl.aggregators import WeightedMean
+from lightning_fl.checks import parameters_of
+from lightning_fl.codecs import Dense
+from lightning_fl.communication.simulated_clock import SimulatedClock
+from lightning_fl.exchanges import OneShot
+from lightning_fl.federation.loss_guard import LossGuard
+from lightning_fl.modules import ImageClassifier
+from lightning_fl.rules import LocalOptimizer, SquaredGradients
+from lightning_fl.steps import Apply, Momentum
+
+ABSURD = (inf, -inf, nan, 1e300, -1e300, 10**39, -(10**39), 10**400)
+DATA = TensorDataset(torch.zeros(8, 1), torch.zeros(8, dtype=torch.long))
+GIVEN: dict[str, dict[str, Any]] = {
+    "ErrorFeedback": {"codec": Dense()},
+    "Followed": {"codec": Dense()},
+    "Compress": {"codec": Dense()},
+    "WarmedUpMoments": {"codec": Dense()},
+    "Members": {"inner": WeightedMean()},
+    "GradientTurn": {"inner": OneShot()},
+    "Thresholded": {"inner": LocalOptimizer()},
+    "Reconfiguration": {"rule": SquaredGradients(interval=1)},
+    "MomentumInStages": {"stages": (Apply(),), "momentum": Momentum()},
+    "DatasetSamples": {"dataset": DATA},
+    "Federated": {"datamodule": L.LightningDataModule.from_datasets(DATA), "num_clients": 2},
+    "ImageFolder": {"root": "."},
+    "Arrays": {"train": DATA.tensors, "test": DATA.tensors},
+    "TargetReached": {"target": 0.5},
+    "ImageClassifier": {"network": "linear", "in_channels": 1, "image_size": 8},
+}
+"""Parameters without a default."""
+
+
+def classes() -> Iterator[type]:
+    packages: list[ModuleType] = [rules, codecs, exchanges, aggregators, steps, algorithms, all_callbacks, all_data]
+    for package in packages:
+        for name in package.__all__:
+            found = getattr(package, name)
+            if isinstance(found, type) and not isabstract(found) and name not in ("SampleLoader", "Source"):
+                yield found
+    yield from (SimulatedClock, LossGuard, ImageClassifier, FederatedTrainer)
+
+
+def numbers() -> Iterator[Any]:
+    """Yield each class and parameter that takes a number."""
+    for found in classes():
+        inherited = {name: parameter.annotation for name, parameter in parameters_of(found).items()}
+        for name, hint in (get_type_hints(found) if is_dataclass(found) else inherited).items():
+            if {int, float} & {hint, *get_args(hint)}:
+                yield pytest.param(found, name, id=f"{found.__name__}-{name}")
+
+
+@pytest.mark.parametrize(("found", "name"), [*numbers()])
+def test_absurd_numbers_are_refused_in_a_sentence(found: type, name: str, tmp_path: Any) -> None:
+    given = {"default_root_dir": tmp_path, "accelerator": "cpu"} if found is FederatedTrainer else {}
+    given |= GIVEN.get(found.__name__, {})
+    assert answer(found, given) == "taken"
+    answers = {repr(value)[:40]: answer(found, {**given, name: value}) for value in ABSURD}
+    assert {value: said for value, said in answers.items() if not said.startswith("UserError: ")} == {}
+    assert [said for said in answers.values() if "\n" in said or len(said) > 1000] == []
+
+
+def answer(found: type, given: dict[str, Any]) -> str:
+    """Return the error of a constructor, or "taken"."""
+    try:
+        found(**given)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "taken"
