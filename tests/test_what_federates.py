@@ -106,6 +106,7 @@ ROWS = {  # the tests by the row's first words
     "its attributes": [(WRAPPED, "test_attributes_of_the_data_module_are_found")],
     "training loader in order": [(WRAPPED, "test_loaders_of_all_samples")],
     "training loader with a `Subset": [(WRAPPED, "test_only_the_samples_of_a_subset_sampler_are_divided")],
+    "training loader with `batch_size=None`": [(WRAPPED, "test_loaders_of_all_samples")],
     "training loader with another": [
         (WRAPPED, "test_samplers_that_clients_would_not_follow"),
         (WRAPPED, "test_what_cannot_be_divided"),
@@ -115,6 +116,11 @@ ROWS = {  # the tests by the row's first words
         (BATCHES, "test_a_value_without_batch_size_of_a_batch_of_an_own_class"),
     ],
     "validation, test": [(BATCHES, "test_any_validation_loaders"), (BATCHES, "test_predictions_of_any_loaders")],
+    # modules of other packages, tried by `pytest -m thirdparty`
+    **{
+        package: [("test_thirdparty.py", "test_one_client_is_a_stock_trainer")]
+        for package in ("chemprop", "lightly", "pytorch-forecasting", "scvi-tools", "timm", "transformers")
+    },
 }
 
 
