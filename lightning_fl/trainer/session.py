@@ -139,6 +139,7 @@ def _attach(
     if fn == TrainerFn.FITTING:
         trainer.__dict__.pop("run", None)
         trainer.current_epoch = 0
+        trainer.metric, trainer.metric_mode = trainer.given_metric
     trainer.lightning_module, trainer.datamodule, trainer.algorithm = model, datamodule, algorithm or FedAvg()
     trainer.val_dataloaders = trainer.test_dataloaders = trainer.predict_dataloaders = None
     trainer.should_stop, trainer.callback_metrics, trainer.progress_bar_metrics = False, {}, {}
