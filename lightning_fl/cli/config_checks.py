@@ -17,7 +17,7 @@ from lightning_fl.checks import parameters_of
 from lightning_fl.cli.type_descriptions import allows_null, group_of, in_words, shown
 from lightning_fl.errors import UserError, require
 
-KEYS = "seed_everything, trainer, model, data, algorithm and ckpt_path"
+KEYS = "seed_everything, trainer, model, data, algorithm, optimizer, lr_scheduler and ckpt_path"
 
 
 def check_file(path: str | os.PathLike[str]) -> None:
@@ -83,3 +83,24 @@ def check_class(given: Any, key: str) -> None:
     found = locate(given["class_path"]) if isinstance(given, Mapping) and given.get("class_path") else None
     if isinstance(found, type):
         check_group(given.get("init_args") or {}, found, key)
+
+
+def check_optimizer(config: Mapping[str, Any]) -> None:
+    """Check that the optimiser, its scheduler and the trainer's choice of an optimiser go together.
+
+    Raises:
+        UserError: there is a scheduler without an optimiser, or the trainer replaces the optimiser.
+    """
+    optimizer, scheduler = (
+        str(given.get("class_path", key)).rpartition(".")[2] if (given := config.get(key)) else None
+        for key in ("optimizer", "lr_scheduler")
+    )
+    require(
+        optimizer is not None or scheduler is None,
+        f"lr_scheduler {scheduler} needs an optimizer: give --optimizer, too, such as --optimizer SGD --optimizer.lr 0.1.",
+    )
+    require(
+        optimizer is None or config["trainer"]["client_optimizer"] == "module",
+        f"optimizer {optimizer} and trainer.client_optimizer sgd exclude each other: both replace the module's optimiser; "
+        "give --optimizer SGD with its learning rate alone, or leave --optimizer out.",
+    )

@@ -19,7 +19,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from lightning_fl import data, modules
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.checks import parameters_of
-from lightning_fl.cli.config_checks import check_class, check_file, check_group
+from lightning_fl.cli.config_checks import check_class, check_file, check_group, check_optimizer
 from lightning_fl.cli.error_messages import explain
 from lightning_fl.cli.print_once import fail
 from lightning_fl.cli.type_descriptions import shown
@@ -57,6 +57,16 @@ class FederatedArgumentParser(LightningArgumentParser):
                 lightning_class, nested_key, fail_untyped=False, instantiate=False, sub_configs=True
             )
         return super().add_lightning_class_args(lightning_class, nested_key, *arguments, **options)
+
+    def add_optimizer_args(self, *arguments: Any, nested_key: str = "optimizer", **options: Any) -> None:
+        """Add the arguments of an optimiser under a readable title."""
+        super().add_optimizer_args(*arguments, nested_key=nested_key, **options)
+        self.groups[nested_key].title = "Optimiser of the clients, in place of the module's configure_optimizers"
+
+    def add_lr_scheduler_args(self, *arguments: Any, nested_key: str = "lr_scheduler", **options: Any) -> None:
+        """Add the arguments of a learning-rate scheduler under a readable title, instead of Lightning's pair of classes."""
+        super().add_lr_scheduler_args(*arguments, nested_key=nested_key, **options)
+        self.groups[nested_key].title = "Scheduler of its learning rate, which steps after each round"
 
     def parse_path(self, path: Any, *arguments: Any, **options: Any) -> Any:
         """Parse a file after `check_file`, because jsonargparse ignores much of a file that is not a configuration."""
@@ -130,7 +140,6 @@ class FederatedCLI(LightningCLI):
             "parser_class": FederatedArgumentParser,
             "subclass_mode_model": True,
             "subclass_mode_data": True,
-            "auto_configure_optimizers": False,
             "save_config_callback": SaveFitConfig,
             "save_config_kwargs": {"overwrite": True},
             "seed_everything_default": 0,
@@ -146,8 +155,9 @@ class FederatedCLI(LightningCLI):
         is_allowed = isinstance(seed, int) and 0 <= seed <= most
         require(is_allowed, f"seed_everything must be true, false or a whole number in [0, {most}], got {shown(seed)}.")
         check_group(config["trainer"], self.trainer_class, "trainer")
-        for key in ("model", "data", "algorithm"):
-            check_class(config[key], key)
+        for key in ("model", "data", "algorithm", "optimizer", "lr_scheduler"):
+            check_class(config.get(key), key)
+        check_optimizer(config)
         self._given_model = config["model"]
 
     def instantiate_classes(self) -> None:
