@@ -94,8 +94,8 @@ def class_misfit(given: Any, key: str, shown_key: str) -> str | None:
     if not (isinstance(found, type) and issubclass(found, base)):
         if leaf == "data" and isinstance(found, type) and issubclass(found, LightningDataModule):
             return (
-                f"{shown_key} {name!r} is not divided over clients yet: use --data Federated --data.datamodule {name} "
-                "--data.num_clients 100."
+                f"{shown_key} {name!r} is not divided over clients yet, which Federated does (parameters of {last} become "
+                f"--data.datamodule.NAME): use --data Federated --data.datamodule {name} --data.num_clients 100."
             )
         return f"{shown_key} {name!r} is not a subclass of {base.__name__}; {nearest(last, known)}."
     return None

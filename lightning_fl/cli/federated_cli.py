@@ -13,13 +13,21 @@ from typing import Any, NoReturn
 import torch
 import yaml
 from lightning.pytorch import LightningModule
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, LRSchedulerTypeTuple, SaveConfigCallback
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
+from torch.optim import Optimizer
 
 from lightning_fl import data, modules
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.checks import parameters_of
-from lightning_fl.cli.config_checks import check_class, check_file, check_group, check_optimizer
+from lightning_fl.cli.config_checks import (
+    check_class,
+    check_file,
+    check_free_parameters,
+    check_group,
+    check_optimizer,
+    free_parameters,
+)
 from lightning_fl.cli.error_messages import explain
 from lightning_fl.cli.print_once import fail
 from lightning_fl.cli.type_descriptions import shown
@@ -58,15 +66,26 @@ class FederatedArgumentParser(LightningArgumentParser):
             )
         return super().add_lightning_class_args(lightning_class, nested_key, *arguments, **options)
 
-    def add_optimizer_args(self, *arguments: Any, nested_key: str = "optimizer", **options: Any) -> None:
+    def add_optimizer_args(
+        self, optimizer_class: Any = (Optimizer,), nested_key: str = "optimizer", link_to: str = "AUTOMATIC"
+    ) -> None:
         """Add the arguments of an optimiser under a readable title."""
-        super().add_optimizer_args(*arguments, nested_key=nested_key, **options)
-        self.groups[nested_key].title = "Optimiser of the clients, in place of the module's configure_optimizers"
+        super().add_optimizer_args(optimizer_class, nested_key, link_to)
+        self._title(nested_key, "Optimiser of the clients, in place of the module's configure_optimizers")
 
-    def add_lr_scheduler_args(self, *arguments: Any, nested_key: str = "lr_scheduler", **options: Any) -> None:
-        """Add the arguments of a learning-rate scheduler under a readable title, instead of Lightning's pair of classes."""
-        super().add_lr_scheduler_args(*arguments, nested_key=nested_key, **options)
-        self.groups[nested_key].title = "Scheduler of its learning rate, which steps after each round"
+    def add_lr_scheduler_args(
+        self,
+        lr_scheduler_class: Any = LRSchedulerTypeTuple,
+        nested_key: str = "lr_scheduler",
+        link_to: str = "AUTOMATIC",
+    ) -> None:
+        """Add the arguments of a scheduler under a readable title; Lightning's own is the repr of two classes."""
+        super().add_lr_scheduler_args(lr_scheduler_class, nested_key, link_to)
+        self._title(nested_key, "Scheduler of its learning rate, which steps after each round")
+
+    def _title(self, key: str, title: str) -> None:
+        assert self.groups is not None
+        self.groups[key].title = title
 
     def parse_path(self, path: Any, *arguments: Any, **options: Any) -> Any:
         """Parse a file after `check_file`, because jsonargparse ignores much of a file that is not a configuration."""
@@ -159,10 +178,15 @@ class FederatedCLI(LightningCLI):
             check_class(config.get(key), key)
         check_optimizer(config)
         self._given_model = config["model"]
+        self._free_parameters = free_parameters(config)
 
     def instantiate_classes(self) -> None:
         """Instantiate all classes, and refuse parameters of the model that contradict the data."""
-        super().instantiate_classes()
+        try:
+            super().instantiate_classes()
+        except Exception as error:
+            check_free_parameters(error, self._free_parameters)
+            raise
         model, of_data = self._given_model, type(self.datamodule).__name__
         parameters = parameters_of(locate(model["class_path"]))
         for name in LINKED:

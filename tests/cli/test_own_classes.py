@@ -122,3 +122,54 @@ def test_the_help_shows_no_repr(fit: Command, capsys: pytest.CaptureFixture[str]
     assert "--optimizer" in shown
     assert "--lr_scheduler" in shown
     assert "(<class" not in shown
+
+
+# --------------------------------------------------------------------------------- data that are not divided over clients
+
+
+def test_data_that_are_not_divided_are_refused_with_the_flags_that_divide_them(fit: Command) -> None:
+    plain = ["--data", "bare.Points", "--data.size", "40"]
+    sentence = fit("WithSGD", *plain, base=False).sentence
+    flags = sentence.removesuffix(".").partition(": use ")[2].split()
+    assert flags == ["--data", "Federated", "--data.datamodule", "bare.Points", "--data.num_clients", "100"]
+    assert "--data.datamodule.NAME" in sentence
+    assert fit("WithSGD", *flags[:-1], "4", "--data.datamodule.size", "40", base=False).code == 0
+    data = yaml.safe_load(Path("run/config.yaml").read_text())["data"]["init_args"]
+    assert (data["num_clients"], data["datamodule"]["init_args"]["size"]) == (4, 40)
+
+
+# ------------------------------------------------------------------------------------------------------- dict_kwargs
+
+FREE = {
+    "algorithm": ("WithSGD", ["--algorithm.dict_kwargs.x", "3"], ["FedAvg has no parameter 'x'", "none"]),
+    "with parameters": (
+        "WithSGD",
+        ["--algorithm", "FedProx", "--algorithm.dict_kwargs.mi", "3"],
+        ["FedProx has no parameter 'mi'", "allowed: mu"],
+    ),
+    "data": ("WithSGD", ["--data.dict_kwargs.num_client", "3"], ["Federated has no", "did you mean 'num_clients'"]),
+    "data within": ("WithSGD", ["--data.datamodule.dict_kwargs.sizes", "3"], ["Points has no", "did you mean 'size'"]),
+    "model": ("WithSGD", ["--model.dict_kwargs.x", "3"], ["WithSGD has no parameter 'x'"]),
+    "callback": (
+        "WithSGD",
+        ["--trainer.callbacks+=Timer", "--trainer.callbacks.dict_kwargs.intervall", "epoch"],
+        ["Timer has no", "did you mean 'interval'"],
+    ),
+    "optimizer": ("Bare", ["--optimizer", "SGD", "--optimizer.dict_kwargs.x", "3"], ["SGD has no parameter 'x'"]),
+}
+
+
+@pytest.mark.parametrize(("model", "words", "named"), FREE.values(), ids=FREE.keys())
+def test_a_parameter_that_a_class_does_not_have_is_refused_under_dict_kwargs_too(
+    fit: Command, model: str, words: list[str], named: list[str]
+) -> None:
+    sentence = fit(model, *words).sentence
+    assert [name for name in named if name not in sentence] == [], sentence
+    assert "dict_kwargs" in sentence
+    assert not Path("run").exists()
+
+
+def test_a_class_that_takes_any_parameter_gets_them(fit: Command) -> None:
+    assert fit("Takes", "--model.dict_kwargs.x", "3", "--optimizer", "SGD").code == 0
+    config = yaml.safe_load(Path("run/config.yaml").read_text())
+    assert config["model"]["dict_kwargs"] == {"x": 3}
