@@ -13,7 +13,6 @@ from typing import Any
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.trainer.states import TrainerFn
 
-from lightning_fl.algorithms import Algorithm
 from lightning_fl.data import Source
 from lightning_fl.errors import require
 from lightning_fl.outputs import checkpoint_file
@@ -21,6 +20,7 @@ from lightning_fl.outputs.run_folder import LAST
 from lightning_fl.trainer import checkpointing
 from lightning_fl.trainer.evaluation_loop import run_evaluation
 from lightning_fl.trainer.fit_loop import FitLoop
+from lightning_fl.trainer.given_algorithm import Given
 from lightning_fl.trainer.lightning_interface import TrainerInterface
 from lightning_fl.trainer.session import session
 
@@ -46,7 +46,7 @@ class FederatedTrainer(TrainerInterface):
         self,
         model: LightningModule,
         datamodule: LightningDataModule | None = None,
-        algorithm: Algorithm | None = None,
+        algorithm: Given | None = None,
         ckpt_path: str | os.PathLike[str] | None = None,
     ) -> None:
         """Train a model in a federation.
@@ -54,7 +54,8 @@ class FederatedTrainer(TrainerInterface):
         Args:
             model: Module that every client trains.
             datamodule: A FederatedDataModule; lightning_fl.data.Federated converts any other.
-            algorithm: The federated method; FedAvg if not given.
+            algorithm: The federated method: an object, a name such as "FedProx", or a mapping with class_path and init_args, as
+                in a configuration file; FedAvg if not given.
             ckpt_path: Resume from a checkpoint: a path, `last` or `best`.
 
         Raises:
@@ -72,7 +73,7 @@ class FederatedTrainer(TrainerInterface):
         self,
         model: LightningModule | None = None,
         datamodule: LightningDataModule | None = None,
-        algorithm: Algorithm | None = None,
+        algorithm: Given | None = None,
         ckpt_path: str | os.PathLike[str] | None = None,
         verbose: bool = True,
     ) -> list[dict[str, float]]:
@@ -94,7 +95,7 @@ class FederatedTrainer(TrainerInterface):
         self,
         model: LightningModule | None = None,
         datamodule: LightningDataModule | None = None,
-        algorithm: Algorithm | None = None,
+        algorithm: Given | None = None,
         ckpt_path: str | os.PathLike[str] | None = None,
         verbose: bool = True,
     ) -> list[dict[str, float]]:
@@ -116,7 +117,7 @@ class FederatedTrainer(TrainerInterface):
         self,
         model: LightningModule | None = None,
         datamodule: LightningDataModule | None = None,
-        algorithm: Algorithm | None = None,
+        algorithm: Given | None = None,
         ckpt_path: str | os.PathLike[str] | None = None,
         return_predictions: bool = True,
     ) -> list[Any] | None:
@@ -143,7 +144,7 @@ class FederatedTrainer(TrainerInterface):
         fn: TrainerFn,
         model: LightningModule | None,
         datamodule: LightningDataModule | None,
-        algorithm: Algorithm | None,
+        algorithm: Given | None,
         ckpt_path: str | os.PathLike[str] | None,
         verbose: bool,
     ) -> list[dict[str, float]]:

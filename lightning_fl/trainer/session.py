@@ -12,7 +12,6 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import Checkpoint, ModelSummary, ProgressBar
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerStatus
 
-from lightning_fl.algorithms import Algorithm, FedAvg
 from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.hooks import Hooks, check_module
 from lightning_fl.data import FederatedDataModule
@@ -23,6 +22,7 @@ from lightning_fl.outputs.progress_bar import RoundProgressBar
 from lightning_fl.outputs.wandb_run import WandbRun, is_used
 from lightning_fl.trainer import checkpointing
 from lightning_fl.trainer.flags import cohort_size
+from lightning_fl.trainer.given_algorithm import Given, algorithm_of
 from lightning_fl.trainer.lightning_interface import TrainerInterface
 from lightning_fl.trainer.lightning_parts import check_callbacks
 from lightning_fl.trainer.memory_format import prefers_channels_last
@@ -41,7 +41,7 @@ def session(
     fn: TrainerFn,
     model: LightningModule | None,
     datamodule: LightningDataModule | None,
-    algorithm: Algorithm | None,
+    algorithm: Given | None,
     ckpt_path: str | os.PathLike[str] | None,
 ) -> Iterator[None]:
     """Attach model, data and algorithm to the trainer, run the body, and restore everything, also after an error.
@@ -119,13 +119,14 @@ def _attach(
     fn: TrainerFn,
     model: LightningModule | None,
     datamodule: LightningDataModule | None,
-    algorithm: Algorithm | None,
+    algorithm: Given | None,
 ) -> tuple[LightningModule, FederatedDataModule]:
     """Attach model, data and algorithm to the trainer; outside `fit`, those of the last session replace missing ones."""
     if fn != TrainerFn.FITTING:
         model = getattr(trainer, "lightning_module", None) if model is None else model
         datamodule = getattr(trainer, "datamodule", None) if datamodule is None else datamodule
         algorithm = getattr(trainer, "algorithm", None) if algorithm is None else algorithm
+    method = algorithm_of(algorithm)
     if model is None:
         raise UserError("there is no model to evaluate: give one, or call fit first.")
     if not isinstance(model, LightningModule):
@@ -140,7 +141,7 @@ def _attach(
         trainer.__dict__.pop("run", None)
         trainer.current_epoch = 0
         trainer.metric, trainer.metric_mode = trainer.given_metric
-    trainer.lightning_module, trainer.datamodule, trainer.algorithm = model, datamodule, algorithm or FedAvg()
+    trainer.lightning_module, trainer.datamodule, trainer.algorithm = model, datamodule, method
     trainer.val_dataloaders = trainer.test_dataloaders = trainer.predict_dataloaders = None
     trainer.should_stop, trainer.callback_metrics, trainer.progress_bar_metrics = False, {}, {}
     model.trainer = trainer  # type: ignore[assignment]

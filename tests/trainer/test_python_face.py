@@ -1,0 +1,54 @@
+"""Test what users write in Python: names for classes, Lightning's flags, the table at the end, the history, reprs."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from toys import Perceptron, federation, vector
+
+from lightning_fl import FederatedTrainer, UserError
+from lightning_fl.algorithms import FedProx
+
+MakeTrainer = Callable[..., FederatedTrainer]
+
+
+# -------------------------------------------------------------------------------------------- an algorithm by its name
+
+
+@pytest.mark.parametrize(
+    ("given", "same"),
+    [
+        ("FedAvg", None),
+        ({"class_path": "FedProx", "init_args": {"mu": 0.5}}, FedProx(mu=0.5)),
+        ({"class_path": "lightning_fl.algorithms.FedProx", "init_args": {"mu": 0.5}}, FedProx(mu=0.5)),
+    ],
+)
+def test_an_algorithm_may_be_given_by_name(make_trainer: MakeTrainer, given: Any, same: Any) -> None:
+    start, results = Perceptron(), []
+    for algorithm in (given, same):
+        module = Perceptron()
+        module.load_state_dict(start.state_dict())
+        make_trainer(max_rounds=2).fit(module, federation(), algorithm=algorithm)
+        results.append(vector(module))
+    np.testing.assert_array_equal(*results)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("FedPorx", r"algorithm 'FedPorx' is unknown; did you mean 'FedProx'\? Allowed: .*SCAFFOLD"),
+        ({"class_path": "FedProx", "init_args": {"mi": 1}}, r"FedProx has no parameter 'mi'; allowed: mu"),
+        (
+            {"class_path": "FedProx", "init_args": 3},
+            "init_args of FedProx must be a mapping with its parameters, got 3",
+        ),
+        ({"class_path": "FedProx", "mu": 3}, "class_path and init_args, got class_path, mu"),
+        ({"mu": 3}, "class_path and init_args, got mu"),
+        (FedProx, r"algorithm is the class FedProx: give an object, FedProx\(…\), or its name"),
+        (3, "algorithm must be an Algorithm, its name, or a mapping with class_path and init_args, got 3"),
+    ],
+)
+def test_what_is_no_algorithm_is_refused(make_trainer: MakeTrainer, given: Any, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        make_trainer().fit(Perceptron(), federation(), algorithm=given)
