@@ -19,8 +19,8 @@ from lightning.pytorch import Trainer
 from lightning_fl import aggregators, algorithms, callbacks, codecs, exchanges, rules, steps
 from lightning_fl.cli import main
 from lightning_fl.cli.config_checks import check_file
-from lightning_fl.cli.refused_flags import STOCK_FLAGS
 from lightning_fl.trainer import FederatedTrainer
+from lightning_fl.trainer.lightning_parts import STOCK_FLAGS
 
 QUICKSTART = str(Path(__file__).parents[2] / "configs" / "quickstart.yaml")
 

@@ -1,6 +1,9 @@
 """Test what users write in Python: names for classes, Lightning's flags, the table at the end, the history, reprs."""
 
+import subprocess
+import sys
 from collections.abc import Callable
+from inspect import Parameter, signature
 from typing import Any
 
 import numpy as np
@@ -52,3 +55,40 @@ def test_an_algorithm_may_be_given_by_name(make_trainer: MakeTrainer, given: Any
 def test_what_is_no_algorithm_is_refused(make_trainer: MakeTrainer, given: Any, said: str) -> None:
     with pytest.raises(UserError, match=said):
         make_trainer().fit(Perceptron(), federation(), algorithm=given)
+
+
+# ------------------------------------------------------------------------------------------- what Lightning's users type
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        (
+            "max_epochs",
+            "max_epochs is a flag of lightning.Trainer that FederatedTrainer does not have: .*use max_rounds",
+        ),
+        ("max_steps", "local_steps"),
+        ("val_check_interval", "val_every_n_rounds"),
+        ("max_round", "FederatedTrainer has no flag 'max_round'; did you mean 'max_rounds'"),
+        ("quick", "FederatedTrainer has no flag 'quick'; allowed: accelerator, "),
+    ],
+)
+def test_flags_that_are_not_there_are_refused_in_a_sentence(flag: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        FederatedTrainer(**{flag: 3})
+
+
+def test_the_signature_is_that_of_the_flags() -> None:
+    parameters = signature(FederatedTrainer).parameters
+    assert {"max_rounds", "callbacks", "metric"} <= parameters.keys()
+    assert not any(parameter.kind == Parameter.VAR_KEYWORD for parameter in parameters.values())
+
+
+def test_packages_are_found_after_importing_the_library_alone() -> None:
+    code = (
+        "import sys, lightning_fl; assert 'torch' not in sys.modules; print(lightning_fl.algorithms.FedProx.__name__, "
+        "lightning_fl.data.Digits.__name__, lightning_fl.callbacks.__name__, lightning_fl.modules.__name__, "
+        "'algorithms' in dir(lightning_fl), hasattr(lightning_fl, 'nothing'))"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert shown.split() == ["FedProx", "Digits", "lightning_fl.callbacks", "lightning_fl.modules", "True", "False"]
