@@ -34,7 +34,6 @@ from lightning_fl.cli.type_descriptions import shown
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import require
 from lightning_fl.outputs import checkpoint_file, wandb_run
-from lightning_fl.outputs.final_table import final_table
 from lightning_fl.outputs.run_folder import config_name
 from lightning_fl.state.settings import Change
 from lightning_fl.trainer import FederatedTrainer
@@ -246,11 +245,6 @@ class FederatedCLI(LightningCLI):
             **super()._prepare_subcommand_kwargs(subcommand),
             "algorithm": self._get(self.config_init, "algorithm"),
         }
-
-    def after_fit(self) -> None:
-        """Print the results and the paths of the files."""
-        if self.trainer.is_global_zero:
-            print(final_table(self.trainer))  # type: ignore[arg-type]
 
     def predict(self, **arguments: Any) -> None:
         """Predict, and save the predictions: a list of what `predict_step` returned for each batch."""

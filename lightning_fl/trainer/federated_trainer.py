@@ -16,6 +16,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning_fl.data import Source
 from lightning_fl.errors import require
 from lightning_fl.outputs import checkpoint_file
+from lightning_fl.outputs.final_table import final_table
 from lightning_fl.outputs.run_folder import LAST
 from lightning_fl.trainer import checkpointing
 from lightning_fl.trainer.evaluation_loop import run_evaluation
@@ -48,6 +49,7 @@ class FederatedTrainer(TrainerInterface):
         datamodule: LightningDataModule | None = None,
         algorithm: Given | None = None,
         ckpt_path: str | os.PathLike[str] | None = None,
+        verbose: bool = True,
     ) -> None:
         """Train a model in a federation.
 
@@ -57,6 +59,7 @@ class FederatedTrainer(TrainerInterface):
             algorithm: The federated method: an object, a name such as "FedProx", or a mapping with class_path and init_args, as
                 in a configuration file; FedAvg if not given.
             ckpt_path: Resume from a checkpoint: a path, `last` or `best`.
+            verbose: Print the results and the paths of the files at the end.
 
         Raises:
             UserError: an argument does not fit; raised before anything is trained or written.
@@ -68,6 +71,8 @@ class FederatedTrainer(TrainerInterface):
             else:
                 self.fit_loop.prepare()
             self.fit_loop.run()
+        if verbose and self.is_global_zero:
+            print(final_table(self))
 
     def validate(
         self,
@@ -155,6 +160,19 @@ class FederatedTrainer(TrainerInterface):
             for name, value in {name: x for of_loader in averages for name, x in of_loader.items()}.items():
                 print(f"{name:<24} {value:.6g}")
         return averages
+
+    @property
+    def history(self) -> Any:
+        """Logged rows of the last fit, as in metrics.csv: a pandas DataFrame if pandas is there, else a list of dictionaries."""
+        try:
+            from pandas import DataFrame
+        except ImportError:
+            return list(self.fit_loop.rows)
+        return DataFrame(self.fit_loop.rows)
+
+    def __repr__(self) -> str:
+        shown = ("max_rounds", "clients_per_round", "default_root_dir")
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
     # -- for loops and callbacks ----------------------------------------------------------------------------------------
 

@@ -48,6 +48,7 @@ class FitLoop:
             a round contains this state.
         folder: folder that the fit writes to.
         saved_states: files of clients' states that `last.ckpt` refers to.
+        rows: logged rows, those of the rounds before a resumption first.
         epoch_loop: the attributes of Lightning's own loop that stock callbacks read.
         val_loop: the same of its validation loop: `_has_run` is True once a round has been validated.
     """
@@ -60,6 +61,7 @@ class FitLoop:
         self.trainer = trainer
         self.val_loop = SimpleNamespace(_has_run=False)
         self.before_round: dict[str, Any] | None = None
+        self.rows: list[dict[str, float]] = []
         self._knows_metrics = False
         self._unwritten: tuple[int, Bits] | None = None
         self._next_write = 0.0
@@ -107,6 +109,7 @@ class FitLoop:
         """Run all rounds, between Lightning's opening and closing hooks."""
         trainer, run = self.trainer, self.trainer.run
         self.folder.first_round = run.round
+        self.rows = self.folder.earlier_rows()
         trainer.hooks.call("on_fit_start")
         self._sanity_check()
         hyperparameters = {**trainer.lightning_module.hparams_initial, "algorithm": trainer.algorithm.name}
@@ -259,6 +262,7 @@ class FitLoop:
         trainer.logged_metrics = {name: torch.tensor(float(value)) for name, value in row.items()}
         if not self._is_due(trainer.log_every_n_rounds):
             return
+        self.rows.append({name: x if isinstance(x, int) else float(x) for name, x in row.items()})
         log_row(trainer, row, int(record["round"]))
         if trainer.is_global_zero and any(isinstance(logger, RoundCSVLogger) for logger in trainer.loggers):
             self._unwritten = trainer.run.round, deepcopy(trainer.run.ledger.total_bits)

@@ -31,7 +31,6 @@ from lightning_fl.trainer.lightning_parts import (
     refuse_flag,
 )
 
-
 Init = TypeVar("Init", bound=Callable[..., None])
 
 

@@ -4,14 +4,18 @@ import subprocess
 import sys
 from collections.abc import Callable
 from inspect import Parameter, signature
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from toys import Perceptron, federation, vector
+from toys import Perceptron, federation, read_rows, vector
 
 from lightning_fl import FederatedTrainer, UserError
-from lightning_fl.algorithms import FedProx
+from lightning_fl.algorithms import Algorithm, FedAvg, FedProx
+from lightning_fl.codecs import TopK
+from lightning_fl.outputs.final_table import final_table
 
 MakeTrainer = Callable[..., FederatedTrainer]
 
@@ -92,3 +96,80 @@ def test_packages_are_found_after_importing_the_library_alone() -> None:
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert shown.split() == ["FedProx", "Digits", "lightning_fl.callbacks", "lightning_fl.modules", "True", "False"]
+
+
+# ------------------------------------------------------------------------------------------------ after the training
+
+
+def test_a_fit_ends_with_the_table_of_the_command_line(
+    make_trainer: MakeTrainer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = make_trainer()
+    trainer.fit(Perceptron(), federation())
+    shown = capsys.readouterr().out
+    assert shown == final_table(trainer) + "\n"
+    assert "rounds    2\n" in shown
+    trainer.fit(Perceptron(), federation(), verbose=False)
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_the_history_has_the_rows_of_metrics_csv(make_trainer: MakeTrainer, tmp_path: Path, every: int) -> None:
+    trainer = make_trainer(max_rounds=3, logger=True, log_every_n_rounds=every)
+    assert trainer.history == []
+    trainer.fit(Perceptron(), federation())
+    rows = read_rows(tmp_path)
+    assert len(trainer.history) == len(rows) == (3 if every == 1 else 2)
+    for row, written in zip(trainer.history, rows, strict=True):
+        assert {name: pytest.approx(float(value)) for name, value in written.items() if value and name != "step"} == {
+            name: value for name, value in row.items() if name != "time/round_seconds"
+        }
+
+
+def test_the_history_needs_no_files_and_is_that_of_the_last_fit(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer()
+    for _ in range(2):
+        trainer.fit(Perceptron(), federation())
+        assert [row["round"] for row in trainer.history] == [0, 1]
+
+
+def test_a_resumed_run_has_its_earlier_history_too(make_trainer: MakeTrainer, keeps_files: dict[str, Any]) -> None:
+    make_trainer(max_rounds=2, **keeps_files).fit(Perceptron(), federation())
+    resumed = make_trainer(max_rounds=3, **keeps_files)
+    resumed.fit(Perceptron(), federation(), ckpt_path="last")
+    assert [row["round"] for row in resumed.history] == [0, 1, 2]
+    assert all(row["val/loss"] > 0 for row in resumed.history)
+
+
+def test_the_history_is_a_data_frame_where_pandas_is_there(
+    make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make_trainer()
+    trainer.fit(Perceptron(), federation())
+    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=lambda rows: ("frame", rows)))
+    kind, rows = trainer.history
+    assert kind == "frame"
+    assert len(rows) == 2
+
+
+# -------------------------------------------------------------------------------------------------------------- reprs
+
+
+@pytest.mark.parametrize(
+    ("thing", "shown"),
+    [
+        (FedAvg(), "FedAvg()"),
+        (FedProx(mu=0.5), "FedProx(rule=Proximal(mu=0.5))"),
+        (
+            Algorithm(uplink=TopK(alpha=0.1), personal=["head"]),
+            "Algorithm(uplink=TopK(alpha=0.1), personal=('head',))",
+        ),
+    ],
+)
+def test_an_algorithm_shows_the_slots_that_are_not_fedavg_s(thing: Any, shown: str) -> None:
+    assert repr(thing).replace(", index_bits='ceil'", "") == shown
+
+
+def test_a_trainer_shows_what_it_runs(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    trainer = make_trainer()
+    assert repr(trainer) == f"FederatedTrainer(max_rounds=2, clients_per_round=3, default_root_dir={str(tmp_path)!r})"
