@@ -176,6 +176,8 @@ def resume(trainer: TrainerInterface, federation: Federation, path: str) -> None
         trainer.metric, trainer.metric_mode = kept["name"], kept["mode"]
     elif trainer.metric is None:  # checkpoints of earlier versions do not name it
         trainer.metric = find_metric(saved.get("metrics", {}))
+    if not trainer.metric_falls:
+        federation.accuracy = trainer.metric
     trainer.publish(saved.get("metrics", {}))  # checkpoints of version 0.1 have none
     _keep_numerics(trainer, federation, saved)
     done = trainer.run.round

@@ -21,9 +21,8 @@ from lightning_fl.outputs.run_folder import LAST
 from lightning_fl.trainer import checkpointing
 from lightning_fl.trainer.evaluation_loop import run_evaluation
 from lightning_fl.trainer.fit_loop import FitLoop
-from lightning_fl.trainer.given_algorithm import Given
 from lightning_fl.trainer.lightning_interface import TrainerInterface
-from lightning_fl.trainer.session import session
+from lightning_fl.trainer.session import Given, session
 
 
 class FederatedTrainer(TrainerInterface):

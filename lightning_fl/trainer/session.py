@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from pydoc import locate
+from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import Checkpoint, ModelSummary, ProgressBar
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerStatus
 
+from lightning_fl import algorithms
+from lightning_fl.algorithms import Algorithm, FedAvg
+from lightning_fl.checks import parameters_of
 from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.hooks import Hooks, check_module
 from lightning_fl.data import FederatedDataModule
-from lightning_fl.errors import UserError
+from lightning_fl.errors import UserError, nearest, require
 from lightning_fl.outputs import run_folder
 from lightning_fl.outputs.loggers import tell
 from lightning_fl.outputs.progress_bar import RoundProgressBar
 from lightning_fl.outputs.wandb_run import WandbRun, is_used
 from lightning_fl.trainer import checkpointing
 from lightning_fl.trainer.flags import cohort_size
-from lightning_fl.trainer.given_algorithm import Given, algorithm_of
 from lightning_fl.trainer.lightning_interface import TrainerInterface
 from lightning_fl.trainer.lightning_parts import check_callbacks
 from lightning_fl.trainer.memory_format import prefers_channels_last
@@ -33,6 +37,9 @@ STAGES = {
     TrainerFn.TESTING: RunningStage.TESTING,
     TrainerFn.PREDICTING: RunningStage.PREDICTING,
 }
+
+Given = Algorithm | str | Mapping[str, Any]
+"""An algorithm, the name of one, or a mapping with `class_path` and, for its parameters, `init_args`."""
 
 
 @contextmanager
@@ -149,6 +156,53 @@ def _attach(
     trainer.callbacks = _all_callbacks(trainer, model)
     trainer.hooks = Hooks(trainer, model, datamodule, trainer.callbacks)
     return model, datamodule
+
+
+def algorithm_of(given: Given | None) -> Algorithm:
+    """Return the algorithm that a user means; FedAvg for None.
+
+    >>> algorithm_of({"class_path": "FedProx", "init_args": {"mu": 0.1}}).rule
+    Proximal(mu=0.1)
+
+    Raises:
+        UserError: there is no such algorithm, or it does not have a parameter.
+    """
+    if given is None:
+        return FedAvg()
+    if isinstance(given, Algorithm):
+        return given
+    own_name = getattr(given, "__name__", "")
+    require(
+        not isinstance(given, type),
+        f"algorithm is the class {own_name}: give an object, {own_name}(…), or its name.",
+    )
+    given = {"class_path": given} if isinstance(given, str) else given
+    require(
+        isinstance(given, Mapping),
+        f"algorithm must be an Algorithm, its name, or a mapping with class_path and init_args, got {given!r}.",
+    )
+    require(
+        "class_path" in given and given.keys() <= {"class_path", "init_args"},
+        f"algorithm as a mapping has the keys class_path and init_args, got {', '.join(map(str, given))}.",
+    )
+    name, arguments = str(given["class_path"]), given.get("init_args", {})
+    known = {known: getattr(algorithms, known) for known in algorithms.__all__}
+    found: Any = known.get(name) or (locate(name) if "." in name else None)
+    require(
+        isinstance(found, type) and issubclass(found, Algorithm),
+        f"algorithm {name!r} is unknown; {nearest(name.rpartition('.')[2], known)}.",
+    )
+    require(
+        isinstance(arguments, Mapping),
+        f"init_args of {found.__name__} must be a mapping with its parameters, got {arguments!r}.",
+    )
+    parameters = parameters_of(found)
+    for argument in arguments:
+        require(
+            argument in parameters,
+            f"{found.__name__} has no parameter {argument!r}; {nearest(str(argument), parameters)}.",
+        )
+    return found(**arguments)
 
 
 def _all_callbacks(trainer: TrainerInterface, model: LightningModule) -> list[Callback]:

@@ -260,6 +260,16 @@ def test_the_checkpoint_keeps_a_given_metric(
     assert other.metric == "val_acc"
 
 
+def test_a_resumed_method_goes_on_with_the_given_accuracy(
+    make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    module = Own(val_acc=[0.5], val_top5=[0.75])
+    make_trainer(metric="val_top5", **keeps_files).fit(module, Served(9), FedDU())
+    resumed = make_trainer(max_rounds=3, **keeps_files)
+    resumed.fit(module, Served(9), FedDU(), ckpt_path="last")
+    assert resumed.callback_metrics["feddu/accuracy"] == 0.75
+
+
 def test_a_report_reads_the_metric_that_the_run_kept(
     make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
 ) -> None:
