@@ -21,6 +21,7 @@ from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.hooks import Hooks, check_module
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError, nearest, require
+from lightning_fl.modules import ImageClassifier
 from lightning_fl.outputs import run_folder
 from lightning_fl.outputs.loggers import tell
 from lightning_fl.outputs.progress_bar import RoundProgressBar
@@ -74,6 +75,7 @@ def session(
         datamodule.setup(fn.value)
         if trainer.fitting:
             check_module(model)
+            _check_images(model, datamodule)
             num_eligible = int((datamodule.client_sizes > 0).sum())
             cohort_size(trainer.clients_per_round, datamodule.num_clients, num_eligible)
             if trainer.loggers or trainer.enable_checkpointing:
@@ -203,6 +205,25 @@ def algorithm_of(given: Given | None) -> Algorithm:
             f"{found.__name__} has no parameter {argument!r}; {nearest(str(argument), parameters)}.",
         )
     return found(**arguments)
+
+
+def _check_images(model: LightningModule, data: FederatedDataModule) -> None:
+    """Raise `UserError` if an image classifier of this package takes other images than the data have, or has fewer classes."""
+    if not isinstance(model, ImageClassifier):
+        return
+    name, owner, classes = type(model).__name__, type(data).__name__, model.hparams.get("num_classes")
+    require(
+        classes is None or data.num_classes is None or classes >= data.num_classes,
+        f"{name} has {classes} classes, but {owner} has {data.num_classes}: give it num_classes={data.num_classes}.",
+    )
+    channels, size, example = data.in_channels, data.image_size, model.example_input_array
+    if not isinstance(example, torch.Tensor) or channels is None or size is None:
+        return
+    require(
+        example.shape[1:] == (channels, size, size),
+        f"{name} takes {'×'.join(map(str, example.shape[1:]))} images, but {owner} has {channels}×{size}×{size}: "
+        f"give it in_channels={channels} and image_size={size}.",
+    )
 
 
 def _all_callbacks(trainer: TrainerInterface, model: LightningModule) -> list[Callback]:

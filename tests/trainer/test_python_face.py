@@ -10,11 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from toys import Perceptron, federation, read_rows, vector
 
 from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.algorithms import Algorithm, FedAvg, FedProx
 from lightning_fl.codecs import TopK
+from lightning_fl.data import Digits
+from lightning_fl.modules import ImageClassifier
 from lightning_fl.outputs.final_table import final_table
 
 MakeTrainer = Callable[..., FederatedTrainer]
@@ -173,3 +176,34 @@ def test_an_algorithm_shows_the_slots_that_are_not_fedavg_s(thing: Any, shown: s
 def test_a_trainer_shows_what_it_runs(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     trainer = make_trainer()
     assert repr(trainer) == f"FederatedTrainer(max_rounds=2, clients_per_round=3, default_root_dir={str(tmp_path)!r})"
+
+
+# ------------------------------------------------------------------------------------------- networks that do not fit
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (
+            {"network": "lenet5"},
+            r"ImageClassifier takes 3×32×32 images, but Digits has 1×8×8: give it in_channels=1 and image_size=8",
+        ),
+        ({"network": "linear", "in_channels": 1}, "1×32×32 images, but Digits has 1×8×8"),
+        (
+            {"network": "linear", "in_channels": 1, "image_size": 8, "num_classes": 4},
+            "ImageClassifier has 4 classes, but Digits has 10: give it num_classes=10",
+        ),
+    ],
+)
+def test_a_network_that_does_not_fit_the_data_is_refused(
+    make_trainer: MakeTrainer, model: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UserError, match=said):
+        make_trainer().fit(ImageClassifier(**model), Digits(num_clients=5))
+
+
+def test_a_network_that_fits_is_not_refused(make_trainer: MakeTrainer) -> None:
+    small = {"in_channels": 1, "image_size": 8}
+    make_trainer(max_rounds=1).fit(ImageClassifier("linear", num_classes=12, **small), Digits(num_clients=5))
+    any_size = torch.nn.Sequential(torch.nn.Conv2d(1, 10, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+    make_trainer(max_rounds=1).fit(ImageClassifier(any_size), Digits(num_clients=5))
