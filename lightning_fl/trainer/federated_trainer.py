@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from lightning_fl.trainer import checkpointing
 from lightning_fl.trainer.evaluation_loop import run_evaluation
 from lightning_fl.trainer.fit_loop import FitLoop
 from lightning_fl.trainer.lightning_interface import TrainerInterface
+from lightning_fl.trainer.lightning_parts import refuse_argument, refusing_others
 from lightning_fl.trainer.session import Given, session
 
 
@@ -42,6 +43,7 @@ class FederatedTrainer(TrainerInterface):
 
     # -- the four entry points -----------------------------------------------------------------------------------------
 
+    @refusing_others(partial(refuse_argument, "fit"))
     def fit(
         self,
         model: LightningModule,
@@ -73,6 +75,7 @@ class FederatedTrainer(TrainerInterface):
         if verbose and self.is_global_zero:
             print(final_table(self))
 
+    @refusing_others(partial(refuse_argument, "validate"))
     def validate(
         self,
         model: LightningModule | None = None,
@@ -95,6 +98,7 @@ class FederatedTrainer(TrainerInterface):
         """
         return self._evaluate(TrainerFn.VALIDATING, model, datamodule, algorithm, ckpt_path, verbose)
 
+    @refusing_others(partial(refuse_argument, "test"))
     def test(
         self,
         model: LightningModule | None = None,
@@ -117,6 +121,7 @@ class FederatedTrainer(TrainerInterface):
         """
         return self._evaluate(TrainerFn.TESTING, model, datamodule, algorithm, ckpt_path, verbose)
 
+    @refusing_others(partial(refuse_argument, "predict"))
     def predict(
         self,
         model: LightningModule | None = None,

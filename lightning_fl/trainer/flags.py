@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import timedelta
-from functools import wraps
-from inspect import signature
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal
 
 from lightning.fabric.accelerators import Accelerator
 from lightning.fabric.strategies import Strategy
@@ -29,23 +27,8 @@ from lightning_fl.trainer.lightning_parts import (
     build_timer,
     check_callbacks,
     refuse_flag,
+    refusing_others,
 )
-
-Init = TypeVar("Init", bound=Callable[..., None])
-
-
-def refusing_others(init: Init) -> Init:
-    """Let a constructor refuse unknown flags in a sentence; its signature, which the command line reads, stays."""
-    known = signature(init).parameters.keys() - {"self"}
-
-    @wraps(init)
-    def checked(self: Any, *positional: Any, **flags: Any) -> None:
-        for name in flags:
-            if name not in known:
-                refuse_flag(name, known)
-        init(self, *positional, **flags)
-
-    return cast(Init, checked)
 
 
 class TrainerFlags:
@@ -72,7 +55,7 @@ class TrainerFlags:
     unchangeable = ("client_optimizer",)
     """Flags that a resumed run must keep. Those in neither list do not decide the results."""
 
-    @refusing_others
+    @refusing_others(refuse_flag)
     def __init__(
         self,
         *,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from difflib import get_close_matches
-from typing import Any, NoReturn
+from functools import wraps
+from inspect import signature
+from typing import Any, NoReturn, TypeVar, cast
 
 import torch
 from lightning.fabric import Fabric
@@ -71,6 +73,45 @@ STOCK_FLAGS = {
     "model_registry": "models are not uploaded to a registry: the final model is in model.ckpt",
 }
 """Flags of `lightning.Trainer` that FederatedTrainer does not have: the reason, and what to use instead."""
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def refusing_others(refuse: Callable[[str, Iterable[str]], NoReturn]) -> Callable[[Function], Function]:
+    """Return a decorator of a method that refuses unknown arguments; the signature, which the command line reads, stays.
+
+    Args:
+        refuse: raises the error, given the unknown name and all known ones.
+    """
+
+    def decorated(method: Function) -> Function:
+        known = signature(method).parameters.keys() - {"self"}
+
+        @wraps(method)
+        def checked(*positional: Any, **named: Any) -> Any:
+            for name in named:
+                if name not in known:
+                    refuse(name, known)
+            return method(*positional, **named)
+
+        return cast(Function, checked)
+
+    return decorated
+
+
+def refuse_argument(method: str, name: str, arguments: Iterable[str]) -> NoReturn:
+    """Refuse an argument that a method of the trainer does not have.
+
+    Raises:
+        UserError: always; the sentence says what to use instead of loaders, or which arguments there are.
+    """
+    if "dataloader" in name:
+        raise UserError(
+            f"{method} has no argument {name!r}: a federation divides the samples of a datamodule, so use "
+            "datamodule=lightning_fl.data.Federated(datamodule, num_clients=…)."
+        )
+    raise UserError(f"{method} has no argument {name!r}; {nearest(name, arguments)}.")
 
 
 def refuse_flag(name: str, flags: Iterable[str]) -> NoReturn:

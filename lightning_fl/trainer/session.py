@@ -13,6 +13,7 @@ import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import Checkpoint, ModelSummary, ProgressBar
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerStatus
+from torch.utils.data import DataLoader
 
 from lightning_fl import algorithms
 from lightning_fl.algorithms import Algorithm, FedAvg
@@ -143,7 +144,8 @@ def _attach(
     if not isinstance(datamodule, FederatedDataModule):
         raise UserError(
             f"datamodule must be a FederatedDataModule, got {type(datamodule).__name__}: "
-            "lightning_fl.data.Federated(datamodule, num_clients=…) converts any other."
+            "lightning_fl.data.Federated(datamodule, num_clients=…) converts any other"
+            f"{', also of a LightningDataModule with this loader' if isinstance(datamodule, DataLoader) else ''}."
         )
     trainer.state.fn, trainer.state.stage, trainer.state.status = fn, STAGES[fn], TrainerStatus.RUNNING
     if fn == TrainerFn.FITTING:

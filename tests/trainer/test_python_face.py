@@ -207,3 +207,28 @@ def test_a_network_that_fits_is_not_refused(make_trainer: MakeTrainer) -> None:
     make_trainer(max_rounds=1).fit(ImageClassifier("linear", num_classes=12, **small), Digits(num_clients=5))
     any_size = torch.nn.Sequential(torch.nn.Conv2d(1, 10, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
     make_trainer(max_rounds=1).fit(ImageClassifier(any_size), Digits(num_clients=5))
+
+
+@pytest.mark.parametrize(
+    ("call", "given", "said"),
+    [
+        ("fit", "train_dataloaders", "fit has no argument 'train_dataloaders': .*lightning_fl.data.Federated"),
+        ("validate", "dataloaders", "validate has no argument 'dataloaders': .*lightning_fl.data.Federated"),
+        (
+            "fit",
+            "algoritm",
+            r"fit has no argument 'algoritm'; did you mean 'algorithm'\? Allowed: algorithm, ckpt_path,",
+        ),
+    ],
+)
+def test_arguments_that_are_not_there_are_refused_in_a_sentence(
+    make_trainer: MakeTrainer, call: str, given: str, said: str
+) -> None:
+    with pytest.raises(UserError, match=said):
+        getattr(make_trainer(), call)(Perceptron(), **{given: None})
+
+
+def test_a_loader_instead_of_data_is_refused_with_the_way_out(make_trainer: MakeTrainer) -> None:
+    loader = torch.utils.data.DataLoader(torch.zeros(4, 3))
+    with pytest.raises(UserError, match=r"got DataLoader: .*Federated.* of a LightningDataModule with this loader"):
+        make_trainer().fit(Perceptron(), loader)
