@@ -43,7 +43,7 @@ import torch
 from peers import Peer, Work
 from torch import Tensor, nn
 
-from lightning_fl import FederatedTrainer, algorithms
+from lightning_fl import FederatedTrainer
 from lightning_fl.data import Arrays
 from lightning_fl.errors import UserError
 from lightning_fl.modules import ImageClassifier, network
@@ -161,7 +161,7 @@ def measure(name: str, samples: int, options: argparse.Namespace) -> None:
             callbacks=[alternate],
             **QUIET | (OUTPUTS if options.outputs else {}),
         )
-        trainer.fit(ImageClassifier(name, learning_rate=LEARNING_RATE), data, getattr(algorithms, options.algorithm)())
+        trainer.fit(ImageClassifier(name, learning_rate=LEARNING_RATE), data, options.algorithm, verbose=False)
     if not trainer.is_global_zero:
         return
     seconds = {key: values[1:] for key, values in alternate.seconds.items()}  # the first turn warms up

@@ -151,7 +151,8 @@ def measure(point: Point) -> dict[str, float]:
         )
         before = resident()
         started = time.perf_counter()
-        trainer.fit(module, arrays, Algorithm(rule=LocalOptimizer() if point.states == "none" else Keeping()))
+        rule = LocalOptimizer() if point.states == "none" else Keeping()
+        trainer.fit(module, arrays, Algorithm(rule=rule), verbose=False)
         moments = clock.seconds
         lengths = [later - earlier for earlier, later in pairwise(moments)][1:]
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -60,7 +60,7 @@ def measure(network: str, batch_size: int, options: argparse.Namespace, **flags:
             **flags,
         )
         data = federation_of(images, labels, options.clients, batch_size)
-        trainer.fit(ImageClassifier(network, learning_rate=LEARNING_RATE), data)
+        trainer.fit(ImageClassifier(network, learning_rate=LEARNING_RATE), data, verbose=False)
     return statistics.median(clock.seconds[1:]), trainer.run.macs_at_start
 
 

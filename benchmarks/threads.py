@@ -68,7 +68,7 @@ def measure(network: str, batch_size: int, options: argparse.Namespace) -> tuple
             **QUIET,
         )
         data = federation_of(images, labels, CLIENTS, batch_size)
-        trainer.fit(ImageClassifier(network, learning_rate=LEARNING_RATE), data)
+        trainer.fit(ImageClassifier(network, learning_rate=LEARNING_RATE), data, verbose=False)
     torch.set_num_threads(max(options.threads))
     macs = trainer.run.macs_at_start
     chosen = choose_threads(None, None if macs is None else macs * batch_size, 1)

@@ -9,6 +9,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from lightning_fl.checks import check_choice, is_real, reaches
 from lightning_fl.errors import UserError, nearest, require
+from lightning_fl.outputs.metric import ACCURACY, falls, find_metric
 
 # Costs to record, if the trainer has them.
 COSTS = ("comm/total_uplink_bytes", "comm/total_downlink_bytes", "time/simulated_seconds")
@@ -25,8 +26,9 @@ class TargetReached(Callback):
 
     Args:
         target: value to reach; a value within rounding of it counts as reached.
-        monitor: name of the metric.
-        mode: `max` if more is better, `min` if less is.
+        monitor: name of the metric; if not given, a federation's `trainer.metric`, and elsewhere the only accuracy that
+            validation logs, or else the loss.
+        mode: `max` if higher is better, `min` if lower is; if not given, `min` for the names of losses and errors.
         stop: end the training when the target is reached.
 
     Raises:
@@ -36,11 +38,11 @@ class TargetReached(Callback):
     def __init__(
         self,
         target: float,
-        monitor: str = "val/accuracy",
-        mode: Literal["max", "min"] = "max",
+        monitor: str | None = None,
+        mode: Literal["max", "min"] | None = None,
         stop: bool = True,
     ) -> None:
-        check_choice("mode", mode, ("max", "min"))
+        check_choice("mode", mode, (None, "max", "min"))
         require(is_real(target), f"target must be a finite number, got {target!r}.")
         self.target = target
         self.monitor = monitor
@@ -49,6 +51,14 @@ class TargetReached(Callback):
         self.reached: dict[str, float] | None = None
         self._seen = False
         self._validated = False
+        self._watched = monitor
+        self._falls = mode == "min"
+
+    def on_fit_start(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Forget the metric of an earlier training."""
+        self._watched, self._validated = None, False
+        if self.monitor is not None:
+            self._watch(self.monitor, falls(self.monitor))
 
     def on_validation_end(self, trainer: Any, pl_module: LightningModule) -> None:
         """Note that the metrics of a validation are available."""
@@ -60,27 +70,35 @@ class TargetReached(Callback):
         Raises:
             UserError: the metric is not logged; the sentence names the nearest one.
         """
-        if self._validated and self.monitor not in trainer.callback_metrics:
-            names = trainer.callback_metrics.keys()
-            raise UserError(
-                f"TargetReached monitors {self.monitor!r}, which is not logged; {nearest(self.monitor, names)}."
-            )
+        names = trainer.callback_metrics.keys()
+        if not self._validated or self._watched in names:
+            return
+        require(
+            self._watched is not None,
+            f"TargetReached finds neither one accuracy nor a loss among {', '.join(map(repr, sorted(names)))}: "
+            "give it a monitor.",
+        )
+        raise UserError(
+            f"TargetReached monitors {self._watched!r}, which is not logged; {nearest(str(self._watched), names)}."
+        )
 
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
         """Compare the metric with the target."""
         metrics = trainer.callback_metrics
-        if self.monitor not in metrics:
+        if self._watched is None:
+            self._find(trainer)
+        if self._watched not in metrics:
             return
         self._seen = True
-        value = float(metrics[self.monitor])
-        if self.reached is not None or not reaches(value, self.target, falls=self.mode == "min"):
+        value = float(metrics[self._watched])
+        if self.reached is not None or not reaches(value, self.target, self._falls):
             return
         known = {name: float(metrics[name]) for name in COSTS if name in metrics}
         self.reached = {"epoch": trainer.current_epoch, "step": trainer.global_step, "value": value, **known}
         pl_module.log("target/epoch", float(trainer.current_epoch))
         costs = "".join(f", {name.partition('/')[2]} {amount:,.0f}" for name, amount in known.items())
         rank_zero_info(
-            f"{self.monitor} reached {self.target:g} with {value:.4g} in epoch {trainer.current_epoch} (from 0){costs}."
+            f"{self._watched} reached {self.target:g} with {value:.4g} in epoch {trainer.current_epoch} (from 0){costs}."
         )
         if self.stop:
             trainer.should_stop = True
@@ -89,7 +107,22 @@ class TargetReached(Callback):
         """Warn if the metric was never logged."""
         if not self._seen:
             names = [name for name in trainer.callback_metrics if name.startswith(("val", "train"))]
-            rank_zero_warn(f"TargetReached: {self.monitor!r} was never logged; {nearest(self.monitor, names)}.")
+            watched = self._watched or ACCURACY
+            rank_zero_warn(f"TargetReached: {watched!r} was never logged; {nearest(watched, names)}.")
+
+    def _find(self, trainer: Any) -> None:
+        """Find the metric that the run is about, in a stock trainer after its first validation."""
+        of_run = getattr(trainer, "metric", None)
+        if isinstance(of_run, str):
+            self._watch(of_run, trainer.metric_falls)
+        elif (self._validated or not trainer.enable_validation) and (name := find_metric(trainer.callback_metrics)):
+            self._watch(name, falls(name))
+            better = "lower" if self._falls else "higher"
+            rank_zero_info(f"TargetReached monitors {name}, where {better} is better; its monitor sets another.")
+
+    def _watch(self, name: str, lower_is_better: bool) -> None:
+        self._watched = name
+        self._falls = lower_is_better if self.mode is None else self.mode == "min"
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""

@@ -100,7 +100,7 @@ def main() -> None:
         )
         data = Digits(num_clients=20, partition=Dirichlet(alpha=0.1))
         model = ImageClassifier("linear", num_classes=10, in_channels=1, image_size=8, learning_rate=0.1)
-        trainer.fit(model, data, algorithm)
+        trainer.fit(model, data, algorithm, verbose=False)
         print(f"{algorithm.name}  accuracy {float(trainer.callback_metrics['val/accuracy']):.4f}")
 
 

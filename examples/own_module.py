@@ -70,8 +70,6 @@ def main():
         max_rounds=20, clients_per_round=10, local_epochs=2, accelerator="cpu", default_root_dir="runs/own_module"
     )
     trainer.fit(Perceptron(), data, algorithm=FedDUM(beta=0.5, local_beta=0.5))
-    metrics = trainer.callback_metrics
-    print(f"accuracy {metrics['val/accuracy']:.4f}, uplink {metrics['comm/total_uplink_bytes'] / 1e6:.1f} MB")
 
     model = Perceptron.load_from_checkpoint("runs/own_module/model.ckpt")  # an ordinary Lightning checkpoint
     print(f"loaded {type(model).__name__} of width {model.hparams.width}")

@@ -17,6 +17,22 @@ _HOMES = {
     "FederatedDataModule": "lightning_fl.data",
     "UserError": "lightning_fl.errors",
 }
+_PACKAGES = (
+    "aggregators",
+    "algorithms",
+    "callbacks",
+    "codecs",
+    "data",
+    "exchanges",
+    "gates",
+    "groups",
+    "modules",
+    "pruning",
+    "rules",
+    "slots",
+    "steps",
+)
+"""Packages that are loaded when they are read from `lightning_fl`."""
 __all__ = ["Algorithm", "FederatedCLI", "FederatedDataModule", "FederatedTrainer", "UserError", "__version__"]
 
 if TYPE_CHECKING:
@@ -30,8 +46,10 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
+    if name in _PACKAGES:
+        return import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_PACKAGES})

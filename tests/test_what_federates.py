@@ -25,6 +25,9 @@ ROWS = {  # the tests by the row's first words
         (OPTIMISERS, "test_sparse_adam_needs_sparse_gradients"),
         (FLAT, "test_every_client_starts_with_a_fresh_optimiser"),
     ],
+    "no `configure_optimizers`": [
+        ("cli/test_own_classes.py", "test_a_module_without_an_optimizer_takes_that_of_the_command_line")
+    ],
     "LBFGS, several": [
         ("clients/test_optimizer.py", "test_an_optimiser_that_wants_a_closure_is_refused"),
         (FLAT, "test_modules_that_cannot_be_federated_are_refused"),

@@ -181,7 +181,7 @@ def in_federation(
         precision=precision,
         callbacks=[InsteadOfRounds(lambda federation: body(federation, work))],
     )
-    trainer.fit(ImageClassifier(name, learning_rate=LEARNING_RATE), data, FedAvg())
+    trainer.fit(ImageClassifier(name, learning_rate=LEARNING_RATE), data, FedAvg(), verbose=False)
 
 
 @dataclass

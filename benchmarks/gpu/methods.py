@@ -121,7 +121,7 @@ def two_rounds(name: str, runner: str, device: str) -> Outcome:
     )
     trainer = quiet_trainer(device, max_rounds=2, clients_per_round=3, local_epochs=1, runner=runner)
     start = _numbers(module)
-    trainer.fit(module, data, getattr(algorithms, name.partition("-")[0])(**ARGUMENTS.get(name, {})))
+    trainer.fit(module, data, getattr(algorithms, name.partition("-")[0])(**ARGUMENTS.get(name, {})), verbose=False)
     if trainer.run.params.device.type != device:
         raise RuntimeError(f"the model was trained on {trainer.run.params.device}, not on {device}")
     return Outcome(start, _numbers(module), {key: float(value) for key, value in trainer.callback_metrics.items()})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from inspect import signature
 
 from lightning.pytorch import Callback
 from torch import nn
@@ -84,6 +85,13 @@ class Algorithm:
     def name(self) -> str:
         """Name of the class."""
         return type(self).__name__
+
+    def __repr__(self) -> str:
+        defaults = {name: parameter.default for name, parameter in signature(Algorithm.__init__).parameters.items()}
+        defaults |= {"steps": (Apply(),)}
+        filled = {name: getattr(self, name) for name in defaults if name != "self"}
+        own = [f"{name}={part!r}" for name, part in filled.items() if part != defaults[name]]
+        return f"{self.name}({', '.join(own)})"
 
     def rules(self) -> list[Rule]:
         """Return the clients' rule, and the rules of the steps' trainings on the server."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
+import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch import callbacks as lightning_callbacks
 from lightning.pytorch import loggers as lightning_loggers
@@ -30,12 +31,15 @@ CLASS_PACKAGES: dict[str, tuple[list[Any], type]] = {
     "model": ([modules], LightningModule),
     "callbacks": ([callbacks, lightning_callbacks], lightning_callbacks.Callback),
     "logger": ([lightning_loggers], lightning_loggers.Logger),
+    "optimizer": ([torch.optim], torch.optim.Optimizer),
+    "lr_scheduler": ([torch.optim.lr_scheduler], torch.optim.lr_scheduler.LRScheduler),
 }
 """Packages with the classes for a key, and their base class, by the last part of the key."""
 LISTS = ("callbacks", "logger", "stages", "steps")
 """Keys that may name several classes."""
-HIDDEN = {"BasePredictionWriter", "Callback", "Checkpoint", "ProgressBar", *(c.__name__ for c in REFUSED_CALLBACKS)}
-"""Classes that a configuration may not name: base classes, and callbacks that a federation does not support."""
+BASES = {"BasePredictionWriter", "Callback", "Checkpoint", "LRScheduler", "Optimizer", "ProgressBar"}
+HIDDEN = {*BASES, "LBFGS", *(c.__name__ for c in REFUSED_CALLBACKS)}
+"""Classes that a configuration may not name: base classes, and classes that a federation does not support."""
 
 
 def classes_under(key: str) -> dict[str, type]:
@@ -90,8 +94,8 @@ def class_misfit(given: Any, key: str, shown_key: str) -> str | None:
     if not (isinstance(found, type) and issubclass(found, base)):
         if leaf == "data" and isinstance(found, type) and issubclass(found, LightningDataModule):
             return (
-                f"{shown_key} {name!r} is not divided over clients yet: use --data Federated --data.datamodule {name} "
-                "--data.num_clients 100."
+                f"{shown_key} {name!r} is not divided over clients yet, which Federated does (parameters of {last} become "
+                f"--data.datamodule.NAME): use --data Federated --data.datamodule {name} --data.num_clients 100."
             )
         return f"{shown_key} {name!r} is not a subclass of {base.__name__}; {nearest(last, known)}."
     return None

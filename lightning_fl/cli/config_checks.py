@@ -15,10 +15,11 @@ from typing import Any
 import yaml
 
 from lightning_fl.checks import parameters_of
+from lightning_fl.cli.failures import causes_of
 from lightning_fl.cli.type_descriptions import allows_null, group_of, in_words, shown
-from lightning_fl.errors import UserError, require
+from lightning_fl.errors import UserError, nearest, require
 
-KEYS = "seed_everything, trainer, model, data, algorithm and ckpt_path"
+KEYS = "seed_everything, trainer, model, data, algorithm, optimizer, lr_scheduler and ckpt_path"
 
 
 def check_file(path: str | os.PathLike[str]) -> None:
@@ -105,3 +106,58 @@ def check_class(given: Any, key: str) -> None:
     found = locate(given["class_path"]) if isinstance(given, Mapping) and given.get("class_path") else None
     if isinstance(found, type):
         check_group(given.get("init_args") or {}, found, key)
+
+
+def free_parameters(given: Any) -> dict[str, str]:
+    """Return by name the classes of a configuration that get a parameter under `dict_kwargs`, which the parser does not check.
+
+    >>> free_parameters({"model": {"class_path": "Net", "init_args": {}, "dict_kwargs": {"x": 3}}})
+    {'x': 'Net'}
+    """
+    if isinstance(given, list):
+        given = dict(enumerate(given))
+    if not isinstance(given, Mapping):
+        return {}
+    free = {name: str(given["class_path"]) for name in given.get("dict_kwargs") or {}} if "class_path" in given else {}
+    return {name: owner for inner in given.values() for name, owner in free_parameters(inner).items()} | free
+
+
+def check_free_parameters(error: BaseException, free: Mapping[str, str]) -> None:
+    """Explain the error of a class that does not take a parameter under `dict_kwargs`; return for any other error.
+
+    Raises:
+        UserError: a class does not have the parameter.
+    """
+    for cause in causes_of(error):
+        refused = re.search(r"got an unexpected keyword argument '(\w+)'", str(cause))
+        if refused and (owner := free.get(refused[1])):
+            raise UserError(_no_free_parameter(owner, refused[1])) from error
+
+
+def _no_free_parameter(owner: str, name: str) -> str:
+    names = nearest(name, set(parameters_of(locate(owner))) - {"params", "optimizer"})
+    return f"{owner.rpartition('.')[2]} has no parameter {name!r}, given under dict_kwargs; {names}."
+
+
+def check_optimizer(config: Mapping[str, Any]) -> None:
+    """Check that the optimiser, its scheduler and the trainer's choice of an optimiser go together.
+
+    Raises:
+        UserError: there is a scheduler without an optimiser, the trainer replaces the optimiser, or one of them has a parameter
+            under `dict_kwargs`, which LightningCLI ignores.
+    """
+    for name, owner in free_parameters([config.get("optimizer"), config.get("lr_scheduler")]).items():
+        raise UserError(_no_free_parameter(owner, name))
+    optimizer, scheduler = (
+        str(given.get("class_path", key)).rpartition(".")[2] if (given := config.get(key)) else None
+        for key in ("optimizer", "lr_scheduler")
+    )
+    require(
+        optimizer is not None or scheduler is None,
+        f"lr_scheduler {scheduler} needs an optimizer: give --optimizer, too, such as --optimizer SGD --optimizer.lr 0.1.",
+    )
+    require(
+        optimizer is None or config["trainer"]["client_optimizer"] == "module",
+        f"optimizer {optimizer} and trainer.client_optimizer sgd exclude each other: both replace the module's optimiser; "
+        "give --optimizer SGD with its learning rate alone, or leave --optimizer out.",
+    )

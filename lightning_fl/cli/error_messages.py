@@ -14,9 +14,9 @@ from typing import Any
 
 from lightning_fl.checks import parameters_of
 from lightning_fl.cli.class_names import CLASS_PACKAGES, class_misfit, classes_under
-from lightning_fl.cli.refused_flags import STOCK_FLAGS
 from lightning_fl.cli.type_descriptions import choices_of, in_words, shown
 from lightning_fl.errors import nearest
+from lightning_fl.trainer.lightning_parts import STOCK_FLAGS
 
 VALUES = (
     r"class_path '([^']*)'",

@@ -10,7 +10,7 @@ from lightning_fl.errors import UserError
 
 def sentence_of(error: BaseException) -> str | None:
     """Return on one line the user's mistake, or the missing package, among `error` and its causes; None without."""
-    causes = list(_causes(error))
+    causes = list(causes_of(error))
     mistakes = [cause for cause in causes if _is_users(cause)]
     if mistakes:
         return " ".join(str(mistakes[0]).split())
@@ -27,7 +27,8 @@ def _is_users(error: BaseException) -> bool:
     return isinstance(error, UserError) or is_lightnings or "Early stopping conditioned on metric" in str(error)
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
+def causes_of(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error, the error that caused it, and so on."""
     seen: BaseException | None = error
     while seen is not None:
         yield seen

@@ -13,20 +13,27 @@ from typing import Any, NoReturn
 import torch
 import yaml
 from lightning.pytorch import LightningModule
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, LRSchedulerTypeTuple, SaveConfigCallback
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
+from torch.optim import Optimizer
 
 from lightning_fl import data, modules
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.checks import parameters_of
-from lightning_fl.cli.config_checks import check_class, check_file, check_group
+from lightning_fl.cli.config_checks import (
+    check_class,
+    check_file,
+    check_free_parameters,
+    check_group,
+    check_optimizer,
+    free_parameters,
+)
 from lightning_fl.cli.error_messages import explain, unknown_variable
 from lightning_fl.cli.print_once import fail
 from lightning_fl.cli.type_descriptions import shown
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import require
 from lightning_fl.outputs import checkpoint_file, wandb_run
-from lightning_fl.outputs.final_table import final_table
 from lightning_fl.outputs.run_folder import config_name
 from lightning_fl.state.settings import Change
 from lightning_fl.trainer import FederatedTrainer
@@ -57,6 +64,27 @@ class FederatedArgumentParser(LightningArgumentParser):
                 lightning_class, nested_key, fail_untyped=False, instantiate=False, sub_configs=True
             )
         return super().add_lightning_class_args(lightning_class, nested_key, *arguments, **options)
+
+    def add_optimizer_args(
+        self, optimizer_class: Any = (Optimizer,), nested_key: str = "optimizer", link_to: str = "AUTOMATIC"
+    ) -> None:
+        """Add the arguments of an optimiser under a readable title."""
+        super().add_optimizer_args(optimizer_class, nested_key, link_to)
+        self._title(nested_key, "Optimiser of the clients, in place of the module's configure_optimizers")
+
+    def add_lr_scheduler_args(
+        self,
+        lr_scheduler_class: Any = LRSchedulerTypeTuple,
+        nested_key: str = "lr_scheduler",
+        link_to: str = "AUTOMATIC",
+    ) -> None:
+        """Add the arguments of a scheduler under a readable title; Lightning's own is the repr of two classes."""
+        super().add_lr_scheduler_args(lr_scheduler_class, nested_key, link_to)
+        self._title(nested_key, "Scheduler of its learning rate, which steps after each round")
+
+    def _title(self, key: str, title: str) -> None:
+        assert self.groups is not None
+        self.groups[key].title = title
 
     def parse_path(self, path: Any, *arguments: Any, **options: Any) -> Any:
         """Parse a file after `check_file`, because jsonargparse ignores much of a file that is not a configuration."""
@@ -130,7 +158,6 @@ class FederatedCLI(LightningCLI):
             "parser_class": FederatedArgumentParser,
             "subclass_mode_model": True,
             "subclass_mode_data": True,
-            "auto_configure_optimizers": False,
             "save_config_callback": SaveFitConfig,
             "save_config_kwargs": {"overwrite": True},
             "seed_everything_default": 0,
@@ -149,13 +176,19 @@ class FederatedCLI(LightningCLI):
         is_allowed = isinstance(seed, int) and 0 <= seed <= most
         require(is_allowed, f"seed_everything must be true, false or a whole number in [0, {most}], got {shown(seed)}.")
         check_group(config["trainer"], self.trainer_class, "trainer")
-        for key in ("model", "data", "algorithm"):
-            check_class(config[key], key)
+        for key in ("model", "data", "algorithm", "optimizer", "lr_scheduler"):
+            check_class(config.get(key), key)
+        check_optimizer(config)
         self._given_model = config["model"]
+        self._free_parameters = free_parameters(config)
 
     def instantiate_classes(self) -> None:
         """Instantiate all classes, and refuse parameters of the model that contradict the data."""
-        super().instantiate_classes()
+        try:
+            super().instantiate_classes()
+        except Exception as error:
+            check_free_parameters(error, self._free_parameters)
+            raise
         model, of_data = self._given_model, type(self.datamodule).__name__
         parameters = parameters_of(locate(model["class_path"]))
         for name in LINKED:
@@ -215,11 +248,6 @@ class FederatedCLI(LightningCLI):
             **super()._prepare_subcommand_kwargs(subcommand),
             "algorithm": self._get(self.config_init, "algorithm"),
         }
-
-    def after_fit(self) -> None:
-        """Print the results and the paths of the files."""
-        if self.trainer.is_global_zero:
-            print(final_table(self.trainer))  # type: ignore[arg-type]
 
     def predict(self, **arguments: Any) -> None:
         """Predict, and save the predictions: a list of what `predict_step` returned for each batch."""

@@ -175,7 +175,9 @@ def check_module(module: LightningModule) -> None:
     if not is_overridden("training_step", module):
         problems.append("it has no training_step")
     if not is_overridden("configure_optimizers", module):
-        problems.append("it has no configure_optimizers")
+        problems.append(
+            "it has no configure_optimizers (at the command line, --optimizer SGD --optimizer.lr 0.1 stands in for it)"
+        )
     if not module.automatic_optimization:
         problems.append("it sets automatic_optimization = False")
     if problems:

@@ -51,6 +51,7 @@ class Federation:
         guard: rejects uploads, and undoes steps or rounds, whose loss explodes.
         on_upload: called after each upload with the client, its position from 1 and the number of uploads of this process.
         on_prepared: called with the same arguments after each client's work before the first round.
+        accuracy: logged name that the user has given as the accuracy for methods that need one; None to find it.
         runner: trains clients on a job.
     """
 
@@ -66,6 +67,7 @@ class Federation:
     guard: LossGuard
     on_upload: Callable[[int, int, int], None]
     on_prepared: Callable[[int, int, int], None]
+    accuracy: str | None = None
     runner: Runner = serial
     _queries: CallbackQueries = field(default_factory=CallbackQueries, init=False, repr=False)
     _drawn: tuple[tuple[int, int], Cohort] | None = field(default=None, init=False, repr=False)
@@ -131,7 +133,9 @@ class Federation:
     @property
     def server(self) -> ServerSide:
         """The server's own samples, and training on them, in the present round."""
-        return ServerSide(self.flat_module, self.data, self.run, self.schedule, self.setting, self.run.counters)
+        return ServerSide(
+            self.flat_module, self.data, self.run, self.schedule, self.setting, self.run.counters, self.accuracy
+        )
 
     def _open_link(self, cohort: Cohort) -> Link:
         """Open the link of a round, and send the pruning mask, d bits, to clients that do not have it yet."""

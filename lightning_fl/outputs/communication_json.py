@@ -1,11 +1,13 @@
-"""`communication.json`: bits that a run has sent so far, by direction and kind, next to its metrics.csv."""
+"""`communication.json`, next to a run's metrics.csv: bits sent so far by direction and kind, and the metric the run is about."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from lightning_fl.outputs.run_folder import COMMUNICATION
 
@@ -14,15 +16,23 @@ Bits = dict[str, dict[str, int]]
 KEYS = {"up": "uplink_bits", "down": "downlink_bits"}
 
 
-def write_communication(root: str | os.PathLike[str], num_rounds: int, bits: Mapping[str, Mapping[str, int]]) -> None:
+def write_communication(
+    root: str | os.PathLike[str],
+    num_rounds: int,
+    bits: Mapping[str, Mapping[str, int]],
+    metric: Mapping[str, str] | None = None,
+) -> None:
     """Write the file so that it is always either the complete old one or the complete new one.
 
     Args:
         root: folder of the run.
         num_rounds: number of rounds done.
         bits: bits of all clients in these rounds and the set-up before them, by direction and kind.
+        metric: name and mode (`max` or `min`) of the metric that the run is about, for reports; None if it has none.
     """
-    content = {"rounds": num_rounds, **{key: dict(bits[direction]) for direction, key in KEYS.items()}}
+    content: dict[str, Any] = {"rounds": num_rounds, **{key: dict(bits[way]) for way, key in KEYS.items()}}
+    if metric is not None:
+        content["metric"] = dict(metric)
     path = Path(root, COMMUNICATION)
     aside = path.with_name(f".{path.name}.writing")
     aside.write_text(json.dumps(content, indent=1) + "\n")
@@ -43,3 +53,11 @@ def read_communication(root: str | os.PathLike[str]) -> Bits | None:
         return {direction: {str(k): int(n) for k, n in content[key].items()} for direction, key in KEYS.items()}
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} lacks {error}") from error
+
+
+def read_metric(root: str | os.PathLike[str]) -> dict[str, str] | None:
+    """Return name and mode of the metric that a run is about; None if no file says it."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        metric = json.loads(Path(root, COMMUNICATION).read_text())["metric"]
+        return {key: str(metric[key]) for key in ("name", "mode")}
+    return None

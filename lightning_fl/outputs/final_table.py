@@ -13,8 +13,6 @@ from lightning_fl.outputs.metrics_csv import RoundCSVLogger, read_rows
 from lightning_fl.outputs.run_folder import EXPORT, METRICS
 from lightning_fl.outputs.units import in_bytes
 
-TARGETS = ("val/accuracy", "val/loss", "train/loss")
-
 
 class Finished(Protocol):
     """Attributes that the table reads from a trainer after its run."""
@@ -25,6 +23,11 @@ class Finished(Protocol):
     default_root_dir: str
     enable_checkpointing: bool
     callback_metrics: dict[str, Tensor]
+    metric: str | None
+
+    @property
+    def metric_falls(self) -> bool:
+        """True if lower values of the metric are better."""
 
 
 def final_table(trainer: Finished) -> str:
@@ -43,13 +46,12 @@ def final_lines(trainer: Finished) -> list[tuple[str, str]]:
         ("downlink", in_bytes(run.ledger.total_bytes("down"))),
     ]
     root = Path(trainer.default_root_dir)
-    # If this run writes no curve, the folder may contain an earlier run's.
-    writes = run.round > 0 and any(isinstance(logger, RoundCSVLogger) for logger in trainer.loggers)
-    curve = root / METRICS if writes else None
-    target = next((name for name in TARGETS if name in trainer.callback_metrics), None)
-    if target is not None:
-        value = f"{float(trainer.callback_metrics[target]):.4f}"
-        lines.insert(0, (target.replace("val/", ""), value + (_best(curve, target) if curve else "")))
+    curve = _curve(trainer)
+    target = trainer.metric
+    if target is not None and target in trainer.callback_metrics:
+        best = best_of(trainer)
+        known = f" (best {best[0]:.4f} after round {best[1]})" if best else ""
+        lines.insert(0, (target.replace("val/", ""), f"{float(trainer.callback_metrics[target]):.4f}{known}"))
     if run.num_rejected:
         why = "not finite" if trainer.loss_guard.clients is None else "not finite, or loss exploded"
         uploads = f"{run.num_rejected:,} of {run.num_uploads:,} uploads"
@@ -61,14 +63,20 @@ def final_lines(trainer: Finished) -> list[tuple[str, str]]:
     return lines
 
 
-def _best(path: Path, target: str) -> str:
-    """Return the best value of the curve and its round as text; empty if there is no value."""
-    points = [(float(row[target]), int(row["round"])) for row in read_rows(path)[1] if row.get(target)]
+def best_of(trainer: Finished) -> tuple[float, int] | None:
+    """Return the metric's best value in `metrics.csv` and the number of rounds until then; None without values."""
+    target = trainer.metric or ""
+    curve = _curve(trainer)
+    rows = read_rows(curve)[1] if curve else []
+    points = [(float(row[target]), int(row["round"]) + 1) for row in rows if row.get(target)]
     points = [point for point in points if not isnan(point[0])]
-    if not points:
-        return ""
-    value, round_index = (max if target == "val/accuracy" else min)(points, key=lambda point: point[0])
-    return f" (best {value:.4f} after round {round_index + 1})"
+    return (min if trainer.metric_falls else max)(points, key=lambda point: point[0]) if points else None
+
+
+def _curve(trainer: Finished) -> Path | None:
+    """Return the path of the run's curve; None if it writes none: the folder may contain an earlier run's."""
+    writes = trainer.run.round > 0 and any(isinstance(logger, RoundCSVLogger) for logger in trainer.loggers)
+    return Path(trainer.default_root_dir) / METRICS if writes else None
 
 
 def _short(path: Path) -> str:

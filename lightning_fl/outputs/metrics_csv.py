@@ -79,11 +79,16 @@ class RoundCSVLogger(CSVLogger):
             round_index: first round of the resumed run.
             home: folder of the run that is resumed, whose rows are kept.
         """
-        columns, rows = read_rows(home / ExperimentWriter.NAME_METRICS_FILE)
-        kept = [row for row in rows if (row.get("round") or "").isdigit() and int(row["round"]) < round_index]
-        if rows:
+        columns, kept = rows_before(round_index, home)
+        if columns:
             write_rows(Path(self.log_dir, ExperimentWriter.NAME_METRICS_FILE), columns, kept)
             self.experiment.metrics_keys = columns
+
+
+def rows_before(round_index: int, home: Path) -> tuple[list[str], list[dict[str, str]]]:
+    """Return columns and rows of the rounds before a round of the run in a folder."""
+    columns, rows = read_rows(home / ExperimentWriter.NAME_METRICS_FILE)
+    return columns, [row for row in rows if (row.get("round") or "").isdigit() and int(row["round"]) < round_index]
 
 
 def read_rows(path: Path) -> tuple[list[str], list[dict[str, str]]]:

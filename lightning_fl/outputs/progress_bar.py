@@ -10,6 +10,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import ProgressBar
 from tqdm.auto import tqdm
 
+from lightning_fl.outputs.metric import TRAINING_LOSS
 from lightning_fl.outputs.units import in_bytes
 
 
@@ -79,7 +80,7 @@ class RoundProgressBar(ProgressBar):
         """Advance the bar by one round."""
         metrics, ledger = trainer.callback_metrics, trainer.run.ledger
         self._shown = {name: shown for name, shown in self._shown.items() if name == "clients/s"}
-        result = next((name for name in ("val/accuracy", "val/loss") if name in metrics), "train/loss")
+        result = trainer.metric if trainer.metric in metrics else TRAINING_LOSS
         for name in (result, *trainer.progress_bar_metrics):
             if name in metrics:
                 self._shown[name.removeprefix("val/")] = f"{float(metrics[name]):.4g}"

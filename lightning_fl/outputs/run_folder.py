@@ -73,6 +73,16 @@ class RunFolder:
             for config in configs_of_legs(self._home):
                 shutil.copy(config, self._root)
 
+    def earlier_rows(self) -> list[dict[str, float]]:
+        """Return the rows of the rounds before `first_round`, of a run that the fit resumes."""
+        if self._home is None:
+            return []
+        from lightning_fl.outputs.metrics_csv import rows_before
+
+        rows = rows_before(self.first_round, self._home)[1]
+        numbers = [{name: float(value) for name, value in row.items() if value and name != "step"} for row in rows]
+        return [{**row, "round": int(row["round"])} for row in numbers]
+
     @property
     def goes_on_here(self) -> bool:
         """True if the folder contains the run that the fit resumes."""

@@ -20,6 +20,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from lightning_fl.errors import UserError
 from lightning_fl.outputs.figures import label_histogram
 from lightning_fl.outputs.loggers import tell
+from lightning_fl.outputs.metric import is_result
 from lightning_fl.outputs.run_folder import EXPORT
 
 # Columns that charts may use as the horizontal axis.
@@ -103,7 +104,7 @@ class WandbRun(Callback):
 
         def define(logger: WandbLogger) -> None:
             for name in sorted(new):
-                axis = AXES[0] if name.startswith(("val/", "train/")) else "round"
+                axis = AXES[0] if is_result(name) or name == trainer.metric else "round"
                 logger.experiment.define_metric(name, step_metric=axis)
 
         _tell(trainer, define)
@@ -140,11 +141,20 @@ def send_config(trainer: Any, config: dict[str, Any], path: Path) -> None:
     _tell(trainer, send)
 
 
-def send_results(trainer: Any, lines: list[tuple[str, str]], with_model: bool) -> None:
-    """Send the table at the end of a run and the exported model to W&B."""
+def send_results(trainer: Any, lines: list[tuple[str, str]], best: tuple[float, int] | None, with_model: bool) -> None:
+    """Send the table at the end of a run, the best value of its metric and the exported model to W&B.
+
+    Args:
+        trainer: trainer after the run.
+        lines: names and values of the table.
+        best: best value of the metric and the number of rounds until then; None without.
+        with_model: True if there is an exported model.
+    """
 
     def send(logger: WandbLogger) -> None:
         logger.log_table("final", columns=["what", "value"], data=[list(line) for line in lines])
+        if best is not None:
+            logger.experiment.summary.update({"metric": trainer.metric, "best": best[0], "best_round": best[1]})
         if with_model:
             path = Path(trainer.default_root_dir) / EXPORT
             logger.experiment.log_artifact(str(path), name=f"model-{logger.experiment.id}", type="model")

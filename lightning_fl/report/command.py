@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from lightning_fl.errors import UserError, nearest
+from lightning_fl.outputs.metric import is_accuracy
 from lightning_fl.outputs.run_folder import require_writable
 from lightning_fl.report import tables
-from lightning_fl.report.comparison import Group, Metric, group_runs
+from lightning_fl.report.comparison import Group, Metric, common_metric, group_runs
 from lightning_fl.report.document import Part, Picture, Sections, Table, to_html, to_markdown
 from lightning_fl.report.folder import note_written, remove_earlier
 from lightning_fl.report.published import PublishedTable, read_published
@@ -23,7 +24,7 @@ def _how(metric: Metric) -> str:
     """Return the paragraph that explains the numbers."""
     smoothing, curve = "Curves are not smoothed.", "curve"
     if metric.window > 1:
-        rounded = ", and accuracies are rounded to three decimals" if "accuracy" in metric.name else ""
+        rounded = ", and accuracies are rounded to three decimals" if is_accuracy(metric.name) else ""
         smoothing = (
             f"Curves are smoothed with a Savitzky–Golay filter of window {metric.window} and order {ORDER} (a smaller window "
             f"for shorter curves, none for {ORDER} or fewer values){rounded}; pale lines are the raw values."
@@ -58,7 +59,7 @@ def build_parser() -> ArgumentParser:
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a run (its trainer.default_root_dir)")
     parser.add_argument("--target", type=float, help="also report the cost of reaching this value, such as 0.6")
     parser.add_argument(
-        "--metric", default="val/accuracy", help="column of metrics.csv to compare (default: %(default)s)"
+        "--metric", help="column of metrics.csv to compare (default: the metric that the runs are about)"
     )
     parser.add_argument(
         "--window",
@@ -87,13 +88,13 @@ def report(arguments: Sequence[str]) -> str:
         UserError: a folder has no run, the runs cannot be compared, or a flag's value is not allowed.
     """
     given = build_parser().parse_args(arguments)
-    metric = Metric(given.metric, given.target, given.window)
     published = read_published(given.paper) if given.paper else None
-    if published and metric.name != "val/accuracy":
+    records = list({record.folder.resolve(): record for record in map(read_run, given.runs)}.values())
+    metric = common_metric(records, given.metric, given.target, given.window)
+    if published and not is_accuracy(metric.name):
         raise UserError(
             f"the published numbers are accuracies and cannot be compared with {metric.name}; leave out --paper."
         )
-    records = list({record.folder.resolve(): record for record in map(read_run, given.runs)}.values())
     require_same_data(records)
     groups = group_runs(records, metric)
     folder = Path(given.out)

@@ -12,6 +12,7 @@ import numpy as np
 
 from lightning_fl.checks import reaches
 from lightning_fl.errors import UserError, nearest, require
+from lightning_fl.outputs.metric import ACCURACY, falls, find_metric, is_accuracy
 from lightning_fl.report.labels import identity, labels
 from lightning_fl.report.records import Record
 from lightning_fl.report.smoothing import ORDER, WINDOW, Floats, fitting_window, smooth
@@ -25,14 +26,16 @@ class Metric:
         name: column of `metrics.csv`.
         target: value whose cost is reported, or None.
         window: length of the smoothing window in values.
+        mode: `max` if higher is better, `min` if lower is; None to follow from the name.
 
     Raises:
         UserError: the target is not a possible accuracy, or the window is not allowed.
     """
 
-    name: str = "val/accuracy"
+    name: str = ACCURACY
     target: float | None = None
     window: int = WINDOW
+    mode: str | None = None
 
     def __post_init__(self) -> None:
         require(
@@ -52,7 +55,7 @@ class Metric:
     @property
     def falls(self) -> bool:
         """True if lower is better."""
-        return any(word in self.name for word in ("loss", "error"))
+        return falls(self.name) if self.mode is None else self.mode == "min"
 
     def reached(self, values: Floats) -> int | None:
         """Return the first position that reaches the target, to within rounding; None if none does."""
@@ -99,7 +102,7 @@ class Curve:
     @cached_property
     def smoothed(self) -> Floats:
         """Smoothed values, from which results are read (n,)."""
-        return smooth(self.raw, 3 if "accuracy" in self.metric.name else None, self.metric.window)
+        return smooth(self.raw, 3 if is_accuracy(self.metric.name) else None, self.metric.window)
 
     @property
     def is_smoothed(self) -> bool:
@@ -179,6 +182,34 @@ def mean_and_spread(values: Sequence[float | None]) -> tuple[float | None, float
     """
     known = [value for value in values if value is not None]
     return fmean(known) if known else None, stdev(known) if len(known) > 1 else None, len(known)
+
+
+def common_metric(records: Sequence[Record], given: str | None, target: float | None, window: int) -> Metric:
+    """Return the metric to compare: the given one, or the one that the runs are about.
+
+    Args:
+        records: runs; those of earlier versions have no metric, which then is found among their columns.
+        given: name of the metric; None: the one that the runs are about.
+        target: value whose cost is reported, or None.
+        window: length of the smoothing window in values.
+
+    Raises:
+        UserError: no metric is given, and the runs are about different ones.
+    """
+    kept = [
+        (record.metric["name"], record.metric["mode"])
+        if record.metric
+        else (find_metric(record.columns) or ACCURACY, None)
+        for record in records
+    ]
+    names = dict(zip((name for name, _ in kept), records, strict=True))
+    of_each = ", ".join(f"{name} in {record.folder}" for name, record in names.items())
+    require(
+        given is not None or len(names) == 1,
+        f"the runs are about different metrics, {of_each}; choose one with --metric.",
+    )
+    name = given or kept[0][0]
+    return Metric(name, target, window, next((mode for known, mode in kept if known == name), None))
 
 
 def group_runs(records: Sequence[Record], metric: Metric) -> list[Group]:

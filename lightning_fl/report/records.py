@@ -14,7 +14,7 @@ import numpy as np
 import yaml
 
 from lightning_fl.errors import UserError, nearest, require
-from lightning_fl.outputs.communication_json import Bits, read_communication
+from lightning_fl.outputs.communication_json import Bits, read_communication, read_metric
 from lightning_fl.outputs.run_folder import COMMUNICATION, HPARAMS, LAST, METRICS, configs_of_legs
 from lightning_fl.outputs.units import KINDS
 from lightning_fl.report.smoothing import Floats
@@ -33,6 +33,7 @@ class Record:
         gaps: remarks about what is missing.
         not_finite: number of `nan` and `inf` cells by column; in `columns` they are NaN.
         legs: settings of the fit that began the run, and of each that resumed it; the last are `settings`.
+        metric: name and mode of the metric that the run is about; None if no file says it.
     """
 
     folder: Path
@@ -43,6 +44,7 @@ class Record:
     gaps: tuple[str, ...]
     not_finite: Mapping[str, int] = field(default_factory=dict)
     legs: tuple[dict[str, Any], ...] = ()
+    metric: Mapping[str, str] | None = None
 
     @cached_property
     def spent(self) -> dict[str, Floats]:
@@ -104,7 +106,9 @@ def read_run(path: str | Path) -> Record:
         gaps.append(f"it ends after {num_rounds} of {planned} rounds")
     bits, problem = _read_bits(folder)
     algorithm = str(settings.get("algorithm") or folder.name)
-    return Record(folder, columns, settings, algorithm, bits, tuple(gaps + problem), not_finite, tuple(legs))
+    return Record(
+        folder, columns, settings, algorithm, bits, tuple(gaps + problem), not_finite, tuple(legs), read_metric(folder)
+    )
 
 
 def _where_runs_are(folder: Path) -> str:

@@ -9,6 +9,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
+from lightning_fl.outputs.metric import is_accuracy
 from lightning_fl.outputs.units import BYTES, SECONDS, decimals, magnitude, significant, unit_of
 from lightning_fl.report.comparison import Curve, Group, Metric
 from lightning_fl.report.document import Table
@@ -118,7 +119,7 @@ def _fixed(value: float, num_decimals: int) -> str:
 
 def results(groups: Sequence[Group], metric: Metric) -> Table:
     """Return the results of each group over all its rounds, and their cost."""
-    kind: Literal["share", "figures"] = "share" if "accuracy" in metric.name else "figures"
+    kind: Literal["share", "figures"] = "share" if is_accuracy(metric.name) else "figures"
     columns = {"final": Column(f"final {metric.short}", kind), "last": Column("last", kind), **COSTS, **SIZES}
     rows = [([g.label, str(len(g.curves))], {name: g.spread(name) for name in columns}) for g in groups]
     return table(["method", "runs"], columns, rows)

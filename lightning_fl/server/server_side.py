@@ -7,7 +7,6 @@ samples. Every process trains, and all use the result of process 0, so that roun
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,8 +23,9 @@ from lightning_fl.clients.local_schedule import LocalSchedule
 from lightning_fl.clients.local_training import finish, train_locally
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.data.non_iid_degree import non_iid_degree
-from lightning_fl.errors import UserError, require
+from lightning_fl.errors import UserError, nearest, require
 from lightning_fl.evaluation_mode import evaluating
+from lightning_fl.outputs.metric import ACCURACY, falls, find_accuracy
 from lightning_fl.server.evaluation import mean_training_loss, measure
 from lightning_fl.server.macs import count_layer_macs
 from lightning_fl.slots import Message, Rule, ServerTraining, Setting, is_finite
@@ -44,6 +44,7 @@ class ServerSide:
         schedule: length and batches of a client's local training, which also hold for the server.
         setting: facts about the run.
         counters: integer buffers of the module by name, which trainings raise.
+        metric: logged name that the user has given as the accuracy; None to find it.
         num_steps: optimiser steps of its trainings in this turn.
     """
 
@@ -53,6 +54,7 @@ class ServerSide:
     schedule: LocalSchedule
     setting: Setting
     counters: dict[str, Tensor]
+    metric: str | None = None
     num_steps: int = 0
 
     def branch(self) -> ServerSide:
@@ -138,12 +140,12 @@ class ServerSide:
         name = type(flat_module.module).__name__
         if not is_overridden("validation_step", flat_module.module):
             raise UserError(
-                f"the algorithm needs the accuracy on the server's data: give {name} a validation_step that logs 'val/accuracy'."
+                f"the algorithm needs the accuracy on the server's data: give {name} a validation_step that logs {ACCURACY!r}."
             )
         flat_module.load(params, buffers, self.counters)
         flat_module.personal.copy_(self.run.personal)
         batches = data.train.batches(data.eval_batch_size, data.server_indices[rows])
-        accuracy = accuracy_in(measure(flat_module, "validation", batches, data.train.resident), name)
+        accuracy = accuracy_in(measure(flat_module, "validation", batches, data.train.resident), name, self.metric)
         within = -1e-6 <= accuracy <= 1 + 1e-6
         require(within, f"an accuracy must be in [0, 1], but the validation_step of {name} logs {accuracy:g}.")
         return min(max(accuracy, 0.0), 1.0)
@@ -209,21 +211,29 @@ class ServerSide:
         return torch.from_numpy(self.data.label_histograms).float()
 
 
-def accuracy_in(logged: Mapping[str, float], module: str) -> float:
-    """Return the accuracy among logged values: `val/accuracy`, or the only name that contains the word accuracy or acc.
+def accuracy_in(logged: Mapping[str, float], module: str, given: str | None = None) -> float:
+    """Return the accuracy among logged values: the given name, or the one that `find_accuracy` finds.
 
     >>> accuracy_in({"val_loss": 2.0, "val_acc": 0.4}, "Classifier")
     0.4
 
     Raises:
-        UserError: no value is named so, or several are.
+        UserError: the given name is a loss or is not logged, or no name or several are those of an accuracy.
     """
-    if "val/accuracy" in logged:
-        return logged["val/accuracy"]
-    found = [name for name in logged if {"accuracy", "acc"} & set(re.split(r"[\W_]+", name.lower()))]
-    if len(found) == 1:
-        return logged[found[0]]
-    raise UserError(
-        f"the algorithm needs the accuracy on the server's data: let the validation_step of {module} log 'val/accuracy'; "
-        f"it logs {', '.join(map(repr, sorted(logged))) or 'nothing'}."
+    needed = "the algorithm needs the accuracy on the server's data"
+    if given is not None:
+        require(
+            not falls(given),
+            f"{needed}, but trainer.metric is {given!r}, a loss or error: give the name of an accuracy.",
+        )
+        require(
+            given in logged, f"{needed} as trainer.metric {given!r}, which is not logged; {nearest(given, logged)}."
+        )
+    name = given or find_accuracy(logged)
+    require(
+        name is not None,
+        f"{needed}: let the validation_step of {module} log {ACCURACY!r}; it logs "
+        f"{', '.join(map(repr, sorted(logged))) or 'nothing'}, of which trainer.metric may name one.",
     )
+    assert name is not None
+    return logged[name]

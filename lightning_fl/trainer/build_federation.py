@@ -70,6 +70,7 @@ def assemble(trainer: TrainerInterface) -> Federation:
         clock=trainer.clock,
         guard=trainer.loss_guard,
         num_rounds=trainer.max_rounds,
+        accuracy=trainer.given_metric[0],
         on_upload=partial(trainer.hooks.call, "on_client_upload"),
         on_prepared=partial(trainer.hooks.call, "on_client_prepared"),
     )

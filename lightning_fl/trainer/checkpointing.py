@@ -22,12 +22,14 @@ from lightning_fl.errors import UserError
 from lightning_fl.federation import follow_pruning
 from lightning_fl.federation.round import Federation
 from lightning_fl.outputs import checkpoint_file
+from lightning_fl.outputs.metric import ACCURACY, find_metric
 from lightning_fl.outputs.run_folder import LAST
 from lightning_fl.state.run_state import as_saved
 from lightning_fl.state.saved_states import SavedStates, read_states
 from lightning_fl.trainer.build_federation import build_runner
 from lightning_fl.trainer.lightning_interface import TrainerInterface
 from lightning_fl.trainer.resumed_settings import NO_SETTINGS, changes_since, earlier_settings
+from lightning_fl.trainer.run_metric import kept_metric
 
 
 def build_checkpoint(
@@ -66,6 +68,7 @@ def build_checkpoint(
             "format": checkpoint_file.FORMAT,
             "algorithm": trainer.algorithm.name,
             "settings": trainer.settings.values,
+            "metric": kept_metric(trainer),
             "learning_rates": trainer.active_module.optimizer.schedules.state_dict(),
             "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
             "execution": execution(federation),
@@ -111,7 +114,7 @@ def resolve(trainer: TrainerInterface, ckpt_path: str | os.PathLike[str] | None)
         if not best:
             raise UserError(
                 "ckpt_path='best' needs a run with a ModelCheckpoint callback that monitors a metric "
-                f"(--trainer.callbacks+={ModelCheckpoint.__name__} --trainer.callbacks.monitor val/accuracy); "
+                f"(--trainer.callbacks+={ModelCheckpoint.__name__} --trainer.callbacks.monitor {ACCURACY}); "
                 "use 'last' or a path otherwise."
             )
         return str(best)
@@ -169,6 +172,12 @@ def resume(trainer: TrainerInterface, federation: Federation, path: str) -> None
     if type(trainer.data).__qualname__ in checkpoint:
         trainer.data.load_state_dict(checkpoint[type(trainer.data).__qualname__])
     trainer.current_epoch = trainer.run.round
+    if trainer.metric is None and (kept := saved.get("metric")):
+        trainer.metric, trainer.metric_mode = kept["name"], kept["mode"]
+    elif trainer.metric is None:  # checkpoints of earlier versions do not name it
+        trainer.metric = find_metric(saved.get("metrics", {}))
+    if not trainer.metric_falls:
+        federation.accuracy = trainer.metric
     trainer.publish(saved.get("metrics", {}))  # checkpoints of version 0.1 have none
     _keep_numerics(trainer, federation, saved)
     done = trainer.run.round

@@ -15,6 +15,7 @@ from lightning_fl.server.validation import ModelValidation, owned_by_clients
 from lightning_fl.state.saved_states import read_states
 from lightning_fl.trainer import checkpointing
 from lightning_fl.trainer.lightning_interface import TrainerInterface
+from lightning_fl.trainer.run_metric import settle_metric
 
 
 def run_evaluation(trainer: TrainerInterface, stage: str) -> tuple[list[dict[str, float]], list[list[Any]]]:
@@ -77,12 +78,18 @@ def evaluate_with_method(
     In validation and test the method adds values of its own to the averages.
     """
     of_method = {} if validation.stage == "predict" else trainer.algorithm.validate(validation)
+
+    def publish(averages: dict[str, float]) -> None:
+        if trainer.fitting:
+            settle_metric(trainer, averages, is_all=False)
+        trainer.publish(averages | of_method)
+
     averages, outputs = evaluate(
         validation.flat_module,
         validation.stage,
         validation.loaders,
         num_batches(validation.loaders, validation.limit),
         trainer.inference_mode,
-        lambda averages: trainer.publish(averages | of_method),
+        publish,
     )
     return averages | of_method, outputs

@@ -6,23 +6,24 @@
 from __future__ import annotations
 
 import os
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.trainer.states import TrainerFn
 
-from lightning_fl.algorithms import Algorithm
 from lightning_fl.data import Source
 from lightning_fl.errors import require
 from lightning_fl.outputs import checkpoint_file
+from lightning_fl.outputs.final_table import final_table
 from lightning_fl.outputs.run_folder import LAST
 from lightning_fl.trainer import checkpointing
 from lightning_fl.trainer.evaluation_loop import run_evaluation
 from lightning_fl.trainer.fit_loop import FitLoop
 from lightning_fl.trainer.lightning_interface import TrainerInterface
-from lightning_fl.trainer.session import session
+from lightning_fl.trainer.lightning_parts import refuse_argument, refusing_others
+from lightning_fl.trainer.session import Given, session
 
 
 class FederatedTrainer(TrainerInterface):
@@ -42,22 +43,26 @@ class FederatedTrainer(TrainerInterface):
 
     # -- the four entry points -----------------------------------------------------------------------------------------
 
+    @refusing_others(partial(refuse_argument, "fit"))
     def fit(
         self,
         model: LightningModule,
         datamodule: LightningDataModule | None = None,
-        algorithm: Algorithm | None = None,
+        algorithm: Given | None = None,
         ckpt_path: str | os.PathLike[str] | None = None,
         weights_only: bool | None = None,
+        verbose: bool = True,
     ) -> None:
         """Train a model in a federation.
 
         Args:
             model: Module that every client trains.
             datamodule: A FederatedDataModule; lightning_fl.data.Federated converts any other.
-            algorithm: The federated method; FedAvg if not given.
+            algorithm: The federated method: an object, a name such as "FedProx", or a mapping with class_path and init_args, as
+                in a configuration file; FedAvg if not given.
             ckpt_path: Resume from a checkpoint: a path, `last` or `best`.
             weights_only: Give False to read a checkpoint with objects of any class, if you trust it.
+            verbose: Print the results and the paths of the files at the end.
 
         Raises:
             UserError: an argument does not fit; raised before anything is trained or written.
@@ -69,12 +74,15 @@ class FederatedTrainer(TrainerInterface):
             else:
                 self.fit_loop.prepare()
             self.fit_loop.run()
+        if verbose and self.is_global_zero:
+            print(final_table(self))
 
+    @refusing_others(partial(refuse_argument, "validate"))
     def validate(
         self,
         model: LightningModule | None = None,
         datamodule: LightningDataModule | None = None,
-        algorithm: Algorithm | None = None,
+        algorithm: Given | None = None,
         ckpt_path: str | os.PathLike[str] | None = None,
         verbose: bool = True,
         weights_only: bool | None = None,
@@ -94,11 +102,12 @@ class FederatedTrainer(TrainerInterface):
         """
         return self._evaluate(TrainerFn.VALIDATING, model, datamodule, algorithm, ckpt_path, verbose, weights_only)
 
+    @refusing_others(partial(refuse_argument, "test"))
     def test(
         self,
         model: LightningModule | None = None,
         datamodule: LightningDataModule | None = None,
-        algorithm: Algorithm | None = None,
+        algorithm: Given | None = None,
         ckpt_path: str | os.PathLike[str] | None = None,
         verbose: bool = True,
         weights_only: bool | None = None,
@@ -118,11 +127,12 @@ class FederatedTrainer(TrainerInterface):
         """
         return self._evaluate(TrainerFn.TESTING, model, datamodule, algorithm, ckpt_path, verbose, weights_only)
 
+    @refusing_others(partial(refuse_argument, "predict"))
     def predict(
         self,
         model: LightningModule | None = None,
         datamodule: LightningDataModule | None = None,
-        algorithm: Algorithm | None = None,
+        algorithm: Given | None = None,
         ckpt_path: str | os.PathLike[str] | None = None,
         return_predictions: bool = True,
         weights_only: bool | None = None,
@@ -151,7 +161,7 @@ class FederatedTrainer(TrainerInterface):
         fn: TrainerFn,
         model: LightningModule | None,
         datamodule: LightningDataModule | None,
-        algorithm: Algorithm | None,
+        algorithm: Given | None,
         ckpt_path: str | os.PathLike[str] | None,
         verbose: bool,
         weights_only: bool | None,
@@ -163,6 +173,19 @@ class FederatedTrainer(TrainerInterface):
             for name, value in {name: x for of_loader in averages for name, x in of_loader.items()}.items():
                 print(f"{name:<24} {value:.6g}")
         return averages
+
+    @property
+    def history(self) -> Any:
+        """Logged rows of the last fit, as in metrics.csv: a pandas DataFrame if pandas is there, else a list of dictionaries."""
+        try:
+            from pandas import DataFrame
+        except ImportError:
+            return list(self.fit_loop.rows)
+        return DataFrame(self.fit_loop.rows)
+
+    def __repr__(self) -> str:
+        shown = ("max_rounds", "clients_per_round", "default_root_dir")
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
     # -- for loops and callbacks ----------------------------------------------------------------------------------------
 

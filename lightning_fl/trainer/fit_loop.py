@@ -20,7 +20,7 @@ from lightning_fl.federation import follow_pruning
 from lightning_fl.federation.round import Federation
 from lightning_fl.outputs import checkpoint_file, wandb_run
 from lightning_fl.outputs.communication_json import Bits, write_communication
-from lightning_fl.outputs.final_table import final_lines
+from lightning_fl.outputs.final_table import best_of, final_lines
 from lightning_fl.outputs.loggers import log_row, tell
 from lightning_fl.outputs.metrics_csv import RoundCSVLogger
 from lightning_fl.outputs.run_folder import EXPORT, LAST, RunFolder
@@ -36,6 +36,7 @@ from lightning_fl.trainer.build_federation import assemble, keep_client_states
 from lightning_fl.trainer.evaluation_loop import evaluate_with_method
 from lightning_fl.trainer.lightning_interface import TrainerInterface
 from lightning_fl.trainer.lightning_parts import check_monitors
+from lightning_fl.trainer.run_metric import kept_metric, say_given_metric, settle_metric
 
 
 class FitLoop:
@@ -47,6 +48,7 @@ class FitLoop:
             a round contains this state.
         folder: folder that the fit writes to.
         saved_states: files of clients' states that `last.ckpt` refers to.
+        rows: logged rows, those of the rounds before a resumption first.
         epoch_loop: the attributes of Lightning's own loop that stock callbacks read.
         val_loop: the same of its validation loop: `_has_run` is True once a round has been validated.
     """
@@ -59,6 +61,7 @@ class FitLoop:
         self.trainer = trainer
         self.val_loop = SimpleNamespace(_has_run=False)
         self.before_round: dict[str, Any] | None = None
+        self.rows: list[dict[str, float]] = []
         self._knows_metrics = False
         self._unwritten: tuple[int, Bits] | None = None
         self._next_write = 0.0
@@ -88,6 +91,7 @@ class FitLoop:
         keep_client_states(trainer)
         self.saved_states = SavedStates(Path(trainer.default_root_dir) / LAST.parent, trainer.weights_only)
         rank_zero_info(data.description())
+        say_given_metric(trainer)
         num_clients, num_ranks = self.federation.population.cohort_size, trainer.world_size
         if 0 < num_clients < num_ranks:
             rank_zero_info(
@@ -105,6 +109,7 @@ class FitLoop:
         """Run all rounds, between Lightning's opening and closing hooks."""
         trainer, run = self.trainer, self.trainer.run
         self.folder.first_round = run.round
+        self.rows = self.folder.earlier_rows()
         trainer.hooks.call("on_fit_start")
         self._sanity_check()
         hyperparameters = {**trainer.lightning_module.hparams_initial, "algorithm": trainer.algorithm.name}
@@ -125,7 +130,7 @@ class FitLoop:
         if trainer.enable_checkpointing and trainer.is_global_zero:
             exported = checkpointing.build_checkpoint(trainer)
             checkpoint_file.save_atomically(exported, Path(trainer.default_root_dir) / EXPORT)
-        wandb_run.send_results(trainer, final_lines(trainer), trainer.enable_checkpointing)
+        wandb_run.send_results(trainer, final_lines(trainer), best_of(trainer), trainer.enable_checkpointing)
 
     def _round(self) -> None:
         """Run one round with its hooks, validation, logging and checkpoint."""
@@ -162,9 +167,7 @@ class FitLoop:
         record |= flat_module.logs.averages(gather_objects(trainer.fabric, flat_module.logs.take())[:1])
         trainer.publish(record)
         flat_module.optimizer.schedules.end_plateau(run.round, trainer.callback_metrics)
-        if self.val_loop._has_run and not self._knows_metrics:
-            self._knows_metrics = True
-            check_watched(trainer.callbacks, trainer.callback_metrics)
+        self._check_names(record)
         if run.round == self.folder.first_round + 1:
             self._begin_to_write()
         trainer.hooks.call("on_train_epoch_end", monitoring=True)
@@ -173,6 +176,16 @@ class FitLoop:
         self._log(record)
         if trainer.enable_checkpointing and self._is_due(trainer.checkpoint_every_n_rounds):
             trainer.save_checkpoint(Path(trainer.default_root_dir) / LAST)
+
+    def _check_names(self, record: dict[str, float]) -> None:
+        """Check what callbacks and the user watch, once the names of all metrics are known."""
+        trainer = self.trainer
+        if self._knows_metrics or (trainer.enable_validation and not self.val_loop._has_run):
+            return
+        self._knows_metrics = True
+        settle_metric(trainer, record, is_all=True)
+        if self.val_loop._has_run:
+            check_watched(trainer.callbacks, trainer.callback_metrics)
 
     def _begin_to_write(self) -> None:
         """Claim the folder after the first round, and call `on_folder_claimed` of callbacks that write to it."""
@@ -234,10 +247,14 @@ class FitLoop:
             self._val_loaders,
             limits,
             trainer.inference_mode,
-            lambda averages: check_monitors(trainer.callbacks, averages),
+            self._check_validated_names,
         )
         trainer.hooks.call("on_sanity_check_end")
         trainer.state.stage = RunningStage.TRAINING
+
+    def _check_validated_names(self, averages: dict[str, float]) -> None:
+        check_monitors(self.trainer.callbacks, averages)
+        settle_metric(self.trainer, averages, is_all=False)
 
     def _log(self, record: dict[str, float]) -> None:
         """Send one row to every logger."""
@@ -246,6 +263,7 @@ class FitLoop:
         trainer.logged_metrics = {name: torch.tensor(float(value)) for name, value in row.items()}
         if not self._is_due(trainer.log_every_n_rounds):
             return
+        self.rows.append({name: x if isinstance(x, int) else float(x) for name, x in row.items()})
         log_row(trainer, row, int(record["round"]))
         if trainer.is_global_zero and any(isinstance(logger, RoundCSVLogger) for logger in trainer.loggers):
             self._unwritten = trainer.run.round, deepcopy(trainer.run.ledger.total_bits)
@@ -255,7 +273,7 @@ class FitLoop:
     def _write_communication(self) -> None:
         """Write the bits of the rounds logged so far; once a second is enough, because short rounds would wait for the disk."""
         if self._unwritten is not None:
-            write_communication(self.trainer.default_root_dir, *self._unwritten)
+            write_communication(self.trainer.default_root_dir, *self._unwritten, kept_metric(self.trainer))
             self._unwritten, self._next_write = None, time.monotonic() + 1
 
     def _is_due(self, every: int) -> bool:

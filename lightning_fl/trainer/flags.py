@@ -19,12 +19,15 @@ from lightning_fl.checks import check_at_least, check_between, check_choice, che
 from lightning_fl.communication.simulated_clock import SimulatedClock
 from lightning_fl.errors import nearest, require
 from lightning_fl.federation.loss_guard import LossGuard
+from lightning_fl.outputs.metric import falls
 from lightning_fl.trainer.lightning_parts import (
     build_fabric,
     build_loggers,
     build_profiler,
     build_timer,
     check_callbacks,
+    refuse_flag,
+    refusing_others,
 )
 
 
@@ -52,6 +55,7 @@ class TrainerFlags:
     unchangeable = ("client_optimizer",)
     """Flags that a resumed run must keep. Those in neither list do not decide the results."""
 
+    @refusing_others(refuse_flag)
     def __init__(
         self,
         *,
@@ -60,6 +64,8 @@ class TrainerFlags:
         local_epochs: int | None = None,
         local_steps: int | None = None,
         client_optimizer: Literal["module", "sgd"] = "module",
+        metric: str | None = None,
+        metric_mode: Literal["max", "min"] | None = None,
         val_every_n_rounds: int = 1,
         log_every_n_rounds: int = 1,
         checkpoint_every_n_rounds: int = 1,
@@ -108,6 +114,10 @@ class TrainerFlags:
             local_steps: Optimiser steps of a client in a round, instead of local_epochs.
             client_optimizer: `module` for the optimiser of the module, or `sgd` for plain SGD at that optimiser's learning rates,
                 for methods that make the steps themselves.
+            metric: Logged name that the run is about: in the final table, the bar, reports, targets, and methods that need an
+                accuracy; if not given, the only accuracy that the validation logs, else the loss.
+            metric_mode: `max` if higher values of the given metric are better, `min` if lower ones are; if not given, lower is
+                better for the names of losses and errors.
             val_every_n_rounds: Validate after every n-th round and after the last.
             log_every_n_rounds: Log a row after every n-th round and after the last.
             checkpoint_every_n_rounds: Save checkpoints/last.ckpt after every n-th round and after the last.
@@ -159,6 +169,7 @@ class TrainerFlags:
         self.local_epochs = local_epochs
         self.local_steps = local_steps
         self.client_optimizer = client_optimizer
+        self.metric, self.metric_mode = self.given_metric = metric, metric_mode
         self.val_every_n_rounds = val_every_n_rounds
         self.log_every_n_rounds = log_every_n_rounds
         self.checkpoint_every_n_rounds = checkpoint_every_n_rounds
@@ -209,6 +220,11 @@ class TrainerFlags:
         self.progress_bar_metrics: dict[str, float] = {}
         self.fabric.launch()
 
+    @property
+    def metric_falls(self) -> bool:
+        """True if lower values of the metric are better."""
+        return falls(self.metric or "") if self.metric_mode is None else self.metric_mode == "min"
+
     def _check(self) -> None:
         """Check the flags that are numbers, names of choices or folders."""
         check_whole("max_rounds", self.max_rounds, 0)
@@ -238,6 +254,12 @@ class TrainerFlags:
         if self.gradient_clip_val is not None:
             check_at_least("gradient_clip_val", self.gradient_clip_val, 0)
         check_choice("client_optimizer", self.client_optimizer, ("module", "sgd"))
+        require(self.metric != "", "metric must be the name of a logged value, got ''.")
+        check_choice("metric_mode", self.metric_mode, (None, "max", "min"))
+        require(
+            self.metric is not None or self.metric_mode is None,
+            f"metric_mode {self.metric_mode!r} needs trainer.metric, the name whose direction it says.",
+        )
         check_choice("runner", self.runner, ("auto", "serial", "stacked"))
         check_choice("gradient_clip_algorithm", self.gradient_clip_algorithm, ("norm", "value"))
         check_choice("deterministic", self.deterministic, (True, False, "warn"))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from difflib import get_close_matches
-from typing import Any
+from functools import wraps
+from inspect import signature
+from typing import Any, NoReturn, TypeVar, cast
 
 import torch
 from lightning.fabric import Fabric
@@ -53,6 +55,80 @@ REFUSED_CALLBACKS: dict[type[Callback], str] = {
     ThroughputMonitor: "logs every step, but a federation logs rounds: metrics.csv contains time/round_seconds",
 }
 PROFILERS = {"simple": SimpleProfiler, "advanced": AdvancedProfiler, "pytorch": PyTorchProfiler}
+
+STOCK_FLAGS = {
+    "max_epochs": "a federation trains in rounds, which callbacks count as epochs: use max_rounds, and local_epochs for the "
+    "passes of a client in a round",
+    "min_epochs": "a federation runs max_rounds rounds unless a callback stops it: give EarlyStopping more patience instead",
+    "max_steps": "each client takes steps of its own: use max_rounds, and local_steps for the steps of a client in a round",
+    "min_steps": "each client takes steps of its own: give EarlyStopping more patience instead",
+    "overfit_batches": "clients train on samples of their own: use limit_train_batches and limit_val_batches, or fewer "
+    "data.num_clients",
+    "val_check_interval": "the server's model exists only between rounds: use val_every_n_rounds",
+    "check_val_every_n_epoch": "the epoch of a federation is a round: use val_every_n_rounds",
+    "log_every_n_steps": "a federation logs one row for each round: use log_every_n_rounds",
+    "use_distributed_sampler": "processes share the clients, not the samples, so there is no sampler to replace: leave it out",
+    "barebones": "a federation has no such mode: use enable_progress_bar false, enable_model_summary false, "
+    "enable_checkpointing false and logger false",
+    "sync_batchnorm": "clients are trained apart, each on its own samples, and sharing their batch statistics would mix them: "
+    "leave it out, the server averages the running statistics in every round",
+    "reload_dataloaders_every_n_epochs": "the samples of a client do not change during a run: leave it out",
+    "enable_autolog_hparams": "the model's hyper-parameters are always logged: use logger false to log nothing",
+    "model_registry": "models are not uploaded to a registry: the final model is in model.ckpt",
+}
+"""Flags of `lightning.Trainer` that FederatedTrainer does not have: the reason, and what to use instead."""
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def refusing_others(refuse: Callable[[str, Iterable[str]], NoReturn]) -> Callable[[Function], Function]:
+    """Return a decorator of a method that refuses unknown arguments; the signature, which the command line reads, stays.
+
+    Args:
+        refuse: raises the error, given the unknown name and all known ones.
+    """
+
+    def decorated(method: Function) -> Function:
+        known = signature(method).parameters.keys() - {"self"}
+
+        @wraps(method)
+        def checked(*positional: Any, **named: Any) -> Any:
+            for name in named:
+                if name not in known:
+                    refuse(name, known)
+            return method(*positional, **named)
+
+        return cast(Function, checked)
+
+    return decorated
+
+
+def refuse_argument(method: str, name: str, arguments: Iterable[str]) -> NoReturn:
+    """Refuse an argument that a method of the trainer does not have.
+
+    Raises:
+        UserError: always; the sentence says what to use instead of loaders, or which arguments there are.
+    """
+    if "dataloader" in name:
+        raise UserError(
+            f"{method} has no argument {name!r}: a federation divides the samples of a datamodule, so use "
+            "datamodule=lightning_fl.data.Federated(datamodule, num_clients=…)."
+        )
+    raise UserError(f"{method} has no argument {name!r}; {nearest(name, arguments)}.")
+
+
+def refuse_flag(name: str, flags: Iterable[str]) -> NoReturn:
+    """Refuse a flag that a trainer does not have.
+
+    Raises:
+        UserError: always; the sentence says what to use instead of a flag of Lightning's, or which flags there are.
+    """
+    if name in STOCK_FLAGS:
+        raise UserError(
+            f"{name} is a flag of lightning.Trainer that FederatedTrainer does not have: {STOCK_FLAGS[name]}."
+        )
+    raise UserError(f"FederatedTrainer has no flag {name!r}; {nearest(name, flags)}.")
 
 
 def check_callbacks(callbacks: Iterable[Callback]) -> None:

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from pydoc import locate
+from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import Checkpoint, ModelSummary, ProgressBar
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerStatus
+from torch.utils.data import DataLoader
 
+from lightning_fl import algorithms
 from lightning_fl.algorithms import Algorithm, FedAvg
+from lightning_fl.checks import parameters_of
 from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.hooks import Hooks, check_module
 from lightning_fl.data import FederatedDataModule
-from lightning_fl.errors import UserError
+from lightning_fl.errors import UserError, nearest, require
+from lightning_fl.modules import ImageClassifier
 from lightning_fl.outputs import run_folder
 from lightning_fl.outputs.loggers import tell
 from lightning_fl.outputs.progress_bar import RoundProgressBar
@@ -36,6 +42,9 @@ STAGES = {
     TrainerFn.PREDICTING: RunningStage.PREDICTING,
 }
 
+Given = Algorithm | str | Mapping[str, Any]
+"""An algorithm, the name of one, or a mapping with `class_path` and, for its parameters, `init_args`."""
+
 
 @contextmanager
 def session(
@@ -43,7 +52,7 @@ def session(
     fn: TrainerFn,
     model: LightningModule | None,
     datamodule: LightningDataModule | None,
-    algorithm: Algorithm | None,
+    algorithm: Given | None,
     ckpt_path: str | os.PathLike[str] | None,
     weights_only: bool | None,
 ) -> Iterator[None]:
@@ -70,6 +79,7 @@ def session(
         datamodule.setup(fn.value)
         if trainer.fitting:
             check_module(model)
+            _check_images(model, datamodule)
             num_eligible = int((datamodule.client_sizes > 0).sum())
             cohort_size(trainer.clients_per_round, datamodule.num_clients, num_eligible)
             if trainer.loggers or trainer.enable_checkpointing:
@@ -136,13 +146,14 @@ def _attach(
     fn: TrainerFn,
     model: LightningModule | None,
     datamodule: LightningDataModule | None,
-    algorithm: Algorithm | None,
+    algorithm: Given | None,
 ) -> tuple[LightningModule, FederatedDataModule]:
     """Attach model, data and algorithm to the trainer; outside `fit`, those of the last session replace missing ones."""
     if fn != TrainerFn.FITTING:
         model = getattr(trainer, "lightning_module", None) if model is None else model
         datamodule = getattr(trainer, "datamodule", None) if datamodule is None else datamodule
         algorithm = getattr(trainer, "algorithm", None) if algorithm is None else algorithm
+    method = algorithm_of(algorithm)
     if model is None:
         raise UserError("there is no model to evaluate: give one, or call fit first.")
     if not isinstance(model, LightningModule):
@@ -150,13 +161,15 @@ def _attach(
     if not isinstance(datamodule, FederatedDataModule):
         raise UserError(
             f"datamodule must be a FederatedDataModule, got {type(datamodule).__name__}: "
-            "lightning_fl.data.Federated(datamodule, num_clients=…) converts any other."
+            "lightning_fl.data.Federated(datamodule, num_clients=…) converts any other"
+            f"{', also of a LightningDataModule with this loader' if isinstance(datamodule, DataLoader) else ''}."
         )
     trainer.state.fn, trainer.state.stage, trainer.state.status = fn, STAGES[fn], TrainerStatus.RUNNING
     if fn == TrainerFn.FITTING:
         trainer.__dict__.pop("run", None)
         trainer.current_epoch = 0
-    trainer.lightning_module, trainer.datamodule, trainer.algorithm = model, datamodule, algorithm or FedAvg()
+        trainer.metric, trainer.metric_mode = trainer.given_metric
+    trainer.lightning_module, trainer.datamodule, trainer.algorithm = model, datamodule, method
     trainer.val_dataloaders = trainer.test_dataloaders = trainer.predict_dataloaders = None
     trainer.should_stop, trainer.callback_metrics, trainer.progress_bar_metrics = False, {}, {}
     model.trainer = trainer  # type: ignore[assignment]
@@ -164,6 +177,72 @@ def _attach(
     trainer.callbacks = _all_callbacks(trainer, model)
     trainer.hooks = Hooks(trainer, model, datamodule, trainer.callbacks)
     return model, datamodule
+
+
+def algorithm_of(given: Given | None) -> Algorithm:
+    """Return the algorithm that a user means; FedAvg for None.
+
+    >>> algorithm_of({"class_path": "FedProx", "init_args": {"mu": 0.1}}).rule
+    Proximal(mu=0.1)
+
+    Raises:
+        UserError: there is no such algorithm, or it does not have a parameter.
+    """
+    if given is None:
+        return FedAvg()
+    if isinstance(given, Algorithm):
+        return given
+    own_name = getattr(given, "__name__", "")
+    require(
+        not isinstance(given, type),
+        f"algorithm is the class {own_name}: give an object, {own_name}(…), or its name.",
+    )
+    given = {"class_path": given} if isinstance(given, str) else given
+    require(
+        isinstance(given, Mapping),
+        f"algorithm must be an Algorithm, its name, or a mapping with class_path and init_args, got {given!r}.",
+    )
+    require(
+        "class_path" in given and given.keys() <= {"class_path", "init_args"},
+        f"algorithm as a mapping has the keys class_path and init_args, got {', '.join(map(str, given))}.",
+    )
+    name, arguments = str(given["class_path"]), given.get("init_args", {})
+    known = {known: getattr(algorithms, known) for known in algorithms.__all__}
+    found: Any = known.get(name) or (locate(name) if "." in name else None)
+    require(
+        isinstance(found, type) and issubclass(found, Algorithm),
+        f"algorithm {name!r} is unknown; {nearest(name.rpartition('.')[2], known)}.",
+    )
+    require(
+        isinstance(arguments, Mapping),
+        f"init_args of {found.__name__} must be a mapping with its parameters, got {arguments!r}.",
+    )
+    parameters = parameters_of(found)
+    for argument in arguments:
+        require(
+            argument in parameters,
+            f"{found.__name__} has no parameter {argument!r}; {nearest(str(argument), parameters)}.",
+        )
+    return found(**arguments)
+
+
+def _check_images(model: LightningModule, data: FederatedDataModule) -> None:
+    """Raise `UserError` if an image classifier of this package takes other images than the data have, or has fewer classes."""
+    if not isinstance(model, ImageClassifier):
+        return
+    name, owner, classes = type(model).__name__, type(data).__name__, model.hparams.get("num_classes")
+    require(
+        classes is None or data.num_classes is None or classes >= data.num_classes,
+        f"{name} has {classes} classes, but {owner} has {data.num_classes}: give it num_classes={data.num_classes}.",
+    )
+    channels, size, example = data.in_channels, data.image_size, model.example_input_array
+    if not isinstance(example, torch.Tensor) or channels is None or size is None:
+        return
+    require(
+        example.shape[1:] == (channels, size, size),
+        f"{name} takes {'×'.join(map(str, example.shape[1:]))} images, but {owner} has {channels}×{size}×{size}: "
+        f"give it in_channels={channels} and image_size={size}.",
+    )
 
 
 def _all_callbacks(trainer: TrainerInterface, model: LightningModule) -> list[Callback]:

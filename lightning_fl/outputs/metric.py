@@ -1,0 +1,75 @@
+"""Metric that a run is about: the one accuracy among the names that its module logs, or else the loss."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+ACCURACY, LOSS = "val/accuracy", "val/loss"
+"""Names of the modules of this package."""
+TRAINING_LOSS = "train/loss"
+"""Name under which a federation logs what `training_step` returns."""
+ACCURACIES = {"accuracy", "acc"}
+STAGES = {"val", "valid", "validation", "test", "train", "training", "dev", "eval"}
+TRAINING = {"train", "training"}
+LOWER_IS_BETTER = {"err", "mse", "rmse", "mae", "mape", "nll", "ppl", "perplexity", "wer", "cer"}
+
+
+def words_of(name: str) -> set[str]:
+    """Return the words of a logged name in small letters.
+
+    >>> sorted(words_of("val_MulticlassAccuracy/top5"))
+    ['accuracy', 'multiclass', 'top5', 'val']
+    """
+    return {word.lower() for word in re.split(r"[\W_]+|(?<=[a-z])(?=[A-Z])", name) if word}
+
+
+def is_accuracy(name: str) -> bool:
+    """True if a name contains the word accuracy or acc."""
+    return bool(ACCURACIES & words_of(name))
+
+
+def is_result(name: str) -> bool:
+    """True if a name says that a value was measured in training, validation or test."""
+    return bool(STAGES & words_of(name))
+
+
+def falls(name: str) -> bool:
+    """True if lower is better: of losses and errors, by their usual names; of any other name, more counts as better.
+
+    >>> falls("val_loss"), falls("val_rmse"), falls("val_f1")
+    (True, True, False)
+    """
+    return any(part in name.lower() for part in ("loss", "error")) or bool(LOWER_IS_BETTER & words_of(name))
+
+
+def find_accuracy(logged: Iterable[str]) -> str | None:
+    """Return `val/accuracy`, or the only other name of an accuracy that is not measured in training; None without."""
+    names = list(logged)
+    measured = [name for name in names if is_accuracy(name) and not TRAINING & words_of(name)]
+    return ACCURACY if ACCURACY in names else _only(measured)
+
+
+def find_metric(logged: Iterable[str]) -> str | None:
+    """Return the metric that a run is about: its accuracy, or else its loss, in validation if there is one.
+
+    >>> find_metric(["val_loss", "val_acc", "train_acc"]), find_metric(["val_loss", "val_acc", "val_top5_acc"])
+    ('val_acc', 'val_loss')
+
+    Args:
+        logged: names of the logged values.
+
+    Returns:
+        Its name; None if none is a loss or the only accuracy.
+    """
+    names = list(logged)
+    losses = [name for name in names if "loss" in words_of(name) and not TRAINING & words_of(name)]
+    plain = [name for name in losses if words_of(name) <= STAGES | {"loss"}]
+    in_training = [name for name in names if is_accuracy(name) and TRAINING & words_of(name)]
+    last = TRAINING_LOSS if TRAINING_LOSS in names else _only([name for name in names if "loss" in words_of(name)])
+    loss = LOSS if LOSS in names else _only(plain) or _only(losses)
+    return find_accuracy(names) or loss or _only(in_training) or last
+
+
+def _only(names: list[str]) -> str | None:
+    return names[0] if len(names) == 1 else None
