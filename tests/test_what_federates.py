@@ -119,6 +119,14 @@ ROWS = {  # the tests by the row's first words
         (BATCHES, "test_a_value_without_batch_size_of_a_batch_of_an_own_class"),
     ],
     "validation, test": [(BATCHES, "test_any_validation_loaders"), (BATCHES, "test_predictions_of_any_loaders")],
+    # the metric that a run is about
+    "`--trainer.metric val_f1`": [
+        ("outputs/test_metric.py", "test_a_given_metric_goes_before_what_is_found"),
+        ("outputs/test_metric.py", "test_a_name_that_is_never_logged_is_refused"),
+    ],
+    "`--trainer.metric_mode min`": [
+        ("outputs/test_metric.py", "test_the_mode_says_what_is_better_where_the_name_does_not")
+    ],
     # modules of other packages, tried by `pytest -m thirdparty`
     **{
         package: [("test_thirdparty.py", "test_one_client_is_a_stock_trainer")]
