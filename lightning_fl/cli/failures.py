@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from errno import ENAMETOOLONG
 
-from lightning_fl.errors import UserError
+from lightning_fl.errors import UserError, WriteError
+
+
+def write_error_of(error: BaseException) -> WriteError | None:
+    """Return the first error of writing a run's file among `error` and its causes."""
+    return next((cause for cause in _causes(error) if isinstance(cause, WriteError)), None)
 
 
 def sentence_of(error: BaseException) -> str | None:
@@ -13,7 +19,7 @@ def sentence_of(error: BaseException) -> str | None:
     causes = list(_causes(error))
     mistakes = [cause for cause in causes if _is_users(cause)]
     if mistakes:
-        return " ".join(str(mistakes[0]).split())
+        return " ".join(_words(mistakes[0]).split())
     texts = [str(cause) for cause in causes if isinstance(cause, ImportError)]
     commands = [command for text in texts for command in re.findall(r"pip install (?:-U )?['\w][^`\s]*", text)]
     named = re.search(r"class_path '(?:\w+\.)*(\w+)'|`([A-Z]\w+)`", "\n".join(map(str, causes)))
@@ -24,7 +30,15 @@ def sentence_of(error: BaseException) -> str | None:
 def _is_users(error: BaseException) -> bool:
     """True for a mistake of the user; Lightning's are recognised without importing Lightning."""
     is_lightnings = type(error).__name__ == "MisconfigurationException"
-    return isinstance(error, UserError) or is_lightnings or "Early stopping conditioned on metric" in str(error)
+    is_name = isinstance(error, OSError) and error.errno == ENAMETOOLONG
+    return (
+        isinstance(error, UserError) or is_lightnings or is_name or "Early stopping conditioned on metric" in str(error)
+    )
+
+
+def _words(error: BaseException) -> str:
+    is_plain = not isinstance(error, OSError)
+    return str(error) if is_plain else f"the path {error.filename} cannot be used: {error.strerror}."
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

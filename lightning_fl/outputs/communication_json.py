@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from lightning_fl.outputs.files import replacing
 from lightning_fl.outputs.run_folder import COMMUNICATION
 
 Bits = dict[str, dict[str, int]]
@@ -23,10 +24,8 @@ def write_communication(root: str | os.PathLike[str], num_rounds: int, bits: Map
         bits: bits of all clients in these rounds and the set-up before them, by direction and kind.
     """
     content = {"rounds": num_rounds, **{key: dict(bits[direction]) for direction, key in KEYS.items()}}
-    path = Path(root, COMMUNICATION)
-    aside = path.with_name(f".{path.name}.writing")
-    aside.write_text(json.dumps(content, indent=1) + "\n")
-    os.replace(aside, path)
+    with replacing(Path(root, COMMUNICATION), "w", sync=False) as file:
+        file.write(json.dumps(content, indent=1) + "\n")
 
 
 def read_communication(root: str | os.PathLike[str]) -> Bits | None:

@@ -25,6 +25,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lightning_fl.outputs.files import writing
 from lightning_fl.slots import State
 
 _NEW_VERSION = count()
@@ -191,7 +192,7 @@ class Column:
 
     def write(self, row: int, tensor: Tensor) -> None:
         """Write `tensor` to a row."""
-        with open(self.path, "r+b" if self.path.exists() else "wb") as file:
+        with writing(self.path), open(self.path, "r+b" if self.path.exists() else "wb") as file:
             file.seek(row * self._row_bytes)
             file.write(bytes_of(tensor.detach().cpu().contiguous()))
         self._is_written = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lightning_fl.clients.hooks import check_watched
-from lightning_fl.errors import UserError
+from lightning_fl.errors import UserError, WriteError
 from lightning_fl.federation import follow_pruning
 from lightning_fl.federation.round import Federation
 from lightning_fl.outputs import checkpoint_file, wandb_run
@@ -101,10 +102,14 @@ class FitLoop:
         self.federation.prepare()
         self.trainer.active_module.load_server_model(self.trainer.run)
 
-    def run(self) -> None:
-        """Run all rounds, between Lightning's opening and closing hooks."""
+    def run(self, num_rows: int | None) -> None:
+        """Run all rounds, between Lightning's opening and closing hooks.
+
+        Args:
+            num_rows: number of rows that a resumed run had logged; None if that is unknown.
+        """
         trainer, run = self.trainer, self.trainer.run
-        self.folder.first_round = run.round
+        self.folder.begin(run.round, num_rows)
         trainer.hooks.call("on_fit_start")
         self._sanity_check()
         hyperparameters = {**trainer.lightning_module.hparams_initial, "algorithm": trainer.algorithm.name}
@@ -114,8 +119,11 @@ class FitLoop:
             while run.round < trainer.num_rounds and not trainer.should_stop:
                 trainer.current_epoch = run.round
                 self._round()
-        finally:
-            self._write_communication()
+        except BaseException:
+            with suppress(WriteError):  # of two errors the first is shown
+                self._write_communication()
+            raise
+        self._write_communication()
         trainer.current_epoch = run.round
         trainer.hooks.call("on_train_end")
         self._adopt_module_changes()
@@ -246,6 +254,8 @@ class FitLoop:
         trainer.logged_metrics = {name: torch.tensor(float(value)) for name, value in row.items()}
         if not self._is_due(trainer.log_every_n_rounds):
             return
+        if trainer.is_global_zero:
+            trainer.reservation.renew()
         log_row(trainer, row, int(record["round"]))
         if trainer.is_global_zero and any(isinstance(logger, RoundCSVLogger) for logger in trainer.loggers):
             self._unwritten = trainer.run.round, deepcopy(trainer.run.ledger.total_bits)

@@ -25,6 +25,7 @@ from lightning_fl.trainer.lightning_parts import (
     build_profiler,
     build_timer,
     check_callbacks,
+    launch,
 )
 
 
@@ -207,7 +208,7 @@ class TrainerFlags:
         self.callback_metrics: dict[str, Tensor] = {}
         self.logged_metrics: dict[str, Tensor] = {}
         self.progress_bar_metrics: dict[str, float] = {}
-        self.fabric.launch()
+        launch(self.fabric)
 
     def _check(self) -> None:
         """Check the flags that are numbers, names of choices or folders."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from datetime import timedelta
 from difflib import get_close_matches
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from lightning.fabric import Fabric
 from lightning.fabric.accelerators import MPSAccelerator
+from lightning.fabric.plugins.environments import TorchElasticEnvironment
 from lightning.fabric.strategies.launchers.multiprocessing import _MultiProcessingLauncher
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import (
@@ -160,6 +162,36 @@ def build_fabric(accelerator: Any, strategy: Any, devices: Any, num_nodes: int, 
         "allowed: auto and ddp, in a script or at the command line.",
     )
     return fabric
+
+
+def launch(fabric: Fabric) -> None:
+    """Start the run's other processes, or join them.
+
+    Raises:
+        UserError: torchrun has started another number of processes than the flags say, or the processes' port is in use.
+    """
+    strategy = fabric.strategy
+    num_devices, num_nodes = getattr(strategy, "num_processes", 1), getattr(strategy, "num_nodes", 1)
+    if TorchElasticEnvironment.detect():
+        started = TorchElasticEnvironment().world_size()
+        require(
+            started == num_devices * num_nodes,
+            f"torchrun has started {started} processes (WORLD_SIZE is {started}), but trainer.devices × trainer.num_nodes is "
+            f"{num_devices} × {num_nodes} = {num_devices * num_nodes}: set trainer.devices to the processes of each machine.",
+        )
+    try:
+        fabric.launch()
+    except torch.distributed.DistNetworkError as error:
+        for process in getattr(
+            strategy.launcher, "procs", ()
+        ):  # they would wait for this process's port for half an hour
+            process.kill()
+        if "EADDRINUSE" not in str(error):
+            raise
+        raise UserError(
+            f"port {os.environ['MASTER_PORT']}, by which the processes of the run find each other, is in use by another program: "
+            "set the environment variable MASTER_PORT to a free one, or leave it unset."
+        ) from error
 
 
 def build_loggers(logger: Logger | Iterable[Logger] | bool | None, root: str) -> list[Logger]:
