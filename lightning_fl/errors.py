@@ -27,8 +27,8 @@ def shortened(sentence: str) -> str:
     return text if len(text) <= MOST_CHARACTERS else f"{text[:half]} … {text[-half:]}"
 
 
-class WriteError(OSError):
-    """File of a run that cannot be written; the command line prints its sentence and exits with code 1."""
+class FileError(OSError):
+    """File of a run that cannot be written or read on; the command line prints its sentence and exits with code 1."""
 
 
 def nearest(given: str, allowed: Iterable[str]) -> str:

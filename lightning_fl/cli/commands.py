@@ -19,7 +19,7 @@ from typing import NoReturn
 
 from lightning_fl import __version__
 from lightning_fl.cli.config_checks import check_file
-from lightning_fl.cli.failures import sentence_of, write_error_of
+from lightning_fl.cli.failures import file_error_of, sentence_of
 from lightning_fl.cli.print_once import fail
 from lightning_fl.errors import UserError, nearest, require
 
@@ -60,10 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _flush()
         sys.exit(BROKEN_PIPE)
     except Exception as error:
-        if write_error := write_error_of(error):
-            print(
-                f"lightning-fl: error: {write_error}{f'; {RESUME}' if given[:1] == ['fit'] else ''}.", file=sys.stderr
-            )
+        if file_error := file_error_of(error):
+            print(f"lightning-fl: error: {file_error}{f'; {RESUME}' if given[:1] == ['fit'] else ''}.", file=sys.stderr)
             sys.exit(1)
         if "by peer" in str(error):  # from gloo and NCCL about a broken connection
             _stop("lightning-fl: another process of this run died, see its own messages", code=1)

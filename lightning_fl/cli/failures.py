@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterator
 from errno import ENAMETOOLONG
 
-from lightning_fl.errors import UserError, WriteError
+from lightning_fl.errors import FileError, UserError
 
 
-def write_error_of(error: BaseException) -> WriteError | None:
-    """Return the first error of writing a run's file among `error` and its causes."""
-    return next((cause for cause in _causes(error) if isinstance(cause, WriteError)), None)
+def file_error_of(error: BaseException) -> FileError | None:
+    """Return the error of a run's file among `error` and its causes; None without."""
+    return next((cause for cause in _causes(error) if isinstance(cause, FileError)), None)
 
 
 def sentence_of(error: BaseException) -> str | None:

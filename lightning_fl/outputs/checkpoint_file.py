@@ -35,7 +35,7 @@ def save_atomically(checkpoint: dict[str, Any], path: str | os.PathLike[str], ke
         keep_previous: True to keep the old file as `previous.ckpt` in the same folder.
 
     Raises:
-        WriteError: the file cannot be written; the old one stays.
+        FileError: the file cannot be written; the old one stays.
     """
     with replacing(path, keep_as="previous.ckpt" if keep_previous else None) as file:
         torch.save(checkpoint, file)

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from lightning_fl.errors import WriteError
+from lightning_fl.errors import FileError
 
 LEFTOVERS = (".*.writing", ".*.linking")
 """Patterns of temporary files that a killed process leaves behind."""
@@ -16,16 +16,16 @@ LEFTOVERS = (".*.writing", ".*.linking")
 
 @contextmanager
 def writing(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn an error of the operating system in the block into a WriteError with the path and the reason."""
+    """Turn an error of the operating system in the block into a FileError with the path and the reason."""
     try:
         yield
-    except WriteError:
+    except FileError:
         raise
     except (OSError, RuntimeError) as error:  # torch.save hides the system's error behind a RuntimeError
         reason = reason_of(error)
         if reason is None:
             raise
-        raise WriteError(f"{os.fspath(path)} cannot be written ({reason})") from error
+        raise FileError(f"{os.fspath(path)} cannot be written ({reason})") from error
 
 
 def reason_of(error: BaseException | None) -> str | None:
@@ -51,7 +51,7 @@ def replacing(
         **options: further arguments of `open`.
 
     Raises:
-        WriteError: the file cannot be written; the temporary file is removed, as after any other error.
+        FileError: the file cannot be written; the temporary file is removed, as after any other error.
     """
     path = Path(path)
     aside = path.with_name(f".{path.name[:100]}.{os.getpid()}.writing")

@@ -17,7 +17,7 @@ from weakref import WeakSet
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from lightning_fl.errors import UserError, WriteError, require
+from lightning_fl.errors import FileError, UserError, require
 from lightning_fl.outputs.files import reason_of, remove_leftovers
 from lightning_fl.outputs.run_folder import (
     LAST,
@@ -45,7 +45,6 @@ class Reservation:
         self._root = Path(root)
         self._made: list[Path] = []
         self._descriptor: int | None = None
-        self._inode = 0
         _RESERVATIONS.add(self)
 
     def begin(self) -> None:
@@ -66,7 +65,6 @@ class Reservation:
             f"the folder {self._root} is in use by another run ({holder}): wait until it ends, stop it, or use another "
             "default_root_dir.",
         )
-        self._inode = self._root.stat().st_ino
         bring_earlier_run_back(str(self._root))
         checkpoints = self._root / LAST.parent
         for folder in (self._root, checkpoints):
@@ -81,24 +79,23 @@ class Reservation:
         """Make the folder again if it was deleted or moved since, and say so.
 
         Raises:
-            WriteError: another run uses the folder now.
+            FileError: another run uses the folder now.
         """
         if self._descriptor is None or _same_file(self._descriptor, self._root / LOCK):
             return
         os.close(self._descriptor)
         self._descriptor = None
+        is_empty = not self._root.is_dir() or not any(self._root.iterdir())
         self._root.mkdir(parents=True, exist_ok=True)
         if holder := self._lock():
-            raise WriteError(
+            raise FileError(
                 f"{self._root} cannot be written (it was deleted or moved during the run, and another run uses it now: {holder})"
             )
-        inode = self._root.stat().st_ino
-        if inode != self._inode:
+        if is_empty:
             rank_zero_warn(
                 f"The folder {self._root} was deleted or moved during the run; it is made again with all rows of metrics.csv "
                 "and the coming checkpoints, but its other files are missing."
             )
-        self._inode = inode
 
     def end(self) -> None:
         """Unlock the folder, and remove it if it was created for a run that has written nothing."""

@@ -70,12 +70,11 @@ class RunFolder:
         with writing(self._root):
             if not self.goes_on_here:
                 set_earlier_run_aside(self._root)
-            elif self._lacks_rows and Path(self._root, METRICS).is_file():
-                os.replace(Path(self._root, METRICS), Path(self._root, DAMAGED))
-                _warn(f"The damaged {METRICS} was renamed to {DAMAGED}.")
-            if self._home is not None and not self.goes_on_here:
-                for config in configs_of_legs(self._home):
+                for config in () if self._home is None else configs_of_legs(self._home):
                     shutil.copy(config, self._root)
+            elif self._lacks_rows and Path(self._root, METRICS).is_file():
+                shutil.copyfile(Path(self._root, METRICS), Path(self._root, DAMAGED))
+                _warn(f"The damaged {METRICS} was copied to {DAMAGED}.")
         if self._home is not None:
             for logger in self._csv_loggers():
                 logger.rewrite()

@@ -25,6 +25,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lightning_fl.errors import FileError
 from lightning_fl.outputs.files import writing
 from lightning_fl.slots import State
 
@@ -207,10 +208,14 @@ class Column:
     def read(self, row: int) -> Tensor:
         """Return a copy of a row."""
         tensor = torch.empty(self.shape, dtype=self.dtype)
-        with open(self.path, "rb") as file:
-            file.seek(row * self._row_bytes)
-            if file.readinto(bytes_of(tensor)) < self._row_bytes:
-                raise OSError(f"{self.path} is too short for a client's state: another program has changed it")
+        try:
+            with open(self.path, "rb") as file:
+                file.seek(row * self._row_bytes)
+                is_whole = file.readinto(bytes_of(tensor)) == self._row_bytes
+        except OSError as error:
+            raise FileError(f"{self.path} cannot be read ({error.strerror})") from error
+        if not is_whole:
+            raise FileError(f"{self.path} is too short for a client's state (another program has changed it)")
         return tensor
 
     def mapped(self) -> Tensor:

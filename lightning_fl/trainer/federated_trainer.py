@@ -61,7 +61,7 @@ class FederatedTrainer(TrainerInterface):
 
         Raises:
             UserError: an argument does not fit; raised before anything is trained or written.
-            WriteError: a file of the run cannot be written.
+            FileError: a file of the run cannot be written.
         """
         with session(self, TrainerFn.FITTING, model, datamodule, algorithm, ckpt_path, weights_only):
             self.fit_loop.start()
@@ -177,7 +177,7 @@ class FederatedTrainer(TrainerInterface):
 
         Raises:
             UserError: the run is to be saved, but no fit is in progress.
-            WriteError: the file cannot be written.
+            FileError: the file cannot be written.
         """
         require(
             weights_only or self.fitting,

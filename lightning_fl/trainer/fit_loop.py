@@ -16,7 +16,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lightning_fl.clients.hooks import check_watched
-from lightning_fl.errors import UserError, WriteError
+from lightning_fl.errors import FileError, UserError
 from lightning_fl.federation import follow_pruning
 from lightning_fl.federation.round import Federation
 from lightning_fl.outputs import checkpoint_file, wandb_run
@@ -120,7 +120,7 @@ class FitLoop:
                 trainer.current_epoch = run.round
                 self._round()
         except BaseException:
-            with suppress(WriteError):  # of two errors the first is shown
+            with suppress(FileError):  # of two errors the first is shown
                 self._write_communication()
             raise
         self._write_communication()
