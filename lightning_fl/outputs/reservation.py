@@ -93,8 +93,8 @@ class Reservation:
             )
         if is_empty:
             rank_zero_warn(
-                f"The folder {self._root} was deleted or moved during the run; it is made again with all rows of metrics.csv "
-                "and the coming checkpoints, but its other files are missing."
+                f"The folder {self._root} was deleted or moved during the run; it is made again, but without the files that "
+                "a run writes once, such as config.yaml, and without earlier checkpoints."
             )
 
     def end(self) -> None:
