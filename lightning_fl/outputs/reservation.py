@@ -18,7 +18,7 @@ from weakref import WeakSet
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lightning_fl.errors import FileError, UserError, require
-from lightning_fl.outputs.files import reason_of, remove_leftovers
+from lightning_fl.outputs.files import reason_of, remove_leftovers, writing
 from lightning_fl.outputs.run_folder import (
     LAST,
     WRITTEN,
@@ -75,19 +75,21 @@ class Reservation:
             path = self._root / name
             require(not path.is_dir(), f"{path} is a folder, but the run writes a file of this name: move it away.")
 
-    def renew(self) -> None:
-        """Make the folder again if it was deleted or moved since, and say so.
+    def renew(self) -> bool:
+        """Make the folder again if it was deleted or moved since, and say so; return True if it was.
 
         Raises:
-            FileError: another run uses the folder now.
+            FileError: another run uses the folder now, or it cannot be written to.
         """
         if self._descriptor is None or _same_file(self._descriptor, self._root / LOCK):
-            return
+            return False
         os.close(self._descriptor)
         self._descriptor = None
-        is_empty = not self._root.is_dir() or not any(self._root.iterdir())
-        self._root.mkdir(parents=True, exist_ok=True)
-        if holder := self._lock():
+        with writing(self._root):
+            self._root.mkdir(parents=True, exist_ok=True)
+            is_empty = not any(self._root.iterdir())
+            holder = self._lock()
+        if holder is not None:
             raise FileError(
                 f"{self._root} cannot be written (it was deleted or moved during the run, and another run uses it now: {holder})"
             )
@@ -96,6 +98,7 @@ class Reservation:
                 f"The folder {self._root} was deleted or moved during the run; it is made again, but without the files that "
                 "a run writes once, such as config.yaml, and without earlier checkpoints."
             )
+        return is_empty
 
     def end(self) -> None:
         """Unlock the folder, and remove it if it was created for a run that has written nothing."""

@@ -91,7 +91,10 @@ class ClientStatesOnDisk(MutableMapping[int, State]):
         self._num_files = 0
 
     def __getitem__(self, client: int) -> State:
-        return {name: column.read(row) for name, (column, row) in self.positions[client].items()}
+        try:
+            return {name: column.read(row) for name, (column, row) in self.positions[client].items()}
+        except OSError as error:
+            raise FileError(f"{self._folder} cannot be read ({error.strerror or error})") from error
 
     def __setitem__(self, client: int, state: State) -> None:
         positions = {name: self._write(name, tensor) for name, tensor in state.items()}
@@ -208,14 +211,10 @@ class Column:
     def read(self, row: int) -> Tensor:
         """Return a copy of a row."""
         tensor = torch.empty(self.shape, dtype=self.dtype)
-        try:
-            with open(self.path, "rb") as file:
-                file.seek(row * self._row_bytes)
-                is_whole = file.readinto(bytes_of(tensor)) == self._row_bytes
-        except OSError as error:
-            raise FileError(f"{self.path} cannot be read ({error.strerror})") from error
-        if not is_whole:
-            raise FileError(f"{self.path} is too short for a client's state (another program has changed it)")
+        with open(self.path, "rb") as file:
+            file.seek(row * self._row_bytes)
+            if file.readinto(bytes_of(tensor)) < self._row_bytes:
+                raise OSError(f"{self.path} is too short for a client's state: another program has changed it")
         return tensor
 
     def mapped(self) -> Tensor:

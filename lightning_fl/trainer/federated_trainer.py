@@ -186,7 +186,7 @@ class FederatedTrainer(TrainerInterface):
         )
         if self.is_global_zero:
             if self.fitting:
-                self.reservation.renew()
+                self.fit_loop.renew_folder()
                 self.fit_loop.folder.claim()
             is_last = Path(filepath) == Path(self.default_root_dir) / LAST
             before_round = self.fit_loop.before_round if self.fitting else None

@@ -87,7 +87,7 @@ class FitLoop:
             self._val_loaders = as_loaders(trainer.val_dataloaders)
         trainer.num_val_batches = num_batches(self._val_loaders, trainer.limits["limit_val_batches"])
         keep_client_states(trainer)
-        self.saved_states = SavedStates(Path(trainer.default_root_dir) / LAST.parent, trainer.weights_only)
+        self.saved_states = self._new_saved_states()
         rank_zero_info(data.description())
         num_clients, num_ranks = self.federation.population.cohort_size, trainer.world_size
         if 0 < num_clients < num_ranks:
@@ -182,6 +182,14 @@ class FitLoop:
         if trainer.enable_checkpointing and self._is_due(trainer.checkpoint_every_n_rounds):
             trainer.save_checkpoint(Path(trainer.default_root_dir) / LAST)
 
+    def renew_folder(self) -> None:
+        """Make the run's folder again if it was deleted; all clients' states are then written again."""
+        if self.trainer.reservation.renew():
+            self.saved_states = self._new_saved_states()
+
+    def _new_saved_states(self) -> SavedStates:
+        return SavedStates(Path(self.trainer.default_root_dir) / LAST.parent, self.trainer.weights_only)
+
     def _begin_to_write(self) -> None:
         """Claim the folder after the first round, and call `on_folder_claimed` of callbacks that write to it."""
         if not self.folder.is_used:
@@ -255,7 +263,7 @@ class FitLoop:
         if not self._is_due(trainer.log_every_n_rounds):
             return
         if trainer.is_global_zero:
-            trainer.reservation.renew()
+            self.renew_folder()
         log_row(trainer, row, int(record["round"]))
         if trainer.is_global_zero and any(isinstance(logger, RoundCSVLogger) for logger in trainer.loggers):
             self._unwritten = trainer.run.round, deepcopy(trainer.run.ledger.total_bits)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -64,18 +65,24 @@ def test_an_answer_without_a_run_does_without_torch(
     assert not {"torch", "lightning", "torchmetrics", "jsonargparse"} & set(modules.split())
 
 
+LIST = [sys.executable, "-c", "from lightning_fl.cli import main; main()", "list"]
+
+
 def answered(redirection: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run `lightning-fl list` with a redirection of the shell."""
-    program = f'"{sys.executable}" -c "from lightning_fl.cli import main; main()" list {redirection}'
-    environment = {**os.environ, **variables}
-    return subprocess.run(["bash", "-c", program], env=environment, capture_output=True, text=True, check=False)
+    command, environment = f"{shlex.join(LIST)} {redirection}", {**os.environ, **variables}
+    return subprocess.run(["sh", "-c", command], env=environment, capture_output=True, text=True, check=False)
 
 
 def test_the_output_may_end_early_be_closed_or_lack_characters() -> None:
-    early = answered("| true; exit ${PIPESTATUS[0]}")
+    reader, writer = os.pipe()
+    os.close(reader)
+    early = subprocess.run(LIST, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
     assert (early.returncode, early.stderr) == (141, "")
     for closed in ("2>&-", ">&-", "<&- >&- 2>&-"):
-        assert (answered(closed).returncode, answered(closed).stderr) == (0, "")
+        done = answered(closed)
+        assert (done.returncode, done.stderr) == (0, "")
     ascii_only = answered("", PYTHONIOENCODING="ascii")
     assert (ascii_only.returncode, ascii_only.stderr) == (0, "")
     assert "FedAvg" in ascii_only.stdout
@@ -143,6 +150,8 @@ def test_threads_wait_briefly_unless_the_user_says_otherwise(given: dict[str, st
     command = [sys.executable, "-c", IMPORTS_TORCH]
     done = subprocess.run(command, env=environment | given, capture_output=True, text=True, check=False)
     assert done.stdout.split("\n")[0] == then, done.stderr
+
+
 def test_under_torchrun_the_first_process_has_long_to_speak(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

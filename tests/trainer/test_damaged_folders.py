@@ -7,9 +7,11 @@ from typing import Any
 
 import lightning as L  # noqa: N812
 import pytest
+import torch
 from toys import Perceptron, federation, read_rows
 
 from lightning_fl import FederatedTrainer, UserError
+from lightning_fl.algorithms import SCAFFOLD
 from lightning_fl.errors import FileError
 from lightning_fl.outputs import checkpoint_file, run_folder
 
@@ -164,3 +166,25 @@ def test_a_checkpoint_without_permission_is_not_called_truncated(
     monkeypatch.setattr(Path, "open", refuse)
     with pytest.raises(UserError, match=r"last.ckpt cannot be read \(Permission denied\); other .*previous.ckpt"):
         make_trainer(logger=False).fit(Perceptron(), federation(), ckpt_path="last")
+
+
+@pytest.mark.parametrize("place", ["memory", "disk"])
+def test_a_deleted_folder_gets_the_client_states_again_or_the_run_ends_with_their_path(
+    place: str, make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    flags: dict[str, Any] = {"max_rounds": 4, "clients_per_round": 6, "client_states": place, **keeps_files}
+    whole, resumed = Perceptron(), Perceptron()
+    resumed.load_state_dict(whole.state_dict())
+    make_trainer(default_root_dir=tmp_path / "whole", **flags).fit(whole, federation(), SCAFFOLD())
+    root = tmp_path / "run"
+    deleting = At(1, lambda: shutil.rmtree(root))
+    trainer = make_trainer(default_root_dir=root, callbacks=deleting, **{**flags, "max_rounds": 3})
+    if place == "disk":
+        with pytest.raises(FileError, match=r"client-states-.* cannot be"):
+            trainer.fit(resumed, federation(), SCAFFOLD())
+        return
+    with pytest.warns(UserWarning, match="was deleted or moved"):
+        trainer.fit(resumed, federation(), SCAFFOLD())
+    make_trainer(default_root_dir=root, **flags).fit(resumed, federation(), SCAFFOLD(), ckpt_path="last")
+    assert all(torch.equal(value, whole.state_dict()[name]) for name, value in resumed.state_dict().items())
+    assert read_rows(root) == read_rows(tmp_path / "whole")
