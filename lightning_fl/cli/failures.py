@@ -37,8 +37,9 @@ def _is_users(error: BaseException) -> bool:
 
 
 def _words(error: BaseException) -> str:
-    is_plain = not isinstance(error, OSError)
-    return str(error) if is_plain else f"the path {error.filename} cannot be used: {error.strerror}."
+    if isinstance(error, OSError):
+        return f"the path {error.filename} cannot be used: {error.strerror}."
+    return str(error)
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

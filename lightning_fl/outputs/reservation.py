@@ -161,4 +161,9 @@ def _same_file(descriptor: int, path: Path) -> bool:
 def _close_in_forked_processes() -> None:
     """Let processes that are forked from now on drop their copies of locks: workers of loaders may outlive a killed run."""
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=lambda: [reservation._forget() for reservation in _RESERVATIONS])
+        os.register_at_fork(after_in_child=_forget_all)
+
+
+def _forget_all() -> None:
+    for reservation in _RESERVATIONS:
+        reservation._forget()
