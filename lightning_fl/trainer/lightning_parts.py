@@ -182,14 +182,13 @@ def launch(fabric: Fabric) -> None:
     try:
         fabric.launch()
     except torch.distributed.DistNetworkError as error:
-        for process in getattr(
-            strategy.launcher, "procs", ()
-        ):  # they would wait for this process's port for half an hour
+        children = getattr(strategy.launcher, "procs", ())
+        for process in children:  # they would wait for this process's port for half an hour
             process.kill()
         if "EADDRINUSE" not in str(error):
             raise
         raise UserError(
-            f"port {os.environ['MASTER_PORT']}, by which the processes of the run find each other, is in use by another program: "
+            f"port {os.environ.get('MASTER_PORT')}, by which the processes of the run find each other, is in use by another program: "
             "set the environment variable MASTER_PORT to a free one, or leave it unset."
         ) from error
 
