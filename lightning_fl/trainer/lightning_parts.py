@@ -188,8 +188,8 @@ def launch(fabric: Fabric) -> None:
         if "EADDRINUSE" not in str(error):
             raise
         raise UserError(
-            f"port {os.environ.get('MASTER_PORT')}, by which the processes of the run find each other, is in use by another program: "
-            "set the environment variable MASTER_PORT to a free one, or leave it unset."
+            f"port {os.environ.get('MASTER_PORT')}, by which the processes of the run find each other, is in use by another "
+            "program: set the environment variable MASTER_PORT to a free one, or leave it unset."
         ) from error
 
 
