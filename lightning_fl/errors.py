@@ -27,6 +27,10 @@ def shortened(sentence: str) -> str:
     return text if len(text) <= MOST_CHARACTERS else f"{text[:half]} … {text[-half:]}"
 
 
+class FileError(OSError):
+    """File of a run that cannot be written or read on; the command line prints its sentence and exits with code 1."""
+
+
 def nearest(given: str, allowed: Iterable[str]) -> str:
     """Return the end of an error sentence about an unknown name.
 

@@ -7,14 +7,46 @@ would average the gradients of different clients.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from lightning.fabric import Fabric
+from lightning.fabric.plugins.environments import TorchElasticEnvironment
 
+from lightning_fl.errors import UserError, require
 from lightning_fl.slots import Aggregator, Message, Result, State, Upload
+
+
+def launch(fabric: Fabric) -> None:
+    """Start the run's other processes, or join them.
+
+    Raises:
+        UserError: torchrun has started another number of processes than the flags say, or the processes' port is in use.
+    """
+    strategy = fabric.strategy
+    num_devices, num_nodes = getattr(strategy, "num_processes", 1), getattr(strategy, "num_nodes", 1)
+    if TorchElasticEnvironment.detect():
+        started = TorchElasticEnvironment().world_size()
+        require(
+            started == num_devices * num_nodes,
+            f"torchrun has started {started} processes (WORLD_SIZE is {started}), but trainer.devices × trainer.num_nodes is "
+            f"{num_devices} × {num_nodes} = {num_devices * num_nodes}: set trainer.devices to the processes of each machine.",
+        )
+    try:
+        fabric.launch()
+    except torch.distributed.DistNetworkError as error:
+        children = getattr(strategy.launcher, "procs", ())
+        for process in children:  # they would wait for this process's port for half an hour
+            process.kill()
+        if "EADDRINUSE" not in str(error):
+            raise
+        raise UserError(
+            f"port {os.environ.get('MASTER_PORT')}, by which the processes of the run find each other, is in use by another "
+            "program: set the environment variable MASTER_PORT to a free one, or leave it unset."
+        ) from error
 
 
 def share_of(clients: Sequence[int], sizes: np.ndarray, rank: int, num_ranks: int) -> list[int]:

@@ -3,25 +3,28 @@
 import contextlib
 import os
 import signal
+import socket
+import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import processes
 import pytest
 import torch
-from compared_runs import COMMAND, agree, ran, result
+from compared_runs import COMMAND, SCRIPT, agree, ran, result
 from hypothesis import given
 from hypothesis import strategies as st
 from lightning.pytorch import Callback
 from toys import Perceptron, Pruning, Remembering, federation, without_units
 
-from lightning_fl import FederatedTrainer
+from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.cli import main
 from lightning_fl.cli.print_once import say_once
 from lightning_fl.outputs import checkpoint_file
-from lightning_fl.processes import share_of
+from lightning_fl.processes import launch, share_of
 from lightning_fl.pruning import Plan
 from lightning_fl.state.outcome import Outcome
 from lightning_fl.state.saved_states import read_states
@@ -210,6 +213,73 @@ def test_a_command_in_two_processes_says_a_thing_once(words: str, said: str, cod
     printed = [(tmp_path / str(rank)).read_text() for rank in (0, 1)]
     assert [text.count(said) for text in printed] == [1, 0]
     assert [(tmp_path / f"{rank}.code").read_text() for rank in (0, 1)] == [code] * 2
+
+
+class Refusing:
+    """Fabric whose first process finds the port in use after it has started a second one."""
+
+    def __init__(self, message: str, child: subprocess.Popen[bytes]) -> None:
+        self.message = message
+        self.strategy = SimpleNamespace(launcher=SimpleNamespace(procs=[child]))
+
+    def launch(self) -> None:
+        raise torch.distributed.DistNetworkError(self.message)
+
+
+def test_a_port_in_use_ends_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MASTER_PORT", "12345")
+    for message, error in (("code: -98, name: EADDRINUSE", UserError), ("timed out", RuntimeError)):
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        with pytest.raises(error, match="port 12345.*in use" if error is UserError else "timed out"):
+            launch(Refusing(message, child))  # type: ignore[arg-type]
+        assert child.wait(60) == -signal.SIGKILL
+
+
+@pytest.mark.slow
+def test_a_port_in_use_ends_the_command_with_one_line(tmp_path: Path) -> None:
+    (tmp_path / "command.py").write_text(SCRIPT)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        words = [*COMMAND.split(), "--trainer.devices", "2", "--trainer.default_root_dir", str(tmp_path / "run")]
+        ended = subprocess.run(
+            [sys.executable, str(tmp_path / "command.py"), *words],
+            env={**alone(), "MASTER_PORT": port},
+            capture_output=True,
+            text=True,
+            check=False,
+        )  # returns when no process has its output open any more
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines()[-1].startswith(f"lightning-fl: error: port {port}, ")
+    assert "Traceback" not in ended.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def alone() -> dict[str, str]:
+    """Return the environment without the variables of other runs."""
+    prefixes = ("PL_", "LOCAL_", "MASTER_", "WORLD_", "TORCHELASTIC_", "RANK")
+    return {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
+
+
+def test_another_number_of_processes_than_the_flags_say_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=r"WORLD_SIZE is 2\), but trainer.devices × trainer.num_nodes is 1 × 1 = 1"):
+        FederatedTrainer(accelerator="cpu", logger=False)
+    with pytest.raises(UserError, match=r"WORLD_SIZE is 2\), but trainer.devices × trainer.num_nodes is 3 × 2 = 6"):
+        FederatedTrainer(accelerator="cpu", logger=False, devices=3, num_nodes=2)
+
+
+@pytest.mark.slow
+def test_torchrun_with_too_many_processes_says_so_once(tmp_path: Path) -> None:
+    (tmp_path / "command.py").write_text(SCRIPT)
+    command = [str(tmp_path / "command.py"), *COMMAND.split()]
+    run = ["--trainer.default_root_dir", str(tmp_path / "run")]
+    ended = subprocess.run([*TORCHRUN, *command, *run], env=alone(), capture_output=True, text=True, check=False)
+    assert ended.stderr.count("lightning-fl: error: torchrun has started 2 processes") == 1
+    assert ended.stderr.count("lightning-fl: error:") == 1
+    assert not (tmp_path / "run").exists()
 
 
 class Dying(Callback):

@@ -7,6 +7,7 @@ answered here, before torch and Lightning are imported, which takes seconds.
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import sys
@@ -18,7 +19,7 @@ from typing import NoReturn
 
 from lightning_fl import __version__
 from lightning_fl.cli.config_checks import check_file
-from lightning_fl.cli.failures import sentence_of
+from lightning_fl.cli.failures import file_error_of, sentence_of
 from lightning_fl.cli.print_once import fail
 from lightning_fl.errors import UserError, nearest, require
 
@@ -28,6 +29,9 @@ FLAGS = ("--help", "--version", "--config", "--print_config", "--print_completio
 SPINS = "10000"
 """Turns for which a thread of GNU OpenMP, which torch uses on Linux, waits for the others before it gives its core away; its own
 default waits so long that a round takes many times longer on a busy machine (docs/benchmarks.md)."""
+RESUME = "--ckpt_path last resumes after the last complete round"
+BROKEN_PIPE = 141
+"""Exit code of a program that is ended by SIGPIPE."""
 LIST_HELP = (
     "usage: lightning-fl list\n\nList every algorithm, network, data set, partition and callback, with one line each."
 )
@@ -36,6 +40,7 @@ LIST_HELP = (
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the console script."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    _open_streams()
     try:
         answer = _answer_at_once(given)
         if answer is not None:
@@ -43,9 +48,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
         else:
             _check_configurations(given)
             _run(arguments)
+        _flush()
+    except SystemExit:
+        _flush()
+        raise
     except KeyboardInterrupt:
         _stop("\nlightning-fl: interrupted", code=130)
+    except BrokenPipeError:  # the reader of the output, such as `head`, has ended
+        if given[:1] == ["fit"]:
+            print(f"lightning-fl: nobody reads the output any more; {RESUME}.", file=sys.stderr)
+        _flush()
+        sys.exit(BROKEN_PIPE)
     except Exception as error:
+        if file_error := file_error_of(error):
+            print(f"lightning-fl: error: {file_error}{f'; {RESUME}' if given[:1] == ['fit'] else ''}.", file=sys.stderr)
+            sys.exit(1)
         if "by peer" in str(error):  # from gloo and NCCL about a broken connection
             _stop("lightning-fl: another process of this run died, see its own messages", code=1)
         sentence = sentence_of(error)
@@ -110,7 +127,28 @@ def _run(arguments: Sequence[str] | None) -> None:
     FederatedCLI(args=arguments)
 
 
+def _open_streams() -> None:
+    """Open standard streams that are closed, or files of the run get their numbers; show characters that they lack as `?`."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(number)
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def _flush() -> None:
+    """Write what is still to be printed; exit if nobody reads it."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes the rest again when it exits
+        sys.exit(BROKEN_PIPE)
+
+
 def _stop(reason: str, code: int) -> NoReturn:
     """Print why a run has stopped and how to resume it, and exit."""
-    print(f"{reason}; --ckpt_path last resumes after the last complete round.", file=sys.stderr)
+    print(f"{reason}; {RESUME}.", file=sys.stderr)
     sys.exit(code)

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Mapping
 from pydoc import locate
-from typing import Any
+from typing import Any, TextIO
 
 import yaml
 
@@ -20,26 +20,70 @@ from lightning_fl.cli.type_descriptions import allows_null, group_of, in_words, 
 from lightning_fl.errors import UserError, nearest, require
 
 KEYS = "seed_everything, trainer, model, data, algorithm, optimizer, lr_scheduler and ckpt_path"
+MAX_VALUES = 100_000
+MAX_DEPTH = 100
 
 
 def check_file(path: str | os.PathLike[str]) -> None:
     """Check that a file can be a configuration.
 
     Raises:
-        UserError: it is not text, not YAML, empty, not a mapping, or has a key twice, a class_path without a name, or a number
-            such as 010, which YAML reads as 8.
+        UserError: it is not text, not YAML, empty, not a mapping, grows without bound, or has a key twice, a class_path without a
+            name, or a number such as 010, which YAML reads as 8.
     """
     try:
         with open(path, encoding="utf-8") as file:
-            content = yaml.load(file, _StrictLoader)
+            content = _read(file)
     except UnicodeDecodeError:
         raise UserError(f"{path} is not a text file: a configuration is YAML with the keys {KEYS}.") from None
     except yaml.YAMLError as error:
         raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from error
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}).") from error
     require(content not in (None, {}), f"{path} is empty: a configuration has the keys {KEYS}.")
     require(isinstance(content, dict), f"{path} must be a mapping with the keys {KEYS}, got {shown(content)}.")
     without = [key for key, value in content.items() if value is None]
     require(len(without) < len(content), f"{path} has no value under {', '.join(map(str, without))}.")
+
+
+def _read(file: TextIO) -> Any:
+    """Return the content of a YAML file whose size with all aliases written out is within bounds."""
+    loader = _StrictLoader(file)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _check_extent(node, loader.name)
+        return loader.construct_document(node)
+    except RecursionError:
+        raise UserError(f"{loader.name} is nested more than {MAX_DEPTH} levels deep.") from None
+    finally:
+        loader.dispose()
+
+
+def _check_extent(root: yaml.Node, name: str) -> None:
+    """Refuse a document that contains itself, or that is huge with its aliases written out: the parser walks each of them."""
+    extents: dict[yaml.Node, tuple[int, int]] = {}
+    inside: set[yaml.Node] = set()
+
+    def extent(node: yaml.Node) -> tuple[int, int]:
+        """Return the number of values and of levels of a node."""
+        where = f"the value in line {node.start_mark.line + 1} of {name}"
+        require(node not in inside, f"{where} contains itself, by an alias (*) of its own anchor (&).")
+        if node not in extents:
+            inside.add(node)
+            parts = node.value if isinstance(node, yaml.CollectionNode) else []
+            found = [extent(part) for entry in parts for part in (entry if isinstance(entry, tuple) else (entry,))]
+            inside.remove(node)
+            extents[node] = 1 + sum(count for count, _ in found), 1 + max((levels for _, levels in found), default=0)
+            count, levels = extents[node]
+            require(
+                count <= MAX_VALUES, f"{where} has more than {MAX_VALUES:,} values with its aliases (*) written out."
+            )
+            require(levels <= MAX_DEPTH, f"{where} is nested more than {MAX_DEPTH} levels deep.")
+        return extents[node]
+
+    extent(root)
 
 
 class _StrictLoader(yaml.SafeLoader):

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from errno import ENAMETOOLONG
 
-from lightning_fl.errors import UserError
+from lightning_fl.errors import FileError, UserError
+
+
+def file_error_of(error: BaseException) -> FileError | None:
+    """Return the error of a run's file among `error` and its causes; None without."""
+    return next((cause for cause in causes_of(error) if isinstance(cause, FileError)), None)
 
 
 def sentence_of(error: BaseException) -> str | None:
@@ -13,7 +19,7 @@ def sentence_of(error: BaseException) -> str | None:
     causes = list(causes_of(error))
     mistakes = [cause for cause in causes if _is_users(cause)]
     if mistakes:
-        return " ".join(str(mistakes[0]).split())
+        return " ".join(_words(mistakes[0]).split())
     texts = [str(cause) for cause in causes if isinstance(cause, ImportError)]
     commands = [command for text in texts for command in re.findall(r"pip install (?:-U )?['\w][^`\s]*", text)]
     named = re.search(r"class_path '(?:\w+\.)*(\w+)'|`([A-Z]\w+)`", "\n".join(map(str, causes)))
@@ -24,7 +30,16 @@ def sentence_of(error: BaseException) -> str | None:
 def _is_users(error: BaseException) -> bool:
     """True for a mistake of the user; Lightning's are recognised without importing Lightning."""
     is_lightnings = type(error).__name__ == "MisconfigurationException"
-    return isinstance(error, UserError) or is_lightnings or "Early stopping conditioned on metric" in str(error)
+    is_name = isinstance(error, OSError) and error.errno == ENAMETOOLONG
+    return (
+        isinstance(error, UserError) or is_lightnings or is_name or "Early stopping conditioned on metric" in str(error)
+    )
+
+
+def _words(error: BaseException) -> str:
+    if isinstance(error, OSError):
+        return f"the path {error.filename} cannot be used: {error.strerror}."
+    return str(error)
 
 
 def causes_of(error: BaseException) -> Iterator[BaseException]:

@@ -34,7 +34,8 @@ from lightning_fl.cli.type_descriptions import shown
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import require
 from lightning_fl.outputs import checkpoint_file, wandb_run
-from lightning_fl.outputs.run_folder import config_name
+from lightning_fl.outputs.files import replacing, writing
+from lightning_fl.outputs.run_folder import config_name, remove_empty, require_writable
 from lightning_fl.state.settings import Change
 from lightning_fl.trainer import FederatedTrainer
 
@@ -126,7 +127,8 @@ class SaveFitConfig(SaveConfigCallback):
     def on_folder_claimed(self, trainer: Any, pl_module: LightningModule) -> None:
         """Save the configuration, as Lightning does in `setup`."""
         self.config_filename = config_name(trainer.default_root_dir, trainer.ckpt_path is not None)
-        super().setup(trainer, pl_module, "fit")
+        with writing(Path(trainer.default_root_dir) / self.config_filename):
+            super().setup(trainer, pl_module, "fit")
 
     def save_config(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
         """Send the configuration to Weights & Biases."""
@@ -252,8 +254,15 @@ class FederatedCLI(LightningCLI):
     def predict(self, **arguments: Any) -> None:
         """Predict, and save the predictions: a list of what `predict_step` returned for each batch."""
         path = Path(self.trainer.default_root_dir) / "predictions.pt"
-        predictions = self.trainer.predict(**arguments)
-        if self.trainer.is_global_zero:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            torch.save(predictions, path)
-            print(f"predictions  {path}")
+        made = require_writable(str(path.parent))
+        require(
+            not path.is_dir(), f"{path} is a folder, but predictions are written to a file of this name: move it away."
+        )
+        try:
+            predictions = self.trainer.predict(**arguments)
+            if self.trainer.is_global_zero:
+                with replacing(path) as file:
+                    torch.save(predictions, file)
+                print(f"predictions  {path}")
+        finally:
+            remove_empty(made)  # in case of an error

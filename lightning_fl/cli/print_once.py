@@ -3,7 +3,7 @@
 Most errors happen in every process: rank 0 prints them, and the others stay silent once they see that it did. If rank 0 does
 not print an error within `PATIENCE_S`, another rank prints it with its rank. The ranks communicate through the store of their
 process group, which each can use on its own: a collective would wait for processes without an error. Before there is a group,
-the others wait as well, and the launcher ends them when rank 0 exits.
+the others wait as well, longer under torchrun, which ends them when rank 0 exits.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import NoReturn
 from lightning_fl.errors import shortened
 
 PATIENCE_S = 3.0
+TORCHRUN_PATIENCE_S = 60.0
 STAY_S = 1.0
 
 
@@ -31,7 +32,8 @@ def say_once(start: str, sentence: str) -> None:
     distributed = sys.modules.get("torch.distributed")  # an error before a run does not import torch
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         rank, store = distributed.get_rank(), distributed.distributed_c10d._get_default_store()
-    is_first, end = True, time.monotonic() + PATIENCE_S
+    ends_all = store is None and "TORCHELASTIC_RUN_ID" in os.environ  # torchrun ends this process when rank 0 exits
+    is_first, end = True, time.monotonic() + (TORCHRUN_PATIENCE_S if ends_all else PATIENCE_S)
     with suppress(RuntimeError):  # rank 0, whose process may hold the store, has exited without an error
         while rank > 0 and time.monotonic() < end and not (store is not None and store.check([sentence])):
             time.sleep(0.02)

@@ -21,6 +21,7 @@ from torch.serialization import get_unsafe_globals_in_checkpoint
 from torch.utils.serialization import config
 
 from lightning_fl.errors import UserError, require
+from lightning_fl.outputs.files import replacing
 
 FORMAT = 2
 
@@ -32,21 +33,12 @@ def save_atomically(checkpoint: dict[str, Any], path: str | os.PathLike[str], ke
         checkpoint: object for `torch.save`.
         path: file to write; missing folders are created.
         keep_previous: True to keep the old file as `previous.ckpt` in the same folder.
+
+    Raises:
+        FileError: the file cannot be written; the old one stays.
     """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.writing")
-    with open(aside, "wb") as file:
+    with replacing(path, keep_as="previous.ckpt" if keep_previous else None) as file:
         torch.save(checkpoint, file)
-        file.flush()
-        os.fsync(file.fileno())
-    if keep_previous and path.exists():
-        # Link the old file under a second name, so that `path` itself is never missing.
-        linked = path.with_name(".previous.linking")
-        linked.unlink(missing_ok=True)
-        os.link(path, linked)
-        os.replace(linked, path.with_name("previous.ckpt"))
-    os.replace(aside, path)
 
 
 def plain(values: dict[str, Any]) -> dict[str, Any]:
@@ -89,7 +81,13 @@ def load(path: str | os.PathLike[str], weights_only: bool = True) -> dict[str, A
         UserError: the file does not exist, is damaged, is not a checkpoint, or contains such objects.
     """
     path = Path(path)
-    require(path.is_file(), f"there is no checkpoint at {path}{_alternatives(path)}; allowed: a file, last, best.")
+    require(
+        os.path.isfile(path), f"there is no checkpoint at {path}{_alternatives(path)}; allowed: a file, last, best."
+    )
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        raise UserError(f"the checkpoint {path} cannot be read ({error.strerror}){_alternatives(path)}.") from error
     try:
         _require_whole(path)
         with mapped(path):

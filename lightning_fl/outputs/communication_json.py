@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from lightning_fl.outputs.files import replacing
 from lightning_fl.outputs.run_folder import COMMUNICATION
 
 Bits = dict[str, dict[str, int]]
@@ -33,10 +34,8 @@ def write_communication(
     content: dict[str, Any] = {"rounds": num_rounds, **{key: dict(bits[way]) for way, key in KEYS.items()}}
     if metric is not None:
         content["metric"] = dict(metric)
-    path = Path(root, COMMUNICATION)
-    aside = path.with_name(f".{path.name}.writing")
-    aside.write_text(json.dumps(content, indent=1) + "\n")
-    os.replace(aside, path)
+    with replacing(Path(root, COMMUNICATION), "w", sync=False) as file:
+        file.write(json.dumps(content, indent=1) + "\n")
 
 
 def read_communication(root: str | os.PathLike[str]) -> Bits | None:

@@ -3,36 +3,84 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
+
+from lightning_fl.outputs.files import replacing, writing
+
+UNREADABLE = "\ufffd"
+"""Character that stands for bytes that are not UTF-8."""
 
 
 class _RoundWriter(ExperimentWriter):
-    """Writer that appends rows; if a row has a new column, the whole file is written aside and renamed."""
+    """Writer that appends rows, and writes the whole file again if a row has a new column or another program changed the file.
+
+    Attributes:
+        lines: rows of the file as text, some 300 bytes a round, so that the file can always be written again.
+    """
+
+    def __init__(self, log_dir: str) -> None:
+        super().__init__(log_dir=log_dir)
+        self.begin([], [])
 
     def _check_log_dir_exists(self) -> None:
         """Do nothing: the trainer moves an earlier run's files aside, and a resumed run keeps its rows."""
 
+    def begin(self, columns: list[str], rows: list[dict[str, str]]) -> None:
+        """Begin with these rows, which `rewrite` writes."""
+        self.metrics, self.metrics_keys = [], columns
+        self.lines = [_as_line(row[key] for key in columns) for row in rows]
+        self._size: int | None = None
+
     def save(self) -> None:
         """Write the recorded rows to disk."""
-        if not self.metrics:
-            return
         rows: list[dict[str, Any]] = list(self.metrics)
-        path = Path(self.metrics_file_path)
+        self.metrics = []  # rows that cannot be written are not tried again when the run ends
+        if not rows:
+            return
         new_columns = [key for key in dict.fromkeys(key for row in rows for key in row) if key not in self.metrics_keys]
-        if path.is_file() and not new_columns:
-            with path.open("a", newline="") as file:
-                csv.DictWriter(file, self.metrics_keys).writerows(rows)
+        self.metrics_keys += new_columns
+        lines = [_as_line(row.get(key, "") for key in self.metrics_keys) for row in rows]
+        self.lines = [line + "," * len(new_columns) for line in self.lines] if new_columns else self.lines
+        self.lines += lines
+        path = Path(self.metrics_file_path)
+        present = path.stat().st_size if path.is_file() else None
+        if self._size is not None and present != self._size:
+            rank_zero_warn(
+                f"{path} was changed or deleted by another program; it is written again with all of the run's rows."
+            )
+        if new_columns or self._size is None or present != self._size:
+            self.rewrite()
         else:
-            self.metrics_keys += new_columns
-            write_rows(path, self.metrics_keys, [*read_rows(path)[1], *rows])
-        self.metrics = []
+            self._append(path, lines)
+
+    def rewrite(self) -> None:
+        """Write the whole file."""
+        path = Path(self.metrics_file_path)
+        with replacing(path, "w", encoding="utf-8", newline="") as file:
+            file.writelines(f"{line}\r\n" for line in (_as_line(self.metrics_keys), *self.lines))
+        self._size = path.stat().st_size
+
+    def _append(self, path: Path, lines: list[str]) -> None:
+        assert self._size is not None
+        with writing(path):
+            try:
+                with path.open("a", encoding="utf-8", newline="") as file:
+                    file.writelines(f"{line}\r\n" for line in lines)
+            except OSError:
+                with suppress(OSError):
+                    os.truncate(path, self._size)
+                raise
+            self._size = path.stat().st_size
 
 
 class RoundCSVLogger(CSVLogger):
@@ -67,48 +115,60 @@ class RoundCSVLogger(CSVLogger):
         self._logged_by_callbacks |= metrics
         if "round" in metrics:
             for params in self._hyperparameters:
-                super().log_hyperparams(params)
+                with writing(Path(self.log_dir, ExperimentWriter.NAME_HPARAMS_FILE)):
+                    super().log_hyperparams(params)
             super().log_metrics({**metrics, **self._logged_by_callbacks}, step)
             self._hyperparameters, self._logged_by_callbacks = [], {}
 
     @rank_zero_only
-    def keep_rounds_before(self, round_index: int, home: Path) -> None:
-        """Drop the rows of rounds that a resumed run repeats, and a last row that a kill cut short.
+    def begin(self) -> None:
+        """Begin a new run."""
+        self.experiment.begin([], [])
+
+    @rank_zero_only
+    def resume(self, path: Path, round_index: int) -> int:
+        """Take over rows of a resumed run, without those of rounds that it repeats; return their number.
 
         Args:
+            path: metrics.csv of the run.
             round_index: first round of the resumed run.
-            home: folder of the run that is resumed, whose rows are kept.
         """
-        columns, kept = rows_before(round_index, home)
-        if columns:
-            write_rows(Path(self.log_dir, ExperimentWriter.NAME_METRICS_FILE), columns, kept)
-            self.experiment.metrics_keys = columns
+        columns, kept = rows_before(round_index, path)
+        self.experiment.begin(columns if kept else [], kept)
+        return len(kept)
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows that the run has written."""
+        return len(self.experiment.lines) if self._experiment is not None else 0
+
+    @rank_zero_only
+    def rewrite(self) -> None:
+        """Write the rows taken over from a resumed run."""
+        if self.experiment.lines:
+            self.experiment.rewrite()
 
 
-def rows_before(round_index: int, home: Path) -> tuple[list[str], list[dict[str, str]]]:
-    """Return columns and rows of the rounds before a round of the run in a folder."""
-    columns, rows = read_rows(home / ExperimentWriter.NAME_METRICS_FILE)
-    return columns, [row for row in rows if (row.get("round") or "").isdigit() and int(row["round"]) < round_index]
+def rows_before(round_index: int, path: Path) -> tuple[list[str], list[dict[str, str]]]:
+    """Return columns and rows of a metrics.csv, those of rounds before `round_index` in their order, one a round."""
+    columns, rows = read_rows(path)
+    numbered = {int(row["round"]): row for row in rows if (row.get("round") or "").isdecimal()}
+    return columns, [row for number, row in sorted(numbered.items()) if number < round_index]
 
 
 def read_rows(path: Path) -> tuple[list[str], list[dict[str, str]]]:
-    """Return columns and complete rows of a CSV file (none if it does not exist); incomplete rows are left out."""
-    if not path.is_file():
+    """Return columns and complete rows of a CSV file, none if it cannot be read; incomplete and unreadable rows are left out."""
+    try:
+        with path.open(encoding="utf-8", errors="replace", newline="") as file:
+            reader = csv.DictReader(line.replace("\0", UNREADABLE) for line in file)
+            rows = [row for row in reader if None not in row.values() and None not in row]
+            columns = list(reader.fieldnames or [])
+    except (OSError, csv.Error):
         return [], []
-    with path.open(newline="") as file:
-        reader = csv.DictReader(file)
-        rows = [row for row in reader if None not in row.values() and None not in row]
-        return list(reader.fieldnames or []), rows
+    return columns, [row for row in rows if not any(UNREADABLE in value for value in row.values())]
 
 
-def write_rows(path: Path, columns: list[str], rows: list[dict[str, Any]]) -> None:
-    """Write a CSV file aside and rename it into place."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.writing")
-    with aside.open("w", newline="") as file:
-        writer = csv.DictWriter(file, columns)
-        writer.writeheader()
-        writer.writerows(rows)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)
+def _as_line(values: Iterable[Any]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="").writerow(values)
+    return text.getvalue()

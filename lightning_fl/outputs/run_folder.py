@@ -11,12 +11,16 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
-from lightning_fl.errors import require
+from lightning_fl.errors import UserError
+from lightning_fl.outputs.files import writing
 
 if TYPE_CHECKING:
     from lightning.pytorch.loggers import Logger
+
+    from lightning_fl.outputs.metrics_csv import RoundCSVLogger
 
 LAST = Path("checkpoints") / "last.ckpt"
 EXPORT = "model.ckpt"
@@ -24,7 +28,10 @@ METRICS = "metrics.csv"
 HPARAMS = "hparams.yaml"
 CONFIG = "config.yaml"
 COMMUNICATION = "communication.json"
-FILES = (METRICS, COMMUNICATION, HPARAMS, CONFIG, EXPORT, LAST.parent)
+DAMAGED = "metrics-damaged.csv"
+FILES = (METRICS, DAMAGED, COMMUNICATION, HPARAMS, CONFIG, EXPORT, LAST.parent)
+WRITTEN = (METRICS, COMMUNICATION, HPARAMS, CONFIG, EXPORT, LAST, LAST.with_name("previous.ckpt"))
+"""Files that a run writes."""
 
 
 class RunFolder:
@@ -49,7 +56,7 @@ class RunFolder:
         self.is_used = bool(loggers) or saves_checkpoints
         self.first_round = 0
         self._root, self._loggers, self._ckpt_path = root, loggers, ckpt_path
-        self._is_ours = False
+        self._is_ours = self._lacks_rows = False
 
     def claim(self) -> None:
         """Move an earlier run aside, or drop a resumed run's rows of the rounds to come.
@@ -60,18 +67,47 @@ class RunFolder:
         if self._is_ours or not self.is_used:
             return
         self._is_ours = True
-        if not self.goes_on_here:
-            set_earlier_run_aside(self._root)
-        if self._home is None:
-            return
+        with writing(self._root):
+            if not self.goes_on_here:
+                set_earlier_run_aside(self._root)
+                for config in () if self._home is None else configs_of_legs(self._home):
+                    shutil.copy(config, self._root)
+            elif self._lacks_rows and Path(self._root, METRICS).is_file():
+                shutil.copyfile(Path(self._root, METRICS), Path(self._root, DAMAGED))
+                _warn(f"The damaged {METRICS} was copied to {DAMAGED}.")
+        if self._home is not None:
+            for logger in self._csv_loggers():
+                logger.rewrite()
+
+    def begin(self, first_round: int, num_rows: int | None) -> None:
+        """Begin with the rows of the resumed run, which `claim` writes, and say how many are lost.
+
+        Args:
+            first_round: first round of the fit.
+            num_rows: number of rows that the resumed run had logged; None if its checkpoint does not tell.
+        """
+        self.first_round = first_round
+        for logger in self._csv_loggers():
+            if self._home is None:
+                logger.begin()
+                continue
+            found = logger.resume(self._home / METRICS, first_round) or 0  # None in processes that write nothing
+            self._lacks_rows = num_rows is not None and found < num_rows
+            if self._lacks_rows:
+                _warn(
+                    f"{self._home / METRICS} lacks {(num_rows or 0) - found} of the {num_rows} rows that the run logged in its "
+                    f"first {first_round} rounds; the run goes on without them."
+                )
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows of metrics.csv that the run has logged."""
+        return sum(logger.num_rows for logger in self._csv_loggers())
+
+    def _csv_loggers(self) -> list[RoundCSVLogger]:
         from lightning_fl.outputs.metrics_csv import RoundCSVLogger
 
-        for logger in self._loggers:
-            if isinstance(logger, RoundCSVLogger):
-                logger.keep_rounds_before(self.first_round, self._home)
-        if not self.goes_on_here:
-            for config in configs_of_legs(self._home):
-                shutil.copy(config, self._root)
+        return [logger for logger in self._loggers if isinstance(logger, RoundCSVLogger)]
 
     def earlier_rows(self) -> list[dict[str, float]]:
         """Return the rows of the rounds before `first_round`, of a run that the fit resumes."""
@@ -79,7 +115,7 @@ class RunFolder:
             return []
         from lightning_fl.outputs.metrics_csv import rows_before
 
-        rows = rows_before(self.first_round, self._home)[1]
+        rows = rows_before(self.first_round, self._home / METRICS)[1]
         numbers = [{name: float(value) for name, value in row.items() if value and name != "step"} for row in rows]
         return [{**row, "round": int(row["round"])} for row in numbers]
 
@@ -122,6 +158,12 @@ def _leg_name(number: int) -> str:
     return CONFIG if number == 1 else f"config-{number}.yaml"
 
 
+def _warn(sentence: str) -> None:
+    from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+
+    rank_zero_warn(sentence)
+
+
 def require_writable(root: str, flag: str = "default_root_dir") -> list[Path]:
     """Create a folder; return the folders that did not exist, the innermost first.
 
@@ -133,11 +175,17 @@ def require_writable(root: str, flag: str = "default_root_dir") -> list[Path]:
         UserError: the folder cannot be written to.
     """
     folder = Path(root).absolute()
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    with suppress(OSError):
+    missing: list[Path] = []
+    try:
+        missing = [path for path in (folder, *folder.parents) if not path.exists()]
         folder.mkdir(parents=True, exist_ok=True)
-    is_writable = folder.is_dir() and os.access(folder, os.W_OK)
-    require(is_writable, f"the folder {root} cannot be written to: use another {flag}.")
+        with TemporaryFile(
+            dir=folder, buffering=0
+        ) as file:  # permissions do not tell of a disk that is full or read-only
+            file.write(b" ")
+    except OSError as error:
+        remove_empty(missing)
+        raise UserError(f"the folder {root} cannot be written to ({error.strerror}): use another {flag}.") from error
     return missing
 
 

@@ -25,6 +25,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lightning_fl.errors import FileError
+from lightning_fl.outputs.files import writing
 from lightning_fl.slots import State
 
 _NEW_VERSION = count()
@@ -89,7 +91,10 @@ class ClientStatesOnDisk(MutableMapping[int, State]):
         self._num_files = 0
 
     def __getitem__(self, client: int) -> State:
-        return {name: column.read(row) for name, (column, row) in self.positions[client].items()}
+        try:
+            return {name: column.read(row) for name, (column, row) in self.positions[client].items()}
+        except OSError as error:
+            raise FileError(f"{self._folder} cannot be read ({error.strerror or error})") from error
 
     def __setitem__(self, client: int, state: State) -> None:
         positions = {name: self._write(name, tensor) for name, tensor in state.items()}
@@ -191,7 +196,7 @@ class Column:
 
     def write(self, row: int, tensor: Tensor) -> None:
         """Write `tensor` to a row."""
-        with open(self.path, "r+b" if self.path.exists() else "wb") as file:
+        with writing(self.path), open(self.path, "r+b" if self.path.exists() else "wb") as file:
             file.seek(row * self._row_bytes)
             file.write(bytes_of(tensor.detach().cpu().contiguous()))
         self._is_written = True

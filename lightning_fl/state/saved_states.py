@@ -19,6 +19,7 @@ from torch import Tensor
 
 from lightning_fl.errors import UserError
 from lightning_fl.outputs import checkpoint_file
+from lightning_fl.outputs.files import writing
 from lightning_fl.outputs.run_folder import LAST
 from lightning_fl.slots import State
 from lightning_fl.state.client_states import ClientStates, ClientStatesOnDisk, Column, bytes_of
@@ -52,7 +53,14 @@ class SavedStates:
 
         Returns:
             `run_state` with references to the files, in plain containers and tensors.
+
+        Raises:
+            FileError: a file cannot be written.
         """
+        with writing(self._parent / FOLDER):
+            return self._write(run_state)
+
+    def _write(self, run_state: dict[str, Any]) -> dict[str, Any]:
         if not self._files and not any(run_state[kind] for kind in KINDS):
             return {**run_state, **{kind: {} for kind in KINDS}}
         if self._own is None:

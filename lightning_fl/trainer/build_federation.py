@@ -176,7 +176,7 @@ def keep_client_states(trainer: TrainerInterface) -> None:
     parent = trainer.default_root_dir if trainer.client_states == "disk" else trainer.client_states
     made = None
     if trainer.local_rank == 0:
-        require_writable(parent)
+        require_writable(parent, flag="client_states" if trainer.client_states != "disk" else "default_root_dir")
         made = tempfile.mkdtemp(prefix="client-states-", dir=parent)
         finalize(run, shutil.rmtree, made, ignore_errors=True)
     folder = gather_objects(trainer.fabric, made)[trainer.global_rank - trainer.local_rank]

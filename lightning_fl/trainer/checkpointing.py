@@ -37,6 +37,7 @@ def build_checkpoint(
     federation: Federation | None = None,
     before_round: dict[str, Any] | None = None,
     saved_states: SavedStates | None = None,
+    num_rows: int = 0,
 ) -> dict[str, Any]:
     """Return a Lightning checkpoint of the server's model, with the run under `federation` if a federation is given.
 
@@ -45,6 +46,7 @@ def build_checkpoint(
         federation: federation of the run; None to leave the run out.
         before_round: state of the run to save in the middle of a round; None: the present state.
         saved_states: files that get the clients' states; None: the checkpoint contains them.
+        num_rows: number of rows of metrics.csv that the run has logged.
     """
     module, datamodule = trainer.lightning_module, trainer.data
     run_state = before_round or trainer.run.state_dict()
@@ -72,6 +74,7 @@ def build_checkpoint(
             "learning_rates": trainer.active_module.optimizer.schedules.state_dict(),
             "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
             "execution": execution(federation),
+            "logged_rows": num_rows,
             "run": as_saved(run_state) if saved_states is None else saved_states.write(run_state),
         }
         trainer.hooks.call_callbacks("on_save_checkpoint", checkpoint)
@@ -97,7 +100,7 @@ def resolve(trainer: TrainerInterface, ckpt_path: str | os.PathLike[str] | None)
         return None
     last = Path(trainer.default_root_dir) / LAST
     if ckpt_path == "last":
-        if last.is_file():
+        if os.path.isfile(last):
             return str(last)
         if trainer.fitting:
             rank_zero_warn(f"ckpt_path='last': there is no {last} yet, so the run starts from the beginning.")
@@ -108,7 +111,7 @@ def resolve(trainer: TrainerInterface, ckpt_path: str | os.PathLike[str] | None)
     if ckpt_path == "best":
         callbacks = [c for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
         best = next((c.best_model_path for c in callbacks if c.best_model_path), "")
-        if not best and last.is_file():
+        if not best and os.path.isfile(last):
             states = checkpoint_file.load(last, trainer.weights_only).get("callbacks", {})
             best = next((s["best_model_path"] for s in states.values() if s.get("best_model_path")), "")
         if not best:
@@ -151,8 +154,8 @@ def load_model(module: LightningModule, checkpoint: dict[str, Any], path: str) -
         ) from None
 
 
-def resume(trainer: TrainerInterface, federation: Federation, path: str) -> None:
-    """Resume the run of the checkpoint at `path`.
+def resume(trainer: TrainerInterface, federation: Federation, path: str) -> int | None:
+    """Resume the run of the checkpoint at `path`; return the number of rows that it had logged, None if that is unknown.
 
     Raises:
         UserError: the checkpoint is unreadable or belongs to another model, algorithm or federation.
@@ -192,6 +195,7 @@ def resume(trainer: TrainerInterface, federation: Federation, path: str) -> None
             rank_zero_info(note)
     else:
         rank_zero_info(f"Nothing is left to do: max_rounds is {trainer.max_rounds}, and {path} contains {done} rounds.")
+    return saved.get("logged_rows")  # not in checkpoints of earlier versions
 
 
 def _keep_numerics(trainer: TrainerInterface, federation: Federation, saved: dict[str, Any]) -> None:

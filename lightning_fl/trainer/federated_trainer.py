@@ -66,14 +66,16 @@ class FederatedTrainer(TrainerInterface):
 
         Raises:
             UserError: an argument does not fit; raised before anything is trained or written.
+            FileError: a file of the run cannot be written.
         """
         with session(self, TrainerFn.FITTING, model, datamodule, algorithm, ckpt_path, weights_only):
             self.fit_loop.start()
+            num_rows = None
             if self.ckpt_path is not None:
-                checkpointing.resume(self, self.fit_loop.federation, self.ckpt_path)
+                num_rows = checkpointing.resume(self, self.fit_loop.federation, self.ckpt_path)
             else:
                 self.fit_loop.prepare()
-            self.fit_loop.run()
+            self.fit_loop.run(num_rows)
         if verbose and self.is_global_zero:
             print(final_table(self))
 
@@ -198,6 +200,7 @@ class FederatedTrainer(TrainerInterface):
 
         Raises:
             UserError: the run is to be saved, but no fit is in progress.
+            FileError: the file cannot be written.
         """
         require(
             weights_only or self.fitting,
@@ -206,12 +209,14 @@ class FederatedTrainer(TrainerInterface):
         )
         if self.is_global_zero:
             if self.fitting:
+                self.fit_loop.renew_folder()
                 self.fit_loop.folder.claim()
             is_last = Path(filepath) == Path(self.default_root_dir) / LAST
             before_round = self.fit_loop.before_round if self.fitting else None
             federation = None if weights_only else self.fit_loop.federation
             saved_states = self.fit_loop.saved_states if is_last and self.fitting else None
-            checkpoint = checkpointing.build_checkpoint(self, federation, before_round, saved_states)
+            num_rows = self.fit_loop.folder.num_rows if self.fitting else 0
+            checkpoint = checkpointing.build_checkpoint(self, federation, before_round, saved_states, num_rows)
             checkpoint_file.save_atomically(checkpoint, filepath, keep_previous=is_last)
             if saved_states is not None:
                 saved_states.release()

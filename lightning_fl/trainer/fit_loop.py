@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lightning_fl.clients.hooks import check_watched
-from lightning_fl.errors import UserError
+from lightning_fl.errors import FileError, UserError
 from lightning_fl.federation import follow_pruning
 from lightning_fl.federation.round import Federation
 from lightning_fl.outputs import checkpoint_file, wandb_run
@@ -89,7 +90,7 @@ class FitLoop:
             self._val_loaders = as_loaders(trainer.val_dataloaders)
         trainer.num_val_batches = num_batches(self._val_loaders, trainer.limits["limit_val_batches"])
         keep_client_states(trainer)
-        self.saved_states = SavedStates(Path(trainer.default_root_dir) / LAST.parent, trainer.weights_only)
+        self.saved_states = self._new_saved_states()
         rank_zero_info(data.description())
         say_given_metric(trainer)
         num_clients, num_ranks = self.federation.population.cohort_size, trainer.world_size
@@ -105,10 +106,14 @@ class FitLoop:
         self.federation.prepare()
         self.trainer.active_module.load_server_model(self.trainer.run)
 
-    def run(self) -> None:
-        """Run all rounds, between Lightning's opening and closing hooks."""
+    def run(self, num_rows: int | None) -> None:
+        """Run all rounds, between Lightning's opening and closing hooks.
+
+        Args:
+            num_rows: number of rows that a resumed run had logged; None if that is unknown.
+        """
         trainer, run = self.trainer, self.trainer.run
-        self.folder.first_round = run.round
+        self.folder.begin(run.round, num_rows)
         self.rows = self.folder.earlier_rows()
         trainer.hooks.call("on_fit_start")
         self._sanity_check()
@@ -119,8 +124,11 @@ class FitLoop:
             while run.round < trainer.num_rounds and not trainer.should_stop:
                 trainer.current_epoch = run.round
                 self._round()
-        finally:
-            self._write_communication()
+        except BaseException:
+            with suppress(FileError):  # of two errors the first is shown
+                self._write_communication()
+            raise
+        self._write_communication()
         trainer.current_epoch = run.round
         trainer.hooks.call("on_train_end")
         self._adopt_module_changes()
@@ -186,6 +194,14 @@ class FitLoop:
         settle_metric(trainer, record, is_all=True)
         if self.val_loop._has_run:
             check_watched(trainer.callbacks, trainer.callback_metrics)
+
+    def renew_folder(self) -> None:
+        """Make the run's folder again if it was deleted; all clients' states are then written again."""
+        if self.trainer.reservation.renew():
+            self.saved_states = self._new_saved_states()
+
+    def _new_saved_states(self) -> SavedStates:
+        return SavedStates(Path(self.trainer.default_root_dir) / LAST.parent, self.trainer.weights_only)
 
     def _begin_to_write(self) -> None:
         """Claim the folder after the first round, and call `on_folder_claimed` of callbacks that write to it."""
@@ -264,6 +280,8 @@ class FitLoop:
         if not self._is_due(trainer.log_every_n_rounds):
             return
         self.rows.append({name: x if isinstance(x, int) else float(x) for name, x in row.items()})
+        if trainer.is_global_zero:
+            self.renew_folder()
         log_row(trainer, row, int(record["round"]))
         if trainer.is_global_zero and any(isinstance(logger, RoundCSVLogger) for logger in trainer.loggers):
             self._unwritten = trainer.run.round, deepcopy(trainer.run.ledger.total_bits)

@@ -20,6 +20,7 @@ from lightning_fl.communication.simulated_clock import SimulatedClock
 from lightning_fl.errors import nearest, require
 from lightning_fl.federation.loss_guard import LossGuard
 from lightning_fl.outputs.metric import falls
+from lightning_fl.processes import launch
 from lightning_fl.trainer.lightning_parts import (
     build_fabric,
     build_loggers,
@@ -218,7 +219,7 @@ class TrainerFlags:
         self.callback_metrics: dict[str, Tensor] = {}
         self.logged_metrics: dict[str, Tensor] = {}
         self.progress_bar_metrics: dict[str, float] = {}
-        self.fabric.launch()
+        launch(self.fabric)
 
     @property
     def metric_falls(self) -> bool:

@@ -26,6 +26,7 @@ from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.hooks import Hooks
 from lightning_fl.clients.local_schedule import LocalProgress
 from lightning_fl.data import FederatedDataModule
+from lightning_fl.outputs.reservation import Reservation
 from lightning_fl.state.run_state import Run
 from lightning_fl.state.settings import RunSettings
 from lightning_fl.trainer.flags import TrainerFlags
@@ -85,6 +86,7 @@ class TrainerInterface(TrainerFlags, ABC):
     predict_dataloaders: Any = None
     ckpt_path: str | None = None
     weights_only: bool = True
+    reservation: Reservation
     should_stop = False
     current_epoch = 0
     num_rounds = 0

@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from pydoc import locate
 from typing import Any
 
@@ -24,9 +23,9 @@ from lightning_fl.clients.hooks import Hooks, check_module
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError, nearest, require
 from lightning_fl.modules import ImageClassifier
-from lightning_fl.outputs import run_folder
 from lightning_fl.outputs.loggers import tell
 from lightning_fl.outputs.progress_bar import RoundProgressBar
+from lightning_fl.outputs.reservation import Reservation
 from lightning_fl.outputs.wandb_run import WandbRun, is_used
 from lightning_fl.processes import gather_objects
 from lightning_fl.trainer import checkpointing
@@ -62,7 +61,8 @@ def session(
         UserError: an argument does not fit; raised before anything is trained or written.
     """
     model, datamodule = _attach(trainer, fn, model, datamodule, algorithm)
-    switches, num_threads, made = _switches(), torch.get_num_threads(), list[Path]()
+    trainer.reservation = Reservation(trainer.default_root_dir)
+    switches, num_threads = _switches(), torch.get_num_threads()
     try:
         _set_switches(
             trainer.detect_anomaly or switches[0],
@@ -73,8 +73,6 @@ def session(
         check_callbacks(trainer.callbacks)  # also those of module and algorithm
         brings_data = getattr(datamodule, "datamodule", None) is model
         _prepare_data(trainer, datamodule, *[] if brings_data else [model])
-        if trainer.fitting and trainer.is_global_zero:
-            run_folder.bring_earlier_run_back(trainer.default_root_dir)
         trainer.fabric.barrier()
         datamodule.setup(fn.value)
         if trainer.fitting:
@@ -82,8 +80,7 @@ def session(
             _check_images(model, datamodule)
             num_eligible = int((datamodule.client_sizes > 0).sum())
             cohort_size(trainer.clients_per_round, datamodule.num_clients, num_eligible)
-            if trainer.loggers or trainer.enable_checkpointing:
-                made = run_folder.require_writable(trainer.default_root_dir)
+            _reserve_folder(trainer)
         trainer.weights_only = weights_only is not False
         trainer.ckpt_path = checkpointing.resolve(trainer, ckpt_path)
         trainer.profiler.setup(stage=fn.value, local_rank=trainer.local_rank, log_dir=trainer.default_root_dir)
@@ -111,7 +108,7 @@ def session(
         raise
     finally:
         tell(trainer, lambda logger: logger.finalize(status))
-        run_folder.remove_empty(made)  # in case an error ended the run before it wrote anything
+        trainer.reservation.end()
         _set_switches(*switches)
         torch.set_num_threads(num_threads)
         _release(trainer)
@@ -123,6 +120,18 @@ def _prepare_data(trainer: TrainerInterface, *parts: LightningDataModule | Light
     for part in parts:
         if trainer.local_rank == 0 and (part.prepare_data_per_node or trainer.node_rank == 0):
             part.prepare_data()
+
+
+def _reserve_folder(trainer: TrainerInterface) -> None:
+    """Reserve the run's folder in the process that writes to it; every process raises its refusal."""
+    refusal = ""
+    if trainer.is_global_zero and (trainer.loggers or trainer.enable_checkpointing):
+        try:
+            trainer.reservation.begin()
+        except UserError as error:
+            refusal = str(error)
+    refusal = trainer.fabric.broadcast(refusal)
+    require(not refusal, refusal)
 
 
 def _switches() -> tuple[bool, bool, bool, bool]:

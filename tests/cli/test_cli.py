@@ -601,6 +601,11 @@ MISTAKES = {
         ["trainer.sync_batchnorm", "clients are trained apart", "running statistics"],
     ),
     "folder that cannot be written": (["--trainer.default_root_dir", "/proc/nowhere"], ["/proc/nowhere"]),
+    "folder with a long name": (["--trainer.default_root_dir", "a" * 300], ["a" * 300, "File name too long"]),
+    "file with a long name": (["--data", "Arrays", "--data.path", "a" * 300], ["a" * 300, "File name too long"]),
+    "checkpoint with a long name": (["--ckpt_path", "a" * 300], ["a" * 300, "no checkpoint"]),
+    "learning rate beyond the parameters' type": (["--model.learning_rate", "1e300"], ["learning_rate", "1e+300"]),
+    "weight decay beyond the parameters' type": (["--model.weight_decay", "1e39"], ["weight_decay", "1e+39"]),
     "missing checkpoint": (["--ckpt_path", "nowhere.ckpt"], ["nowhere.ckpt"]),
     "best of nothing": (["--ckpt_path", "best"], ["best", "ModelCheckpoint"]),
 }
@@ -673,6 +678,13 @@ FILES = {
     ),
     "an empty mapping": ("{}\n", ["file.yaml", "empty"]),
     "a group that is misspelt": ("trianer: {max_rounds: 3}\n", ["'trianer.max_rounds'", "trainer"]),
+    "a mapping in itself": ("trainer: &a\n  callbacks: *a\n", ["file.yaml", "line 1", "contains itself"]),
+    "deeply nested": ("trainer: " + "[" * 150 + "]" * 150, ["file.yaml", "line 1", "more than 100 levels"]),
+    "too deeply nested to be read": ("trainer: " + "[" * 9000 + "]" * 9000, ["file.yaml", "more than 100 levels"]),
+    "aliases of aliases": (
+        "a0: &a0 [1, 1]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 30)),
+        ["file.yaml", "line 6", "100,000 values"],
+    ),
     "misspelt callback": (
         "trainer: {callbacks: [Timer, {class_path: EarlyStoping}]}\n",
         ["did you mean 'EarlyStopping'"],

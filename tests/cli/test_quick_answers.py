@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -62,6 +63,30 @@ def test_an_answer_without_a_run_does_without_torch(
     assert [text for text in said if text not in printed] == [], printed
     assert "Traceback" not in done.stderr
     assert not {"torch", "lightning", "torchmetrics", "jsonargparse"} & set(modules.split())
+
+
+LIST = [sys.executable, "-c", "from lightning_fl.cli import main; main()", "list"]
+
+
+def answered(redirection: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run `lightning-fl list` with a redirection of the shell."""
+    command, environment = f"{shlex.join(LIST)} {redirection}", {**os.environ, **variables}
+    return subprocess.run(["sh", "-c", command], env=environment, capture_output=True, text=True, check=False)
+
+
+def test_the_output_may_end_early_be_closed_or_lack_characters() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    early = subprocess.run(LIST, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (early.returncode, early.stderr) == (141, "")
+    for closed in ("2>&-", ">&-", "<&- >&- 2>&-"):
+        done = answered(closed)
+        assert (done.returncode, done.stderr) == (0, "")
+    ascii_only = answered("", PYTHONIOENCODING="ascii")
+    assert (ascii_only.returncode, ascii_only.stderr) == (0, "")
+    assert "FedAvg" in ascii_only.stdout
+    assert ascii_only.stdout.isascii()
 
 
 def test_a_run_s_configuration_may_come_from_elsewhere(
@@ -125,3 +150,21 @@ def test_threads_wait_briefly_unless_the_user_says_otherwise(given: dict[str, st
     command = [sys.executable, "-c", IMPORTS_TORCH]
     done = subprocess.run(command, env=environment | given, capture_output=True, text=True, check=False)
     assert done.stdout.split("\n")[0] == then, done.stderr
+
+
+def test_under_torchrun_the_first_process_has_long_to_speak(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(print_once.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(print_once.time, "sleep", lambda seconds: now.append(now.pop() + 1.0))
+    monkeypatch.setenv("RANK", "1")
+    for run_id, most in (("1", 60), (None, 3)):
+        if run_id:
+            monkeypatch.setenv("TORCHELASTIC_RUN_ID", run_id)
+        else:
+            monkeypatch.delenv("TORCHELASTIC_RUN_ID")
+        began = now[0]
+        print_once.say_once("error: ", "wrong")
+        assert capsys.readouterr().err == "error: on rank 1: wrong\n"
+        assert now[0] - began == most

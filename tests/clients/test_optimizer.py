@@ -184,3 +184,8 @@ def test_an_optimiser_that_wants_a_closure_is_refused(runner: str, make_trainer:
     module = Perceptron(configure=lambda m: torch.optim.LBFGS(m.parameters()))
     with pytest.raises(UserError, match=r"LBFGS needs the loss several times .*closure"):
         make_trainer(runner=runner).fit(module, federation())
+
+
+def test_a_rate_that_the_parameters_cannot_hold_is_refused(make_trainer: Callable[..., FederatedTrainer]) -> None:
+    with pytest.raises(UserError, match=r"lr of SGD is 1e\+300, but the parameters hold numbers of at most 3\.4e\+38"):
+        make_trainer().fit(Perceptron(lr=1e300), federation())

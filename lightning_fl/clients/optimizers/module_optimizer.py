@@ -77,6 +77,7 @@ class ModuleOptimizer:
                 f"{type(self.optimizer).__name__} needs the loss several times in a step (a closure), but a federation makes "
                 "a step from one gradient: let configure_optimizers return SGD, Adam or another that needs no closure."
             )
+        _check_rates(self.optimizer)
         self.schedules = Schedules(self.optimizer, configs)
         groups = self.optimizer.param_groups
         self._layout = layout
@@ -236,3 +237,16 @@ class ModuleOptimizer:
             for part in slices:
                 values[part] = float(group[key])
         return values
+
+
+def _check_rates(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse rates that the parameters' type cannot hold: torch overflows in the first step."""
+    for group in optimizer.param_groups:
+        largest = min((torch.finfo(p.dtype).max for p in group["params"]), default=float("inf"))
+        for name in ("lr", "weight_decay"):
+            value = float(group.get(name) or 0)
+            require(
+                abs(value) <= largest,
+                f"{name} of {type(optimizer).__name__} is {value}, but the parameters hold numbers of at most {largest:.3g}: "
+                "use a smaller one.",
+            )

@@ -1,0 +1,72 @@
+"""Test that a file is always the old one or the new one."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from lightning_fl.errors import FileError
+from lightning_fl.outputs import checkpoint_file
+from lightning_fl.outputs.communication_json import write_communication
+from lightning_fl.outputs.files import replacing, writing
+
+
+def test_an_error_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+    with pytest.raises(ZeroDivisionError), replacing(path, "w") as file:
+        file.write(str(1 / 0))
+    assert [(found.name, found.read_text()) for found in tmp_path.iterdir()] == [("file", "old")]
+    with replacing(path, "w", keep_as="previous") as file:
+        file.write("new")
+    assert (path.read_text(), (tmp_path / "previous").read_text()) == ("new", "old")
+
+
+def test_two_processes_that_write_one_file_use_two_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with replacing(tmp_path / "file", "w") as mine:
+        mine.write("mine")
+        monkeypatch.setattr(os, "getpid", lambda: 12345)
+        with replacing(tmp_path / "file", "w") as theirs:
+            theirs.write("theirs")
+        monkeypatch.undo()
+        assert (tmp_path / "file").read_text() == "theirs"
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_long_name_may_be_written(tmp_path: Path) -> None:
+    path = tmp_path / ("a" * 250)
+    with replacing(path, "w") as file:
+        file.write("whole")
+    assert path.read_text() == "whole"
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
+def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write temporary files to a device that is always full."""
+    path = tmp_path / "last.ckpt"
+    checkpoint_file.save_atomically({"state_dict": {}}, path)
+    before = path.read_bytes()
+    monkeypatch.setattr(
+        "builtins.open", lambda name, *arguments, **options: os.fdopen(os.open("/dev/full", os.O_WRONLY), *arguments)
+    )
+    with pytest.raises(FileError, match=r"last\.ckpt cannot be written \(No space left on device\)"):
+        checkpoint_file.save_atomically({"state_dict": {"weight": torch.ones(10_000)}}, path, keep_previous=True)
+    with pytest.raises(FileError, match=r"communication\.json cannot be written \(No space left on device\)"):
+        write_communication(tmp_path, 1, {"up": {}, "down": {}})
+    monkeypatch.undo()
+    assert {found.name: found.read_bytes() for found in tmp_path.iterdir()} == {"last.ckpt": before}
+
+
+def test_other_errors_stay_as_they_are() -> None:
+    with pytest.raises(RuntimeError, match="shapes"), writing("file"):
+        raise RuntimeError("shapes differ")
+    with (
+        pytest.raises(FileError, match=r"^file cannot be written \(Is a directory\)$"),
+        writing("file"),
+        writing("folder/file"),
+    ):
+        raise FileError("file cannot be written (Is a directory)")
+    with pytest.raises(FileError, match=r"file cannot be written \(Read-only file system\)"), writing("file"):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), "file")
