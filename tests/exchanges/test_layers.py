@@ -170,7 +170,7 @@ def test_groups_are_printed_as_a_map_that_can_be_given_back(
 ) -> None:
     first = Perceptron()
     second = copy.deepcopy(first)
-    make_trainer().fit(first, federation(), FedLDF(n=1, print_groups=True))
+    make_trainer().fit(first, federation(), FedLDF(n=1, print_groups=True), verbose=False)
     printed = yaml.safe_load(capsys.readouterr().out)
     assert printed == {"hidden": ["hidden.weight", "hidden.bias"], "output": ["output.weight", "output.bias"]}
     make_trainer().fit(second, federation(), FedLDF(n=1, groups=printed))

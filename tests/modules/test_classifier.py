@@ -291,7 +291,7 @@ def test_example_input_has_the_usual_shape(network: str, shape: tuple[int, ...])
         ({"num_classes": 1}, "num_classes must be a whole number of at least 2, got 1"),
         ({"learning_rate": 0.0}, "learning_rate must be positive, got 0.0"),
         ({"learning_rate": math.nan}, "learning_rate must be positive, got nan"),
-        ({"learning_rate": math.inf}, "learning_rate must be positive, got inf"),
+        ({"learning_rate": math.inf}, "learning_rate must be positive, from .* to .*, got inf"),
         ({"momentum": 1.0}, r"momentum must lie in \[0, 1\), got 1.0"),
         ({"momentum": -0.1}, r"momentum must lie in \[0, 1\), got -0.1"),
         ({"weight_decay": -1e-4}, "weight_decay must be at least 0, got -0.0001"),

@@ -38,8 +38,8 @@ MakeTrainer = Callable[..., FederatedTrainer]
 DATA: dict[str, Any] = {"num_clients": 6, "batch_size": 20, "client_fraction": 0.2, "server_fraction": 0.05}
 FOLLOWED = {
     "uplink": ErrorFeedback(TopK(0.2)),
-    "steps": [Apply(), Compress(ErrorFeedback(TopK(0.2)))],
-    "downlink": Followed(ErrorFeedback(TopK(0.2))),
+    "steps": [Apply(), Compress(TopK(0.2))],
+    "downlink": Followed(TopK(0.2)),
 }
 
 
