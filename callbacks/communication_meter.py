@@ -14,6 +14,7 @@ from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lightning_fl.checks import check_positive
+from lightning_fl.outputs.units import in_bytes
 
 
 class CommunicationMeter(Callback):
@@ -41,6 +42,10 @@ class CommunicationMeter(Callback):
         """Bits sent by all workers of an ordinary trainer so far."""
         self._epoch_bits = 0
 
+    def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Stop a resumed run whose budget is spent already."""
+        self._stop_if_spent(trainer)
+
     def on_before_optimizer_step(
         self, trainer: Any, pl_module: LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
@@ -57,18 +62,21 @@ class CommunicationMeter(Callback):
                 for kind, total in ledger.total_bits[direction].items():
                     if total:
                         pl_module.log(f"comm/{direction}link_bits/{kind}", float(ledger.round_bits[direction][kind]))
-            sent_bytes = ledger.total_bytes("up")
         else:
             self.sent_bits += self._epoch_bits
-            sent_bytes = self.sent_bits / 8
             for direction in ("up", "down"):
                 pl_module.log(f"comm/{direction}link_bits", float(self._epoch_bits))
-                pl_module.log(f"comm/total_{direction}link_bytes", sent_bytes)
+                pl_module.log(f"comm/total_{direction}link_bytes", self.sent_bits / 8)
             self._epoch_bits = 0
+        self._stop_if_spent(trainer)
+
+    def _stop_if_spent(self, trainer: Any) -> None:
+        ledger = _ledger(trainer)
+        sent_bytes = self.sent_bits / 8 if ledger is None else ledger.total_bytes("up")
         if self.max_uplink_bytes is not None and sent_bytes >= self.max_uplink_bytes:
             trainer.should_stop = True
             rank_zero_info(
-                f"CommunicationMeter stops the run: {sent_bytes / 1e6:,.1f} MB of {self.max_uplink_bytes / 1e6:,.1f} MB are sent."
+                f"CommunicationMeter stops the run: {in_bytes(sent_bytes)} of {in_bytes(self.max_uplink_bytes)} are sent."
             )
 
     def state_dict(self) -> dict[str, Any]:

@@ -100,6 +100,18 @@ def test_a_budget_ends_the_training(
         CommunicationMeter(0)
 
 
+def test_a_resumed_run_whose_budget_is_spent_sends_no_more(
+    make_trainer: Callable[..., FederatedTrainer], keeps_files: dict[str, Any]
+) -> None:
+    """Test a run that stopped in the round that spent its budget, and is resumed."""
+    meter = {"max_rounds": 5, **keeps_files}
+    first, again = (CommunicationMeter(max_uplink_bytes=1) for _ in range(2))
+    make_trainer(callbacks=first, **meter).fit(Counts(), federation())
+    resumed = make_trainer(callbacks=again, **meter)
+    resumed.fit(Counts(), federation(), ckpt_path="last")
+    assert resumed.run.round == 1
+
+
 class Late(Counts):
     """Module that logs a metric in its own epoch hook, which runs after the callbacks'."""
 
