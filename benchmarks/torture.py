@@ -1,0 +1,91 @@
+"""Try random runs under random mishaps, and report whatever does not end as it should.
+
+    python benchmarks/torture.py --minutes 30              # the table of docs/benchmarks.md
+    python benchmarks/torture.py --trials 1 --first 123    # one trial again, with its folder kept if --keep is given
+
+A trial draws a configuration from the classes that `lightning-fl list` names, runs it, and runs it again with a mishap: a kill,
+a full disk, a flipped bit, a second run in the same folder, a process that dies. Every command must end with exit code 0, or with
+one sentence and exit code 2 (a mistake of the user's) or 1 (the machine's); none may end with a traceback or wait for ever. A run
+that is resumed after the mishap must give the rows, bits and weights of the unbroken one. Trials are forked from this process,
+which has imported everything; those with several processes start anew, which takes seconds.
+
+Each trial depends only on `--seed` and its number. The program exits with 1 if there is a finding.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+from trials.mishaps import MISHAPS, FindingError, Trial
+
+
+def main() -> None:
+    """Run the trials, and print a table of counts and all findings."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=None, help="begin no trial after so many minutes")
+    parser.add_argument("--trials", type=int, default=None, help="number of trials")
+    parser.add_argument("--first", type=int, default=0, help="number of the first trial")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", nargs="*", choices=sorted(MISHAPS), default=sorted(MISHAPS), help="mishaps to try")
+    parser.add_argument("--folder", type=Path, default=None, help="folder for the runs; a temporary one if not given")
+    parser.add_argument("--keep", action="store_true", help="keep the folders of trials with a finding")
+    options = parser.parse_args()
+    if options.minutes is None and options.trials is None:
+        options.trials = 100
+    root = Path(tempfile.mkdtemp(prefix="torture-", dir=options.folder))
+    counts: dict[str, Counter[str]] = {name: Counter() for name in options.only}
+    findings: list[str] = []
+    began, number = time.monotonic(), options.first
+    while (options.trials is None or number < options.first + options.trials) and (
+        options.minutes is None or time.monotonic() - began < 60 * options.minutes
+    ):
+        found = run_trial(number, options, root, counts)
+        if found is not None:
+            findings.append(found)
+            print(found, flush=True)
+        number += 1
+    if not options.keep or not findings:
+        shutil.rmtree(root, ignore_errors=True)
+    print_table(counts)
+    seconds = time.monotonic() - began
+    print(f"\n{number - options.first} trials, seed {options.seed}, {seconds:.0f} s, {len(findings)} findings.")
+    raise SystemExit(1 if findings else 0)
+
+
+def run_trial(number: int, options: argparse.Namespace, root: Path, counts: dict[str, Counter[str]]) -> str | None:
+    """Run one trial, and count its outcomes; return a description of what it found, or None."""
+    random = np.random.default_rng([options.seed, number])
+    weights = np.array([MISHAPS[name].weight for name in options.only])
+    name = options.only[int(random.choice(len(options.only), p=weights / weights.sum()))]
+    trial = Trial(random, root / str(number))
+    found = None
+    try:
+        MISHAPS[name].happen(trial)
+    except FindingError as finding:
+        counts[name]["findings"] += 1
+        found = f"--seed {options.seed} --first {number} ({name}): {finding}\n    lightning-fl {' '.join(trial.flags)}"
+    counts[name]["trials"] += 1
+    counts[name].update(trial.outcomes)
+    if found is None or not options.keep:
+        shutil.rmtree(trial.folder, ignore_errors=True)
+    return found
+
+
+def print_table(counts: dict[str, Counter[str]]) -> None:
+    """Print one row for each mishap."""
+    columns = ("trials", "completed", "refused", "stopped", "killed", "resumed identically", "findings")
+    print(f"\n| mishap | {' | '.join(columns)} |\n|---|{'---|' * len(columns)}")
+    for name, count in counts.items():
+        print(f"| {name} | {' | '.join(str(count[column]) for column in columns)} |")
+    total = sum(counts.values(), Counter[str]())
+    print(f"| all | {' | '.join(str(total[column]) for column in columns)} |")
+
+
+if __name__ == "__main__":
+    main()
