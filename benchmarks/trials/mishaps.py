@@ -112,7 +112,7 @@ def small_files(trial: Trial) -> None:
     if whole is None:
         return
     largest = max(path.stat().st_size for path in whole.rglob("*") if path.is_file())
-    limit = int(trial.random.uniform(0, 1.2 * largest))
+    limit = int(trial.random.uniform(4096, 1.2 * largest))  # the limit holds for the command's output, too
 
     def prepare() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
