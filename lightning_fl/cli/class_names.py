@@ -35,6 +35,11 @@ CLASS_PACKAGES: dict[str, tuple[list[Any], type]] = {
     "lr_scheduler": ([torch.optim.lr_scheduler], torch.optim.lr_scheduler.LRScheduler),
 }
 """Packages with the classes for a key, and their base class, by the last part of the key."""
+OTHER_NAMES = {
+    "FedAvgM": "ServerM with dampening false",
+    "FedYogi": "ServerM with variant yogi, and for instance server_learning_rate 0.01",
+}
+"""Methods that the field knows by names of their own."""
 LISTS = ("callbacks", "logger", "stages", "steps")
 """Keys that may name several classes."""
 BASES = {"BasePredictionWriter", "Callback", "Checkpoint", "LRScheduler", "Optimizer", "ProgressBar"}
@@ -79,6 +84,7 @@ def class_misfit(given: Any, key: str, shown_key: str) -> str | None:
     if not module or not name.replace(".", "").isidentifier():
         is_network = leaf == "model" and name in modules.NETWORKS
         hint = f"it is a network: use --{key}.network {name}; " if is_network else ""
+        hint += f"here it is {OTHER_NAMES[name]}; " if leaf == "algorithm" and name in OTHER_NAMES else ""
         begins = name.partition("(")[0]
         return None if name in known else f"{shown_key} {name!r} is unknown; {hint}{nearest(begins, known)}."
     try:

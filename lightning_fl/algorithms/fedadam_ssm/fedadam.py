@@ -27,7 +27,7 @@ LEADERS = {"parameters": "model", "first_moment": "moments/first", "second_momen
 
 
 class FedAdam(AveragedMoments):
-    """Adam on the clients, with moments that are averaged like the model."""
+    """Adam on the clients, with moments averaged like the model; not the FedAdam of Reddi et al., which is on the server."""
 
     def __init__(
         self, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-6, weighting: Weighting = "samples"
