@@ -139,7 +139,9 @@ def _tail(text: str) -> str:
 def run_anew(flags: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
     """Start a command in a new interpreter, which may start further processes."""
     folder.mkdir(parents=True, exist_ok=True)
-    program = [sys.executable, "-c", "from lightning_fl.cli import main; main()", *flags]
+    script = folder / "lightning_fl_command.py"  # a file, because the further processes run it again
+    script.write_text("from lightning_fl.cli import main\n\nmain()\n")
+    program = [sys.executable, str(script), *flags]
     with open(folder / "stdout", "wb") as out, open(folder / "stderr", "wb") as errors:
         return subprocess.Popen(program, stdout=out, stderr=errors, start_new_session=True)
 

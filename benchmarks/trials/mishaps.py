@@ -185,7 +185,10 @@ def two_in_one_folder(trial: Trial) -> None:
 def process_dies(trial: Trial) -> None:
     """Kill one of its two processes: the other ends as well, and the run resumes."""
     trial.flags += ["--trainer.devices=2", "--trainer.strategy=ddp"]
-    if _end_of_two(trial, run_anew(trial.command("whole"), trial.folder / "whole-output")) != 0:
+    code = _end_of_two(trial, run_anew(trial.command("whole"), trial.folder / "whole-output"))
+    if code not in (0, 2):
+        raise FindingError(f"a run of two processes ended with exit code {code}")
+    if code:
         return
     command = run_anew(trial.command("killed"), trial.folder / "killed-output")
     end = time.monotonic() + PATIENCE_S
@@ -198,7 +201,9 @@ def process_dies(trial: Trial) -> None:
     with suppress(ProcessLookupError):
         os.kill(victims[trial.whole_numbers(len(victims))], signal.SIGKILL)
     _end_of_two(trial, command)
-    time.sleep(1)
+    end = time.monotonic() + 30
+    while any(map(_lives, victims)) and time.monotonic() < end:
+        time.sleep(0.1)
     if left := [pid for pid in victims if _lives(pid)]:
         for pid in left:
             os.kill(pid, signal.SIGKILL)
