@@ -25,7 +25,8 @@ def settle_metric(trainer: TrainerInterface, logged: Iterable[str], is_all: bool
     """
     names = list(logged)
     name = trainer.metric
-    if name is None:
+    # Some modules log under other names in the sanity check, so a name that was found there is found anew.
+    if name is None or (trainer.given_metric[0] is None and not is_all and name not in names):
         # Methods log accuracies of their own, such as feddu/accuracy, in a round but not in a validation.
         trainer.metric = find_metric(filter(is_result, names) if is_all else names)
         if trainer.metric not in (None, ACCURACY):

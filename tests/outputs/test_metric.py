@@ -142,6 +142,16 @@ def test_without_validation_the_run_is_about_the_training_loss(make_trainer: Mak
         assert trainer.metric == "train/loss"
 
 
+def test_a_name_of_the_sanity_check_alone_is_not_kept(make_trainer: MakeTrainer) -> None:
+    class Named(Perceptron):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("sanity_check_loss" if self.trainer.sanity_checking else "val_loss", self.loss(batch))
+
+    trainer = make_trainer(num_sanity_val_steps=1)
+    trainer.fit(Named(), federation())
+    assert trainer.metric == "val_loss"
+
+
 def test_each_fit_finds_its_own_metric(make_trainer: MakeTrainer) -> None:
     trainer = make_trainer(max_rounds=1)
     for module, name in ((own(), "val_acc"), (Perceptron(), "val/accuracy")):
