@@ -227,7 +227,7 @@ class LogCollector:
 
 
 class _Known(NamedTuple):
-    """What a process knows about logged names: as in `LogCollector`, paths of metrics, and values of other reductions."""
+    """Knowledge of a process about logged names: as in `LogCollector`, paths of metrics, and values of other reductions."""
 
     progress_bar_names: set[str]
     unlogged_names: set[str]

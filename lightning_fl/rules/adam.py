@@ -127,7 +127,7 @@ class WarmedUpAdam(Adam):
 
     @property
     def in_common(self) -> Mapping[str, Any]:
-        """What the rule and the server's step must do alike."""
+        """Return the hyper-parameters that the rule and the server's step must have in common."""
         return {"warmup": self.warmup, "epsilon": self.epsilon, "momentum_mask": self.momentum_mask}
 
     def start(self, local: LocalTraining) -> None:

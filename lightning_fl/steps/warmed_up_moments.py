@@ -44,7 +44,7 @@ class WarmedUpMoments(Step):
 
     @property
     def in_common(self) -> Mapping[str, Any]:
-        """What the rule and the server's step must do alike."""
+        """Return the hyper-parameters that the rule and the server's step must have in common."""
         return {"warmup": self.warmup, "epsilon": self.epsilon, "momentum_mask": self.momentum_mask}
 
     def change_entry(self) -> tuple[str, Codec]:

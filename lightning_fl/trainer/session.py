@@ -84,14 +84,7 @@ def session(
         trainer.weights_only = weights_only is not False
         trainer.ckpt_path = checkpointing.resolve(trainer, ckpt_path)
         trainer.profiler.setup(stage=fn.value, local_rank=trainer.local_rank, log_dir=trainer.default_root_dir)
-        if brings_data:  # the data have set up the module already
-            trainer.hooks.call_callbacks("setup", fn.value)
-        else:
-            trainer.hooks.call("setup", fn.value)
-        model.configure_sharded_model()  # Lightning's old name of configure_model
-        model.configure_model()
-        if trainer.fitting:
-            check_averaging(trainer.callbacks, model)
+        _set_up(trainer, fn, model, brings_data)
         _place(trainer, model, datamodule)
         yield
         datamodule.teardown(fn.value)
@@ -113,6 +106,18 @@ def session(
         torch.set_num_threads(num_threads)
         _release(trainer)
         trainer.state.stage = None
+
+
+def _set_up(trainer: TrainerInterface, fn: TrainerFn, model: LightningModule, brings_data: bool) -> None:
+    """Set up callbacks and the module; if the module brings its data, these have set it up already."""
+    if brings_data:
+        trainer.hooks.call_callbacks("setup", fn.value)
+    else:
+        trainer.hooks.call("setup", fn.value)
+    model.configure_sharded_model()  # Lightning's old name of configure_model
+    model.configure_model()
+    if trainer.fitting:
+        check_averaging(trainer.callbacks, model)
 
 
 def _prepare_data(trainer: TrainerInterface, *parts: LightningDataModule | LightningModule) -> None:
