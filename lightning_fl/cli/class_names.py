@@ -84,7 +84,8 @@ def class_misfit(given: Any, key: str, shown_key: str) -> str | None:
     if not module or not name.replace(".", "").isidentifier():
         is_network = leaf == "model" and name in modules.NETWORKS
         hint = f"it is a network: use --{key}.network {name}; " if is_network else ""
-        hint += f"here it is {OTHER_NAMES[name]}; " if leaf == "algorithm" and name in OTHER_NAMES else ""
+        if leaf == "algorithm" and name in OTHER_NAMES:
+            return f"{shown_key} {name!r} is unknown; here it is {OTHER_NAMES[name]}."
         begins = name.partition("(")[0]
         return None if name in known else f"{shown_key} {name!r} is unknown; {hint}{nearest(begins, known)}."
     try:
