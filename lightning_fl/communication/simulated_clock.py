@@ -3,12 +3,13 @@
     seconds = computation + uplink volume / client bandwidth + downlink volume / server bandwidth
 
 The volumes are those of the ledger, summed over the clients of the round as in the authors' code; the server's computation
-is free. A network with pruned filters computes for a time in proportion to its remaining multiply-accumulates.
+is free. A network with pruned filters computes for a time in proportion to its remaining multiply-accumulates, and a client
+that a method gives more samples, as Data-sharing does, in proportion to all of its samples.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lightning_fl.checks import check_at_least, check_positive
 
@@ -20,9 +21,9 @@ class SimulatedClock:
     """Compute the seconds of a round from its bits and its computation.
 
     Attributes:
-        computation_seconds: seconds of local training in a round, with the network as the run begins; None: estimate from the
-            multiply-accumulates. The authors measured 2.3 (CNN), 8.0 (VGG-11), 10.1 (ResNet-18) and 1.3 (LeNet-5) for 400
-            CIFAR images and 5 epochs.
+        computation_seconds: seconds of local training in a round, with the network as the run begins and the clients' own
+            samples; None: estimate from the multiply-accumulates. The authors measured 2.3 (CNN), 8.0 (VGG-11), 10.1
+            (ResNet-18) and 1.3 (LeNet-5) for 400 CIFAR images and 5 epochs.
         macs_per_second: speed of a client for the estimate, in which a training step costs three forward passes.
         uplink_mebibytes_per_second: MiB/s towards the server; 6.25 is 50 Mbit/s.
         downlink_mebibytes_per_second: MiB/s from the server; 12.5 is 100 Mbit/s.
@@ -38,6 +39,15 @@ class SimulatedClock:
             check_positive(f"the clock's {name}", getattr(self, name))
         if self.computation_seconds is not None:
             check_at_least("the clock's computation_seconds", self.computation_seconds, 0)
+
+    def with_work(self, factor: float) -> SimulatedClock:
+        """Return a clock of clients whose measured training takes `factor` times as long.
+
+        >>> SimulatedClock(computation_seconds=2.5).with_work(6).computation_seconds
+        15.0
+        """
+        measured = self.computation_seconds
+        return self if measured is None else replace(self, computation_seconds=factor * measured)
 
     def seconds(self, uplink_bits: int, downlink_bits: int, macs: float, share: float = 1.0) -> float:
         """Return the seconds of one round.

@@ -67,7 +67,7 @@ def assemble(trainer: TrainerInterface) -> Federation:
         ),
         network=network,
         schedule=schedule,
-        clock=trainer.clock,
+        clock=trainer.clock.with_work(_growth(trainer.data, data, schedule)),
         guard=trainer.loss_guard,
         num_rounds=trainer.max_rounds,
         accuracy=trainer.given_metric[0],
@@ -80,6 +80,13 @@ def assemble(trainer: TrainerInterface) -> Federation:
     federation.runner = build_runner(federation, trainer.runner, trainer.clients_at_once, trainer.world_size)
     flat_module.load_server_model(run)  # checks may have changed the model
     return federation
+
+
+def _growth(own: FederatedDataModule, arranged: FederatedDataModule, schedule: LocalSchedule) -> float:
+    """Return how many times as many samples the clients train on with a method that arranges the data anew."""
+    if schedule.steps is not None or not own.client_sizes.sum():
+        return 1.0
+    return float(arranged.client_sizes.sum() / own.client_sizes.sum())
 
 
 def _set_threads(trainer: TrainerInterface, work: int | None) -> None:

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toys import Perceptron, federation, read_rows
+from toys import Perceptron, Served, federation, read_rows
 
 from lightning_fl import FederatedTrainer, UserError
+from lightning_fl.algorithms import DataSharing, FedAvg
 from lightning_fl.communication.simulated_clock import SimulatedClock
 from lightning_fl.modules import network
 
@@ -53,6 +54,26 @@ def test_steps_count_as_many_samples_as_they_read(make_trainer: Callable[..., Fe
         trainer.fit(Perceptron(), federation(sizes=(8,)))
         times.append(trainer.run.simulated_seconds)
     assert times[1] == pytest.approx(10 * times[0])
+
+
+def test_shared_samples_take_their_time(make_trainer: Callable[..., FederatedTrainer]) -> None:
+    """Check the authors' factor, 1 + shared / own samples: 6 for 2,000 images beside 400 of one's own."""
+    seconds = {}
+    for name, algorithm in {"FedAvg": FedAvg(), "DataSharing": DataSharing(cap=1.0)}.items():
+        trainer = make_trainer(max_rounds=1, clock=SimulatedClock(computation_seconds=2.3))
+        trainer.fit(Perceptron(), Served(9), algorithm)
+        seconds[name] = trainer.run.simulated_seconds
+    sizes = trainer.data.client_sizes
+    assert seconds["DataSharing"] - seconds["FedAvg"] == pytest.approx(2.3 * len(sizes) * 9 / sizes.sum())
+    bits = 10 * 32 * sum(parameter.numel() for parameter in network("cnn", num_classes=10).parameters())
+    clock = SimulatedClock(computation_seconds=2.3).with_work((400 + 2000) / 400)
+    assert clock.seconds(bits, bits, macs=1e12) == pytest.approx(14.92, abs=5e-3)
+
+
+def test_shared_samples_do_not_lengthen_a_number_of_steps(make_trainer: Callable[..., FederatedTrainer]) -> None:
+    trainer = make_trainer(max_rounds=1, local_steps=3, clock=SimulatedClock(computation_seconds=1e6))
+    trainer.fit(Perceptron(), Served(9), DataSharing(cap=1.0))
+    assert trainer.run.simulated_seconds == pytest.approx(1e6)
 
 
 @pytest.mark.parametrize(

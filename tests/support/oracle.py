@@ -331,6 +331,7 @@ def source_rate(
     values, vectors = np.linalg.eigh(curvature)
     if not gap:
         return plateau(values, (vectors.T @ signs()) ** 2)
+    values = [value for value in values if abs(value) > len(w) * np.finfo(np.float32).eps * max(abs(values))]
     lipschitz = 0.0
     for share in (0.25, 0.5, 0.75, 1):
         change, v = curvature - hessian(w + share * (initial - w), x, y), signs()

@@ -74,7 +74,7 @@ class FedDUMAP(AdaptivelyPruned, DynamicallyUpdated):
 
     def __init__(
         self,
-        beta: float = 0.3,
+        beta: float = 0.9,
         local_beta: float = 0.9,
         server_learning_rate: float = 1.0,
         momentum_init: Literal["zero", "first"] = "zero",

@@ -4,11 +4,12 @@ Liu et al., Efficient Federated Learning Using Dynamic Update and Adaptive Pruni
 ACM TIST 2024. With H the Hessian at the model w_T, Δ = w_0 − w_T the step to the initial model, and 𝓛 the Lipschitz
 constant of B(Δ) = HΔ − ∇L(w_T + Δ) (the paper prints H without this Δ):
 
-    p* = m / d,   m the first with λ_{m+1} − λ_m > 4𝓛    the paper's rule                            `gap_rate`
+    p* = m / R,   m the first with λ_{m+1} − λ_m > 4𝓛    the paper's rule                            `gap_rate`
     p* = share of the spectrum clearly above 0            the rule of the authors' code, a heuristic  `plateau_rate`
 
-The paper's rule needs all d eigenvalues; for a large network, the Ritz values and their weights replace them. 𝓛 is
-estimated as the largest spectral norm of H(w_T) − H(w_T + sΔ) over four s in (0, 1].
+The paper's rule needs all R eigenvalues other than 0, where R is the rank of H; for a large network, the Ritz values and
+their weights replace them. Values within rounding of 0 count as 0, as in `numpy.linalg.matrix_rank` in single precision.
+𝓛 is estimated as the largest spectral norm of H(w_T) − H(w_T + sΔ) over four s in (0, 1].
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def plateau_rate(spectrum: Spectrum, max_rate: float = 0.95) -> float:
 
 
 def gap_rate(spectrum: Spectrum, lipschitz: float, max_rate: float = 0.95) -> float:
-    """Return the share of the spectrum below its first gap of more than 4𝓛; 0 if there is none.
+    """Return the share of the eigenvalues other than 0 below their first gap of more than 4𝓛; 0 if there is none.
 
     Args:
         spectrum: spectrum of the Hessian.
@@ -75,15 +76,18 @@ def gap_rate(spectrum: Spectrum, lipschitz: float, max_rate: float = 0.95) -> fl
         A rate in [0, max_rate]; NaN if the spectrum or 𝓛 is not finite.
 
     >>> values = np.array([0, 0.001, 0.002, 0.003, 0.5, 0.6, 2])
-    >>> round(gap_rate(Spectrum(values, np.full(7, 1 / 7)), 0.05) * 7, 9)
-    4.0
+    >>> round(gap_rate(Spectrum(values, np.full(7, 1 / 7)), 0.05), 9)
+    0.5
     """
     if not (spectrum.is_finite and np.isfinite(lipschitz)):
         return float("nan")
-    gaps = np.diff(spectrum.values) > 4 * lipschitz
+    sizes = np.abs(spectrum.values)
+    counts = sizes > len(sizes) * np.finfo(np.float32).eps * sizes.max()
+    values, weights = spectrum.values[counts], spectrum.weights[counts]
+    gaps = np.diff(values) > 4 * lipschitz
     if not gaps.any():
         return 0.0
-    return float(min(spectrum.weights[: int(gaps.argmax()) + 1].sum(), max_rate))
+    return float(min(weights[: int(gaps.argmax()) + 1].sum() / weights.sum(), max_rate))
 
 
 def lipschitz_constant(

@@ -115,17 +115,26 @@ SEVEN = (0, 0.001, 0.002, 0.003, 0.5, 0.6, 2)
 
 def test_gap_of_a_known_spectrum():
     product, start = diagonal(SEVEN)
-    assert gap_rate(exact_spectrum(product, start), 0.05) == pytest.approx(4 / 7)
-    assert gap_rate(exact_spectrum(product, start), 0.2) == pytest.approx(6 / 7)
+    assert gap_rate(exact_spectrum(product, start), 0.05) == pytest.approx(3 / 6)  # the eigenvalue 0 counts in neither
+    assert gap_rate(exact_spectrum(product, start), 0.2) == pytest.approx(5 / 6)
     assert gap_rate(exact_spectrum(product, start), 0.2, max_rate=0.5) == 0.5
     assert gap_rate(exact_spectrum(product, start), 0.5) == 0  # no gap above 2
-    assert gap_rate(exact_spectrum(product, start), 0.0) == pytest.approx(1 / 7)
+    assert gap_rate(exact_spectrum(product, start), 0.0) == pytest.approx(1 / 6)
     # Every vector of signs has the same share of each eigenvector of a diagonal matrix, so quadrature is the same.
-    assert gap_rate(spectrum(product, start, draws()), 0.05) == pytest.approx(4 / 7)
+    assert gap_rate(spectrum(product, start, draws()), 0.05) == pytest.approx(3 / 6)
+
+
+@pytest.mark.parametrize("nullity", [0, 1, 30])
+def test_directions_without_curvature_do_not_change_the_gap(nullity):
+    """Check the paper's denominator, the rank: null directions, up to rounding, leave the rate as it is."""
+    product, start = diagonal([*SEVEN[1:], *(1e-9 * i for i in range(nullity))])
+    assert gap_rate(exact_spectrum(product, start), 0.05) == pytest.approx(3 / 6)
+    assert gap_rate(spectrum(product, start, draws()), 0.05) == pytest.approx(3 / 6)
 
 
 def test_gap_of_a_flat_spectrum():
     assert gap_rate(Spectrum(np.array([1.0]), np.array([1.0])), 0.0) == 0
+    assert gap_rate(Spectrum(np.zeros(3), np.full(3, 1 / 3)), 0.0) == 0
     assert gap_rate(Spectrum(np.array([1.0, 1.0]), np.array([0.5, 0.5])), 0.0) == 0
 
 
