@@ -45,6 +45,16 @@ PHRASES: dict[str, tuple[str | None, Callable[[Any], str]]] = {
     "C": ("algorithm.C", "C={:g}".format),
     "f": ("algorithm.f", "f={}".format),
     "alpha": ("algorithm.alpha", "alpha={:g}".format),
+    "beta": ("algorithm.beta", "beta={:g}".format),
+    "local beta": ("algorithm.local_beta", "local_beta={:g}".format),
+    "prune round": ("algorithm.prune_round", "prune_round={}".format),
+    "sources": (None, "{} sources".format),
+    "interval": ("algorithm.interval", "interval={}".format),
+    "cap": ("algorithm.cap", "cap={:g}".format),
+    "weights": ("algorithm.weighting", "weighted by {}".format),
+    "beta1": ("algorithm.beta1", "beta1={:g}".format),
+    "beta2": ("algorithm.beta2", "beta2={:g}".format),
+    "epsilon": ("algorithm.epsilon", "epsilon={:g}".format),
     "clients": ("data.num_clients", "{} clients".format),
     "cohort": (None, "{} a round".format),
     "work": (None, str),
@@ -73,12 +83,13 @@ def published_settings(paper: str, dataset: str, algorithm: str, setting: str) -
     known = papers()
     of_method = known["methods"].get(algorithm, {})
     partition = setting if paper == "fedadam-ssm" else f"Shards({known['shards'][dataset]})"
-    wanted: Settings = {"data": dataset.replace("-", ""), "partition": partition, **of_method}
+    wanted: Settings = {"data": dataset.replace("-", ""), "partition": partition}
+    wanted |= known["settings"][paper] | of_method
     if "p" in of_method:
         wanted["server classes"] = known["server_classes"][dataset]
         options = dict(part.split("=", 1) for part in setting.split("; ") if "=" in part)
         wanted |= {OPTIONS[name][0]: OPTIONS[name][1](value) for name, value in options.items()}
-    return wanted | known["settings"][paper]
+    return wanted
 
 
 def settings_of(record: Record) -> Settings:
@@ -96,6 +107,8 @@ def settings_of(record: Record) -> Settings:
     if isinstance(cohort, float) and "data.num_clients" in given:
         cohort = max(1, round(cohort * given["data.num_clients"]))
     found |= {"cohort": cohort, "rounds": record.num_rounds}
+    if "algorithm.prune_round" in given:
+        found["sources"] = given.get("algorithm.max_sources") or "all"
     degree = given.get("data.server_degree")
     found["server classes"] = given.get("data.server_classes", "all")
     for known, num_classes in papers()["degrees"].items():

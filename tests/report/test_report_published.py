@@ -119,6 +119,37 @@ def test_each_respect_in_which_a_run_differs_is_said(flag: str, value: Any, said
 
 
 @pytest.mark.parametrize(
+    ("folder", "method", "flag", "value", "said"),
+    [
+        ("feddumap", "feddum", "algorithm.beta", 0.3, "beta=0.3"),
+        ("feddumap", "feddum", "algorithm.local_beta", 0.5, "local_beta=0.5"),
+        ("feddumap", "serverm", "algorithm.beta", 0.3, "beta=0.3"),
+        ("feddumap", "fedap", "algorithm.prune_round", 5, "prune_round=5"),
+        ("feddumap", "feddumap", "algorithm.max_sources", 20, "20 sources"),
+        ("feddumap", "imc", "algorithm.prune_round", 50, "prune_round=50"),
+        ("feddumap", "data_sharing", "algorithm.cap", 0.1, "cap=0.1"),
+        ("feddumap", "prunefl", "algorithm.interval", 5, "interval=5"),
+        ("fedadam_ssm", "one_bit_adam", "trainer.local_steps", 30, "30 steps"),
+        ("fedadam_ssm", "efficient_adam", "trainer.local_steps", 30, "30 steps"),
+        ("fedadam_ssm", "fedadam", "trainer.local_steps", 1, "1 step"),
+        ("fedadam_ssm", "fedadam", "algorithm.weighting", "samples", "weighted by samples"),
+        ("fedadam_ssm", "fedadam_ssm", "algorithm.epsilon", 1e-8, "epsilon=1e-08"),
+    ],
+)
+def test_each_value_of_a_method_that_differs_is_said(
+    folder: str, method: str, flag: str, value: Any, said: str
+) -> None:
+    task = TASK if folder == "feddumap" else CONFIGS / folder / "cnn_fashionmnist_iid.yaml"
+    dataset, settings = ("CIFAR-10", {""}) if folder == "feddumap" else ("Fashion-MNIST", {"IID"})
+    method_file = task.parent / "methods" / f"{method}.yaml"
+    as_published, changed = shipped(task, method_file), shipped(task, method_file, **{flag: value})
+    rows = [row for row in ROWS if row.is_of(changed) and row.dataset == dataset and row.setting in settings]
+    assert rows, "a table has the method"
+    for row in rows:
+        assert (row.differences(as_published), row.differences(changed)) == ([], [said])
+
+
+@pytest.mark.parametrize(
     ("number", "more", "setting"),
     [
         (2, {"data.server_fraction": 0.05}, "p=5%"),

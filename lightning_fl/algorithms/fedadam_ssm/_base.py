@@ -24,7 +24,7 @@ class AdamOnClients(Algorithm):
         beta1: Decay β₁ of the first moment, in [0, 1).
         beta2: Decay β₂ of the second moment, in [0, 1).
         epsilon: ε > 0, inside the root.
-        weighting: Average by `samples`, or with `uniform` weights.
+        weighting: Average by `samples`, or with `uniform` weights as in the paper, where all minibatches have one size.
         downlink: Broadcast everything (`dense`), or only the changed coordinates (`union` of the masks).
         index_bits: Count ⌈log2 d⌉ bits per index, as sent (`ceil`), or log2 d, as in the paper (`exact`).
     """
