@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_fl import UserError
 from lightning_fl.gates import (
@@ -249,6 +250,23 @@ def test_macs_that_are_really_computed(keep: float) -> None:
     for layer, side in enumerate(sides):
         expected += side * side * 9 * kept[layer] * kept[layer + 1] + widths[layer] * widths[layer + 1]
     assert count_sliced_macs(gated, torch.randn(1, 3, 32, 32)) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "keep", "share"), [("vgg11_bn", 0.7071, 0.51), ("resnet32", 0.7071, 0.57), ("resnet32", 0.65, 0.5)]
+)
+def test_share_of_the_macs_that_feddps_configurations_leave(name: str, keep: float, share: float) -> None:
+    """Check the shares that `configs/feddp` name; β = 1 lets every kept channel through ReLU."""
+    gated = network(name, 10).eval()
+    image = torch.randn(1, 3, 32, 32)
+    with FlopCounterMode(display=False) as counter:
+        gated(image)
+    add_gates(gated, keep)
+    for layer in gated.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            nn.init.zeros_(layer.weight)
+            nn.init.ones_(layer.bias)
+    assert 2 * count_sliced_macs(gated, image) / counter.get_total_flops() == pytest.approx(share, abs=0.01)
 
 
 def test_a_batch_that_disagrees_is_not_sliced() -> None:
