@@ -42,6 +42,21 @@ def test_matches_its_oracle_where_clients_straggle(name: str, make_trainer: Make
     np.testing.assert_allclose(vector(module), expected, rtol=0, atol=1e-10)
 
 
+@each_algorithm
+def test_matches_its_oracle_where_an_input_is_always_zero(name: str, make_trainer: MakeTrainer) -> None:
+    """Check coordinates without a gradient: their moments, changes and squared gradients are 0 in every round."""
+    module, entry = Perceptron(), ROSTER[name]
+    x, y = samples(entry.num_samples)
+    x[:, 1] = 0
+    given = problem(rounds=4, epochs=2, num_server=entry.num_server)
+    for inputs in [*given.x, given.server_x]:
+        inputs[:, 1] = 0
+    expected = entry.oracle(given, vector(module))
+    trainer = make_trainer(max_rounds=4, local_epochs=2, precision="64-true")
+    trainer.fit(module, entry.federation(train=(x, y)), algorithm=entry.algorithm())
+    np.testing.assert_allclose(vector(module), expected, rtol=0, atol=1e-10)
+
+
 def test_the_seed_decides_cohort_and_order(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PL_GLOBAL_SEED", "7")
     module = Perceptron()

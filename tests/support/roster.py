@@ -435,7 +435,8 @@ ROSTER = {
     ),
     "EfficientAdam-sign": Entry(
         partial(EfficientAdam, epsilon=EPSILON, quantiser="sign"),
-        partial(oracle.efficient_adam, eps=EPSILON, compress=partial(oracle.one_bit, order=1, groups=oracle.TENSORS)),
+        # Clients send −δ, and one bit sends 0 as +1.
+        partial(oracle.efficient_adam, eps=EPSILON, compress=lambda z: -oracle.one_bit(-z, 1, oracle.TENSORS)),
         each(few_bits(1, 4), after_the_first(1, 4), to_all=True),
     ),
 }

@@ -6,7 +6,8 @@ server:    y = Σ p Q(z) + ē;  w ← w + Q(y);  ē ← y − Q(y)          aggr
            broadcast Q(y)                                          codec: Followed
 
 b bits per number and 32 per scale in both directions; the first round broadcasts the whole model. The paper's method has one
-step per round, L = 1. Moments are never sent or averaged. Quantities are deltas, with the opposite sign of the paper's.
+step per round, L = 1. Moments are never sent or averaged. Quantities are deltas, with the opposite sign of the paper's;
+with `quantiser: sign`, a delta of 0 is sent as +s.
 """
 
 from __future__ import annotations
