@@ -128,6 +128,8 @@ class FitLoop:
             with suppress(FileError):  # of two errors the first is shown
                 self._write_communication()
             raise
+        if run.round == self.folder.first_round and self.folder.goes_on_here:
+            self._note_bits()  # of a run that was killed after its last round
         self._write_communication()
         trainer.current_epoch = run.round
         trainer.hooks.call("on_train_end")
@@ -283,10 +285,15 @@ class FitLoop:
         if trainer.is_global_zero:
             self.renew_folder()
         log_row(trainer, row, int(record["round"]))
+        self._note_bits()
+        if time.monotonic() >= self._next_write:
+            self._write_communication()
+
+    def _note_bits(self) -> None:
+        """Keep the bits of all rounds so far until they are written."""
+        trainer = self.trainer
         if trainer.is_global_zero and any(isinstance(logger, RoundCSVLogger) for logger in trainer.loggers):
             self._unwritten = trainer.run.round, deepcopy(trainer.run.ledger.total_bits)
-            if time.monotonic() >= self._next_write:
-                self._write_communication()
 
     def _write_communication(self) -> None:
         """Write the bits of the rounds logged so far; once a second is enough, because short rounds would wait for the disk."""

@@ -462,6 +462,17 @@ def test_the_bits_of_the_last_rounds_are_written_after_an_error(
     assert sum(written["uplink_bits"].values()) == sum(float(row["comm/uplink_bits"]) for row in read_rows(tmp_path))
 
 
+def test_the_bits_of_a_run_that_was_killed_at_its_end_are_written_when_it_is_resumed(
+    make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    make_trainer(max_rounds=2, **keeps_files).fit(Perceptron(), federation())
+    file = tmp_path / "communication.json"
+    whole = file.read_text()
+    file.write_text(whole.replace('"rounds": 2', '"rounds": 1'))  # of the write before the last
+    make_trainer(max_rounds=2, **keeps_files).fit(Perceptron(), federation(), ckpt_path="last")
+    assert file.read_text() == whole
+
+
 def test_one_trainer_may_fit_twice(make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]) -> None:
     first = Perceptron()
     second = copy.deepcopy(first)
