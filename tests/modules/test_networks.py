@@ -129,6 +129,19 @@ def test_options() -> None:
     assert num_parameters(network("vgg11_bn", 10, dropout=0.5)) == 9_756_426
 
 
+@pytest.mark.parametrize("name", ["vgg9", "vgg11", "vgg11_bn"])
+def test_width_narrows_every_layer_but_the_last(name: str) -> None:
+    assert num_parameters(network(name, 10, width=1.0)) == PARAMETERS[name][0]
+    narrow = network(name, 10, width=0.125)
+    channels = [layer.out_channels for layer in narrow if isinstance(layer, nn.Conv2d)]  # type: ignore[attr-defined]
+    assert channels == [8, 16, 32, 32, 64, 64, 64, 64]
+    neurons = [layer.out_features for layer in narrow if isinstance(layer, nn.Linear)]  # type: ignore[attr-defined]
+    assert neurons == [10] if name == "vgg9" else [64, 64, 10]
+    assert narrow(images(name)).shape == (2, 10)
+    with pytest.raises(UserError, match=rf"network '{name}': width must lie in \(0, 1\], got 0"):
+        network(name, 10, width=0)
+
+
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 def test_a_stem_of_even_size_keeps_the_image_size() -> None:
     net = network("resnet18", 10, stem_kernel=2)
