@@ -69,6 +69,10 @@ class ServerSide:
         return self.data.label_histograms is not None
 
     @property
+    def skips_single_samples(self) -> bool:
+        return self.flat_module.skips_single_samples
+
+    @property
     def seed(self) -> int:
         """First seed of the server in this round, which also decides the order of the samples in `train`."""
         return self.run.torch_seeds(SERVER)[0]

@@ -51,6 +51,10 @@ class ServerSamples(Protocol):
         """Samples in a minibatch, the same as for clients."""
 
     @property
+    def skips_single_samples(self) -> bool:
+        """True if the module cannot train on a batch of one sample, because of batch normalisation."""
+
+    @property
     def samples_per_client(self) -> float:
         """Mean number of samples that a client reads in a round, over all passes; clients without samples are left out."""
 

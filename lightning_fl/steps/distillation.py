@@ -10,6 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from lightning_fl.checks import check_between, check_choice, check_positive, check_whole, whole_share
+from lightning_fl.errors import require
 from lightning_fl.slots import MEMBERS, PROPOSAL, Server, ServerSamples, ServerTurn, State, Step
 
 
@@ -68,6 +69,15 @@ class Distillation(Step):
             server.try_logits()
             if self._num_held_out(server):
                 server.try_accuracy()
+            num_samples = server.num_samples - self._num_held_out(server)
+            require(
+                min(num_samples, self.batch_size) > 1 or not self._skips_single_samples(server),
+                "the student has batch normalisation, which cannot train on one sample: give the server more samples, the "
+                "distillation a larger batch_size, or set freeze_batch_norm.",
+            )
+
+    def _skips_single_samples(self, server: ServerSamples) -> bool:
+        return server.skips_single_samples and not self.freeze_batch_norm
 
     def _num_held_out(self, server: ServerSamples) -> int:
         return whole_share(self.val_fraction, server.num_samples) if server.has_labels else 0
@@ -90,10 +100,13 @@ class Distillation(Step):
         order = torch.Generator().manual_seed(server.seed)
         best, best_step = (-1.0, student.detach(), buffers), 0
         step, loss = 0, torch.zeros(())
+        smallest = 2 if self._skips_single_samples(server) else 1
         while step < self.max_steps:
             shuffled = torch.randperm(len(rows), generator=order)
             batches = server.inputs(rows[shuffled], self.batch_size)
             for part, inputs in zip(shuffled.split(self.batch_size), batches, strict=True):
+                if len(part) < smallest:
+                    continue
                 logits = server.logits(student, buffers, inputs, not self.freeze_batch_norm)
                 log_probs = F.log_softmax(logits / self.temperature, dim=1)
                 loss = F.kl_div(log_probs, targets[part.to(targets.device)], reduction="batchmean")

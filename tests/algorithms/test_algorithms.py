@@ -11,7 +11,7 @@ import torch
 from compared_runs import equal_states
 from lightning.pytorch import Callback
 from roster import ROSTER, Turn, problem
-from toys import Perceptron, Poisoned, federation, read_rows, samples, vector
+from toys import Normalised, Perceptron, Poisoned, federation, read_rows, samples, vector
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.federation.population import Population
@@ -43,18 +43,46 @@ def test_matches_its_oracle_where_clients_straggle(name: str, make_trainer: Make
 
 
 @each_algorithm
-def test_matches_its_oracle_where_an_input_is_always_zero(name: str, make_trainer: MakeTrainer) -> None:
-    """Check coordinates without a gradient: their moments, changes and squared gradients are 0 in every round."""
+@pytest.mark.parametrize("where", ["everywhere", "in the first cohort"])
+def test_matches_its_oracle_where_an_input_is_zero(name: str, where: str, make_trainer: MakeTrainer) -> None:
+    """Check coordinates without a gradient, in all rounds or in the first: their moments and changes are 0 until then."""
     module, entry = Perceptron(), ROSTER[name]
     x, y = samples(entry.num_samples)
-    x[:, 1] = 0
     given = problem(rounds=4, epochs=2, num_server=entry.num_server)
-    for inputs in [*given.x, given.server_x]:
-        inputs[:, 1] = 0
+    data = entry.federation()
+    data.setup("fit")
+    for client in range(len(given.x)) if where == "everywhere" else given.cohort(0):
+        x[data.client_indices[client], 1] = 0
+        given.x[client][:, 1] = 0
+    if where == "everywhere":
+        x[data.server_indices, 1] = 0
+        given.server_x[:, 1] = 0
     expected = entry.oracle(given, vector(module))
     trainer = make_trainer(max_rounds=4, local_epochs=2, precision="64-true")
     trainer.fit(module, entry.federation(train=(x, y)), algorithm=entry.algorithm())
     np.testing.assert_allclose(vector(module), expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", [name for name in ROSTER if name != "FedLDF-map" and "FedADP" not in name])
+def test_running_statistics_are_means_of_the_clients(name: str, make_trainer: MakeTrainer) -> None:
+    """Check a feature that is 5 in every sample: its running mean rises from 0 towards 5 in every round, and never beyond.
+
+    FedLDF's map names the layers of another network, and FedADP sends no unit that hardly changes.
+    """
+    entry = ROSTER[name]
+    x, y = samples(entry.num_samples)
+    x[:, 0] = 5
+    means = [0.0]
+
+    class Watch(Callback):
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            means.append(float(pl_module.norm.running_mean[0]))
+
+    trainer = make_trainer(max_rounds=3, precision="64-true", callbacks=Watch())
+    trainer.fit(Normalised(), entry.federation(train=(x, y)), entry.algorithm())
+    assert len(means) == 4
+    assert means == sorted(set(means)), "it rises"
+    assert means[-1] < 5
 
 
 def test_the_seed_decides_cohort_and_order(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,6 +75,27 @@ def test_frozen_batch_norm_keeps_the_averaged_statistics(make_trainer: MakeTrain
     assert not torch.equal(models["moving"].norm.running_mean, models["average"].norm.running_mean)
 
 
+def test_a_student_with_batch_norm_skips_a_batch_of_one_sample(make_trainer: MakeTrainer) -> None:
+    """Check nine samples in batches of four or eight: the last one has nothing to normalise with."""
+    for batch_size, steps in ((4, 2), (8, 1)):
+        trainer = make_trainer(max_rounds=1)
+        trainer.fit(Normalised(), Served(9), FedDF(max_steps=steps, batch_size=batch_size, val_fraction=0.0))
+        assert trainer.callback_metrics["feddf/steps"] == steps
+
+
+@pytest.mark.parametrize(("num_server", "batch_size"), [(1, 8), (9, 1)])
+def test_a_student_with_batch_norm_needs_two_samples(
+    num_server: int, batch_size: int, make_trainer: MakeTrainer
+) -> None:
+    method = FedDF(max_steps=2, batch_size=batch_size, val_fraction=0.0)
+    with pytest.raises(UserError, match="the student has batch normalisation, which cannot train on one sample"):
+        make_trainer().fit(Normalised(), Served(num_server), method)
+    frozen = FedDF(max_steps=2, batch_size=batch_size, val_fraction=0.0, freeze_batch_norm=True)
+    trainer = make_trainer(max_rounds=1)
+    trainer.fit(Normalised(), Served(num_server), frozen)
+    assert trainer.callback_metrics["feddf/steps"] == 2
+
+
 def test_the_best_validated_student_is_kept(make_trainer: MakeTrainer) -> None:
     """Hold out three of nine samples; the learning rate ruins the student, so the first validated one is the best."""
     trainer = make_trainer(max_rounds=1)
