@@ -60,6 +60,12 @@ def test_a_student_that_is_its_only_teacher_learns_nothing(average: Any, make_tr
     assert abs(trainer.callback_metrics["feddf/loss"]) < 1e-12
 
 
+def test_a_teacher_has_its_own_running_statistics(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer(max_rounds=2, clients_per_round=1, precision="64-true")
+    trainer.fit(Normalised(), Served(9), FedDF(max_steps=1, freeze_batch_norm=True))
+    assert abs(trainer.callback_metrics["feddf/loss"]) < 1e-12
+
+
 def test_frozen_batch_norm_keeps_the_averaged_statistics(make_trainer: MakeTrainer) -> None:
     start = Normalised()
     models = {}

@@ -76,6 +76,11 @@ def test_shared_samples_do_not_lengthen_a_number_of_steps(make_trainer: Callable
     assert trainer.run.simulated_seconds == pytest.approx(1e6)
 
 
+@pytest.mark.parametrize("seconds", [0, 0.5])
+def test_short_computations_are_allowed(seconds: float) -> None:
+    assert SimulatedClock(computation_seconds=seconds).seconds(0, 0, macs=1e12) == seconds
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [

@@ -597,10 +597,21 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def feddf(
-    problem: Problem, w: np.ndarray, steps: int, batch_size: int, eta: float, temperature: float, probs: bool = False
+    problem: Problem,
+    w: np.ndarray,
+    steps: int,
+    batch_size: int,
+    eta: float,
+    temperature: float,
+    probs: bool = False,
+    held_out: int = 0,
+    every: int = 100,
+    patience: int = 1000,
+    clip: float = 5.0,
 ) -> np.ndarray:
-    """Lin et al. 2020, Algorithm 1, without validation: Adam with cosine annealing on KL(ensemble ‖ student)."""
-    x, clip = problem.server_x, 5.0
+    """Lin et al. 2020, Algorithm 1: Adam with cosine annealing on KL(ensemble ‖ student), and early stopping."""
+    count = len(problem.server_x) - held_out
+    x, unseen, classes = problem.server_x[:count], problem.server_x[count:], problem.server_y[count:].argmax(1)
     for t in range(problem.rounds):
         cohort = problem.cohort(t)
         models = [sgd(w, problem.batches(t, k), problem.learning_rate) for k in cohort]
@@ -611,6 +622,7 @@ def feddf(
         words = np.random.SeedSequence([problem.seed, t, 3, 0]).generate_state(2, np.uint64) >> np.uint64(1)
         generator, order = torch.Generator().manual_seed(int(words[0])), np.zeros(0, dtype=int)
         m, v = np.zeros_like(w), np.zeros_like(w)
+        best: tuple[float, int, np.ndarray] = -1.0, 0, w
         for step in range(steps):
             if not len(order):
                 order = torch.randperm(len(x), generator=generator).numpy()
@@ -622,6 +634,15 @@ def feddf(
             corrected = m / (1 - 0.9 ** (step + 1)), v / (1 - 0.999 ** (step + 1))
             rate = eta * (1 + np.cos(np.pi * step / steps)) / 2
             w = w - rate * corrected[0] / (np.sqrt(corrected[1]) + 1e-8)
+            done = step + 1
+            if held_out and (done % every == 0 or done == steps):
+                accuracy = np.mean(output(w, unseen).argmax(1) == classes)
+                if accuracy > best[0]:
+                    best = accuracy, done, w
+            if held_out and done - best[1] >= patience:
+                break
+        if held_out:
+            w = best[2]
     return w
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import oracle
 import toys
 
+from lightning_fl.aggregators import Members, WeightedMean
 from lightning_fl.algorithms import (
     HDFL,
     IMC,
@@ -41,6 +42,7 @@ from lightning_fl.algorithms import (
     ServerM,
 )
 from lightning_fl.data import FederatedDataModule
+from lightning_fl.steps import Apply, Distillation
 
 D = 26
 """Number of parameters of the toy."""
@@ -284,6 +286,36 @@ ROSTER = {
     "FedDF-probs": Entry(
         partial(FedDF, max_steps=4, learning_rate=0.02, average="probs"),
         partial(oracle.feddf, steps=4, batch_size=128, eta=0.02, temperature=1.0, probs=True),
+        num_server=9,
+    ),
+    "FedDF-validated": Entry(
+        partial(
+            Algorithm,
+            aggregator=Members(WeightedMean()),
+            steps=(
+                Apply(),
+                Distillation(
+                    max_steps=9,
+                    batch_size=4,
+                    learning_rate=0.3,
+                    clip_norm=0.1,
+                    val_fraction=0.34,
+                    val_every_n_steps=2,
+                    patience=4,
+                ),
+            ),
+        ),
+        partial(
+            oracle.feddf,
+            steps=9,
+            batch_size=4,
+            eta=0.3,
+            temperature=1.0,
+            held_out=3,
+            every=2,
+            patience=4,
+            clip=0.1,
+        ),
         num_server=9,
     ),
     "FedKT": Entry(
