@@ -108,6 +108,28 @@ def test_every_method_goes_over_a_configuration(method: Path, lightning_fl: Run)
     assert re.search(r"^rounds +1$", lightning_fl(f"{files} {small(bases[0])} {brief}"), re.MULTILINE)
 
 
+PAPERS = yaml.safe_load((Path(__file__).parent / "support" / "paper_values.yaml").read_text())
+NO_VALUES = {"default_root_dir", "class_path", "network", "download", "algorithm", "partition"}
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_each_value_of_a_paper_names_its_source(paper: str) -> None:
+    """Check the values against the table, in both directions."""
+    found: dict[str, dict[str, list[Any]]] = {source: {} for source in PAPERS[paper]}
+    for path in (FOLDER / paper).rglob("*.yaml"):
+        for line in path.read_text().splitlines():
+            leaf = re.match(r" *(\w+): ([^#]+?)(?: # (printed|authors' code|ours)(:.*)?)?$", line)
+            if leaf is None or leaf[1] in NO_VALUES:
+                assert leaf or line.lstrip().startswith("#") or line.endswith(":"), f"{name_of(path)}: {line}"
+                continue
+            assert leaf[3], f"{name_of(path)}: {line.strip()!r} does not say where its value comes from"
+            values, value = found[leaf[3]].setdefault(leaf[1], []), yaml.safe_load(leaf[2])
+            values += [value] * (value not in values)
+    assert {source: {key: sorted(of, key=str) for key, of in by.items()} for source, by in found.items()} == {
+        source: {key: sorted(of, key=str) for key, of in by.items()} for source, by in PAPERS[paper].items()
+    }
+
+
 def trial(sweep: dict[str, Any]) -> list[str]:
     """Return the command line of a sweep's first trial, composed as W&B's agent does it."""
     utils = pytest.importorskip("wandb.sdk.launch.sweeps.utils", reason="needs W&B: pip install -e '.[wandb]'")
