@@ -1,4 +1,5 @@
-"""FedAvg: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017.
+"""FedAvg: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017
+(arXiv:1602.05629).
 
 client k:  y ← w;  y ← y − η ∇F_k(y; minibatch), E passes          rule: LocalOptimizer
            upload Δ_k = y − w                                      codec: Dense, exchange: OneShot

@@ -1,4 +1,6 @@
-"""FedDP: Yu et al., Federated Learning with Dynamic Pruning and Gradient Control, CCGrid 2023; gates after Gao et al., ICLR 2019.
+"""FedDP: Yu et al., Heterogeneous Federated Learning using Dynamic Model Pruning and Adaptive Gradient, CCGrid 2023
+(arXiv:2106.06921); gates after Gao et al., Dynamic Channel Pruning: Feature Boosting and Suppression, ICLR 2019
+(arXiv:1810.05331).
 
 client k:  w ← w,  w_g its own gates, at first the same for all clients
            every convolution l:  z_l = A_l pool(x_l) + a_l,  y_l = norm(conv(x_l)) ⊙ top-K(sigmoid z_l)

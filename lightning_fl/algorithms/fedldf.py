@@ -1,5 +1,5 @@
-"""FedLDF and its baselines: Wang et al., Communication-Efficient Model Aggregation with Layer Divergence Feedback in
-Federated Learning, IEEE Communications Letters 2024.
+"""FedLDF and its baselines: Wang et al., Communication-Efficient Model Aggregation with Layer Divergence Feedback in Federated
+Learning, IEEE Communications Letters 2024 (arXiv:2404.08324).
 
 client k:  trains as in FedAvg; δ_kl = ‖w_k^(l) − w^(l)‖₂ goes up       exchange: LayerDivergence
 server:    s_kl = 1 for the n clients with the largest δ_kl; goes down

@@ -1,4 +1,5 @@
-"""FedNova: Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization, NeurIPS 2020.
+"""FedNova: Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization, NeurIPS 2020
+(arXiv:2007.07481).
 
 client k:  trains with SGD, with or without momentum ρ;            rule: Normalised
            without:  y ← y − η (∇F_k(y) + μ(y − w))

@@ -1,4 +1,4 @@
-"""FedProx: Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020.
+"""FedProx: Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020 (arXiv:1812.06127).
 
 client k:  y ← y − η (∇F_k(y) + μ(y − w))                          rule: Proximal
 the rest is FedAvg

@@ -1,4 +1,5 @@
-"""SCAFFOLD: Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020, option II.
+"""SCAFFOLD: Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020
+(arXiv:1910.06378), option II.
 
 client k:  y ← y − η (∇F_k(y) − c_k + c)                           rule: ControlVariates
            c_k⁺ = c_k − c + (w − y)/(τη)

@@ -1,4 +1,4 @@
-"""The simulated clock: duration of a round on real clients (FedDUMAP: Liu et al., ACM TIST 2024, section 5).
+"""The simulated clock: duration of a round on real clients, as in the code of FedDUMAP's authors (Liu et al., 2024).
 
     seconds = computation + uplink volume / client bandwidth + downlink volume / server bandwidth
 

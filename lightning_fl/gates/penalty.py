@@ -1,4 +1,4 @@
-"""The lasso that makes gates sparse: L_g = λ Σ_l mean over the batch of ‖z_l‖₁, z before the sigmoid (FedDP, eq. 5).
+"""The lasso that makes gates sparse: L_g = λ Σ_l mean over the batch of ‖z_l‖₁, z before the sigmoid (FedDP).
 
 It is added to the loss that a training step returns. So every scaling of the loss (accumulation, mixed precision) also
 scales the lasso, and one backward pass computes both gradients.

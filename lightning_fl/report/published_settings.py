@@ -1,7 +1,7 @@
 """Settings behind the published numbers, and how a run's settings differ from them.
 
-`papers.yaml` contains the published ones of FedDUMAP (Liu et al., ACM TIST 2024) and FedAdam-SSM (2024). A setting that neither
-the paper nor its authors' code states, such as the minibatches of FedAdam-SSM, is not compared.
+`papers.yaml` contains the published ones of FedDUMAP (Liu et al., ACM TIST 2024) and FedAdam-SSM (Deng et al., 2024). A setting
+that neither the paper nor its authors' code states, such as the minibatches of FedAdam-SSM, is not compared.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Adam on the clients, as in section 2 of FedAdam-SSM: no bias correction, ε inside the root.
+"""Adam on the clients, as in section III-A (eq. 3-5) of FedAdam-SSM: no bias correction, ε inside the root.
 
 m ← β₁m + (1 − β₁)g;  v ← β₂v + (1 − β₂)g²;  y ← y − η m / √(v + ε)
 

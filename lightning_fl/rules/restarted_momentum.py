@@ -1,4 +1,4 @@
-"""Momentum on the client, restarted in every round (DeviceM; FedDUMAP: Liu et al., ACM TIST 2024, eq. 9-10)."""
+"""Momentum on the client, restarted in every round (DeviceM; FedDUMAP: Liu et al., ACM TIST 2024, eq. 11)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Optimisers on the server.
 
-- `Momentum`: ServerM; FedDUMAP: Liu et al., ACM TIST 2024, eq. 7-8; FedAvgM: Hsu et al., 2019.
+- `Momentum`: ServerM; FedDUMAP: Liu et al., ACM TIST 2024, eq. 8 and 12; FedAvgM: Hsu et al., 2019.
 - `Yogi`: Zaheer et al., Adaptive Methods for Nonconvex Optimization, NeurIPS 2018; Reddi et al., Adaptive Federated
   Optimization, ICLR 2021.
 - `MomentumInStages`: momentum that is applied after each of several steps, the two-stage FedDUM of the authors' code.

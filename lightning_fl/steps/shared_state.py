@@ -3,7 +3,7 @@
 - `ControlUpdate`: the server's control variate; SCAFFOLD: Karimireddy et al., ICML 2020.
 - `GradientMomentum`: the server of Mime and MimeLite; Karimireddy et al., Breaking the Centralized Barrier for Cross-Device
   Federated Learning, 2021.
-- `Moments`: the server's copies of Adam's moments; FedAdam, and FedAdam-SSM's section 2.
+- `Moments`: the server's copies of Adam's moments; FedAdam, and FedAdam-SSM's section III-A.
 - `SharedMomentum`: the momentum that server and clients share; FedDA: Jin et al., ICML 2022; MimeLite.
 """
 

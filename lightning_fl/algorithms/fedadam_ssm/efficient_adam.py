@@ -1,4 +1,4 @@
-"""Efficient-Adam: Chen et al., Efficient-Adam: Communication-Efficient Distributed Adam, 2022.
+"""Efficient-Adam: Chen et al., Efficient-Adam: Communication-Efficient Distributed Adam, 2022 (arXiv:2205.14473).
 
 client k:  L steps of Adam with its own moments                    rule: LocalAdam
            z = y − w + e;  upload Q(z);  e ← z − Q(z)              codec: ErrorFeedback of Quantiser or OneBit

@@ -1,4 +1,6 @@
-"""FedAdam and its sparse uploads: FedAdam-SSM (2024) and its baselines FedAdam-Top and Fairness-Top.
+"""FedAdam and its sparse uploads: Deng et al., Towards Communication-Efficient Federated Learning via Sparse and Aligned
+Adaptive Optimization (FedAdam-SSM), 2024 (arXiv:2405.17932), with its baselines FedAdam-Top and Fairness-Top, after FAB-top-k:
+Han et al., Adaptive Gradient Sparsification for Efficient Federated Learning, ICDCS 2020 (arXiv:2001.04756).
 
 client k:  (y, m, v) ← (w, M, V);  L steps of Adam                 rule: SharedAdam
            upload Δy, Δm, Δv                                       codec: Dense

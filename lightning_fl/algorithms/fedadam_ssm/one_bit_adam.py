@@ -1,4 +1,5 @@
-"""1-bit Adam: Tang et al., 1-bit Adam: Communication Efficient Large-Scale Training with Adam's Convergence Speed, ICML 2021.
+"""1-bit Adam: Tang et al., 1-bit Adam: Communication Efficient Large-Scale Training with Adam's Convergence Speed, ICML 2021
+(arXiv:2102.02888).
 
 first T_w rounds: FedAdam, 3 · 32 · d bits each way; then V is fixed, and
 

@@ -1,4 +1,5 @@
-"""Data sharing: Zhao et al., Federated Learning with Non-IID Data, 2018, as in FedDUMAP (Liu et al., ACM TIST 2024).
+"""Data sharing: Zhao et al., Federated Learning with Non-IID Data, 2018 (arXiv:1806.00582), as in FedDUMAP (Liu et al., ACM
+TIST 2024, doi:10.1145/3690648).
 
 before the first round: every client receives min(n_0, cap · Σ_k n_k) of the server's samples, drawn at random
 client k:  trains on its own and these samples; n_k counts both

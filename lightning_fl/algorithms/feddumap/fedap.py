@@ -1,5 +1,5 @@
-"""FedAP, FedDUAP and FedDUMAP: Liu et al., Efficient Federated Learning Using Dynamic Update and Adaptive Pruning with Momentum
-on Shared Server Data, ACM TIST 2024.
+"""FedAP, FedDUAP and FedDUMAP: Liu et al., Efficient Federated Learning Using Dynamic Update and Adaptive Pruning with
+Momentum on Shared Server Data, ACM TIST 2024 (doi:10.1145/3690648).
 
 before round T, once:  the server and all clients report p*_k, the pruning rate that their loss allows
                        p* = Σ_k a_k p*_k / Σ_k a_k,  a_k = n_k / (D(P_k) + ε)

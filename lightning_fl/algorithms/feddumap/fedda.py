@@ -1,5 +1,5 @@
-"""FedDA: Jin et al., Accelerated Federated Learning with Decoupled Adaptive Optimization, ICML 2022, with SGD and momentum; and
-FedDUDA: Liu et al., FedDUMAP, ACM TIST 2024.
+"""FedDA: Jin et al., Accelerated Federated Learning with Decoupled Adaptive Optimization, ICML 2022 (arXiv:2207.07223), with
+SGD and momentum; and FedDUDA of FedDUMAP (Liu et al., ACM TIST 2024, doi:10.1145/3690648).
 
 client k:  v = m;  v ← βv + (1 − β)g;  y ← y − ηv;  sends y − w, v − m         rule: DecoupledMomentum
            g on a minibatch, in the last r rounds on all samples of the client

@@ -1,4 +1,4 @@
-"""FedDF: Lin et al., Ensemble Distillation for Robust Model Fusion in Federated Learning, NeurIPS 2020.
+"""FedDF: Lin et al., Ensemble Distillation for Robust Model Fusion in Federated Learning, NeurIPS 2020 (arXiv:2006.07242).
 
 server:    w_h ← w + Σ_k n_k Δ_k / Σ_k n_k; the clients' models are kept         aggregator: Members of WeightedMean, step: Apply
            w ← w_h after Adam on KL(softmax(mean of the clients' logits) ‖ softmax(student's logits)),

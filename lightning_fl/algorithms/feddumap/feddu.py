@@ -1,5 +1,5 @@
 """FedDU and its variants: Liu et al., Efficient Federated Learning Using Dynamic Update and Adaptive Pruning with Momentum on
-Shared Server Data, ACM TIST 2024.
+Shared Server Data, ACM TIST 2024 (doi:10.1145/3690648).
 
 server:    w_h ← w + Σ_k n_k Δ_k / Σ_k n_k                                       step: Apply
            α = f'(acc(w_h)) · r · C · decay^t;  w_h ← w_h + α (w_s − w_h)        step: DynamicServerUpdate

@@ -1,4 +1,5 @@
-"""FedKT: Li et al., Practical One-Shot Federated Learning for Cross-Silo Setting, IJCAI 2021, without noise for privacy.
+"""FedKT: Li et al., Practical One-Shot Federated Learning for Cross-Silo Setting, IJCAI 2021 (arXiv:2010.01017), without noise
+for privacy.
 
 before the first round the server's inputs X go to every client, and
 client k:  s times: shuffles its samples and cuts them into t parts; a teacher learns from each part;

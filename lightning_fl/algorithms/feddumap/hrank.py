@@ -1,5 +1,5 @@
-"""FedAvg with HRank: Lin et al., HRank: Filter Pruning using High-Rank Feature Map, CVPR 2020, as FedDUMAP (Liu et al., ACM TIST
-2024) compares with it.
+"""FedAvg with HRank: Lin et al., HRank: Filter Pruning using High-Rank Feature Map, CVPR 2020 (arXiv:2002.10179), as FedDUMAP
+(Liu et al., ACM TIST 2024, doi:10.1145/3690648) compares with it.
 
 before round T, on the server's samples:
            r_j = mean over images of rank(ReLU(map_j))             callback: FilterPruning

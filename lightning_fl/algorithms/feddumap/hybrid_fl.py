@@ -1,4 +1,5 @@
-"""Hybrid-FL: Yoshida et al., Hybrid-FL for Wireless Networks, ICC 2020, as in FedDUMAP (Liu et al., ACM TIST 2024).
+"""Hybrid-FL: Yoshida et al., Hybrid-FL for Wireless Networks: Cooperative Learning Mechanism Using Non-IID Data, ICC 2020
+(arXiv:1905.07210), as in FedDUMAP (Liu et al., ACM TIST 2024, doi:10.1145/3690648).
 
 server:    w_s ← w after E local epochs on the server's n_0 samples
            w ← (Σ_k n_k w_k + n_0 w_s) / (Σ_k n_k + n_0)                         steps: Apply, ServerAsClient

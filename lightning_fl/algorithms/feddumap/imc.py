@@ -1,5 +1,5 @@
-"""FedAvg + IMC: Zhang et al., Validating the Lottery Ticket Hypothesis with Inertial Manifold Theory, NeurIPS 2021, as in
-FedDUMAP (Liu et al., ACM TIST 2024).
+"""FedAvg + IMC: Zhang et al., Validating the Lottery Ticket Hypothesis with Inertial Manifold Theory, NeurIPS 2021
+(openreview:h6EWbx5xTj7), as in FedDUMAP (Liu et al., ACM TIST 2024, doi:10.1145/3690648).
 
 before round T:  p* from the curvature of the loss on the server's samples, as in FedAP  callback: AdaptiveRate
                  𝒱 = the ⌈p* · R⌉-th smallest of the R magnitudes of all weights and biases, counted from 0

@@ -1,4 +1,4 @@
-"""Momentum on one side: the baselines ServerM and DeviceM of FedDUMAP (Liu et al., ACM TIST 2024).
+"""Momentum on one side: the baselines ServerM and DeviceM of FedDUMAP (Liu et al., ACM TIST 2024, doi:10.1145/3690648).
 
 ServerM    Δ = Σ_k n_k Δ_k / Σ_k n_k;  m ← βm + (1 − β)Δ;  w ← w + η_g m      steps: Apply, Momentum (or Yogi)
 DeviceM    v ← βv + (1 − β)g;  y ← y − ηv;  v = 0 at the start of a round      rule: RestartedMomentum

@@ -1,4 +1,5 @@
-"""FedAvg + PruneFL: Jiang et al., Model Pruning Enables Efficient Federated Learning on Edge Devices, IEEE TNNLS 2023.
+"""FedAvg + PruneFL: Jiang et al., Model Pruning Enables Efficient Federated Learning on Edge Devices, IEEE TNNLS 2023
+(arXiv:1909.12326).
 
 before the first round: the server trains on batches of its own under a mask μ that it reconfigures      step: Reconfiguration
 client k:  trains under μ;  Z_k ← Z_k + (Σ_steps g)² · (samples read), g of masked weights too            rule: SquaredGradients

@@ -1,7 +1,7 @@
 """Turn the pruning rates of many sources of data into a rate for each layer: the second part of FedAP.
 
 Liu et al., Efficient Federated Learning Using Dynamic Update and Adaptive Pruning with Momentum on Shared Server Data,
-ACM TIST 2024, equations (14) and (15):
+ACM TIST 2024, equation (15):
 
     p* = Σ_k a_k p*_k / Σ_k a_k,   a_k = n_k / (D(P_k) + ε)          D: the non-IID degree of the source's labels
     𝒱  = the ⌊R p*⌋-th smallest |v| of all R parameters
