@@ -1,5 +1,6 @@
 """Test that every number that a class takes is refused outside its range: infinite, not a number, or absurdly large."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import is_dataclass
 from inspect import isabstract
@@ -83,3 +84,67 @@ def answer(found: type, given: dict[str, Any]) -> str:
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "taken"
+
+
+def documented_range(found: type, name: str) -> str:
+    """Return the text about a parameter, from its class or a base class."""
+    for owner in found.__mro__:
+        for text in (owner.__dict__.get("__doc__"), getattr(owner.__dict__.get("__init__"), "__doc__", None)):
+            if said := re.search(
+                rf"^ +{name}: (.*?)(?=^ +\w+: |^ *\n|\Z)", (text or "") + "\n", re.MULTILINE | re.DOTALL
+            ):
+                return " ".join(said[1].split())
+    return ""
+
+
+INTERVAL = re.compile(r"in ([\[(])(\d[\d.]*), (\d[\d.]*)([\])])")
+LEAST, ABOVE = re.compile(r"(?:at least (\d+)|[A-Za-zτημλ_']+ ≥ (\d+))(?![.\d])"), re.compile(r"(?:above|>) 0(?![.\d])")
+
+
+def ends(text: str, is_whole: bool) -> tuple[list[float], list[float]]:
+    """Return values that a text allows, and values that it does not."""
+    step = 1 if is_whole else 0.25
+    if interval := INTERVAL.search(text):
+        low, high = float(interval[2]), float(interval[3])
+        allowed, refused = [(low + high) / 2] * (not is_whole), [low - step, high + step]
+        (allowed if interval[1] == "[" else refused).append(low)
+        (allowed if interval[4] == "]" else refused).append(high)
+        return allowed, refused
+    if least := LEAST.search(text):
+        lowest = float(least[1] or least[2])
+        return [lowest, lowest + 1], [lowest - step]
+    return ([step], [0.0, -step]) if ABOVE.search(text) else ([], [])
+
+
+def ranges() -> Iterator[Any]:
+    """Yield each number whose text states a range."""
+    for each in numbers():
+        found, name = each.values
+        hint = {**{n: p.annotation for n, p in parameters_of(found).items()}, **get_type_hints(found)}.get(name)
+        kinds = {hint, *get_args(hint)}
+        if {int, float} <= kinds:  # a count or a fraction
+            continue
+        is_whole = float not in kinds
+        allowed, refused = ends(documented_range(found, name), is_whole)
+        if refused:
+            yield pytest.param(found, name, allowed, refused, is_whole, id=each.id)
+
+
+@pytest.mark.parametrize(("found", "name", "allowed", "refused", "is_whole"), [*ranges()])
+def test_the_documented_range_is_the_allowed_one(
+    found: type, name: str, allowed: list[float], refused: list[float], is_whole: bool, tmp_path: Any
+) -> None:
+    """Check the ends of the range that the documentation states, and values just outside."""
+    given = {"default_root_dir": tmp_path, "accelerator": "cpu"} if found is FederatedTrainer else {}
+    given |= GIVEN.get(found.__name__, {})
+    given |= (
+        {"rate_mode": "fixed"}
+        if name == "rate" and found.__name__ not in ("IMC", "HRank") and "rate_mode" in parameters_of(found)
+        else {}
+    )
+    number = int if is_whole else float
+    for value in allowed:
+        said = answer(found, {**given, name: number(value)})
+        assert said == "taken" or name not in said, f"{value} of {name} is refused: {said}"
+    for value in refused:
+        assert answer(found, {**given, name: number(value)}).startswith("UserError: "), f"{value} is taken"

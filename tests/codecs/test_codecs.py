@@ -1,6 +1,7 @@
 """Test every codec: its size is as stated, decoding inverts packing, and the loss is within the theory."""
 
 from math import ceil
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis.extra.numpy import arrays
 from torch import Tensor
 
 from lightning_fl.codecs import Changes, Dense, ErrorFeedback, FairTopK, Followed, OneBit, Quantiser, SharedTopK, TopK
-from lightning_fl.slots import Codec, Message, Payload, Setting
+from lightning_fl.slots import Codec, Message, Payload, Setting, State
 from lightning_fl.vectors import top_k as selection
 from lightning_fl.vectors.bit_packing import bit_width, pack, unpack
 from lightning_fl.vectors.layout import Layout
@@ -270,6 +271,40 @@ def test_error_feedback_telescopes(codec: Codec, rounds: list[np.ndarray]) -> No
         scale = max(float(np.abs(x).max()) for x in rounds) ** 2 + 1
         assert torch.allclose(sent[name] + left, total, rtol=0, atol=1e-12 * scale)
         assert (f"residual/{name}" in memory) == codec.is_lossy_for(name)
+
+
+@pytest.mark.parametrize("exponent", [0, 1, 2, 5, 16, 23])
+def test_an_index_has_as_many_bits_as_the_largest_needs(exponent: int) -> None:
+    """Check ⌈log2 d⌉ at and around the powers of two, where rounding decides."""
+    assert bit_width(2**exponent) == exponent
+    assert bit_width(2**exponent + 1) == exponent + 1
+    assert bit_width(0) == 0
+
+
+@each_codec
+def test_what_a_codec_may_lose_is_what_it_loses(codec: Codec) -> None:
+    message = {
+        name: torch.randn(50, generator=torch.Generator().manual_seed(seed))
+        for seed, name in enumerate(("model", "moments/first", "moments/second", "buffers", "scalars/steps"))
+    }
+    sent = through(codec, message)
+    for name, x in message.items():
+        assert codec.is_lossy_for(name) == (not torch.equal(sent[name], x)), name
+
+
+class Counting(Dense):
+    """Codec that counts its uploads in the client's memory."""
+
+    def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Any, State]:
+        payload, _ = super().encode(message, {}, setting)
+        return payload, {"uploads": memory.get("uploads", torch.zeros(1)) + 1}
+
+
+def test_error_feedback_keeps_the_memory_of_its_codec() -> None:
+    memory: State = {}
+    for _ in range(3):
+        _, memory = ErrorFeedback(Counting()).encode({"model": torch.ones(6)}, memory, setting_of(6))
+    assert {name: x.tolist() for name, x in memory.items()} == {"uploads": [3.0]}
 
 
 @each_codec
