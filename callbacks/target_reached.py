@@ -50,19 +50,23 @@ class TargetReached(Callback):
         self.stop = stop
         self.reached: dict[str, float] | None = None
         self._seen = False
-        self._validated = False
+        self._validated = self._tested = False
         self._watched = monitor
         self._falls = mode == "min"
 
     def on_fit_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Forget the metric of an earlier training."""
-        self._watched, self._validated = None, False
+        self._watched, self._validated, self._tested = None, False, False
         if self.monitor is not None:
             self._watch(self.monitor, falls(self.monitor))
 
     def on_validation_end(self, trainer: Any, pl_module: LightningModule) -> None:
         """Note that the metrics of a validation are available."""
         self._validated = not trainer.sanity_checking
+
+    def on_test_end(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Note that the metrics of a test are available, which a federation may measure after some rounds."""
+        self._tested = not trainer.sanity_checking
 
     def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Check the metric's name after the first validated epoch, when all of its metrics are logged.
@@ -71,7 +75,8 @@ class TargetReached(Callback):
             UserError: the metric is not logged; the sentence names the nearest one.
         """
         names = trainer.callback_metrics.keys()
-        if not self._validated or self._watched in names:
+        awaits_test = getattr(trainer, "test_every_n_rounds", None) is not None and not self._tested
+        if not self._validated or awaits_test or self._watched in names:
             return
         require(
             self._watched is not None,

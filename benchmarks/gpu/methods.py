@@ -117,7 +117,7 @@ def two_rounds(name: str, runner: str, device: str) -> Outcome:
         batch_size=4,
         client_fraction=0.8,
         server_fraction=0.2,
-        partition=Dirichlet(1.0, balanced=False, min_samples=6),
+        partition=Dirichlet(1.0, skip_full_clients=False, min_samples=6),
     )
     trainer = quiet_trainer(device, max_rounds=2, clients_per_round=3, local_epochs=1, runner=runner)
     start = _numbers(module)

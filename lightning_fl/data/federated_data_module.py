@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from lightning_fl.checks import LARGEST_SEED, check_between, check_whole, whole_share
+from lightning_fl.data.descriptions import describe_split, settings_in_one_line
 from lightning_fl.data.non_iid_degree import label_histograms, non_iid_degree
 from lightning_fl.data.partition import IID, Partition, cut, require_enough
 from lightning_fl.data.samples.loaders import SampleLoader
@@ -235,21 +236,12 @@ class FederatedDataModule(L.LightningDataModule, ABC):
 
     def description(self) -> str:
         """Describe the split in one line."""
-        unit = "samples" if self.in_channels is None else "images"
-        each = "-".join(f"{size:,}" for size in sorted({self.client_sizes.min(), self.client_sizes.max()}))
-        clients = f"{self.num_clients:,} clients by {self.partition}, {each} each"
-        server = f"{len(self.server_indices):,} server {unit}" if len(self.server_indices) else "no server data"
-        if self.label_histograms is not None and self.server_histogram is not None:
-            pooled = self.label_histograms.sum(0)
-            num_held = (self.label_histograms > 0).sum(1).mean()
-            degree = non_iid_degree(self.label_histograms, pooled).mean()
-            clients += f" ({num_held:.1f} of {self.num_classes} classes per client, non-IID degree {degree:.2f})"
-            if len(self.server_indices):
-                server += f" (non-IID degree {non_iid_degree(self.server_histogram, pooled):.2g})"
-        num_held_out = sum(map(len, self.client_val_indices))
-        clients += f"; {num_held_out:,} held out for validation" if num_held_out else ""
-        test = "test data as given" if self.test is None else f"{len(self.test):,} test {unit}"
-        return f"{type(self).__name__}: {self.client_sizes.sum():,} training {unit} over {clients}; {server}; {test}."
+        return describe_split(self)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({settings_in_one_line(self)})"
+
+    __str__ = __repr__  # Lightning's own calls all loaders, which read the data
 
     def _rng(self, purpose: int) -> np.random.Generator:
         return np.random.default_rng([self.seed, purpose])

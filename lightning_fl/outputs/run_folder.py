@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lightning_fl.errors import UserError
 from lightning_fl.outputs.files import writing
@@ -32,6 +32,19 @@ DAMAGED = "metrics-damaged.csv"
 FILES = (METRICS, DAMAGED, COMMUNICATION, HPARAMS, CONFIG, EXPORT, LAST.parent)
 WRITTEN = (METRICS, COMMUNICATION, HPARAMS, CONFIG, EXPORT, LAST, LAST.with_name("previous.ckpt"))
 """Files that a run writes."""
+
+RENAMED = {"data.partition.balanced": "data.partition.skip_full_clients"}
+"""Settings that configurations and checkpoints may contain under an earlier name, by that name."""
+
+
+def with_present_names(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings by their present names; one given under its earlier name replaces the default under the present one.
+
+    >>> with_present_names({"data.partition.skip_full_clients": True, "data.partition.balanced": False})
+    {'data.partition.skip_full_clients': False}
+    """
+    renamed = {RENAMED[name]: value for name, value in settings.items() if name in RENAMED and value is not None}
+    return {name: value for name, value in settings.items() if name not in RENAMED} | renamed
 
 
 class RunFolder:

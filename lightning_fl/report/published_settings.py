@@ -143,8 +143,9 @@ def _partition(given: Settings) -> str:
     name = given.get("data.partition", "unknown partition")
     option = {"Shards": "shards_per_client", "Dirichlet": "alpha"}.get(name)
     number = given.get(f"data.partition.{option}")
-    uneven = ", not balanced" if name == "Dirichlet" and given.get("data.partition.balanced") is False else ""
-    return str(name) if number is None else f"{name}({shown(number)}{uneven})"
+    plain = given.get("data.partition.skip_full_clients") is False
+    skipping = ", full clients not skipped" if name == "Dirichlet" and plain else ""
+    return str(name) if number is None else f"{name}({shown(number)}{skipping})"
 
 
 def _equal(wanted: Any, own: Any) -> bool:

@@ -15,7 +15,7 @@ import yaml
 
 from lightning_fl.errors import UserError, nearest, require
 from lightning_fl.outputs.communication_json import Bits, read_communication, read_metric
-from lightning_fl.outputs.run_folder import COMMUNICATION, HPARAMS, LAST, METRICS, configs_of_legs
+from lightning_fl.outputs.run_folder import COMMUNICATION, HPARAMS, LAST, METRICS, configs_of_legs, with_present_names
 from lightning_fl.outputs.units import KINDS
 from lightning_fl.report.smoothing import Floats
 
@@ -165,7 +165,8 @@ def _read_settings(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
             problems.append(f"its {path.name} is not valid YAML and is ignored")
             continue
         if isinstance(content, dict):
-            found.append(flatten(content if configs else {"algorithm": content.get("algorithm"), "model": content}))
+            given = content if configs else {"algorithm": content.get("algorithm"), "model": content}
+            found.append(with_present_names(flatten(given)))
     return found, problems
 
 

@@ -1,20 +1,31 @@
-"""Validation, test or prediction outside `fit`: a checkpoint's model or the current one, on all loaders of a stage."""
+"""Validation, test and prediction: between the rounds of a `fit`, or outside it with a checkpoint's model or the current one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from lightning.pytorch import LightningModule
+from lightning.pytorch.callbacks import WeightAveraging
+from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
+from lightning.pytorch.utilities.seed import isolate_rng
 
+from lightning_fl.data import FederatedDataModule
+from lightning_fl.data.descriptions import describe_loader, have_same_samples
 from lightning_fl.errors import UserError, require
+from lightning_fl.federation.round import Federation
 from lightning_fl.outputs import checkpoint_file
 from lightning_fl.server.evaluation import as_loaders, evaluate, is_sequential, num_batches
 from lightning_fl.server.validation import ModelValidation, owned_by_clients
+from lightning_fl.state.run_state import VALIDATION
 from lightning_fl.state.saved_states import read_states
 from lightning_fl.trainer import checkpointing
 from lightning_fl.trainer.lightning_interface import TrainerInterface
+from lightning_fl.trainer.lightning_parts import check_monitors
 from lightning_fl.trainer.run_metric import settle_metric
 
 
@@ -71,17 +82,27 @@ def _without_other_loaders(averages: dict[str, float], suffix: str) -> dict[str,
 
 
 def evaluate_with_method(
-    trainer: TrainerInterface, validation: ModelValidation
+    trainer: TrainerInterface, validation: ModelValidation, known: Collection[str] = ()
 ) -> tuple[dict[str, float], list[list[Any]]]:
     """Evaluate the model that the flat module holds, publish the averages, and return them and the outputs of each loader.
 
     In validation and test the method adds values of its own to the averages.
+
+    Args:
+        trainer: trainer in a session.
+        validation: model and data.
+        known: names that the round has logged already, which a method's values do not replace.
+
+    Raises:
+        UserError: in a fit, the test logs a name that the round has logged already.
     """
     of_method = {} if validation.stage == "predict" else trainer.algorithm.validate(validation)
+    of_method = {name: value for name, value in of_method.items() if name not in known}
 
     def publish(averages: dict[str, float]) -> None:
-        if trainer.fitting:
+        if trainer.fitting and validation.stage == "validation":
             settle_metric(trainer, averages, is_all=False)
+        _refuse_same_names(validation.module, averages, known)
         trainer.publish(averages | of_method)
 
     averages, outputs = evaluate(
@@ -93,3 +114,177 @@ def evaluate_with_method(
         publish,
     )
     return averages | of_method, outputs
+
+
+def _refuse_same_names(module: LightningModule, tested: Iterable[str], known: Collection[str]) -> None:
+    same = [name for name in tested if name in known]
+    require(
+        not same,
+        f"{type(module).__name__}.test_step logs {', '.join(map(repr, same))}, which a round logs already, so that one column "
+        "would contain two values: log another name in test_step, such as test/accuracy.",
+    )
+
+
+class RoundEvaluation:
+    """Validation, and test if `test_every_n_rounds` is given, of the server's model after the rounds of a fit.
+
+    Attributes:
+        tested: names that the module has logged in a test; None before the first.
+    """
+
+    def __init__(self, trainer: TrainerInterface, data: FederatedDataModule) -> None:
+        """Find the loaders of both stages, and say on what they measure.
+
+        Args:
+            trainer: trainer in a fit.
+            data: data as the clients hold them.
+
+        Raises:
+            UserError: `test_every_n_rounds` is given, but there is nothing to test, or it would measure the validation again.
+        """
+        self.trainer = trainer
+        self.tested: set[str] | None = None
+        self._validated: set[str] = set()
+        self.loaders = {"validation": as_loaders(None), "test": as_loaders(None)}
+        if is_overridden("validation_step", trainer.lightning_module):
+            trainer.val_dataloaders = data.val_dataloader()
+            self.loaders["validation"] = as_loaders(trainer.val_dataloaders)
+        trainer.num_val_batches = num_batches(self.loaders["validation"], trainer.limits["limit_val_batches"])
+        if trainer.test_every_n_rounds is not None:
+            self._load_test_data(data)
+        rank_zero_info(self._description(data))
+
+    def _load_test_data(self, data: FederatedDataModule) -> None:
+        trainer, module = self.trainer, self.trainer.lightning_module
+        flag, limit = f"test_every_n_rounds is {trainer.test_every_n_rounds}", trainer.limits["limit_test_batches"]
+        require(
+            is_overridden("test_step", module),
+            f"{flag}, but {type(module).__name__} has no test_step: write one, or leave test_every_n_rounds out.",
+        )
+        trainer.test_dataloaders = data.test_dataloader()
+        self.loaders["test"] = as_loaders(trainer.test_dataloaders)
+        trainer.num_test_batches = num_batches(self.loaders["test"], limit)
+        require(
+            sum(trainer.num_test_batches) > 0,
+            f"{flag}, but there is no batch to test on: "
+            + ("limit_test_batches is 0." if limit == 0 else f"{type(data).__name__} has no test data."),
+        )
+        require(
+            not trainer.enable_validation or not have_same_samples(*self.loaders.values()),
+            f"{flag}, but val/… is measured on the test data, too: hold out training samples for it, as with "
+            "data.val_fraction 0.1, or leave test_every_n_rounds out.",
+        )
+
+    def _description(self, data: FederatedDataModule) -> str:
+        """Say in one line what validation and test are measured on."""
+        trainer, module = self.trainer, type(self.trainer.lightning_module).__name__
+        every = trainer.test_every_n_rounds
+        tested = ""
+        if every is not None:
+            on = describe_loader(data, self.loaders["test"], trainer.num_test_batches)
+            rounds = "round" if every == 1 else f"{every} rounds"
+            tested = f"test/… on {on}, every {rounds}{' and after the last' if every > 1 else ''}"
+        if not trainer.enable_validation:
+            has_step = is_overridden("validation_step", trainer.lightning_module)
+            why = "there is no batch to validate on" if has_step else f"{module} has no validation_step"
+            return f"Nothing is measured as val/…, because {why}{f'; {tested}' if tested else ''}."
+        on = describe_loader(data, self.loaders["validation"], trainer.num_val_batches)
+        hint = "" if "test" not in on else "; data.val_fraction holds out training samples for it instead"
+        return f"val/… is measured on {on}{f', {tested}' if tested else hint}."
+
+    def sanity_check(self) -> None:
+        """Run a few batches of both stages before training, so that an error in them does not cost a round."""
+        trainer, steps = self.trainer, self.trainer.num_sanity_val_steps
+
+        def some(counts: Collection[int | float]) -> list[int | float]:
+            return [count if steps == -1 else min(count, steps) for count in counts]
+
+        trainer.num_sanity_val_batches = some(trainer.num_val_batches)
+        to_test = some(trainer.num_test_batches) if trainer.test_every_n_rounds is not None else []
+        if not sum(trainer.num_sanity_val_batches) + sum(to_test):
+            return
+        trainer.state.stage = RunningStage.SANITY_CHECKING
+        trainer.hooks.call("on_sanity_check_start")
+
+        def check_validated(averages: dict[str, float]) -> None:
+            self._validated |= averages.keys()
+            check_monitors(trainer.callbacks, averages)
+            settle_metric(trainer, averages, is_all=False)
+
+        def check_tested(averages: dict[str, float]) -> None:
+            self.tested = set(averages)
+            _refuse_same_names(trainer.lightning_module, averages, self._validated)
+
+        checks = {"validation": check_validated, "test": check_tested}
+        for stage, limits in (("validation", trainer.num_sanity_val_batches), ("test", to_test)):
+            if sum(limits):
+                with _as_between_rounds(trainer, stage):
+                    evaluate(
+                        trainer.active_module,
+                        stage,
+                        self.loaders[stage],
+                        limits,
+                        trainer.inference_mode,
+                        checks[stage],
+                    )
+        trainer.hooks.call("on_sanity_check_end")
+        trainer.state.stage = RunningStage.TRAINING
+
+    def validate(self, federation: Federation) -> dict[str, float]:
+        """Validate at the end of a round."""
+        trainer = self.trainer
+        trainer.state.stage = RunningStage.VALIDATING
+        trainer.hooks.call("on_validation_model_zero_grad")
+        validation = ModelValidation(
+            trainer.active_module,
+            trainer.data,
+            "validation",
+            self.loaders["validation"],
+            trainer.limits["limit_val_batches"],
+            trainer.run.clients,
+            federation.setting,
+            federation.population.cohort_size,
+            trainer.run.random(VALIDATION),
+        )
+        averages, _ = evaluate_with_method(trainer, validation)
+        self._validated |= averages.keys()
+        trainer.state.stage = RunningStage.TRAINING
+        return averages
+
+    def test(self, record: Mapping[str, float]) -> dict[str, float]:
+        """Test at the end of a round, as `FederatedTrainer.test` would test a checkpoint of it; return new values.
+
+        Args:
+            record: values of the round so far.
+        """
+        trainer, flat_module = self.trainer, self.trainer.active_module
+        trainer.state.stage = RunningStage.TESTING
+        validation = ModelValidation(
+            flat_module,
+            trainer.data,
+            "test",
+            self.loaders["test"],
+            trainer.limits["limit_test_batches"],
+            owned_by_clients(flat_module, trainer.run.clients),
+        )
+        with _as_between_rounds(trainer, "test"):
+            averages, _ = evaluate_with_method(trainer, validation, self._validated | record.keys())
+        self.tested = set(averages)
+        trainer.state.stage = RunningStage.TRAINING
+        return averages
+
+
+@contextmanager
+def _as_between_rounds(trainer: TrainerInterface, stage: str) -> Iterator[None]:
+    """Let a test draw no random number of the training, and measure averaged weights if a callback averages them."""
+    if stage != "test":
+        yield
+        return
+    # Lightning swaps averaged weights in for validation only, because it tests a checkpoint, which contains them.
+    averaging = [callback for callback in trainer.callbacks if isinstance(callback, WeightAveraging)]
+    with isolate_rng():
+        for callback in averaging:
+            callback.on_validation_epoch_start(trainer, trainer.lightning_module)  # type: ignore[arg-type]
+        yield
+        for callback in averaging:
+            callback.on_validation_epoch_end(trainer, trainer.lightning_module)  # type: ignore[arg-type]

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from lightning.pytorch.trainer.states import RunningStage
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lightning_fl.clients.hooks import check_watched
@@ -27,16 +26,13 @@ from lightning_fl.outputs.metrics_csv import RoundCSVLogger
 from lightning_fl.outputs.run_folder import EXPORT, LAST, RunFolder
 from lightning_fl.processes import gather_objects
 from lightning_fl.pruning import masks_of
-from lightning_fl.server.evaluation import as_loaders, evaluate, num_batches
-from lightning_fl.server.validation import ModelValidation
-from lightning_fl.state.run_state import SERVER, VALIDATION
+from lightning_fl.state.run_state import SERVER
 from lightning_fl.state.saved_states import SavedStates
 from lightning_fl.state.settings import settings_of
 from lightning_fl.trainer import checkpointing
 from lightning_fl.trainer.build_federation import assemble, keep_client_states
-from lightning_fl.trainer.evaluation_loop import evaluate_with_method
+from lightning_fl.trainer.evaluation_loop import RoundEvaluation
 from lightning_fl.trainer.lightning_interface import TrainerInterface
-from lightning_fl.trainer.lightning_parts import check_monitors
 from lightning_fl.trainer.run_metric import kept_metric, say_given_metric, settle_metric
 
 
@@ -44,11 +40,12 @@ class FitLoop:
     """Run a trainer's federation round by round.
 
     Attributes:
-        federation: trains the rounds; set by `start`, as are `folder` and `saved_states`.
+        federation: trains the rounds; set by `start`, as are `folder`, `saved_states` and `evaluation`.
         before_round: state of the run before the current round, None between rounds; a checkpoint saved in the middle of
             a round contains this state.
         folder: folder that the fit writes to.
         saved_states: files of clients' states that `last.ckpt` refers to.
+        evaluation: validates and tests after rounds.
         rows: logged rows, those of the rounds before a resumption first.
         epoch_loop: the attributes of Lightning's own loop that stock callbacks read.
         val_loop: the same of its validation loop: `_has_run` is True once a round has been validated.
@@ -57,6 +54,7 @@ class FitLoop:
     federation: Federation
     folder: RunFolder
     saved_states: SavedStates
+    evaluation: RoundEvaluation
 
     def __init__(self, trainer: TrainerInterface) -> None:
         self.trainer = trainer
@@ -66,7 +64,6 @@ class FitLoop:
         self._knows_metrics = False
         self._unwritten: tuple[int, Bits] | None = None
         self._next_write = 0.0
-        self._val_loaders = as_loaders(None)
         self.epoch_loop = SimpleNamespace(
             _should_check_val_epoch=lambda: trainer.validates_this_round,
             val_loop=self.val_loop,
@@ -76,7 +73,7 @@ class FitLoop:
 
     def start(self) -> None:
         """Build the federation, and find the validation loaders."""
-        trainer, flat_module = self.trainer, self.trainer.active_module
+        trainer = self.trainer
         self.val_loop._has_run = self._knows_metrics = False
         self.before_round = None
         self.folder = RunFolder(
@@ -85,13 +82,10 @@ class FitLoop:
         self.federation = assemble(trainer)
         data = self.federation.data
         trainer.settings = settings_of(trainer, data)
-        if is_overridden("validation_step", flat_module.module):
-            trainer.val_dataloaders = data.val_dataloader()
-            self._val_loaders = as_loaders(trainer.val_dataloaders)
-        trainer.num_val_batches = num_batches(self._val_loaders, trainer.limits["limit_val_batches"])
         keep_client_states(trainer)
         self.saved_states = self._new_saved_states()
         rank_zero_info(data.description())
+        self.evaluation = RoundEvaluation(trainer, data)
         say_given_metric(trainer)
         num_clients, num_ranks = self.federation.population.cohort_size, trainer.world_size
         if 0 < num_clients < num_ranks:
@@ -116,7 +110,7 @@ class FitLoop:
         self.folder.begin(run.round, num_rows)
         self.rows = self.folder.earlier_rows()
         trainer.hooks.call("on_fit_start")
-        self._sanity_check()
+        self.evaluation.sanity_check()
         hyperparameters = {**trainer.lightning_module.hparams_initial, "algorithm": trainer.algorithm.name}
         tell(trainer, lambda logger: logger.log_hyperparams(hyperparameters))
         trainer.hooks.call("on_train_start")
@@ -169,8 +163,12 @@ class FitLoop:
         trainer.publish({**record, "time/simulated_seconds": run.simulated_seconds})
         trainer.hooks.after_round(trainer.round_batches)
         if trainer.validates_this_round and trainer.enable_validation:
+            self.val_loop._has_run = True
             with trainer.profiler.profile("validate"):
-                record |= self._validate()
+                record |= self.evaluation.validate(self.federation)
+        if trainer.test_every_n_rounds is not None and self._is_due(trainer.test_every_n_rounds):
+            with trainer.profiler.profile("test"):
+                record |= self.evaluation.test(record)
         trainer.hooks.call("on_train_epoch_end", monitoring=False)
         follow_pruning.follow(self.federation)
         self.federation.charge_queries()
@@ -190,12 +188,14 @@ class FitLoop:
     def _check_names(self, record: dict[str, float]) -> None:
         """Check what callbacks and the user watch, once the names of all metrics are known."""
         trainer = self.trainer
-        if self._knows_metrics or (trainer.enable_validation and not self.val_loop._has_run):
+        tested = self.evaluation.tested
+        awaits_test = trainer.test_every_n_rounds is not None and tested is None
+        if self._knows_metrics or awaits_test or (trainer.enable_validation and not self.val_loop._has_run):
             return
         self._knows_metrics = True
-        settle_metric(trainer, record, is_all=True)
+        settle_metric(trainer, record, is_all=True, tested=tested or ())
         if self.val_loop._has_run:
-            check_watched(trainer.callbacks, trainer.callback_metrics)
+            check_watched(trainer.callbacks, {*trainer.callback_metrics, *(tested or ())})
 
     def renew_folder(self) -> None:
         """Make the run's folder again if it was deleted; all clients' states are then written again."""
@@ -227,52 +227,6 @@ class FitLoop:
             if run.mask is None or not torch.equal(mask, run.mask):
                 self.federation.set_mask(mask)
         self.federation.charge_queries()
-
-    def _validate(self) -> dict[str, float]:
-        """Validate at the end of a round."""
-        trainer = self.trainer
-        trainer.state.stage = RunningStage.VALIDATING
-        trainer.hooks.call("on_validation_model_zero_grad")
-        self.val_loop._has_run = True
-        federation = self.federation
-        validation = ModelValidation(
-            trainer.active_module,
-            trainer.data,
-            "validation",
-            self._val_loaders,
-            trainer.limits["limit_val_batches"],
-            trainer.run.clients,
-            federation.setting,
-            federation.population.cohort_size,
-            trainer.run.random(VALIDATION),
-        )
-        averages, _ = evaluate_with_method(trainer, validation)
-        trainer.state.stage = RunningStage.TRAINING
-        return averages
-
-    def _sanity_check(self) -> None:
-        """Run a few validation batches before training, so that an error in them does not cost a round."""
-        trainer, steps = self.trainer, self.trainer.num_sanity_val_steps
-        limits = [count if steps == -1 else min(count, steps) for count in trainer.num_val_batches]
-        trainer.num_sanity_val_batches = limits
-        if not sum(limits):
-            return
-        trainer.state.stage = RunningStage.SANITY_CHECKING
-        trainer.hooks.call("on_sanity_check_start")
-        evaluate(
-            trainer.active_module,
-            "validation",
-            self._val_loaders,
-            limits,
-            trainer.inference_mode,
-            self._check_validated_names,
-        )
-        trainer.hooks.call("on_sanity_check_end")
-        trainer.state.stage = RunningStage.TRAINING
-
-    def _check_validated_names(self, averages: dict[str, float]) -> None:
-        check_monitors(self.trainer.callbacks, averages)
-        settle_metric(self.trainer, averages, is_all=False)
 
     def _log(self, record: dict[str, float]) -> None:
         """Send one row to every logger."""

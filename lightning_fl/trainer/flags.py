@@ -43,6 +43,7 @@ class TrainerFlags:
         "limit_train_batches",
         "limit_val_batches",
         "val_every_n_rounds",
+        "test_every_n_rounds",
         "dropout_rate",
         "straggler_rate",
         "accumulate_grad_batches",
@@ -68,6 +69,7 @@ class TrainerFlags:
         metric: str | None = None,
         metric_mode: Literal["max", "min"] | None = None,
         val_every_n_rounds: int = 1,
+        test_every_n_rounds: int | None = None,
         log_every_n_rounds: int = 1,
         checkpoint_every_n_rounds: int = 1,
         dropout_rate: float = 0.0,
@@ -120,6 +122,8 @@ class TrainerFlags:
             metric_mode: `max` if higher values of the given metric are better, `min` if lower ones are; if not given, lower is
                 better for the names of losses and errors.
             val_every_n_rounds: Validate after every n-th round and after the last.
+            test_every_n_rounds: Measure the test set, too, as test/…, after every n-th round and after the last; needs validation
+                on other samples, as with data.val_fraction.
             log_every_n_rounds: Log a row after every n-th round and after the last.
             checkpoint_every_n_rounds: Save checkpoints/last.ckpt after every n-th round and after the last.
             dropout_rate: Probability in [0, 1) that a selected client receives the model but sends nothing back.
@@ -172,6 +176,7 @@ class TrainerFlags:
         self.client_optimizer = client_optimizer
         self.metric, self.metric_mode = self.given_metric = metric, metric_mode
         self.val_every_n_rounds = val_every_n_rounds
+        self.test_every_n_rounds = test_every_n_rounds
         self.log_every_n_rounds = log_every_n_rounds
         self.checkpoint_every_n_rounds = checkpoint_every_n_rounds
         self.dropout_rate = dropout_rate
@@ -244,7 +249,7 @@ class TrainerFlags:
             "accumulate_grad_batches",
         ):
             check_whole(name, getattr(self, name), 1)
-        for name in ("local_epochs", "local_steps", "clients_at_once", "threads"):
+        for name in ("local_epochs", "local_steps", "test_every_n_rounds", "clients_at_once", "threads"):
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name), 1)
         check_between("dropout_rate", self.dropout_rate, 0, 1, "[)")

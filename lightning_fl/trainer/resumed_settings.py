@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lightning_fl.errors import UserError
+from lightning_fl.outputs.run_folder import with_present_names
 from lightning_fl.state.settings import SAMPLES, Change, RunSettings
 from lightning_fl.trainer.lightning_interface import TrainerInterface
 
@@ -60,7 +61,7 @@ def changes_since(trainer: TrainerInterface, checkpoint: Mapping[str, Any], path
 def earlier_settings(saved: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings in the federation of a checkpoint; earlier versions saved only a few."""
     if "settings" in saved:
-        return saved["settings"]
+        return with_present_names(saved["settings"])
     return {
         "data.num_clients": saved["num_clients"],
         "trainer.client_optimizer": saved.get("client_optimizer", "module"),

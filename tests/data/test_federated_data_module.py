@@ -16,12 +16,15 @@ from lightning_fl.data import (
     Arrays,
     Digits,
     Dirichlet,
+    Federated,
     FederatedDataModule,
     ImageDataModule,
     Shards,
     TensorSamples,
+    label_histograms,
     non_iid_degree,
 )
+from lightning_fl.data.descriptions import degree_of_random_draws
 from lightning_fl.errors import UserError
 
 NUM_TRAIN, NUM_TEST = 600, 100
@@ -195,10 +198,39 @@ def test_description_is_one_line_of_facts() -> None:
     degrees = non_iid_degree(module.label_histograms, module.label_histograms.sum(0))
     server_degree = non_iid_degree(module.server_histogram, module.label_histograms.sum(0))
     assert module.description() == (
-        "Arrays: 270 training samples over 10 clients by IID(), 27 each (5.0 of 5 classes per client, "
-        f"non-IID degree {degrees.mean():.2f}); 30 held out for validation; 30 server samples "
+        "Arrays: 270 training samples over 10 clients by IID(), 27 each (5.0 of 5 classes per client; "
+        f"non-IID degree {degrees.mean():.2f}, where 0 means the same shares of classes everywhere, and random draws of these "
+        f"sizes give {degree_of_random_draws(module.label_histograms):.2f}); 30 held out for validation; 30 server samples "
         f"(non-IID degree {server_degree:.2g}); 100 test samples."
     )
+
+
+@pytest.mark.parametrize(("num_clients", "size"), [(100, 13), (5, 300)])
+def test_random_draws_have_the_degree_of_iid_clients(num_clients: int, size: int) -> None:
+    """Compare the estimate with IID partitions of many seeds."""
+    labels = np.arange(num_clients * size) % 10
+    degrees = []
+    for seed in range(40):
+        parts = IID()(labels, num_clients, np.random.default_rng(seed))
+        counts = label_histograms(labels, parts, 10)
+        degrees.append(non_iid_degree(counts, counts.sum(0)).mean())
+    assert degree_of_random_draws(counts) == pytest.approx(np.mean(degrees), rel=0.1)
+
+
+def test_data_show_their_settings_in_one_line() -> None:
+    data = Digits(num_clients=20, partition=Shards(3), val_fraction=0.1, normalize=True)
+    assert (
+        repr(data) == "Digits(num_clients=20, partition=Shards(shards_per_client=3), normalize=True, val_fraction=0.1)"
+    )
+    assert repr(data) == str(data)
+    assert repr(Digits()) == "Digits(num_clients=100, partition=IID())"
+    x = torch.randn(40, 3)
+    assert repr(Arrays(train=(x, x), test=(x, x), num_clients=2, seed=4)) == (
+        "Arrays(num_clients=2, partition=IID(), seed=4)"
+    )
+    assert repr(Federated(Digits(), num_clients=4)) == "Federated(Digits, num_clients=4, partition=IID())"
+    data.setup()
+    assert "\n" not in repr(data)
 
 
 class Unlabelled(FederatedDataModule):

@@ -1,5 +1,6 @@
 """Test partitions: each sample exactly once, the stated sizes, termination in every case."""
 
+import jsonargparse
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -8,7 +9,13 @@ from hypothesis import strategies as st
 from lightning_fl.data import IID, Dirichlet, Partition, Shards
 from lightning_fl.errors import UserError
 
-PARTITIONS = [IID(), Shards(1), Shards(3), Dirichlet(5.0, min_samples=1), Dirichlet(5.0, balanced=False, min_samples=1)]
+PARTITIONS = [
+    IID(),
+    Shards(1),
+    Shards(3),
+    Dirichlet(5.0, min_samples=1),
+    Dirichlet(5.0, skip_full_clients=False, min_samples=1),
+]
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -68,20 +75,38 @@ def test_uneven_shards_differ_by_at_most_one() -> None:
     assert sum(sizes) == 1437
 
 
-@pytest.mark.parametrize("balanced", [True, False])
-def test_dirichlet_keeps_the_minimum_size(balanced: bool) -> None:
+@pytest.mark.parametrize("skips", [True, False])
+def test_dirichlet_keeps_the_minimum_size(skips: bool) -> None:
     labels = np.repeat(np.arange(10), 500)
-    parts = Dirichlet(0.5, balanced=balanced, min_samples=10)(labels, 20, rng())
+    parts = Dirichlet(0.5, skip_full_clients=skips, min_samples=10)(labels, 20, rng())
     assert min(map(len, parts)) >= 10
 
 
-def test_balanced_dirichlet_gives_a_full_client_nothing_more() -> None:
+def test_dirichlet_gives_a_full_client_nothing_more() -> None:
     labels = np.repeat(np.arange(10), 400)
-    balanced = [len(part) for part in Dirichlet(0.5, min_samples=1)(labels, 10, rng())]
-    plain = [len(part) for part in Dirichlet(0.5, balanced=False, min_samples=1)(labels, 10, rng())]
+    skipping = [len(part) for part in Dirichlet(0.5, min_samples=1)(labels, 10, rng())]
+    plain = [len(part) for part in Dirichlet(0.5, skip_full_clients=False, min_samples=1)(labels, 10, rng())]
     # A client below its even share (400) can get at most one whole class (400) more.
-    assert max(balanced) < 800
-    assert np.std(balanced) < np.std(plain)
+    assert max(skipping) < 800
+    assert np.std(skipping) < np.std(plain)
+
+
+@pytest.mark.parametrize("skips", [True, False])
+def test_the_earlier_name_of_skipping_gives_the_same_split(skips: bool) -> None:
+    labels = np.repeat(np.arange(10), 100)
+    expected = Dirichlet(0.5, skips)
+    with pytest.warns(DeprecationWarning, match="Dirichlet's balanced is now skip_full_clients"):
+        renamed = Dirichlet(0.5, balanced=skips)
+    assert renamed == expected
+    assert repr(renamed) == repr(expected)
+    for own, other in zip(renamed(labels, 8, rng()), expected(labels, 8, rng()), strict=True):
+        assert np.array_equal(own, other)
+    parser = jsonargparse.ArgumentParser()
+    parser.add_subclass_arguments(Partition, "partition")
+    given = {"class_path": "lightning_fl.data.Dirichlet", "init_args": {"alpha": 0.5, "balanced": skips}}
+    with pytest.warns(DeprecationWarning, match="skip_full_clients"):
+        read = parser.instantiate(parser.parse_object({"partition": given})).partition
+    assert read == expected
 
 
 def test_small_alpha_is_less_iid() -> None:

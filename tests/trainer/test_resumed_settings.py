@@ -27,12 +27,14 @@ from lightning_fl import (
 from lightning_fl.algorithms import FedAP, FedProx, ServerM
 from lightning_fl.checks import parameters_of
 from lightning_fl.codecs import ErrorFeedback, Followed, OneBit, TopK
-from lightning_fl.data import Digits, Federated, Shards
+from lightning_fl.data import Digits, Dirichlet, Federated, Shards
 from lightning_fl.federation.loss_guard import LossGuard
 from lightning_fl.modules import ImageClassifier
 from lightning_fl.outputs import checkpoint_file
 from lightning_fl.rules import Proximal
+from lightning_fl.state.settings import RunSettings
 from lightning_fl.steps import Apply, Compress, Momentum
+from lightning_fl.trainer.resumed_settings import earlier_settings
 
 MakeTrainer = Callable[..., FederatedTrainer]
 DATA: dict[str, Any] = {"num_clients": 6, "batch_size": 20, "client_fraction": 0.2, "server_fraction": 0.05}
@@ -347,3 +349,16 @@ def test_the_number_of_rounds_may_be_numpy_s() -> None:
     assert FederatedTrainer(max_rounds=np.int64(3), accelerator="cpu").max_rounds == 3
     with pytest.raises(UserError, match=r"max_rounds .*True"):
         FederatedTrainer(max_rounds=True)
+
+
+def test_settings_of_a_checkpoint_have_their_present_names() -> None:
+    saved = {"data.partition": "Dirichlet", "data.partition.balanced": False, "trainer.max_rounds": 3}
+    assert earlier_settings({"settings": saved}) == {
+        "data.partition": "Dirichlet",
+        "data.partition.skip_full_clients": False,
+        "trainer.max_rounds": 3,
+    }
+    settings = RunSettings()
+    settings.add("data.partition", Dirichlet(skip_full_clients=True), False)
+    (change,) = settings.changes_since(earlier_settings({"settings": saved}))
+    assert str(change) == "data.partition.skip_full_clients False → True"

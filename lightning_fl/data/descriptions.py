@@ -1,0 +1,139 @@
+"""Descriptions of data in one line: settings, split, and the samples that a loader reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from lightning.fabric.utilities.data import sized_len
+from lightning.pytorch.utilities import CombinedLoader
+
+from lightning_fl.checks import parameters_of
+from lightning_fl.data.non_iid_degree import non_iid_degree
+from lightning_fl.data.samples.loaders import SampleLoader
+from lightning_fl.data.samples.tensor_samples import Samples
+
+
+class SplitData(Protocol):
+    """Attributes of a `FederatedDataModule` that its descriptions contain."""
+
+    num_clients: int
+    partition: Any
+    train: Samples
+    test: Samples | None
+    client_sizes: np.ndarray
+    client_val_indices: list[np.ndarray]
+    server_indices: np.ndarray
+    label_histograms: np.ndarray | None
+    server_histogram: np.ndarray | None
+
+    @property
+    def num_classes(self) -> int | None:
+        """Number of classes."""
+
+    @property
+    def in_channels(self) -> int | None:
+        """Number of channels of an image."""
+
+
+NUM_DRAWS = 1000
+"""Random draws that estimate the degree which comes from the clients' sizes alone."""
+
+
+def settings_in_one_line(data: SplitData) -> str:
+    """Return the number of clients, the partition, and all other settings that are not their class's defaults."""
+    shown = {"num_clients": data.num_clients, "partition": data.partition}
+    for name, parameter in parameters_of(type(data)).items():
+        value = getattr(data, name, parameter.default)
+        is_short = value is None or isinstance(value, bool | int | float | str)
+        is_given = name != "batch_size" or getattr(data, "_batch_size_given", True)  # else it is that of a loader
+        if is_short and is_given and value != parameter.default:
+            shown[name] = value
+    wrapped = getattr(data, "datamodule", None)
+    first = [] if wrapped is None else [type(wrapped).__name__]
+    return ", ".join([*first, *(f"{name}={value!r}" for name, value in shown.items())])
+
+
+def describe_split(data: SplitData) -> str:
+    """Describe the split of a data module that is set up."""
+    unit = _unit(data)
+    each = "-".join(f"{size:,}" for size in sorted({data.client_sizes.min(), data.client_sizes.max()}))
+    clients = f"{data.num_clients:,} clients by {data.partition}, {each} each"
+    server = f"{len(data.server_indices):,} server {unit}" if len(data.server_indices) else "no server data"
+    if data.label_histograms is not None and data.server_histogram is not None:
+        counts = data.label_histograms[data.client_sizes > 0]
+        pooled = counts.sum(0)
+        degree, by_chance = non_iid_degree(counts, pooled).mean(), degree_of_random_draws(counts)
+        clients += (
+            f" ({(counts > 0).sum(1).mean():.1f} of {data.num_classes} classes per client; non-IID degree {degree:.2f}, where 0 "
+            f"means the same shares of classes everywhere, and random draws of these sizes give {by_chance:.2f})"
+        )
+        if len(data.server_indices):
+            server += f" (non-IID degree {non_iid_degree(data.server_histogram, pooled):.2g})"
+    num_held_out = sum(map(len, data.client_val_indices))
+    clients += f"; {num_held_out:,} held out for validation" if num_held_out else ""
+    test = "test data as given" if data.test is None else f"{len(data.test):,} test {unit}"
+    return f"{type(data).__name__}: {data.client_sizes.sum():,} training {unit} over {clients}; {server}; {test}."
+
+
+def degree_of_random_draws(histograms: np.ndarray) -> float:
+    """Return the mean non-IID degree of as many samples drawn at random, which is above 0 because the draws are small.
+
+    Args:
+        histograms: (N, C) samples per client and class, each client with at least one.
+    """
+    pooled, sizes, rng = histograms.sum(0), np.sort(histograms.sum(1)), np.random.default_rng(0)
+    some = np.linspace(0, len(sizes) - 1, NUM_DRAWS).astype(np.int64)
+    drawn = np.stack([rng.multivariate_hypergeometric(pooled, size, method="marginals") for size in sizes[some]])
+    return float(non_iid_degree(drawn, pooled).mean())
+
+
+def describe_loader(data: SplitData, loaders: CombinedLoader, num_batches: Sequence[int | float]) -> str:
+    """Return the number and the kind of samples that validation or test loaders read.
+
+    Args:
+        data: data module that returned the loaders.
+        loaders: the loaders.
+        num_batches: batches to read of each.
+    """
+    of_test, of_clients, others = 0, 0, []
+    for loader, count in zip(loaders.flattened, num_batches, strict=True):
+        num_samples = _num_samples(loader, count)
+        if isinstance(loader, SampleLoader) and loader.samples in (data.test, data.train):
+            of_test += num_samples * (loader.samples is data.test)
+            of_clients += num_samples * (loader.samples is data.train)
+        else:
+            others.append(f"{num_samples:,} samples" if num_samples else "samples")
+    unit = _unit(data)
+    parts = [f"{of_test:,} test {unit}"] * bool(of_test) + [f"{of_clients:,} held-out training {unit}"] * bool(
+        of_clients
+    )
+    wrapped = type(getattr(data, "datamodule", data)).__name__
+    return " and ".join([*parts, *(f"{number} of {wrapped}" for number in others)])
+
+
+def have_same_samples(first: CombinedLoader, second: CombinedLoader) -> bool:
+    """True if a loader of the first and one of the second read the same samples."""
+    return bool({_samples_of(loader) for loader in first.flattened} & {_samples_of(x) for x in second.flattened})
+
+
+def _samples_of(loader: Any) -> tuple[int, ...]:
+    """Return what tells the samples of two loaders apart, as long as both exist."""
+    if isinstance(loader, SampleLoader):
+        return id(loader.samples), 0 if loader.indices is None else id(loader.indices)
+    return (id(getattr(loader, "dataset", loader)),)
+
+
+def _num_samples(loader: Any, num_batches: int | float) -> int:
+    """Return the number of samples in the first batches of a loader; 0 if that is unknown."""
+    total = loader.num_samples if isinstance(loader, SampleLoader) else sized_len(getattr(loader, "dataset", None))
+    batch_size = getattr(loader, "batch_size", None)
+    reads_all = sized_len(loader) == num_batches
+    if total is None or (batch_size is None and not reads_all):
+        return 0
+    return total if reads_all else min(total, int(num_batches * (batch_size or 1)))
+
+
+def _unit(data: SplitData) -> str:
+    return "samples" if data.in_channels is None else "images"
