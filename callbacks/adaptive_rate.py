@@ -128,8 +128,8 @@ class AdaptiveRate:
         server = [source for source in sources if source.client is None]
         require(
             bool(server),
-            "the pruning rate is found from the server's samples, and there are none: give --data.server_fraction, for instance "
-            "0.05, and a --data.client_fraction that leaves room for them, for instance 0.8; or a rate.",
+            "the pruning rate is found from the server's samples, and there are none: set --data.server_fraction, for example "
+            "0.05, or give a rate.",
         )
         return server
 

@@ -70,7 +70,7 @@ class LossGuard:
             require(
                 factor is None or server.num_samples > 0,
                 f"loss_guard.{name} needs the loss on the server's samples, but there are none: set --data.server_fraction, "
-                "for instance 0.05, and a --data.client_fraction that leaves room for them, for instance 0.8.",
+                "for example 0.05.",
             )
         require(
             self.server_steps is None or any(step.changes_model for step in steps[1:]),

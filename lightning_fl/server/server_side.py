@@ -80,8 +80,7 @@ class ServerSide:
     def require_samples(self) -> None:
         require(
             self.num_samples > 0,
-            "the algorithm trains on samples of the server, which has none: set --data.server_fraction, for example 0.05, and a "
-            "--data.client_fraction that leaves room for it, for example 0.8.",
+            "the algorithm trains on samples of the server, which has none: set --data.server_fraction, for example 0.05.",
         )
 
     @property

@@ -94,8 +94,8 @@ class Reconfiguration(Step):
         if self.initial_passes:
             require(
                 server.num_samples > 0,
-                "PruneFL prunes on server data before the first round, and there are none: give --data.server_fraction, "
-                "for instance 0.05, with a --data.client_fraction that leaves room for them, or initial_passes 0.",
+                "PruneFL prunes on server data before the first round, and there are none: set --data.server_fraction, "
+                "for example 0.05, or initial_passes 0.",
             )
             if not server.has_labels:
                 raise UserError(

@@ -153,7 +153,7 @@ def test_convolutions_take_their_time(make_trainer: MakeTrainer) -> None:
 
 
 def test_it_needs_server_data_to_begin_with(make_trainer: MakeTrainer) -> None:
-    with pytest.raises(UserError, match=r"there are none: give --data.server_fraction.* or initial_passes 0"):
+    with pytest.raises(UserError, match=r"there are none: set --data.server_fraction.* or initial_passes 0"):
         make_trainer().fit(Perceptron(), federation(), PruneFL())
 
 

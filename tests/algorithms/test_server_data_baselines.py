@@ -12,9 +12,10 @@ from toys import Normalised, Perceptron, Served, WithoutLogits, federation, vect
 
 from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.aggregators import Members, WeightedMean
-from lightning_fl.algorithms import Algorithm, DataSharing, FedAvg, FedDF, HybridFL
-from lightning_fl.data import Arrays
+from lightning_fl.algorithms import Algorithm, DataSharing, FedAvg, FedDF, FedDU, HRank, HybridFL, PruneFL
+from lightning_fl.data import Arrays, Digits
 from lightning_fl.data.samples.dataset_samples import DatasetSamples
+from lightning_fl.federation.loss_guard import LossGuard
 from lightning_fl.modules import ImageClassifier
 from lightning_fl.slots import Result, Upload
 
@@ -26,6 +27,25 @@ METHODS = [DataSharing(), HybridFL(), FedDF()]
 def test_without_server_data_it_is_refused(algorithm: Algorithm, make_trainer: MakeTrainer) -> None:
     with pytest.raises(UserError, match=r"--data\.server_fraction, for example 0\.05"):
         make_trainer().fit(Perceptron(), federation(), algorithm)
+
+
+ADVISED: dict[str, tuple[Algorithm, dict[str, Any]]] = {
+    "on the server": (FedDU(), {}),
+    "shared": (DataSharing(), {}),
+    "loss guard": (FedAvg(), {"loss_guard": LossGuard(rounds=3)}),
+    "PruneFL": (PruneFL(), {}),
+    "HRank": (HRank(prune_round=0), {}),
+}
+
+
+@pytest.mark.parametrize("case", ADVISED)
+def test_the_advice_for_missing_server_data_is_enough(case: str, make_trainer: MakeTrainer) -> None:
+    """Test that the sentence names `server_fraction` alone, and that a run with it starts."""
+    method, flags = ADVISED[case]
+    model = ImageClassifier(network="lenet5", num_classes=10, in_channels=1, image_size=32)
+    with pytest.raises(UserError, match=r"--data\.server_fraction, for example 0\.05(?!.*client_fraction)"):
+        make_trainer(max_rounds=1, **flags).fit(model, Digits(num_clients=10, image_size=32), method)
+    make_trainer(max_rounds=1, **flags).fit(model, Digits(num_clients=10, image_size=32, server_fraction=0.05), method)
 
 
 @pytest.mark.parametrize("algorithm", METHODS, ids=lambda algorithm: algorithm.name)

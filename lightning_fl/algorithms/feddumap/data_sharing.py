@@ -38,8 +38,7 @@ class DataSharing(Algorithm):
         num_server = len(data.server_indices)
         require(
             num_server > 0,
-            "DataSharing has no server data to share: give --data.server_fraction, for example 0.05, and a "
-            "--data.client_fraction that leaves room for them, for example 0.8.",
+            "DataSharing has no server data to share: set --data.server_fraction, for example 0.05.",
         )
         return data.share(min(num_server, whole_share(self.cap, int(data.client_sizes.sum()))))
 

@@ -48,6 +48,5 @@ class HRank(Algorithm):
         super().check(setting, server, cohort_size)
         require(
             server.num_samples > 0 or self.prune_round >= setting.num_rounds,
-            "HRank ranks filters on the server's samples, and there are none: give --data.server_fraction, for instance 0.05, "
-            "and a --data.client_fraction that leaves room for them, for instance 0.8.",
+            "HRank ranks filters on the server's samples, and there are none: set --data.server_fraction, for example 0.05.",
         )
