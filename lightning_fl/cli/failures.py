@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from errno import ENAMETOOLONG
+from importlib.metadata import PackageNotFoundError, requires
 
 from lightning_fl.errors import FileError, UserError
 
@@ -24,7 +25,20 @@ def sentence_of(error: BaseException) -> str | None:
     commands = [command for text in texts for command in re.findall(r"pip install (?:-U )?['\w][^`\s]*", text)]
     named = re.search(r"class_path '(?:\w+\.)*(\w+)'|`([A-Z]\w+)`", "\n".join(map(str, causes)))
     owner = (named[1] or named[2]) if named else "a class of the configuration"
-    return f"{owner} needs a package that is not installed: {commands[-1]}." if commands else None
+    return f"{owner} needs a package that is not installed: {_declared(commands[-1])}." if commands else None
+
+
+def _declared(command: str) -> str:
+    """Return the command with the version that this package asks for, if it asks for that package."""
+    wanted = re.sub(r"[\s\"'<>=!~].*", "", command.split("install ")[-1].removeprefix("-U ").lstrip("'\""))
+    try:
+        requirements = requires("lightning-fl") or []
+    except PackageNotFoundError:  # it is not installed, but runs from its source
+        return command
+    for given in (requirement.partition(";")[0].strip() for requirement in requirements):
+        if re.match(rf"{re.escape(wanted)}(?![\w.-])", given, re.IGNORECASE):
+            return f"pip install '{given}'"
+    return command
 
 
 def _is_users(error: BaseException) -> bool:

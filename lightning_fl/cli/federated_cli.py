@@ -32,6 +32,7 @@ from lightning_fl.cli.error_messages import explain, unknown_variable
 from lightning_fl.cli.print_once import fail
 from lightning_fl.cli.type_descriptions import shown
 from lightning_fl.data import FederatedDataModule
+from lightning_fl.data.federated_data_module import OFFERED
 from lightning_fl.errors import require
 from lightning_fl.outputs import checkpoint_file, wandb_run
 from lightning_fl.outputs.files import replacing, writing
@@ -44,7 +45,7 @@ DESCRIPTION = (
     "`lightning-fl list` lists every algorithm, network, data set and callback; `lightning-fl report RUN…` compares runs "
     "(`lightning-fl report --help`); `lightning-fl --version` prints the version."
 )
-LINKED = ("num_classes", "in_channels", "image_size")
+LINKED = OFFERED
 """Parameters of the model that are taken from the data, if the data define them."""
 
 
@@ -133,7 +134,7 @@ class SaveFitConfig(SaveConfigCallback):
     def save_config(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
         """Send the configuration to Weights & Biases."""
         if wandb_run.is_used(trainer):
-            config = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
+            config = yaml.safe_load(self.parser.dump(self.config, skip_none=True))
             wandb_run.send_config(trainer, config, Path(trainer.log_dir) / self.config_filename)
 
 

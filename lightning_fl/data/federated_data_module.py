@@ -30,6 +30,8 @@ from lightning_fl.errors import require
 
 # One random stream per purpose: changing one of them (say, the server's data) does not change the others.
 POOL, PARTITION, VALIDATION, SERVER, HELD_OUT, SHARED = range(6)
+OFFERED = ("num_classes", "in_channels", "image_size")
+"""Properties of the data from which the command line takes a module's parameters of these names."""
 
 
 class FederatedDataModule(L.LightningDataModule, ABC):

@@ -1,4 +1,4 @@
-"""Data for Weights & Biases besides the rows: axes, the resolved configuration, the labels, the results and the model.
+"""Data for Weights & Biases besides the rows: name, axes, the resolved configuration, the labels, the results and the model.
 
 `WandbRun` is a callback that the trainer adds if one of its loggers is a `WandbLogger`. Its state in the checkpoint is the
 id of the W&B run, so that a resumed run continues it.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import netrc
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -26,6 +27,10 @@ from lightning_fl.outputs.run_folder import EXPORT
 # Columns that charts may use as the horizontal axis.
 AXES = ("comm/total_uplink_bytes", "comm/total_downlink_bytes", "time/simulated_seconds", "round")
 HOST = "https://api.wandb.ai"
+LONGEST = {"name": 128, "group": 128, "tag": 64}
+"""Characters that W&B accepts."""
+VARIABLES = {"name": "WANDB_NAME", "group": "WANDB_RUN_GROUP", "tags": "WANDB_TAGS"}
+"""Variables of the environment in which a user may give what a run is called."""
 
 
 def has_key(environment: Mapping[str, str] = os.environ) -> bool:
@@ -52,6 +57,7 @@ class WandbRun(Callback):
     def __init__(self) -> None:
         self._id: str | None = None
         self._defined: set[str] = set()
+        self._metric: str | None = None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the id of the W&B run for the checkpoint."""
@@ -72,7 +78,7 @@ class WandbRun(Callback):
                 continue
             try:
                 # Change the arguments of wandb.init, because W&B reads the environment only once in a process.
-                logger._wandb_init.update(self._missing(logger))
+                logger._wandb_init.update(self._missing(logger) | self._names(trainer, logger))
                 # W&B would warn about a None that the user has not given.
                 if logger._wandb_init.get("anonymous", "allow") is None:
                     del logger._wandb_init["anonymous"]
@@ -83,10 +89,12 @@ class WandbRun(Callback):
                     "to keep the run on this machine, and `wandb sync` to send it later."
                 ) from error
             self._id = str(run.id)
+            if in_sweep():
+                rank_zero_info(f"This run is a trial of a sweep; its files are in {trainer.default_root_dir}.")
             for axis in AXES:
                 run.define_metric(axis)
             run.define_metric("time/round_seconds", step_metric="round")  # logged when the round is over
-            self._defined = {*AXES, "time/round_seconds"}
+            self._defined, self._metric = {*AXES, "time/round_seconds"}, None
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Send the partition's labels as a picture."""
@@ -97,17 +105,36 @@ class WandbRun(Callback):
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
         """Define the horizontal axis of metrics that are new in this round: bytes for results, rounds for all others.
 
-        Each is defined by name, because the logger defines an axis for `*`, and W&B may prefer either of two patterns that match.
+        The summary of the run's metric has its best value, too. Each is defined by name, because the logger defines an axis for
+        `*`, and W&B may prefer either of two patterns that match.
         """
         new = trainer.callback_metrics.keys() - self._defined
+        if trainer.metric != self._metric:  # it may be found only when all names are known
+            self._metric = trainer.metric
+            new |= {trainer.metric} & trainer.callback_metrics.keys()
         self._defined |= new
 
         def define(logger: WandbLogger) -> None:
             for name in sorted(new):
                 axis = AXES[0] if is_result(name) or name == trainer.metric else "round"
-                logger.experiment.define_metric(name, step_metric=axis)
+                best = f"{'min' if trainer.metric_falls else 'max'},last" if name == trainer.metric else None
+                logger.experiment.define_metric(name, step_metric=axis, summary=best)
 
         _tell(trainer, define)
+
+    def _names(self, trainer: Any, logger: WandbLogger) -> dict[str, Any]:
+        """Return name, group and tags that the user has not given; a resumed run keeps those that it has.
+
+        W&B numbers the trials of a sweep itself, and shows them together.
+        """
+        if self._id is not None:
+            return {}
+        words = run_words(trainer)
+        names = {"tags": [word[: LONGEST["tag"]] for word in words]}
+        if not in_sweep():
+            names |= {"name": " ".join(words)[: LONGEST["name"]], "group": " ".join(words[:-1])[: LONGEST["group"]]}
+        given = {kind for kind in VARIABLES if logger._wandb_init.get(kind) or os.environ.get(VARIABLES[kind])}
+        return {kind: value for kind, value in names.items() if kind not in given}
 
     def _missing(self, logger: WandbLogger) -> dict[str, str]:
         """Return arguments that the user has not given: the id of a resumed run, and offline mode if there is no key."""
@@ -123,6 +150,32 @@ class WandbRun(Callback):
                 "Weights & Biases: no key was found, so the run stays on this machine; `wandb sync` sends it."
             )
         return missing
+
+
+def run_words(trainer: Any) -> list[str]:
+    """Return method, data, partition and seed of a run, such as FedProx, Digits, Shards(2), seed 0."""
+    data = trainer.datamodule
+    wrapped, partition = getattr(data, "datamodule", data), data.partition
+    first = [getattr(partition, field.name) for field in fields(partition)[:1]] if is_dataclass(partition) else []
+    split = type(partition).__name__ + "".join(f"({value})" for value in first)
+    return [trainer.algorithm.name, type(wrapped).__name__, split, f"seed {trainer.run.seed}"]
+
+
+def in_sweep(environment: Mapping[str, str] = os.environ) -> bool:
+    """True if an agent of a W&B sweep started this process."""
+    return bool(environment.get("WANDB_SWEEP_ID") and environment.get("WANDB_RUN_ID"))
+
+
+def trial_folder(root: str, loggers: Iterable[Any]) -> str:
+    """Return the folder of a run: for a trial of a sweep one of its own, because agents may run side by side.
+
+    Args:
+        root: folder that the user wants, or that all trials share.
+        loggers: loggers of the run; without W&B the environment of an agent does not matter.
+    """
+    if in_sweep() and any(isinstance(logger, WandbLogger) for logger in loggers):
+        return os.path.join(root, f"trial-{os.environ['WANDB_RUN_ID']}")
+    return root
 
 
 def is_used(trainer: Any) -> bool:
@@ -141,20 +194,21 @@ def send_config(trainer: Any, config: dict[str, Any], path: Path) -> None:
     _tell(trainer, send)
 
 
-def send_results(trainer: Any, lines: list[tuple[str, str]], best: tuple[float, int] | None, with_model: bool) -> None:
-    """Send the table at the end of a run, the best value of its metric and the exported model to W&B.
+def send_results(
+    trainer: Any, lines: list[tuple[str, str]], numbers: Mapping[str, float | str], with_model: bool
+) -> None:
+    """Send the table at the end of a run, its results as the summary, and the exported model to W&B.
 
     Args:
         trainer: trainer after the run.
         lines: names and values of the table.
-        best: best value of the metric and the number of rounds until then; None without.
+        numbers: results by name, and the name of the metric.
         with_model: True if there is an exported model.
     """
 
     def send(logger: WandbLogger) -> None:
-        logger.log_table("final", columns=["what", "value"], data=[list(line) for line in lines])
-        if best is not None:
-            logger.experiment.summary.update({"metric": trainer.metric, "best": best[0], "best_round": best[1]})
+        logger.log_table("final_table", columns=["what", "value"], data=[list(line) for line in lines])
+        logger.experiment.summary.update(dict(numbers))
         if with_model:
             path = Path(trainer.default_root_dir) / EXPORT
             logger.experiment.log_artifact(str(path), name=f"model-{logger.experiment.id}", type="model")

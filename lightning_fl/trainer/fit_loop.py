@@ -11,16 +11,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from lightning.pytorch import LightningModule
 from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
+from lightning_fl.checks import parameters_of
 from lightning_fl.clients.hooks import check_watched
+from lightning_fl.data.federated_data_module import OFFERED
 from lightning_fl.errors import FileError, UserError
 from lightning_fl.federation import follow_pruning
 from lightning_fl.federation.round import Federation
 from lightning_fl.outputs import checkpoint_file, wandb_run
 from lightning_fl.outputs.communication_json import Bits, write_communication
-from lightning_fl.outputs.final_table import best_of, final_lines
+from lightning_fl.outputs.final_table import final_lines
 from lightning_fl.outputs.loggers import log_row, tell
 from lightning_fl.outputs.metrics_csv import RoundCSVLogger
 from lightning_fl.outputs.run_folder import EXPORT, LAST, RunFolder
@@ -33,7 +36,7 @@ from lightning_fl.trainer import checkpointing
 from lightning_fl.trainer.build_federation import assemble, keep_client_states
 from lightning_fl.trainer.evaluation_loop import RoundEvaluation
 from lightning_fl.trainer.lightning_interface import TrainerInterface
-from lightning_fl.trainer.run_metric import kept_metric, say_given_metric, settle_metric
+from lightning_fl.trainer.run_metric import kept_metric, results_of, say_given_metric, settle_metric
 
 
 class FitLoop:
@@ -111,7 +114,7 @@ class FitLoop:
         self.rows = self.folder.earlier_rows()
         trainer.hooks.call("on_fit_start")
         self.evaluation.sanity_check()
-        hyperparameters = {**trainer.lightning_module.hparams_initial, "algorithm": trainer.algorithm.name}
+        hyperparameters = {**_hyperparameters(trainer.lightning_module), "algorithm": trainer.algorithm.name}
         tell(trainer, lambda logger: logger.log_hyperparams(hyperparameters))
         trainer.hooks.call("on_train_start")
         try:
@@ -134,7 +137,9 @@ class FitLoop:
         if trainer.enable_checkpointing and trainer.is_global_zero:
             exported = checkpointing.build_checkpoint(trainer)
             checkpoint_file.save_atomically(exported, Path(trainer.default_root_dir) / EXPORT)
-        wandb_run.send_results(trainer, final_lines(trainer), best_of(trainer), trainer.enable_checkpointing)
+        wandb_run.send_results(
+            trainer, final_lines(trainer), results_of(trainer, self.rows), trainer.enable_checkpointing
+        )
 
     def _round(self) -> None:
         """Run one round with its hooks, validation, logging and checkpoint."""
@@ -259,3 +264,12 @@ class FitLoop:
         """True if an every-n-rounds action is due after the round just completed; after the last it always is."""
         rounds, trainer = self.trainer.run.round, self.trainer
         return rounds % every == 0 or rounds >= trainer.num_rounds or trainer.should_stop
+
+
+def _hyperparameters(module: LightningModule) -> dict[str, Any]:
+    """Return a module's hyper-parameters for loggers, without those that the command line adds to every module."""
+    own = parameters_of(type(module))
+    added = [name for name in OFFERED if name not in own]
+    return {
+        name: value for name, value in module.hparams_initial.items() if name not in added and not name.startswith("_")
+    }

@@ -20,6 +20,7 @@ from lightning_fl.communication.simulated_clock import SimulatedClock
 from lightning_fl.errors import nearest, require
 from lightning_fl.federation.loss_guard import LossGuard
 from lightning_fl.outputs.metric import falls
+from lightning_fl.outputs.wandb_run import trial_folder
 from lightning_fl.processes import launch
 from lightning_fl.trainer.lightning_parts import (
     build_fabric,
@@ -215,6 +216,8 @@ class TrainerFlags:
             self.enable_checkpointing, self.num_sanity_val_steps = False, 0
         self.timer = build_timer(max_time)
         self.fabric = build_fabric(accelerator, strategy, devices, num_nodes, precision, plugins)
+        given_loggers = logger if isinstance(logger, Iterable) else [logger]
+        self.default_root_dir = trial_folder(self.default_root_dir, given_loggers)
         self.loggers = build_loggers(False if fast_dev_run else logger, self.default_root_dir)
         self.profiler = build_profiler(profiler)
         given = [] if callbacks is None else [callbacks] if isinstance(callbacks, Callback) else list(callbacks)

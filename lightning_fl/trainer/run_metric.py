@@ -1,15 +1,19 @@
-"""Metric that a run is about: given as `trainer.metric`, or found among the names that the first validation logs."""
+"""Metric that a run is about: given as `trainer.metric`, or found among the names that the first validation logs; its results."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from math import isnan, nan
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
+from lightning_fl.callbacks import CommunicationMeter, TargetReached
 from lightning_fl.errors import UserError, nearest
 from lightning_fl.outputs.metric import ACCURACY, falls, find_metric, is_accuracy, is_result
 from lightning_fl.trainer.lightning_interface import TrainerInterface
+
+UPLINK = "comm/total_uplink_bytes"
 
 
 def settle_metric(trainer: TrainerInterface, logged: Iterable[str], is_all: bool, tested: Collection[str] = ()) -> None:
@@ -25,8 +29,9 @@ def settle_metric(trainer: TrainerInterface, logged: Iterable[str], is_all: bool
         UserError: the given name is not logged.
     """
     name, names = trainer.metric, [name for name in logged if name not in tested]
-    # Some modules log under other names in the sanity check, so a name that was found there is found anew.
-    if name is None or (trainer.given_metric[0] is None and not is_all and name not in names):
+    # Some modules log under other names in the sanity check, whose values callbacks do not get: such a name is found anew.
+    is_lost = trainer.given_metric[0] is None and not is_all and name not in {*names, *trainer.callback_metrics}
+    if name is None or is_lost:
         # Methods log accuracies of their own, such as feddu/accuracy, in a round but not in a validation.
         trainer.metric = find_metric(filter(is_result, names) if is_all else names)
         if trainer.metric not in (None, ACCURACY):
@@ -50,6 +55,39 @@ def kept_metric(trainer: TrainerInterface) -> dict[str, str] | None:
     return (
         None if trainer.metric is None else {"name": trainer.metric, "mode": "min" if trainer.metric_falls else "max"}
     )
+
+
+def results_of(trainer: TrainerInterface, rows: Sequence[Mapping[str, float]]) -> dict[str, float | str]:
+    """Return a run's results by name: the metric's last and best value, and the costs that callbacks ask for.
+
+    `bytes_to_target` and `rounds_to_target` belong to a `TargetReached` that has reached its target; `accuracy_at_budget` is the
+    best value after rounds in which all clients together had sent at most the `max_uplink_bytes` of a `CommunicationMeter`.
+
+    Args:
+        trainer: trainer at the end of a fit.
+        rows: logged rows of all rounds of the run.
+    """
+    name = trainer.metric
+    points = [row for row in rows if not isnan(row.get(name or "", nan))]
+    found: dict[str, float | str] = {}
+    if name is not None and points:
+        best = _best(trainer, points)
+        found = {"metric": name, "final": points[-1][name], "best": best[name], "best_round": best["round"] + 1}
+    for callback in trainer.callbacks:
+        if isinstance(callback, TargetReached) and callback.reached is not None and "rounds_to_target" not in found:
+            found["rounds_to_target"] = callback.reached["epoch"] + 1
+            found["bytes_to_target"] = callback.reached.get(UPLINK, nan)
+        elif isinstance(callback, CommunicationMeter) and callback.max_uplink_bytes is not None and name is not None:
+            within = [row for row in points if row[UPLINK] <= callback.max_uplink_bytes]
+            if within:
+                kind = "accuracy" if is_accuracy(name) else "metric"
+                found[f"{kind}_at_budget"] = _best(trainer, within)[name]
+    return found
+
+
+def _best(trainer: TrainerInterface, rows: Iterable[Mapping[str, float]]) -> Mapping[str, float]:
+    """Return the first of the rows with the best value."""
+    return (min if trainer.metric_falls else max)(rows, key=lambda row: row[trainer.metric or ""])
 
 
 def _say(trainer: TrainerInterface, name: str | None, more: str) -> None:

@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import fields
+from importlib.metadata import requires
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +20,7 @@ from lightning.pytorch import Trainer
 from lightning_fl import aggregators, algorithms, callbacks, codecs, exchanges, rules, steps
 from lightning_fl.cli import main
 from lightning_fl.cli.config_checks import check_file
+from lightning_fl.cli.failures import sentence_of
 from lightning_fl.trainer import FederatedTrainer
 from lightning_fl.trainer.lightning_parts import STOCK_FLAGS
 
@@ -787,6 +789,17 @@ def test_a_missing_package_ends_with_what_to_install(
     sentence = lightning_fl("fit", "--config", small, flag).sentence
     assert re.search(rf"\w+Logger needs a package that is not installed: pip install .*{package}", sentence), sentence
     assert not Path("run").exists()
+
+
+@pytest.mark.parametrize("hint", ["pip install -U 'wandb>=0.12.10'", "pip install -U wandb", "pip install wandb"])
+def test_a_missing_package_is_named_with_the_version_that_is_needed(hint: str) -> None:
+    declared = (
+        next(line for line in requires("lightning-fl") or [] if line.startswith("wandb")).partition(";")[0].strip()
+    )
+    error = ModuleNotFoundError(f"Requirement 'wandb>=0.12.10' not met. HINT: Try running `{hint}`")
+    assert (sentence_of(error) or "").endswith(f"not installed: pip install '{declared}'.")
+    other = ModuleNotFoundError("No package. HINT: Try running `pip install -U 'wandb-other>=1'`")
+    assert (sentence_of(other) or "").endswith("not installed: pip install -U 'wandb-other>=1'.")
 
 
 def test_a_timer_ends_a_run(lightning_fl: Command, small: str) -> None:

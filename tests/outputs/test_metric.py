@@ -177,7 +177,9 @@ def test_wandb_shows_results_by_bytes_and_the_best(make_trainer: MakeTrainer) ->
     for name in ("val_acc", "val_loss", "train_loss", "train/loss", "dice"):
         assert axes[name] == "comm/total_uplink_bytes"
     assert axes["clients_seen"] == axes["clients/accepted"] == "round"
-    logger.run.summary.update.assert_called_with({"metric": "dice", "best": pytest.approx(0.9), "best_round": 2})
+    logger.run.summary.update.assert_called_with(
+        {"metric": "dice", "final": pytest.approx(0.2), "best": pytest.approx(0.9), "best_round": 2}
+    )
 
 
 # ------------------------------------------------------------------------------------------------------ refused

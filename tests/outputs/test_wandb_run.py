@@ -1,6 +1,7 @@
 """Test Weights & Biases offline: read a run back from its own file; a failing logger does not end the run."""
 
 import json
+import os
 import struct
 import sys
 import time
@@ -10,8 +11,11 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("wandb", reason="needs W&B: pip install -e '.[wandb]'")
+pytest.importorskip("wandb", reason="needs W&B: pip install -e .")
 
+import numpy as np
+import processes
+import yaml
 from lightning.pytorch.loggers import CSVLogger
 from wandb.proto.wandb_internal_pb2 import Record
 
@@ -32,6 +36,7 @@ trainer:
   enable_model_summary: false
   logger: WandbLogger
 """
+CONFIGS = Path(__file__).parents[2] / "configs"
 BLOCK, CHUNK = 32768, struct.Struct("<IHB")
 
 
@@ -65,11 +70,13 @@ def written(folder: Path) -> dict[str, Any]:
     """Return the run of one offline folder: its id, rows, axes, configuration and artefacts."""
     (file,) = eventually(lambda: list(folder.glob("*.wandb")))
     assert eventually(lambda: any(record.HasField("exit") for record in records(file)))
-    found: dict[str, Any] = {"rows": [], "axes": {}, "config": {}, "artifacts": {}}
+    found: dict[str, Any] = {"rows": [], "axes": {}, "config": {}, "artifacts": {}, "summary": {}, "best": {}}
     for record in records(file):
         kind = record.WhichOneof("record_type")
         if kind == "run":
-            found["id"] = record.run.run_id
+            found["id"], found["name"] = record.run.run_id, record.run.display_name
+            found["group"], found["tags"] = record.run.run_group, list(record.run.tags)
+            found["sweep"] = record.run.sweep_id
         if kind in ("run", "config"):
             updates = record.run.config.update if kind == "run" else record.config.update
             found["config"] |= {"/".join(u.nested_key) or u.key: json.loads(u.value_json) for u in updates}
@@ -79,6 +86,12 @@ def written(folder: Path) -> dict[str, Any]:
             )
         elif kind == "metric" and record.metric.name:
             found["axes"][record.metric.name] = record.metric.step_metric
+            kept = record.metric.summary
+            found["best"][record.metric.name] = {kind for kind in ("min", "max", "last") if getattr(kept, kind)}
+        elif kind == "summary":
+            found["summary"] |= {
+                "/".join(u.nested_key) or u.key: json.loads(u.value_json) for u in record.summary.update
+            }
         elif kind == "request" and record.request.WhichOneof("request_type") == "log_artifact":
             artifact = record.request.log_artifact.artifact
             found["artifacts"][artifact.type] = [entry.path for entry in artifact.manifest.contents]
@@ -92,8 +105,8 @@ def _no_account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Non
     """Remove the key, put every cache in the test's own folder, and start W&B's process there, which keeps its first folder."""
     import wandb
 
-    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_RUN_ID", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_BASE_URL"):
-        monkeypatch.delenv(name, raising=False)
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
     monkeypatch.setenv("WANDB_SILENT", "true")
     for name in ("CACHE_DIR", "DATA_DIR", "CONFIG_DIR"):
@@ -138,12 +151,179 @@ def test_a_run_is_written_offline_and_gone_on_with(monkeypatch: pytest.MonkeyPat
     assert first["artifacts"]["config"] == ["config.yaml"]
     tables = eventually(lambda: list((folder / "files" / "media" / "table").glob("final*.json")))
     assert dict(json.loads(tables[0].read_text())["data"])["rounds"] == "2"
+    accuracies = [line["val/accuracy"] for line in expected]
+    assert first["summary"]["metric"] == "val/accuracy"
+    assert first["summary"]["final"] == pytest.approx(accuracies[-1])
+    assert first["summary"]["best"] == pytest.approx(max(accuracies))
+    assert first["summary"]["best_round"] == accuracies.index(max(accuracies)) + 1
+    assert first["best"]["val/accuracy"] == {"max", "last"}
+    assert first["best"]["val/loss"] == set()
+    assert first["name"] == "FedProx Digits Shards(2) seed 0"
+    assert first["group"] == "FedProx Digits Shards(2)"
+    assert first["tags"] == ["FedProx", "Digits", "Shards(2)", "seed 0"]
 
     run(monkeypatch, "--trainer.max_rounds", "3", "--ckpt_path", "last")
     (other,) = eventually(lambda: [path for path in (tmp_path / "wandb").glob("offline-run-*") if path != folder])
     again = written(other)
     assert again["id"] == first["id"]
+    assert again["name"] == "", "a resumed run keeps the name that it has, perhaps another by now"
     assert [row["round"] for row in again["rows"] if "val/accuracy" in row] == [2]
+
+
+def test_the_costs_that_callbacks_ask_for_are_numbers_of_the_summary(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    callbacks = (
+        "[{class_path: TargetReached, init_args: {target: 0.12, stop: false}}, {class_path: CommunicationMeter, %s}]"
+    )
+    run(
+        monkeypatch,
+        *("--trainer.max_rounds", "9", "--trainer.logger.name", "mine", "--trainer.logger.tags", "[a, b]"),
+        *("--trainer.callbacks", callbacks % "init_args: {max_uplink_bytes: 30000}"),
+    )
+    (folder,) = eventually(lambda: list((tmp_path / "wandb").glob("offline-run-*")))
+    found = written(folder)
+    rows = [row for row in found["rows"] if "val/accuracy" in row]
+    reached = next(row for row in rows if row["val/accuracy"] >= 0.12)
+    within = [row["val/accuracy"] for row in rows if row["comm/total_uplink_bytes"] <= 30000]
+    assert 1 < len(within) < len(rows)
+    assert found["summary"]["bytes_to_target"] == reached["comm/total_uplink_bytes"]
+    assert found["summary"]["rounds_to_target"] == reached["round"] + 1
+    assert found["summary"]["accuracy_at_budget"] == max(within)
+    assert (found["name"], found["tags"]) == ("mine", ["a", "b"])
+    assert found["group"] == "FedProx Digits Shards(2)"
+
+
+def test_names_in_the_environment_win(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    names = {"WANDB_NAME": "mine", "WANDB_RUN_GROUP": "ours", "WANDB_TAGS": "a,b"}
+    for name, value in names.items():
+        monkeypatch.setenv(name, value)
+    run(monkeypatch, "--trainer.max_rounds", "1")
+    (folder,) = eventually(lambda: list((tmp_path / "wandb").glob("offline-run-*")))
+    found = written(folder)
+    assert (found["name"], found["group"], found["tags"]) == ("mine", "ours", ["a", "b"])
+
+
+def test_a_module_s_hyper_parameters_are_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Test a module without the parameters that the command line takes from the data."""
+    Path("own_module.py").write_text(OWN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    Path("own.yaml").write_text("model: own_module.Own\n")
+    run(monkeypatch, "--config", "own.yaml", "--trainer.max_rounds", "2")
+    (folder,) = eventually(lambda: list((tmp_path / "wandb").glob("offline-run-*")))
+    found = written(folder)
+    assert found["config"].keys() - {"_wandb"} == {"seed_everything", "trainer", "model", "data", "algorithm", "lr"}
+    assert "null" not in json.dumps(found["config"])
+    assert found["config"]["model"] == {"class_path": "own_module.Own", "init_args": {"lr": 0.1}}
+    assert found["best"]["train/loss"] == {"min", "last"}, "the metric is known only after the first round"
+    assert found["best"]["val_err"] == set()
+    assert "lr" in Path("run/hparams.yaml").read_text()
+    assert "num_classes" not in Path("run/hparams.yaml").read_text()
+
+
+OWN = """
+import lightning as L
+import torch
+from torch import nn
+
+
+class Own(L.LightningModule):
+    def __init__(self, lr: float = 0.1) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.layer = nn.Linear(64, 10)
+
+    def training_step(self, batch, batch_idx):
+        return nn.functional.cross_entropy(self.layer(batch[0].flatten(1)), batch[1])
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_err", (self.layer(batch[0].flatten(1)).argmax(1) != batch[1]).float().mean())
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=self.hparams.lr)
+"""
+
+
+def run_trial(folder: str, words: list[str], variables: dict[str, str]) -> None:
+    """Run a trial in a process of its own, as an agent does."""
+    import wandb
+
+    os.chdir(folder)
+    os.environ.update(variables)
+    sys.argv = words
+    main()
+    wandb.finish()  # as W&B does at the end of a program
+
+
+@pytest.mark.parametrize("path", sorted((CONFIGS / "sweeps").glob("*.yaml")), ids=lambda path: path.stem)
+def test_trials_of_a_sweep_run_side_by_side(path: Path, tmp_path: Path) -> None:
+    """Test the command that an agent builds from a sweep file, with its variables, twice at the same time in one folder."""
+    sweep = yaml.safe_load(path.read_text())
+    (tmp_path / "configs").symlink_to(CONFIGS)
+    rng = np.random.default_rng(0)
+    base = next(word for word in sweep["command"] if word.startswith("--config=")).removeprefix("--config=")
+    channels, size = (1, 28) if "fashionmnist" in base else (3, 32)
+    images = {
+        f"{part}_images": rng.integers(256, size=(count, size, size, channels), dtype=np.uint8)
+        for part, count in (("train", 2000), ("test", 10))
+    }
+    labels = {f"{part}_labels": np.arange(count) % 10 for part, count in (("train", 2000), ("test", 10))}
+    np.savez(tmp_path / "few.npz", **images, **labels)
+    small = (
+        "--data Arrays --data.path few.npz --data.batch_size 4 --trainer.max_rounds 2 --trainer.clients_per_round 10 "
+        "--trainer.limit_train_batches 1 --trainer.limit_val_batches 1 --trainer.local_epochs 1 --trainer.local_steps null "
+        "--trainer.enable_progress_bar false --trainer.enable_model_summary false --model.network lenet5"
+    )
+    started = []
+    for number in (0, -1):
+        run_id = f"{path.stem.replace('_', '')}{number + 1}"
+        env, program, *words = trial_command(sweep, number)
+        assert (env, program) == ("/usr/bin/env", "lightning-fl")
+        variables = {
+            "WANDB_SWEEP_ID": "sweep1",
+            "WANDB_RUN_ID": run_id,
+            "WANDB_MODE": "offline",
+            "WANDB_SILENT": "true",
+            "WANDB_SWEEP_PARAM_PATH": str(tmp_path / f"{run_id}.yaml"),
+        }
+        given = dict(word.removeprefix("--").split("=", 1) for word in words[1:] if "algorithm." in word)
+        content = {"wandb_version": 1, **{name: {"value": yaml.safe_load(value)} for name, value in given.items()}}
+        (tmp_path / f"{run_id}.yaml").write_text(yaml.safe_dump(content))
+        process = processes.CONTEXT.Process(
+            target=run_trial, args=(str(tmp_path), [program, *words, *small.split()], variables)
+        )
+        process.start()
+        started.append((process, run_id, given))
+    for process, run_id, given in started:
+        process.join(processes.LIMIT_S)
+        assert process.exitcode == 0
+        (folder,) = tmp_path.glob(f"runs/**/trial-{run_id}")
+        header, *lines = (folder / "metrics.csv").read_text().splitlines()
+        assert len(lines) == 2
+        assert sweep["metric"]["name"] in header.split(",")
+        config = yaml.safe_load((folder / "config.yaml").read_text())
+        assert config["data"]["init_args"]["val_fraction"] == 0.1
+        for name, value in given.items():
+            assert config["algorithm"]["init_args"][name.removeprefix("algorithm.")] == yaml.safe_load(value)
+        found = written(next(iter((tmp_path / "wandb").glob(f"offline-run-*-{run_id}"))))
+        assert (found["id"], found["sweep"], found["name"], found["group"]) == (run_id, "sweep1", "", "")
+        assert found["summary"]["metric"] == "val/accuracy"
+    assert not list(tmp_path.rglob("earlier-*"))
+
+
+def trial_command(sweep: dict[str, Any], number: int) -> list[str]:
+    """Return the command line of a trial, composed as W&B's agent does it, with the first or last value of each parameter."""
+    utils = pytest.importorskip("wandb.sdk.launch.sweeps.utils", reason="needs W&B")
+    ends = ("min", "max")
+    chosen = {
+        name: of["values"][number] if "values" in of else of[ends[number]] for name, of in sweep["parameters"].items()
+    }
+    macros = utils.create_sweep_command_args({"args": {name: {"value": value} for name, value in chosen.items()}})
+    macros |= {"env": ["/usr/bin/env"]}
+    words: list[str] = []
+    for part in utils.create_sweep_command(list(sweep["command"])):
+        words += macros[part[2:-1]] if part.startswith("${") and part.endswith("}") else [part]
+    return words
 
 
 class Fails(CSVLogger):

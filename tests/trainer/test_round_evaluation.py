@@ -297,6 +297,16 @@ def test_the_metric_is_never_one_of_the_test_by_itself(kind: Any, metric: str, m
     assert "test_acc" in trainer.callback_metrics
 
 
+def test_a_metric_that_no_validation_logs_is_kept(make_trainer: MakeTrainer) -> None:
+    class Unknown(Perceptron):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("val_err", float(batch_idx))
+
+    trainer = make_trainer(max_rounds=3, num_sanity_val_steps=2)
+    trainer.fit(Unknown(), held_out())
+    assert trainer.metric == "train/loss"
+
+
 @pytest.mark.parametrize("steps", [0, 2])
 def test_the_metric_of_the_test_can_be_given(steps: int, make_trainer: MakeTrainer) -> None:
     trainer = make_trainer(max_rounds=5, test_every_n_rounds=3, metric="test_acc", num_sanity_val_steps=steps)
