@@ -66,6 +66,14 @@ def test_the_flag_devices_starts_the_other_processes(tmp_path: Path) -> None:
     agree(one, ran(tmp_path / "two", *words, num_processes=2, launcher=(sys.executable,)))
 
 
+def test_processes_share_the_tests_of_rounds(tmp_path: Path) -> None:
+    words = ("--model.network", "linear", "--data.val_fraction", "0.2", "--trainer.test_every_n_rounds", "1")
+    words += ("--data.eval_batch_size", "50")
+    one = ran(tmp_path / "one", *words)
+    assert all(row["test/accuracy"] for row in one[0])
+    agree(one, ran(tmp_path / "two", *words, num_processes=2))
+
+
 def test_uploads_that_are_kept_reach_every_process(tmp_path: Path) -> None:
     words = ("--model.network", "lenet5", "--trainer.clients_per_round", "8", "--trainer.max_rounds", "3")
     one = ran(tmp_path / "one", *words, algorithm="FedDF --algorithm.max_steps 20")
