@@ -130,7 +130,7 @@ class WandbRun(Callback):
         if self._id is not None:
             return {}
         words = run_words(trainer)
-        names = {"tags": [word[: LONGEST["tag"]] for word in words]}
+        names: dict[str, Any] = {"tags": [word[: LONGEST["tag"]] for word in words]}
         if not in_sweep():
             names |= {"name": " ".join(words)[: LONGEST["name"]], "group": " ".join(words[:-1])[: LONGEST["group"]]}
         given = {kind for kind in VARIABLES if logger._wandb_init.get(kind) or os.environ.get(VARIABLES[kind])}

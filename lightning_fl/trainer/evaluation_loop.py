@@ -189,7 +189,8 @@ class RoundEvaluation:
             why = "there is no batch to validate on" if has_step else f"{module} has no validation_step"
             return f"Nothing is measured as val/…, because {why}{f'; {tested}' if tested else ''}."
         on = describe_loader(data, self.loaders["validation"], trainer.num_val_batches)
-        hint = "" if "test" not in on else "; data.val_fraction holds out training samples for it instead"
+        is_test = on.endswith((" test images", " test samples"))
+        hint = "; data.val_fraction holds out training samples for it instead" if is_test else ""
         return f"val/… is measured on {on}{f', {tested}' if tested else hint}."
 
     def sanity_check(self) -> None:
