@@ -1,0 +1,47 @@
+"""Test what the server's own training reports: its share of a step, and the steps that it is worth."""
+
+import warnings
+from collections.abc import Callable
+from math import ceil
+
+import pytest
+from toys import BATCH_SIZE, Perceptron, Served
+
+from lightning_fl import FederatedTrainer, UserError
+from lightning_fl.algorithms import FedDU, FedDUS
+from lightning_fl.steps import StaticServerUpdate
+
+MakeTrainer = Callable[..., FederatedTrainer]
+STEPS = 2 * ceil(9 / BATCH_SIZE)
+"""Steps of the server in a round of two epochs on nine samples."""
+
+
+def reported(make_trainer: MakeTrainer, algorithm: FedDU | FedDUS) -> tuple[float, float]:
+    trainer = make_trainer(max_rounds=1, local_epochs=2, precision="64-true")
+    trainer.fit(Perceptron(), Served(9), algorithm)
+    return float(trainer.callback_metrics["feddu/alpha"]), float(trainer.callback_metrics["feddu/tau_eff"])
+
+
+def test_feddu_reports_its_share_and_its_steps(make_trainer: MakeTrainer) -> None:
+    alpha, steps = reported(make_trainer, FedDU(alpha_max=0.25, C=100.0))
+    assert (alpha, steps) == pytest.approx((0.25, 0.25 * STEPS))
+    assert reported(make_trainer, FedDU(C=0.0)) == (0, 0)
+
+
+@pytest.mark.parametrize(("given", "alpha"), [(0, 0.0), (0.5, 0.5 / STEPS), (1, 1 / STEPS), ("full", 1.0)])
+def test_feddus_reports_the_share_of_its_steps(given: float, alpha: float, make_trainer: MakeTrainer) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "tau_eff")
+        found = reported(make_trainer, FedDUS(tau_eff=given))
+    assert found == pytest.approx((alpha, alpha * STEPS))
+
+
+def test_feddus_warns_of_more_steps_than_there_are(make_trainer: MakeTrainer) -> None:
+    with pytest.warns(UserWarning, match=rf"tau_eff={STEPS + 1} is more than the {STEPS} steps"):
+        assert reported(make_trainer, FedDUS(tau_eff=STEPS + 1)) == pytest.approx((1 + 1 / STEPS, STEPS + 1))
+
+
+def test_a_negative_number_of_steps_is_refused() -> None:
+    assert StaticServerUpdate(tau_eff=0).tau_eff == 0
+    with pytest.raises(UserError, match="got -1"):
+        StaticServerUpdate(tau_eff=-1)
