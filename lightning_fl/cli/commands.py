@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import io
 import os
-import re
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
-from itertools import pairwise
 from pathlib import Path
 from typing import NoReturn
 
 from lightning_fl import __version__
+from lightning_fl.cli import shipped_configs
 from lightning_fl.cli.config_checks import check_file
 from lightning_fl.cli.failures import file_error_of, sentence_of
 from lightning_fl.cli.print_once import fail
-from lightning_fl.errors import UserError, nearest, require
+from lightning_fl.errors import nearest, require
 
 COMMANDS = ("fit", "validate", "test", "predict", "list", "report")
 FLAGS = ("--help", "--version", "--config", "--print_config", "--print_completion")
@@ -104,14 +103,9 @@ def _text(name: str) -> str:
 
 def _check_configurations(given: list[str]) -> None:
     """Check that the files given by --config can be configurations."""
-    words = [part for word in given for part in (word.split("=", 1) if word.startswith("--config=") else [word])]
-    paths = [os.path.expanduser(value) for flag, value in pairwise(words) if flag in ("-c", "--config")]
-    for path in paths:
-        require(path.strip() != "", "--config needs the name of a file, got an empty one.")
+    for path in map(os.path.expanduser, shipped_configs.given_paths(given)):
         if os.path.isfile(path):
             check_file(path)
-        elif not os.path.exists(path) and not re.search(r"^[-{]|:\s|://", path):  # no flag, YAML, URL or standard input
-            raise UserError(f"--config: File does not exist: {os.path.abspath(path)!r}.")
 
 
 def _run(arguments: Sequence[str] | None) -> None:

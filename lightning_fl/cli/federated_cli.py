@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from enum import Enum
 from functools import partial
@@ -17,7 +18,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, LRSched
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch.optim import Optimizer
 
-from lightning_fl import data, modules
+from lightning_fl import __version__, data, modules
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.checks import parameters_of
 from lightning_fl.cli.config_checks import (
@@ -29,7 +30,9 @@ from lightning_fl.cli.config_checks import (
     free_parameters,
 )
 from lightning_fl.cli.error_messages import explain, unknown_variable
+from lightning_fl.cli.help_formatter import PlainHelpFormatter, arrange, inner_usage
 from lightning_fl.cli.print_once import fail
+from lightning_fl.cli.shipped_configs import with_paths
 from lightning_fl.cli.type_descriptions import shown
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.data.federated_data_module import OFFERED
@@ -40,11 +43,7 @@ from lightning_fl.outputs.run_folder import config_name, remove_empty, require_w
 from lightning_fl.state.settings import Change
 from lightning_fl.trainer import FederatedTrainer
 
-DESCRIPTION = (
-    "Federated-learning experiments for PyTorch Lightning. "
-    "`lightning-fl list` lists every algorithm, network, data set and callback; `lightning-fl report RUN…` compares runs "
-    "(`lightning-fl report --help`); `lightning-fl --version` prints the version."
-)
+DESCRIPTION = "Federated-learning experiments for PyTorch Lightning."
 LINKED = OFFERED
 """Parameters of the model that are taken from the data, if the data define them."""
 
@@ -53,7 +52,7 @@ class FederatedArgumentParser(LightningArgumentParser):
     """Parser that accepts a FederatedTrainer and reports an error in one sentence."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **{"description": DESCRIPTION, **options})
+        super().__init__(*arguments, **{"description": DESCRIPTION, "formatter_class": PlainHelpFormatter, **options})
         # Without this, a misspelt flag could count as an abbreviation of another.
         self.allow_abbrev = False
 
@@ -67,26 +66,17 @@ class FederatedArgumentParser(LightningArgumentParser):
             )
         return super().add_lightning_class_args(lightning_class, nested_key, *arguments, **options)
 
-    def add_optimizer_args(
-        self, optimizer_class: Any = (Optimizer,), nested_key: str = "optimizer", link_to: str = "AUTOMATIC"
-    ) -> None:
-        """Add the arguments of an optimiser under a readable title."""
-        super().add_optimizer_args(optimizer_class, nested_key, link_to)
-        self._title(nested_key, "Optimiser of the clients, in place of the module's configure_optimizers")
+    def format_help(self, *arguments: Any, **options: Any) -> str:
+        """Return the help with the method, the model and the data first."""
+        if hasattr(self, "_inner_parser"):
+            self.usage, self.description = inner_usage(self.description or "")
+        elif self._subcommands_action is None:
+            arrange(self)
+        return super().format_help(*arguments, **options)
 
-    def add_lr_scheduler_args(
-        self,
-        lr_scheduler_class: Any = LRSchedulerTypeTuple,
-        nested_key: str = "lr_scheduler",
-        link_to: str = "AUTOMATIC",
-    ) -> None:
-        """Add the arguments of a scheduler under a readable title; Lightning's own is the repr of two classes."""
-        super().add_lr_scheduler_args(lr_scheduler_class, nested_key, link_to)
-        self._title(nested_key, "Scheduler of its learning rate, which steps after each round")
-
-    def _title(self, key: str, title: str) -> None:
-        assert self.groups is not None
-        self.groups[key].title = title
+    def parse_args(self, args: Any = None, *arguments: Any, **options: Any) -> Any:
+        """Parse a command line, in which `--config` may name a configuration of the package."""
+        return super().parse_args(with_paths(sys.argv[1:] if args is None else args), *arguments, **options)
 
     def parse_path(self, path: Any, *arguments: Any, **options: Any) -> Any:
         """Parse a file after `check_file`, because jsonargparse ignores much of a file that is not a configuration."""
@@ -167,6 +157,10 @@ class FederatedCLI(LightningCLI):
             "parser_kwargs": {"prog": "lightning-fl", "default_env": True},
         }
         super().__init__(model_class, datamodule_class, args=args, **{**defaults, **options})  # type: ignore[arg-type]
+
+    def init_parser(self, **options: Any) -> LightningArgumentParser:
+        """Return a parser that heads configurations with the version of this package instead of Lightning's."""
+        return super().init_parser(**{"dump_header": [f"lightning-fl=={__version__}"], **options})
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse the arguments, and refuse invalid values that the parser accepts."""
