@@ -14,9 +14,8 @@ from typing import Any, NoReturn
 import torch
 import yaml
 from lightning.pytorch import LightningModule
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, LRSchedulerTypeTuple, SaveConfigCallback
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
-from torch.optim import Optimizer
 
 from lightning_fl import __version__, data, modules
 from lightning_fl.algorithms import Algorithm
@@ -26,8 +25,10 @@ from lightning_fl.cli.config_checks import (
     check_file,
     check_free_parameters,
     check_group,
+    check_numbers,
     check_optimizer,
     free_parameters,
+    replaced_work,
 )
 from lightning_fl.cli.error_messages import explain, unknown_variable
 from lightning_fl.cli.help_formatter import PlainHelpFormatter, arrange, inner_usage
@@ -44,6 +45,10 @@ from lightning_fl.state.settings import Change
 from lightning_fl.trainer import FederatedTrainer
 
 DESCRIPTION = "Federated-learning experiments for PyTorch Lightning."
+SEED_TRUE = (
+    "seed_everything true would be the seed 0, because Lightning draws none: give a whole number, such as $RANDOM in a shell, or "
+    "false for an initial model without a seed."
+)
 LINKED = OFFERED
 """Parameters of the model that are taken from the data, if the data define them."""
 
@@ -76,7 +81,11 @@ class FederatedArgumentParser(LightningArgumentParser):
 
     def parse_args(self, args: Any = None, *arguments: Any, **options: Any) -> Any:
         """Parse a command line, in which `--config` may name a configuration of the package."""
-        return super().parse_args(with_paths(sys.argv[1:] if args is None else args), *arguments, **options)
+        words = with_paths(sys.argv[1:] if args is None else args)
+        if dropped := replaced_work(words):
+            words.append(dropped[0])
+            rank_zero_info(dropped[1])
+        return super().parse_args(words, *arguments, **options)
 
     def parse_path(self, path: Any, *arguments: Any, **options: Any) -> Any:
         """Parse a file after `check_file`, because jsonargparse ignores much of a file that is not a configuration."""
@@ -94,14 +103,17 @@ class FederatedArgumentParser(LightningArgumentParser):
 
     def get_completion_script(self, *arguments: Any, **options: Any) -> str:
         """Return the script with the names that a configuration may use and the commands that need no parser."""
-        from lightning_fl.cli.completion import offer_names, report_flags
+        from lightning_fl.cli import first_config
+        from lightning_fl.cli.completion import flags_of, offer_names
+        from lightning_fl.report.command import build_parser
 
         commands = self._subcommands_action
         assert commands is not None
         for command in commands.choices.values():
             offer_names(command)
+        commands.add_subcommand("init", flags_of(first_config.build_parser()))
         commands.add_subcommand("list", LightningArgumentParser())
-        commands.add_subcommand("report", report_flags())
+        commands.add_subcommand("report", flags_of(build_parser()))
         return super().get_completion_script(*arguments, **options)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
@@ -169,9 +181,11 @@ class FederatedCLI(LightningCLI):
         misspelt = unknown_variable(f"PL_{self.config.subcommand.upper()}__", os.environ, command)
         require(misspelt is None, misspelt or "")
         config = self.config[self.config.subcommand].as_dict()
+        check_numbers(sys.argv[1:] if args is None else args if isinstance(args, list) else [], config)
         seed, most = config["seed_everything"], 2**32 - 1
+        require(seed is not True, SEED_TRUE)
         is_allowed = isinstance(seed, int) and 0 <= seed <= most
-        require(is_allowed, f"seed_everything must be true, false or a whole number in [0, {most}], got {shown(seed)}.")
+        require(is_allowed, f"seed_everything must be false or a whole number in [0, {most}], got {shown(seed)}.")
         check_group(config["trainer"], self.trainer_class, "trainer")
         for key in ("model", "data", "algorithm", "optimizer", "lr_scheduler"):
             check_class(config.get(key), key)

@@ -95,7 +95,8 @@ class PlainHelpFormatter(DefaultHelpFormatter):
             return text
         classes = _classes_of(action)
         if classes:
-            names = f"One of {', '.join(classes)}, or your own by its import path; --{action.dest}.help NAME shows its parameters."
+            ask = f"--{action.dest}.help NAME shows its parameters"
+            names = f"One of {', '.join(classes)}, or your own by its import path; {ask}."
             text = names if text.startswith(NOT_SAID) else f"{text.rstrip('.')}. {names}"
         default = action.default
         if isinstance(default, Mapping) or hasattr(default, "class_path"):
@@ -117,7 +118,10 @@ def arrange(parser: Any) -> None:
         action.metavar, action.help = TEXTS.get(action.dest, (action.metavar, action.help))
     for key, group in parser.groups.items():
         group.title = TITLES.get(key, "Checkpoint" if key == command else group.title)
-    first = [parser._action_groups[1], *(parser.groups[key] for key in FIRST if key in parser.groups)]  # [1] is --help and --config
+    first = [
+        parser._action_groups[1],
+        *(parser.groups[key] for key in FIRST if key in parser.groups),
+    ]  # [1] is --help and --config
     parser._action_groups.sort(key=lambda group: first.index(group) if group in first else len(first))
 
 

@@ -46,7 +46,11 @@ def find(given: str) -> str:
         return str(folder() / f"{name}{SUFFIX}")
     siblings = {_name(str(file)): str(file) for file in Path(path).parent.glob(f"*{SUFFIX}")}
     close = get_close_matches(name, [*names(), *siblings], n=1)
-    hint = f"did you mean {siblings.get(close[0], close[0])!r}?" if close else "lightning-fl list configs names those of the package."
+    hint = (
+        f"did you mean {siblings.get(close[0], close[0])!r}?"
+        if close
+        else "lightning-fl list configs names those of the package."
+    )
     raise UserError(f"--config: File does not exist: {os.path.abspath(path)!r}; {hint}")
 
 

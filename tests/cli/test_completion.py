@@ -18,8 +18,9 @@ printf '%s\\n' "${COMPREPLY[@]}"
 
 OFFERED = {
     "commands": (["f"], {"fit"}),
-    "every command": ([""], {"fit", "validate", "test", "predict", "list"}),
+    "every command": ([""], {"fit", "validate", "test", "predict", "list", "report", "init"}),
     "a flag of a command without a parser": (["report", "--t"], {"--target"}),
+    "names for init": (["init", "--algorithm", "FedP"], {"FedProx"}),
     "a flag": (["fit", "--trainer.max_r"], {"--trainer.max_rounds"}),
     "algorithms": (["fit", "--algorithm", "FedP"], {"FedProx"}),
     "a parameter of an algorithm": (["fit", "--algorithm.mu"], {"--algorithm.mu"}),

@@ -38,12 +38,20 @@ def test_the_help_of_a_command_has_flags_and_no_internals(help_of: Help, columns
     assert printed.startswith("usage: lightning-fl fit [--config FILE] [--FLAG VALUE] ...\n")
     assert [line for line in lines if len(line) > columns] == []
     # No environment variable for each flag, no representation of an object, no type as Python writes it.
-    assert not re.findall(r"ENV:|ARG:|<class|functools|0x[0-9a-f]+|Optional\[|Union\[|CLASS_PATH|known subclasses", printed)
+    assert not re.findall(
+        r"ENV:|ARG:|<class|functools|0x[0-9a-f]+|Optional\[|Union\[|CLASS_PATH|known subclasses", printed
+    )
     assert printed.count("PL_") == 1
     words = set(re.findall(r"[\w.]+", printed))
     assert words.isdisjoint(HIDDEN - {"Callback", "Optimizer", "Checkpoint"})
     assert words.isdisjoint({"SaveFitConfig", "RoundCSVLogger", "ClientGates", "WandbRun", "MPSAccelerator"})
-    assert words >= {*classes_under("algorithm"), *classes_under("trainer.callbacks"), "Digits", "ImageClassifier", "SGD"}
+    assert words >= {
+        *classes_under("algorithm"),
+        *classes_under("trainer.callbacks"),
+        "Digits",
+        "ImageClassifier",
+        "SGD",
+    }
     flags = re.findall(r"^  (--trainer\.\w+)", printed, re.MULTILINE)
     single = set(parameters_of(FederatedTrainer)) - {"clock", "loss_guard"}
     assert single <= {flag.removeprefix("--trainer.") for flag in flags}
@@ -56,7 +64,9 @@ def test_headings_stand_in_the_order_of_the_flags(help_of: Help) -> None:
     assert order[0] in HEADINGS
     titles = [line for line in help_of("fit", "--help").splitlines() if re.match(r"\S.*:$", line)]
     assert titles[:4] == ["Options:", "Method:", titles[2], "Data, divided over clients and a server:"]
-    assert [title for title in titles if title[:-1] in HEADINGS.values()] == [f"{title}:" for title in HEADINGS.values()]
+    assert [title for title in titles if title[:-1] in HEADINGS.values()] == [
+        f"{title}:" for title in HEADINGS.values()
+    ]
 
 
 def test_the_help_of_a_class_is_as_short(help_of: Help) -> None:
