@@ -101,12 +101,17 @@ class FederatedArgumentParser(LightningArgumentParser):
                 defaults[key] = str(value.value)
         return defaults
 
-    def get_completion_script(self, *arguments: Any, **options: Any) -> str:
+    def get_completion_script(self, completion_type: str, **options: Any) -> str:
         """Return the script with the names that a configuration may use and the commands that need no parser."""
         from lightning_fl.cli import first_config
         from lightning_fl.cli.completion import flags_of, offer_names
         from lightning_fl.report.command import build_parser
 
+        require(
+            completion_type.startswith("shtab-"),
+            f"--print_completion {completion_type} would describe flags, not configuration files; allowed: shtab-bash, "
+            "shtab-zsh, shtab-tcsh, shtab-fish, shtab-powershell.",
+        )
         commands = self._subcommands_action
         assert commands is not None
         for command in commands.choices.values():
@@ -114,7 +119,7 @@ class FederatedArgumentParser(LightningArgumentParser):
         commands.add_subcommand("init", flags_of(first_config.build_parser()))
         commands.add_subcommand("list", LightningArgumentParser())
         commands.add_subcommand("report", flags_of(build_parser()))
-        return super().get_completion_script(*arguments, **options)
+        return super().get_completion_script(completion_type, **options)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print one sentence and exit with code 2."""
