@@ -16,7 +16,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from lightning_fl.cli import shipped_configs
+from lightning_fl.cli.type_descriptions import shown
 from lightning_fl.errors import UserError, require
 
 FILE = Path(__file__).with_name("catalogue.jsonl")
@@ -92,7 +95,7 @@ def listing(words: Sequence[str]) -> str:
     if word in sections:
         return _section(word, known)
     if word == CONFIGS:
-        return _table(CONFIGS, {name: _first_comment(name) for name in shipped_configs.names()})
+        return _table(CONFIGS, {name: _first_line(name) for name in shipped_configs.names()})
     found = next((one for one in known if word in (one.name, one.section)), None)
     if found is None:
         names = [*(one.name for one in known), *FLAGS, CONFIGS]
@@ -113,21 +116,13 @@ def _explained(parameter: dict[str, Any]) -> str:
     return parameter["about"] if default is None else f"{parameter['about']} (default: {shown(default)})"
 
 
-def shown(value: Any) -> str:
-    """Return a value as a configuration writes it.
-
-    >>> shown(True), shown("auto"), shown([1, 2]), shown(None)
-    ('true', 'auto', '[1, 2]', 'null')
-    """
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def _first_comment(name: str) -> str:
-    """Return the first sentence of the comment at the head of a configuration."""
-    first = (
-        (shipped_configs.folder() / f"{name}{shipped_configs.SUFFIX}").read_text(encoding="utf-8").partition("\n")[0]
-    )
-    return first.removeprefix("# ").partition(". ")[0].rstrip(".:") if first.startswith("# ") else ""
+def _first_line(name: str) -> str:
+    """Return the first sentence of the comment at the head of a configuration, or else its method."""
+    text = (shipped_configs.folder() / f"{name}{shipped_configs.SUFFIX}").read_text(encoding="utf-8")
+    if text.startswith("# "):
+        return text.partition("\n")[0].removeprefix("# ").partition(". ")[0].rstrip(".:")
+    method = yaml.safe_load(text)["algorithm"]
+    return str(method if isinstance(method, str) else method["class_path"])
 
 
 def _section(section: str, known: Sequence[Entry]) -> str:

@@ -16,7 +16,8 @@ from lightning_fl.cli.catalogue import Entry
 from lightning_fl.errors import UserError, nearest, require
 
 NAME = "experiment.yaml"
-WIDTH = 100
+WIDTH, ONE_LINE = 100, 10**6
+"""Longest line of a comment, and of a value."""
 TRAINER_KEYS = ("max_rounds", "clients_per_round", "local_epochs", "default_root_dir")
 MODEL_KEYS = ("network", "learning_rate", "momentum", "weight_decay", "lr_decay")
 DATA_KEYS = (
@@ -67,7 +68,7 @@ class _Parser(ArgumentParser):
     """Parser that raises a `UserError`, so that the command ends with one sentence."""
 
     def error(self, message: str) -> NoReturn:
-        word = message.rpartition(": ")[2].split()[0].partition("=")[0]
+        word = message.rpartition(": ")[2].partition(" ")[0].partition("=")[0]
         if "unrecognized arguments" in message and word.startswith("-"):
             flags = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
             raise UserError(f"lightning-fl init has no flag {word}; {nearest(word, flags)}.")
@@ -176,7 +177,8 @@ def _values(
         parameter = entry.parameters[key]
         yield from _comment((texts or {}).get(key, parameter["about"]), level)
         value = values.get(key, parameter.get("default"))
-        yield f"{'  ' * level}{key}: {yaml.safe_dump(value, default_flow_style=True).partition(chr(10))[0]}"
+        written = yaml.safe_dump(value, default_flow_style=True, width=ONE_LINE).partition("\n")[0]
+        yield f"{'  ' * level}{key}: {written}"
 
 
 def _comment(text: str, level: int) -> list[str]:

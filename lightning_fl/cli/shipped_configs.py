@@ -39,9 +39,11 @@ def find(given: str) -> str:
     """
     require(given.strip() != "", "--config needs the name of a file, got an empty one.")
     path = os.path.expanduser(given)
-    if os.path.exists(path) or re.search(r"^[-{]|:\s|://", path):
+    if os.path.isfile(path) or re.search(r"^[-{]|:\s|://", path):
         return given
     name = _name(Path(path).as_posix())
+    if os.path.exists(path) and name not in names():  # a pipe, for instance; a folder is refused by the parser
+        return given
     if name in names():
         return str(folder() / f"{name}{SUFFIX}")
     siblings = {_name(str(file)): str(file) for file in Path(path).parent.glob(f"*{SUFFIX}")}

@@ -127,6 +127,7 @@ MISTAKES = {
     "unknown data": (["--data", "cifar"], ["--data 'cifar' is unknown", "CIFAR10"]),
     "an unknown network": (["--model", "lenet"], ["--model.network 'lenet' is unknown", "lenet5"]),
     "an unknown flag": (["--algoritm", "FedDU"], ["no flag --algoritm", "'--algorithm'"]),
+    "an empty folder": (["a", ""], ["lightning-fl init"]),
     "two folders": (["a", "b"], ["lightning-fl init", "b"]),
     "an existing file": (["there"], ["there/experiment.yaml exists", "--overwrite"]),
     "a folder in a file": (["there/experiment.yaml/x"], ["there/experiment.yaml/x", "cannot be written"]),
@@ -191,7 +192,11 @@ def test_a_configuration_of_the_package_is_found_by_name_from_any_folder(lightni
         printed = yaml.safe_load(laid.out)
         assert printed["seed_everything"] == 777
         assert printed["algorithm"]["class_path"].endswith(".FedDU")
-    # A file of the user's own comes first.
+    # A file of the user's own comes first, a folder does not.
+    (tmp_path / "feddumap").mkdir()
+    assert lightning_fl("fit", "--config", "feddumap/cnn_cifar10", "--print_config").code == 0
+    (tmp_path / "feddumap" / "cnn_cifar10").mkdir()
+    assert lightning_fl("fit", "--config", "feddumap/cnn_cifar10", "--print_config").code == 0
     (tmp_path / "quickstart").write_text("trainer: {max_rounds: 7}\nmodel: ImageClassifier\ndata: Digits")
     assert "max_rounds: 7" in lightning_fl("fit", "--config", "quickstart", "--print_config").out
 
