@@ -74,7 +74,7 @@ class FederatedArgumentParser(LightningArgumentParser):
     def format_help(self, *arguments: Any, **options: Any) -> str:
         """Return the help with the method, the model and the data first."""
         if hasattr(self, "_inner_parser"):
-            self.usage, self.description = inner_usage(self.description or "")
+            self.usage, self.description = inner_usage(self.description or "", bool(self._actions))
         elif self._subcommands_action is None:
             arrange(self)
         return super().format_help(*arguments, **options)

@@ -89,7 +89,7 @@ class PlainHelpFormatter(DefaultHelpFormatter):
 
     def _get_help_string(self, action: Action) -> str:
         text = (action.help or "").strip()
-        if not action.dest.startswith("trainer."):
+        if action.dest.rpartition(".")[0] != "trainer":  # whose texts may begin with a value, such as norm
             text = text[:1].upper() + text[1:]
         if not hasattr(action, "_typehint"):
             return text
@@ -125,7 +125,7 @@ def arrange(parser: Any) -> None:
     parser._action_groups.sort(key=lambda group: first.index(group) if group in first else len(first))
 
 
-def inner_usage(description: str) -> tuple[str, str]:
+def inner_usage(description: str, has_parameters: bool = True) -> tuple[str, str]:
     """Return usage and description for the help of one class.
 
     >>> inner_usage("Help for --algorithm.help=lightning_fl.algorithms.FedDU")
@@ -133,8 +133,10 @@ def inner_usage(description: str) -> tuple[str, str]:
     """
     key, path = re.findall(r"--([\w.]+)\.help=([\w.]+)", description)[0]
     name = path.rpartition(".")[2]
-    shortest = name if name in classes_under(key) else path
-    return f"lightning-fl fit --{key} {shortest} [--{key}.NAME VALUE] ...", f"Parameters of {path}."
+    command = f"lightning-fl fit --{key} {name if name in classes_under(key) else path}"
+    if not has_parameters:
+        return command, f"{path} has no parameters."
+    return f"{command} [--{key}.NAME VALUE] ...", f"Parameters of {path}."
 
 
 def _is_internal(action: Action) -> bool:
