@@ -140,6 +140,8 @@ def check_numbers(words: Sequence[str], config: Any) -> None:
     """
     kept = {leaf for leaf in _leaves(config) if isinstance(leaf, str)}
     for flag, value in _flags(words):
+        if flag in CONFIG:
+            continue
         with suppress(yaml.YAMLError, RecursionError):
             for node in _nodes(yaml.compose(value, Loader=yaml.SafeLoader)):
                 if _is_misread(node) and node.value not in kept:
@@ -171,6 +173,7 @@ def _leaves(given: Any) -> Iterator[Any]:
         yield from _leaves(one)
 
 
+CONFIG, COMMAND_LINE = ("-c", "--config"), "the command line"
 WORK = ("local_epochs", "local_steps")
 
 
@@ -182,13 +185,14 @@ def replaced_work(words: Sequence[str]) -> tuple[str, str] | None:
     """
     given: dict[str, tuple[str, Any]] = {}  # by key, the file or flag that gives it last, and the value
     for flag, value in _flags(words):
-        if flag in ("-c", "--config") and os.path.isfile(value):
-            trainer = check_file(value).get("trainer")
+        path = os.path.expanduser(value)
+        if flag in CONFIG and os.path.isfile(path):
+            trainer = check_file(path).get("trainer")
             found = {key: trainer[key] for key in WORK if key in trainer} if isinstance(trainer, Mapping) else {}
             source = value
         else:
             key = flag.removeprefix("--trainer.")
-            found, source = ({key: yaml.safe_load(value)} if key in WORK else {}), "--trainer"
+            found, source = ({key: None if value == "null" else value} if key in WORK else {}), COMMAND_LINE
         for key, work in found.items():
             given.pop(key, None)  # so that the order is that of the last mentions
             if work is not None:

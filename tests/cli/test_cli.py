@@ -617,6 +617,7 @@ MISTAKES = {
     ),
     "a parameter of the data, for the model": (["--model.batch_size", "5"], ["did you mean 'data.batch_size'"]),
     "an octal number": (["--trainer.max_rounds", "010"], ["--trainer.max_rounds has 010", "reads as 8"]),
+    "no YAML for steps": (["--trainer.local_steps", "["], ["trainer.local_steps must be int"]),
     "an octal seed": (["--seed_everything=010"], ["--seed_everything has 010", "reads as 8"]),
     "an octal number in a list": (["--trainer.devices", "[010]"], ["--trainer.devices has 010", "reads as 8"]),
     "minutes and seconds": (["--data.num_clients", "1:30"], ["--data.num_clients has 1:30", "reads as 90"]),
@@ -732,6 +733,7 @@ def test_a_mistake_in_a_file_ends_with_one_sentence(
     [
         (["--config", "epochs.yaml", "--trainer.local_steps", "3"], "local_steps: 3", "local_epochs: null"),
         (["--config", "steps.yaml", "--trainer.local_epochs=4"], "local_epochs: 4", "local_steps: null"),
+        (["--trainer.local_steps", "3", "--config", "epochs.yaml"], "local_epochs: 5", "local_steps: null"),
         (["--config", "epochs.yaml", "--config=steps.yaml"], "local_steps: 2", "local_epochs: null"),
         (
             ["--config", "epochs.yaml", "--config=steps.yaml", "--config", "none.yaml"],
@@ -757,7 +759,8 @@ def test_the_later_of_epochs_and_steps_replaces_the_earlier(
         assert said == []
     else:
         (line,) = said
-        assert line == f"trainer.{kept.replace(':', '')} replaces trainer.{dropped.partition(':')[0]} of {words[1]}."
+        source = words[1] if words[0] == "--config" else "the command line"
+        assert line == f"trainer.{kept.replace(':', '')} replaces trainer.{dropped.partition(':')[0]} of {source}."
 
 
 def test_a_text_that_looks_like_an_octal_number_stays_a_text(lightning_fl: Command, small: str) -> None:
