@@ -24,9 +24,11 @@ SOURCES = [
 DATA = [
     "lightning_fl/py.typed",
     "lightning_fl/cli/help.txt",
-    "lightning_fl/cli/listing.txt",
+    "lightning_fl/cli/catalogue.jsonl",
     *(f"lightning_fl/report/{name}" for name in ("page.html", "papers.yaml", "published.csv")),
 ]
+CONFIGS = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "configs").rglob("*.yaml"))]
+"""Configurations, which the wheel holds as `lightning_fl/configs`."""
 
 
 def imported_by(statement: str, dots: bool = False) -> set[str]:
@@ -99,7 +101,7 @@ def test_every_package_is_listed_for_the_wheel() -> None:
         else ".".join(folder.parts)
         for folder in folders
     }
-    assert listed == there
+    assert listed == {*there, "lightning_fl.configs"}  # a folder of configurations, without code
 
 
 def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
@@ -112,6 +114,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
         "LICENSE",
         *(str(path.relative_to(ROOT)) for path in SOURCES),
         *DATA,
+        *CONFIGS,
     ]
     for name in names:
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
@@ -124,7 +127,8 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
         "lightning_fl",
         f"lightning_fl-{lightning_fl.__version__}.dist-info",
     }
-    assert held >= set(DATA)
+    assert held >= {*DATA, *(f"lightning_fl/{name}" for name in CONFIGS)}
+    assert len(CONFIGS) > 50
     for source in SOURCES:
         name = str(source.relative_to(ROOT))
         assert (name if name.startswith("lightning_fl/") else f"lightning_fl/{name}") in held

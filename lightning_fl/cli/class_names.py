@@ -43,7 +43,9 @@ OTHER_NAMES = {
 LISTS = ("callbacks", "logger", "stages", "steps")
 """Keys that may name several classes."""
 BASES = {"BasePredictionWriter", "Callback", "Checkpoint", "LRScheduler", "Optimizer", "ProgressBar"}
-HIDDEN = {*BASES, "LBFGS", *(c.__name__ for c in REFUSED_CALLBACKS)}
+OF_SCHEDULERS = {"ChainedScheduler", "SequentialLR"}
+"""Schedulers of schedulers, which need theirs built with an optimiser, as a configuration cannot."""
+HIDDEN = {*BASES, *OF_SCHEDULERS, "LBFGS", *(c.__name__ for c in REFUSED_CALLBACKS)}
 """Classes that a configuration may not name: base classes, and classes that a federation does not support."""
 
 

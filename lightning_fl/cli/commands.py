@@ -1,29 +1,29 @@
 """`lightning-fl`: the commands, and how they fail.
 
-`fit`, `validate`, `test` and `predict` take configurations as every LightningCLI does; `list` prints the available names;
-`report` compares runs. A user's mistake ends with one sentence on standard error and exit code 2. Whatever needs no run is
-answered here, before torch and Lightning are imported, which takes seconds.
+`fit`, `validate`, `test` and `predict` take configurations as every LightningCLI does; `init` writes a first configuration,
+`list` prints the available names, and `report` compares runs. A user's mistake ends with one sentence on standard error and exit
+code 2. Whatever needs no run is answered here, before torch and Lightning are imported, which takes seconds.
 """
 
 from __future__ import annotations
 
 import io
 import os
-import re
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
-from itertools import pairwise
 from pathlib import Path
 from typing import NoReturn
 
 from lightning_fl import __version__
+from lightning_fl.cli import catalogue, shipped_configs
 from lightning_fl.cli.config_checks import check_file
 from lightning_fl.cli.failures import file_error_of, sentence_of
+from lightning_fl.cli.first_config import init
 from lightning_fl.cli.print_once import fail
-from lightning_fl.errors import UserError, nearest, require
+from lightning_fl.errors import nearest, require
 
-COMMANDS = ("fit", "validate", "test", "predict", "list", "report")
+COMMANDS = ("init", "fit", "validate", "test", "predict", "report", "list")
 FLAGS = ("--help", "--version", "--config", "--print_config", "--print_completion")
 """Flags that may stand before the command."""
 SPINS = "10000"
@@ -32,9 +32,6 @@ default waits so long that a round takes many times longer on a busy machine (do
 RESUME = "--ckpt_path last resumes after the last complete round"
 BROKEN_PIPE = 141
 """Exit code of a program that is ended by SIGPIPE."""
-LIST_HELP = (
-    "usage: lightning-fl list\n\nList every algorithm, network, data set, partition and callback, with one line each."
-)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -82,14 +79,13 @@ def _answer_at_once(given: list[str]) -> str | None:
         flag = first.partition("=")[0]
         require(flag in FLAGS, f"there is no flag {flag} before the command; {nearest(flag, FLAGS)}.")
     if first in ("-h", "--help"):
-        return _text("help.txt")
+        return Path(__file__).with_name("help.txt").read_text(encoding="utf-8").rstrip()
     if first == "--version":
         return f"lightning-fl {__version__}"
     if first == "list":
-        if given[1:] in (["-h"], ["--help"]):
-            return LIST_HELP
-        require(len(given) == 1, f"lightning-fl list takes no arguments, got {' '.join(given[1:])}.")
-        return _text("listing.txt")
+        return catalogue.HELP if given[1:] in (["-h"], ["--help"]) else catalogue.listing(given[1:])
+    if first == "init":
+        return init(given[1:])
     if first == "report":
         from lightning_fl.report import report
 
@@ -97,21 +93,11 @@ def _answer_at_once(given: list[str]) -> str | None:
     return None
 
 
-def _text(name: str) -> str:
-    """Return a text of this folder, which a test compares with the code."""
-    return Path(__file__).with_name(name).read_text(encoding="utf-8").rstrip()
-
-
 def _check_configurations(given: list[str]) -> None:
     """Check that the files given by --config can be configurations."""
-    words = [part for word in given for part in (word.split("=", 1) if word.startswith("--config=") else [word])]
-    paths = [os.path.expanduser(value) for flag, value in pairwise(words) if flag in ("-c", "--config")]
-    for path in paths:
-        require(path.strip() != "", "--config needs the name of a file, got an empty one.")
+    for path in map(os.path.expanduser, shipped_configs.given_paths(given)):
         if os.path.isfile(path):
             check_file(path)
-        elif not os.path.exists(path) and not re.search(r"^[-{]|:\s|://", path):  # no flag, YAML, URL or standard input
-            raise UserError(f"--config: File does not exist: {os.path.abspath(path)!r}.")
 
 
 def _run(arguments: Sequence[str] | None) -> None:

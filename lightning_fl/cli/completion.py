@@ -13,10 +13,10 @@ from typing import Any
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lightning_fl.checks import parameters_of
+from lightning_fl.cli import catalogue
 from lightning_fl.cli.class_names import classes_under
 from lightning_fl.cli.type_descriptions import choices_of
 from lightning_fl.modules import NETWORKS
-from lightning_fl.report.command import build_parser
 from lightning_fl.trainer.lightning_parts import PRECISION_ALIASES, PRECISIONS, PROFILERS, STRATEGIES
 
 VALUES = {
@@ -58,10 +58,16 @@ def _offer_parameters(
             _offer_parameters(parser, f"{flag}.{name}", inner, (*around, offered))
 
 
-def report_flags() -> LightningArgumentParser:
-    """Return the flags of `report` in a parser for which jsonargparse can write a script."""
-    parser = LightningArgumentParser()
-    for action in build_parser()._actions:
-        if action.option_strings and action.dest != "help":
-            parser.add_argument(*action.option_strings, action="store_true" if action.nargs == 0 else "store")
+def flags_of(other: ArgumentParser) -> LightningArgumentParser:
+    """Return the flags of a command without a run in a parser for which jsonargparse can write a script."""
+    parser, sections = LightningArgumentParser(), {"algorithm": "algorithms", "data": "data", "model": "networks"}
+    for action in other._actions:
+        if not action.option_strings or action.dest == "help":
+            continue
+        if action.nargs == 0:
+            parser.add_argument(*action.option_strings, action="store_true")
+        else:
+            names = [entry.name for entry in catalogue.entries() if entry.section == sections.get(action.dest)]
+            options: dict[str, Any] = {"choices": names} if names else {}
+            parser.add_argument(*action.option_strings, **options)
     return parser

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import pairwise
 from pydoc import locate
 from typing import Any, TextIO
 
@@ -24,8 +26,8 @@ MAX_VALUES = 100_000
 MAX_DEPTH = 100
 
 
-def check_file(path: str | os.PathLike[str]) -> None:
-    """Check that a file can be a configuration.
+def check_file(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Check that a file can be a configuration, and return its content.
 
     Raises:
         UserError: it is not text, not YAML, empty, not a mapping, grows without bound, or has a key twice, a class_path without a
@@ -44,6 +46,7 @@ def check_file(path: str | os.PathLike[str]) -> None:
     require(isinstance(content, dict), f"{path} must be a mapping with the keys {KEYS}, got {shown(content)}.")
     without = [key for key, value in content.items() if value is None]
     require(len(without) < len(content), f"{path} has no value under {', '.join(map(str, without))}.")
+    return content
 
 
 def _read(file: TextIO) -> Any:
@@ -107,7 +110,7 @@ class _StrictLoader(yaml.SafeLoader):
         construct = self.construct_yaml_int if node.tag.endswith(":int") else self.construct_yaml_float
         number = construct(node)
         require(
-            ":" not in node.value and (isinstance(number, float) or not re.match(r"[-+]?0[\d_]", node.value)),
+            not _is_misread(node),
             f"{self.name} has {node.value} in line {node.start_mark.line + 1}, which YAML reads as {number}: write {number}, or "
             f"'{node.value}' in quotes for the text.",
         )
@@ -116,6 +119,88 @@ class _StrictLoader(yaml.SafeLoader):
 
 _StrictLoader.add_constructor("tag:yaml.org,2002:int", _StrictLoader.construct_number)
 _StrictLoader.add_constructor("tag:yaml.org,2002:float", _StrictLoader.construct_number)
+
+
+def _is_misread(node: yaml.Node) -> bool:
+    """True for a number in base 8 or 60, which most readers take for another."""
+    is_whole = isinstance(node, yaml.ScalarNode) and node.tag.endswith(":int")
+    is_number = is_whole or (isinstance(node, yaml.ScalarNode) and node.tag.endswith(":float"))
+    return is_number and (":" in node.value or (is_whole and bool(re.match(r"[-+]?0[\d_]", node.value))))
+
+
+def check_numbers(words: Sequence[str], config: Any) -> None:
+    """Check that no number of a command line is one that most readers read otherwise, such as 010 or 1:30.
+
+    Args:
+        words: the command line.
+        config: what the parser made of it; a value that it keeps as a text is accepted.
+
+    Raises:
+        UserError: there is such a number.
+    """
+    kept = {leaf for leaf in _leaves(config) if isinstance(leaf, str)}
+    for flag, value in _flags(words):
+        if flag in CONFIG:
+            continue
+        with suppress(yaml.YAMLError, RecursionError):
+            for node in _nodes(yaml.compose(value, Loader=yaml.SafeLoader)):
+                if _is_misread(node) and node.value not in kept:
+                    number = yaml.safe_load(node.value)
+                    raise UserError(
+                        f"{flag} has {node.value}, which YAML reads as {number}: write the number that you mean."
+                    )
+
+
+def _flags(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield the flags of a command line with their values."""
+    split = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    yield from ((flag, value) for flag, value in pairwise(split) if flag.startswith("-"))
+
+
+def _nodes(node: yaml.Node | None) -> Iterator[yaml.Node]:
+    for part in getattr(node, "value", ()) if isinstance(node, yaml.CollectionNode) else ():
+        for inner in part if isinstance(part, tuple) else (part,):
+            yield from _nodes(inner)
+    if node is not None:
+        yield node
+
+
+def _leaves(given: Any) -> Iterator[Any]:
+    inner = given.values() if isinstance(given, Mapping) else given if isinstance(given, list) else None
+    if inner is None:
+        yield given
+    for one in inner or ():
+        yield from _leaves(one)
+
+
+CONFIG, COMMAND_LINE = ("-c", "--config"), "the command line"
+WORK = ("local_epochs", "local_steps")
+
+
+def replaced_work(words: Sequence[str]) -> tuple[str, str] | None:
+    """Return the flag that drops the earlier of local_epochs and local_steps, and a sentence about it; None if it need not.
+
+    The later of two values that come from different files, or from a file and a flag, replaces the other. Two of one file, or two
+    flags, are left to the trainer, which refuses them.
+    """
+    given: dict[str, tuple[str, Any]] = {}  # by key, the file or flag that gives it last, and the value
+    for flag, value in _flags(words):
+        path = os.path.expanduser(value)
+        if flag in CONFIG and os.path.isfile(path):
+            trainer = check_file(path).get("trainer")
+            found = {key: trainer[key] for key in WORK if key in trainer} if isinstance(trainer, Mapping) else {}
+            source = value
+        else:
+            key = flag.removeprefix("--trainer.")
+            found, source = ({key: None if value == "null" else value} if key in WORK else {}), COMMAND_LINE
+        for key, work in found.items():
+            given.pop(key, None)  # so that the order is that of the last mentions
+            if work is not None:
+                given[key] = (source, work)
+    if len({source for source, _ in given.values()}) < 2:
+        return None
+    (dropped, (source, _)), (kept, (_, work)) = given.items()
+    return f"--trainer.{dropped}=null", f"trainer.{kept} {work} replaces trainer.{dropped} of {source}."
 
 
 def check_group(given: Any, found: Any, key: str) -> None:

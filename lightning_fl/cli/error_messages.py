@@ -16,7 +16,11 @@ from lightning_fl.checks import parameters_of
 from lightning_fl.cli.class_names import CLASS_PACKAGES, class_misfit, classes_under
 from lightning_fl.cli.type_descriptions import choices_of, in_words, shown
 from lightning_fl.errors import nearest
+from lightning_fl.trainer import FederatedTrainer
 from lightning_fl.trainer.lightning_parts import STOCK_FLAGS
+
+SECTIONS = ("data", "model", "algorithm", "optimizer", "lr_scheduler")
+"""Keys of classes whose parameters a user may look for elsewhere."""
 
 VALUES = (
     r"class_path '([^']*)'",
@@ -99,15 +103,32 @@ def _class_of(parser: ArgumentParser) -> str:
 
 
 def _nearest_key(given: str, parser: ArgumentParser) -> str:
-    """Return the nearest of a parser's keys, with all of them only if they are few."""
+    """Return the key with this name in another section, or the nearest of a parser's keys, with all of them if they are few."""
     keys = sorted({action.dest for action in parser._actions} - {"help", "print_completion", "subcommand"})
-    group = given.rpartition(".")[0]
+    group, _, name = given.rpartition(".")
+    owner = _class_of(parser) if hasattr(parser, "_inner_parser") else None
+    if elsewhere := _key_elsewhere(name, group, owner, keys):
+        return f"did you mean {elsewhere!r}? lightning-fl fit --help lists all"
     siblings = [key for key in keys if group and key.rpartition(".")[0] == group]
     few = siblings or [key for key in keys if "." not in key]
     if len(few) <= 15:
         return nearest(given, few)
     match = get_close_matches(given, few, n=1)
     return (f"did you mean {match[0]!r}? " if match else "") + "lightning-fl fit --help lists all"
+
+
+def _key_elsewhere(name: str, group: str, owner: str | None, keys: list[str]) -> str | None:
+    """Return a key of this name in another section than `group`, or than the section of the class `owner`; None without."""
+    sections = {key: classes_under(key) for key in SECTIONS}
+    home = group if owner is None else next((key for key, classes in sections.items() if owner in classes), None)
+    if home is None:
+        return None
+    known = keys if owner is None else [f"trainer.{flag}" for flag in parameters_of(FederatedTrainer)]
+    of_classes = [
+        f"{key}.{name}" for key, found in sections.items() if any(name in parameters_of(c) for c in found.values())
+    ]
+    named = [key for key in known if key.rpartition(".")[2] == name] + of_classes
+    return next((key for key in named if key.rpartition(".")[0] not in (home, "")), None)
 
 
 # ------------------------------------------------------------------------------------------------ values that do not fit

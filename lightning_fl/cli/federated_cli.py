@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from enum import Enum
 from functools import partial
@@ -13,11 +14,10 @@ from typing import Any, NoReturn
 import torch
 import yaml
 from lightning.pytorch import LightningModule
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, LRSchedulerTypeTuple, SaveConfigCallback
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
-from torch.optim import Optimizer
 
-from lightning_fl import data, modules
+from lightning_fl import __version__, data, modules
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.checks import parameters_of
 from lightning_fl.cli.config_checks import (
@@ -25,11 +25,15 @@ from lightning_fl.cli.config_checks import (
     check_file,
     check_free_parameters,
     check_group,
+    check_numbers,
     check_optimizer,
     free_parameters,
+    replaced_work,
 )
 from lightning_fl.cli.error_messages import explain, unknown_variable
+from lightning_fl.cli.help_formatter import PlainHelpFormatter, arrange, inner_usage
 from lightning_fl.cli.print_once import fail
+from lightning_fl.cli.shipped_configs import with_paths
 from lightning_fl.cli.type_descriptions import shown
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.data.federated_data_module import OFFERED
@@ -40,10 +44,10 @@ from lightning_fl.outputs.run_folder import config_name, remove_empty, require_w
 from lightning_fl.state.settings import Change
 from lightning_fl.trainer import FederatedTrainer
 
-DESCRIPTION = (
-    "Federated-learning experiments for PyTorch Lightning. "
-    "`lightning-fl list` lists every algorithm, network, data set and callback; `lightning-fl report RUN…` compares runs "
-    "(`lightning-fl report --help`); `lightning-fl --version` prints the version."
+DESCRIPTION = "Federated-learning experiments for PyTorch Lightning."
+SEED_TRUE = (
+    "seed_everything true would be the seed 0, because Lightning draws none: give a whole number, such as $RANDOM in a shell, or "
+    "false for an initial model without a seed."
 )
 LINKED = OFFERED
 """Parameters of the model that are taken from the data, if the data define them."""
@@ -53,7 +57,7 @@ class FederatedArgumentParser(LightningArgumentParser):
     """Parser that accepts a FederatedTrainer and reports an error in one sentence."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **{"description": DESCRIPTION, **options})
+        super().__init__(*arguments, **{"description": DESCRIPTION, "formatter_class": PlainHelpFormatter, **options})
         # Without this, a misspelt flag could count as an abbreviation of another.
         self.allow_abbrev = False
 
@@ -67,26 +71,21 @@ class FederatedArgumentParser(LightningArgumentParser):
             )
         return super().add_lightning_class_args(lightning_class, nested_key, *arguments, **options)
 
-    def add_optimizer_args(
-        self, optimizer_class: Any = (Optimizer,), nested_key: str = "optimizer", link_to: str = "AUTOMATIC"
-    ) -> None:
-        """Add the arguments of an optimiser under a readable title."""
-        super().add_optimizer_args(optimizer_class, nested_key, link_to)
-        self._title(nested_key, "Optimiser of the clients, in place of the module's configure_optimizers")
+    def format_help(self, *arguments: Any, **options: Any) -> str:
+        """Return the help with the method, the model and the data first."""
+        if hasattr(self, "_inner_parser"):
+            self.usage, self.description = inner_usage(self.description or "", bool(self._actions))
+        elif self._subcommands_action is None:
+            arrange(self)
+        return super().format_help(*arguments, **options)
 
-    def add_lr_scheduler_args(
-        self,
-        lr_scheduler_class: Any = LRSchedulerTypeTuple,
-        nested_key: str = "lr_scheduler",
-        link_to: str = "AUTOMATIC",
-    ) -> None:
-        """Add the arguments of a scheduler under a readable title; Lightning's own is the repr of two classes."""
-        super().add_lr_scheduler_args(lr_scheduler_class, nested_key, link_to)
-        self._title(nested_key, "Scheduler of its learning rate, which steps after each round")
-
-    def _title(self, key: str, title: str) -> None:
-        assert self.groups is not None
-        self.groups[key].title = title
+    def parse_args(self, args: Any = None, *arguments: Any, **options: Any) -> Any:
+        """Parse a command line, in which `--config` may name a configuration of the package."""
+        words = with_paths(sys.argv[1:] if args is None else args)
+        if dropped := replaced_work(words):
+            words.append(dropped[0])
+            rank_zero_info(dropped[1])
+        return super().parse_args(words, *arguments, **options)
 
     def parse_path(self, path: Any, *arguments: Any, **options: Any) -> Any:
         """Parse a file after `check_file`, because jsonargparse ignores much of a file that is not a configuration."""
@@ -102,17 +101,25 @@ class FederatedArgumentParser(LightningArgumentParser):
                 defaults[key] = str(value.value)
         return defaults
 
-    def get_completion_script(self, *arguments: Any, **options: Any) -> str:
+    def get_completion_script(self, completion_type: str, **options: Any) -> str:
         """Return the script with the names that a configuration may use and the commands that need no parser."""
-        from lightning_fl.cli.completion import offer_names, report_flags
+        from lightning_fl.cli import first_config
+        from lightning_fl.cli.completion import flags_of, offer_names
+        from lightning_fl.report.command import build_parser
 
+        require(
+            completion_type.startswith("shtab-"),
+            f"--print_completion {completion_type} would describe flags, not configuration files; allowed: shtab-bash, "
+            "shtab-zsh, shtab-tcsh, shtab-fish, shtab-powershell.",
+        )
         commands = self._subcommands_action
         assert commands is not None
         for command in commands.choices.values():
             offer_names(command)
+        commands.add_subcommand("init", flags_of(first_config.build_parser()))
         commands.add_subcommand("list", LightningArgumentParser())
-        commands.add_subcommand("report", report_flags())
-        return super().get_completion_script(*arguments, **options)
+        commands.add_subcommand("report", flags_of(build_parser()))
+        return super().get_completion_script(completion_type, **options)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print one sentence and exit with code 2."""
@@ -168,6 +175,10 @@ class FederatedCLI(LightningCLI):
         }
         super().__init__(model_class, datamodule_class, args=args, **{**defaults, **options})  # type: ignore[arg-type]
 
+    def init_parser(self, **options: Any) -> LightningArgumentParser:
+        """Return a parser that heads configurations with the version of this package instead of Lightning's."""
+        return super().init_parser(**{"dump_header": [f"lightning-fl=={__version__}"], **options})
+
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse the arguments, and refuse invalid values that the parser accepts."""
         super().parse_arguments(parser, args)
@@ -175,9 +186,11 @@ class FederatedCLI(LightningCLI):
         misspelt = unknown_variable(f"PL_{self.config.subcommand.upper()}__", os.environ, command)
         require(misspelt is None, misspelt or "")
         config = self.config[self.config.subcommand].as_dict()
+        check_numbers(sys.argv[1:] if args is None else args if isinstance(args, list) else [], config)
         seed, most = config["seed_everything"], 2**32 - 1
+        require(seed is not True, SEED_TRUE)
         is_allowed = isinstance(seed, int) and 0 <= seed <= most
-        require(is_allowed, f"seed_everything must be true, false or a whole number in [0, {most}], got {shown(seed)}.")
+        require(is_allowed, f"seed_everything must be false or a whole number in [0, {most}], got {shown(seed)}.")
         check_group(config["trainer"], self.trainer_class, "trainer")
         for key in ("model", "data", "algorithm", "optimizer", "lr_scheduler"):
             check_class(config.get(key), key)

@@ -277,7 +277,7 @@ def test_the_environment_beats_its_own_file_and_the_command_line_beats_both(
     ("name", "words"),
     [
         ("PL_FIT__TRAINER__MAX_ROUNDZ", "did you mean 'trainer.max_rounds'"),
-        ("PL_FIT__TRANER__MAX_ROUNDS", "allowed: algorithm, .*, trainer"),
+        ("PL_FIT__TRANER__MAX_ROUNDS", "did you mean .trainer.max_rounds."),
     ],
 )
 def test_a_misspelt_variable_of_the_environment_is_named(
@@ -440,7 +440,8 @@ MISTAKES = {
     "configuration before the command": (["--config", "small.yaml", "fit"], ["fit --config"]),
     "no flag": (["fit", "small.yaml"], ["'small.yaml'", "--config"]),
     "flag without a value": (["--trainer.max_rounds"], ["--trainer.max_rounds", "value"]),
-    "argument of list": (["list", "callbacks"], ["list", "callbacks"]),
+    "two names for list": (["list", "data", "callbacks"], ["list takes one name at most", "data callbacks"]),
+    "no name for list": (["list", "callback"], ["'callback'", "did you mean 'callbacks'"]),
     "null for a number": (["--algorithm", "FedProx", "--algorithm.mu", "null"], ["algorithm.mu", "float", "null"]),
     "null for a count": (["--algorithm", "FedLDF", "--algorithm.n", "null"], ["algorithm.n", "int", "null"]),
     "null for a parameter of the model": (["--model.learning_rate", "null"], ["model.learning_rate", "float", "null"]),
@@ -596,7 +597,31 @@ MISTAKES = {
     "fraction for validation": (["--data.val_fraction", "1.0"], ["val_fraction", "1.0", "[0, 1)"]),
     "dropout rate": (["--trainer.dropout_rate", "1.0"], ["dropout_rate", "1.0", "[0, 1)"]),
     "fraction of batches": (["--trainer.limit_val_batches", "1.5"], ["limit_val_batches", "1.5", "[0, 1]"]),
-    "epochs and steps": (["--trainer.local_steps", "3"], ["local_epochs", "local_steps"]),
+    "epochs and steps": (
+        ["--trainer.local_steps", "3", "--trainer.local_epochs", "2"],
+        ["local_epochs=2", "local_steps=3", "exclude each other"],
+    ),
+    "a parameter of the data": (
+        ["--trainer.num_clients", "5"],
+        ["--trainer.num_clients", "did you mean 'data.num_clients'"],
+    ),
+    "a flag without its section": (["--max_rounds", "5"], ["--max_rounds", "did you mean 'trainer.max_rounds'"]),
+    "a parameter of a method": (["--trainer.mu", "0.1"], ["--trainer.mu", "did you mean 'algorithm.mu'"]),
+    "a flag of the trainer": (
+        ["--data.max_rounds", "5"],
+        ["Digits", "'max_rounds'", "did you mean 'trainer.max_rounds'"],
+    ),
+    "a parameter of the clock": (
+        ["--trainer.macs_per_second", "5"],
+        ["did you mean 'trainer.clock.macs_per_second'"],
+    ),
+    "a parameter of the data, for the model": (["--model.batch_size", "5"], ["did you mean 'data.batch_size'"]),
+    "an octal number": (["--trainer.max_rounds", "010"], ["--trainer.max_rounds has 010", "reads as 8"]),
+    "no YAML for steps": (["--trainer.local_steps", "["], ["trainer.local_steps must be int"]),
+    "an octal seed": (["--seed_everything=010"], ["--seed_everything has 010", "reads as 8"]),
+    "an octal number in a list": (["--trainer.devices", "[010]"], ["--trainer.devices has 010", "reads as 8"]),
+    "minutes and seconds": (["--data.num_clients", "1:30"], ["--data.num_clients has 1:30", "reads as 90"]),
+    "a seed that is true": (["--seed_everything", "true"], ["seed_everything true", "whole number", "false"]),
     "strategy": (["--trainer.strategy", "fsdp"], ["fsdp", "auto"]),
     "precision": (["--trainer.precision", "16-mixed"], ["16-mixed", "bf16-mixed"]),
     "flag of Lightning's that a federation cannot honour": (
@@ -701,6 +726,48 @@ def test_a_mistake_in_a_file_ends_with_one_sentence(
 ) -> None:
     Path("file.yaml").write_text(text)
     test_a_mistake_ends_with_one_sentence(lightning_fl, small, ["--config", "file.yaml"], named)
+
+
+@pytest.mark.parametrize(
+    ("words", "kept", "dropped"),
+    [
+        (["--config", "epochs.yaml", "--trainer.local_steps", "3"], "local_steps: 3", "local_epochs: null"),
+        (["--config", "steps.yaml", "--trainer.local_epochs=4"], "local_epochs: 4", "local_steps: null"),
+        (["--trainer.local_steps", "3", "--config", "epochs.yaml"], "local_epochs: 5", "local_steps: null"),
+        (["--config", "epochs.yaml", "--config=steps.yaml"], "local_steps: 2", "local_epochs: null"),
+        (
+            ["--config", "epochs.yaml", "--config=steps.yaml", "--config", "none.yaml"],
+            "local_epochs: 5",
+            "local_steps: null",
+        ),
+    ],
+)
+def test_the_later_of_epochs_and_steps_replaces_the_earlier(
+    lightning_fl: Command, words: list[str], kept: str, dropped: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    rest = "model: ImageClassifier\ndata: Digits\n"
+    Path("epochs.yaml").write_text("trainer: {local_epochs: 5}\n" + rest)
+    Path("steps.yaml").write_text("trainer: {local_steps: 2}\n" + rest)
+    Path("none.yaml").write_text("trainer: {local_steps: null, max_rounds: 1}\n")
+    printed = lightning_fl("fit", *words, "--print_config")
+    assert printed.code == 0, printed.err
+    assert f"\n  {kept}\n" in printed.out
+    assert f"\n  {dropped}\n" in printed.out
+    said = [line for line in caplog.messages if "replaces" in line]
+    if "none.yaml" in words:  # which takes the steps back itself
+        assert said == []
+    else:
+        (line,) = said
+        source = words[1] if words[0] == "--config" else "the command line"
+        assert line == f"trainer.{kept.replace(':', '')} replaces trainer.{dropped.partition(':')[0]} of {source}."
+
+
+def test_a_text_that_looks_like_an_octal_number_stays_a_text(lightning_fl: Command, small: str) -> None:
+    words = ["--data", "CIFAR10", "--data.root", "010", "--trainer.max_time", "01:00:00:00"]
+    printed = lightning_fl("fit", "--config", small, *words, "--print_config")
+    assert printed.code == 0, printed.err
+    assert yaml.safe_load(printed.out)["data"]["init_args"]["root"] == "010"
 
 
 def test_a_key_of_a_merged_mapping_may_be_given_anew(tmp_path: Path) -> None:

@@ -18,8 +18,9 @@ printf '%s\\n' "${COMPREPLY[@]}"
 
 OFFERED = {
     "commands": (["f"], {"fit"}),
-    "every command": ([""], {"fit", "validate", "test", "predict", "list"}),
+    "every command": ([""], {"fit", "validate", "test", "predict", "list", "report", "init"}),
     "a flag of a command without a parser": (["report", "--t"], {"--target"}),
+    "names for init": (["init", "--algorithm", "FedP"], {"FedProx"}),
     "a flag": (["fit", "--trainer.max_r"], {"--trainer.max_rounds"}),
     "algorithms": (["fit", "--algorithm", "FedP"], {"FedProx"}),
     "a parameter of an algorithm": (["fit", "--algorithm.mu"], {"--algorithm.mu"}),
@@ -71,3 +72,14 @@ def test_whole_flags_are_offered_where_nothing_is_typed(script: Path) -> None:
     flags = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     assert {"--config", "--ckpt_path", "--trainer.devices", "--model", "--data.batch_size"} <= set(flags)
     assert len(flags) < 1500, "nested classes must not be followed endlessly"
+
+
+def test_a_schema_that_would_refuse_configurations_is_not_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("shtab", reason="needs shtab: pip install -e '.[completion]'")
+    monkeypatch.setattr(sys, "argv", ["lightning-fl", "--print_completion=jsonschema"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "allowed: shtab-bash" in capsys.readouterr().err

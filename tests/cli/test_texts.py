@@ -1,36 +1,88 @@
 """Test that the texts which the command line prints without importing the library say what the library says.
 
-`python tests/cli/test_texts.py` writes listing.txt anew, for a class that is new or has another first line.
+`python tests/cli/test_texts.py` writes catalogue.jsonl anew, for a class that is new or has other parameters or texts.
 """
 
 import inspect
+import json
 import re
+from argparse import Action
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonargparse import ArgumentParser
+from lightning.pytorch import LightningModule
 
 from lightning_fl import algorithms, callbacks, cli, data, modules
+from lightning_fl.checks import parameters_of
+from lightning_fl.cli import catalogue
+from lightning_fl.cli.commands import COMMANDS, FLAGS
 from lightning_fl.cli.federated_cli import DESCRIPTION, FederatedCLI
+from lightning_fl.trainer import FederatedTrainer
 
-LISTING, HELP = (Path(cli.__file__).with_name(name) for name in ("listing.txt", "help.txt"))
+HELP = Path(cli.__file__).with_name("help.txt")
 
 
-def listing() -> str:
-    """Return every algorithm, network, data set, partition and callback with one line each."""
+def contents() -> list[dict[str, Any]]:
+    """Return every name that `lightning-fl list` knows, with its first line and its parameters."""
     groups: dict[str, dict[str, Any]] = {
         "algorithms": classes(algorithms),
+        "models": classes(modules, LightningModule),
         "networks": dict(modules.NETWORKS),
         "data": classes(data, data.FederatedDataModule),
         "partitions": classes(data, data.Partition),
         "callbacks": classes(callbacks),
+        "trainer": {"FederatedTrainer": FederatedTrainer},
     }
-    paragraphs = []
-    for title, members in groups.items():
-        width = max(map(len, members))
-        first_lines = {name: (inspect.getdoc(members[name]) or "").splitlines()[0] for name in sorted(members)}
-        paragraphs.append("\n".join([title, *(f"  {name:<{width}}  {line}" for name, line in first_lines.items())]))
-    return "\n\n".join(paragraphs) + "\n"
+    return [
+        {
+            "section": section,
+            "name": name,
+            "about": (inspect.getdoc(members[name]) or "").splitlines()[0],
+            "parameters": {} if section == "networks" else parameters(members[name]),
+        }
+        for section, members in groups.items()
+        for name in sorted(members)
+    ]
+
+
+def parameters(found: type) -> dict[str, dict[str, Any]]:
+    """Return the parameters of a class with the descriptions that `--help` prints and their defaults."""
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(found, "it")
+    actions = {action.dest.removeprefix("it."): action for action in parser._actions}
+    described: dict[str, dict[str, Any]] = {}
+    for name, parameter in parameters_of(found).items():
+        inner = [dest for dest in actions if dest.startswith(f"{name}.") and not dest.endswith(".help")]
+        for dest in inner:  # of a group, such as the trainer's clock
+            described[dest] = {"about": text_of(actions[dest]), "default": plain(actions[dest].default)}
+        if inner:
+            continue
+        described[name] = {"about": text_of(actions[name])} if name in actions else {"about": ""}
+        if parameter.default is not inspect.Parameter.empty:
+            described[name]["default"] = plain(parameter.default)
+    return described
+
+
+def text_of(action: Action) -> str:
+    """Return the description of a parameter in one line with a capital letter, unless it begins with a value."""
+    text = " ".join((action.help or "").split())
+    return text if text.startswith(("norm ", "simple,")) else text[:1].upper() + text[1:]
+
+
+def plain(value: Any) -> Any:
+    """Return a default as JSON can hold it, a part by the name of its class."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, tuple | list):
+        return [plain(one) for one in value]
+    return value if isinstance(value, str | int | float | None) else type(value).__name__
+
+
+def lines() -> str:
+    return "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in contents())
 
 
 def classes(package: Any, kind: type = object) -> dict[str, type]:
@@ -41,7 +93,7 @@ def classes(package: Any, kind: type = object) -> dict[str, type]:
 
 
 def test_the_list_is_that_of_the_code() -> None:
-    assert LISTING.read_text(encoding="utf-8") == listing(), "run: python tests/cli/test_texts.py"
+    assert catalogue.FILE.read_text(encoding="utf-8") == lines(), "run: python tests/cli/test_texts.py"
 
 
 def test_the_help_says_what_the_parser_says(
@@ -54,11 +106,16 @@ def test_the_help_says_what_the_parser_says(
     with pytest.raises(SystemExit):
         FederatedCLI()
     said, written = capsys.readouterr().out, HELP.read_text(encoding="utf-8")
-    flags = re.compile(r"--?[a-z_]+|PL_[A-Z_]+")
-    assert set(flags.findall(said)) == set(flags.findall(written))
-    assert said.partition("subcommands:")[2].split() == written.partition("subcommands:")[2].split()
-    assert " ".join(DESCRIPTION.split()) in " ".join(written.split())
+    flags = re.compile(r"--[a-z_]+")
+    assert set(flags.findall(said)) <= set(flags.findall(written)) == set(FLAGS)
+    commands = written.partition("commands:")[2].partition("\n\n")[0].splitlines()
+    described = dict(line.split(None, 1) for line in commands if line[4:5].strip())
+    assert sorted(described) == sorted(COMMANDS)
+    of_parser = said.partition("subcommands:")[2]
+    for command in ("fit", "validate", "test", "predict"):
+        assert re.search(rf"^ +{command} +{re.escape(described[command])}$", of_parser, re.MULTILINE)
+    assert DESCRIPTION in written
 
 
 if __name__ == "__main__":
-    LISTING.write_text(listing(), encoding="utf-8")
+    catalogue.FILE.write_text(lines(), encoding="utf-8")

@@ -1,0 +1,186 @@
+"""`lightning-fl init`: write a first configuration, in which a comment explains every value."""
+
+from __future__ import annotations
+
+import shlex
+import textwrap
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+
+from lightning_fl.cli import catalogue
+from lightning_fl.cli.catalogue import Entry
+from lightning_fl.errors import UserError, nearest, require
+
+NAME = "experiment.yaml"
+WIDTH, ONE_LINE = 100, 10**6
+"""Longest line of a comment, and of a value."""
+TRAINER_KEYS = ("max_rounds", "clients_per_round", "local_epochs", "default_root_dir")
+MODEL_KEYS = ("network", "learning_rate", "momentum", "weight_decay", "lr_decay")
+DATA_KEYS = (
+    "path",
+    "root",
+    "download",
+    "datamodule",
+    "image_size",
+    "num_clients",
+    "batch_size",
+    "partition",
+    "server_fraction",
+    "val_fraction",
+)
+"""Keys that a first configuration has, if the class has them; all parameters of the method are written."""
+SERVER_FRACTION = 0.05
+RATE_OF_ADAM = 0.001
+SHORT_SETUP = {"FedKT": {"preset": "light", "num_clients": 10, "server_fraction": 0.2}}
+"""Values for methods that otherwise train for long before the first round."""
+NEED_SERVER = (
+    "DataSharing",
+    "FedAP",
+    "FedDF",
+    "FedDU",
+    "FedDUAP",
+    "FedDUDA",
+    "FedDUDM",
+    "FedDUM",
+    "FedDUMAP",
+    "FedDUS",
+    "FedDUSM",
+    "FedKT",
+    "HRank",
+    "HybridFL",
+    "IMC",
+    "PruneFL",
+)
+"""Methods that need samples on the server."""
+TO_FILL_IN = {
+    "Arrays": {"path": "my_data.npz"},
+    "Federated": {"datamodule": "my_module.MyDataModule"},
+    "ImageFolder": {"root": "my_images"},
+}
+"""Values that users replace by their own, by the class of the data."""
+
+
+class _Parser(ArgumentParser):
+    """Parser that raises a `UserError`, so that the command ends with one sentence."""
+
+    def error(self, message: str) -> NoReturn:
+        word = message.rpartition(": ")[2].partition(" ")[0].partition("=")[0]
+        if "unrecognized arguments" in message and word.startswith("-"):
+            flags = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
+            raise UserError(f"lightning-fl init has no flag {word}; {nearest(word, flags)}.")
+        raise UserError(f"lightning-fl init: {message}.")
+
+
+def build_parser() -> ArgumentParser:
+    """Return the parser of the command's flags."""
+    parser = _Parser(
+        prog="lightning-fl init",
+        description=f"Write {NAME}, a first configuration in which a comment explains every value.",
+        formatter_class=RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("folder", nargs="?", default=".", metavar="DIR", help="folder for it (default: this one)")
+    for flag, section, default, thing in (
+        ("--algorithm", "algorithms", "FedAvg", "method"),
+        ("--data", "data", "Digits", "data"),
+        ("--model", "networks", "lenet5", "network"),
+    ):
+        text = f"{thing}, one of `lightning-fl list {section}` (default: {default})"
+        parser.add_argument(flag, default=default, metavar="NAME", help=text)
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
+    return parser
+
+
+def init(words: Sequence[str]) -> str:
+    """Write a first configuration.
+
+    Args:
+        words: command line after `init`.
+
+    Returns:
+        Text to print: the file, and the command that runs it.
+
+    Raises:
+        UserError: a name is unknown, or the file exists or cannot be written.
+    """
+    given = build_parser().parse_args(words)
+    method, data = catalogue.entry("algorithms", given.algorithm), catalogue.entry("data", given.data)
+    network, path = catalogue.entry("networks", given.model), Path(given.folder) / NAME
+    require(given.overwrite or not path.exists(), f"{path} exists: give --overwrite to replace it, or another folder.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(first_config(method, data, network, str(path)), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}).") from error
+    own = "".join(f"Set data.{key} in it to your own.\n" for key in TO_FILL_IN.get(data.name, {}))
+    command = f"lightning-fl fit --config {shlex.quote(str(path))}"
+    return f"Wrote {path}: {method.name}, {network.name}, {data.name}.\n{own}Run it with\n  {command}"
+
+
+def first_config(method: Entry, data: Entry, network: Entry, path: str) -> str:
+    """Return the text of a configuration; values are the defaults of the classes unless a first run needs others."""
+    (trainer,) = [entry for entry in catalogue.entries() if entry.section == "trainer"]
+    (model,) = [entry for entry in catalogue.entries() if entry.section == "models"]
+    folder = f"runs/{method.name}_{network.name}_{data.name}".lower()
+    of_model: dict[str, Any] = {"network": network.name}
+    if "beta2" in method.parameters:
+        of_model["learning_rate"] = RATE_OF_ADAM
+    of_data: dict[str, Any] = {"image_size": 32, "download": True, **TO_FILL_IN.get(data.name, {})}
+    if method.name in NEED_SERVER:
+        of_data["server_fraction"] = SERVER_FRACTION
+    shorter = SHORT_SETUP.get(method.name, {})
+    paragraphs = [
+        [
+            *_comment(f"{method.name} with the network {network.name} on {data.name}. Run it with", 0),
+            f"#   lightning-fl fit --config {shlex.quote(path)}",
+            *_comment(
+                "Change values here, or in one run on the command line: --trainer.max_rounds 20. More keys: "
+                "lightning-fl fit --help. Another method: lightning-fl list algorithms.",
+                0,
+            ),
+        ],
+        [
+            *_comment("Seed of the initial model and of every draw, such as the clients of a round.", 0),
+            "seed_everything: 0",
+        ],
+        ["trainer:", *_values(trainer, 1, TRAINER_KEYS, {"local_epochs": 5, "default_root_dir": folder})],
+        ["algorithm:", *_class(method, tuple(method.parameters), shorter)],
+        ["model:", *_class(model, MODEL_KEYS, of_model, {"network": network.about})],
+        ["data:", *_class(data, DATA_KEYS, of_data | shorter)],
+    ]
+    return "\n\n".join("\n".join(lines) for lines in paragraphs) + "\n"
+
+
+def _class(
+    entry: Entry, keys: Sequence[str], values: dict[str, Any], texts: dict[str, str] | None = None
+) -> Iterator[str]:
+    """Yield the lines of a class with its parameters."""
+    yield from _comment(entry.about, 1)
+    yield f"  class_path: {entry.name}"
+    lines = [*_values(entry, 2, keys, values, texts)]
+    if lines:
+        yield "  init_args:"
+    yield from lines
+
+
+def _values(
+    entry: Entry, level: int, keys: Sequence[str], values: dict[str, Any], texts: dict[str, str] | None = None
+) -> Iterator[str]:
+    """Yield a comment and a line for each of the keys that a class has."""
+    for key in keys:
+        if key not in entry.parameters:
+            continue
+        parameter = entry.parameters[key]
+        yield from _comment((texts or {}).get(key, parameter["about"]), level)
+        value = values.get(key, parameter.get("default"))
+        written = yaml.safe_dump(value, default_flow_style=True, width=ONE_LINE).partition("\n")[0]
+        yield f"{'  ' * level}{key}: {written}"
+
+
+def _comment(text: str, level: int) -> list[str]:
+    start = "  " * level + "# "
+    return textwrap.wrap(text[:1].upper() + text[1:], WIDTH, initial_indent=start, subsequent_indent=start)

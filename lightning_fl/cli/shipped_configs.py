@@ -1,0 +1,85 @@
+"""Configurations that come with the package: `--config feddumap/cnn_cifar10` names one from any folder."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+
+from lightning_fl.errors import UserError, require
+
+PACKAGE = Path(__file__).parents[1]
+SUFFIX = ".yaml"
+NO_RUN = "sweeps"
+"""Folder of files that are no configurations of a run."""
+
+
+def folder() -> Path:
+    """Return the folder of the configurations: inside the installed package, or beside it in the repository."""
+    inside = PACKAGE / "configs"
+    return inside if inside.is_dir() else PACKAGE.parent / "configs"
+
+
+def names() -> list[str]:
+    """Return the names of the configurations, such as `feddumap/cnn_cifar10`."""
+    paths = [path.relative_to(folder()) for path in folder().rglob(f"*{SUFFIX}")]
+    return sorted(path.with_suffix("").as_posix() for path in paths if path.parts[0] != NO_RUN)
+
+
+def find(given: str) -> str:
+    """Return the path of a configuration: the file with this path, or else the shipped one with this name.
+
+    Args:
+        given: value of --config; YAML, a URL and standard input are returned as they are.
+
+    Raises:
+        UserError: there is no such file or name.
+    """
+    require(given.strip() != "", "--config needs the name of a file, got an empty one.")
+    path = os.path.expanduser(given)
+    if os.path.isfile(path) or re.search(r"^[-{]|:\s|://", path):
+        return given
+    name = _name(Path(path).as_posix())
+    if os.path.exists(path) and name not in names():  # a pipe, for instance; a folder is refused by the parser
+        return given
+    if name in names():
+        return str(folder() / f"{name}{SUFFIX}")
+    siblings = {_name(str(file)): str(file) for file in Path(path).parent.glob(f"*{SUFFIX}")}
+    close = get_close_matches(name, [*names(), *siblings], n=1)
+    hint = (
+        f"did you mean {siblings.get(close[0], close[0])!r}?"
+        if close
+        else "lightning-fl list configs names those of the package."
+    )
+    raise UserError(f"--config: File does not exist: {os.path.abspath(path)!r}; {hint}")
+
+
+def with_paths(words: Sequence[str]) -> list[str]:
+    """Return a command line with the paths of the configurations that it names.
+
+    >>> with_paths(["fit", "--config={trainer: {}}", "--trainer.max_rounds", "3"])
+    ['fit', '--config={trainer: {}}', '--trainer.max_rounds', '3']
+    """
+    places = dict(_places(words))
+    return [places.get(i, word) for i, word in enumerate(words)]
+
+
+def given_paths(words: Sequence[str]) -> list[str]:
+    """Return the paths of the configurations in a command line."""
+    return [word.removeprefix("--config=") for _, word in _places(words)]
+
+
+def _places(words: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """Yield the position and the new text of each word that names a configuration."""
+    for i, word in enumerate(words):
+        if word.startswith("--config="):
+            yield i, f"--config={find(word.removeprefix('--config='))}"
+        elif i and words[i - 1] in ("-c", "--config"):
+            yield i, find(word)
+
+
+def _name(path: str) -> str:
+    """Return the name that a path could mean, without `configs/` and `.yaml`."""
+    return path.removeprefix("./").removeprefix("configs/").removesuffix(SUFFIX)

@@ -1,0 +1,221 @@
+"""Test `lightning-fl init`, `list NAME`, and the configurations that come with the package."""
+
+import re
+import sys
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import yaml
+
+from lightning_fl import __version__
+from lightning_fl.cli import catalogue, main, shipped_configs
+from lightning_fl.cli.first_config import DATA_KEYS, MODEL_KEYS, NEED_SERVER, TO_FILL_IN, TRAINER_KEYS
+
+METHODS = [entry.name for entry in catalogue.entries() if entry.section == "algorithms"]
+BRIEF = {
+    "FedDUS": ["--algorithm.tau_eff", "5"],
+    "FedKT": ["--algorithm.epochs", "1"],
+    "PruneFL": ["--algorithm.initial_passes", "2"],
+}
+"""Flags that suit a very short run."""
+WITH_FILTERS = ("FedAP", "FedDP", "FedDUAP", "FedDUMAP", "HRank")
+"""Methods that prune filters, which a linear network lacks."""
+LATE = ("FedAP", "HRank", "IMC")
+"""Methods that use the server's samples only when they prune, many rounds later."""
+
+
+class Outcome(NamedTuple):
+    """Exit code, standard output and standard error of a command."""
+
+    code: int | str | None
+    out: str
+    err: str
+
+
+Command = Callable[..., Outcome]
+
+
+@pytest.fixture
+def lightning_fl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Return a function that runs a command line in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["lightning-fl", *words])
+        code: int | str | None = 0
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code
+        return Outcome(code, *capsys.readouterr())
+
+    return run
+
+
+# ------------------------------------------------------------------------------------------------------------- init
+
+
+SMALL = [
+    *("--trainer.max_rounds", "1", "--trainer.limit_train_batches", "1", "--trainer.enable_model_summary", "false"),
+    *("--trainer.enable_checkpointing", "false", "--data.image_size", "16", "--model.network"),
+]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_first_configuration_of_every_method_runs_as_it_is(method: str, lightning_fl: Command) -> None:
+    written = lightning_fl("init", "mine", "--algorithm", method)
+    assert written.code == 0
+    command = written.out.splitlines()[-1].split()
+    assert command == ["lightning-fl", "fit", "--config", "mine/experiment.yaml"]
+    network = "lenet5" if method in WITH_FILTERS else "linear"
+    done = lightning_fl(*command[1:], *SMALL, network, *BRIEF.get(method, []))
+    assert done.code == 0, done.err
+    assert re.search(r"^rounds +1$", done.out, re.MULTILINE)
+    if method in NEED_SERVER and method not in LATE:
+        refused = lightning_fl(*command[1:], *SMALL, network, "--data.server_fraction", "0")
+        assert refused.code == 2
+        assert "--data.server_fraction" in refused.err
+
+
+def test_the_first_configuration_has_defaults_and_explains_each_value(lightning_fl: Command, tmp_path: Path) -> None:
+    assert lightning_fl("init", "--algorithm", "FedDUM", "--data", "CIFAR10", "--model", "vgg11").code == 0
+    text = (tmp_path / "experiment.yaml").read_text()
+    lines = text.splitlines()
+    for above, line in pairwise(lines):
+        assert not re.match(r" +(?!class_path|init_args)\w+:", line) or re.match(r" +# ", above), line
+    written = yaml.safe_load(text)
+    by_name = {entry.name: entry for entry in catalogue.entries()}
+    assert written["algorithm"]["class_path"] == "FedDUM"
+    defaults = {name: parameter["default"] for name, parameter in by_name["FedDUM"].parameters.items()}
+    assert written["algorithm"]["init_args"] == defaults
+    own = {"local_epochs": 5, "default_root_dir": "runs/feddum_vgg11_cifar10", "network": "vgg11", "download": True}
+    own["server_fraction"] = 0.05
+    for given, name in ((written["trainer"], "FederatedTrainer"), (written["data"]["init_args"], "CIFAR10")):
+        known = {key: parameter["default"] for key, parameter in by_name[name].parameters.items()}
+        assert given == {key: own.get(key, known[key]) for key in given}
+        assert len(given) > 3
+    assert "vgg11" not in known
+    assert "# VGG-11 with linear layers" in text
+
+
+def test_init_names_what_is_to_be_filled_in(lightning_fl: Command, tmp_path: Path) -> None:
+    for name, values in TO_FILL_IN.items():
+        written = lightning_fl("init", name, "--data", name)
+        (key,) = values
+        assert f"Set data.{key} in it to your own." in written.out
+        assert (
+            yaml.safe_load((tmp_path / name / "experiment.yaml").read_text())["data"]["init_args"][key] == values[key]
+        )
+
+
+def test_every_key_of_a_first_configuration_exists() -> None:
+    of = {
+        section: {key for e in catalogue.entries() if e.section == section for key in e.parameters}
+        for section in catalogue.FLAGS
+    }
+    assert set(TRAINER_KEYS) <= of["trainer"]
+    assert set(MODEL_KEYS) <= of["models"]
+    assert set(DATA_KEYS) <= of["data"]
+    assert set(NEED_SERVER) <= set(METHODS)
+
+
+MISTAKES = {
+    "an unknown method": (["--algorithm", "fedagv"], ["--algorithm 'fedagv' is unknown", "did you mean 'FedAvg'?"]),
+    "unknown data": (["--data", "cifar"], ["--data 'cifar' is unknown", "CIFAR10"]),
+    "an unknown network": (["--model", "lenet"], ["--model.network 'lenet' is unknown", "lenet5"]),
+    "an unknown flag": (["--algoritm", "FedDU"], ["no flag --algoritm", "'--algorithm'"]),
+    "an empty folder": (["a", ""], ["lightning-fl init"]),
+    "two folders": (["a", "b"], ["lightning-fl init", "b"]),
+    "an existing file": (["there"], ["there/experiment.yaml exists", "--overwrite"]),
+    "a folder in a file": (["there/experiment.yaml/x"], ["there/experiment.yaml/x", "cannot be written"]),
+}
+
+
+@pytest.mark.parametrize(("words", "said"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_init_explains_a_mistake(words: list[str], said: list[str], lightning_fl: Command, tmp_path: Path) -> None:
+    assert lightning_fl("init", "there").code == 0
+    (tmp_path / "there" / "experiment.yaml").write_text("mine")
+    failed = lightning_fl("init", *words)
+    assert failed.code == 2
+    assert failed.err.startswith("lightning-fl: error: ")
+    assert len(failed.err.splitlines()) == 1
+    assert [text for text in said if text not in failed.err] == []
+    assert (tmp_path / "there" / "experiment.yaml").read_text() == "mine"
+    assert lightning_fl("init", "there", "--overwrite").code == 0
+    assert (tmp_path / "there" / "experiment.yaml").read_text() != "mine"
+
+
+# ------------------------------------------------------------------------------------------------------------- list
+
+
+def test_list_explains_one_name(lightning_fl: Command) -> None:
+    explained = lightning_fl("list", "FedDU").out
+    assert "FedAvg with a dynamic update" in explained
+    assert re.search(r"--algorithm\.decay +Factor .*\(default: 0.99\)", explained)
+    assert "--model.network lenet5" in lightning_fl("list", "lenet5").out
+    assert "--trainer.callbacks.target" in lightning_fl("list", "TargetReached").out
+    assert "--trainer.clock.macs_per_second" in lightning_fl("list", "trainer").out
+    assert [line.split()[0] for line in lightning_fl("list", "partitions").out.splitlines()] == [
+        "partitions",
+        "Dirichlet",
+        "IID",
+        "Shards",
+    ]
+    unknown = lightning_fl("list", "FedDUU")
+    assert unknown.code == 2
+    assert "did you mean 'FedDU" in unknown.err
+
+
+def test_list_is_wrapped_for_a_terminal_only(lightning_fl: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = lightning_fl("list").out
+    assert max(map(len, plain.splitlines())) > 80
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(catalogue, "is_terminal", lambda: True)
+    wrapped = lightning_fl("list").out
+    assert max(map(len, wrapped.splitlines())) <= 80
+    assert wrapped.split() == plain.split()
+
+
+# ------------------------------------------------------------------------------------------- shipped configurations
+
+
+def test_a_configuration_of_the_package_is_found_by_name_from_any_folder(lightning_fl: Command, tmp_path: Path) -> None:
+    names = lightning_fl("list", "configs").out.splitlines()[1:]
+    assert [line.split()[0] for line in names] == shipped_configs.names()
+    assert not [name for name in names if "sweeps" in name]
+    for form in ("feddumap/cnn_cifar10", "feddumap/cnn_cifar10.yaml", "configs/feddumap/cnn_cifar10.yaml"):
+        laid = lightning_fl("fit", "-c", form, "--config=feddumap/methods/feddu", "--print_config")
+        assert laid.code == 0, laid.err
+        printed = yaml.safe_load(laid.out)
+        assert printed["seed_everything"] == 777
+        assert printed["algorithm"]["class_path"].endswith(".FedDU")
+    # A file of the user's own comes first, a folder does not.
+    (tmp_path / "feddumap").mkdir()
+    assert lightning_fl("fit", "--config", "feddumap/cnn_cifar10", "--print_config").code == 0
+    (tmp_path / "feddumap" / "cnn_cifar10").mkdir()
+    assert lightning_fl("fit", "--config", "feddumap/cnn_cifar10", "--print_config").code == 0
+    (tmp_path / "quickstart").write_text("trainer: {max_rounds: 7}\nmodel: ImageClassifier\ndata: Digits")
+    assert "max_rounds: 7" in lightning_fl("fit", "--config", "quickstart", "--print_config").out
+
+
+def test_a_mistyped_configuration_has_a_nearest_name(lightning_fl: Command, tmp_path: Path) -> None:
+    (tmp_path / "small.yaml").write_text("trainer: {max_rounds: 7}")
+    for given, nearest in {
+        "feddumap/cn_cifar10": "'feddumap/cnn_cifar10'",
+        "configs/quikstart.yaml": "'quickstart'",
+        "smal.yaml": "'small.yaml'",
+    }.items():
+        failed = lightning_fl("fit", "--config", given)
+        assert failed.code == 2
+        assert failed.err.count("\n") == 1
+        assert f"did you mean {nearest}?" in failed.err
+    assert "lightning-fl list configs" in lightning_fl("fit", "--config", "zzz").err
+
+
+def test_a_printed_configuration_names_this_package(lightning_fl: Command) -> None:
+    assert lightning_fl("fit", "--config", "quickstart", "--print_config").out.startswith(
+        f"# lightning-fl=={__version__}\n"
+    )

@@ -1,0 +1,83 @@
+"""Test that the help of a command fits a person: what can be given, in few words, under headings."""
+
+import re
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from lightning_fl import algorithms
+from lightning_fl.checks import parameters_of
+from lightning_fl.cli import main
+from lightning_fl.cli.class_names import HIDDEN, classes_under
+from lightning_fl.cli.help_formatter import HEADINGS
+from lightning_fl.trainer import FederatedTrainer
+
+Help = Callable[..., str]
+
+
+@pytest.fixture
+def help_of(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Help:
+    """Return a function that prints a help in a terminal of some columns."""
+
+    def shown(*words: str, columns: int = 80) -> str:
+        monkeypatch.setenv("COLUMNS", str(columns))
+        monkeypatch.setattr(sys, "argv", ["lightning-fl", *words])
+        with pytest.raises(SystemExit) as end:
+            main()
+        assert not end.value.code
+        return capsys.readouterr().out
+
+    return shown
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_the_help_of_a_command_has_flags_and_no_internals(help_of: Help, columns: int) -> None:
+    printed = help_of("fit", "--help", columns=columns)
+    lines = printed.splitlines()
+    assert printed.startswith("usage: lightning-fl fit [--config FILE] [--FLAG VALUE] ...\n")
+    assert [line for line in lines if len(line) > columns] == []
+    # No environment variable for each flag, no representation of an object, no type as Python writes it.
+    assert not re.findall(
+        r"ENV:|ARG:|<class|functools|0x[0-9a-f]+|Optional\[|Union\[|CLASS_PATH|known subclasses", printed
+    )
+    assert printed.count("PL_") == 1
+    words = set(re.findall(r"[\w.]+", printed))
+    assert words.isdisjoint(HIDDEN - {"Callback", "Optimizer", "Checkpoint"})
+    assert words.isdisjoint({"SaveFitConfig", "RoundCSVLogger", "ClientGates", "WandbRun", "MPSAccelerator"})
+    assert words >= {
+        *classes_under("algorithm"),
+        *classes_under("trainer.callbacks"),
+        "Digits",
+        "ImageClassifier",
+        "SGD",
+    }
+    flags = re.findall(r"^  (--trainer\.\w+)", printed, re.MULTILINE)
+    single = set(parameters_of(FederatedTrainer)) - {"clock", "loss_guard"}
+    assert single <= {flag.removeprefix("--trainer.") for flag in flags}
+    assert "--trainer.clock.macs_per_second" in printed
+
+
+def test_headings_stand_in_the_order_of_the_flags(help_of: Help) -> None:
+    order = [*parameters_of(FederatedTrainer)]
+    assert [order.index(name) for name in HEADINGS] == sorted(order.index(name) for name in HEADINGS)
+    assert order[0] in HEADINGS
+    titles = [line for line in help_of("fit", "--help").splitlines() if re.match(r"\S.*:$", line)]
+    assert titles[:4] == ["Options:", "Method:", titles[2], "Data, divided over clients and a server:"]
+    assert [title for title in titles if title[:-1] in HEADINGS.values()] == [
+        f"{title}:" for title in HEADINGS.values()
+    ]
+
+
+def test_the_help_of_a_class_is_as_short(help_of: Help) -> None:
+    printed = help_of("fit", "--algorithm.help", "FedDU")
+    assert printed.startswith("usage: lightning-fl fit --algorithm FedDU [--algorithm.NAME VALUE] ...\n")
+    assert "--algorithm.f {one_minus,inverse}" in printed
+    assert "(default: 0.99)" in printed
+    assert "Literal" not in printed
+    for name in algorithms.__all__:
+        assert not re.findall(r"<class|Optional\[|Union\[|known subclasses", help_of("fit", "--algorithm.help", name))
+    assert "lightning_fl.algorithms.FedAvg has no parameters." in help_of("fit", "--algorithm.help", "FedAvg")
+    stock = help_of("fit", "--optimizer.help", "SGD")
+    assert "usage: lightning-fl fit --optimizer SGD" in stock
+    assert "(default: 1e-3) (default" not in stock
