@@ -151,9 +151,9 @@ def _read_metrics(path: Path) -> tuple[dict[str, Floats], dict[str, int], list[s
 
 
 def _read_settings(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the configuration of each fit of the run, and remarks on broken files.
+    """Return the configuration or settings of each fit of the run, and remarks on broken files.
 
-    A run started from Python has only the hyper-parameters.
+    A run started from Python with an earlier version has only the hyper-parameters.
     """
     found: list[dict[str, Any]] = []
     problems: list[str] = []
@@ -166,7 +166,10 @@ def _read_settings(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
             continue
         if isinstance(content, dict):
             given = content if configs else {"algorithm": content.get("algorithm"), "model": content}
-            found.append(with_present_names(flatten(given)))
+            flat = with_present_names(flatten(given))
+            if "trainer.local_epochs" in flat and not (flat["trainer.local_epochs"] or flat.get("trainer.local_steps")):
+                flat["trainer.local_epochs"] = 1  # the trainer's default
+            found.append(flat)
     return found, problems
 
 
