@@ -44,7 +44,8 @@ class Metric:
         )
         require(
             self.window == 1 or (self.window > ORDER and self.window % 2 == 1),
-            f"window must be 1 (no smoothing) or an odd number above {ORDER}, got {self.window}.",
+            f"window must be 1 (no smoothing) or an odd number from {ORDER + 2} on, got {self.window}: the filter fits a cubic "
+            f"to the window, which passes through any {ORDER + 1} values or fewer and so would smooth nothing.",
         )
 
     @property
