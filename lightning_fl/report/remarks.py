@@ -48,8 +48,8 @@ def _changed(record: Record) -> list[str]:
     """Return a remark on settings that changed when the run was resumed; the last ones stand for the run elsewhere."""
     kept = [what_is_done(replace(record, settings=leg)) for leg in record.legs]
     found = []
-    for key in kept[-1] if kept else ():
-        values = [shown(leg[key]) for leg in kept if key in leg]
+    for key in dict.fromkeys(key for leg in kept for key in leg):
+        values = [shown(leg[key]) for leg in record.legs if key in leg]
         changed = [value for position, value in enumerate(values) if position == 0 or value != values[position - 1]]
         if len(changed) > 1 and key != "trainer.max_rounds":
             found.append(f"`{key}` {' → '.join(changed)}")
