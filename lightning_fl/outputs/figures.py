@@ -5,7 +5,9 @@ Drawing needs no display. matplotlib is imported only when something is drawn.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -82,6 +84,29 @@ def line_style(index: int) -> dict[str, Any]:
     """
     cycle = index // len(COLOURS)
     return {"color": COLOURS[index % len(COLOURS)], "linestyle": DASHES[cycle % len(DASHES)]}
+
+
+def curve_svg(rounds: Sequence[int], values: Sequence[float], name: str) -> str:
+    """Return the curve of a metric as SVG for a notebook.
+
+    Args:
+        rounds: numbers of the rounds, from 1.
+        values: value after each round.
+        name: name of the metric.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    drawn = StringIO()
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(5.5, 2.6), layout="constrained")
+        axes = figure.subplots()
+        axes.plot(rounds, values, linewidth=1.8, marker="o" if len(rounds) == 1 else "", **line_style(0))
+        axes.set(xlabel="rounds", ylabel=name)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        figure.savefig(drawn, format="svg", metadata={"Date": None})
+    return drawn.getvalue().partition("<svg")[1] + drawn.getvalue().partition("<svg")[2]
 
 
 def label_histogram(histograms: np.ndarray[Any, Any]) -> Figure:

@@ -6,6 +6,7 @@ import logging
 import math
 import sys
 import time
+import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -13,10 +14,15 @@ from typing import Any
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm  # a notebook's bar where ipywidgets is installed
-from tqdm.contrib.logging import logging_redirect_tqdm
+from tqdm import TqdmWarning
 
 from lightning_fl.outputs.metric import TRAINING_LOSS
 from lightning_fl.outputs.units import in_bytes
+
+with warnings.catch_warnings():
+    # Without ipywidgets a notebook has a text bar, as from Lightning; tqdm warns of that when its contributions are imported.
+    warnings.simplefilter("ignore", TqdmWarning)
+    from tqdm.contrib.logging import logging_redirect_tqdm
 
 WIDE_BAR, SHORTEST_BAR = 16, 5
 """Columns that further facts leave to the bar, and columns below which no bar is drawn."""
