@@ -73,7 +73,7 @@ def build_parser() -> ArgumentParser:
         "--window",
         type=int,
         default=WINDOW,
-        help="length of the smoothing window in values, odd; 1 for no smoothing (default: %(default)s)",
+        help="length of the smoothing window in values, odd and at least 5; 1 for no smoothing (default: %(default)s)",
     )
     parser.add_argument("--out", default="report", metavar="DIR", help="folder to write into (default: %(default)s)")
     parser.add_argument(
@@ -87,12 +87,21 @@ def build_parser() -> ArgumentParser:
     )
     look = parser.add_argument_group("pictures")
     look.add_argument(
-        "--format", default=",".join(Look.formats), help=f"formats: {', '.join(FORMATS)} (default: %(default)s)"
+        "--format",
+        default=",".join(Look.formats),
+        metavar="LIST",
+        help=f"formats of the files, of {', '.join(FORMATS)}, separated by commas (default: %(default)s)",
     )
     look.add_argument("--size", metavar="WxH", help="width and height in inches, such as 3.5x2.4 (default: 7.5x4.2)")
-    look.add_argument("--dpi", type=int, default=Look.dpi, help="dots per inch of PNG files (default: %(default)s)")
     look.add_argument(
-        "--font-size", type=float, default=Look.font_size, help="size of text in points (default: %(default)s)"
+        "--dpi", type=int, default=Look.dpi, metavar="N", help="dots per inch of PNG files (default: %(default)s)"
+    )
+    look.add_argument(
+        "--font-size",
+        type=float,
+        default=Look.font_size,
+        metavar="POINTS",
+        help="size of text in points (default: %(default)s)",
     )
     look.add_argument(
         "--xscale",

@@ -23,6 +23,8 @@ FROM_DATA = ("num_classes", "in_channels", "image_size")
 """Parameters of a model that a configuration leaves out if they are those of the data."""
 DEFAULTS = {"precision": "32-true"}
 """Values of the trainer's attributes whose flags were not given."""
+DEEPEST = 10
+"""Number of dots in the key of the innermost setting."""
 
 
 def written_settings(
@@ -61,7 +63,9 @@ def _flat(key: str, value: Any) -> Iterator[tuple[str, Any]]:
         return
     except TypeError:
         pass
-    if isinstance(value, (list, tuple)):
+    if key.count(".") > DEEPEST:  # objects may contain each other
+        yield key, UNKNOWN
+    elif isinstance(value, (list, tuple)):
         for position, item in enumerate(value):
             yield from _flat(f"{key}.{position}", item)
     elif isinstance(value, Mapping):
@@ -81,16 +85,19 @@ def _arguments(value: Any) -> dict[str, Any]:
     """Return the arguments of an object's constructor by name, as far as the object keeps them; `UNKNOWN` for others."""
     if isinstance(value, Remembering):
         return dict(value.given_arguments)
-    declares = isinstance(value, Part | Callback) or is_dataclass(value)
+    try:
+        parameters = parameters_of(type(value))
+    except (TypeError, ValueError):  # of a class written in C
+        return {"settings": UNKNOWN}
     kept = dict(getattr(value, "hparams", {}))
     own = getattr(value, "__dict__", {})
     own = own | own.get("_modules", {})
-    for name in parameters_of(type(value)):
-        if declares and not hasattr(value, name):
-            continue
-        found = getattr(value, name) if declares else own.get(name, UNKNOWN)
+    if isinstance(value, Part | Callback) or is_dataclass(value):
+        return {name: getattr(value, name) for name in parameters if hasattr(value, name)}
+    for name in parameters:
+        found = own.get(name, UNKNOWN)
         # ImageClassifier's hyper-parameter is None if its network is an object.
         if name not in kept or (kept[name] is None and isinstance(found, nn.Module)):
             kept[name] = found
-    describes = declares or kept or isinstance(value, LightningModule | LightningDataModule)
+    describes = kept or isinstance(value, LightningModule | LightningDataModule)
     return kept if describes else {"settings": UNKNOWN}  # of a class of another package, which keeps nothing

@@ -1,13 +1,15 @@
 """Test that reports compare runs from Python like those of the command line."""
 
 from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
-from lightning.pytorch import LightningModule, seed_everything
+from lightning.pytorch import Callback, LightningModule, seed_everything
 from made_runs import groups_of, rising, write_run
 from torch import nn
 
@@ -134,6 +136,33 @@ def test_a_network_given_as_an_object_is_named_by_class_and_size(tmp_path: Path)
     folders = [fit(tmp_path / str(i), module=ImageClassifier(net, 10)) for i, net in enumerate([*nets, nets[0]])]
     assert [len(group.curves) for group in groups_of(*map(Path, folders))] == [2, 1]
     assert read_run(folders[0]).settings["model.network"] == "Sequential of 650 parameters"
+
+
+class Cyclic:
+    """Object that may contain itself."""
+
+    def __init__(self, other: Any) -> None:
+        self.other = other
+
+
+def test_arguments_that_cannot_be_described_do_not_stop_a_run(tmp_path: Path) -> None:
+    class Odd(Callback):
+        def __init__(self, cycle: Any, generator: Any, kind: Any) -> None:
+            self.cycle, self.generator, self.kind = cycle, generator, kind
+
+    cycle = Cyclic(None)
+    cycle.other = cycle
+    folder = fit(tmp_path / "run", callbacks=[Odd(cycle, np.random.default_rng(0), torch.float32)])
+    settings = read_run(folder).settings
+    assert settings["trainer.callbacks.0.generator"] == "Generator"
+    assert settings["trainer.callbacks.0.generator.settings"] == "unknown"
+    assert settings["trainer.callbacks.0.cycle.other"] == "Cyclic"
+
+
+def test_constructors_keep_their_signatures() -> None:
+    assert list(signature(FedProx).parameters) == ["mu"]
+    assert "image_size" in signature(Digits).parameters
+    assert FedProx(0.1).given_arguments == {"mu": 0.1}
 
 
 def test_a_resumed_run_has_the_settings_of_both_fits(tmp_path: Path) -> None:
