@@ -6,7 +6,6 @@ import logging
 import math
 import sys
 import time
-import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -14,15 +13,9 @@ from typing import Any
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm  # a notebook's bar where ipywidgets is installed
-from tqdm import TqdmWarning
 
 from lightning_fl.outputs.metric import TRAINING_LOSS
 from lightning_fl.outputs.units import in_bytes
-
-with warnings.catch_warnings():
-    # Without ipywidgets a notebook has a text bar, as from Lightning; tqdm warns of that when its contributions are imported.
-    warnings.simplefilter("ignore", TqdmWarning)
-    from tqdm.contrib.logging import logging_redirect_tqdm
 
 WIDE_BAR, SHORTEST_BAR = 16, 5
 """Columns that further facts leave to the bar, and columns below which no bar is drawn."""
@@ -61,6 +54,22 @@ class _RoundBar(Tqdm):
         while facts and room(facts, has_bar=False) < 0:
             facts.pop()
         return {**values, "bar_format": _line(facts, None)}
+
+
+class _AboveBar:
+    """Stream that writes to another one, above the bar."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        """Write a text."""
+        with Tqdm.external_write_mode(file=self._stream):
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        """Flush the stream."""
+        self._stream.flush()
 
 
 def _line(facts: Sequence[str], bar: str | None) -> str:
@@ -119,9 +128,7 @@ class RoundProgressBar(ProgressBar):
                 smoothing=0,  # use the mean speed since the start, from which the time left follows at any moment of a round
                 miniters=0,
             )
-            # Otherwise a message would continue the line of the bar; a logger without handlers must not get one.
-            console = [logger for logger in map(logging.getLogger, LOGGERS) if logger.handlers]
-            self._redirected.enter_context(logging_redirect_tqdm(console, Tqdm))
+            self._redirect_messages()
 
     def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Start the clients' clock."""
@@ -163,6 +170,14 @@ class RoundProgressBar(ProgressBar):
     def _close(self) -> None:
         self._bar.close()
         self._redirected.close()
+
+    def _redirect_messages(self) -> None:
+        """Print messages of loggers on the console above the bar, because they would continue its line."""
+        if not self.is_enabled or hasattr(self._bar, "container"):  # the bar of a notebook is no text
+            return
+        for handler in [handler for name in LOGGERS for handler in logging.getLogger(name).handlers]:
+            if isinstance(handler, logging.StreamHandler) and handler.stream in (sys.stdout, sys.stderr):
+                self._redirected.callback(handler.setStream, handler.setStream(_AboveBar(handler.stream)))
 
     def _show_more(self, *clients: str) -> None:
         """Set the facts that are shown only where there is room, the most important first."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
+from types import FunctionType
 from typing import Any
 
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
@@ -71,7 +72,7 @@ def _flat(key: str, value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, Mapping):
         for name, item in value.items():
             yield from _flat(f"{key}.{name}", item)
-    elif isinstance(value, type) or callable(getattr(value, "__code__", None)):
+    elif isinstance(value, type | FunctionType) and "<" not in value.__qualname__:
         yield key, value.__qualname__
     elif isinstance(value, nn.Module) and not isinstance(value, LightningModule):
         yield key, f"{type(value).__name__} of {sum(p.numel() for p in value.parameters()):,} parameters"

@@ -162,6 +162,7 @@ def test_a_message_does_not_continue_the_bars_line(
     make_trainer: MakeTrainer, capsys: pytest.CaptureFixture[str], keeps_files: dict[str, Any]
 ) -> None:
     """The second run moves the first one's files, and says so after its first round."""
+    stream = sys.stderr
     logger, handler = logging.getLogger("lightning.pytorch"), logging.StreamHandler(sys.stderr)
     logger.addHandler(handler)
     try:
@@ -170,7 +171,7 @@ def test_a_message_does_not_continue_the_bars_line(
     finally:
         logger.removeHandler(handler)
     assert re.search(r"(^|[\r\n])The earlier run", capsys.readouterr().err)
-    assert logger.handlers.count(handler) == 0
+    assert handler.stream is stream, "as before the run"
 
 
 def test_one_process_shows_it(tmp_path: Path) -> None:

@@ -152,11 +152,12 @@ def test_arguments_that_cannot_be_described_do_not_stop_a_run(tmp_path: Path) ->
 
     cycle = Cyclic(None)
     cycle.other = cycle
-    folder = fit(tmp_path / "run", callbacks=[Odd(cycle, np.random.default_rng(0), torch.float32)])
+    folder = fit(tmp_path / "run", callbacks=[Odd(cycle, np.random.default_rng(0), nn.ReLU)])
     settings = read_run(folder).settings
     assert settings["trainer.callbacks.0.generator"] == "Generator"
     assert settings["trainer.callbacks.0.generator.settings"] == "unknown"
     assert settings["trainer.callbacks.0.cycle.other"] == "Cyclic"
+    assert settings["trainer.callbacks.0.kind"] == "ReLU"
 
 
 def test_constructors_keep_their_signatures() -> None:
