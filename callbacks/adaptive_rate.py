@@ -15,9 +15,9 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from lightning_fl.callbacks._calibration import moved
 from lightning_fl.callbacks._sources import Source, sources_of
@@ -158,7 +158,7 @@ class AdaptiveRate:
         loss, initial = TrainingLoss(module, self.curvature), self._initial_model(module)
         found = torch.zeros(len(sources), dtype=torch.float64)
         mine = range(trainer.global_rank, len(sources), trainer.world_size)
-        for position in tqdm(
+        for position in Tqdm(
             mine, desc="Pruning rates", unit="source", leave=False, disable=not _shows_progress(trainer)
         ):
             source = sources[position]

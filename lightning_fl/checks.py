@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
 from inspect import Parameter
 from numbers import Integral, Real
+from types import MappingProxyType
 from typing import Any, Literal, get_type_hints
 
 from lightning_fl.errors import nearest, require
@@ -133,6 +135,36 @@ def whole_share(share: float, count: int) -> int:
     (29, 1, 7)
     """
     return math.floor(share * count + 1e-9)
+
+
+class Remembering:
+    """Base class whose objects keep the arguments of their constructor, because reports say how a run was set up.
+
+    Attributes:
+        given_arguments: value of each parameter by name, its default if none was given.
+    """
+
+    given_arguments: Mapping[str, Any] = MappingProxyType({})
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__init__" in vars(cls):
+            cls.__init__ = _remembering(vars(cls)["__init__"])  # type: ignore[method-assign]
+
+
+def _remembering(init: Callable[..., None]) -> Callable[..., None]:
+    """Return a constructor that first keeps its arguments, unless that of a subclass has kept its own."""
+
+    @wraps(init)
+    def remember(self: Any, *arguments: Any, **options: Any) -> None:
+        if "given_arguments" not in vars(self):
+            parameters = parameters_of(type(self))
+            defaults = {name: p.default for name, p in parameters.items() if p.default is not Parameter.empty}
+            given = dict(zip(parameters, arguments, strict=False)) | options
+            vars(self)["given_arguments"] = defaults | given
+        init(self, *arguments, **options)
+
+    return remember
 
 
 def parameters_of(found: Any) -> dict[str, Parameter]:

@@ -10,6 +10,7 @@ from torch import nn
 
 from lightning_fl.aggregators import WeightedMean
 from lightning_fl.algorithms.fitting import Slots, misfits
+from lightning_fl.checks import Remembering
 from lightning_fl.codecs import Dense
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import require
@@ -34,7 +35,7 @@ from lightning_fl.steps import Apply
 from lightning_fl.vectors.personal import personal_names
 
 
-class Algorithm:
+class Algorithm(Remembering):
     """Rule × codecs × exchange × aggregator × steps. The constructor checks that they fit; the defaults are FedAvg.
 
     A paper's method is a final subclass whose `__init__` has the paper's hyper-parameters and fills the slots. Other

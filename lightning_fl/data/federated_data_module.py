@@ -18,7 +18,7 @@ import lightning as L  # noqa: N812  (Lightning's own name for it)
 import numpy as np
 import torch
 
-from lightning_fl.checks import LARGEST_SEED, check_between, check_whole, whole_share
+from lightning_fl.checks import LARGEST_SEED, Remembering, check_between, check_whole, whole_share
 from lightning_fl.data.descriptions import describe_split, settings_in_one_line
 from lightning_fl.data.non_iid_degree import label_histograms, non_iid_degree
 from lightning_fl.data.partition import IID, Partition, cut, require_enough
@@ -34,7 +34,7 @@ OFFERED = ("num_classes", "in_channels", "image_size")
 """Properties of the data from which the command line takes a module's parameters of these names."""
 
 
-class FederatedDataModule(L.LightningDataModule, ABC):
+class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
     """Training data divided over clients and a server. A subclass reads them in `load`.
 
     Args:

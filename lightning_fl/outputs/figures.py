@@ -5,9 +5,14 @@ Drawing needs no display. matplotlib is imported only when something is drawn.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from lightning_fl.checks import check_between, check_choice
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,7 +29,51 @@ STYLE: Any = {  # matplotlib's own type lists every possible key
     "font.size": 10,
     "grid.alpha": 0.3,
     "grid.linewidth": 0.6,
+    "pdf.fonttype": 42,  # text as text in PDF and SVG, which journals ask for and editors can change
+    "svg.fonttype": "none",
 }
+FORMATS = ("png", "svg", "pdf")
+
+
+@dataclass(frozen=True)
+class Look:
+    """Look of a report's pictures.
+
+    Attributes:
+        formats: formats of the files, of `FORMATS`.
+        size: width and height in inches.
+        dpi: dots per inch of PNG files.
+        font_size: size of the text in points.
+        xscale: `log` or `linear`; None for a logarithmic axis of bytes and linear axes of everything else.
+        yscale: `log` or `linear`.
+    """
+
+    formats: tuple[str, ...] = ("png", "svg")
+    size: tuple[float, float] = (7.5, 4.2)
+    dpi: int = STYLE["figure.dpi"]
+    font_size: float = STYLE["font.size"]
+    xscale: str | None = None
+    yscale: str = "linear"
+
+    def __post_init__(self) -> None:
+        for name in self.formats:
+            check_choice("format", name, FORMATS)
+        for length in self.size:
+            check_between("size in inches", length, 1, 100)
+        check_between("dpi", self.dpi, 10, 2400)
+        check_between("font_size in points", self.font_size, 1, 100)
+        check_choice("xscale", self.xscale, (None, "log", "linear"))
+        check_choice("yscale", self.yscale, ("log", "linear"))
+
+    @property
+    def style(self) -> Any:
+        """Settings of matplotlib."""
+        return STYLE | {"figure.dpi": self.dpi, "font.size": self.font_size}
+
+    @property
+    def line_length(self) -> int:
+        """Characters of a line of text across a picture."""
+        return int(120 * self.size[0] / self.font_size)
 
 
 def line_style(index: int) -> dict[str, Any]:
@@ -35,6 +84,29 @@ def line_style(index: int) -> dict[str, Any]:
     """
     cycle = index // len(COLOURS)
     return {"color": COLOURS[index % len(COLOURS)], "linestyle": DASHES[cycle % len(DASHES)]}
+
+
+def curve_svg(rounds: Sequence[int], values: Sequence[float], name: str) -> str:
+    """Return the curve of a metric as SVG for a notebook.
+
+    Args:
+        rounds: numbers of the rounds, from 1.
+        values: value after each round.
+        name: name of the metric.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    drawn = StringIO()
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(5.5, 2.6), layout="constrained")
+        axes = figure.subplots()
+        axes.plot(rounds, values, linewidth=1.8, marker="o" if len(rounds) == 1 else "", **line_style(0))
+        axes.set(xlabel="rounds", ylabel=name)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        figure.savefig(drawn, format="svg", metadata={"Date": None})
+    return drawn.getvalue().partition("<svg")[1] + drawn.getvalue().partition("<svg")[2]
 
 
 def label_histogram(histograms: np.ndarray[Any, Any]) -> Figure:

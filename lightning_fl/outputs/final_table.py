@@ -1,7 +1,11 @@
-"""Short table at the end of a run."""
+"""Results of a run for its user: a short table at the end, and the rows of its rounds; both show themselves in a notebook."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
 from math import isnan
 from pathlib import Path
 from typing import Any, Protocol
@@ -9,9 +13,14 @@ from typing import Any, Protocol
 from lightning.pytorch.loggers import Logger
 from torch import Tensor
 
+from lightning_fl.outputs.figures import curve_svg
 from lightning_fl.outputs.metrics_csv import RoundCSVLogger, read_rows
 from lightning_fl.outputs.run_folder import EXPORT, METRICS
 from lightning_fl.outputs.units import in_bytes
+
+MOST_ROWS = 10
+"""Rows of a table in a notebook."""
+LEFT = "<{0} style='text-align:left'>{1}</{0}>"
 
 
 class Finished(Protocol):
@@ -30,11 +39,105 @@ class Finished(Protocol):
         """True if lower values of the metric are better."""
 
 
-def final_table(trainer: Finished) -> str:
-    """Return the results of a finished `fit` and the paths of its files, one line each."""
-    lines = final_lines(trainer)
-    width = max(len(name) for name, _ in lines)
-    return "\n".join(f"{name:<{width}}  {value}" for name, value in lines)
+@dataclass(frozen=True, repr=False)
+class FinalTable:
+    """Results of a finished `fit` and the paths of its files.
+
+    Attributes:
+        lines: name and value of each line.
+        rows: rows of the rounds.
+        metric: name of the metric whose curve a notebook shows.
+    """
+
+    lines: Sequence[tuple[str, str]]
+    rows: Sequence[Mapping[str, float]]
+    metric: str | None
+
+    def __repr__(self) -> str:
+        width = max(len(name) for name, _ in self.lines)
+        return "\n".join(f"{name:<{width}}  {value}" for name, value in self.lines)
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr>{LEFT.format('th', escape(name))}{LEFT.format('td', escape(value))}</tr>"
+            for name, value in self.lines
+        )
+        return f"<table>{rows}</table>{curve_of(self.rows, self.metric)}"
+
+
+class History(list[dict[str, float]]):
+    """Rows of the rounds, which a notebook shows as a table, its middle left out, and the curve of the run's metric."""
+
+    def __init__(self, rows: Sequence[dict[str, float]], metric: str | None) -> None:
+        super().__init__(rows)
+        self._metric = metric
+
+    def _repr_html_(self) -> str:
+        names = list(dict.fromkeys(name for row in self for name in row))
+        is_long = len(self) > MOST_ROWS
+        ends = [*self[: MOST_ROWS // 2], {}, *self[-MOST_ROWS // 2 :]] if is_long else list(self)
+        body = "".join(f"<tr>{''.join(f'<td>{_cell(row, name)}</td>' for name in names)}</tr>" for row in ends)
+        head = "".join(f"<th>{escape(name)}</th>" for name in names)
+        count = f"<p>{len(self):,} rows × {len(names)} columns</p>"
+        table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        return (
+            f"<div style='overflow-x:auto'>{table}</div>{count}{curve_of(self, self._metric)}" if self else "no rounds"
+        )
+
+
+def history(rows: Sequence[dict[str, float]], metric: str | None) -> Any:
+    """Return the rows of the rounds as a pandas DataFrame if pandas is there, else as a list; both show their curve."""
+    try:
+        from pandas import DataFrame
+    except ImportError:
+        return History(rows, metric)
+
+    class HistoryFrame(DataFrame):
+        """DataFrame that shows the curve below its table in a notebook; a copy, selection or pickle is an ordinary one."""
+
+        def _repr_html_(self) -> str:
+            return f"{super()._repr_html_()}{curve_of(rows, metric)}"
+
+        def __reduce__(self) -> Any:
+            return DataFrame, (dict(self),)
+
+    return HistoryFrame(rows)
+
+
+def curve_of(rows: Sequence[Mapping[str, float]], metric: str | None) -> str:
+    """Return the curve of a metric as SVG; empty without values."""
+    measured = [row for row in rows if metric in row]
+    if metric is None or not measured:
+        return ""
+    return curve_svg([int(row["round"]) + 1 for row in measured], [row[metric] for row in measured], metric)
+
+
+def show(table: FinalTable) -> None:
+    """Print a table, or let a notebook display it."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if hasattr(shell, "kernel"):
+        from IPython.display import display
+
+        display(table)
+    else:
+        print(table)
+
+
+def _cell(row: Mapping[str, float], name: str) -> str:
+    if not row:
+        return "…"
+    value = row.get(name)
+    return "" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+def final_table(trainer: Finished, rows: Sequence[Mapping[str, float]] = ()) -> FinalTable:
+    """Return the results of a finished `fit`.
+
+    Args:
+        trainer: trainer after its fit.
+        rows: rows of the rounds, whose curve a notebook shows.
+    """
+    return FinalTable(final_lines(trainer), rows, trainer.metric)
 
 
 def final_lines(trainer: Finished) -> list[tuple[str, str]]:

@@ -14,8 +14,10 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 from lightning_fl.errors import UserError
-from lightning_fl.outputs.files import writing
+from lightning_fl.outputs.files import replacing, writing
 
 if TYPE_CHECKING:
     from lightning.pytorch.loggers import Logger
@@ -27,10 +29,13 @@ EXPORT = "model.ckpt"
 METRICS = "metrics.csv"
 HPARAMS = "hparams.yaml"
 CONFIG = "config.yaml"
+SETTINGS = "settings.yaml"
+UNKNOWN = "unknown"
+"""Value in settings.yaml of an argument that the object does not keep."""
 COMMUNICATION = "communication.json"
 DAMAGED = "metrics-damaged.csv"
-FILES = (METRICS, DAMAGED, COMMUNICATION, HPARAMS, CONFIG, EXPORT, LAST.parent)
-WRITTEN = (METRICS, COMMUNICATION, HPARAMS, CONFIG, EXPORT, LAST, LAST.with_name("previous.ckpt"))
+FILES = (METRICS, DAMAGED, COMMUNICATION, HPARAMS, CONFIG, SETTINGS, EXPORT, LAST.parent)
+WRITTEN = (METRICS, COMMUNICATION, HPARAMS, CONFIG, SETTINGS, EXPORT, LAST, LAST.with_name("previous.ckpt"))
 """Files that a run writes."""
 
 RENAMED = {"data.partition.balanced": "data.partition.skip_full_clients"}
@@ -147,28 +152,48 @@ class RunFolder:
         return folder if (folder / METRICS).is_file() else Path(self._root).resolve()
 
 
-def config_name(root: str | os.PathLike[str], resumed: bool) -> str:
-    """Return the name for the configuration of a fit: config.yaml, config-2.yaml for the fit that resumes it, and so on."""
+def config_name(root: str | os.PathLike[str], resumed: bool, first: str = CONFIG) -> str:
+    """Return the name for the configuration of a fit: config.yaml, config-2.yaml for the fit that resumes it, and so on.
+
+    Args:
+        root: folder of the run.
+        resumed: True if the fit resumes a run.
+        first: name for the fit that begins the run, `settings.yaml` of a fit from Python.
+    """
     if not resumed:
-        return CONFIG
+        return first
     last = configs_of_legs(root)[-1:]
-    return _leg_name(2 if not last else 1 + _leg(last[0]))
+    return _leg_name(2 if not last else 1 + _leg(last[0]), first)
 
 
 def configs_of_legs(root: str | os.PathLike[str]) -> list[Path]:
-    """Return the configurations of a run: of the fit that began it, and of those that resumed it, in their order."""
-    return sorted((path for path in Path(root).glob("config*.yaml") if _leg(path)), key=_leg)
+    """Return the configurations or settings of a run: of the fit that began it, then of those that resumed it."""
+    found = [path for first in (CONFIG, SETTINGS) for path in Path(root).glob(f"{Path(first).stem}*.yaml")]
+    return sorted(filter(_leg, found), key=_leg)
 
 
 def _leg(config: Path) -> int:
     """Return the number of the fit that wrote a configuration, from 1; 0 for a file of another name."""
-    number = config.stem.removeprefix("config-")
+    stem, _, number = config.stem.partition("-")
     found = int(number) if number.isdecimal() else 1
-    return found if config.name == _leg_name(found) else 0
+    return found if config.name == _leg_name(found, f"{stem}.yaml") else 0
 
 
-def _leg_name(number: int) -> str:
-    return CONFIG if number == 1 else f"config-{number}.yaml"
+def _leg_name(number: int, first: str) -> str:
+    return first if number == 1 else f"{Path(first).stem}-{number}.yaml"
+
+
+def write_settings(root: str | os.PathLike[str], resumed: bool, settings: Mapping[str, Any]) -> None:
+    """Write the settings of a fit from Python beside its metrics.csv.
+
+    Args:
+        root: folder of the run.
+        resumed: True if the fit resumes a run.
+        settings: plain values by dotted keys.
+    """
+    with replacing(Path(root, config_name(root, resumed, SETTINGS)), "w", sync=False, encoding="utf-8") as file:
+        file.write("# Settings of a run from Python, for reports. This is no configuration for the command line.\n")
+        yaml.safe_dump(dict(settings), file, sort_keys=False, allow_unicode=True)
 
 
 def _warn(sentence: str) -> None:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from lightning_fl.errors import UserError, nearest
+from lightning_fl.errors import UserError, nearest, require
+from lightning_fl.outputs.figures import FORMATS, Look
 from lightning_fl.outputs.metric import is_accuracy
 from lightning_fl.outputs.run_folder import require_writable
 from lightning_fl.report import tables
 from lightning_fl.report.comparison import Group, Metric, common_metric, group_runs
 from lightning_fl.report.document import Part, Picture, Sections, Table, to_html, to_markdown
 from lightning_fl.report.folder import note_written, remove_earlier
+from lightning_fl.report.labels import counted
 from lightning_fl.report.published import PublishedTable, read_published
-from lightning_fl.report.records import read_run, require_same_data
+from lightning_fl.report.records import read_runs, require_same_data
 from lightning_fl.report.remarks import remarks
 from lightning_fl.report.smoothing import ORDER, WINDOW
 
@@ -56,7 +59,12 @@ def build_parser() -> ArgumentParser:
     parser = _Parser(
         prog="lightning-fl report", description="Compare runs: tables, curves and pictures.", allow_abbrev=False
     )
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a run (its trainer.default_root_dir)")
+    parser.add_argument(
+        "runs",
+        nargs="+",
+        metavar="RUN",
+        help="folder of a run (its trainer.default_root_dir), or a folder with runs below it; the report keeps this order",
+    )
     parser.add_argument("--target", type=float, help="also report the cost of reaching this value, such as 0.6")
     parser.add_argument(
         "--metric", help="column of metrics.csv to compare (default: the metric that the runs are about)"
@@ -65,11 +73,43 @@ def build_parser() -> ArgumentParser:
         "--window",
         type=int,
         default=WINDOW,
-        help="length of the smoothing window in values, odd; 1 for no smoothing (default: %(default)s)",
+        help="length of the smoothing window in values, odd and at least 5; 1 for no smoothing (default: %(default)s)",
     )
     parser.add_argument("--out", default="report", metavar="DIR", help="folder to write into (default: %(default)s)")
     parser.add_argument(
         "--paper", metavar="PAPER:TABLE", help="also show a published table, such as feddumap:10 or fedadam-ssm:I"
+    )
+    parser.add_argument(
+        "--label",
+        action="append",
+        metavar="TEXT",
+        help="name of a line in tables and pictures; once for each line, in their order",
+    )
+    look = parser.add_argument_group("pictures")
+    look.add_argument(
+        "--format",
+        default=",".join(Look.formats),
+        metavar="LIST",
+        help=f"formats of the files, of {', '.join(FORMATS)}, separated by commas (default: %(default)s)",
+    )
+    look.add_argument("--size", metavar="WxH", help="width and height in inches, such as 3.5x2.4 (default: 7.5x4.2)")
+    look.add_argument(
+        "--dpi", type=int, default=Look.dpi, metavar="N", help="dots per inch of PNG files (default: %(default)s)"
+    )
+    look.add_argument(
+        "--font-size",
+        type=float,
+        default=Look.font_size,
+        metavar="POINTS",
+        help="size of text in points (default: %(default)s)",
+    )
+    look.add_argument(
+        "--xscale",
+        choices=("log", "linear"),
+        help="horizontal axis (default: log for bytes, linear for rounds and time)",
+    )
+    look.add_argument(
+        "--yscale", choices=("log", "linear"), default=Look.yscale, help="vertical axis (default: %(default)s)"
     )
     parser.add_argument("--html", action="store_true", help="also write report.html, one self-contained page")
     return parser
@@ -88,18 +128,19 @@ def report(arguments: Sequence[str]) -> str:
         UserError: a folder has no run, the runs cannot be compared, or a flag's value is not allowed.
     """
     given = build_parser().parse_args(arguments)
+    look = _look(given)
     published = read_published(given.paper) if given.paper else None
-    records = list({record.folder.resolve(): record for record in map(read_run, given.runs)}.values())
+    records, found_below = read_runs(given.runs)
     metric = common_metric(records, given.metric, given.target, given.window)
     if published and not is_accuracy(metric.name):
         raise UserError(
             f"the published numbers are accuracies and cannot be compared with {metric.name}; leave out --paper."
         )
     require_same_data(records)
-    groups = group_runs(records, metric)
+    groups = _labelled(group_runs(records, metric), given.label)
     folder = Path(given.out)
     require_writable(given.out, flag="--out")
-    sections = _sections(groups, metric, published)
+    sections = _sections(groups, metric, published, look, found_below)
     title = f"{', '.join(dict.fromkeys(group.algorithm for group in groups))}: {metric.short}"
     pages = {"report.md": to_markdown(title, sections)} | (
         {"report.html": to_html(title, sections)} if given.html else {}
@@ -116,22 +157,54 @@ def report(arguments: Sequence[str]) -> str:
     return _printed(sections, folder / list(pages)[-1])
 
 
-def _sections(groups: Sequence[Group], metric: Metric, published: PublishedTable | None) -> Sections:
+def _look(given: Namespace) -> Look:
+    """Return the look of the pictures that the flags describe."""
+    size = Look.size
+    if given.size is not None:
+        try:
+            width, height = map(float, given.size.lower().split("x"))
+        except ValueError:
+            raise UserError(f"--size is the width and height in inches, such as 3.5x2.4, got {given.size!r}.") from None
+        size = width, height
+    formats = tuple(dict.fromkeys(filter(None, given.format.lower().replace(" ", "").split(","))))
+    require(bool(formats), f"--format is empty: give one or several of {', '.join(FORMATS)}, separated by commas.")
+    return Look(formats, size, given.dpi, given.font_size, given.xscale, given.yscale)
+
+
+def _labelled(groups: Sequence[Group], names: Sequence[str] | None) -> Sequence[Group]:
+    """Return the groups under the user's names."""
+    if names is None:
+        return groups
+    lines = "; ".join(group.label for group in groups)
+    require(
+        len(names) == len(groups),
+        f"--label is given {counted(len(names), 'time')}, but the report has {len(groups)} lines, in this order: {lines}.",
+    )
+    require(len(set(names)) == len(names), f"two lines have the same --label, got {', '.join(names)}.")
+    return [replace(group, label=name) for group, name in zip(groups, names, strict=True)]
+
+
+def _sections(
+    groups: Sequence[Group], metric: Metric, published: PublishedTable | None, look: Look, found_below: list[str]
+) -> Sections:
     """Return the report's content, without what is empty."""
-    from lightning_fl.report.plots import AXES, draw_bits, draw_curves
+    from lightning_fl.report.plots import AXES, draw_bits, draw_curves, is_logarithmic
 
     sections: dict[str, list[Part]] = {"Results": [tables.results(groups, metric)]}
     if metric.target is not None:
         sections[f"Cost of reaching {metric.short} {metric.target:g}"] = [tables.prices(groups)]
     sections["Curves"] = [
         Picture(
-            f"{metric.short.replace(' ', '_')}_by_{axis}", f"{metric.short.capitalize()} against {description}", figure
+            f"{metric.short.replace(' ', '_')}_by_{axis}",
+            f"{metric.short.capitalize()} against {description}{', on a logarithmic axis' * is_logarithmic(look, axis)}",
+            figure,
+            look.formats,
         )
         for axis, description in AXES.items()
-        if (figure := draw_curves(groups, metric, axis))
+        if (figure := draw_curves(groups, metric, axis, look))
     ]
-    if figure := draw_bits(groups):
-        picture = Picture("bytes_by_kind", "Bytes of the whole run by kind", figure)
+    if figure := draw_bits(groups, look):
+        picture = Picture("bytes_by_kind", "Bytes of the whole run by kind", figure, look.formats)
         sections["Bytes by kind"] = [tables.bytes_by_kind(groups), picture]
     if published:
         about = (
@@ -144,7 +217,7 @@ def _sections(groups: Sequence[Group], metric: Metric, published: PublishedTable
         ]
         sections[f"Published: {published.title}"] = [about, tables.beside(published, groups), left_out]
     sections["Settings that differ"] = [*tables.settings(groups)]
-    sections["Remarks"] = [remarks(groups)]
+    sections["Remarks"] = [found_below + remarks(groups)]
     sections["How to read it"] = [_how(metric)]
     return {heading: kept for heading, parts in sections.items() if (kept := [part for part in parts if part])}
 

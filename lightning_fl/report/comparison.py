@@ -13,7 +13,7 @@ import numpy as np
 from lightning_fl.checks import reaches
 from lightning_fl.errors import UserError, nearest, require
 from lightning_fl.outputs.metric import ACCURACY, falls, find_metric, is_accuracy
-from lightning_fl.report.labels import identity, labels
+from lightning_fl.report.labels import identity, labels, unknown_settings
 from lightning_fl.report.records import Record
 from lightning_fl.report.smoothing import ORDER, WINDOW, Floats, fitting_window, smooth
 
@@ -44,7 +44,8 @@ class Metric:
         )
         require(
             self.window == 1 or (self.window > ORDER and self.window % 2 == 1),
-            f"window must be 1 (no smoothing) or an odd number above {ORDER}, got {self.window}.",
+            f"window must be 1 (no smoothing) or an odd number from {ORDER + 2} on, got {self.window}: the filter fits a cubic "
+            f"to the window, which passes through any {ORDER + 1} values or fewer and so would smooth nothing.",
         )
 
     @property
@@ -215,11 +216,11 @@ def common_metric(records: Sequence[Record], given: str | None, target: float | 
 def group_runs(records: Sequence[Record], metric: Metric) -> list[Group]:
     """Group the runs that differ only in their seeds, in the given order.
 
-    A run without a configuration gets a group of its own, because its settings are unknown.
+    A run with unknown settings gets a group of its own.
     """
     members: dict[Any, list[Record]] = {}
     for record in records:
-        known = "trainer.max_rounds" in record.settings
+        known = "trainer.max_rounds" in record.settings and not unknown_settings(record)
         members.setdefault(identity(record) if known else record.folder, []).append(record)
     groups = list(members.values())
     return [

@@ -11,7 +11,9 @@ from importlib.resources import files
 from io import BytesIO
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from lightning_fl.outputs.figures import STYLE, Look
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -57,7 +59,12 @@ class Table:
 
     def _html_row(self, tag: str, row: Sequence[str]) -> str:
         sides = ["" if position < self.num_texts else " class=number" for position in range(len(row))]
-        cells = (f"<{tag}{side}>{escape(cell)}</{tag}>" for side, cell in zip(sides, row, strict=True))
+        # A phone shows the titles beside the cells.
+        titles = [f' data-title="{escape(title)}"' if tag == "td" else "" for title in self.header]
+        cells = (
+            f"<{tag}{side}{title}>{_unbroken(cell)}</{tag}>"
+            for side, title, cell in zip(sides, titles, row, strict=True)
+        )
         return f"<tr>{''.join(cells)}</tr>"
 
 
@@ -69,27 +76,40 @@ class Picture:
         name: name of its files, without suffix.
         caption: description of the figure.
         figure: figure of matplotlib.
+        formats: formats of its files.
     """
 
     name: str
     caption: str
     figure: Figure
+    formats: Sequence[str] = Look.formats
 
     def save(self, folder: Path) -> list[str]:
-        """Write a PNG and an SVG, and return their names."""
-        self.figure.savefig(folder / f"{self.name}.png")
-        self.figure.set_layout_engine("none")  # both files share the first one's layout, which takes half of the time
-        self.figure.savefig(folder / f"{self.name}.svg", metadata={"Date": None})
-        return [f"{self.name}.png", f"{self.name}.svg"]
+        """Write a file in each format, and return their names."""
+        names = [f"{self.name}.{kind}" for kind in self.formats]
+        for name in names:
+            self._draw(folder / name, Path(name).suffix[1:])
+            self.figure.set_layout_engine(
+                "none"
+            )  # all files share the first one's layout, which takes half of the time
+        return names
+
+    def _draw(self, to: Path | BytesIO, kind: str) -> None:
+        from matplotlib import rc_context
+
+        undated: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+        with rc_context(STYLE):  # the type of text is read here
+            self.figure.savefig(to, format=kind, dpi="figure", metadata=undated.get(kind))
 
     def markdown(self) -> str:
-        """Return a Markdown reference to the PNG."""
-        return f"![{self.caption}]({self.name}.png)"
+        """Return a Markdown reference to the first file that a page can show, or a link to a PDF."""
+        shown = next((kind for kind in self.formats if kind != "pdf"), None)
+        return f"![{self.caption}]({self.name}.{shown})" if shown else f"[{self.caption}]({self.name}.pdf)"
 
     def html(self) -> str:
         """Return HTML with the picture embedded."""
         drawn, caption = BytesIO(), escape(self.caption)
-        self.figure.savefig(drawn, format="svg", metadata={"Date": None})
+        self._draw(drawn, "svg")
         source = base64.b64encode(drawn.getvalue()).decode()
         return (
             f'<figure><img alt="{caption}" src="data:image/svg+xml;base64,{source}">'
@@ -134,6 +154,11 @@ def _html(part: Part) -> str:
     if isinstance(part, str):
         return f"<p>{_code(part)}</p>"
     return "<ul>" + "".join(f"<li>{_code(line)}</li>" for line in part) + "</ul>"
+
+
+def _unbroken(cell: str) -> str:
+    """Return a cell as HTML in which a line ends before a deviation, not within it."""
+    return escape(cell).replace("± ", "±&nbsp;")
 
 
 def _code(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from lightning_fl.outputs.run_folder import UNKNOWN
 from lightning_fl.report.records import Record, file_name
 
 SEEDS = ("seed_everything", "data.seed")
@@ -12,7 +13,7 @@ SEEDS = ("seed_everything", "data.seed")
 OF_TRAINER = (
     "accelerator benchmark checkpoint_every_n_rounds client_states clients_at_once default_root_dir detect_anomaly deterministic "
     "devices enable_checkpointing enable_model_summary enable_progress_bar inference_mode log_every_n_rounds logger max_time "
-    "metric metric_mode num_nodes num_sanity_val_steps profiler runner strategy test_every_n_rounds"
+    "metric metric_mode num_nodes num_sanity_val_steps profiler runner strategy test_every_n_rounds threads"
 )
 INCIDENTAL = (*SEEDS, "ckpt_path", "data.download", *(f"trainer.{flag}" for flag in OF_TRAINER.split()))
 # Data sets that are the same wherever their files lie.
@@ -23,18 +24,24 @@ PARTS = ("algorithm", "model", "data", "trainer")
 
 
 def what_is_done(record: Record) -> dict[str, Any]:
-    """Return a run's settings without seeds and incidental flags."""
+    """Return a run's settings without seeds, incidental flags and nulls: a missing setting and null are the same."""
     left_out = INCIDENTAL + (("data.root",) if record.settings.get("data") in WELL_KNOWN else ())
-    return {
-        key: value
-        for key, value in record.settings.items()
-        if not key.endswith(".dirpath") and not any(key == name or key.startswith(f"{name}.") for name in left_out)
-    }
+
+    def counts(key: str, value: Any) -> bool:
+        is_left_out = any(key == name or key.startswith(f"{name}.") for name in left_out)
+        return value is not None and not key.endswith(".dirpath") and not is_left_out
+
+    return {key: value for key, value in record.settings.items() if counts(key, value)}
 
 
 def identity(record: Record) -> tuple[tuple[str, str], ...]:
     """Return a key that is equal for runs that differ only in their seeds."""
     return tuple(sorted((key, str(value)) for key, value in what_is_done(record).items()))
+
+
+def unknown_settings(record: Record) -> list[str]:
+    """Return the settings of a run from Python whose values its objects do not keep."""
+    return [key for key, value in record.settings.items() if value == UNKNOWN]
 
 
 def differing(records: Sequence[Record]) -> list[str]:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 from typing import Any
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from lightning_fl.outputs.figures import COLOURS, STYLE, line_style
+from lightning_fl.outputs.figures import COLOURS, Look, line_style
 from lightning_fl.outputs.units import KINDS, SECONDS, unit_of
 from lightning_fl.report.comparison import Group, Metric
 from lightning_fl.report.smoothing import Floats
 
 AXES = {
-    "uplink": "uplink bytes of all clients, on a logarithmic axis",
+    "uplink": "uplink bytes of all clients",
     "rounds": "rounds",
     "simulated_seconds": "simulated time",
 }
@@ -25,8 +27,13 @@ TIMES = {**SECONDS, "h": 3600.0, "days": 86400.0}
 BEHIND = 1.5  # z-order behind all curves, including those of groups drawn earlier
 
 
-def draw_curves(groups: Sequence[Group], metric: Metric, axis: str) -> Figure | None:
-    """Draw the smoothed curves over `uplink` (bytes, logarithmic), `rounds` or `simulated_seconds`.
+def is_logarithmic(look: Look, axis: str) -> bool:
+    """True if the horizontal axis is logarithmic: that of bytes is, unless the user chooses."""
+    return axis == "uplink" if look.xscale is None else look.xscale == "log"
+
+
+def draw_curves(groups: Sequence[Group], metric: Metric, axis: str, look: Look = Look()) -> Figure | None:  # noqa: B008
+    """Draw the smoothed curves over `uplink` (bytes), `rounds` or `simulated_seconds`.
 
     Several seeds are drawn as their mean with a band of one standard deviation. Return None if no run has that axis.
     """
@@ -34,10 +41,13 @@ def draw_curves(groups: Sequence[Group], metric: Metric, axis: str) -> Figure | 
     spent = spent[spent > 0]
     if not len(spent):
         return None
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(7.5, 4.2), layout="constrained")
+    with matplotlib.rc_context(look.style):
+        figure = Figure(figsize=look.size, layout="constrained")
         axes = figure.subplots()
-        unit = _scale(axes, axis, spent)
+        unit = _scale(axes, axis, spent, look)
+        if look.yscale == "log":
+            axes.set_yscale("log")
+            _plain_ticks(axes.yaxis)
         for index, group in enumerate(groups):
             _draw_group(axes, group, axis, unit, line_style(index))
         is_smoothed = any(curve.is_smoothed for group in groups for curve in group.curves)
@@ -46,26 +56,39 @@ def draw_curves(groups: Sequence[Group], metric: Metric, axis: str) -> Figure | 
             axes.axhline(metric.target, color="0.4", linewidth=1, linestyle=":", label=f"target {metric.target:g}")
         # Outside the axes the legend cannot cover a curve.
         longest = max(len(group.label) for group in groups) + 12
-        figure.legend(loc="outside lower center", ncols=max(1, min(4, 90 // longest)), frameon=False)
+        num_entries = len(axes.get_legend_handles_labels()[0])
+        num_rows = ceil(num_entries / max(1, min(4, look.line_length // longest)))
+        figure.legend(loc="outside lower center", ncols=ceil(num_entries / num_rows), frameon=False)
     return figure
 
 
-def _scale(axes: Axes, axis: str, spent: Floats) -> float:
-    """Set the name and the ticks of the horizontal axis for the values on it, and return their unit."""
+def _scale(axes: Axes, axis: str, spent: Floats, look: Look) -> float:
+    """Set the name, the scale and the ticks of the horizontal axis for the values on it, and return their unit."""
+    unit, name, logarithmic = 1.0, axis, is_logarithmic(look, axis)
     if axis == "uplink":
-        axes.set(xscale="log", xlabel="uplink of all clients (logarithmic)")
-        subs = (1.0, 2.0, 5.0) if spent.max() / spent.min() <= 500 else (1.0,)
-        axes.xaxis.set_major_locator(LogLocator(subs=subs))
+        name = "uplink of all clients"
         axes.xaxis.set_major_formatter(EngFormatter(unit="B"))
-        axes.xaxis.set_minor_formatter(NullFormatter())
     elif axis == "simulated_seconds":
-        name = unit_of(spent.max() / 2, TIMES)
-        axes.set_xlabel(f"simulated time ({name})")
-        return TIMES[name]
-    else:
-        axes.set_xlabel("rounds")
+        of_time = unit_of(spent.max() / 2, TIMES)
+        unit, name = TIMES[of_time], f"simulated time ({of_time})"
+    axes.set_xlabel(name + " (logarithmic)" * logarithmic)
+    if logarithmic:
+        formatter = axes.xaxis.get_major_formatter()
+        axes.set_xscale("log")
+        decades = float(np.log10(spent.max() / spent.min()))
+        _plain_ticks(axes.xaxis, few=decades > min(2.7, look.line_length / 28))
+        if axis == "uplink":
+            axes.xaxis.set_major_formatter(formatter)
+    elif axis == "rounds":
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    return 1.0
+    return unit
+
+
+def _plain_ticks(axis: Axis, few: bool = False) -> None:
+    """Write the ticks of a logarithmic axis as plain numbers, 1, 2 and 5 of each power of ten, or with `few` only 1."""
+    axis.set_major_locator(LogLocator(subs=(1.0,) if few else (1.0, 2.0, 5.0)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _draw_group(axes: Axes, group: Group, axis: str, unit: float, style: dict[str, Any]) -> None:
@@ -85,14 +108,15 @@ def _draw_group(axes: Axes, group: Group, axis: str, unit: float, style: dict[st
         axes.fill_between(spent, mean - spread, mean + spread, alpha=0.18, linewidth=0, **pale)
 
 
-def draw_bits(groups: Sequence[Group]) -> Figure | None:
+def draw_bits(groups: Sequence[Group], look: Look = Look()) -> Figure | None:  # noqa: B008
     """Draw the mean bytes by direction and kind, over the runs that recorded them; None if none did."""
     known = [(group, bits) for group in groups if (bits := group.mean_bytes())]
     if not known:
         return None
     kinds = [kind for kind in KINDS if any(bits[way, kind] for _, bits in known for way in ("up", "down"))]
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(7.5, 1.7 + 0.32 * len(known)), layout="constrained")
+    with matplotlib.rc_context(look.style):
+        lines = 0.017 * look.font_size * (10 + 1.9 * len(known))  # inches
+        figure = Figure(figsize=(look.size[0], lines), layout="constrained")
         both = figure.subplots(1, 2, sharex=True, sharey=True)  # same scale in both directions
         for axes, way in zip(both, ("up", "down"), strict=True):
             left = np.zeros(len(known))
@@ -102,10 +126,11 @@ def draw_bits(groups: Sequence[Group]) -> Figure | None:
                 left += width
             axes.set_title(f"{way}link", fontsize="medium")
             axes.xaxis.set_major_formatter(EngFormatter(unit="B"))
-            axes.xaxis.set_major_locator(MaxNLocator(4))
+            axes.xaxis.set_major_locator(MaxNLocator(max(2, min(4, look.line_length // 22))))
             axes.grid(visible=False, axis="y")
         both[0].set_yticks(range(len(known)), [group.label for group, _ in known])
         both[0].invert_yaxis()
         handles, labels = both[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=len(kinds), frameon=False)
+        num_columns = max(1, min(len(kinds), look.line_length // 12))
+        figure.legend(handles, labels, loc="outside lower center", ncols=num_columns, frameon=False)
     return figure

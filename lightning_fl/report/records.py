@@ -19,6 +19,10 @@ from lightning_fl.outputs.run_folder import COMMUNICATION, HPARAMS, LAST, METRIC
 from lightning_fl.outputs.units import KINDS
 from lightning_fl.report.smoothing import Floats
 
+ASIDE = re.compile(r"\.|earlier-\d+")
+"""Names of folders in which runs do not count."""
+MOST_NAMES = 20
+
 
 @dataclass(frozen=True)
 class Record:
@@ -111,14 +115,58 @@ def read_run(path: str | Path) -> Record:
     )
 
 
+def read_runs(paths: Sequence[str | Path]) -> tuple[list[Record], list[str]]:
+    """Read the runs in these folders; of a folder that is no run, those below it.
+
+    Returns:
+        The runs, each once, in the given order and below a folder in that of their names; and remarks that say which were found
+        below a folder, and why some were left out.
+
+    Raises:
+        UserError: a folder has no run, and none below it.
+    """
+    found: list[Record] = []
+    remarks = []
+    for path in map(Path, paths):
+        if not path.is_dir() or (path / METRICS).is_file():
+            found.append(read_run(path))
+            continue
+        read = [_run_or_problem(folder) for folder in runs_below(path)]
+        below = [run for run in read if isinstance(run, Record)]
+        problems = [problem for problem in read if isinstance(problem, str)]
+        if not below:
+            raise UserError(
+                problems[0] if problems else f"there is no run in {path} or below it: no folder has a {METRICS}."
+            )
+        names = [record.folder.relative_to(path).as_posix() for record in below]
+        more = f" and {len(names) - MOST_NAMES} more, which `runs.csv` lists" if len(names) > MOST_NAMES else ""
+        remarks.append(f"Below {path}: {', '.join(names[:MOST_NAMES])}{more}.")
+        remarks += [f"Left out: {problem}" for problem in problems]
+        found += below
+    return list({record.folder.resolve(): record for record in found}.values()), remarks
+
+
+def _run_or_problem(folder: Path) -> Record | str:
+    try:
+        return read_run(folder)
+    except UserError as error:
+        return str(error)
+
+
+def runs_below(folder: Path) -> list[Path]:
+    """Return the folders of the runs below a folder by name, numbers by size, without runs that were moved aside or hidden."""
+    found = [path.parent for path in folder.rglob(METRICS)]
+    kept = [path for path in found if not any(map(ASIDE.match, path.relative_to(folder).parts))]
+    return sorted(kept, key=lambda path: [int(x) if x.isdecimal() else x for x in re.split(r"(\d+)", path.as_posix())])
+
+
 def _where_runs_are(folder: Path) -> str:
     """Return why a folder has no `metrics.csv`, and the runs near it."""
-    if not folder.is_dir():
-        names = [path.parent.name for path in folder.parent.glob(f"*/{METRICS}")]
-        what = "it is not a folder" if folder.exists() else "the folder does not exist"
-        return what + (f"; {nearest(folder.name, names)}" if names else "")
-    below = sorted(str(found.parent) for found in folder.glob(f"*/{METRICS}"))
-    return f"it has no {METRICS}" + (f"; there are runs in {', '.join(below[:8])}" if below else "")
+    if folder.is_dir():
+        return f"it has no {METRICS}"
+    names = [path.parent.name for path in folder.parent.glob(f"*/{METRICS}")]
+    what = "it is not a folder" if folder.exists() else "the folder does not exist"
+    return what + (f"; {nearest(folder.name, names)}" if names else "")
 
 
 def _read_metrics(path: Path) -> tuple[dict[str, Floats], dict[str, int], list[str]]:
@@ -151,9 +199,9 @@ def _read_metrics(path: Path) -> tuple[dict[str, Floats], dict[str, int], list[s
 
 
 def _read_settings(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the configuration of each fit of the run, and remarks on broken files.
+    """Return the configuration or settings of each fit of the run, and remarks on broken files.
 
-    A run started from Python has only the hyper-parameters.
+    A run started from Python with an earlier version has only the hyper-parameters.
     """
     found: list[dict[str, Any]] = []
     problems: list[str] = []
@@ -166,7 +214,10 @@ def _read_settings(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
             continue
         if isinstance(content, dict):
             given = content if configs else {"algorithm": content.get("algorithm"), "model": content}
-            found.append(with_present_names(flatten(given)))
+            flat = with_present_names(flatten(given))
+            if "trainer.local_epochs" in flat and not (flat["trainer.local_epochs"] or flat.get("trainer.local_steps")):
+                flat["trainer.local_epochs"] = 1  # the trainer's default
+            found.append(flat)
     return found, problems
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from lightning_fl.report.comparison import Group
-from lightning_fl.report.labels import SEEDS, counted, differing, shown, what_is_done
+from lightning_fl.report.labels import SEEDS, counted, differing, shown, unknown_settings, what_is_done
 from lightning_fl.report.records import SOURCES, Record
 from lightning_fl.report.smoothing import ORDER
 
@@ -22,7 +22,15 @@ def remarks(groups: Sequence[Group]) -> list[str]:
     records = [curve.record for group in groups for curve in group.curves]
     found = [f"{record.folder}: {gap}." for record in records for gap in record.gaps]
     if unknown := [f"`{record.folder}`" for record in records if "data" not in record.settings]:
-        found.append(f"Data and settings of {', '.join(unknown)} are unknown: there is no readable config.yaml.")
+        found.append(
+            f"Data and settings of {', '.join(unknown)} are unknown: there is no readable config.yaml or settings.yaml."
+        )
+    found += [
+        f"{record.folder}: {', '.join(f'`{key}`' for key in keys)} unknown, so the run has its own line; "
+        "save_hyperparameters() in the constructor keeps such arguments."
+        for record in records
+        if (keys := unknown_settings(record))
+    ]
     name = groups[0].curves[0].metric.name
     for record in records:
         found += _changed(record) + _rejected(record)
@@ -40,8 +48,8 @@ def _changed(record: Record) -> list[str]:
     """Return a remark on settings that changed when the run was resumed; the last ones stand for the run elsewhere."""
     kept = [what_is_done(replace(record, settings=leg)) for leg in record.legs]
     found = []
-    for key in kept[-1] if kept else ():
-        values = [shown(leg[key]) for leg in kept if key in leg]
+    for key in dict.fromkeys(key for leg in kept for key in leg):
+        values = [shown(leg[key]) for leg in record.legs if key in leg]
         changed = [value for position, value in enumerate(values) if position == 0 or value != values[position - 1]]
         if len(changed) > 1 and key != "trainer.max_rounds":
             found.append(f"`{key}` {' → '.join(changed)}")

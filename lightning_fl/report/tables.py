@@ -74,10 +74,20 @@ def table(names: Sequence[str], columns: Mapping[str, Column], rows: Sequence[Ro
         cells = []
         for name, column in columns.items():
             given = found.get(name, (None, None, 0))
-            unit = UNITS[column.kind][units[column.kind]] if column.kind in UNITS else 1.0
-            cells.append(given if isinstance(given, str) else _cell(given, column, unit))
+            cells.append(given if isinstance(given, str) else _in_unit(given, column, units.get(column.kind)))
         lines.append([*words, *cells])
     return Table([*names, *header], lines, num_texts)
+
+
+def _in_unit(found: Spread, column: Column, name: str | None) -> str:
+    """Return a cell in the unit of its column, or with a unit of its own if it is less than a hundredth of that."""
+    mean, units = found[0], UNITS.get(column.kind)
+    if units is None or name is None:
+        return _cell(found, column, 1.0)
+    if not mean or not isfinite(mean) or mean >= units[name] / 100:
+        return _cell(found, column, units[name])
+    own = unit_of(mean, units)
+    return _cell(found, column, units[own]) + f" {own}" * (own != name)
 
 
 def _largest(kind: str, columns: Mapping[str, Column], rows: Sequence[Row]) -> float:

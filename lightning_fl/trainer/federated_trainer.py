@@ -16,7 +16,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning_fl.data import Source
 from lightning_fl.errors import require
 from lightning_fl.outputs import checkpoint_file
-from lightning_fl.outputs.final_table import final_table
+from lightning_fl.outputs.final_table import final_table, history, show
 from lightning_fl.outputs.run_folder import LAST
 from lightning_fl.trainer import checkpointing
 from lightning_fl.trainer.evaluation_loop import run_evaluation
@@ -77,7 +77,7 @@ class FederatedTrainer(TrainerInterface):
                 self.fit_loop.prepare()
             self.fit_loop.run(num_rows)
         if verbose and self.is_global_zero:
-            print(final_table(self))
+            show(final_table(self, self.fit_loop.rows))
 
     @refusing_others(partial(refuse_argument, "validate"))
     def validate(
@@ -179,11 +179,7 @@ class FederatedTrainer(TrainerInterface):
     @property
     def history(self) -> Any:
         """Logged rows of the last fit, as in metrics.csv: a pandas DataFrame if pandas is there, else a list of dictionaries."""
-        try:
-            from pandas import DataFrame
-        except ImportError:
-            return list(self.fit_loop.rows)
-        return DataFrame(self.fit_loop.rows)
+        return history(self.fit_loop.rows, self.metric)
 
     def __repr__(self) -> str:
         shown = ("max_rounds", "clients_per_round", "default_root_dir")

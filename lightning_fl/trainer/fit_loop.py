@@ -26,12 +26,13 @@ from lightning_fl.outputs.communication_json import Bits, write_communication
 from lightning_fl.outputs.final_table import final_lines
 from lightning_fl.outputs.loggers import log_row, tell
 from lightning_fl.outputs.metrics_csv import RoundCSVLogger
-from lightning_fl.outputs.run_folder import EXPORT, LAST, RunFolder
+from lightning_fl.outputs.run_folder import EXPORT, LAST, RunFolder, write_settings
 from lightning_fl.processes import gather_objects
 from lightning_fl.pruning import masks_of
 from lightning_fl.state.run_state import SERVER
 from lightning_fl.state.saved_states import SavedStates
 from lightning_fl.state.settings import settings_of
+from lightning_fl.state.written_settings import written_settings
 from lightning_fl.trainer import checkpointing
 from lightning_fl.trainer.build_federation import assemble, keep_client_states
 from lightning_fl.trainer.evaluation_loop import RoundEvaluation
@@ -218,6 +219,16 @@ class FitLoop:
             self.folder.claim()
         self.trainer.fabric.barrier()
         self.trainer.hooks.call("on_folder_claimed")
+        self._write_settings()
+
+    def _write_settings(self) -> None:
+        """Write the settings, unless a callback saves a configuration: Lightning's SaveConfigCallback, or one like it."""
+        trainer = self.trainer
+        if trainer.is_global_zero and not any(hasattr(callback, "save_config") for callback in trainer.callbacks):
+            settings = written_settings(
+                trainer, trainer.lightning_module, trainer.data, trainer.algorithm, trainer.run.seed
+            )
+            write_settings(trainer.default_root_dir, trainer.ckpt_path is not None, settings)
 
     def _adopt_module_changes(self) -> None:
         """Adopt callbacks' changes to the server's model; clone it, because a step may have kept the old tensors."""

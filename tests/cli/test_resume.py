@@ -108,14 +108,16 @@ def test_a_run_that_moves_to_another_folder_takes_its_history_along(command: Com
 def test_the_report_reads_the_last_configuration_and_names_what_changed(command: Command) -> None:
     command("fit")
     command("fit", "--ckpt_path", "last", "--trainer.max_rounds", "2", "--trainer.local_epochs", "2")
-    command("fit", "--ckpt_path", "last", "--trainer.max_rounds", "4", "--trainer.local_epochs", "3")
+    clipped = ["--trainer.gradient_clip_val", "1.5"]
+    command("fit", "--ckpt_path", "last", "--trainer.max_rounds", "4", "--trainer.local_epochs", "3", *clipped)
     record = read_run("run")
     assert record.settings["trainer.max_rounds"] == 4
     assert record.gaps == ()
     shutil.copytree("run", "other")
     report(["run", "other", "--out", "report"])
     found = Path("report/report.md").read_text()
-    assert "run: settings changed when it was resumed: `trainer.local_epochs` null → 2 → 3" in found
+    assert "run: settings changed when it was resumed: `trainer.local_epochs` 1 → 2 → 3" in found
+    assert "`trainer.gradient_clip_val` null → 1.5" in found
 
 
 @pytest.mark.parametrize("name", ["validate", "test", "predict"])

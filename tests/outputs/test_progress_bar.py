@@ -1,6 +1,8 @@
 """Test the progress bar with a clock that the test advances: the remaining time, and the processes that show it."""
 
+import logging
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -121,6 +123,55 @@ class Told(Callback):
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         bar = trainer.progress_bar_callback._bar
         (self.folder / f"rank-{trainer.global_rank}").write_text("silent" if bar.disable else "shown")
+
+
+def lines(printed: str) -> list[str]:
+    """Return the states of the bar in the order shown."""
+    return [line.strip(" ") for line in re.split(r"[\r\n]", printed) if line.startswith("Round")]
+
+
+@pytest.mark.parametrize(
+    ("columns", "last"),
+    [
+        (30, r"Round 20/20: \[00:\d\d<00:00\]"),
+        (46, r"Round 20/20: \[00:\d\d<00:00, accuracy=[\d.]+\]"),
+        (60, r"Round 20/20: \[00:\d\d<00:00, accuracy=[\d.]+, up=12.5 kB\]"),
+        (80, r"Round 20/20: 100%\|█{5,}\| \[00:\d\d<00:00, accuracy=[\d.]+, up=12.5 kB\]"),
+        (
+            120,
+            r"Round 20/20: 100%\|█{16,}\| \[00:\d\d<00:00, accuracy=[\d.]+, up=12.5 kB, down=12.5 kB, clients/s=.*\]",
+        ),
+    ],
+)
+def test_a_narrow_terminal_lacks_the_least_important_and_cuts_nothing(
+    columns: int,
+    last: str,
+    make_trainer: MakeTrainer,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("tqdm.std._screen_shape_wrapper", lambda: lambda file: (columns, 24))
+    make_trainer(max_rounds=20, clients_per_round=CLIENTS, enable_progress_bar=True).fit(Perceptron(), federation())
+    shown = lines(capsys.readouterr().err)
+    assert re.fullmatch(last, shown[-1]), shown[-1]
+    assert all(len(line) <= columns and line.endswith("]") for line in shown)
+    assert columns < 120 or all(re.search(r"%\|.{16,}\|", line) for line in shown)
+
+
+def test_a_message_does_not_continue_the_bars_line(
+    make_trainer: MakeTrainer, capsys: pytest.CaptureFixture[str], keeps_files: dict[str, Any]
+) -> None:
+    """The second run moves the first one's files, and says so after its first round."""
+    stream = sys.stderr
+    logger, handler = logging.getLogger("lightning.pytorch"), logging.StreamHandler(sys.stderr)
+    logger.addHandler(handler)
+    try:
+        for _ in range(2):
+            make_trainer(max_rounds=2, enable_progress_bar=True, **keeps_files).fit(Perceptron(), federation())
+    finally:
+        logger.removeHandler(handler)
+    assert re.search(r"(^|[\r\n])The earlier run", capsys.readouterr().err)
+    assert handler.stream is stream, "as before the run"
 
 
 def test_one_process_shows_it(tmp_path: Path) -> None:

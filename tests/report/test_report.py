@@ -345,8 +345,8 @@ def test_a_damaged_record_of_bits_is_named_and_costs_nothing_else(tmp_path: Path
 MISTAKES = {
     "no runs": ([], ["required: RUN"]),
     "no such folder": (["aa"], ["aa", "does not exist", "did you mean 'a'"]),
-    "folder without a run": (["empty"], ["empty", "no metrics.csv"]),
-    "folder of runs": (["."], ["there are runs in", "a", "b"]),
+    "folder without a run": (["empty"], ["no run in empty or below it", "metrics.csv"]),
+    "folder of runs with other data": (["."], ["different data", "CIFAR10 in a", "Digits in b"]),
     "file": (["file.txt"], ["file.txt", "not a folder"]),
     "other data": (["a", "b"], ["different data", "CIFAR10 in a", "Digits in b"]),
     "metric": (["a", "--metric", "val/acuracy"], ["val/acuracy", "did you mean 'val/accuracy'"]),

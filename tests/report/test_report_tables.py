@@ -47,6 +47,24 @@ def test_one_unit_for_all_columns_of_a_kind() -> None:
     ]
 
 
+def test_a_number_far_below_its_columns_unit_has_a_unit_of_its_own() -> None:
+    columns = {"up": Column("up", "bytes"), "time": Column("time", "seconds")}
+    rows = [
+        (["a"], {"up": (2.34e9, None, 1), "time": (90.0, None, 1)}),
+        (["b"], {"up": (75.0, 2.0, 2), "time": (0.00202, 0.00004, 2)}),
+        (["c"], {"up": (7.5e6, None, 1), "time": (1.0, None, 1)}),
+        (["d"], {"up": (float("inf"), None, 1), "time": (0.0, None, 1)}),
+    ]
+    found = table(["method"], columns, rows)
+    assert list(found.header) == ["method", "up (GB)", "time (s)"]
+    assert [list(row)[1:] for row in found.rows] == [
+        ["2.34", "90.0"],
+        ["75 ± 2 B", "2.02 ± 0.04 ms"],
+        ["7.50 MB", "1.00"],
+        ["never", "0"],
+    ]
+
+
 def test_a_bar_in_a_name_does_not_end_its_cell() -> None:
     lines = Table(["a|b", "c"], [["x", "1"]]).markdown().splitlines()
     assert lines[0] == r"| a\|b |  c |".replace("  c", " c")

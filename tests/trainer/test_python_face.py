@@ -1,5 +1,7 @@
 """Test what users write in Python: names for classes, Lightning's flags, the table at the end, the history, reprs."""
 
+import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,7 +20,7 @@ from lightning_fl.algorithms import Algorithm, FedAvg, FedProx
 from lightning_fl.codecs import TopK
 from lightning_fl.data import Digits
 from lightning_fl.modules import ImageClassifier
-from lightning_fl.outputs.final_table import final_table
+from lightning_fl.outputs.final_table import FinalTable, History, final_table
 
 MakeTrainer = Callable[..., FederatedTrainer]
 
@@ -110,12 +112,18 @@ def test_a_fit_ends_with_the_table_of_the_command_line(
     trainer = make_trainer()
     trainer.fit(Perceptron(), federation())
     shown = capsys.readouterr().out
-    assert shown == final_table(trainer) + "\n"
+    assert shown == f"{final_table(trainer)}\n"
     assert "rounds    2\n" in shown
     trainer.fit(Perceptron(), federation(), verbose=False)
     assert capsys.readouterr().out == ""
 
 
+@pytest.fixture
+def _without_pandas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+
+
+@pytest.mark.usefixtures("_without_pandas")
 @pytest.mark.parametrize("every", [1, 2])
 def test_the_history_has_the_rows_of_metrics_csv(make_trainer: MakeTrainer, tmp_path: Path, every: int) -> None:
     trainer = make_trainer(max_rounds=3, logger=True, log_every_n_rounds=every)
@@ -129,6 +137,7 @@ def test_the_history_has_the_rows_of_metrics_csv(make_trainer: MakeTrainer, tmp_
         }
 
 
+@pytest.mark.usefixtures("_without_pandas")
 def test_the_history_needs_no_files_and_is_that_of_the_last_fit(make_trainer: MakeTrainer) -> None:
     trainer = make_trainer()
     for _ in range(2):
@@ -136,6 +145,7 @@ def test_the_history_needs_no_files_and_is_that_of_the_last_fit(make_trainer: Ma
         assert [row["round"] for row in trainer.history] == [0, 1]
 
 
+@pytest.mark.usefixtures("_without_pandas")
 def test_a_resumed_run_has_its_earlier_history_too(make_trainer: MakeTrainer, keeps_files: dict[str, Any]) -> None:
     make_trainer(max_rounds=2, **keeps_files).fit(Perceptron(), federation())
     resumed = make_trainer(max_rounds=3, **keeps_files)
@@ -149,10 +159,50 @@ def test_the_history_is_a_data_frame_where_pandas_is_there(
 ) -> None:
     trainer = make_trainer()
     trainer.fit(Perceptron(), federation())
-    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=lambda rows: ("frame", rows)))
-    kind, rows = trainer.history
-    assert kind == "frame"
-    assert len(rows) == 2
+
+    class DataFrame(list):  # type: ignore[type-arg]
+        def _repr_html_(self) -> str:
+            return "<table>of pandas</table>"
+
+    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=DataFrame))
+    assert isinstance(trainer.history, DataFrame)
+    assert len(trainer.history) == 2
+    assert re.match(r"<table>of pandas</table><svg.*</svg>", trainer.history._repr_html_(), re.S)
+
+
+def test_the_history_is_copied_and_pickled_as_a_plain_data_frame(make_trainer: MakeTrainer) -> None:
+    pandas = pytest.importorskip("pandas")
+    trainer = make_trainer()
+    trainer.fit(Perceptron(), federation())
+    frame = trainer.history
+    for other in (pickle.loads(pickle.dumps(frame)), frame[["round"]], frame.copy()):
+        assert type(other) is pandas.DataFrame
+        assert other["round"].tolist() == [0, 1]
+
+
+def test_table_and_history_show_themselves_in_a_notebook(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer(max_rounds=12)
+    assert History([], None)._repr_html_() == "no rounds"
+    trainer.fit(Perceptron(), federation())
+    rows = list(trainer.fit_loop.rows)
+    history = History(rows, trainer.metric)
+    assert history == rows
+    html = history._repr_html_()
+    assert html.count("<tr>") == 12, "head, ten rows, and one for those left out"
+    assert "12 rows × " in html
+    table = final_table(trainer, rows)
+    assert "<tr><th style='text-align:left'>rounds</th><td style='text-align:left'>12</td></tr>" in table._repr_html_()
+    for shown in (html, table._repr_html_()):
+        assert re.search(r"<svg.*>val/accuracy</text>.*</svg>", shown, re.S)
+        assert "<?xml" not in shown
+    assert "<svg" not in final_table(trainer)._repr_html_(), "no rows, no curve"
+
+
+def test_words_from_outside_cannot_change_the_page() -> None:
+    table = FinalTable([("a<b", "runs/<i>")], [{"round": 0, "<b>": 0.5}], "<b>")
+    for shown in (table._repr_html_(), History(table.rows, "<b>")._repr_html_()):  # type: ignore[arg-type]
+        assert "<i>" not in shown
+        assert "<b>" not in shown
 
 
 # -------------------------------------------------------------------------------------------------------------- reprs

@@ -1,0 +1,177 @@
+"""Test the pictures that a user describes by flags, runs found below a folder, and the page on a phone."""
+
+import re
+import zlib
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_runs import groups_of, require_readable, rising, write_run
+from PIL import Image
+
+from lightning_fl.errors import UserError
+from lightning_fl.outputs.figures import Look
+from lightning_fl.report import report
+from lightning_fl.report.comparison import Metric
+from lightning_fl.report.plots import draw_bits, draw_curves
+from lightning_fl.report.records import read_runs
+
+
+def two_runs(folder: Path) -> list[str]:
+    return [
+        str(write_run(folder / name, rising(50, slope), name)) for name, slope in (("FedAvg", 0.01), ("FedProx", 0.012))
+    ]
+
+
+def test_pictures_have_the_formats_the_size_and_the_text_that_journals_ask_for(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    look = ["--format", "pdf,svg,png", "--size", "3.5x2.4", "--dpi", "300", "--font-size", "8"]
+    report([*two_runs(tmp_path), "--out", str(out), *look])
+    name = "accuracy_by_uplink"
+    assert {path.suffix for path in out.glob(f"{name}.*")} == {".pdf", ".svg", ".png"}
+    with Image.open(out / f"{name}.png") as image:
+        assert image.size == (1050, 720)
+    drawn = (out / f"{name}.svg").read_text()
+    assert re.search(r"<text[^>]*>accuracy \(smoothed\)</text>", drawn), "text is text, not outlines"
+    assert re.search(r"font(-size)?: 8px", drawn)
+    page = (out / f"{name}.pdf").read_bytes()
+    assert b"/Subtype /Type0" in page, "a TrueType font"
+    assert b"/Subtype /Type3" not in page
+    assert re.search(rb"/MediaBox \[ ?0 0 252 172.8 ?\]", page)
+    assert "![Accuracy against rounds](accuracy_by_rounds.svg)" in (out / "report.md").read_text()
+
+
+def test_a_report_of_pdf_files_alone_links_them(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    report([*two_runs(tmp_path), "--out", str(out), "--format", "pdf", "--html"])
+    assert "[Accuracy against rounds](accuracy_by_rounds.pdf)" in (out / "report.md").read_text()
+    assert {path.suffix for path in out.glob("accuracy*")} == {".pdf"}
+    assert (out / "report.html").read_text().count("data:image/svg+xml") == 3
+
+
+def test_two_reports_of_the_same_runs_have_the_same_pdf(tmp_path: Path) -> None:
+    found = []
+    runs = two_runs(tmp_path)
+    for name in ("one", "two"):
+        report([*runs, "--out", str(tmp_path / name), "--format", "pdf"])
+        found.append(zlib.crc32((tmp_path / name / "accuracy_by_rounds.pdf").read_bytes()))
+    assert found[0] == found[1], "no date"
+
+
+@pytest.mark.parametrize(
+    ("xscale", "yscale", "expected"),
+    [
+        (None, "linear", {"uplink": "log", "rounds": "linear"}),
+        ("log", "log", {"uplink": "log", "rounds": "log"}),
+        ("linear", "log", {"uplink": "linear", "rounds": "linear"}),
+    ],
+)
+def test_scales_are_the_users(tmp_path: Path, xscale: Any, yscale: str, expected: dict[str, str]) -> None:
+    groups = groups_of(write_run(tmp_path / "run", rising(50)))
+    for axis, scale in expected.items():
+        figure = draw_curves(groups, Metric(), axis, Look(xscale=xscale, yscale=yscale))
+        assert figure is not None
+        (axes,) = figure.axes
+        assert (axes.get_xscale(), axes.get_yscale()) == (scale, yscale)
+        assert ("logarithmic" in axes.get_xlabel()) == (scale == "log")
+
+
+@pytest.mark.parametrize("look", [Look(size=(3.5, 2.4), font_size=8), Look(size=(5, 3.5)), Look(font_size=14)])
+@pytest.mark.parametrize("axis", ["uplink", "rounds", "simulated_seconds"])
+def test_nothing_overlaps_in_a_picture_of_another_size(tmp_path: Path, axis: str, look: Look) -> None:
+    names = ["FedAvg", "FedProx", "RandomLayers", "OneBitAdam", "SCAFFOLD"]
+    groups = groups_of(
+        *(write_run(tmp_path / name, rising(50, 0.01 + 0.001 * i), name) for i, name in enumerate(names))
+    )
+    for yscale in ("linear", "log"):
+        figure = draw_curves(groups, Metric(), axis, Look(size=look.size, font_size=look.font_size, yscale=yscale))
+        assert figure is not None
+        require_readable(figure)
+    assert draw_bits(groups, look) is None
+
+
+def test_labels_and_order_are_the_users(tmp_path: Path) -> None:
+    average, proximal = two_runs(tmp_path)
+    flags = ["--out", str(tmp_path / "out"), "--label", "Proximal term", "--label", "Baseline"]
+    printed = report([proximal, average, *flags])
+    assert re.findall(r"^\| (Proximal term|Baseline)", printed, re.M)[:2] == ["Proximal term", "Baseline"]
+    assert "Baseline" in (tmp_path / "out" / "accuracy_by_rounds.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--label", "one"], "--label is given 1 time, but the report has 2 lines, in this order: FedAvg; FedProx."),
+        (["--label", "one", "--label", "one"], "two lines have the same --label, got one, one."),
+        (["--format", "png,gif"], "format 'gif' is unknown; allowed: pdf, png, svg."),
+        (["--format", ","], "--format is empty: give one or several of png, svg, pdf, separated by commas."),
+        (["--size", "3.5"], "--size is the width and height in inches, such as 3.5x2.4, got '3.5'."),
+        (["--size", "0x3"], "size in inches must lie in [1, 100], got 0.0."),
+        (["--dpi", "0"], "dpi must lie in [10, 2400], got 0."),
+        (["--font-size", "0"], "font_size in points must lie in [1, 100], got 0.0."),
+        (
+            ["--window", "3"],
+            "window must be 1 (no smoothing) or an odd number from 5 on, got 3: the filter fits a cubic to the window, which "
+            "passes through any 4 values or fewer and so would smooth nothing.",
+        ),
+    ],
+)
+def test_a_look_that_is_impossible_is_refused_in_one_sentence(tmp_path: Path, flags: list[str], sentence: str) -> None:
+    with pytest.raises(UserError, match=f"^{re.escape(sentence)}$"):
+        report([*two_runs(tmp_path), "--out", str(tmp_path / "out"), *flags])
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_stands_for_the_runs_below_it(tmp_path: Path, run: Callable[..., tuple]) -> None:
+    for name in ("FedAvg/10", "FedAvg/9", "FedProx", "FedAvg/9/earlier-1", ".hidden"):
+        write_run(
+            tmp_path / "runs" / name, rising(9), name.partition("/")[0].strip("."), data={"num_clients": len(name)}
+        )
+    (tmp_path / "runs" / "stock").mkdir()
+    (tmp_path / "runs" / "stock" / "metrics.csv").write_text("epoch,step\n0,1\n")
+    other = write_run(tmp_path / "other", rising(9), "FedNova")
+    records, remarks = read_runs([other, tmp_path / "runs", tmp_path / "runs" / "FedProx"])
+    names = [record.folder.relative_to(tmp_path).as_posix() for record in records]
+    assert names == ["other", "runs/FedAvg/9", "runs/FedAvg/10", "runs/FedProx"]
+    code, printed, _ = run("report", "runs")
+    assert code == 0
+    assert "- Below runs: FedAvg/9, FedAvg/10, FedProx.\n" in printed
+    assert "- Left out: runs/stock/metrics.csv is not from a run: its first line has no column round.\n" in printed
+    assert len(remarks) == 2
+    assert [len(read_runs([tmp_path / "runs" / "FedAvg" / "9"])[0])] == [1], "a run is only itself"
+
+
+def test_a_folder_without_a_run_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "empty" / "deep").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"^there is no run in .*empty or below it: no folder has a metrics\.csv\.$"):
+        report([str(tmp_path / "empty")])
+
+
+class Cells(HTMLParser):
+    """Parser that collects the titles beside the cells of a page, which a phone shows in place of the tables' heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads: list[str] = []
+        self.titles: list[str | None] = []
+        self._in_head = False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._in_head = tag == "th"
+        if tag == "td":
+            self.titles.append(dict(attrs).get("data-title"))
+
+    def handle_data(self, data: str) -> None:
+        if self._in_head:
+            self.heads.append(data)
+        self._in_head = False
+
+
+def test_a_phone_knows_each_cells_column(tmp_path: Path) -> None:
+    report([write_run(tmp_path / 'a"b', rising(50)).as_posix(), "--out", str(tmp_path / "out"), "--html"])
+    page = Cells()
+    page.feed((tmp_path / "out" / "report.html").read_text())
+    assert page.titles == page.heads  # one row
+    assert page.heads[:3] == ["method", "runs", "final accuracy"]
