@@ -19,7 +19,8 @@ METHODS = sorted(FOLDER.glob("*/methods/*.yaml"))
 """Files that contain only a method, to be laid over any configuration of the parent folder."""
 SWEEPS = sorted((FOLDER / "sweeps").glob("*.yaml"))
 """W&B's sweep files, the input of `wandb sweep`."""
-BASES = [path for path in sorted(FOLDER.rglob("*.yaml")) if path not in METHODS + SWEEPS]
+STUDIES = sorted((FOLDER / "studies").glob("*.yaml"))
+BASES = [path for path in sorted(FOLDER.rglob("*.yaml")) if path not in METHODS + SWEEPS + STUDIES]
 QUIET = (
     "--trainer.max_rounds 1 --trainer.enable_progress_bar false --trainer.enable_model_summary false "
     "--trainer.enable_checkpointing false"

@@ -22,7 +22,7 @@ from toys import Perceptron, Pruning, Remembering, federation, without_units
 
 from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.cli import main
-from lightning_fl.cli.print_once import say_once
+from lightning_fl.cli.failures import say_once
 from lightning_fl.outputs import checkpoint_file
 from lightning_fl.processes import launch, share_of
 from lightning_fl.pruning import Plan

@@ -1,8 +1,9 @@
 """`lightning-fl`: the commands, and how they fail.
 
 `fit`, `validate`, `test` and `predict` take configurations as every LightningCLI does; `init` writes a first configuration,
-`list` prints the available names, and `report` compares runs. A user's mistake ends with one sentence on standard error and exit
-code 2. Whatever needs no run is answered here, before torch and Lightning are imported, which takes seconds.
+`list` prints the available names, `study` trains many runs, and `report` compares them. A user's mistake ends with one
+sentence on standard error and exit code 2. Whatever needs no run is answered here, before torch and Lightning are imported,
+which takes seconds.
 """
 
 from __future__ import annotations
@@ -10,20 +11,19 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from lightning_fl import __version__
 from lightning_fl.cli import catalogue, shipped_configs
 from lightning_fl.cli.config_checks import check_file
-from lightning_fl.cli.failures import file_error_of, sentence_of
+from lightning_fl.cli.failures import fail, file_error_of, sentence_of
 from lightning_fl.cli.first_config import init
-from lightning_fl.cli.print_once import fail
 from lightning_fl.errors import nearest, require
 
-COMMANDS = ("init", "fit", "validate", "test", "predict", "report", "list")
+COMMANDS = ("init", "fit", "validate", "test", "predict", "study", "report", "list")
 FLAGS = ("--help", "--version", "--config", "--print_config", "--print_completion")
 """Flags that may stand before the command."""
 SPINS = "10000"
@@ -44,7 +44,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(answer)
         else:
             _check_configurations(given)
-            _run(arguments)
+            _prepare()
+            if given[0] == "study":
+                _study(given[1:])
+            else:
+                _run(arguments)
         _flush()
     except SystemExit:
         _flush()
@@ -90,6 +94,10 @@ def _answer_at_once(given: list[str]) -> str | None:
         from lightning_fl.report import report
 
         return report(given[1:])
+    if first == "study" and {"-h", "--help"} & set(given[1:]):
+        from lightning_fl.study.command import build_parser
+
+        return build_parser().format_help().rstrip()
     return None
 
 
@@ -100,7 +108,8 @@ def _check_configurations(given: list[str]) -> None:
             check_file(path)
 
 
-def _run(arguments: Sequence[str] | None) -> None:
+def _prepare() -> None:
+    """Set up the process, before torch and Lightning are imported."""
     # Find the user's own classes; an absolute path, because the parser changes to the folder of the file that it reads.
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
@@ -108,9 +117,26 @@ def _run(arguments: Sequence[str] | None) -> None:
         os.environ.setdefault("JSONARGPARSE_ADD_PRINT_COMPLETION_ARGUMENT", "true")
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
         os.environ["GOMP_SPINCOUNT"] = SPINS  # read when torch is imported
+
+
+def _run(arguments: Sequence[str] | None) -> None:
     from lightning_fl.cli.federated_cli import FederatedCLI
 
     FederatedCLI(args=arguments)
+
+
+def _study(arguments: list[str]) -> None:
+    from lightning_fl.study import study
+
+    def resolve(given: Sequence[str]) -> Mapping[str, Any]:
+        from lightning_fl.cli.planned_fit import resolve
+
+        return resolve(given)
+
+    text, is_complete = study(arguments, resolve, shipped_configs.find_study)
+    print(text)
+    if not is_complete:
+        sys.exit(1)
 
 
 def _open_streams() -> None:

@@ -31,8 +31,8 @@ from lightning_fl.cli.config_checks import (
     replaced_work,
 )
 from lightning_fl.cli.error_messages import explain, unknown_variable
+from lightning_fl.cli.failures import fail
 from lightning_fl.cli.help_formatter import PlainHelpFormatter, arrange, inner_usage
-from lightning_fl.cli.print_once import fail
 from lightning_fl.cli.shipped_configs import with_paths
 from lightning_fl.cli.type_descriptions import shown
 from lightning_fl.data import FederatedDataModule
@@ -106,6 +106,7 @@ class FederatedArgumentParser(LightningArgumentParser):
         from lightning_fl.cli import first_config
         from lightning_fl.cli.completion import flags_of, offer_names
         from lightning_fl.report.command import build_parser
+        from lightning_fl.study.command import build_parser as study_parser
 
         require(
             completion_type.startswith("shtab-"),
@@ -119,6 +120,7 @@ class FederatedArgumentParser(LightningArgumentParser):
         commands.add_subcommand("init", flags_of(first_config.build_parser()))
         commands.add_subcommand("list", LightningArgumentParser())
         commands.add_subcommand("report", flags_of(build_parser()))
+        commands.add_subcommand("study", flags_of(study_parser()))
         return super().get_completion_script(completion_type, **options)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:

@@ -8,12 +8,13 @@ from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
-from lightning_fl.errors import UserError, require
+from lightning_fl.errors import UserError, nearest, require
 
 PACKAGE = Path(__file__).parents[1]
 SUFFIX = ".yaml"
-NO_RUN = "sweeps"
-"""Folder of files that are no configurations of a run."""
+STUDIES = "studies"
+NO_RUN = ("sweeps", STUDIES)
+"""Folders of files that are no configurations of a run."""
 
 
 def folder() -> Path:
@@ -25,7 +26,7 @@ def folder() -> Path:
 def names() -> list[str]:
     """Return the names of the configurations, such as `feddumap/cnn_cifar10`."""
     paths = [path.relative_to(folder()) for path in folder().rglob(f"*{SUFFIX}")]
-    return sorted(path.with_suffix("").as_posix() for path in paths if path.parts[0] != NO_RUN)
+    return sorted(path.with_suffix("").as_posix() for path in paths if path.parts[0] not in NO_RUN)
 
 
 def find(given: str) -> str:
@@ -54,6 +55,21 @@ def find(given: str) -> str:
         else "lightning-fl list configs names those of the package."
     )
     raise UserError(f"--config: File does not exist: {os.path.abspath(path)!r}; {hint}")
+
+
+def find_study(given: str) -> Path:
+    """Return the path of a study file: the file with this path, or else the shipped one with this name.
+
+    Raises:
+        UserError: there is no such file or name.
+    """
+    shipped = {path.stem: path for path in (folder() / STUDIES).glob(f"*{SUFFIX}")}
+    path = Path(given).expanduser()
+    name = _name(path.as_posix()).removeprefix(f"{STUDIES}/")
+    if path.is_file() or name not in shipped:
+        require(path.is_file(), f"there is no study file {given!r}; of the package's, {nearest(name, shipped)}.")
+        return path
+    return shipped[name]
 
 
 def with_paths(words: Sequence[str]) -> list[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lightning_fl.cli import main, print_once
+from lightning_fl.cli import failures, main
 
 SAVED_RUN = Path(__file__).parents[1] / "trainer" / "saved_runs" / "scaffold"
 PROGRAM = """
@@ -126,11 +126,11 @@ def test_without_a_group_another_process_than_the_first_waits_and_names_its_rank
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     waited: list[float] = []
-    monkeypatch.setattr(print_once.time, "sleep", lambda seconds: waited.append(seconds))
-    monkeypatch.setattr(print_once, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(failures.time, "sleep", lambda seconds: waited.append(seconds))
+    monkeypatch.setattr(failures, "PATIENCE_S", 0.01)
     for rank, line in {"0": "error: wrong\n", "1": "error: on rank 1: wrong\n"}.items():
         monkeypatch.setenv("RANK", rank)
-        print_once.say_once("error: ", "wrong")
+        failures.say_once("error: ", "wrong")
         assert capsys.readouterr().err == line
         assert bool(waited) == (rank == "1")
 
@@ -165,8 +165,8 @@ def test_under_torchrun_the_first_process_has_long_to_speak(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr(print_once.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(print_once.time, "sleep", lambda seconds: now.append(now.pop() + 1.0))
+    monkeypatch.setattr(failures.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(failures.time, "sleep", lambda seconds: now.append(now.pop() + 1.0))
     monkeypatch.setenv("RANK", "1")
     for run_id, most in (("1", 60), (None, 3)):
         if run_id:
@@ -174,6 +174,6 @@ def test_under_torchrun_the_first_process_has_long_to_speak(
         else:
             monkeypatch.delenv("TORCHELASTIC_RUN_ID")
         began = now[0]
-        print_once.say_once("error: ", "wrong")
+        failures.say_once("error: ", "wrong")
         assert capsys.readouterr().err == "error: on rank 1: wrong\n"
         assert now[0] - began == most

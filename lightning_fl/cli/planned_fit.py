@@ -1,0 +1,67 @@
+"""Configurations of fits that are planned: checked as the command line checks them, and not run."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import yaml
+
+from lightning_fl.cli.error_messages import explain
+from lightning_fl.cli.failures import sentence_of
+from lightning_fl.cli.federated_cli import FederatedArgumentParser, FederatedCLI
+from lightning_fl.errors import UserError
+
+
+class _PlannedParser(FederatedArgumentParser):
+    """Parser that raises a `UserError` instead of ending the program."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Raise the sentence that the command line would print."""
+        raise UserError(explain(message, self)) from ex
+
+
+class _PlannedFit(FederatedCLI):
+    """Command that ends when its classes are made."""
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Run nothing."""
+
+
+def resolve(arguments: Sequence[str]) -> Mapping[str, Any]:
+    """Return the whole configuration of a fit, after its classes were made from it.
+
+    Args:
+        arguments: command line after `fit`.
+
+    Raises:
+        UserError: an argument, or a value in a file, is not allowed.
+    """
+    try:
+        with _quiet(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "LightningCLI's args parameter")
+            cli = _PlannedFit(args=["fit", *arguments], parser_class=_PlannedParser)
+    except Exception as error:
+        sentence = sentence_of(error)
+        if sentence is None:
+            raise
+        raise UserError(sentence) from error
+    return yaml.safe_load(cli._parser("fit").dump(cli.config.fit, skip_link_targets=False, skip_check=True))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep notes about seeds and devices from the terminal: each run writes its own."""
+    logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    fabric = logging.getLogger("lightning.fabric.utilities.rank_zero")
+    levels = [(each, each.level) for each in (logger, fabric, logging.getLogger("lightning.fabric.utilities.seed"))]
+    for each, _ in levels:
+        each.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        for each, level in levels:
+            each.setLevel(level)

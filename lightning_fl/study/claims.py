@@ -1,0 +1,149 @@
+"""Claims of a paper, and whether the runs of a study reproduce them.
+
+    text: the claim in words
+    better, than: two cells of the study
+    in: what is compared: `final` (the default), `last`, or the cost of reaching the target: `target_rounds`,
+        `target_uplink`, `target_downlink`, `target_simulated_seconds`
+    paper: what the paper has: the difference better − than for `final` and `last`, the ratio better / than for a cost
+
+Runs are paired by seed. A claim is reproduced in sign if the mean difference (of logarithms, for a ratio) points where the
+paper's does and its 95 % interval by Student's t does not contain zero; it is reproduced in size if the interval also contains
+the paper's value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, inf, log
+from statistics import fmean, stdev
+from typing import Any
+
+from lightning_fl.checks import check_choice, is_real
+from lightning_fl.errors import nearest, require
+
+COSTS = ("target_rounds", "target_uplink", "target_downlink", "target_simulated_seconds")
+NUMBERS = ("final", "last", *COSTS)
+KEYS = ("text", "better", "than", "in", "paper")
+NEEDED = ("text", "better", "than", "paper")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Claim that one cell is better than another.
+
+    Attributes:
+        text: the claim in words.
+        better: name of a cell.
+        than: name of another cell.
+        number: what is compared, of `NUMBERS`.
+        paper: the paper's difference or, for a cost, ratio.
+    """
+
+    text: str
+    better: str
+    than: str
+    number: str
+    paper: float
+
+    @property
+    def is_ratio(self) -> bool:
+        """True if a cost is compared."""
+        return self.number in COSTS
+
+    def judge(self, found: Mapping[str, Mapping[int, float | None]]) -> Verdict:
+        """Compare the cells' numbers.
+
+        Args:
+            found: number of each run by cell and seed; None where the target was not reached.
+        """
+        ours, theirs = found.get(self.better, {}), found.get(self.than, {})
+        seeds = sorted(ours.keys() & theirs.keys())
+        if not seeds:
+            return Verdict("not tried", 0)
+        pairs = [(ours[seed], theirs[seed]) for seed in seeds]
+        known = [(a, b) for a, b in pairs if a is not None and b is not None]
+        if len(known) < len(pairs):
+            missing = {self.better: sum(a is None for a, _ in pairs), self.than: sum(b is None for _, b in pairs)}
+            said = ", ".join(f"{name} in {n} of {len(pairs)}" for name, n in missing.items() if n)
+            return Verdict(f"not reproduced: the target was not reached by {said}", len(pairs))
+        effects = [log(a / b) if self.is_ratio else a - b for a, b in known]
+        low, high = _interval(effects)
+        paper = log(self.paper) if self.is_ratio else self.paper
+        is_in_sign = low > 0 if paper > 0 else high < 0
+        one = " (one seed)" if len(effects) == 1 else ""
+        if len(effects) == 1:
+            is_in_sign = effects[0] * paper > 0
+        outcome = "not reproduced" + one
+        if is_in_sign:
+            outcome = "reproduced in size" if not one and low <= paper <= high else "reproduced in sign" + one
+        shown = [exp(x) if self.is_ratio else x for x in (fmean(effects), low, high)]
+        return Verdict(outcome, len(effects), *shown)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Outcome of a claim.
+
+    Attributes:
+        outcome: in words.
+        num_seeds: pairs of runs.
+        mean: mean difference or ratio; None if it cannot be computed.
+        low, high: its 95 % interval; infinite for one seed.
+    """
+
+    outcome: str
+    num_seeds: int
+    mean: float | None = None
+    low: float = -inf
+    high: float = inf
+
+
+def read_claims(given: Any, cells: Sequence[str], has_target: bool) -> tuple[Claim, ...]:
+    """Return the claims of a study file.
+
+    Raises:
+        UserError: a claim has an unknown key, cell or number, or lacks one.
+    """
+    require(isinstance(given, list), f"claims must be a list, got {given!r}.")
+    claims = []
+    for entry in given:
+        require(isinstance(entry, dict), f"a claim has the keys {', '.join(KEYS)}; got {entry!r}.")
+        for key in entry:
+            require(key in KEYS, f"a claim has the key {key!r}; {nearest(str(key), KEYS)}.")
+        for key in NEEDED:
+            require(key in entry, f"the claim {entry.get('text', entry)!r} needs the key {key!r}.")
+        number = str(entry.get("in", "final"))
+        check_choice(f"in of the claim {entry['text']!r}", number, NUMBERS)
+        for name in (entry["better"], entry["than"]):
+            require(name in cells, f"the claim {entry['text']!r} is about {name!r}; {nearest(str(name), cells)}.")
+        require(has_target or number not in COSTS, f"the claim {entry['text']!r} compares {number}: give a target.")
+        paper, is_ratio = entry["paper"], number in COSTS
+        is_allowed = is_real(paper) and (paper > 0 and paper != 1 if is_ratio else paper != 0)
+        what = "a ratio above 0 other than 1" if is_ratio else "a difference other than 0"
+        require(is_allowed, f"paper of the claim {entry['text']!r} must be {what}, got {paper!r}.")
+        claims.append(Claim(str(entry["text"]), entry["better"], entry["than"], number, float(paper)))
+    return tuple(claims)
+
+
+def claims_table(claims: Sequence[Claim], verdicts: Sequence[Verdict]) -> str:
+    """Return the claims and their verdicts as a Markdown table."""
+    lines = ["| claim | compared | paper | here | 95 % interval | seeds | verdict |", "|---|---|---|---|---|---|---|"]
+    for claim, verdict in zip(claims, verdicts, strict=True):
+        sign = " / " if claim.is_ratio else " − "
+        mean = "–" if verdict.mean is None else f"{verdict.mean:.3g}"
+        interval = "–" if verdict.mean is None or verdict.num_seeds < 2 else f"{verdict.low:.3g} to {verdict.high:.3g}"
+        compared = f"{claim.number.replace('_', ' ')}: {claim.better}{sign}{claim.than}"
+        cells = (claim.text, compared, f"{claim.paper:.3g}", mean, interval, str(verdict.num_seeds), verdict.outcome)
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the 95 % interval of the mean by Student's t; infinite for one value."""
+    if len(values) < 2:
+        return -inf, inf
+    from scipy.stats import t
+
+    half = float(t.ppf(0.975, len(values) - 1)) * stdev(values) / len(values) ** 0.5
+    return fmean(values) - half, fmean(values) + half

@@ -1,0 +1,122 @@
+"""`lightning-fl study FILE`: train all runs of a study file, then report on them."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from argparse import ArgumentParser
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from lightning_fl.checks import check_whole
+from lightning_fl.errors import UserError, nearest
+from lightning_fl.outputs.run_folder import require_writable
+from lightning_fl.report import report
+from lightning_fl.report.comparison import Curve, common_metric
+from lightning_fl.report.records import read_run
+from lightning_fl.report.smoothing import WINDOW
+from lightning_fl.study.claims import claims_table
+from lightning_fl.study.runner import Outcome, command, train
+from lightning_fl.study.study_file import Resolve, StudyFile, read_study
+
+CLAIMS = "claims.md"
+
+
+class _Parser(ArgumentParser):
+    """Parser that raises a `UserError`, so that the command ends with one sentence."""
+
+    def error(self, message: str) -> NoReturn:
+        if "unrecognized arguments" in message:
+            flag = message.rpartition(": ")[2].split()[0].split("=")[0]
+            flags = [option for action in self._actions for option in action.option_strings if option.startswith("--")]
+            raise UserError(f"lightning-fl study has no flag {flag}; {nearest(flag, flags)}.")
+        raise UserError(f"lightning-fl study: {message}.")
+
+
+def build_parser() -> ArgumentParser:
+    """Return the parser of the command's flags."""
+    parser = _Parser(
+        prog="lightning-fl study",
+        description="Train methods, settings and seeds as a study file lists them, several at once, and report on them. The "
+        "same command again resumes what was stopped, skips what is done, and renews the report.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "file", metavar="FILE", help="study file in YAML, or the name of one of the package's, such as fedldf_small"
+    )
+    parser.add_argument(
+        "--out", metavar="DIR", help="folder to write into (default: runs/studies/ and the file's name)"
+    )
+    parser.add_argument(
+        "--jobs", type=int, help="runs at once, each with its share of the cores (default: one per core)"
+    )
+    parser.add_argument("--retry", action="store_true", help="try runs again that failed")
+    parser.add_argument("--dry_run", action="store_true", help="check and print the commands, and train nothing")
+    return parser
+
+
+def study(arguments: Sequence[str], resolve: Resolve, find: Callable[[str], Path] = Path) -> tuple[str, bool]:
+    """Run a study.
+
+    Args:
+        arguments: command line after `study`.
+        resolve: function that checks the arguments of a fit and returns its configuration.
+        find: function that returns the path of the study file that is named.
+
+    Returns:
+        Text to print (the report's tables, the claims, and what is left to do), and True if nothing is left.
+
+    Raises:
+        UserError: the file is not a study, or some of its runs do not fit.
+    """
+    given = build_parser().parse_args(arguments)
+    path = find(given.file)
+    file = read_study(path)
+    out = Path(given.out) if given.out else Path("runs", "studies", path.stem)
+    cores = os.cpu_count() or 1
+    jobs = cores if given.jobs is None else given.jobs
+    check_whole("--jobs", jobs, 1)
+    runs = file.runs(out, resolve)
+    jobs = min(jobs, len(runs))
+    threads = max(1, cores // jobs)
+    if given.dry_run:
+        return "\n".join(shlex.join(["lightning-fl", *command(run, threads)]) for run in runs), True
+    require_writable(str(out), flag="--out")
+    from torch.cuda import device_count
+
+    outcome = train(runs, jobs, threads, given.retry, device_count())
+    parts = [_reported(file, out, outcome)] if outcome.done else []
+    left = _left(outcome)
+    return "\n".join([*parts, *left]), not left
+
+
+def _reported(file: StudyFile, out: Path, outcome: Outcome) -> str:
+    """Write the report and the claims of the runs that are done, and return them as text."""
+    folders = [str(run.folder) for run in sorted(outcome.done, key=lambda run: (run.cell, run.seed))]
+    text = report([*folders, *file.report_flags, "--out", str(out / "report"), "--html"])
+    if not file.claims:
+        return text
+    table = claims_table(file.claims, [claim.judge(_numbers(claim.number, file, outcome)) for claim in file.claims])
+    (out / "report" / CLAIMS).write_text(table)
+    return f"{text}\nclaims  {out / 'report' / CLAIMS}\n\n{table}"
+
+
+def _numbers(number: str, file: StudyFile, outcome: Outcome) -> dict[str, dict[int, float | None]]:
+    """Return a number of each run that is done, by cell and seed."""
+    flags = dict(flag.removeprefix("--").split("=", 1) for flag in file.report_flags)
+    records = {run: read_run(run.folder) for run in outcome.done}
+    target = float(flags["target"]) if "target" in flags else None
+    metric = common_metric(list(records.values()), flags.get("metric"), target, int(flags.get("window", WINDOW)))
+    found: dict[str, dict[int, float | None]] = {}
+    for run, record in records.items():
+        found.setdefault(run.cell, {})[run.seed] = Curve(record, metric).numbers[number]
+    return found
+
+
+def _left(outcome: Outcome) -> list[str]:
+    """Return what is not done, a line each."""
+    lines = [f"{run.cell}, seed {run.seed} failed: {said} ({run.folder})" for run, said in outcome.failed.items()]
+    if outcome.failed:
+        lines.append("`--retry` tries failed runs again.")
+    return lines + [f"{run.cell}, seed {run.seed} is trained by another process." for run in outcome.elsewhere]

@@ -1,0 +1,143 @@
+"""Test studies as users run them: from the command line, killed and resumed, with the package's own files."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lightning_fl.cli import main
+from lightning_fl.cli.planned_fit import resolve
+from lightning_fl.study.study_file import read_study
+
+ROOT = Path(__file__).parents[2]
+STUDIES = sorted((ROOT / "configs" / "studies").glob("*.yaml"))
+SMALL = [
+    "--trainer.max_rounds=6",
+    "--trainer.clients_per_round=2",
+    "--trainer.local_steps=1",
+    "--trainer.accelerator=cpu",
+    "--model=ImageClassifier",
+    "--model.network=linear",
+    "--data=Digits",
+    "--data.num_clients=20",
+]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def written(**content: Any) -> Path:
+    grid = {"method": {"FedAvg": [], "FedProx": ["--algorithm=FedProx", "--algorithm.mu=1"]}}
+    path = Path("study.yaml")
+    path.write_text(yaml.safe_dump({"base": SMALL, "seeds": [0, 1], "grid": grid, **content}, sort_keys=False))
+    return path
+
+
+def rows(folder: Path) -> list[str]:
+    """Return the rows of a run without its measured times."""
+    head, *lines = (folder / "metrics.csv").read_text().splitlines()
+    timed = [i for i, name in enumerate(head.split(",")) if name == "time/round_seconds"]
+    return [",".join(cell for i, cell in enumerate(line.split(",")) if i not in timed) for line in lines]
+
+
+def test_a_study_that_is_killed_goes_on_and_gives_what_fit_gives(capsys: pytest.CaptureFixture[str]) -> None:
+    claims = [{"text": "a pull changes little", "better": "FedProx", "than": "FedAvg", "paper": 0.5}]
+    written(claims=claims)
+    words = [sys.executable, "-c", "from lightning_fl.cli import main; main()", "study", "study.yaml", "--jobs", "2"]
+    study = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while study.poll() is None and not list(Path("runs").rglob("last.ckpt")):
+        time.sleep(0.02)
+    study.send_signal(signal.SIGTERM)
+    assert study.wait(60) != 0
+
+    main(["study", "study.yaml"])
+    done = sorted(Path("runs/studies/study").rglob("done.json"))
+    assert [path.parts[3] for path in done] == ["FedAvg", "FedAvg", "FedProx", "FedProx"]
+    said = capsys.readouterr().out
+    assert "claims  runs/studies/study/report/claims.md" in said
+    assert "| a pull changes little | final: FedProx − FedAvg | 0.5 |" in said
+    assert (Path("runs/studies/study/report") / "report.html").is_file()
+
+    direct = ["fit", *SMALL, "--algorithm=FedProx", "--algorithm.mu=1", "--seed_everything=1", "--data.seed=1"]
+    main([*direct, "--trainer.default_root_dir=direct", "--trainer.enable_progress_bar=false", "--trainer.threads=1"])
+    (folder,) = (path.parent for path in done if "FedProx/seed-1" in path.as_posix())
+    assert rows(folder) == rows(Path("direct"))
+
+    before = {path: path.stat().st_mtime_ns for path in done}
+    main(["study", "study.yaml"])
+    assert {path: path.stat().st_mtime_ns for path in done} == before, "what is done is skipped"
+
+
+def test_misfits_of_all_cells_are_told_before_the_first_run(capsys: pytest.CaptureFixture[str]) -> None:
+    grid = {"mu": {"small": ["--algorithm=FedProx", "--algorithm.mu=-1"], "word": ["--algorithm=FedPrx"], "fine": []}}
+    written(grid=grid)
+    with pytest.raises(SystemExit) as ended:
+        main(["study", "study.yaml"])
+    error = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert error.startswith("lightning-fl: error: small: ")
+    assert "got -1" in error
+    assert "; word: " in error
+    assert "did you mean 'FedProx'" in error
+    assert "fine" not in error
+    assert not Path("runs").exists()
+
+
+def test_a_run_that_fails_is_said_and_exits_with_1(capsys: pytest.CaptureFixture[str]) -> None:
+    written(seeds=[0], grid={"method": {"avg": [], "server": ["--algorithm=FedDUS"]}})
+    with pytest.raises(SystemExit) as ended:
+        main(["study", "study.yaml"])
+    assert ended.value.code == 1
+    out = capsys.readouterr().out
+    assert "server, seed 0 failed: lightning-fl: error: " in out
+    assert "`--retry` tries failed runs again." in out
+    (failed,) = Path("runs").rglob("failed.json")
+    assert "server_fraction" in json.loads(failed.read_text())["said"]
+
+
+def test_a_dry_run_prints_commands_that_can_be_run(capsys: pytest.CaptureFixture[str]) -> None:
+    written(seeds=[3], grid={"method": {"avg": []}})
+    main(["study", "study.yaml", "--dry_run", "--out", "here"])
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("lightning-fl fit --trainer.max_rounds=6")
+    assert "--seed_everything=3 --data.seed=3 --trainer.default_root_dir=here/avg/seed-3-" in line
+    assert not Path("here").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["none.yaml"], "there is no study file 'none.yaml'; of the package's, allowed: "),
+        (["fedldf_smal"], "did you mean 'fedldf_small'"),
+        (["study.yaml", "--jobs", "0"], "--jobs must be a whole number of at least 1, got 0"),
+        (["study.yaml", "--job", "2"], "has no flag --job; did you mean '--jobs'"),
+        ([], "the following arguments are required: FILE"),
+    ],
+)
+def test_mistakes_of_the_command(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    written()
+    with pytest.raises(SystemExit) as ended:
+        main(["study", *words])
+    error = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert said in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+def test_the_packages_studies_fit(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that every cell is a configuration, and that no two are the same."""
+    monkeypatch.setitem(os.environ, "PL_GLOBAL_SEED", "0")
+    study = read_study(path)
+    first = study.seeds[0]
+    runs = [run for run in study.runs(Path("out"), resolve) if run.seed == first]
+    assert len({run.folder.name for run in runs}) == len(study.cells) > 1
