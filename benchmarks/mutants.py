@@ -14,6 +14,7 @@ score is below 90 %.
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -48,6 +49,7 @@ def call_mutmut(words: list[str]) -> None:
 
     kept = {getattr(mutators, name) for name in OPERATORS}
     mutators.mutation_operators[:] = [pair for pair in mutators.mutation_operators if pair[1] in kept]
+    os.chdir(ROOT)
     cli(words)
 
 
