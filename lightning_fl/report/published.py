@@ -4,7 +4,8 @@
 Dynamic Update and Adaptive Pruning with Momentum on Shared Server Data, ACM TIST 2024) and of table I of FedAdam-SSM (2024).
 Times are the paper's simulated times. Times of methods whose final accuracy misses the target are left out.
 The papers do not print `rounds`: they are these times divided by the seconds of a round on the paper's clock, where that is a
-whole number. The megabits of FedAdam-SSM count one client, in units that no parameter count explains: compare only ratios.
+whole number. The megabits of FedAdam-SSM count one client; except for the CNN's, no parameter count explains them: compare
+only ratios.
 """
 
 from __future__ import annotations

@@ -93,8 +93,11 @@ def study(arguments: Sequence[str], resolve: Resolve, find: Callable[[str], Path
 
 def _reported(file: StudyFile, out: Path, outcome: Outcome) -> str:
     """Write the report and the claims of the runs that are done, and return them as text."""
-    folders = [str(run.folder) for run in sorted(outcome.done, key=lambda run: (run.cell, run.seed))]
-    text = report([*folders, *file.report_flags, "--out", str(out / "report"), "--html"])
+    place = {cell.name: position for position, cell in enumerate(file.cells)}
+    done = sorted(outcome.done, key=lambda run: (place[run.cell], run.seed))
+    labels = [f"--label={name}" for name in dict.fromkeys(run.cell for run in done)]
+    folders = [str(run.folder) for run in done]
+    text = report([*folders, *labels, *file.report_flags, "--out", str(out / "report"), "--html"])
     if not file.claims:
         return text
     table = claims_table(file.claims, [claim.judge(_numbers(claim.number, file, outcome)) for claim in file.claims])

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -63,6 +64,9 @@ def test_a_study_that_is_killed_goes_on_and_gives_what_fit_gives(capsys: pytest.
     done = sorted(Path("runs/studies/study").rglob("done.json"))
     assert [path.parts[3] for path in done] == ["FedAvg", "FedAvg", "FedProx", "FedProx"]
     said = capsys.readouterr().out
+    assert re.search(r"^\| FedAvg +\| +2 \|.*\n\| FedProx +\| +2 \|", said, re.MULTILINE), (
+        "lines have the choices' names"
+    )
     assert "claims  runs/studies/study/report/claims.md" in said
     assert "| a pull changes little | final: FedProx − FedAvg | 0.5 |" in said
     assert (Path("runs/studies/study/report") / "report.html").is_file()
