@@ -94,20 +94,25 @@ class StudyFile:
         Raises:
             UserError: some cells do not fit; the message names all of them.
         """
-        planned, misfits = [], dict[str, str]()
-        for seed, cell in product(self.seeds, self.cells):
-            if cell.name in misfits:
-                continue
-            arguments = (*cell.arguments, f"--seed_everything={seed}", f"--data.seed={seed}")
+        resolved, misfits = {}, dict[str, list[str]]()
+        for cell in self.cells:  # the digest and the rounds are the same for all seeds
             try:
-                config = resolve(arguments)
+                config = resolve((*cell.arguments, *_seeded(self.seeds[0])))
             except UserError as error:
-                misfits[cell.name] = str(error)
+                misfits.setdefault(str(error).rstrip("."), []).append(cell.name)
                 continue
-            folder = out / cell.name / f"seed-{seed}-{_digest(config)}"
-            planned.append(PlannedRun(cell.name, seed, folder, arguments, int(config["trainer"]["max_rounds"])))
-        require(not misfits, "; ".join(f"{name}: {why.rstrip('.')}" for name, why in misfits.items()) + ".")
-        return planned
+            resolved[cell.name] = _digest(config), int(config["trainer"]["max_rounds"])
+        require(not misfits, "; ".join(f"{', '.join(names)}: {why}" for why, names in misfits.items()) + ".")
+        return [
+            PlannedRun(
+                cell.name,
+                seed,
+                out / cell.name / f"seed-{seed}-{resolved[cell.name][0]}",
+                (*cell.arguments, *_seeded(seed)),
+                resolved[cell.name][1],
+            )
+            for seed, cell in product(self.seeds, self.cells)
+        ]
 
 
 def read_study(path: Path) -> StudyFile:
@@ -177,6 +182,11 @@ def _cells(base: tuple[str, ...], grid: Mapping[str, Mapping[str, tuple[str, ...
             continue
         words = [word for axis, name in chosen.items() for word in grid[axis][name]]
         yield Cell("-".join(names), (*base, *words))
+
+
+def _seeded(seed: int) -> tuple[str, str]:
+    """Return the flags of a seed, which decides the partition too."""
+    return f"--seed_everything={seed}", f"--data.seed={seed}"
 
 
 def _digest(config: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -141,6 +142,8 @@ def test_mistakes_of_the_command(words: list[str], said: str, capsys: pytest.Cap
 def test_the_packages_studies_fit(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that every cell is a configuration, and that no two are the same."""
     monkeypatch.setitem(os.environ, "PL_GLOBAL_SEED", "0")
+    images, labels = np.zeros((20, 32, 32, 3), np.uint8), np.arange(20) % 10
+    np.savez("cifar10.npz", train_images=images, train_labels=labels, test_images=images, test_labels=labels)
     study = read_study(path)
     first = study.seeds[0]
     runs = [run for run in study.runs(Path("out"), resolve) if run.seed == first]

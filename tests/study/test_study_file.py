@@ -77,7 +77,7 @@ def test_all_cells_that_do_not_fit_are_named_at_once(tmp_path: Path) -> None:
             raise UserError("mu is missing.")
         return resolve(arguments)
 
-    with pytest.raises(UserError, match=r"^prox-short: mu is missing; prox-long: mu is missing\.$"):
+    with pytest.raises(UserError, match=r"^prox-short, prox-long: mu is missing\.$"):
         read_study(written(tmp_path)).runs(tmp_path, refuse)
 
 
