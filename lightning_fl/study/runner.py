@@ -185,7 +185,7 @@ def _stopping(active: list[_Fit]) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
         for fit in active:
             with suppress(ProcessLookupError):
-                fit.process.send_signal(signal.SIGINT)
+                fit.process.terminate()  # a program that runs in the background may ignore SIGINT
         for fit in active:
             try:
                 fit.process.wait(PATIENCE_SECONDS)
