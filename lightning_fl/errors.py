@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentParser
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import NoReturn
 
 MOST_CHARACTERS = 2000
 """Longest sentence."""
@@ -52,3 +54,15 @@ def require(condition: bool, sentence: str) -> None:
     """Raise `UserError(sentence)` unless `condition` holds."""
     if not condition:
         raise UserError(sentence)
+
+
+class CommandParser(ArgumentParser):
+    """Parser of a command's flags that raises a `UserError`, so that the command ends with one sentence."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise the sentence about a mistake."""
+        word = message.rpartition(": ")[2].partition(" ")[0].partition("=")[0]
+        if "unrecognized arguments" in message and word.startswith("-"):
+            flags = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
+            raise UserError(f"{self.prog} has no flag {word}; {nearest(word, flags)}.")
+        raise UserError(f"{self.prog}: {message}.")

@@ -7,13 +7,13 @@ import textwrap
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import yaml
 
 from lightning_fl.cli import catalogue
 from lightning_fl.cli.catalogue import Entry
-from lightning_fl.errors import UserError, nearest, require
+from lightning_fl.errors import CommandParser, UserError, require
 
 NAME = "experiment.yaml"
 WIDTH, ONE_LINE = 100, 10**6
@@ -64,20 +64,9 @@ TO_FILL_IN = {
 """Values that users replace by their own, by the class of the data."""
 
 
-class _Parser(ArgumentParser):
-    """Parser that raises a `UserError`, so that the command ends with one sentence."""
-
-    def error(self, message: str) -> NoReturn:
-        word = message.rpartition(": ")[2].partition(" ")[0].partition("=")[0]
-        if "unrecognized arguments" in message and word.startswith("-"):
-            flags = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
-            raise UserError(f"lightning-fl init has no flag {word}; {nearest(word, flags)}.")
-        raise UserError(f"lightning-fl init: {message}.")
-
-
 def build_parser() -> ArgumentParser:
     """Return the parser of the command's flags."""
-    parser = _Parser(
+    parser = CommandParser(
         prog="lightning-fl init",
         description=f"Write {NAME}, a first configuration in which a comment explains every value.",
         formatter_class=RawDescriptionHelpFormatter,

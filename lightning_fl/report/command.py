@@ -6,9 +6,8 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
 
-from lightning_fl.errors import UserError, nearest, require
+from lightning_fl.errors import CommandParser, UserError, require
 from lightning_fl.outputs.figures import FORMATS, Look
 from lightning_fl.outputs.metric import is_accuracy
 from lightning_fl.outputs.run_folder import require_writable
@@ -43,20 +42,9 @@ def _how(metric: Metric) -> str:
     )
 
 
-class _Parser(ArgumentParser):
-    """Parser that raises a `UserError`, so that the command ends with one sentence."""
-
-    def error(self, message: str) -> NoReturn:
-        if "unrecognized arguments" in message:
-            flag = message.rpartition(": ")[2].split()[0].split("=")[0]
-            flags = [option for action in self._actions for option in action.option_strings if option.startswith("--")]
-            raise UserError(f"lightning-fl report has no flag {flag}; {nearest(flag, flags)}.")
-        raise UserError(f"lightning-fl report: {message}.")
-
-
 def build_parser() -> ArgumentParser:
     """Return the parser of the command's flags."""
-    parser = _Parser(
+    parser = CommandParser(
         prog="lightning-fl report", description="Compare runs: tables, curves and pictures.", allow_abbrev=False
     )
     parser.add_argument(

@@ -7,10 +7,9 @@ import shlex
 from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from lightning_fl.checks import check_whole
-from lightning_fl.errors import UserError, nearest
+from lightning_fl.errors import CommandParser
 from lightning_fl.outputs.run_folder import require_writable
 from lightning_fl.report import report
 from lightning_fl.report.comparison import Curve, common_metric
@@ -23,20 +22,9 @@ from lightning_fl.study.study_file import Resolve, StudyFile, read_study
 CLAIMS = "claims.md"
 
 
-class _Parser(ArgumentParser):
-    """Parser that raises a `UserError`, so that the command ends with one sentence."""
-
-    def error(self, message: str) -> NoReturn:
-        if "unrecognized arguments" in message:
-            flag = message.rpartition(": ")[2].split()[0].split("=")[0]
-            flags = [option for action in self._actions for option in action.option_strings if option.startswith("--")]
-            raise UserError(f"lightning-fl study has no flag {flag}; {nearest(flag, flags)}.")
-        raise UserError(f"lightning-fl study: {message}.")
-
-
 def build_parser() -> ArgumentParser:
     """Return the parser of the command's flags."""
-    parser = _Parser(
+    parser = CommandParser(
         prog="lightning-fl study",
         description="Train methods, settings and seeds as a study file lists them, several at once, and report on them. The "
         "same command again resumes what was stopped, skips what is done, and renews the report.",
