@@ -281,3 +281,34 @@ def test_compress_takes_codecs_of_one_vector() -> None:
 def test_stages_are_plain_steps(stages: Any) -> None:
     with pytest.raises(UserError, match="stage"):
         MomentumInStages(stages=stages, momentum=Momentum())
+
+
+def ended(module: Any) -> Any:
+    """Return SGD whose learning rate is 0 from the second round on."""
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    return [optimizer], [torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: float(epoch == 0))]
+
+
+def test_one_bit_adam_stands_still_at_a_learning_rate_of_zero(make_trainer: MakeTrainer) -> None:
+    models, start = {}, Perceptron(configure=ended)
+    for rounds in (1, 3):
+        module = copy.deepcopy(start)
+        make_trainer(max_rounds=rounds).fit(module, federation(), OneBitAdam(warmup=1))
+        models[rounds] = vector(module)
+    assert np.isfinite(models[3]).all()
+    np.testing.assert_array_equal(models[1], models[3])
+
+
+@pytest.mark.parametrize("runner", ["serial", "stacked"])
+def test_one_bit_adam_steps_at_the_learning_rates_of_groups(runner: Any, make_trainer: MakeTrainer) -> None:
+    """Check that a group with a learning rate of 0 keeps its numbers, and that the other moves."""
+    module = Perceptron(
+        configure=lambda m: torch.optim.SGD(
+            [{"params": m.hidden.parameters(), "lr": 0.0}, {"params": m.output.parameters(), "lr": 0.1}]
+        )
+    )
+    start = vector(module)
+    make_trainer(max_rounds=3, local_epochs=2, runner=runner).fit(module, federation(), OneBitAdam(warmup=1))
+    moved = vector(module) != start
+    assert not moved[:16].any()
+    assert moved[16:].all()

@@ -15,7 +15,7 @@ import torch
 from compared_runs import equal_states
 from roster import problem
 from torch import Tensor, nn
-from toys import BATCH_SIZE, SIZES, Perceptron, Sizes, federation, read_rows, samples, vector
+from toys import BATCH_SIZE, SIZES, Convolved, Perceptron, Sizes, federation, read_rows, samples, vector
 
 from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.algorithms import SCAFFOLD, Algorithm, FedAvg, FedDP, FedNova, FedProx
@@ -283,6 +283,15 @@ def test_the_released_code_drops_small_weights_after_every_pass(
     trainer.fit(module, federation(), FedDP(FedAvg(), variant="threshold", pruning_threshold=0.1))
     np.testing.assert_allclose(vector(module), w, rtol=0, atol=1e-10)
     assert not trainer.run.clients
+
+
+def test_only_the_weights_of_convolutions_are_set_to_zero(make_trainer: MakeTrainer) -> None:
+    """Check a convolution and a linear layer whose weights are all below the threshold."""
+    module = Convolved()
+    make_trainer(max_rounds=1).fit(module, federation(), FedDP(FedAvg(), variant="threshold", pruning_threshold=1e3))
+    assert not module.hidden.weight.any()
+    assert module.hidden.bias.all()
+    assert module.output.weight.all()
 
 
 def test_a_rule_around_another_is_the_other_in_all_but_its_step() -> None:

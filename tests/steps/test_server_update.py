@@ -36,6 +36,12 @@ def test_feddus_reports_the_share_of_its_steps(given: float, alpha: float, make_
     assert found == pytest.approx((alpha, alpha * STEPS))
 
 
+def test_one_step_of_the_server_is_one_step(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer(max_rounds=1, local_steps=1)
+    trainer.fit(Perceptron(), Served(9), FedDUS(tau_eff=1))
+    assert trainer.callback_metrics["feddu/alpha"] == 1
+
+
 def test_feddus_warns_of_more_steps_than_there_are(make_trainer: MakeTrainer) -> None:
     with pytest.warns(UserWarning, match=rf"tau_eff={STEPS + 1} is more than the {STEPS} steps"):
         assert reported(make_trainer, FedDUS(tau_eff=STEPS + 1)) == pytest.approx((1 + 1 / STEPS, STEPS + 1))
