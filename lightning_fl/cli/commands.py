@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -110,6 +111,7 @@ def _check_configurations(given: list[str]) -> None:
 
 def _prepare() -> None:
     """Set up the process, before torch and Lightning are imported."""
+    warnings.filterwarnings("ignore", ".*isinstance.treespec, LeafSpec.*")  # Lightning's own, at the start of every run
     # Find the user's own classes; an absolute path, because the parser changes to the folder of the file that it reads.
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())

@@ -22,6 +22,10 @@ from typing import Any
 from lightning_fl.checks import check_choice, is_real
 from lightning_fl.errors import nearest, require
 
+LEGEND = (
+    "Runs are paired by seed. In sign: the 95 % interval of the mean (Student's t) lies on the paper's side of 0, for a ratio "
+    "of 1; in size: it also contains the paper's value."
+)
 COSTS = ("target_rounds", "target_uplink", "target_downlink", "target_simulated_seconds")
 NUMBERS = ("final", "last", *COSTS)
 KEYS = ("text", "better", "than", "in", "paper")
@@ -74,7 +78,14 @@ class Claim:
         one = " (one seed)" if len(effects) == 1 else ""
         if len(effects) == 1:
             is_in_sign = effects[0] * paper > 0
-        outcome = "not reproduced" + one
+        outcome = "not reproduced" + (
+            one
+            or (
+                ": the other sign"
+                if low > 0 or high < 0
+                else ": undecided, as the interval contains " + ("1" if self.is_ratio else "0")
+            )
+        )
         if is_in_sign:
             outcome = "reproduced in size" if not one and low <= paper <= high else "reproduced in sign" + one
         shown = [exp(x) if self.is_ratio else x for x in (fmean(effects), low, high)]
@@ -136,7 +147,7 @@ def claims_table(claims: Sequence[Claim], verdicts: Sequence[Verdict]) -> str:
         compared = f"{claim.number.replace('_', ' ')}: {claim.better}{sign}{claim.than}"
         cells = (claim.text, compared, f"{claim.paper:.3g}", mean, interval, str(verdict.num_seeds), verdict.outcome)
         lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", LEGEND]) + "\n"
 
 
 def _interval(values: Sequence[float]) -> tuple[float, float]:

@@ -34,8 +34,8 @@ def test_the_interval_is_that_of_a_paired_t_test(ours: list[float], seed: int) -
     [
         ([0.60, 0.61, 0.59], 0.1, "reproduced in size"),
         ([0.60, 0.61, 0.59], 0.3, "reproduced in sign"),
-        ([0.60, 0.61, 0.59], -0.1, "not reproduced"),
-        ([0.60, 0.40, 0.59], 0.1, "not reproduced"),
+        ([0.60, 0.61, 0.59], -0.1, "not reproduced: the other sign"),
+        ([0.60, 0.40, 0.59], 0.1, "not reproduced: undecided, as the interval contains 0"),
         ([0.60], 0.1, "reproduced in sign (one seed)"),
         ([0.40], 0.1, "not reproduced (one seed)"),
         ([], 0.1, "not tried"),
@@ -51,9 +51,9 @@ def test_verdicts_on_differences(ours: list[float], paper: float, outcome: str) 
     [
         ([0.5, 0.52, 0.48], 0.5, "reproduced in size"),
         ([0.5, 0.52, 0.48], 0.1, "reproduced in sign"),
-        ([0.5, 0.52, 0.48], 2.0, "not reproduced"),
+        ([0.5, 0.52, 0.48], 2.0, "not reproduced: the other sign"),
         ([2.1, 1.9, 2.0], 2.0, "reproduced in size"),
-        ([0.5, 2.0, 1.0], 0.5, "not reproduced"),
+        ([0.5, 2.0, 1.0], 0.5, "not reproduced: undecided, as the interval contains 1"),
     ],
 )
 def test_verdicts_on_ratios_of_costs(factors: list[float], paper: float, outcome: str) -> None:
@@ -77,4 +77,4 @@ def test_the_table_has_a_row_for_each_claim() -> None:
     verdicts = [each.judge({"a": {0: 4.0, 1: 5.0}, "b": {0: 2.0, 1: 2.5}}) for each in claims]
     lines = claims_table(claims, verdicts).splitlines()
     assert lines[2].startswith("| a is better | final: a − b | 0.1 | 2.25 |")
-    assert lines[3] == "| a is better | target uplink: a / b | 0.5 | 2 | 2 to 2 | 2 | not reproduced |"
+    assert lines[3] == "| a is better | target uplink: a / b | 0.5 | 2 | 2 to 2 | 2 | not reproduced: the other sign |"
