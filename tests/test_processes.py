@@ -74,6 +74,7 @@ def test_processes_share_the_tests_of_rounds(tmp_path: Path) -> None:
     agree(one, ran(tmp_path / "two", *words, num_processes=2))
 
 
+@pytest.mark.slow
 def test_uploads_that_are_kept_reach_every_process(tmp_path: Path) -> None:
     words = ("--model.network", "lenet5", "--trainer.clients_per_round", "8", "--trainer.max_rounds", "3")
     one = ran(tmp_path / "one", *words, algorithm="FedDF --algorithm.max_steps 20")
@@ -85,7 +86,7 @@ def test_uploads_that_are_kept_reach_every_process(tmp_path: Path) -> None:
     ("algorithm", "network", "place", "runner"),
     [
         ("toys.Remembering", "linear", "memory", "stacked"),
-        ("toys.Remembering", "linear", "disk", "serial"),
+        pytest.param("toys.Remembering", "linear", "disk", "serial", marks=pytest.mark.slow),
         ("FedDP", "lenet5", "memory", "serial"),  # control variates and gates, which clients own
     ],
 )

@@ -98,6 +98,7 @@ def test_misfits_of_all_cells_are_told_before_the_first_run(capsys: pytest.Captu
     assert not Path("runs").exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_is_said_and_exits_with_1(capsys: pytest.CaptureFixture[str]) -> None:
     written(seeds=[0], grid={"method": {"avg": [], "server": ["--algorithm=FedDUS"]}})
     with pytest.raises(SystemExit) as ended:
