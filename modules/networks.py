@@ -19,14 +19,15 @@ from __future__ import annotations
 import inspect
 from collections import OrderedDict
 from collections.abc import Callable
-from itertools import count
 from typing import Any, Literal
 
 from torch import nn
 
-from lightning_fl.checks import check_between, check_choice, check_whole
+from lightning_fl.checks import check_choice, check_whole
 from lightning_fl.errors import nearest, require
+from lightning_fl.modules.building import he_initialised, side_before_flatten
 from lightning_fl.modules.residual_blocks import BasicBlock
+from lightning_fl.modules.vgg import vgg9, vgg11, vgg11_bn
 
 
 def network(
@@ -86,8 +87,8 @@ def linear(num_classes: int = 10, in_channels: int = 3, image_size: int = 32) ->
 
 def cnn(num_classes: int = 10, in_channels: int = 3, image_size: int = 32) -> nn.Module:
     """Three unpadded 3×3 convolutions and two linear layers (FedDUMAP). 122,570 parameters, 4.5 M MACs."""
-    side = _side("cnn", image_size, lambda size: ((size - 2) // 2 - 2) // 2 - 2)
-    return _he_initialised(
+    side = side_before_flatten("cnn", image_size, lambda size: ((size - 2) // 2 - 2) // 2 - 2)
+    return he_initialised(
         nn.Sequential(
             OrderedDict(
                 conv1=nn.Conv2d(in_channels, 32, 3),
@@ -109,8 +110,8 @@ def cnn(num_classes: int = 10, in_channels: int = 3, image_size: int = 32) -> nn
 
 def lenet5(num_classes: int = 10, in_channels: int = 3, image_size: int = 32) -> nn.Module:
     """LeNet-5 with ReLU and max-pooling (FedDUMAP). 62,006 parameters, 0.65 M MACs."""
-    side = _side("lenet5", image_size, lambda size: ((size - 4) // 2 - 4) // 2)
-    return _he_initialised(
+    side = side_before_flatten("lenet5", image_size, lambda size: ((size - 4) // 2 - 4) // 2)
+    return he_initialised(
         nn.Sequential(
             OrderedDict(
                 conv1=nn.Conv2d(in_channels, 6, 5),
@@ -132,8 +133,8 @@ def lenet5(num_classes: int = 10, in_channels: int = 3, image_size: int = 32) ->
 
 def cnn_mnist(num_classes: int = 10, in_channels: int = 1, image_size: int = 28) -> nn.Module:
     """Two unpadded 5×5 convolutions and two linear layers for 28×28 grey images (FedAdam-SSM). 21,840 parameters."""
-    side = _side("cnn_mnist", image_size, lambda size: ((size - 4) // 2 - 4) // 2)
-    return _he_initialised(
+    side = side_before_flatten("cnn_mnist", image_size, lambda size: ((size - 4) // 2 - 4) // 2)
+    return he_initialised(
         nn.Sequential(
             OrderedDict(
                 conv1=nn.Conv2d(in_channels, 10, 5),
@@ -149,86 +150,6 @@ def cnn_mnist(num_classes: int = 10, in_channels: int = 1, image_size: int = 28)
             )
         )
     )
-
-
-# --------------------------------------------------------------------------------------------------- VGG
-
-VGG11_STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))  # a max-pooling ends every stage
-
-
-def vgg9(num_classes: int = 10, in_channels: int = 3, image_size: int = 32, width: float = 1.0) -> nn.Module:
-    """The eight convolutions of VGG-11 with BatchNorm, one linear layer (FedLDF). 9,231,114 parameters, 153 M MACs.
-
-    Option: `width`, the share of all channels, in (0, 1].
-    """
-    side = _side("vgg9", image_size, lambda size: size // 32)
-    layers = _vgg_features("vgg9", in_channels, width, batch_norm=True)
-    layers["flatten"] = nn.Flatten()
-    layers["fc"] = nn.Linear(_narrowed(512, width) * side * side, num_classes)
-    return _he_initialised(nn.Sequential(layers))
-
-
-def vgg11(
-    num_classes: int = 10, in_channels: int = 3, image_size: int = 32, dropout: float = 0.0, width: float = 1.0
-) -> nn.Module:
-    """VGG-11 with linear layers of 512, no BatchNorm (FedDUMAP, FedDP). 9,750,922 parameters, 153 M MACs.
-
-    Options:
-        dropout: probability before the first two linear layers (NIID-Bench: 0.5), in [0, 1).
-        width: share of all channels and of the first two linear layers' neurons, in (0, 1].
-    """
-    return _vgg11("vgg11", num_classes, in_channels, image_size, dropout, width, batch_norm=False)
-
-
-def vgg11_bn(
-    num_classes: int = 10, in_channels: int = 3, image_size: int = 32, dropout: float = 0.0, width: float = 1.0
-) -> nn.Module:
-    """VGG-11 with a BatchNorm after every convolution (FedDP). 9,756,426 parameters, 153 M MACs.
-
-    Options:
-        dropout: probability before the first two linear layers, in [0, 1).
-        width: share of all channels and of the first two linear layers' neurons, in (0, 1].
-    """
-    return _vgg11("vgg11_bn", num_classes, in_channels, image_size, dropout, width, batch_norm=True)
-
-
-def _vgg11(
-    name: str, num_classes: int, in_channels: int, image_size: int, dropout: float, width: float, batch_norm: bool
-) -> nn.Module:
-    check_between(f"network {name!r}: dropout", dropout, 0, 1, "[)")
-    side = _side(name, image_size, lambda size: size // 32)
-    layers = _vgg_features(name, in_channels, width, batch_norm)
-    layers["flatten"] = nn.Flatten()
-    hidden = _narrowed(512, width)
-    inputs = hidden * side * side
-    for index in (1, 2):
-        if dropout:
-            layers[f"dropout{index}"] = nn.Dropout(dropout)
-        layers[f"fc{index}"] = nn.Linear(inputs, hidden)
-        layers[f"relu{8 + index}"] = nn.ReLU()
-        inputs = hidden
-    layers["fc3"] = nn.Linear(hidden, num_classes)
-    return _he_initialised(nn.Sequential(layers))
-
-
-def _narrowed(channels: int, width: float) -> int:
-    return max(1, round(width * channels))
-
-
-def _vgg_features(name: str, in_channels: int, width: float, batch_norm: bool) -> OrderedDict[str, nn.Module]:
-    check_between(f"network {name!r}: width", width, 0, 1, "(]")
-    layers: OrderedDict[str, nn.Module] = OrderedDict()
-    index = count(1)
-    for stage, stage_channels in enumerate(VGG11_STAGES, start=1):
-        for channels in (_narrowed(whole, width) for whole in stage_channels):
-            number = next(index)
-            layers[f"conv{number}"] = nn.Conv2d(in_channels, channels, 3, padding=1)
-            if batch_norm:
-                layers[f"bn{number}"] = nn.BatchNorm2d(channels)
-            layers[f"relu{number}"] = nn.ReLU()
-            in_channels = channels
-        layers[f"pool{stage}"] = nn.MaxPool2d(2)
-    return layers
 
 
 # ------------------------------------------------------------------------------------------------ ResNet
@@ -291,32 +212,7 @@ def _resnet(
     layers["pool"] = nn.AdaptiveAvgPool2d(1)
     layers["flatten"] = nn.Flatten()
     layers["fc"] = nn.Linear(width, num_classes)
-    return _he_initialised(nn.Sequential(layers))
-
-
-# ----------------------------------------------------------------------------------------------- helpers
-
-
-def _he_initialised(layers: nn.Module) -> nn.Module:
-    for module in layers.modules():
-        if isinstance(module, nn.Conv2d):
-            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
-    return layers
-
-
-def _side(name: str, image_size: int, shrink: Callable[[int], int]) -> int:
-    """Return the side of the feature map before the flatten layer, `shrink(image_size)`, at least 1, in pixels."""
-    side = shrink(image_size)
-    if side < 1:
-        smallest = next(size for size in count(image_size) if shrink(size) >= 1)
-        require(
-            False,
-            f"network {name!r} needs images of at least {smallest}×{smallest}, got {image_size}×{image_size}; Digits "
-            "and ImageFolder resize their images to image_size",
-        )
-    return side
+    return he_initialised(nn.Sequential(layers))
 
 
 NETWORKS: dict[str, Callable[..., nn.Module]] = {

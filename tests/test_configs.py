@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from sweeps import trial_command
 
 from lightning_fl import data
 from lightning_fl.cli import main
@@ -131,25 +132,13 @@ def test_each_value_of_a_paper_names_its_source(paper: str) -> None:
     }
 
 
-def trial(sweep: dict[str, Any]) -> list[str]:
-    """Return the command line of a sweep's first trial, composed as W&B's agent does it."""
-    utils = pytest.importorskip("wandb.sdk.launch.sweeps.utils", reason="needs W&B: pip install -e .")
-    first = {name: of["values"][0] if "values" in of else of["min"] for name, of in sweep["parameters"].items()}
-    macros = utils.create_sweep_command_args({"args": {name: {"value": value} for name, value in first.items()}})
-    macros |= {"env": ["/usr/bin/env"]}
-    words: list[str] = []
-    for part in utils.create_sweep_command(list(sweep["command"])):
-        words += macros[part[2:-1]] if part.startswith("${") and part.endswith("}") else [part]
-    return words
-
-
 @pytest.mark.usefixtures("_few_images")
 @pytest.mark.parametrize("path", SWEEPS, ids=name_of)
 def test_a_trial_of_every_sweep_runs(path: Path, lightning_fl: Run, tmp_path: Path) -> None:
     sweep = yaml.safe_load(path.read_text())
     assert sweep["method"] in ("grid", "random", "bayes")
     assert sweep["metric"] == {"name": "val/accuracy", "goal": "maximize"}
-    env, program, *words = trial(sweep)
+    env, program, *words = trial_command(sweep, 0)
     assert (env, program, words[0]) == ("/usr/bin/env", "lightning-fl", "fit")
     (tmp_path / "configs").symlink_to(FOLDER)
     assert "--trainer.logger=WandbLogger" in words

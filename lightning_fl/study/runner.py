@@ -34,7 +34,7 @@ PATIENCE_SECONDS = 60.0
 
 @dataclass
 class Outcome:
-    """What became of the runs.
+    """Runs of a study by how they ended.
 
     Attributes:
         done: runs that are complete, in the study's order.

@@ -9,14 +9,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-pytest.importorskip("wandb", reason="needs W&B: pip install -e .")
-
 import numpy as np
 import processes
+import pytest
 import yaml
 from lightning.pytorch.loggers import CSVLogger
+from sweeps import trial_command
 from wandb.proto.wandb_internal_pb2 import Record
 
 from lightning_fl import FederatedTrainer
@@ -309,21 +307,6 @@ def test_trials_of_a_sweep_run_side_by_side(path: Path, tmp_path: Path) -> None:
         assert (found["id"], found["sweep"], found["name"], found["group"]) == (run_id, "sweep1", "", "")
         assert found["summary"]["metric"] == "val/accuracy"
     assert not list(tmp_path.rglob("earlier-*"))
-
-
-def trial_command(sweep: dict[str, Any], number: int) -> list[str]:
-    """Return the command line of a trial, composed as W&B's agent does it, with the first or last value of each parameter."""
-    utils = pytest.importorskip("wandb.sdk.launch.sweeps.utils", reason="needs W&B")
-    ends = ("min", "max")
-    chosen = {
-        name: of["values"][number] if "values" in of else of[ends[number]] for name, of in sweep["parameters"].items()
-    }
-    macros = utils.create_sweep_command_args({"args": {name: {"value": value} for name, value in chosen.items()}})
-    macros |= {"env": ["/usr/bin/env"]}
-    words: list[str] = []
-    for part in utils.create_sweep_command(list(sweep["command"])):
-        words += macros[part[2:-1]] if part.startswith("${") and part.endswith("}") else [part]
-    return words
 
 
 class Fails(CSVLogger):
