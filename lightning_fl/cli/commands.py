@@ -31,6 +31,7 @@ SPINS = "10000"
 """Turns for which a thread of GNU OpenMP, which torch uses on Linux, waits for the others before it gives its core away; its own
 default waits so long that a round takes many times longer on a busy machine (docs/benchmarks.md)."""
 RESUME = "--ckpt_path last resumes after the last complete round"
+RESUME_STUDY = "the same command resumes its runs"
 BROKEN_PIPE = 141
 """Exit code of a program that is ended by SIGPIPE."""
 
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _flush()
         raise
     except KeyboardInterrupt:
-        _stop("\nlightning-fl: interrupted", code=130)
+        _stop("\nlightning-fl: interrupted", RESUME_STUDY if given[:1] == ["study"] else RESUME, code=130)
     except BrokenPipeError:  # the reader of the output, such as `head`, has ended
         if given[:1] == ["fit"]:
             print(f"lightning-fl: nobody reads the output any more; {RESUME}.", file=sys.stderr)
@@ -66,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(f"lightning-fl: error: {file_error}{f'; {RESUME}' if given[:1] == ['fit'] else ''}.", file=sys.stderr)
             sys.exit(1)
         if "by peer" in str(error):  # from gloo and NCCL about a broken connection
-            _stop("lightning-fl: another process of this run died, see its own messages", code=1)
+            _stop("lightning-fl: another process of this run died, see its own messages", RESUME, code=1)
         sentence = sentence_of(error)
         if sentence is None:
             raise
@@ -162,7 +163,7 @@ def _flush() -> None:
         sys.exit(BROKEN_PIPE)
 
 
-def _stop(reason: str, code: int) -> NoReturn:
-    """Print why a run has stopped and how to resume it, and exit."""
-    print(f"{reason}; {RESUME}.", file=sys.stderr)
+def _stop(reason: str, remedy: str, code: int) -> NoReturn:
+    """Print why a command has stopped and how to resume it, and exit."""
+    print(f"{reason}; {remedy}.", file=sys.stderr)
     sys.exit(code)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from math import isnan
+from math import isnan, nan
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,7 +14,7 @@ from lightning.pytorch.loggers import Logger
 from torch import Tensor
 
 from lightning_fl.outputs.figures import curve_svg
-from lightning_fl.outputs.metrics_csv import RoundCSVLogger, read_rows
+from lightning_fl.outputs.metrics_csv import RoundCSVLogger
 from lightning_fl.outputs.run_folder import EXPORT, METRICS
 from lightning_fl.outputs.units import in_bytes
 
@@ -130,18 +130,23 @@ def _cell(row: Mapping[str, float], name: str) -> str:
     return "" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
-def final_table(trainer: Finished, rows: Sequence[Mapping[str, float]] = ()) -> FinalTable:
+def final_table(trainer: Finished, rows: Sequence[Mapping[str, float]]) -> FinalTable:
     """Return the results of a finished `fit`.
 
     Args:
         trainer: trainer after its fit.
-        rows: rows of the rounds, whose curve a notebook shows.
+        rows: rows of the rounds, from which the best value is read and whose curve a notebook shows.
     """
-    return FinalTable(final_lines(trainer), rows, trainer.metric)
+    return FinalTable(final_lines(trainer, rows), rows, trainer.metric)
 
 
-def final_lines(trainer: Finished) -> list[tuple[str, str]]:
-    """Return name and value of accuracy, rounds, bytes, rejected uploads if there were any, curve and model."""
+def final_lines(trainer: Finished, rows: Sequence[Mapping[str, float]]) -> list[tuple[str, str]]:
+    """Return name and value of accuracy, rounds, bytes, rejected uploads if there were any, curve and model.
+
+    Args:
+        trainer: trainer after its fit.
+        rows: rows of the rounds, from which the best value is read.
+    """
     run = trainer.run
     lines = [
         ("rounds", f"{run.round:,}"),
@@ -152,8 +157,8 @@ def final_lines(trainer: Finished) -> list[tuple[str, str]]:
     curve = _curve(trainer)
     target = trainer.metric
     if target is not None and target in trainer.callback_metrics:
-        best = best_of(trainer)
-        known = f" (best {best[0]:.4f} after round {best[1]})" if best else ""
+        best = best_of(trainer, rows)
+        known = f" (best {best[target]:.4f} after round {best['round'] + 1:.0f})" if best else ""
         lines.insert(0, (target.replace("val/", ""), f"{float(trainer.callback_metrics[target]):.4f}{known}"))
     if run.num_rejected:
         why = "not finite" if trainer.loss_guard.clients is None else "not finite, or loss exploded"
@@ -166,14 +171,11 @@ def final_lines(trainer: Finished) -> list[tuple[str, str]]:
     return lines
 
 
-def best_of(trainer: Finished) -> tuple[float, int] | None:
-    """Return the metric's best value in `metrics.csv` and the number of rounds until then; None without values."""
-    target = trainer.metric or ""
-    curve = _curve(trainer)
-    rows = read_rows(curve)[1] if curve else []
-    points = [(float(row[target]), int(row["round"]) + 1) for row in rows if row.get(target)]
-    points = [point for point in points if not isnan(point[0])]
-    return (min if trainer.metric_falls else max)(points, key=lambda point: point[0]) if points else None
+def best_of(trainer: Finished, rows: Iterable[Mapping[str, float]]) -> Mapping[str, float] | None:
+    """Return the first of the rows with the best value of the run's metric; None if no row has one."""
+    name = trainer.metric or ""
+    points = [row for row in rows if not isnan(row.get(name, nan))]
+    return (min if trainer.metric_falls else max)(points, key=lambda row: row[name]) if points else None
 
 
 def _curve(trainer: Finished) -> Path | None:

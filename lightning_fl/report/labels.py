@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lightning_fl.outputs.run_folder import UNKNOWN
@@ -23,20 +23,24 @@ LONGEST_LABEL, LONGEST_VALUE, LONGEST_FOLDER = 48, 24, 28
 PARTS = ("algorithm", "model", "data", "trainer")
 
 
-def what_is_done(record: Record) -> dict[str, Any]:
-    """Return a run's settings without seeds, incidental flags and nulls: a missing setting and null are the same."""
-    left_out = INCIDENTAL + (("data.root",) if record.settings.get("data") in WELL_KNOWN else ())
+def what_is_done(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings without seeds, incidental flags and nulls: a missing setting and null are the same.
+
+    Args:
+        settings: values by dotted keys, as `flatten` returns them.
+    """
+    left_out = INCIDENTAL + (("data.root",) if settings.get("data") in WELL_KNOWN else ())
 
     def counts(key: str, value: Any) -> bool:
         is_left_out = any(key == name or key.startswith(f"{name}.") for name in left_out)
         return value is not None and not key.endswith(".dirpath") and not is_left_out
 
-    return {key: value for key, value in record.settings.items() if counts(key, value)}
+    return {key: value for key, value in settings.items() if counts(key, value)}
 
 
 def identity(record: Record) -> tuple[tuple[str, str], ...]:
     """Return a key that is equal for runs that differ only in their seeds."""
-    return tuple(sorted((key, str(value)) for key, value in what_is_done(record).items()))
+    return tuple(sorted((key, str(value)) for key, value in what_is_done(record.settings).items()))
 
 
 def unknown_settings(record: Record) -> list[str]:
@@ -46,7 +50,7 @@ def unknown_settings(record: Record) -> list[str]:
 
 def differing(records: Sequence[Record]) -> list[str]:
     """Return the settings that differ between the records that have any, without seeds and incidental flags."""
-    known = [what_is_done(record) for record in records if record.settings]
+    known = [what_is_done(record.settings) for record in records if record.settings]
     keys = dict.fromkeys(key for settings in known for key in settings)
     return [key for key in keys if len({str(settings.get(key)) for settings in known}) > 1]
 

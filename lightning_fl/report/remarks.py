@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -46,7 +45,7 @@ def remarks(groups: Sequence[Group]) -> list[str]:
 
 def _changed(record: Record) -> list[str]:
     """Return a remark on settings that changed when the run was resumed; the last ones stand for the run elsewhere."""
-    kept = [what_is_done(replace(record, settings=leg)) for leg in record.legs]
+    kept = [what_is_done(leg) for leg in record.legs]
     found = []
     for key in dict.fromkeys(key for leg in kept for key in leg):
         values = [shown(leg[key]) for leg in record.legs if key in leg]

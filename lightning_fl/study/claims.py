@@ -55,17 +55,17 @@ class Claim:
         """True if a cost is compared."""
         return self.number in COSTS
 
-    def judge(self, found: Mapping[str, Mapping[int, float | None]]) -> Verdict:
+    def judge(self, found: Mapping[str, Mapping[int, Mapping[str, float | None]]]) -> Verdict:
         """Compare the cells' numbers.
 
         Args:
-            found: number of each run by cell and seed; None where the target was not reached.
+            found: numbers of each run by cell and seed; costs are None where the target was not reached.
         """
         ours, theirs = found.get(self.better, {}), found.get(self.than, {})
         seeds = sorted(ours.keys() & theirs.keys())
         if not seeds:
             return Verdict("not tried", 0)
-        pairs = [(ours[seed], theirs[seed]) for seed in seeds]
+        pairs = [(ours[seed][self.number], theirs[seed][self.number]) for seed in seeds]
         known = [(a, b) for a, b in pairs if a is not None and b is not None]
         if len(known) < len(pairs):
             missing = {self.better: sum(a is None for a, _ in pairs), self.than: sum(b is None for _, b in pairs)}

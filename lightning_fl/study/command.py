@@ -17,7 +17,7 @@ from lightning_fl.report.records import read_run
 from lightning_fl.report.smoothing import WINDOW
 from lightning_fl.study.claims import claims_table
 from lightning_fl.study.runner import Outcome, command, train
-from lightning_fl.study.study_file import Resolve, StudyFile, read_study
+from lightning_fl.study.study_file import KEYS, Resolve, StudyFile, read_study
 
 CLAIMS = "claims.md"
 
@@ -28,6 +28,7 @@ def build_parser() -> ArgumentParser:
         prog="lightning-fl study",
         description="Train methods, settings and seeds as a study file lists them, several at once, and report on them. The "
         "same command again resumes what was stopped, skips what is done, and renews the report.",
+        epilog=f"Keys of the file: {', '.join(KEYS)}; docs/reports.md explains them.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -88,20 +89,21 @@ def _reported(file: StudyFile, out: Path, outcome: Outcome) -> str:
     text = report([*folders, *labels, *file.report_flags, "--out", str(out / "report"), "--html"])
     if not file.claims:
         return text
-    table = claims_table(file.claims, [claim.judge(_numbers(claim.number, file, outcome)) for claim in file.claims])
+    numbers = _numbers(file, outcome)
+    table = claims_table(file.claims, [claim.judge(numbers) for claim in file.claims])
     (out / "report" / CLAIMS).write_text(table)
     return f"{text}\nclaims  {out / 'report' / CLAIMS}\n\n{table}"
 
 
-def _numbers(number: str, file: StudyFile, outcome: Outcome) -> dict[str, dict[int, float | None]]:
-    """Return a number of each run that is done, by cell and seed."""
+def _numbers(file: StudyFile, outcome: Outcome) -> dict[str, dict[int, dict[str, float | None]]]:
+    """Return the numbers of each run that is done, by cell and seed."""
     flags = dict(flag.removeprefix("--").split("=", 1) for flag in file.report_flags)
     records = {run: read_run(run.folder) for run in outcome.done}
     target = float(flags["target"]) if "target" in flags else None
     metric = common_metric(list(records.values()), flags.get("metric"), target, int(flags.get("window", WINDOW)))
-    found: dict[str, dict[int, float | None]] = {}
+    found: dict[str, dict[int, dict[str, float | None]]] = {}
     for run, record in records.items():
-        found.setdefault(run.cell, {})[run.seed] = Curve(record, metric).numbers[number]
+        found.setdefault(run.cell, {})[run.seed] = Curve(record, metric).numbers
     return found
 
 

@@ -26,7 +26,7 @@ from typing import Any
 import yaml
 
 from lightning_fl.errors import UserError, nearest, require
-from lightning_fl.report.labels import INCIDENTAL
+from lightning_fl.report.labels import what_is_done
 from lightning_fl.report.records import flatten
 from lightning_fl.study.claims import Claim, read_claims
 
@@ -92,7 +92,7 @@ class StudyFile:
             resolve: function that checks arguments and returns the configuration.
 
         Raises:
-            UserError: some cells do not fit; the message names all of them.
+            UserError: some cells do not fit, or two are the same; the message names them.
         """
         resolved, misfits = {}, dict[str, list[str]]()
         for cell in self.cells:  # the digest and the rounds are the same for all seeds
@@ -102,6 +102,13 @@ class StudyFile:
                 misfits.setdefault(str(error).rstrip("."), []).append(cell.name)
                 continue
             resolved[cell.name] = _digest(config), int(config["trainer"]["max_rounds"])
+        same: dict[str, list[str]] = {}
+        for name, (digest, _) in resolved.items():
+            same.setdefault(digest, []).append(name)
+        for names in same.values():
+            require(
+                len(names) == 1, f"{' and '.join(names)} have the same settings, apart from where and how they run."
+            )
         require(not misfits, "; ".join(f"{', '.join(names)}: {why}" for why, names in misfits.items()) + ".")
         return [
             PlannedRun(
@@ -191,8 +198,5 @@ def _seeded(seed: int) -> tuple[str, str]:
 
 def _digest(config: Mapping[str, Any]) -> str:
     """Return eight characters for what a configuration does, whatever its seeds, paths, loggers and devices."""
-    flat = flatten({key: value for key, value in config.items() if key != "config"})
-    kept = {
-        key: value for key, value in flat.items() if not any(key == n or key.startswith(f"{n}.") for n in INCIDENTAL)
-    }
+    kept = what_is_done(flatten({key: value for key, value in config.items() if key != "config"}))
     return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:8]

@@ -139,7 +139,7 @@ class FitLoop:
             exported = checkpointing.build_checkpoint(trainer)
             checkpoint_file.save_atomically(exported, Path(trainer.default_root_dir) / EXPORT)
         wandb_run.send_results(
-            trainer, final_lines(trainer), results_of(trainer, self.rows), trainer.enable_checkpointing
+            trainer, final_lines(trainer, self.rows), results_of(trainer, self.rows), trainer.enable_checkpointing
         )
 
     def _round(self) -> None:

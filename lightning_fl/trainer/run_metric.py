@@ -10,6 +10,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lightning_fl.callbacks import CommunicationMeter, TargetReached
 from lightning_fl.errors import UserError, nearest
+from lightning_fl.outputs.final_table import best_of
 from lightning_fl.outputs.metric import ACCURACY, falls, find_metric, is_accuracy, is_result
 from lightning_fl.trainer.lightning_interface import TrainerInterface
 
@@ -67,27 +68,21 @@ def results_of(trainer: TrainerInterface, rows: Sequence[Mapping[str, float]]) -
         trainer: trainer at the end of a fit.
         rows: logged rows of all rounds of the run.
     """
-    name = trainer.metric
-    points = [row for row in rows if not isnan(row.get(name or "", nan))]
     found: dict[str, float | str] = {}
-    if name is not None and points:
-        best = _best(trainer, points)
-        found = {"metric": name, "final": points[-1][name], "best": best[name], "best_round": best["round"] + 1}
+    if best := best_of(trainer, rows):
+        name = str(trainer.metric)
+        last = [row[name] for row in rows if not isnan(row.get(name, nan))][-1]
+        found = {"metric": name, "final": last, "best": best[name], "best_round": best["round"] + 1}
     for callback in trainer.callbacks:
         if isinstance(callback, TargetReached) and callback.reached is not None and "rounds_to_target" not in found:
             found["rounds_to_target"] = callback.reached["epoch"] + 1
             found["bytes_to_target"] = callback.reached.get(UPLINK, nan)
-        elif isinstance(callback, CommunicationMeter) and callback.max_uplink_bytes is not None and name is not None:
-            within = [row for row in points if row[UPLINK] <= callback.max_uplink_bytes]
-            if within:
-                kind = "accuracy" if is_accuracy(name) else "metric"
-                found[f"{kind}_at_budget"] = _best(trainer, within)[name]
+        elif isinstance(callback, CommunicationMeter) and callback.max_uplink_bytes is not None:
+            within = [row for row in rows if row[UPLINK] <= callback.max_uplink_bytes]
+            if best := best_of(trainer, within):
+                kind = "accuracy" if is_accuracy(str(trainer.metric)) else "metric"
+                found[f"{kind}_at_budget"] = best[str(trainer.metric)]
     return found
-
-
-def _best(trainer: TrainerInterface, rows: Iterable[Mapping[str, float]]) -> Mapping[str, float]:
-    """Return the first of the rows with the best value."""
-    return (min if trainer.metric_falls else max)(rows, key=lambda row: row[trainer.metric or ""])
 
 
 def _say(trainer: TrainerInterface, name: str | None, more: str) -> None:

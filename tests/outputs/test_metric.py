@@ -103,7 +103,7 @@ def test_the_metric_is_the_same_in_table_bar_and_target(
     ]
     assert target.reached is not None
     assert target.reached["epoch"] == 1
-    assert ("val_acc", "0.5000 (best 0.5000 after round 2)") in final_lines(trainer)
+    assert ("val_acc", "0.5000 (best 0.5000 after round 2)") in final_lines(trainer, trainer.fit_loop.rows)
     assert "val_acc=0.5" in capsys.readouterr().err
 
 
@@ -121,7 +121,7 @@ def test_a_given_metric_goes_before_what_is_found(make_trainer: MakeTrainer, cap
     with caplog.at_level("INFO", LOGGER):
         trainer.fit(own(), federation())
     assert "The run is about val_loss (table, bar, report, targets), where lower is better." in caplog.messages
-    assert ("val_loss", "1.0000 (best 1.0000 after round 3)") in final_lines(trainer)
+    assert ("val_loss", "1.0000 (best 1.0000 after round 3)") in final_lines(trainer, trainer.fit_loop.rows)
     assert target.reached is not None
     assert target.reached["epoch"] == 1
 
@@ -132,7 +132,7 @@ def test_the_mode_says_what_is_better_where_the_name_does_not(
 ) -> None:
     trainer = make_trainer(max_rounds=3, logger=True, metric="val_bits", metric_mode=mode)
     trainer.fit(Own(val_bits=[9.0, 2.0, 3.0]), federation())
-    assert ("val_bits", f"3.0000 (best {best})") in final_lines(trainer)
+    assert ("val_bits", f"3.0000 (best {best})") in final_lines(trainer, trainer.fit_loop.rows)
 
 
 def test_without_validation_the_run_is_about_the_training_loss(make_trainer: MakeTrainer) -> None:
@@ -266,7 +266,7 @@ def test_the_checkpoint_keeps_a_given_metric(
     resumed = make_trainer(max_rounds=3, num_sanity_val_steps=2, **keeps_files)
     resumed.fit(Own(val_bits=[9.0, 2.0, 3.0], val_acc=[0.5]), federation(), ckpt_path="last")
     assert resumed.metric == "val_bits"
-    assert ("val_bits", "3.0000 (best 2.0000 after round 2)") in final_lines(resumed)
+    assert ("val_bits", "3.0000 (best 2.0000 after round 2)") in final_lines(resumed, resumed.fit_loop.rows)
     other = make_trainer(max_rounds=4, metric="val_acc", **keeps_files)
     other.fit(Own(val_bits=[9.0, 2.0, 3.0], val_acc=[0.5]), federation(), ckpt_path="last")
     assert other.metric == "val_acc"

@@ -84,7 +84,7 @@ def test_a_run_from_python_has_the_settings_of_the_same_command(
     assert code == 0, errors
     assert not (tmp_path / "python" / "config.yaml").exists(), "it would look like a configuration to run"
     assert not (tmp_path / "command" / "settings.yaml").exists()
-    found, expected = (what_is_done(read_run(tmp_path / name)) for name in ("python", "command"))
+    found, expected = (what_is_done(read_run(tmp_path / name).settings) for name in ("python", "command"))
     assert found == expected
     groups = groups_of(tmp_path / "python", tmp_path / "command")
     assert [len(group.curves) for group in groups] == [2], "they share a line"

@@ -9,6 +9,11 @@ from scipy import stats
 from lightning_fl.study.claims import Claim, claims_table
 
 
+def numbers(number: str, found: dict[str, dict[int, float | None]]) -> dict[str, dict[int, dict[str, float | None]]]:
+    """Return the numbers of runs that have only this one."""
+    return {cell: {seed: {number: value} for seed, value in of.items()} for cell, of in found.items()}
+
+
 def claim(number: str = "final", paper: float = 0.1) -> Claim:
     return Claim("a is better", "a", "b", number, paper)
 
@@ -20,11 +25,11 @@ accuracies = st.lists(st.floats(0.01, 0.99).map(lambda x: round(x, 3)), min_size
 def test_the_interval_is_that_of_a_paired_t_test(ours: list[float], seed: int) -> None:
     theirs = np.random.default_rng(seed).uniform(0.01, 0.99, len(ours))
     found = {"a": dict(enumerate(ours)), "b": dict(enumerate(theirs.tolist()))}
-    verdict = claim().judge(found)
+    verdict = claim().judge(numbers("final", found))
     interval = stats.ttest_rel(ours, theirs).confidence_interval()
     assert (verdict.low, verdict.high) == pytest.approx((interval.low, interval.high), abs=1e-9)
     assert verdict.mean == pytest.approx(np.mean(np.array(ours) - theirs))
-    ratio = claim("target_uplink", paper=0.5).judge(found)
+    ratio = claim("target_uplink", paper=0.5).judge(numbers("target_uplink", found))
     interval = stats.ttest_rel(np.log(ours), np.log(theirs)).confidence_interval()
     assert (ratio.low, ratio.high) == pytest.approx((np.exp(interval.low), np.exp(interval.high)), rel=1e-6)
 
@@ -43,7 +48,7 @@ def test_the_interval_is_that_of_a_paired_t_test(ours: list[float], seed: int) -
 )
 def test_verdicts_on_differences(ours: list[float], paper: float, outcome: str) -> None:
     theirs = {0: 0.50, 1: 0.50, 2: 0.505}
-    assert claim(paper=paper).judge({"a": dict(enumerate(ours)), "b": theirs}).outcome == outcome
+    assert claim(paper=paper).judge(numbers("final", {"a": dict(enumerate(ours)), "b": theirs})).outcome == outcome
 
 
 @pytest.mark.parametrize(
@@ -59,22 +64,22 @@ def test_verdicts_on_differences(ours: list[float], paper: float, outcome: str) 
 def test_verdicts_on_ratios_of_costs(factors: list[float], paper: float, outcome: str) -> None:
     theirs: dict[int, float | None] = {0: 10.0, 1: 20.0, 2: 30.0}
     ours = {seed: factor * (theirs[seed] or 0) for seed, factor in enumerate(factors)}
-    assert claim("target_uplink", paper).judge({"a": ours, "b": theirs}).outcome == outcome
+    assert claim("target_uplink", paper).judge(numbers("target_uplink", {"a": ours, "b": theirs})).outcome == outcome
 
 
 def test_a_target_that_is_not_reached_is_said() -> None:
     found = {"a": {0: 5.0, 1: None}, "b": {0: None, 1: None}}
-    verdict = claim("target_rounds", 0.5).judge(found)
+    verdict = claim("target_rounds", 0.5).judge(numbers("target_rounds", found))
     assert verdict.outcome == "not reproduced: the target was not reached by a in 1 of 2, b in 2 of 2"
 
 
 def test_only_seeds_of_both_cells_are_compared() -> None:
-    assert claim().judge({"a": {0: 0.6, 1: 0.7}, "b": {1: 0.6, 2: 0.1}}).num_seeds == 1
+    assert claim().judge(numbers("final", {"a": {0: 0.6, 1: 0.7}, "b": {1: 0.6, 2: 0.1}})).num_seeds == 1
 
 
 def test_the_table_has_a_row_for_each_claim() -> None:
     claims = [claim(), claim("target_uplink", 0.5)]
-    verdicts = [each.judge({"a": {0: 4.0, 1: 5.0}, "b": {0: 2.0, 1: 2.5}}) for each in claims]
+    verdicts = [each.judge(numbers(each.number, {"a": {0: 4.0, 1: 5.0}, "b": {0: 2.0, 1: 2.5}})) for each in claims]
     lines = claims_table(claims, verdicts).splitlines()
     assert lines[2].startswith("| a is better | final: a − b | 0.1 | 2.25 |")
     assert lines[3] == "| a is better | target uplink: a / b | 0.5 | 2 | 2 to 2 | 2 | not reproduced: the other sign |"

@@ -71,6 +71,12 @@ def test_another_configuration_is_another_run(change: dict[str, Any], is_another
     assert is_another or before == after
 
 
+def test_two_cells_with_the_same_settings_are_refused(tmp_path: Path) -> None:
+    grid = {"runner": {"one": ["file.yaml", "--threads=1"], "two": ["file.yaml", "--threads=2"]}}
+    with pytest.raises(UserError, match=r"^one and two have the same settings"):
+        read_study(written(tmp_path, grid=grid)).runs(tmp_path, resolve)
+
+
 def test_all_cells_that_do_not_fit_are_named_at_once(tmp_path: Path) -> None:
     def refuse(arguments: Any) -> dict[str, Any]:
         if "--algorithm=FedProx" in arguments:

@@ -112,7 +112,7 @@ def test_a_fit_ends_with_the_table_of_the_command_line(
     trainer = make_trainer()
     trainer.fit(Perceptron(), federation())
     shown = capsys.readouterr().out
-    assert shown == f"{final_table(trainer)}\n"
+    assert shown == f"{final_table(trainer, trainer.fit_loop.rows)}\n"
     assert "rounds    2\n" in shown
     trainer.fit(Perceptron(), federation(), verbose=False)
     assert capsys.readouterr().out == ""
@@ -195,7 +195,7 @@ def test_table_and_history_show_themselves_in_a_notebook(make_trainer: MakeTrain
     for shown in (html, table._repr_html_()):
         assert re.search(r"<svg.*>val/accuracy</text>.*</svg>", shown, re.S)
         assert "<?xml" not in shown
-    assert "<svg" not in final_table(trainer)._repr_html_(), "no rows, no curve"
+    assert "<svg" not in final_table(trainer, [])._repr_html_(), "no rows, no curve"
 
 
 def test_words_from_outside_cannot_change_the_page() -> None:
