@@ -2,6 +2,7 @@
 
 import logging
 import os
+import typing
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,16 @@ def _keep_log_level() -> Iterator[None]:
     level = logger.level
     yield
     logger.setLevel(level)
+
+
+@pytest.fixture(autouse=True)
+def _types_of_a_new_process() -> None:
+    """Empty typing's caches, in which types that differ only in their order are the same.
+
+    The parser makes `Optional[int | float | None]` of a type, and would get the `Optional[float | int | None]` of a test before.
+    """
+    for clear in typing._cleanups:  # type: ignore[attr-defined]
+        clear()
 
 
 @pytest.fixture

@@ -67,10 +67,10 @@ def _keeps_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
                 "algorithm": Algorithm(
                     rule=Proximal(mu=0.5), uplink=TopK(alpha=0.1), steps=[Apply(), Momentum(beta=0.5)]
                 ),
-                "val_every_n_rounds": 2,
+                "limit_train_batches": 2,
             },
             "--algorithm=Algorithm --algorithm.rule=Proximal --algorithm.rule.mu=0.5 --algorithm.uplink=TopK "
-            "--algorithm.uplink.alpha=0.1 --trainer.val_every_n_rounds=2 "
+            "--algorithm.uplink.alpha=0.1 --trainer.limit_train_batches=2 "
             '--algorithm.steps=[{"class_path":"Apply"},{"class_path":"Momentum","init_args":{"beta":0.5}}]',
         ),
     ],
