@@ -49,7 +49,7 @@ class AdaptivePruning(StructuredPruning):
         every_n_epochs: epochs from one pruning to the next, at least 1; None: prune once, as in FedAP.
         rate_mode: method of finding a source's rate: `slq_plateau`, the share of the spectrum clearly above 0 (the authors'
             code); `gap`, the share below the first gap that the displacement from the initial model cannot close (the paper);
-            or `fixed`.
+            `gap_of_all`, the same with the eigenvalues that are 0; or `fixed`.
         rate: p* in [0, 1) for `fixed`.
         max_sources: largest number of a federation's sources to ask, drawn at random; all if not given.
         curvature: `hessian`, or `ggn` for the generalised Gauss-Newton matrix of a classifier.
@@ -69,7 +69,7 @@ class AdaptivePruning(StructuredPruning):
         self,
         prune_epoch: int = 30,
         every_n_epochs: int | None = None,
-        rate_mode: Literal["slq_plateau", "gap", "fixed"] = "slq_plateau",
+        rate_mode: Literal["slq_plateau", "gap", "gap_of_all", "fixed"] = "slq_plateau",
         rate: float | None = None,
         max_sources: int | None = None,
         curvature: Literal["hessian", "ggn"] = "hessian",

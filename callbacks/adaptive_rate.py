@@ -34,7 +34,8 @@ class AdaptiveRate:
 
     Args:
         mode: method of finding a source's rate: `slq_plateau`, the share of the spectrum clearly above 0 (FedAP's authors'
-            code); or `gap`, the share below the first gap that the displacement from the initial model cannot close (the paper).
+            code); `gap`, the share below the first gap that the displacement from the initial model cannot close (the paper);
+            or `gap_of_all`, the same with the eigenvalues that are 0.
         max_sources: largest number of a federation's sources to ask, drawn at random; all if not given.
         curvature: `hessian`, or `ggn` for the generalised Gauss-Newton matrix of a classifier.
         epsilon: ε > 0 in the sources' weights.
@@ -55,7 +56,7 @@ class AdaptiveRate:
 
     def __init__(
         self,
-        mode: Literal["slq_plateau", "gap"] = "slq_plateau",
+        mode: Literal["slq_plateau", "gap", "gap_of_all"] = "slq_plateau",
         max_sources: int | None = None,
         curvature: Literal["hessian", "ggn"] = "hessian",
         epsilon: float = 1e-4,
@@ -88,7 +89,7 @@ class AdaptiveRate:
 
     def remember(self, module: LightningModule) -> None:
         """Keep the initial model for `gap`, unless a checkpoint contains it; also if only a longer run would use it."""
-        if self.source_rate.mode == "gap" and not self._initial:
+        if self.source_rate.mode != "slq_plateau" and not self._initial:
             self._initial = {name: tensor.clone().cpu() for name, tensor in trainable(module).items()}
 
     def start(self, trainer: Any, module: LightningModule) -> None:

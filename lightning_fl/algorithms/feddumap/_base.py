@@ -26,7 +26,8 @@ class AdaptivelyPruned(Algorithm):
 
     Args:
         prune_round: Round T, from 0; the model is pruned before its training.
-        rate_mode: Method of finding a source's rate: slq_plateau (the authors' code), gap (the paper's rule), or fixed.
+        rate_mode: Method of finding a source's rate: slq_plateau (the authors' code), gap (the paper's rule), gap_of_all (the
+            same among all eigenvalues, those that are 0 too), or fixed.
         epsilon: ε > 0 in the weights of the sources.
         max_sources: Largest number of sources to ask, drawn at random; all if not given.
         curvature: Matrix of the loss's curvature: hessian, or ggn, the generalised Gauss-Newton matrix.

@@ -34,7 +34,7 @@ class IMC(Algorithm):
         self,
         rate: float | None = None,
         prune_round: int = 30,
-        rate_mode: Literal["slq_plateau", "gap"] = "slq_plateau",
+        rate_mode: Literal["slq_plateau", "gap", "gap_of_all"] = "slq_plateau",
         curvature: Literal["hessian", "ggn"] = "hessian",
         rate_source: Literal["server", "all"] = "server",
         max_sources: int | None = None,
@@ -44,7 +44,8 @@ class IMC(Algorithm):
         Args:
             rate: Share of the weights to prune, in [0, 1); 0 is FedAvg. If not given, it is found from samples.
             prune_round: Round T, from 0; the weights are pruned before its training.
-            rate_mode: Method of finding a source's rate: slq_plateau (FedAP's authors' code) or gap (their paper's rule).
+            rate_mode: Method of finding a source's rate: slq_plateau (FedAP's authors' code), gap (their paper's rule)
+                or gap_of_all (the same among all eigenvalues).
             curvature: Matrix of the loss's curvature: hessian, or ggn, the generalised Gauss-Newton matrix.
             rate_source: Samples that give the rate: the server's (server), or those of server and clients, as in FedAP (all).
             max_sources: Largest number of sources to ask with rate_source all, drawn at random; every one if not given.

@@ -14,7 +14,7 @@ from lightning_fl.pruning.curvature.products import Product
 from lightning_fl.pruning.curvature.spectral_rates import gap_rate, lipschitz_constant, plateau_rate
 from lightning_fl.pruning.curvature.spectrum import exact_spectrum, spectrum
 
-RATE_MODES = ("slq_plateau", "gap")
+RATE_MODES = ("slq_plateau", "gap", "gap_of_all")
 EXACT = 2000
 """Largest number of parameters for which the gap is found in all eigenvalues."""
 
@@ -24,13 +24,14 @@ class SourceRate:
     """Compute p*_k from the spectrum of the Hessian.
 
     Attributes:
-        mode: `slq_plateau`, the rule of the authors' code, or `gap`, the paper's rule.
+        mode: `slq_plateau`, the rule of the authors' code, `gap`, the paper's rule, or `gap_of_all`, the same among all
+            eigenvalues, those that are 0 too.
         steps: number of Lanczos steps, at least 2.
         probes: number of random vectors, at least 1.
         max_rate: upper limit of the rate, in [0, 1).
     """
 
-    mode: Literal["slq_plateau", "gap"] = "slq_plateau"
+    mode: Literal["slq_plateau", "gap", "gap_of_all"] = "slq_plateau"
     steps: int = 50
     probes: int = 1
     max_rate: float = 0.95
@@ -54,14 +55,14 @@ class SourceRate:
         Args:
             curvature: product with the Hessian of its loss at any point.
             point: the parameters w_T.
-            initial: w_0, which only `gap` uses; None is w_T.
+            initial: w_0, which the gaps alone use; None is w_T.
             generator: a CPU generator.
 
         Returns:
             A rate in [0, max_rate], or NaN if a value is not finite.
         """
         hessian, start = curvature(point), _vector_like(point)
-        exact = self.mode == "gap" and len(start) <= EXACT
+        exact = self.mode != "slq_plateau" and len(start) <= EXACT
         found = (
             exact_spectrum(hessian, start) if exact else spectrum(hessian, start, generator, self.steps, self.probes)
         )
@@ -74,7 +75,8 @@ class SourceRate:
         def on_the_way(share: float) -> Product:
             return curvature([now + share * step for now, step in zip(point, displacement, strict=True)])
 
-        return gap_rate(found, lipschitz_constant(hessian, on_the_way, start, generator), self.max_rate)
+        lipschitz = lipschitz_constant(hessian, on_the_way, start, generator)
+        return gap_rate(found, lipschitz, self.max_rate, of_all=self.mode == "gap_of_all")
 
 
 def _vector_like(point: Sequence[Tensor]) -> Tensor:

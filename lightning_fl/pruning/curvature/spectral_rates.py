@@ -64,13 +64,14 @@ def plateau_rate(spectrum: Spectrum, max_rate: float = 0.95) -> float:
     return float(np.clip(first, 0.0, max_rate))
 
 
-def gap_rate(spectrum: Spectrum, lipschitz: float, max_rate: float = 0.95) -> float:
+def gap_rate(spectrum: Spectrum, lipschitz: float, max_rate: float = 0.95, of_all: bool = False) -> float:
     """Return the share of the eigenvalues other than 0 below their first gap of more than 4𝓛; 0 if there is none.
 
     Args:
         spectrum: spectrum of the Hessian.
         lipschitz: 𝓛 ≥ 0.
         max_rate: upper limit of the rate.
+        of_all: count the eigenvalues that are 0, too: m / d instead of m / R.
 
     Returns:
         A rate in [0, max_rate]; NaN if the spectrum or 𝓛 is not finite.
@@ -78,11 +79,13 @@ def gap_rate(spectrum: Spectrum, lipschitz: float, max_rate: float = 0.95) -> fl
     >>> values = np.array([0, 0.001, 0.002, 0.003, 0.5, 0.6, 2])
     >>> round(gap_rate(Spectrum(values, np.full(7, 1 / 7)), 0.05), 9)
     0.5
+    >>> round(gap_rate(Spectrum(values, np.full(7, 1 / 7)), 0.05, of_all=True), 6)
+    0.571429
     """
     if not (spectrum.is_finite and np.isfinite(lipschitz)):
         return float("nan")
     sizes = np.abs(spectrum.values)
-    counts = sizes > len(sizes) * np.finfo(np.float32).eps * sizes.max()
+    counts = of_all | (sizes > len(sizes) * np.finfo(np.float32).eps * sizes.max())
     values, weights = spectrum.values[counts], spectrum.weights[counts]
     gaps = np.diff(values) > 4 * lipschitz
     if not gaps.any():

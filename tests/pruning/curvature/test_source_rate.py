@@ -50,12 +50,13 @@ def test_gap_of_a_small_network(far):
         np.linalg.norm(dense(now) - dense([a + s * (b - a) for a, b in zip(now, before, strict=True)]), 2)
         for s in (0.25, 0.5, 0.75, 1)
     ]
-    values = nonzero(np.linalg.eigvalsh(dense(now)))
-    count = len(values)
-    first = [i + 1 for i in range(count - 1) if values[i + 1] - values[i] > 4 * max(change)]
-    rate = SourceRate("gap")(curvature, now, before, torch.Generator().manual_seed(0))
-    assert rate == pytest.approx((first[0] if first else 0) / count)
-    assert (rate > 0) == (far == 0.02)  # far from the initial model the rule gives 0
+    every = np.linalg.eigvalsh(dense(now))
+    for mode, values in (("gap", nonzero(every)), ("gap_of_all", every)):
+        count = len(values)
+        first = [i + 1 for i in range(count - 1) if values[i + 1] - values[i] > 4 * max(change)]
+        rate = SourceRate(mode)(curvature, now, before, torch.Generator().manual_seed(0))
+        assert rate == pytest.approx((first[0] if first else 0) / count)
+        assert (rate > 0) == (far == 0.02)  # far from the initial model the rule gives 0
 
 
 def test_gap_at_the_initial_model_is_the_lowest_eigenvalue():

@@ -116,6 +116,7 @@ SEVEN = (0, 0.001, 0.002, 0.003, 0.5, 0.6, 2)
 def test_gap_of_a_known_spectrum():
     product, start = diagonal(SEVEN)
     assert gap_rate(exact_spectrum(product, start), 0.05) == pytest.approx(3 / 6)  # the eigenvalue 0 counts in neither
+    assert gap_rate(exact_spectrum(product, start), 0.05, of_all=True) == pytest.approx(4 / 7)
     assert gap_rate(exact_spectrum(product, start), 0.2) == pytest.approx(5 / 6)
     assert gap_rate(exact_spectrum(product, start), 0.2, max_rate=0.5) == 0.5
     assert gap_rate(exact_spectrum(product, start), 0.5) == 0  # no gap above 2
