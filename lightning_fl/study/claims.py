@@ -5,10 +5,11 @@
     in: what is compared: `final` (the default), `last`, or the cost of reaching the target: `target_rounds`,
         `target_uplink`, `target_downlink`, `target_simulated_seconds`
     paper: what the paper has: the difference better − than for `final` and `last`, the ratio better / than for a cost
+    margin: how far `better` may be below `than` in a claim that little is lost (0 if not given; not for a cost)
 
-Runs are paired by seed. A claim is reproduced in sign if the mean difference (of logarithms, for a ratio) points where the
-paper's does and its 95 % interval by Student's t does not contain zero; it is reproduced in size if the interval also contains
-the paper's value.
+Runs are paired by seed. A claim is reproduced in sign if the mean difference (of logarithms, for a ratio) is on the paper's
+side of −margin and its 95 % interval by Student's t does not contain −margin; it is reproduced in size if the interval also
+contains the paper's value.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from lightning_fl.errors import nearest, require
 
 LEGEND = (
     "Runs are paired by seed. In sign: the 95 % interval of the mean (Student's t) lies on the paper's side of 0, for a ratio "
-    "of 1; in size: it also contains the paper's value."
+    "of 1, with a margin of −margin; in size: it also contains the paper's value."
 )
 COSTS = ("target_rounds", "target_uplink", "target_downlink", "target_simulated_seconds")
 NUMBERS = ("final", "last", *COSTS)
-KEYS = ("text", "better", "than", "in", "paper")
+KEYS = ("text", "better", "than", "in", "paper", "margin")
 NEEDED = ("text", "better", "than", "paper")
 
 
@@ -42,6 +43,7 @@ class Claim:
         than: name of another cell.
         number: what is compared, of `NUMBERS`.
         paper: the paper's difference or, for a cost, ratio.
+        margin: how far `better` may be below `than`.
     """
 
     text: str
@@ -49,6 +51,7 @@ class Claim:
     than: str
     number: str
     paper: float
+    margin: float = 0.0
 
     @property
     def is_ratio(self) -> bool:
@@ -74,18 +77,17 @@ class Claim:
         effects = [log(a / b) if self.is_ratio else a - b for a, b in known]
         low, high = _interval(effects)
         paper = log(self.paper) if self.is_ratio else self.paper
-        is_in_sign = low > 0 if paper > 0 else high < 0
+        border = 0 - self.margin  # not -0
         one = " (one seed)" if len(effects) == 1 else ""
-        if len(effects) == 1:
-            is_in_sign = effects[0] * paper > 0
-        outcome = "not reproduced" + (
-            one
-            or (
-                ": the other sign"
-                if low > 0 or high < 0
-                else ": undecided, as the interval contains " + ("1" if self.is_ratio else "0")
-            )
-        )
+        lowest, highest = (effects[0], effects[0]) if one else (low, high)
+        is_in_sign = lowest > border if paper > border else highest < border
+        if one:
+            why = one
+        elif low <= border <= high:
+            why = f": undecided, as the interval contains {exp(border) if self.is_ratio else border:g}"
+        else:
+            why = ": the other sign"
+        outcome = f"not reproduced{why}"
         if is_in_sign:
             outcome = "reproduced in size" if not one and low <= paper <= high else "reproduced in sign" + one
         shown = [exp(x) if self.is_ratio else x for x in (fmean(effects), low, high)]
@@ -133,7 +135,13 @@ def read_claims(given: Any, cells: Sequence[str], has_target: bool) -> tuple[Cla
         is_allowed = is_real(paper) and (paper > 0 and paper != 1 if is_ratio else paper != 0)
         what = "a ratio above 0 other than 1" if is_ratio else "a difference other than 0"
         require(is_allowed, f"paper of the claim {entry['text']!r} must be {what}, got {paper!r}.")
-        claims.append(Claim(str(entry["text"]), entry["better"], entry["than"], number, float(paper)))
+        margin = entry.get("margin", 0)
+        require(
+            is_real(margin) and margin >= 0 and margin != -paper and not (margin and is_ratio),
+            f"margin of the claim {entry['text']!r} must be a difference of 0 or more other than −paper, and a cost has none, "
+            f"got {margin!r}.",
+        )
+        claims.append(Claim(str(entry["text"]), entry["better"], entry["than"], number, float(paper), float(margin)))
     return tuple(claims)
 
 

@@ -52,6 +52,23 @@ def test_verdicts_on_differences(ours: list[float], paper: float, outcome: str) 
 
 
 @pytest.mark.parametrize(
+    ("ours", "outcome"),
+    [
+        ([0.50, 0.495, 0.50], "reproduced in size"),
+        ([0.60, 0.60, 0.61], "reproduced in sign"),
+        ([0.50, 0.48, 0.50], "not reproduced: undecided, as the interval contains -0.02"),
+        ([0.40, 0.41, 0.40], "not reproduced: the other sign"),
+        ([0.49], "reproduced in sign (one seed)"),
+        ([0.47], "not reproduced (one seed)"),
+    ],
+)
+def test_verdicts_on_small_losses(ours: list[float], outcome: str) -> None:
+    theirs = {0: 0.50, 1: 0.50, 2: 0.505}
+    little = Claim("a loses little", "a", "b", "final", -0.001, margin=0.02)
+    assert little.judge(numbers("final", {"a": dict(enumerate(ours)), "b": theirs})).outcome == outcome
+
+
+@pytest.mark.parametrize(
     ("factors", "paper", "outcome"),
     [
         ([0.5, 0.52, 0.48], 0.5, "reproduced in size"),
