@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lightning_fl.algorithms import Algorithm
@@ -71,6 +72,7 @@ class Federation:
     runner: Runner = serial
     _queries: CallbackQueries = field(default_factory=CallbackQueries, init=False, repr=False)
     _drawn: tuple[tuple[int, int], Cohort] | None = field(default=None, init=False, repr=False)
+    _warned: bool = field(default=False, init=False, repr=False)
 
     def train_round(self) -> dict[str, float]:
         """Train one round; returns its numbers by their column names in `metrics.csv`."""
@@ -89,6 +91,7 @@ class Federation:
             intake.take(upload, link)
             self.on_upload(upload.result.client, position, len(clients))
         merged, outcome = intake.finish(cohort, link)
+        self._warn_if_none_accepted(outcome)
         merged |= {name: job.received[name] for name in method.exchange.provides if name in job.received}
         averages = self.flat_module.logs.averages([outcome.logs[k] for k in cohort.answering if k in outcome.logs])
 
@@ -134,7 +137,14 @@ class Federation:
     def server(self) -> ServerSide:
         """The server's own samples, and training on them, in the present round."""
         return ServerSide(
-            self.flat_module, self.data, self.run, self.schedule, self.setting, self.run.counters, self.accuracy
+            self.flat_module,
+            self.data,
+            self.run,
+            self.schedule,
+            self.setting,
+            self.run.counters,
+            self.algorithm.name,
+            self.accuracy,
         )
 
     def _open_link(self, cohort: Cohort) -> Link:
@@ -182,6 +192,17 @@ class Federation:
             proposal=run.params,
             proposed_buffers=run.buffers,
             mask=run.mask,
+        )
+
+    def _warn_if_none_accepted(self, outcome: Outcome) -> None:
+        """Warn in the first round in which every upload is rejected; the table at the end of the run counts them all."""
+        if outcome.num_accepted or not outcome.num_uploads or self._warned:
+            return
+        self._warned = True
+        why = "not finite" if self.guard.clients is None else "not finite, or their loss exploded"
+        rank_zero_warn(
+            f"Round {self.run.round + 1}: all uploads ({outcome.num_uploads}) were rejected ({why}), so the model did not change. "
+            "Most likely the learning rate is too high, or the inputs have values that are not finite."
         )
 
     def _commit(self, proposal: Proposal | None, outcome: Outcome, shares_uploads: bool) -> None:

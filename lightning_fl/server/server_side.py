@@ -44,6 +44,7 @@ class ServerSide:
         schedule: length and batches of a client's local training, which also hold for the server.
         setting: facts about the run.
         counters: integer buffers of the module by name, which trainings raise.
+        method: name of the algorithm, for errors.
         metric: logged name that the user has given as the accuracy; None to find it.
         num_steps: optimiser steps of its trainings in this turn.
     """
@@ -54,6 +55,7 @@ class ServerSide:
     schedule: LocalSchedule
     setting: Setting
     counters: dict[str, Tensor]
+    method: str
     metric: str | None = None
     num_steps: int = 0
 
@@ -80,7 +82,7 @@ class ServerSide:
     def require_samples(self) -> None:
         require(
             self.num_samples > 0,
-            "the algorithm trains on samples of the server, which has none: set --data.server_fraction, for example 0.05.",
+            f"{self.method} trains on samples of the server, which has none: set --data.server_fraction, for example 0.05.",
         )
 
     @property
@@ -143,12 +145,13 @@ class ServerSide:
         name = type(flat_module.module).__name__
         if not is_overridden("validation_step", flat_module.module):
             raise UserError(
-                f"the algorithm needs the accuracy on the server's data: give {name} a validation_step that logs {ACCURACY!r}."
+                f"{self.method} needs the accuracy on the server's data: give {name} a validation_step that logs {ACCURACY!r}."
             )
         flat_module.load(params, buffers, self.counters)
         flat_module.personal.copy_(self.run.personal)
         batches = data.train.batches(data.eval_batch_size, data.server_indices[rows])
-        accuracy = accuracy_in(measure(flat_module, "validation", batches, data.train.resident), name, self.metric)
+        logged = measure(flat_module, "validation", batches, data.train.resident)
+        accuracy = accuracy_in(logged, self.method, name, self.metric)
         within = -1e-6 <= accuracy <= 1 + 1e-6
         require(within, f"an accuracy must be in [0, 1], but the validation_step of {name} logs {accuracy:g}.")
         return min(max(accuracy, 0.0), 1.0)
@@ -192,12 +195,12 @@ class ServerSide:
                 logits = self.logits(self.run.params, self.run.buffers, inputs)
             except Exception as error:
                 raise UserError(
-                    f"the algorithm needs {name}.forward(inputs) to return logits, but it fails: {error}"
+                    f"{self.method} needs {name}.forward(inputs) to return logits, but it fails: {error}"
                 ) from error
         found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         require(
             isinstance(logits, Tensor) and logits.ndim == 2,
-            f"the algorithm needs {name}.forward(inputs) to return logits (samples, classes), got {found}.",
+            f"{self.method} needs {name}.forward(inputs) to return logits (samples, classes), got {found}.",
         )
 
     def degrees(self, clients: Sequence[int]) -> tuple[float, float]:
@@ -214,16 +217,16 @@ class ServerSide:
         return torch.from_numpy(self.data.label_histograms).float()
 
 
-def accuracy_in(logged: Mapping[str, float], module: str, given: str | None = None) -> float:
+def accuracy_in(logged: Mapping[str, float], method: str, module: str, given: str | None = None) -> float:
     """Return the accuracy among logged values: the given name, or the one that `find_accuracy` finds.
 
-    >>> accuracy_in({"val_loss": 2.0, "val_acc": 0.4}, "Classifier")
+    >>> accuracy_in({"val_loss": 2.0, "val_acc": 0.4}, "FedAP", "Classifier")
     0.4
 
     Raises:
         UserError: the given name is a loss or is not logged, or no name or several are those of an accuracy.
     """
-    needed = "the algorithm needs the accuracy on the server's data"
+    needed = f"{method} needs the accuracy on the server's data"
     if given is not None:
         require(
             not falls(given),

@@ -20,12 +20,12 @@ from lightning_fl.modules import ImageClassifier
 from lightning_fl.slots import Result, Upload
 
 MakeTrainer = Callable[..., FederatedTrainer]
-METHODS = [DataSharing(), HybridFL(), FedDF()]
+METHODS = [DataSharing(), FedDU(), HybridFL(), FedDF()]
 
 
 @pytest.mark.parametrize("algorithm", METHODS, ids=lambda algorithm: algorithm.name)
 def test_without_server_data_it_is_refused(algorithm: Algorithm, make_trainer: MakeTrainer) -> None:
-    with pytest.raises(UserError, match=r"--data\.server_fraction, for example 0\.05"):
+    with pytest.raises(UserError, match=rf"^{algorithm.name} .*--data\.server_fraction, for example 0\.05"):
         make_trainer().fit(Perceptron(), federation(), algorithm)
 
 

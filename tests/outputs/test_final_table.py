@@ -64,9 +64,22 @@ def test_rejected_uploads_are_counted_in_the_table(fit: Fit) -> None:
     assert unseen["rejected"].startswith("6 of 6 uploads")
 
 
+def test_the_first_round_without_an_upload_is_warned_of_once(fit: Fit, recwarn: pytest.WarningsRecorder) -> None:
+    def said() -> list[str]:
+        return [str(one.message) for one in recwarn if "rejected" in str(one.message)]
+
+    fit("--trainer.max_rounds=1")
+    assert said() == []
+    fit("--trainer.max_rounds=3", "--model.learning_rate=1e38")
+    (sentence,) = said()
+    assert sentence.startswith("Round 1: all uploads (3) were rejected (not finite), so the model did not change. ")
+    assert "learning rate" in sentence
+
+
 def test_a_loss_that_exploded_is_a_reason(fit: Fit) -> None:
     server = ["--data.client_fraction=0.8", "--data.server_fraction=0.1"]  # the server's samples give the initial loss
-    guarded = fit(*server, "--trainer.loss_guard.clients=2", "--model.learning_rate=100")
+    with pytest.warns(UserWarning, match=r"\(not finite, or their loss exploded\)"):
+        guarded = fit(*server, "--trainer.loss_guard.clients=2", "--model.learning_rate=100")
     assert guarded["rejected"] == "9 of 9 uploads, in 3 of 3 rounds: not finite, or loss exploded"
 
 

@@ -241,10 +241,10 @@ def test_what_a_server_step_lacks_is_said_before_training(
 
 
 def test_names_of_an_accuracy() -> None:
-    assert accuracy_in({"val/accuracy": 0.5, "val/top5_accuracy": 0.9}, "M") == 0.5
-    assert accuracy_in({"val_acc": 0.5, "val_accrued": 3.0}, "M") == 0.5
+    assert accuracy_in({"val/accuracy": 0.5, "val/top5_accuracy": 0.9}, "FedAP", "M") == 0.5
+    assert accuracy_in({"val_acc": 0.5, "val_accrued": 3.0}, "FedAP", "M") == 0.5
     with pytest.raises(UserError, match="'acc', 'top5_acc'"):
-        accuracy_in({"acc": 0.5, "top5_acc": 0.9}, "M")
+        accuracy_in({"acc": 0.5, "top5_acc": 0.9}, "FedAP", "M")
 
 
 def test_steps_beyond_the_servers_are_allowed_with_a_warning(make_trainer: MakeTrainer) -> None:
