@@ -18,7 +18,7 @@ from lightning_fl.report.folder import note_written, remove_earlier
 from lightning_fl.report.labels import counted
 from lightning_fl.report.published import PublishedTable, read_published
 from lightning_fl.report.records import read_runs, require_same_data
-from lightning_fl.report.remarks import remarks
+from lightning_fl.report.remarks import in_common, remarks
 from lightning_fl.report.smoothing import ORDER, WINDOW
 
 
@@ -204,6 +204,7 @@ def _sections(
             f"{group.label} is not in this table: {why}." for group in groups if (why := published.missing(group))
         ]
         sections[f"Published: {published.title}"] = [about, tables.beside(published, groups), left_out]
+    sections["Settings in common" if len(groups) > 1 else "Settings"] = [in_common(groups)]
     sections["Settings that differ"] = [*tables.settings(groups)]
     sections["Remarks"] = [found_below + remarks(groups)]
     sections["How to read it"] = [_how(metric)]

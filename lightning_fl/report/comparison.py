@@ -84,7 +84,7 @@ class Curve:
                 not self.record.not_finite.get(self.metric.name),
                 f"{self.metric.name} of the run in {self.record.folder} has no finite value; choose another with --metric.",
             )
-            names = sorted(name for name in columns if name.startswith(("val/", "train/")))
+            names = [name for name, values in columns.items() if not np.isnan(values).all()]
             raise UserError(
                 f"the run in {self.record.folder} has no {self.metric.name}: "
                 f"{nearest(self.metric.name, names)}; choose one with --metric."

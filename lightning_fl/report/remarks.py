@@ -1,4 +1,4 @@
-"""Remarks to read before comparing runs: gaps, rejected uploads, different samples, repeated seeds."""
+"""Remarks to read before comparing runs: what they share, gaps, rejected uploads, different samples, repeated seeds."""
 
 from __future__ import annotations
 
@@ -6,14 +6,53 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from lightning_fl.outputs.metric import words_of
 from lightning_fl.report.comparison import Group
-from lightning_fl.report.labels import SEEDS, counted, differing, shown, unknown_settings, what_is_done
+from lightning_fl.report.labels import SEEDS, WELL_KNOWN, counted, differing, shown, unknown_settings, what_is_done
+from lightning_fl.report.published_settings import PHRASES, settings_of
 from lightning_fl.report.records import SOURCES, Record
 from lightning_fl.report.smoothing import ORDER
 
 SHORT_WINDOW = 9
 # Settings that decide on which samples a run is evaluated.
 EVALUATION = ("data.val_fraction", "trainer.limit_val_batches")
+IN_COMMON = ("data", "partition", "clients", "cohort", "work", "rounds", "batch", "learning rate")
+"""Settings that a report names if all runs share them, by the keys of `PHRASES`."""
+VALIDATION = {"val", "valid", "validation"}
+
+
+def in_common(groups: Sequence[Group]) -> list[str]:
+    """Return a line with the main settings that all runs share, and one on what their validation is measured on.
+
+    Both are left out if they are unknown, and the second if it differs, as `remarks` says.
+    """
+    records = [curve.record for group in groups for curve in group.curves]
+    if any("data" not in record.settings for record in records):
+        return []
+    first, *others = (settings_of(record) for record in records)
+    same = [name for name in IN_COMMON if name in first and all(first[name] == other.get(name) for other in others)]
+    phrases = [PHRASES[name][1](first[name]) for name in same]
+    networks = {str(record.settings.get("model.network") or record.settings.get("model")) for record in records}
+    if len(networks) == 1:
+        phrases += networks
+    lines = [", ".join(phrases) + "."] if phrases else []
+    name, fractions = groups[0].curves[0].metric.name, {record.settings.get("data.val_fraction") for record in records}
+    if (
+        len(fractions) == 1
+        and words_of(name) & VALIDATION
+        and (on := _measured_on(fractions.pop(), records[0].settings["data"]))
+    ):
+        lines.append(f"{name} is measured on {on}.")
+    return lines
+
+
+def _measured_on(val_fraction: float | None, data: str) -> str | None:
+    """Return what a validation is measured on; None if that is unknown, as with a data module of the user's own."""
+    if val_fraction:
+        return f"samples that the clients hold out (`data.val_fraction` {val_fraction:g})"
+    if val_fraction is None or data not in (*WELL_KNOWN, *SOURCES):
+        return None
+    return "the datamodule's own validation data" if data == "Federated" else "the test set (`data.val_fraction` 0)"
 
 
 def remarks(groups: Sequence[Group]) -> list[str]:
@@ -72,13 +111,14 @@ def _rejected(record: Record) -> list[str]:
 
 def _evaluation(groups: Sequence[Group]) -> list[str]:
     """Return remarks on settings for which runs may have been evaluated on different samples."""
-    found = []
+    found, kinds = [], {group.settings.get("data") for group in groups}
     for key in sorted({*EVALUATION, *SOURCES.values()} & {*differing([group.curves[0].record for group in groups])}):
         values = list(dict.fromkeys(f"`{group.settings[key]}`" for group in groups if key in group.settings))
         if len(values) < 2:  # a run without a configuration has no known value
             continue
         what = "may use different data" if key in SOURCES.values() else "were not evaluated on the same samples"
-        found.append(f"The runs {what}: `{key}` is {' and '.join(values)}.")
+        zero = "; 0 stands for the test set" * (key == "data.val_fraction" and "Federated" not in kinds)
+        found.append(f"The runs {what}: `{key}` is {' and '.join(values)}{zero}.")
     return found
 
 

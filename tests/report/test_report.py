@@ -449,7 +449,49 @@ def test_other_validation_samples_are_remarked_on(run: Callable[..., tuple], tmp
     write_run(tmp_path / "a", rising(9), data={"val_fraction": 0.0})
     write_run(tmp_path / "b", rising(9), "FedProx", data={"val_fraction": 0.1})
     out = run("report", "a", "b")[1]
-    assert "not evaluated on the same samples: `data.val_fraction` is `0.0` and `0.1`" in out
+    assert (
+        "not evaluated on the same samples: `data.val_fraction` is `0.0` and `0.1`; 0 stands for the test set." in out
+    )
+    assert "is measured on" not in out
+
+
+MEASURED = {
+    "the test set": ({"val_fraction": 0.0}, {}, "the test set (`data.val_fraction` 0)"),
+    "held out": ({"val_fraction": 0.1}, {}, "samples that the clients hold out (`data.val_fraction` 0.1)"),
+    "own loader": ({"val_fraction": 0.0}, {"data_class": "Federated"}, "the datamodule's own validation data"),
+    "own class": ({"val_fraction": 0.0}, {"data_class": "MyFederation"}, None),
+    "unknown": ({}, {}, None),
+}
+
+
+@pytest.mark.parametrize("case", MEASURED)
+def test_a_report_says_what_validation_was_measured_on(case: str, run: Callable[..., tuple], tmp_path: Path) -> None:
+    data, options, on = MEASURED[case]
+    write_run(tmp_path / "a", rising(9), data=data, **options)
+    out = run("report", "a")[1]
+    assert ("is measured on" in out) == (on is not None)
+    assert on is None or f"\n- val/accuracy is measured on {on}.\n" in out
+    assert "is measured on" not in run("report", "a", "--metric", "clients/accepted")[1]
+
+
+def test_a_report_names_the_settings_that_all_runs_share(run: Callable[..., tuple], tmp_path: Path) -> None:
+    plain = {"data": {"batch_size": 10, "partition": "IID"}, "trainer": {"clients_per_round": 5, "local_steps": 7}}
+    write_run(tmp_path / "a", rising(9), **plain)
+    write_run(tmp_path / "b", rising(9), "FedProx", mu=0.1, **plain, model={"learning_rate": 0.1})
+    shared = "CIFAR10, IID, 20 clients, 5 a round, 7 steps, 9 rounds, batch 10"
+    assert f"## Settings in common\n\n- {shared}, cnn.\n" in run("report", "a", "b")[1]
+    assert f"## Settings\n\n- {shared}, learning rate 0.1, cnn.\n" in run("report", "b")[1]
+    write_run(tmp_path / "c", rising(8), **plain, model={"network": "vgg11"})
+    assert f"- {shared.replace('9 rounds, ', '')}.\n" in run("report", "a", "c")[1]
+    (tmp_path / "c" / "config.yaml").unlink()
+    assert "Settings in common" not in run("report", "a", "c")[1]
+
+
+def test_a_mistyped_metric_has_its_nearest_among_all_columns(run: Callable[..., tuple], tmp_path: Path) -> None:
+    path = write_run(tmp_path / "a", rising(9)) / "metrics.csv"
+    path.write_text(path.read_text().replace("clients/accepted", "explained_variance"))
+    err = run("report", "a", "--metric", "explaned")[2]
+    assert "has no explaned: did you mean 'explained_variance'? Allowed: " in err
 
 
 # -------------------------------------------------------------------------------------------------- the folder
