@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -32,6 +33,8 @@ from lightning_fl.study.claims import Claim, read_claims
 
 KEYS = ("base", "seeds", "grid", "exclude", "target", "metric", "window", "claims")
 NEEDED = ("seeds", "grid")
+BLANK = re.compile(r"^([^\s=]+)\s+")
+"""Flag, and the blank before its value."""
 Resolve = Callable[[Sequence[str]], Mapping[str, Any]]
 """Function from the arguments of a fit to its whole configuration; raises `UserError` if they do not fit."""
 
@@ -167,12 +170,12 @@ def _grid(given: Any) -> dict[str, dict[str, tuple[str, ...]]]:
 
 
 def _words(given: Any, what: str) -> tuple[str, ...]:
-    """Return files as `--config` flags, and flags as they are."""
+    """Return files as `--config` flags, and flags as they are, `--flag value` as `--flag=value`."""
     require(
         isinstance(given, list) and all(isinstance(word, str) for word in given),
         f"{what} must be a list of files and flags, got {given!r}.",
     )
-    return tuple(word if word.startswith("-") else f"--config={word}" for word in given)
+    return tuple(BLANK.sub(r"\1=", word) if word.startswith("-") else f"--config={word}" for word in given)
 
 
 def _cells(base: tuple[str, ...], grid: Mapping[str, Mapping[str, tuple[str, ...]]], exclude: Any) -> Iterator[Cell]:

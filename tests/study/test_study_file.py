@@ -77,6 +77,15 @@ def test_two_cells_with_the_same_settings_are_refused(tmp_path: Path) -> None:
         read_study(written(tmp_path, grid=grid)).runs(tmp_path, resolve)
 
 
+def test_a_flag_may_be_separated_from_its_value_by_a_blank(tmp_path: Path) -> None:
+    words = ["--algorithm FedProx", "--algorithm.mu  0.1", "--trainer.default_root_dir=my runs", "my file.yaml"]
+    (cell,) = read_study(written(tmp_path, base=[], grid={"method": {"prox": words}})).cells
+    assert cell.arguments == (
+        *("--algorithm=FedProx", "--algorithm.mu=0.1", "--trainer.default_root_dir=my runs"),
+        "--config=my file.yaml",
+    )
+
+
 def test_all_cells_that_do_not_fit_are_named_at_once(tmp_path: Path) -> None:
     def refuse(arguments: Any) -> dict[str, Any]:
         if "--algorithm=FedProx" in arguments:
