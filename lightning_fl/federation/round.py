@@ -201,8 +201,8 @@ class Federation:
         self._warned = True
         why = "not finite" if self.guard.clients is None else "not finite, or their loss exploded"
         rank_zero_warn(
-            f"Round {self.run.round + 1}: all uploads ({outcome.num_uploads}) were rejected ({why}), so the model did not change. "
-            "Most likely the learning rate is too high, or the inputs have values that are not finite."
+            f"Round {self.run.round + 1}: all uploads ({outcome.num_uploads}) were rejected ({why}), so the model did not "
+            "change. Most likely the learning rate is too high, or the inputs have values that are not finite."
         )
 
     def _commit(self, proposal: Proposal | None, outcome: Outcome, shares_uploads: bool) -> None:
