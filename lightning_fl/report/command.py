@@ -103,11 +103,12 @@ def build_parser() -> ArgumentParser:
     return parser
 
 
-def report(arguments: Sequence[str]) -> str:
+def report(arguments: Sequence[str], claims: Sections | None = None) -> str:
     """Read runs and write a report of them.
 
     Args:
         arguments: command line after `report`.
+        claims: section with a study's claims and their verdicts, if any.
 
     Returns:
         Text to print: tables, remarks, and the path of the report.
@@ -128,7 +129,7 @@ def report(arguments: Sequence[str]) -> str:
     groups = _labelled(group_runs(records, metric), given.label)
     folder = Path(given.out)
     require_writable(given.out, flag="--out")
-    sections = _sections(groups, metric, published, look, found_below)
+    sections = {**(claims or {}), **_sections(groups, metric, published, look, found_below)}
     title = f"{', '.join(dict.fromkeys(group.algorithm for group in groups))}: {metric.short}"
     pages = {"report.md": to_markdown(title, sections)} | (
         {"report.html": to_html(title, sections)} if given.html else {}

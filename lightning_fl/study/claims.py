@@ -1,15 +1,17 @@
-"""Claims of a paper, and whether the runs of a study reproduce them.
+"""Claims of a paper or of your own, and whether the runs of a study bear them out.
 
     text: the claim in words
     better, than: two cells of the study
     in: what is compared: `final` (the default), `last`, or the cost of reaching the target: `target_rounds`,
         `target_uplink`, `target_downlink`, `target_simulated_seconds`
-    paper: what the paper has: the difference better − than for `final` and `last`, the ratio better / than for a cost
+    paper: what the paper has: the difference better − than for `final` and `last`, the ratio better / than for a cost;
+        without it the claim only says that one is better
     margin: how far `better` may be below `than` in a claim that little is lost (0 if not given; not for a cost)
 
 Runs are paired by seed. A claim is reproduced in sign if the mean difference (of logarithms, for a ratio) is on the paper's
 side of −margin and its 95 % interval by Student's t does not contain −margin; it is reproduced in size if the interval also
-contains the paper's value.
+contains the paper's value. A claim without a paper's value holds if the interval lies on the better side: above 0, for a cost
+below 1, and for a metric that falls below 0.
 """
 
 from __future__ import annotations
@@ -22,15 +24,17 @@ from typing import Any
 
 from lightning_fl.checks import check_choice, is_real
 from lightning_fl.errors import nearest, require
+from lightning_fl.report.document import Table
 
 LEGEND = (
     "Runs are paired by seed. In sign: the 95 % interval of the mean (Student's t) lies on the paper's side of 0, for a ratio "
-    "of 1, with a margin of −margin; in size: it also contains the paper's value."
+    "of 1, with a margin of −margin; in size: it also contains the paper's value. A claim without a paper's value holds if the "
+    "interval lies on the better side."
 )
 COSTS = ("target_rounds", "target_uplink", "target_downlink", "target_simulated_seconds")
 NUMBERS = ("final", "last", *COSTS)
 KEYS = ("text", "better", "than", "in", "paper", "margin")
-NEEDED = ("text", "better", "than", "paper")
+NEEDED = ("text", "better", "than")
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class Claim:
         better: name of a cell.
         than: name of another cell.
         number: what is compared, of `NUMBERS`.
-        paper: the paper's difference or, for a cost, ratio.
+        paper: the paper's difference or, for a cost, ratio; None for a claim that only says which is better.
         margin: how far `better` may be below `than`.
     """
 
@@ -50,7 +54,7 @@ class Claim:
     better: str
     than: str
     number: str
-    paper: float
+    paper: float | None = None
     margin: float = 0.0
 
     @property
@@ -58,12 +62,14 @@ class Claim:
         """True if a cost is compared."""
         return self.number in COSTS
 
-    def judge(self, found: Mapping[str, Mapping[int, Mapping[str, float | None]]]) -> Verdict:
+    def judge(self, found: Mapping[str, Mapping[int, Mapping[str, float | None]]], falls: bool = False) -> Verdict:
         """Compare the cells' numbers.
 
         Args:
             found: numbers of each run by cell and seed; costs are None where the target was not reached.
+            falls: True if lower values of the metric are better.
         """
+        yes, no = ("holds", "does not hold") if self.paper is None else ("reproduced in sign", "not reproduced")
         ours, theirs = found.get(self.better, {}), found.get(self.than, {})
         seeds = sorted(ours.keys() & theirs.keys())
         if not seeds:
@@ -73,11 +79,16 @@ class Claim:
         if len(known) < len(pairs):
             missing = {self.better: sum(a is None for a, _ in pairs), self.than: sum(b is None for _, b in pairs)}
             said = ", ".join(f"{name} in {n} of {len(pairs)}" for name, n in missing.items() if n)
-            return Verdict(f"not reproduced: the target was not reached by {said}", len(pairs))
+            return Verdict(f"{no}: the target was not reached by {said}", len(pairs))
         effects = [log(a / b) if self.is_ratio else a - b for a, b in known]
         low, high = _interval(effects)
-        paper = log(self.paper) if self.is_ratio else self.paper
+        lower_is_better = self.is_ratio or falls
         border = 0 - self.margin  # not -0
+        if self.paper is None:
+            border = self.margin if lower_is_better else border
+            paper = -inf if lower_is_better else inf
+        else:
+            paper = log(self.paper) if self.is_ratio else self.paper
         one = " (one seed)" if len(effects) == 1 else ""
         lowest, highest = (effects[0], effects[0]) if one else (low, high)
         is_in_sign = lowest > border if paper > border else highest < border
@@ -87,9 +98,9 @@ class Claim:
             why = f": undecided, as the interval contains {exp(border) if self.is_ratio else border:g}"
         else:
             why = ": the other sign"
-        outcome = f"not reproduced{why}"
+        outcome = f"{no}{why}"
         if is_in_sign:
-            outcome = "reproduced in size" if not one and low <= paper <= high else "reproduced in sign" + one
+            outcome = "reproduced in size" if not one and low <= paper <= high else yes + one
         shown = [exp(x) if self.is_ratio else x for x in (fmean(effects), low, high)]
         return Verdict(outcome, len(effects), *shown)
 
@@ -131,31 +142,32 @@ def read_claims(given: Any, cells: Sequence[str], has_target: bool) -> tuple[Cla
         for name in (entry["better"], entry["than"]):
             require(name in cells, f"the claim {entry['text']!r} is about {name!r}; {nearest(str(name), cells)}.")
         require(has_target or number not in COSTS, f"the claim {entry['text']!r} compares {number}: give a target.")
-        paper, is_ratio = entry["paper"], number in COSTS
-        is_allowed = is_real(paper) and (paper > 0 and paper != 1 if is_ratio else paper != 0)
+        paper, is_ratio = entry.get("paper"), number in COSTS
+        is_allowed = paper is None or (is_real(paper) and (paper > 0 and paper != 1 if is_ratio else paper != 0))
         what = "a ratio above 0 other than 1" if is_ratio else "a difference other than 0"
         require(is_allowed, f"paper of the claim {entry['text']!r} must be {what}, got {paper!r}.")
         margin = entry.get("margin", 0)
         require(
-            is_real(margin) and margin >= 0 and margin != -paper and not (margin and is_ratio),
+            is_real(margin) and margin >= 0 and (paper is None or margin != -paper) and not (margin and is_ratio),
             f"margin of the claim {entry['text']!r} must be a difference of 0 or more other than −paper, and a cost has none, "
             f"got {margin!r}.",
         )
-        claims.append(Claim(str(entry["text"]), entry["better"], entry["than"], number, float(paper), float(margin)))
+        paper = None if paper is None else float(paper)
+        claims.append(Claim(str(entry["text"]), entry["better"], entry["than"], number, paper, float(margin)))
     return tuple(claims)
 
 
-def claims_table(claims: Sequence[Claim], verdicts: Sequence[Verdict]) -> str:
-    """Return the claims and their verdicts as a Markdown table."""
-    lines = ["| claim | compared | paper | here | 95 % interval | seeds | verdict |", "|---|---|---|---|---|---|---|"]
+def claims_table(claims: Sequence[Claim], verdicts: Sequence[Verdict]) -> Table:
+    """Return the claims and their verdicts."""
+    rows = []
     for claim, verdict in zip(claims, verdicts, strict=True):
         sign = " / " if claim.is_ratio else " − "
+        paper = "" if claim.paper is None else f"{claim.paper:.3g}"
         mean = "–" if verdict.mean is None else f"{verdict.mean:.3g}"
         interval = "–" if verdict.mean is None or verdict.num_seeds < 2 else f"{verdict.low:.3g} to {verdict.high:.3g}"
         compared = f"{claim.number.replace('_', ' ')}: {claim.better}{sign}{claim.than}"
-        cells = (claim.text, compared, f"{claim.paper:.3g}", mean, interval, str(verdict.num_seeds), verdict.outcome)
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join([*lines, "", LEGEND]) + "\n"
+        rows.append([claim.text, compared, verdict.outcome, paper, mean, interval, str(verdict.num_seeds)])
+    return Table(["claim", "compared", "verdict", "paper", "here", "95 % interval", "seeds"], rows, num_texts=3)
 
 
 def _interval(values: Sequence[float]) -> tuple[float, float]:

@@ -15,11 +15,9 @@ from lightning_fl.report import report
 from lightning_fl.report.comparison import Curve, common_metric
 from lightning_fl.report.records import read_run
 from lightning_fl.report.smoothing import WINDOW
-from lightning_fl.study.claims import claims_table
+from lightning_fl.study.claims import LEGEND, Verdict, claims_table
 from lightning_fl.study.runner import Outcome, command, train
 from lightning_fl.study.study_file import KEYS, Resolve, StudyFile, read_study
-
-CLAIMS = "claims.md"
 
 
 def build_parser() -> ArgumentParser:
@@ -81,22 +79,17 @@ def study(arguments: Sequence[str], resolve: Resolve, find: Callable[[str], Path
 
 
 def _reported(file: StudyFile, out: Path, outcome: Outcome) -> str:
-    """Write the report and the claims of the runs that are done, and return them as text."""
+    """Write the report of the runs that are done, with the claims, and return it as text."""
     place = {cell.name: position for position, cell in enumerate(file.cells)}
     done = sorted(outcome.done, key=lambda run: (place[run.cell], run.seed))
     labels = [f"--label={name}" for name in dict.fromkeys(run.cell for run in done)]
     folders = [str(run.folder) for run in done]
-    text = report([*folders, *labels, *file.report_flags, "--out", str(out / "report"), "--html"])
-    if not file.claims:
-        return text
-    numbers = _numbers(file, outcome)
-    table = claims_table(file.claims, [claim.judge(numbers) for claim in file.claims])
-    (out / "report" / CLAIMS).write_text(table)
-    return f"{text}\nclaims  {out / 'report' / CLAIMS}\n\n{table}"
+    claims = {"Claims": [claims_table(file.claims, _verdicts(file, outcome)), [LEGEND]]} if file.claims else {}
+    return report([*folders, *labels, *file.report_flags, "--out", str(out / "report"), "--html"], claims)
 
 
-def _numbers(file: StudyFile, outcome: Outcome) -> dict[str, dict[int, dict[str, float | None]]]:
-    """Return the numbers of each run that is done, by cell and seed."""
+def _verdicts(file: StudyFile, outcome: Outcome) -> list[Verdict]:
+    """Return the verdict on each claim, from the numbers of the runs that are done."""
     flags = dict(flag.removeprefix("--").split("=", 1) for flag in file.report_flags)
     records = {run: read_run(run.folder) for run in outcome.done}
     target = float(flags["target"]) if "target" in flags else None
@@ -104,7 +97,7 @@ def _numbers(file: StudyFile, outcome: Outcome) -> dict[str, dict[int, dict[str,
     found: dict[str, dict[int, dict[str, float | None]]] = {}
     for run, record in records.items():
         found.setdefault(run.cell, {})[run.seed] = Curve(record, metric).numbers
-    return found
+    return [claim.judge(found, metric.falls) for claim in file.claims]
 
 
 def _left(outcome: Outcome) -> list[str]:

@@ -84,6 +84,32 @@ def test_verdicts_on_ratios_of_costs(factors: list[float], paper: float, outcome
     assert claim("target_uplink", paper).judge(numbers("target_uplink", {"a": ours, "b": theirs})).outcome == outcome
 
 
+@pytest.mark.parametrize(
+    ("number", "falls", "margin", "ours", "outcome"),
+    [
+        ("final", False, 0.0, [0.60, 0.61, 0.59], "holds"),
+        ("final", False, 0.0, [0.40, 0.41, 0.39], "does not hold: the other sign"),
+        ("final", False, 0.0, [0.60, 0.40, 0.59], "does not hold: undecided, as the interval contains 0"),
+        ("final", False, 0.0, [0.60], "holds (one seed)"),
+        ("final", False, 0.0, [0.40], "does not hold (one seed)"),
+        ("final", False, 0.02, [0.49, 0.49, 0.495], "holds"),
+        ("last", True, 0.0, [0.40, 0.41, 0.39], "holds"),
+        ("last", True, 0.02, [0.51, 0.51, 0.515], "holds"),
+        ("last", True, 0.0, [0.60, 0.61, 0.59], "does not hold: the other sign"),
+        ("target_rounds", False, 0.0, [0.40, 0.41, 0.39], "holds"),
+        ("target_rounds", True, 0.0, [0.60, 0.61, 0.59], "does not hold: the other sign"),
+        ("target_rounds", False, 0.0, [0.60, 0.40, 0.50], "does not hold: undecided, as the interval contains 1"),
+        ("target_rounds", False, 0.0, [0.40, None], "does not hold: the target was not reached by a in 1 of 2"),
+    ],
+)
+def test_a_claim_without_a_papers_value_is_that_one_is_better(
+    number: str, falls: bool, margin: float, ours: list[float | None], outcome: str
+) -> None:
+    found = numbers(number, {"a": dict(enumerate(ours)), "b": {0: 0.50, 1: 0.50, 2: 0.505}})
+    own = Claim("a is better", "a", "b", number, margin=margin)
+    assert own.judge(found, falls).outcome == outcome
+
+
 def test_a_target_that_is_not_reached_is_said() -> None:
     found = {"a": {0: 5.0, 1: None}, "b": {0: None, 1: None}}
     verdict = claim("target_rounds", 0.5).judge(numbers("target_rounds", found))
@@ -95,8 +121,13 @@ def test_only_seeds_of_both_cells_are_compared() -> None:
 
 
 def test_the_table_has_a_row_for_each_claim() -> None:
-    claims = [claim(), claim("target_uplink", 0.5)]
+    claims = [claim(), claim("target_uplink", 0.5), Claim("a is better", "a", "b", "last")]
     verdicts = [each.judge(numbers(each.number, {"a": {0: 4.0, 1: 5.0}, "b": {0: 2.0, 1: 2.5}})) for each in claims]
-    lines = claims_table(claims, verdicts).splitlines()
-    assert lines[2].startswith("| a is better | final: a − b | 0.1 | 2.25 |")
-    assert lines[3] == "| a is better | target uplink: a / b | 0.5 | 2 | 2 to 2 | 2 | not reproduced: the other sign |"
+    first, second, third = claims_table(claims, verdicts).rows
+    assert first[:2] == ["a is better", "final: a − b"]
+    assert first[3:5] == ["0.1", "2.25"]
+    assert second == [
+        *("a is better", "target uplink: a / b", "not reproduced: the other sign"),
+        *("0.5", "2", "2 to 2", "2"),
+    ]
+    assert third[3] == ""
