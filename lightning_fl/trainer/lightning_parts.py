@@ -33,7 +33,8 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
-from lightning_fl.checks import check_whole, is_whole
+from lightning_fl.checks import check_whole, is_whole, parameters_of
+from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError, nearest, require
 from lightning_fl.outputs.metrics_csv import RoundCSVLogger
 
@@ -77,6 +78,7 @@ STOCK_FLAGS = {
     "model_registry": "models are not uploaded to a registry: the final model is in model.ckpt",
 }
 """Flags of `lightning.Trainer` that FederatedTrainer does not have: the reason, and what to use instead."""
+OF_FIT = ("algorithm", "ckpt_path")
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -122,13 +124,18 @@ def refuse_flag(name: str, flags: Iterable[str]) -> NoReturn:
     """Refuse a flag that a trainer does not have.
 
     Raises:
-        UserError: always; the sentence says what to use instead of a flag of Lightning's, or which flags there are.
+        UserError: always; the sentence says what to use instead of a flag of Lightning's, what takes it, or what there is.
     """
     if name in STOCK_FLAGS:
         raise UserError(
             f"{name} is a flag of lightning.Trainer that FederatedTrainer does not have: {STOCK_FLAGS[name]}."
         )
-    raise UserError(f"FederatedTrainer has no flag {name!r}; {nearest(name, flags)}.")
+    unknown = f"FederatedTrainer has no flag {name!r}"
+    if name in parameters_of(FederatedDataModule):
+        raise UserError(f"{unknown}: give it to the data module, as in Federated(datamodule, {name}=…).")
+    if name in OF_FIT:
+        raise UserError(f"{unknown}: give it to fit, as in trainer.fit(model, datamodule, {name}=…).")
+    raise UserError(f"{unknown}; {nearest(name, flags)}.")
 
 
 def check_callbacks(callbacks: Iterable[Callback]) -> None:

@@ -80,6 +80,9 @@ def test_what_is_no_algorithm_is_refused(make_trainer: MakeTrainer, given: Any, 
         ("val_check_interval", "val_every_n_rounds"),
         ("max_round", "FederatedTrainer has no flag 'max_round'; did you mean 'max_rounds'"),
         ("quick", "FederatedTrainer has no flag 'quick'; allowed: accelerator, "),
+        ("num_clients", r"'num_clients': give it to the data module, as in Federated\(datamodule, num_clients=…\)\."),
+        ("val_fraction", "'val_fraction': give it to the data module"),
+        ("algorithm", r"'algorithm': give it to fit, as in trainer\.fit\(model, datamodule, algorithm=…\)\."),
     ],
 )
 def test_flags_that_are_not_there_are_refused_in_a_sentence(flag: str, said: str) -> None:
