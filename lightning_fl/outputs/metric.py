@@ -1,4 +1,4 @@
-"""Metric that a run is about: the one accuracy among the names that its module logs, or else the loss."""
+"""Metric that a run is about: the one accuracy among the names that its module logs, or else the loss, or the only name."""
 
 from __future__ import annotations
 
@@ -51,16 +51,18 @@ def find_accuracy(logged: Iterable[str]) -> str | None:
 
 
 def find_metric(logged: Iterable[str]) -> str | None:
-    """Return the metric that a run is about: its accuracy, or else its loss, in validation if there is one.
+    """Return the metric that a run is about: in validation its accuracy, or else its loss, or the only name; then in training.
 
     >>> find_metric(["val_loss", "val_acc", "train_acc"]), find_metric(["val_loss", "val_acc", "val_top5_acc"])
     ('val_acc', 'val_loss')
+    >>> find_metric(["val_f1", "train/loss"]), find_metric(["val_f1", "val_auc", "train/loss"])
+    ('val_f1', 'train/loss')
 
     Args:
         logged: names of the logged values.
 
     Returns:
-        Its name; None if none is a loss or the only accuracy.
+        Its name; None if none is a loss, the only accuracy or the only one of a validation.
     """
     names = list(logged)
     losses = [name for name in names if "loss" in words_of(name) and not TRAINING & words_of(name)]
@@ -68,7 +70,8 @@ def find_metric(logged: Iterable[str]) -> str | None:
     in_training = [name for name in names if is_accuracy(name) and TRAINING & words_of(name)]
     last = TRAINING_LOSS if TRAINING_LOSS in names else _only([name for name in names if "loss" in words_of(name)])
     loss = LOSS if LOSS in names else _only(plain) or _only(losses)
-    return find_accuracy(names) or loss or _only(in_training) or last
+    measured = [name for name in names if is_result(name) and not TRAINING & words_of(name)]
+    return find_accuracy(names) or loss or _only(measured) or _only(in_training) or last
 
 
 def _only(names: list[str]) -> str | None:

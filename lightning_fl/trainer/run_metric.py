@@ -15,6 +15,7 @@ from lightning_fl.outputs.metric import ACCURACY, falls, find_metric, is_accurac
 from lightning_fl.trainer.lightning_interface import TrainerInterface
 
 UPLINK = "comm/total_uplink_bytes"
+UNSURE = ", because its name says neither loss nor error"
 
 
 def settle_metric(trainer: TrainerInterface, logged: Iterable[str], is_all: bool, tested: Collection[str] = ()) -> None:
@@ -36,7 +37,9 @@ def settle_metric(trainer: TrainerInterface, logged: Iterable[str], is_all: bool
         # Methods log accuracies of their own, such as feddu/accuracy, in a round but not in a validation.
         trainer.metric = find_metric(filter(is_result, names) if is_all else names)
         if trainer.metric not in (None, ACCURACY):
-            _say(trainer, trainer.metric, "; trainer.metric sets another")
+            is_known = is_accuracy(trainer.metric) or falls(trainer.metric)
+            reverse = f"{UNSURE}; trainer.metric {trainer.metric} with trainer.metric_mode min reverses that"
+            _say(trainer, trainer.metric, "; trainer.metric sets another" if is_known else reverse)
     elif name not in {*names, *tested} and (is_all or get_close_matches(name, names, cutoff=0.9)):
         raise UserError(f"trainer.metric is {name!r}, which is not logged; {nearest(name, [*names, *tested])}.")
 
@@ -47,7 +50,7 @@ def say_given_metric(trainer: TrainerInterface) -> None:
     if name is None:
         return
     is_known = is_accuracy(name) or falls(name) or trainer.metric_mode is not None
-    guess = "" if is_known else ", because its name says neither loss nor error; trainer.metric_mode min reverses that"
+    guess = "" if is_known else f"{UNSURE}; trainer.metric_mode min reverses that"
     _say(trainer, name, guess)
 
 

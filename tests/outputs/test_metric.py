@@ -62,9 +62,13 @@ def own() -> Own:
         (["val_accrued", "vaccine", "val_loss"], "val_loss"),
         (["val_loss", "val_recon_loss", "train_acc"], "val_loss"),
         (["val_mse_loss", "train/loss"], "val_mse_loss"),
-        (["val_f1", "train/loss", "train_loss"], "train/loss"),
+        (["val_f1", "train/loss", "train_loss"], "val_f1"),
+        (["val_mse", "train_acc", "train/loss"], "val_mse"),
+        (["val_f1", "val_auc", "train/loss"], "train/loss"),  # which one is meant is unknown
+        (["f1", "train/loss"], "train/loss"),  # it may be no result
         (["train/loss", "train_acc"], "train_acc"),
-        (["val_f1"], None),
+        (["val_f1"], "val_f1"),
+        (["f1"], None),
         ([], None),
     ],
 )
@@ -105,6 +109,21 @@ def test_the_metric_is_the_same_in_table_bar_and_target(
     assert target.reached["epoch"] == 1
     assert ("val_acc", "0.5000 (best 0.5000 after round 2)") in final_lines(trainer, trainer.fit_loop.rows)
     assert "val_acc=0.5" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("sanity", [0, 2])
+def test_the_only_value_of_a_validation_is_taken_and_its_direction_said(
+    make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture, sanity: int
+) -> None:
+    trainer = make_trainer(max_rounds=3, logger=True, num_sanity_val_steps=sanity)
+    with caplog.at_level("INFO", LOGGER):
+        trainer.fit(Own(val_score=[0.1, 0.5, 0.3]), federation())
+    assert ("val_score", "0.3000 (best 0.5000 after round 2)") in final_lines(trainer, trainer.fit_loop.rows)
+    (said,) = [message for message in caplog.messages if message.startswith("The run is about")]
+    assert said == (
+        "The run is about val_score (table, bar, report, targets), where higher is better, because its name says neither loss "
+        "nor error; trainer.metric val_score with trainer.metric_mode min reverses that."
+    )
 
 
 def test_the_shipped_names_are_taken_silently(make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture) -> None:
@@ -334,4 +353,4 @@ def test_a_target_that_finds_nothing_says_so(make_stock_trainer: Callable[..., L
     with pytest.raises(
         UserError, match=r"TargetReached finds neither one accuracy nor a loss .* 'val_f1': give it a monitor"
     ):
-        make_stock_trainer(callbacks=TargetReached(0.5)).fit(Own(val_f1=[0.5]), loader, loader)
+        make_stock_trainer(callbacks=TargetReached(0.5)).fit(Own(val_auc=[0.5], val_f1=[0.5]), loader, loader)
