@@ -11,7 +11,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -48,12 +48,18 @@ HELP = (
 
 @dataclass(frozen=True)
 class Entry:
-    """A name, its first line, and its parameters: a mapping with `about` and, unless it is required, `default`."""
+    """A name, its first line, and its parameters: a mapping with `about` and, unless it is required, `default`.
+
+    `uses_server` is True of a method that trains or prunes by samples of the server. `misfits` are the methods and data that a
+    network does not fit, each with the reason.
+    """
 
     section: str
     name: str
     about: str
     parameters: dict[str, dict[str, Any]]
+    uses_server: bool = False
+    misfits: dict[str, str] = field(default_factory=dict)
 
     @property
     def flag(self) -> str:

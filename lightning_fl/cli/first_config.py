@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import textwrap
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,27 +35,10 @@ DATA_KEYS = (
 """Keys that a first configuration has, if the class has them; all parameters of the method are written."""
 SERVER_FRACTION = 0.05
 RATE_OF_ADAM = 0.001
+OF_DATA = {"Digits": {"num_clients": 20}}
+"""Values for data with so few samples that the default number of clients leaves too few for some partition."""
 SHORT_SETUP = {"FedKT": {"preset": "light", "num_clients": 10, "server_fraction": 0.2}}
 """Values for methods that otherwise train for long before the first round."""
-NEED_SERVER = (
-    "DataSharing",
-    "FedAP",
-    "FedDF",
-    "FedDU",
-    "FedDUAP",
-    "FedDUDA",
-    "FedDUDM",
-    "FedDUM",
-    "FedDUMAP",
-    "FedDUS",
-    "FedDUSM",
-    "FedKT",
-    "HRank",
-    "HybridFL",
-    "IMC",
-    "PruneFL",
-)
-"""Methods that need samples on the server."""
 TO_FILL_IN = {
     "Arrays": {"path": "my_data.npz"},
     "Federated": {"datamodule": "my_module.MyDataModule"},
@@ -94,11 +77,12 @@ def init(words: Sequence[str]) -> str:
         Text to print: the file, and the command that runs it.
 
     Raises:
-        UserError: a name is unknown, or the file exists or cannot be written.
+        UserError: a name is unknown, the network does not fit the method or the data, or the file exists or cannot be written.
     """
     given = build_parser().parse_args(words)
     method, data = catalogue.entry("algorithms", given.algorithm), catalogue.entry("data", given.data)
     network, path = catalogue.entry("networks", given.model), Path(given.folder) / NAME
+    _check_fit(network, (method.name, data.name))
     require(given.overwrite or not path.exists(), f"{path} exists: give --overwrite to replace it, or another folder.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -110,6 +94,17 @@ def init(words: Sequence[str]) -> str:
     return f"Wrote {path}: {method.name}, {network.name}, {data.name}.\n{own}Run it with\n  {command}"
 
 
+def _check_fit(network: Entry, others: Collection[str]) -> None:
+    """Raise `UserError` with the reason if a network does not fit one of these other names."""
+    known = [entry for entry in catalogue.entries() if entry.section == "networks"]
+    fitting = ", ".join(entry.name for entry in known if not entry.misfits.keys() & {*others})
+    for name in others:
+        require(
+            name not in network.misfits,
+            f"--model {network.name} does not fit: {network.misfits.get(name)}; allowed with {' and '.join(others)}: {fitting}.",
+        )
+
+
 def first_config(method: Entry, data: Entry, network: Entry, path: str) -> str:
     """Return the text of a configuration; values are the defaults of the classes unless a first run needs others."""
     (trainer,) = [entry for entry in catalogue.entries() if entry.section == "trainer"]
@@ -118,8 +113,9 @@ def first_config(method: Entry, data: Entry, network: Entry, path: str) -> str:
     of_model: dict[str, Any] = {"network": network.name}
     if "beta2" in method.parameters:
         of_model["learning_rate"] = RATE_OF_ADAM
-    of_data: dict[str, Any] = {"image_size": 32, "download": True, **TO_FILL_IN.get(data.name, {})}
-    if method.name in NEED_SERVER:
+    of_data: dict[str, Any] = {"image_size": 32, "download": True, **OF_DATA.get(data.name, {})}
+    of_data |= TO_FILL_IN.get(data.name, {})
+    if method.uses_server:
         of_data["server_fraction"] = SERVER_FRACTION
     shorter = SHORT_SETUP.get(method.name, {})
     paragraphs = [

@@ -12,17 +12,17 @@ import yaml
 
 from lightning_fl import __version__
 from lightning_fl.cli import catalogue, main, shipped_configs
-from lightning_fl.cli.first_config import DATA_KEYS, MODEL_KEYS, NEED_SERVER, TO_FILL_IN, TRAINER_KEYS
+from lightning_fl.cli.first_config import DATA_KEYS, MODEL_KEYS, TO_FILL_IN, TRAINER_KEYS
 
 METHODS = [entry.name for entry in catalogue.entries() if entry.section == "algorithms"]
+USING_SERVER = [entry.name for entry in catalogue.entries() if entry.uses_server]
 BRIEF = {
     "FedDUS": ["--algorithm.tau_eff", "5"],
     "FedKT": ["--algorithm.epochs", "1"],
     "PruneFL": ["--algorithm.initial_passes", "2"],
 }
 """Flags that suit a very short run."""
-WITH_FILTERS = ("FedAP", "FedDP", "FedDUAP", "FedDUMAP", "HRank")
-"""Methods that prune filters, which a linear network lacks."""
+NETWORKS = {entry.name: entry for entry in catalogue.entries() if entry.section == "networks"}
 LATE = ("FedAP", "HRank", "IMC")
 """Methods that use the server's samples only when they prune, many rounds later."""
 
@@ -70,14 +70,60 @@ def test_the_first_configuration_of_every_method_runs_as_it_is(method: str, ligh
     assert written.code == 0
     command = written.out.splitlines()[-1].split()
     assert command == ["lightning-fl", "fit", "--config", "mine/experiment.yaml"]
-    network = "lenet5" if method in WITH_FILTERS else "linear"
+    is_misfit = method in NETWORKS["linear"].misfits
+    network = "lenet5" if is_misfit else "linear"
     done = lightning_fl(*command[1:], *SMALL, network, *BRIEF.get(method, []))
     assert done.code == 0, done.err
     assert re.search(r"^rounds +1$", done.out, re.MULTILINE)
-    if method in NEED_SERVER and method not in LATE:
+    if method in USING_SERVER and method not in LATE:
         refused = lightning_fl(*command[1:], *SMALL, network, "--data.server_fraction", "0")
         assert refused.code == 2
         assert "--data.server_fraction" in refused.err
+    if is_misfit:
+        early = ["--algorithm.prune_round", "0"] if method != "FedDP" else []
+        refused = lightning_fl(*command[1:], *SMALL, "linear", *early)
+        assert refused.code == 2
+        assert "filters" in refused.err or "convolution" in refused.err
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_the_first_configuration_of_every_network_begins(network: str, lightning_fl: Command) -> None:
+    assert lightning_fl("init", "--model", network).code == 0
+    begun = lightning_fl("fit", "--config", "experiment.yaml", "--trainer.max_rounds", "0")
+    assert begun.code == 0, begun.err
+
+
+@pytest.mark.parametrize("partition", [entry.name for entry in catalogue.entries() if entry.section == "partitions"])
+def test_the_first_configuration_fits_every_partition(partition: str, lightning_fl: Command) -> None:
+    lightning_fl("init")
+    for seed in ("0", "1", "2"):
+        words = [
+            "--data.partition",
+            partition,
+            "--data.seed",
+            seed,
+            "--trainer.max_rounds",
+            "0",
+            "--data.image_size",
+            "16",
+        ]
+        begun = lightning_fl("fit", "--config", "experiment.yaml", *words, "--model.network", "linear")
+        assert begun.code == 0, begun.err
+
+
+def test_init_refuses_what_does_not_fit_together(lightning_fl: Command, tmp_path: Path) -> None:
+    for words, said in {
+        ("--algorithm", "FedAP", "--model", "linear"): "FedAP prunes filters of convolutions, and linear has none",
+        ("--data", "FashionMNIST", "--model", "vgg11"): "needs images of at least 32×32, got 28×28",
+    }.items():
+        refused = lightning_fl("init", *words)
+        assert refused.code == 2
+        assert f"--model {words[-1]} does not fit: " in refused.err
+        assert said in refused.err
+        allowed = refused.err.partition("; allowed with ")[2].partition(": ")[2].rstrip(".\n").split(", ")
+        assert "lenet5" in allowed
+        assert words[-1] not in allowed
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_first_configuration_has_defaults_and_explains_each_value(lightning_fl: Command, tmp_path: Path) -> None:
@@ -119,7 +165,11 @@ def test_every_key_of_a_first_configuration_exists() -> None:
     assert set(TRAINER_KEYS) <= of["trainer"]
     assert set(MODEL_KEYS) <= of["models"]
     assert set(DATA_KEYS) <= of["data"]
-    assert set(NEED_SERVER) <= set(METHODS)
+
+
+def test_the_methods_that_use_the_server_are_known() -> None:
+    assert {"FedDU", "FedKT", "DataSharing", "FedAP", "IMC"} <= {*USING_SERVER}
+    assert {*USING_SERVER}.isdisjoint({"FedAvg", "FedProx", "FedDP", "ServerM", "SCAFFOLD"})
 
 
 MISTAKES = {

@@ -7,19 +7,27 @@ import inspect
 import json
 import re
 from argparse import Action
+from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
+import numpy as np
 import pytest
 from jsonargparse import ArgumentParser
 from lightning.pytorch import LightningModule
+from torch import nn
 
 from lightning_fl import algorithms, callbacks, cli, data, modules
+from lightning_fl.algorithms import Algorithm
+from lightning_fl.algorithms.feddp import ClientGates
+from lightning_fl.callbacks._pruning_callback import PruningCallback, StructuredPruning
 from lightning_fl.checks import parameters_of
 from lightning_fl.cli import catalogue
 from lightning_fl.cli.commands import COMMANDS, FLAGS
 from lightning_fl.cli.federated_cli import DESCRIPTION, FederatedCLI
+from lightning_fl.errors import UserError
 from lightning_fl.trainer import FederatedTrainer
 
 HELP = Path(cli.__file__).with_name("help.txt")
@@ -42,10 +50,53 @@ def contents() -> list[dict[str, Any]]:
             "name": name,
             "about": (inspect.getdoc(members[name]) or "").splitlines()[0],
             "parameters": {} if section == "networks" else parameters(members[name]),
+            **traits(section, name, members[name]),
         }
         for section, members in groups.items()
         for name in sorted(members)
     ]
+
+
+def traits(section: str, name: str, member: Any) -> dict[str, Any]:
+    """Return what `lightning-fl init` reads of a method or a network, if it is not the default."""
+    found: dict[str, Any] = {}
+    if section == "algorithms":
+        found["uses_server"] = uses_server(member())
+    elif section == "networks":
+        found["misfits"] = misfits(name, member)
+    return {trait: value for trait, value in found.items() if value}
+
+
+def misfits(network: str, build: Callable[..., nn.Module]) -> dict[str, str]:
+    """Return the methods and data that a network does not fit, each with the reason."""
+    found = {}
+    if not any(isinstance(layer, nn.Conv2d) for layer in build().modules()):
+        for name, method in classes(algorithms).items():
+            if any(isinstance(one, StructuredPruning | ClientGates) for one in method().configure_callbacks()):
+                found[name] = f"{name} prunes filters of convolutions, and {network} has none"
+    for name, images in classes(data, data.ImageDataModule).items():
+        size = images.image_size  # a number where all images of a data set have one size
+        try:
+            build(10, images.in_channels, size) if isinstance(size, int) else None
+        except UserError as error:
+            found[name] = str(error).partition(";")[0]
+    return found
+
+
+def uses_server(method: Algorithm) -> bool:
+    """Return True for a method that refuses a server without samples, or that prunes by them."""
+
+    def refuse() -> None:
+        raise UserError("server_fraction")
+
+    try:
+        method.arrange_data(MagicMock(server_indices=[], client_sizes=np.ones(9)))
+        server = MagicMock(num_samples=0, require_samples=refuse)
+        method.check(MagicMock(num_rounds=100, num_clients=100), server, 10)
+    except UserError as error:
+        assert "server_fraction" in str(error)  # noqa: PT017 -- any other refusal is an error of this test
+        return True
+    return any(isinstance(callback, PruningCallback) for callback in method.configure_callbacks())
 
 
 def parameters(found: type) -> dict[str, dict[str, Any]]:
