@@ -57,10 +57,12 @@ def test_what_a_document_shows_runs(document: Path, tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    own = {"configs", "shown.py"}
     for language, text in blocks(document):
         named = FILE_NAME.match(text)
         if named:
             Path(named[1]).write_text(text)
+            own.add(named[1])
         elif language == "python":
             Path("shown.py").write_text(text)
             runpy.run_path("shown.py", run_name="__main__")
@@ -68,6 +70,8 @@ def test_what_a_document_shows_runs(document: Path, tmp_path: Path, monkeypatch:
             for command in commands(text):
                 with monkeypatch.context() as environment:
                     run(command, environment)
+    ignored = {line.strip("/") for line in (ROOT / ".gitignore").read_text().splitlines()}
+    assert {path.name for path in tmp_path.iterdir()} - own <= ignored, "git would show what it leaves in a clone"
 
 
 def commands(text: str) -> list[str]:
