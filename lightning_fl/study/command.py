@@ -13,6 +13,7 @@ from lightning_fl.errors import CommandParser
 from lightning_fl.outputs.run_folder import require_writable
 from lightning_fl.report import report
 from lightning_fl.report.comparison import Curve, Metric, common_metric
+from lightning_fl.report.document import Sections
 from lightning_fl.report.records import Record, read_run
 from lightning_fl.report.smoothing import WINDOW
 from lightning_fl.study.claims import LEGEND, Verdict, claims_table
@@ -84,7 +85,9 @@ def _reported(file: StudyFile, out: Path, outcome: Outcome) -> str:
     done = sorted(outcome.done, key=lambda run: (place[run.cell], run.seed))
     labels = [f"--label={name}" for name in dict.fromkeys(run.cell for run in done)]
     folders = [str(run.folder) for run in done]
-    claims = {"Claims": [claims_table(file.claims, _verdicts(file, outcome)), [LEGEND]]} if file.claims else {}
+    claims: Sections = (
+        {"Claims": [claims_table(file.claims, _verdicts(file, outcome)), [LEGEND]]} if file.claims else {}
+    )
     return report([*folders, *labels, *file.report_flags, "--out", str(out / "report"), "--html"], claims)
 
 
