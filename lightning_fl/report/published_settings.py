@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from lightning_fl.outputs.run_folder import UNKNOWN
 from lightning_fl.report.labels import counted, shown
 from lightning_fl.report.records import SOURCES, Record
 
@@ -94,7 +95,8 @@ def published_settings(paper: str, dataset: str, algorithm: str, setting: str) -
 
 def settings_of(record: Record) -> Settings:
     """Return a run's settings under the same names, without unknown ones except the data and the partition."""
-    given, found = record.settings, Settings()
+    given = {key: value for key, value in record.settings.items() if value != UNKNOWN}
+    found = Settings()
     data = str(given.get("data", "unknown data"))
     source = given.get(SOURCES.get(data, ""))
     found["data"] = data if source is None else f"{data} of {shown(source)}"

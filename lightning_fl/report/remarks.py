@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from lightning_fl.outputs.metric import words_of
 from lightning_fl.report.comparison import Group
 from lightning_fl.report.labels import SEEDS, WELL_KNOWN, counted, differing, shown, unknown_settings, what_is_done
-from lightning_fl.report.published_settings import PHRASES, settings_of
+from lightning_fl.report.published_settings import settings_of
 from lightning_fl.report.records import SOURCES, Record
 from lightning_fl.report.smoothing import ORDER
 
 SHORT_WINDOW = 9
 # Settings that decide on which samples a run is evaluated.
 EVALUATION = ("data.val_fraction", "trainer.limit_val_batches")
-IN_COMMON = ("data", "partition", "clients", "cohort", "work", "rounds", "batch", "learning rate")
-"""Settings that a report names if all runs share them, by the keys of `PHRASES`."""
+IN_COMMON = {
+    "data": "{}",
+    "partition": "{}",
+    "clients": "{} clients",
+    "cohort": "{} a round",
+    "work": "{}",
+    "rounds": "{} rounds",
+    "batch": "batch {}",
+    "learning rate": "learning rate {}",
+}
+"""Phrase of each setting that a report names if all runs share it, by the keys of `settings_of`."""
 VALIDATION = {"val", "valid", "validation"}
 
 
@@ -31,26 +41,25 @@ def in_common(groups: Sequence[Group]) -> list[str]:
         return []
     first, *others = (settings_of(record) for record in records)
     same = [name for name in IN_COMMON if name in first and all(first[name] == other.get(name) for other in others)]
-    phrases = [PHRASES[name][1](first[name]) for name in same]
+    phrases = [IN_COMMON[name].format(shown(first[name])) for name in same]
     networks = {str(record.settings.get("model.network") or record.settings.get("model")) for record in records}
     if len(networks) == 1:
         phrases += networks
     lines = [", ".join(phrases) + "."] if phrases else []
     name, fractions = groups[0].curves[0].metric.name, {record.settings.get("data.val_fraction") for record in records}
-    if (
-        len(fractions) == 1
-        and words_of(name) & VALIDATION
-        and (on := _measured_on(fractions.pop(), records[0].settings["data"]))
-    ):
+    on = _measured_on(fractions.pop(), records[0].settings["data"]) if len(fractions) == 1 else None
+    if on is not None and words_of(name) & VALIDATION:
         lines.append(f"{name} is measured on {on}.")
     return lines
 
 
-def _measured_on(val_fraction: float | None, data: str) -> str | None:
+def _measured_on(val_fraction: Any, data: str) -> str | None:
     """Return what a validation is measured on; None if that is unknown, as with a data module of the user's own."""
+    if not isinstance(val_fraction, int | float):
+        return None
     if val_fraction:
         return f"samples that the clients hold out (`data.val_fraction` {val_fraction:g})"
-    if val_fraction is None or data not in (*WELL_KNOWN, *SOURCES):
+    if data not in (*WELL_KNOWN, *SOURCES):
         return None
     return "the datamodule's own validation data" if data == "Federated" else "the test set (`data.val_fraction` 0)"
 

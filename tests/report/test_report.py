@@ -12,6 +12,7 @@ import scipy.signal as signal
 from made_runs import groups_of, require_readable, rising, write_run
 
 from lightning_fl.errors import UserError
+from lightning_fl.outputs.run_folder import UNKNOWN
 from lightning_fl.report import report
 from lightning_fl.report.comparison import Metric
 from lightning_fl.report.plots import draw_bits, draw_curves
@@ -460,7 +461,8 @@ MEASURED = {
     "held out": ({"val_fraction": 0.1}, {}, "samples that the clients hold out (`data.val_fraction` 0.1)"),
     "own loader": ({"val_fraction": 0.0}, {"data_class": "Federated"}, "the datamodule's own validation data"),
     "own class": ({"val_fraction": 0.0}, {"data_class": "MyFederation"}, None),
-    "unknown": ({}, {}, None),
+    "unknown": ({"val_fraction": UNKNOWN}, {}, None),
+    "not written": ({}, {}, None),
 }
 
 
@@ -481,6 +483,9 @@ def test_a_report_names_the_settings_that_all_runs_share(run: Callable[..., tupl
     shared = "CIFAR10, IID, 20 clients, 5 a round, 7 steps, 9 rounds, batch 10"
     assert f"## Settings in common\n\n- {shared}, cnn.\n" in run("report", "a", "b")[1]
     assert f"## Settings\n\n- {shared}, learning rate 0.1, cnn.\n" in run("report", "b")[1]
+    odd = {"data": {"num_clients": UNKNOWN}, "trainer": {"clients_per_round": 0.5}, "model": {"learning_rate": [1, 2]}}
+    write_run(tmp_path / "d", rising(9), **odd)
+    assert ", 0.5 a round, 9 rounds, learning rate 1+2, cnn.\n" in run("report", "d")[1]
     write_run(tmp_path / "c", rising(8), **plain, model={"network": "vgg11"})
     assert f"- {shared.replace('9 rounds, ', '')}.\n" in run("report", "a", "c")[1]
     (tmp_path / "c" / "config.yaml").unlink()
