@@ -235,7 +235,9 @@ class Own(L.LightningModule):
         return nn.functional.cross_entropy(self.layer(batch[0].flatten(1)), batch[1])
 
     def validation_step(self, batch, batch_idx):
-        self.log("val_err", (self.layer(batch[0].flatten(1)).argmax(1) != batch[1]).float().mean())
+        error = (self.layer(batch[0].flatten(1)).argmax(1) != batch[1]).float()
+        self.log("val_err", error.mean())
+        self.log("val_err_sum", error.sum())
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=self.hparams.lr)
