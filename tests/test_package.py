@@ -86,11 +86,6 @@ def test_modules_and_callbacks_go_by_their_full_names(source: Path) -> None:
         assert not {name.partition(".")[0] for name in names} & {"modules", "callbacks"}, f"line {node.lineno}"
 
 
-def test_the_version_is_the_changelog_s() -> None:
-    versions = re.findall(r"^## \[([\d.]+)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
-    assert versions[0] == lightning_fl.__version__
-
-
 def test_every_package_is_listed_for_the_wheel() -> None:
     listed = set(re.findall(r'^    "(lightning_fl[\w.]*)",$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE))
     folders = [path.parent.relative_to(ROOT) for path in SOURCES if path.name == "__init__.py"]
