@@ -24,6 +24,10 @@ ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 SOURCES = [path for folder in ("lightning_fl", "modules", "callbacks") for path in (ROOT / folder).rglob("*.py")]
+DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn", "torch_pruning": "torch-pruning", "yaml": "pyyaml"}
+"""Dependencies by the name of their package, if it is not the same."""
+OPTIONAL = {"IPython", "pandas"}
+"""Packages that are only imported where the user has them."""
 KINDS = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"]
 """Keep a Changelog's sections, in its order."""
 
@@ -117,6 +121,15 @@ def test_hooks_are_tools_of_the_extra_dev() -> None:
         step["run"] for step in workflow("tests.yml")["jobs"]["hooks"]["steps"] if "pip" in step.get("run", "")
     )
     assert set(shlex.split(command)[4:]) == {"pre-commit", "pre-commit-hooks", "ruff"}
+
+
+def test_every_package_that_is_imported_is_a_dependency() -> None:
+    statements = [node for path in SOURCES for node in ast.walk(ast.parse(path.read_text()))]
+    modules = {alias.name for node in statements if isinstance(node, ast.Import) for alias in node.names}
+    modules |= {node.module for node in statements if isinstance(node, ast.ImportFrom) and node.module}
+    foreign = {name.partition(".")[0] for name in modules} - sys.stdlib_module_names - {"lightning_fl"} - OPTIONAL
+    declared = {re.split(r"[\[><=!]", line)[0] for line in PYPROJECT["project"]["dependencies"]}
+    assert {DISTRIBUTIONS.get(name, name) for name in foreign} <= declared
 
 
 def calls(path: Path) -> list[tuple[str, dict[str, ast.expr]]]:
