@@ -1,11 +1,13 @@
-"""Names that a configuration may use, with one line each, and their parameters: what `lightning-fl list` prints.
+"""Names that a configuration may use, with one line each, their parameters, and the parts of a method: what `lightning-fl list`
+prints and the site's reference shows.
 
 They are read from `catalogue.jsonl`, one line for each name, because importing the classes takes seconds. A test compares it with
-the classes; `python tests/cli/test_texts.py` writes it.
+the classes; `python tests/cli/test_texts.py` writes it. A method's paper and equations are read from its file.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import shutil
 import sys
@@ -15,8 +17,6 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from lightning_fl.cli import shipped_configs
 from lightning_fl.cli.type_descriptions import shown
@@ -40,26 +40,30 @@ UNLIMITED = 10**6
 HELP = (
     "usage: lightning-fl list [NAME]\n\n"
     "List every algorithm, network, data set, partition and callback, with one line\n"
-    "each. With a NAME such as FedDU: its parameters; such as algorithms or data: the\n"
-    "names of one kind; configs: the configurations that come with the package;\n"
+    "each. With a NAME such as Digits: its parameters; such as FedDU: also the paper,\n"
+    "equations, parts and configurations of the method; such as algorithms or data:\n"
+    "the names of one kind; configs: the configurations that come with the package;\n"
     "trainer: the trainer's flags."
 )
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A name, its first line, and its parameters: a mapping with `about` and, unless it is required, `default`.
+    """A name, its first line, its module, and its parameters: a mapping with `about`, `type` and, unless required, `default`.
 
     `uses_server` is True of a method that trains or prunes by samples of the server. `misfits` are the methods and data that a
-    network does not fit, each with the reason.
+    network does not fit, each with the reason. `slots` has the import paths of a method's parts with default parameters, each
+    part before those inside it.
     """
 
     section: str
     name: str
     about: str
+    module: str
     parameters: dict[str, dict[str, Any]]
     uses_server: bool = False
     misfits: dict[str, str] = field(default_factory=dict)
+    slots: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def flag(self) -> str:
@@ -86,6 +90,29 @@ def entry(section: str, name: str) -> Entry:
     return known[name]
 
 
+def source_of(module: str) -> Path:
+    """Return the file of one of this package's modules, without importing it."""
+    _, *inner = module.split(".")
+    root = shipped_configs.PACKAGE if (shipped_configs.PACKAGE / inner[0]).exists() else shipped_configs.PACKAGE.parent
+    return root.joinpath(*inner).with_suffix(".py")
+
+
+def shown_source(module: str) -> str:
+    """Return the path of a module's file as a reader of the repository or of the installed package sees it."""
+    return source_of(module).relative_to(shipped_configs.PACKAGE.parent).as_posix()
+
+
+def description_of(method: Entry) -> list[str]:
+    """Return the paragraphs that describe a method in its module: first the paper, then equations and remarks."""
+    text = ast.get_docstring(ast.parse(source_of(method.module).read_text(encoding="utf-8"))) or ""
+    return text.split("\n\n")
+
+
+def configurations_of(method: Entry) -> list[str]:
+    """Return the names of the shipped configurations that train by a method."""
+    return [name for name in shipped_configs.names() if shipped_configs.method_of(name) == method.name]
+
+
 def listing(words: Sequence[str]) -> str:
     """Return the text of `lightning-fl list` with the words after it.
 
@@ -110,16 +137,28 @@ def listing(words: Sequence[str]) -> str:
         )
     parameters = {f"{found.flag}.{name}": _explained(parameter) for name, parameter in found.parameters.items()}
     title = f"{found.flag} {found.name}:" if found.section != "trainer" else f"{found.flag}:"
-    return "\n\n".join(
-        ["\n".join(_wrapped(title, found.about)), *([_table("parameters", parameters)] if parameters else [])]
-    )
+    blocks = ["\n".join(_wrapped(title, found.about))]
+    if found.slots:
+        files = {slot: ", ".join(map(_located, paths)) for slot, paths in found.slots.items()}
+        blocks += [*description_of(found), _table("parts, with default parameters", files)]
+    if parameters:
+        blocks.append(_table("parameters", parameters))
+    if found.slots and (configurations := configurations_of(found)):
+        blocks.append("\n".join(["configurations", *(f"  {name}" for name in configurations)]))
+    return "\n\n".join(blocks)
+
+
+def _located(path: str) -> str:
+    """Return a class and its file, such as `TopK (lightning_fl/codecs/top_k.py)`."""
+    module, _, name = path.rpartition(".")
+    return f"{name} ({shown_source(module)})"
 
 
 def _explained(parameter: dict[str, Any]) -> str:
     if "default" not in parameter:
-        return f"{parameter['about']} (required)"
-    default = parameter["default"]
-    return parameter["about"] if default is None else f"{parameter['about']} (default: {shown(default)})"
+        return f"{parameter['about']} ({parameter['type']}, required)"
+    default = "" if parameter["default"] is None else f", default: {shown(parameter['default'])}"
+    return f"{parameter['about']} ({parameter['type']}{default})"
 
 
 def _first_line(name: str) -> str:
@@ -127,8 +166,7 @@ def _first_line(name: str) -> str:
     text = (shipped_configs.folder() / f"{name}{shipped_configs.SUFFIX}").read_text(encoding="utf-8")
     if text.startswith("# "):
         return text.partition("\n")[0].removeprefix("# ").partition(". ")[0].rstrip(".:")
-    method = yaml.safe_load(text)["algorithm"]
-    return str(method if isinstance(method, str) else method["class_path"])
+    return shipped_configs.method_of(name)
 
 
 def _section(section: str, known: Sequence[Entry]) -> str:

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
+import yaml
+
 from lightning_fl.errors import UserError, nearest, require
 
 PACKAGE = Path(__file__).parents[1]
@@ -27,6 +29,12 @@ def names() -> list[str]:
     """Return the names of the configurations, such as `feddumap/cnn_cifar10`."""
     paths = [path.relative_to(folder()) for path in folder().rglob(f"*{SUFFIX}")]
     return sorted(path.with_suffix("").as_posix() for path in paths if path.parts[0] not in NO_RUN)
+
+
+def method_of(name: str) -> str:
+    """Return the method of a configuration; empty if it names none."""
+    method = yaml.safe_load((folder() / f"{name}{SUFFIX}").read_text(encoding="utf-8")).get("algorithm", "")
+    return str(method if isinstance(method, str) else method["class_path"])
 
 
 def find(given: str) -> str:

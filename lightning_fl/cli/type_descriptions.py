@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import InitVar, fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -64,6 +64,8 @@ def _in_words(hint: Any) -> str:
     origin, inner = get_origin(hint) or hint, get_args(hint)
     if hint in (None, NoneType):
         return "null"
+    if isinstance(hint, InitVar):
+        return in_words(hint.type)
     if origin is Literal:
         return " or ".join(map(str, inner))
     if not isinstance(origin, type):

@@ -204,7 +204,7 @@ def test_init_explains_a_mistake(words: list[str], said: list[str], lightning_fl
 def test_list_explains_one_name(lightning_fl: Command) -> None:
     explained = lightning_fl("list", "FedDU").out
     assert "FedAvg with a dynamic update" in explained
-    assert re.search(r"--algorithm\.decay +Factor .*\(default: 0.99\)", explained)
+    assert re.search(r"--algorithm\.decay +Factor .*\(float, default: 0.99\)", explained)
     assert "--model.network lenet5" in lightning_fl("list", "lenet5").out
     assert "--trainer.callbacks.target" in lightning_fl("list", "TargetReached").out
     assert "--trainer.clock.macs_per_second" in lightning_fl("list", "trainer").out

@@ -8,6 +8,7 @@ import json
 import re
 from argparse import Action
 from collections.abc import Callable
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from lightning_fl.cli import catalogue
 from lightning_fl.cli.commands import COMMANDS, FLAGS
 from lightning_fl.cli.federated_cli import DESCRIPTION, FederatedCLI
 from lightning_fl.errors import UserError
+from lightning_fl.cli.type_descriptions import in_words
 from lightning_fl.trainer import FederatedTrainer
 
 HELP = Path(cli.__file__).with_name("help.txt")
@@ -49,8 +51,10 @@ def contents() -> list[dict[str, Any]]:
             "section": section,
             "name": name,
             "about": (inspect.getdoc(members[name]) or "").splitlines()[0],
+            "module": members[name].__module__,
             "parameters": {} if section == "networks" else parameters(members[name]),
             **traits(section, name, members[name]),
+            **({"slots": slots(members[name]())} if section == "algorithms" else {}),
         }
         for section, members in groups.items()
         for name in sorted(members)
@@ -108,19 +112,37 @@ def parameters(found: type) -> dict[str, dict[str, Any]]:
     for name, parameter in parameters_of(found).items():
         inner = [dest for dest in actions if dest.startswith(f"{name}.") and not dest.endswith(".help")]
         for dest in inner:  # of a group, such as the trainer's clock
-            described[dest] = {"about": text_of(actions[dest]), "default": plain(actions[dest].default)}
+            kind = in_words(getattr(actions[dest], "_typehint", None) or actions[dest].type)
+            described[dest] = {"about": text_of(actions[dest]), "type": kind, "default": plain(actions[dest].default)}
         if inner:
             continue
-        described[name] = {"about": text_of(actions[name])} if name in actions else {"about": ""}
+        about = text_of(actions[name]) if name in actions else ""
+        described[name] = {"about": about, "type": in_words(parameter.annotation)}
         if parameter.default is not inspect.Parameter.empty:
             described[name]["default"] = plain(parameter.default)
     return described
 
 
+def slots(method: Algorithm) -> dict[str, list[str]]:
+    """Return the import paths of the parts in each slot of a method, each part before those inside it."""
+    filled = {slot: getattr(method, slot) for slot in inspect.signature(Algorithm).parameters if slot != "personal"}
+    return {slot: paths_of(found) for slot, found in filled.items()}
+
+
+def paths_of(part: Any) -> list[str]:
+    if isinstance(part, tuple):
+        return [path for one in part for path in paths_of(one)]
+    if not is_dataclass(part):
+        return []
+    inner = [path for field in fields(part) for path in paths_of(getattr(part, field.name))]
+    return [f"{type(part).__module__}.{type(part).__name__}", *inner]
+
+
 def text_of(action: Action) -> str:
     """Return the description of a parameter in one line with a capital letter, unless it begins with a value."""
     text = " ".join((action.help or "").split())
-    return text if text.startswith(("norm ", "simple,")) else text[:1].upper() + text[1:]
+    begins_with_value = text.startswith(("norm ", "simple,")) or text[1:2] == " "  # a symbol, such as ε
+    return text if begins_with_value else text[:1].upper() + text[1:]
 
 
 def plain(value: Any) -> Any:

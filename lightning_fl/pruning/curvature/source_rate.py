@@ -15,6 +15,7 @@ from lightning_fl.pruning.curvature.spectral_rates import gap_rate, lipschitz_co
 from lightning_fl.pruning.curvature.spectrum import exact_spectrum, spectrum
 
 RATE_MODES = ("slq_plateau", "gap", "gap_of_all")
+"""Ways to find the pruning rate of a source in the curvature of its loss."""
 EXACT = 2000
 """Largest number of parameters for which the gap is found in all eigenvalues."""
 

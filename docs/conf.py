@@ -1,0 +1,65 @@
+"""Settings of the documentation site; CONTRIBUTING.md says how to build it."""
+
+import sys
+from pathlib import Path
+
+from sphinx.application import Sphinx
+
+DOCS = Path(__file__).parent
+sys.path[:0] = [str(DOCS), str(DOCS.parent)]
+
+from generate import generate, plain  # noqa: E402
+
+from lightning_fl import __version__  # noqa: E402
+
+project = "lightning_fl"
+author = "The lightning-fl developers"
+version = release = __version__
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+]
+exclude_patterns = ["_build"]
+nitpicky = True
+# Names of other packages, whose sites the build does not read, and inner types of signatures, which have no page.
+nitpick_ignore_regex = [("py:.*", r"(?!lightning_fl\.\w+\.\w+$).*|lightning_fl\.checks\..*")]
+
+myst_heading_anchors = 4  # the anchors of repository hosts
+copybutton_exclude = ".linenos, .gp, .go"
+
+default_role = "code"  # docstrings write `names` as Markdown does
+autosummary_generate = False
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+autoclass_content = "both"
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 88
+toc_object_entries_show_parents = "hide"
+
+html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_title = f"{project} {version}"
+html_copy_source = False  # and so no links to the sources of generated pages
+html_show_copyright = False
+html_show_sphinx = False
+html_show_search_summary = False  # a page that is opened as a file cannot fetch others
+
+
+def setup(app: Sphinx) -> None:
+    """Make pages before each build, and read docstrings as `generate.plain` gives them."""
+    app.connect("builder-inited", lambda app: generate(Path(app.srcdir)))
+    app.connect("autodoc-process-docstring", read_plainly, priority=400)  # before napoleon
+
+
+def read_plainly(app: Sphinx, kind: str, name: str, found: object, options: object, lines: list[str]) -> None:
+    """Replace the lines of a docstring."""
+    lines[:] = plain("\n".join(lines)).split("\n")

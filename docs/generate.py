@@ -1,0 +1,409 @@
+"""Write the pages that are made from the code, and those of the repository's other Markdown files, to docs/reference/.
+
+`conf.py` calls this at the begin of every build. Methods come from what `lightning-fl list` prints, flags from the parser of
+`lightning-fl fit`, and public names from docstrings, so that no page has a text of its own about them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
+from inspect import isclass, isroutine
+from pathlib import Path
+from typing import Any
+
+from sphinx.pycode import ModuleAnalyzer
+
+import lightning_fl
+from lightning_fl.cli import catalogue, first_config, shipped_configs
+from lightning_fl.cli.catalogue import Entry, shown_source
+from lightning_fl.cli.federated_cli import FederatedCLI
+from lightning_fl.cli.help_formatter import PlainHelpFormatter
+from lightning_fl.cli.type_descriptions import shown
+from lightning_fl.report.command import build_parser as report_parser
+from lightning_fl.study.command import build_parser as study_parser
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[1]
+REFERENCE = "reference"
+"""Folder of the pages, in docs/; git ignores it."""
+COPIES = {
+    "README.md": "readme",
+    "CONTRIBUTING.md": "contributing",
+    "CHANGELOG.md": "changelog",
+    "examples/README.md": "examples",
+}
+"""Markdown files outside docs/, and their pages."""
+PACKAGES = (*lightning_fl._PACKAGES, "report", "study")
+PARTS = ("rules", "codecs", "exchanges", "aggregators", "steps")
+LINK = re.compile(r"(!?\[[^\]]*\]\()([^)#\s:]+)((?:#[^)]*)?\))")
+ROOM = re.compile(r'\["(?:<b>(?P<names>.*))<br>(?P<text>.*)"\]')
+METHODS = """Every method by the name that `--algorithm` takes. `lightning-fl list NAME` prints the page of one in the terminal.
+[Your own method](/your-own-method.md) says how to write another, and `Algorithm` takes any parts from a configuration."""
+PARTS_TEXT = """A method fills five slots with [parts](/concepts.md#the-slots). A table's last column names the methods whose part
+differs from FedAvg's. Every part can be [combined with others](/configuration.md#any-codec-with-any-method)."""
+NAMES = """The names that `--model`, `--model.network`, `--data`, `--data.partition` and `--trainer.callbacks` take, with their
+parameters: what `lightning-fl list NAME` prints. A class of your own is named by its import path."""
+COMMANDS = "The commands of `lightning-fl`, and what each prints with `--help`."
+FIT = """These commands take the same flags. Parameters of a [method](methods/index.md) are flags `--algorithm.NAME`, those of a
+[data set](names.md) `--data.NAME`, and so on. `lightning-fl fit --help` prints this list."""
+CONFIGURATIONS = """The configurations that come with the package, by folder. `--config feddumap/cnn_cifar10` finds one from any
+folder, and `lightning-fl list configs` prints a line about each."""
+API = "What each package offers to programs, from the docstrings."
+CITATIONS = {
+    r"arXiv:(\d{4}\.\d{5})": "https://arxiv.org/abs/",
+    r"doi:(10\.\d{4}/[\d.]+\d)": "https://doi.org/",
+    r"openreview:(\w+)": "https://openreview.net/forum?id=",
+}
+"""Identifiers of papers, and what stands before them in an address."""
+
+
+def generate(docs: Path) -> None:
+    """Write all pages below docs/reference/ that have changed, and remove those that nothing makes any more."""
+    folder = docs / REFERENCE
+    texts = {folder / f"{name}.md": text.rstrip() + "\n" for name, text in pages()}
+    for path in set(folder.rglob("*.md")) - texts.keys():
+        path.unlink()
+    for path, text in texts.items():
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+
+
+def pages() -> Iterator[tuple[str, str]]:
+    """Yield the name and the Markdown of each page."""
+    methods = [entry for entry in catalogue.entries() if entry.section == "algorithms"]
+    yield "methods/index", methods_page(methods)
+    for method in methods:
+        yield f"methods/{method.name}", method_page(method)
+    yield "parts", parts_page(methods)
+    yield "names", names_page()
+    yield "commands", commands_page()
+    yield "configurations/index", index_page("Shipped configurations", CONFIGURATIONS, configuration_groups())
+    for group in configuration_groups():
+        yield f"configurations/{group}", configurations_page(group)
+    yield "api/index", index_page("Public names", API, ["lightning_fl", *map("lightning_fl.{}".format, PACKAGES)])
+    yield "api/lightning_fl", api_page("lightning_fl", lightning_fl.__all__[:-1])
+    for package in PACKAGES:
+        names = [] if package == "algorithms" else import_module(f"lightning_fl.{package}").__all__
+        yield f"api/lightning_fl.{package}", api_page(f"lightning_fl.{package}", names)
+    for source, name in COPIES.items():
+        yield name, copied_page(source, name)
+
+
+# -- methods and parts ----------------------------------------------------------------------------------------------------
+
+
+def methods_page(methods: Sequence[Entry]) -> str:
+    """Return the page that lists all methods."""
+    rows = [[f"[`{one.name}`]({one.name}.md)", markdown(one.about)] for one in methods]
+    return f"# Methods\n\n{METHODS}\n\n{table(['method', 'idea'], rows)}\n\n{toctree([one.name for one in methods])}"
+
+
+def method_page(method: Entry) -> str:
+    """Return the page of a method: what `lightning-fl list NAME` prints, with links."""
+    options = (
+        ["members:"] if method.name == "Algorithm" else ["class-doc-from: class"]
+    )  # recipes have no interface of their own
+    blocks = [f"# {method.name}", rst(f".. autoclass:: lightning_fl.algorithms.{method.name}", *options)]
+    blocks += map(paragraph, catalogue.description_of(method))
+    curve = Path("images") / "methods" / f"{method.name}.svg"
+    if (ROOT / "docs" / curve).exists():
+        blocks.append(f"![Curve of {method.name}](/{curve.as_posix()})")
+    slots = [
+        [f"`{slot}`", "<br>".join(located(path, "../../") for path in paths)] for slot, paths in method.slots.items()
+    ]
+    blocks += ["## Parts", "Parts of each slot with default parameters.", table(["slot", "parts"], slots)]
+    if method.parameters:
+        blocks += ["## Parameters", parameters_table(method)]
+    if names := catalogue.configurations_of(method):
+        blocks += ["## Shipped configurations", "\n".join(f"- [`{name}`](#config-{name})" for name in names)]
+    return "\n\n".join(blocks)
+
+
+def parameters_table(entry: Entry) -> str:
+    """Return the parameters of a name as a table."""
+    rows = []
+    for name, parameter in entry.parameters.items():
+        default = f"`{shown(parameter['default'])}`" if "default" in parameter else "required"
+        rows.append([f"`{name}`", markdown(parameter["type"]), default, markdown(parameter["about"])])
+    return table(["parameter", "type", "default", "meaning"], rows)
+
+
+def parts_page(methods: Sequence[Entry]) -> str:
+    """Return the page that lists the parts of every slot, and the methods that have each."""
+    blocks = ["# Parts", PARTS_TEXT]
+    for package in PARTS:
+        members = import_module(f"lightning_fl.{package}")
+        rows = []
+        for name in members.__all__:
+            found = getattr(members, name)
+            path = f"{found.__module__}.{name}"
+            users = [f"[`{one.name}`](methods/{one.name}.md)" for one in methods if is_special(path, one)]
+            rows.append([located(path, "../"), markdown(first_line(found)), " ".join(users)])
+        blocks += [f"## {package.capitalize()}", table(["part", "content", "methods"], rows)]
+    return "\n\n".join(blocks)
+
+
+def is_special(path: str, method: Entry) -> bool:
+    """True if a method has a part that the base class does not have in the same slot."""
+    usual = catalogue.entry("algorithms", "Algorithm").slots
+    return any(path in paths and path not in usual[slot] for slot, paths in method.slots.items())
+
+
+def names_page() -> str:
+    """Return the page of networks, data sets, partitions and callbacks, with their parameters."""
+    blocks = ["# Networks, data, callbacks", NAMES]
+    known = catalogue.entries()
+    for section in ("models", "networks", "data", "partitions", "callbacks"):
+        blocks.append(f"## {section.capitalize()}: `{catalogue.FLAGS[section]}`")
+        for entry in (one for one in known if one.section == section):
+            blocks += [f"### {entry.name}", markdown(entry.about)]
+            blocks += [parameters_table(entry)] if entry.parameters else []
+    return "\n\n".join(blocks)
+
+
+def located(path: str, top: str) -> str:
+    """Return a link to a class of a part, and one to its file among the pages of sources.
+
+    Args:
+        path: import path of the class.
+        top: relative address of the site's first folder.
+    """
+    module, _, name = path.rpartition(".")
+    package, file = module.split(".")[1], f"{top}_modules/{module.replace('.', '/')}.html"
+    return f'{{py:class}}`~lightning_fl.{package}.{name}` (<a href="{file}#{name}">{shown_source(module)}</a>)'
+
+
+# -- command line and configurations --------------------------------------------------------------------------------------
+
+
+class StopBuilding(Exception):  # noqa: N818
+    """The parser of the command line, before it has parsed anything."""
+
+
+class BuiltParser(FederatedCLI):
+    """Command line that ends as soon as its parser is built."""
+
+    def parse_arguments(self, parser: Any, args: Any) -> None:
+        """Hand the parser over."""
+        raise StopBuilding(parser)
+
+
+class RecordingFormatter(PlainHelpFormatter):
+    """Formatter of `--help` that records its headings, flags and texts."""
+
+    rows: dict[str, list[tuple[str, str]]]
+
+    def _format_action(self, action: Any) -> str:
+        heading = (self.owners.get(id(action)) or "Options").rstrip(":")
+        self.rows.setdefault(heading, []).append((self._format_action_invocation(action), self._expand_help(action)))
+        return super()._format_action(action)
+
+    def add_argument(self, action: Any) -> None:
+        """Note the heading that an action stands under."""
+        self.owners[id(action)] = self._current_section.heading
+        super().add_argument(action)
+
+
+def flags_of_fit() -> dict[str, list[tuple[str, str]]]:
+    """Return what `lightning-fl fit --help` prints: for each heading the flags and their texts."""
+    try:
+        BuiltParser(args=["fit"])
+    except StopBuilding as stop:
+        fit = stop.args[0]._subcommands_action.choices["fit"]
+    recorded = type("Recorded", (RecordingFormatter,), {"rows": {}, "owners": {}})
+    fit.formatter_class = recorded
+    fit.format_help()
+    return recorded.rows
+
+
+def commands_page() -> str:
+    """Return the page of all commands and flags."""
+    blocks = ["# Commands and flags", COMMANDS]
+    help_text = (catalogue.FILE.parent / "help.txt").read_text(encoding="utf-8")
+    blocks += ["## lightning-fl", fenced(help_text.rstrip()), "## fit, validate, test, predict", FIT]
+    for heading, flags in flags_of_fit().items():
+        rows = [[f"`{flag}`", markdown(text)] for flag, text in flags]
+        blocks += [f"### {heading}", table(["flag", "meaning"], rows)]
+    os.environ["COLUMNS"] = "80"
+    others: dict[str, Callable[[], str]] = {
+        "init": lambda: first_config.build_parser().format_help(),
+        "study": lambda: study_parser().format_help(),
+        "report": lambda: report_parser().format_help(),
+        "list": lambda: catalogue.HELP,
+    }
+    for command, text_of in others.items():
+        blocks += [f"## {command}", fenced(text_of().rstrip())]
+    return "\n\n".join(blocks)
+
+
+def configuration_groups() -> list[str]:
+    """Return the folders of the shipped configurations; `single` for those in none."""
+    return sorted({group_of(path) for path in shipped_configs.folder().rglob("*.yaml")})
+
+
+def group_of(path: Path) -> str:
+    """Return the folder of a shipped configuration."""
+    inner = path.relative_to(shipped_configs.folder()).parts
+    return inner[0] if len(inner) > 1 else "single"
+
+
+def configurations_page(group: str) -> str:
+    """Return the page with the text of every configuration of a folder."""
+    blocks = [f"# {group}"]
+    for path in sorted(shipped_configs.folder().rglob("*.yaml")):
+        if group_of(path) == group:
+            name = path.relative_to(shipped_configs.folder()).with_suffix("").as_posix()
+            blocks += [f"(config-{name})=\n## {name}", fenced(path.read_text(encoding="utf-8").rstrip(), "yaml")]
+    return "\n\n".join(blocks)
+
+
+# -- public names ---------------------------------------------------------------------------------------------------------
+
+
+def api_page(package: str, names: Sequence[str]) -> str:
+    """Return the page of a package: its names in a table, and the docstrings of each."""
+    module = import_module(package)
+    blocks = [f"# {package}"]
+    found = {name: getattr(module, name) for name in sorted(names, key=str.lower)}
+    if package == "lightning_fl.algorithms":
+        blocks.append(
+            "Each [method](../methods/index.md) has a page, and so has their base class [`Algorithm`](../methods/Algorithm.md)."
+        )
+    blocks.append(rst(f".. automodule:: {package}", "no-members:"))
+    for name, one in found.items():
+        kind = "class" if isclass(one) else "function" if isroutine(one) else "data"
+        home = getattr(one, "__module__", None) or package
+        if package == "lightning_fl" and any(home.startswith(f"{package}.{other}.") for other in PACKAGES):
+            other = home.split(".")[1]
+            blocks.append(
+                f"{{py:class}}`lightning_fl.{name} <lightning_fl.{other}.{name}>`: {markdown(first_line(one))}"
+            )
+            continue
+        blocks.append(f"## {name}")
+        if kind == "data":
+            blocks.append(f"```{{py:data}} {name}\n{constant_text(name)}\n```")
+        else:
+            options = ("members:", "show-inheritance:") if kind == "class" else ()
+            blocks.append(rst(f".. auto{kind}:: {package}.{name}", *options))
+    return "\n\n".join(blocks)
+
+
+def constant_text(name: str) -> str:
+    """Return the docstring below the assignment of a constant or a type."""
+    homes = [home for home, module in sys.modules.items() if home.startswith("lightning_fl.") and name in vars(module)]
+    texts = (ModuleAnalyzer.for_module(home).find_attr_docs().get(("", name)) for home in sorted(homes))
+    return markdown(" ".join(next(filter(None, texts), [])).strip())
+
+
+def plain(docstring: str) -> str:
+    """Return a docstring as reStructuredText in which only backticks have a meaning, and aligned lines stay aligned."""
+    blocks = []
+    for block in docstring.split("\n\n"):
+        if block.lstrip().startswith(">>>"):
+            blocks.append(block)
+        elif is_aligned(block) and not re.match(r" *[A-Z]\w+:$", block, re.MULTILINE):
+            blocks.append("::\n\n" + "\n".join(f"    {line}" for line in block.splitlines()))
+        else:
+            parts = re.split(r"(`[^`]*`)", block)
+            escaped = (re.sub(r"(?<!^)(?<!\n)(?<!    )([*|])", r"\\\1", part) for part in parts[::2])
+            blocks.append("".join(part for pair in zip(escaped, [*parts[1::2], ""], strict=True) for part in pair))
+    return "\n\n".join(blocks)
+
+
+def first_line(found: Any) -> str:
+    """Return the first line of a docstring."""
+    return (found.__doc__ or "").strip().partition("\n")[0]
+
+
+# -- the repository's other files -----------------------------------------------------------------------------------------
+
+
+def copied_page(source: str, name: str) -> str:
+    """Return a Markdown file from outside docs/ as a page, with links that lead to the site's pages."""
+    text = (ROOT / source).read_text(encoding="utf-8")
+    text = re.sub(r"^```mermaid\n(.*?)^```$", lambda found: rooms(found[1]), text, flags=re.DOTALL | re.MULTILINE)
+    return LINK.sub(lambda found: f"{found[1]}{target(found[2], source)}{found[3]}", text)
+
+
+def target(given: str, source: str) -> str:
+    """Return where a relative link of a file leads from its page: to another page, or else to the file."""
+    path = os.path.normpath(os.path.join(os.path.dirname(source), given)).replace(os.sep, "/")
+    if path in COPIES:
+        return f"/{REFERENCE}/{COPIES[path]}.md"
+    if path.startswith("docs/"):
+        return path.removeprefix("docs")
+    return f"{files_address()}/{path}" if files_address() else f"../../{path}"
+
+
+def files_address() -> str:
+    """Return the address of the repository's files on its host; empty until pyproject.toml knows it."""
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        return str(tomllib.load(file)["tool"]["site"]["files"]).rstrip("/")
+
+
+def rooms(diagram: str) -> str:
+    """Return a diagram of floors as a table, because a page draws no diagrams by itself."""
+    rows = [[re.sub(r"</?b>", "`", f"<b>{found['names']}"), found["text"]] for found in ROOM.finditer(diagram)]
+    return table(["room", "content"], [[name.replace(" | ", " "), text.replace("|", "·")] for name, text in rows])
+
+
+# -- Markdown -------------------------------------------------------------------------------------------------------------
+
+
+def paragraph(text: str) -> str:
+    """Return a paragraph of a docstring: equations, whose lines are aligned, as they are, and all else as text."""
+    return fenced(text) if is_aligned(text) else cited(markdown(text))
+
+
+def is_aligned(text: str) -> bool:
+    """True if lines of a paragraph are aligned in columns, as those of equations are."""
+    return bool(re.search(r"\S {2,}\S", text))
+
+
+def markdown(text: str) -> str:
+    """Return the text of a docstring as Markdown: only what is in backticks has a meaning."""
+    parts = re.split(r"(`[^`]*`)", text)
+    return "".join(part if i % 2 else re.sub(r"([\\*_<>\[\]|{}])", r"\\\1", part) for i, part in enumerate(parts))
+
+
+def cited(text: str) -> str:
+    """Return a text with links on the identifiers of papers."""
+    for pattern, address in CITATIONS.items():
+        text = re.sub(pattern, rf"[\g<0>]({address}\1)", text)
+    return text
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    cells = ([re.sub(r"(?<!\\)\|", r"\\|", cell) for cell in line] for line in lines)  # `int|float` is one cell
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+
+
+def fenced(text: str, language: str = "text") -> str:
+    """Return a text as a code block."""
+    return f"```{language}\n{text}\n```"
+
+
+def rst(directive: str, *options: str) -> str:
+    """Return a directive whose docstrings Sphinx reads as reStructuredText."""
+    return "\n".join(["```{eval-rst}", directive, *(f"   :{option}" for option in options), "```"])
+
+
+def toctree(names: Sequence[str]) -> str:
+    """Return the navigation to pages."""
+    return "\n".join(["```{toctree}", ":hidden:", "", *names, "```"])
+
+
+def index_page(title: str, text: str, names: Sequence[str]) -> str:
+    """Return a page that lists others."""
+    return "\n".join([f"# {title}", "", text, "", "```{toctree}", ":maxdepth: 1", "", *names, "```"])

@@ -1,0 +1,125 @@
+"""Test that the documentation site builds without a warning, has a place for every public name, and fetches nothing."""
+
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from importlib import import_module
+from pathlib import Path
+from urllib.parse import unquote, urldefrag
+
+import pytest
+
+import lightning_fl
+from lightning_fl.checks import parameters_of
+from lightning_fl.cli import catalogue, shipped_configs
+from lightning_fl.trainer import FederatedTrainer
+
+for package in ("sphinx", "furo", "myst_parser", "sphinx_copybutton"):
+    pytest.importorskip(package, reason="needs the extra docs: pip install -e '.[docs]'")
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[1]
+METHODS = [entry for entry in catalogue.entries() if entry.section == "algorithms"]
+PACKAGES = (*lightning_fl._PACKAGES, "report", "study")
+FETCHING = {("script", "src"), ("img", "src"), ("source", "srcset"), ("iframe", "src"), ("link", "href")}
+"""Tags and attributes whose addresses a browser fetches to show a page."""
+OUTSIDE = re.compile(r"(https?:)?//")
+
+
+class Page(HTMLParser):
+    """Anchors, links and fetched addresses of a page."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.ids: set[str] = set()
+        self.links: list[str] = []
+        self.fetched: list[str] = []
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        """Note the attributes of a tag."""
+        for name, value in attributes:
+            if name == "id":
+                self.ids.add(value or "")
+            elif (tag, name) in FETCHING:
+                self.fetched.append(value or "")
+            elif (tag, name) == ("a", "href"):
+                self.links.append(value or "")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the site as `.ci/checks` does, and return its folder."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-d", f"{folder}/doctrees", "docs"]
+    done = subprocess.run([*command, f"{folder}/html"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder / "html"
+
+
+@pytest.fixture(scope="module")
+def pages(site: Path) -> dict[Path, Page]:
+    return {path: Page(path) for path in sorted(site.rglob("*.html"))}
+
+
+def test_links_lead_to_a_page_and_a_place_in_it(pages: dict[Path, Page]) -> None:
+    broken = []
+    for path, page in pages.items():
+        for link in page.links:
+            address, anchor = urldefrag(unquote(link))
+            if OUTSIDE.match(link) or address.startswith("mailto:"):
+                continue
+            goal = (path.parent / address).resolve() if address else path
+            found = goal.is_file() and (not anchor or goal not in pages or anchor in pages[goal].ids)
+            broken += [] if found or goal.name in ("search.html",) else [(path.name, link)]
+    assert broken == []
+
+
+def test_no_page_fetches_anything_from_elsewhere(site: Path, pages: dict[Path, Page]) -> None:
+    assert len(pages) > len(METHODS)
+    assert [
+        (path.name, address) for path, page in pages.items() for address in page.fetched if OUTSIDE.match(address)
+    ] == []
+    for path in site.rglob("*.css"):
+        text = path.read_text(encoding="utf-8")
+        assert re.findall(r"@import[^;]*|url\(\s*[\"']?(?:https?:)?//[^)]*", text) == [], path
+    for path in (site / "_static").rglob("*.js"):
+        text = path.read_text(encoding="utf-8")
+        assert re.findall(r"(?:fetch|import)\(\s*[\"'`](?:https?:)?//[^)]*", text) == [], path
+
+
+def test_search_needs_no_server(site: Path) -> None:
+    assert "Search.setIndex" in (site / "searchindex.js").read_text(encoding="utf-8")
+    options = (site / "_static" / "documentation_options.js").read_text(encoding="utf-8")
+    assert "SHOW_SEARCH_SUMMARY: false" in options  # summaries are fetched, which a browser refuses for files
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_public_name_has_a_place(package: str, pages: dict[Path, Page]) -> None:
+    ids = {name for page in pages.values() for name in page.ids}
+    public = import_module(f"lightning_fl.{package}").__all__
+    assert [name for name in public if f"lightning_fl.{package}.{name}" not in ids] == []
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+def test_a_methods_page_says_what_the_terminal_prints(method: catalogue.Entry, site: Path) -> None:
+    shown = (site / "reference" / "methods" / f"{method.name}.html").read_text(encoding="utf-8")
+    paper, *_ = catalogue.description_of(method)
+    identifiers = re.findall(r"arXiv:[\d.]+\d|doi:[\d./]+\d|openreview:\w+", paper)
+    assert identifiers or method.name == "Algorithm"
+    said = [*identifiers, *method.parameters, *method.slots, *catalogue.configurations_of(method)]
+    said += [catalogue.shown_source(path.rpartition(".")[0]) for paths in method.slots.values() for path in paths]
+    assert [text for text in said if text not in shown] == []
+    printed = catalogue.listing([method.name])
+    assert [text for text in said if text not in printed] == []
+
+
+def test_every_flag_of_fit_and_every_configuration_is_there(site: Path, pages: dict[Path, Page]) -> None:
+    shown = (site / "reference" / "commands.html").read_text(encoding="utf-8")
+    flags = set(re.findall(r"--trainer\.(\w+)", shown))
+    assert set(parameters_of(FederatedTrainer)) - flags == set()
+    for flag in ("--config", "--ckpt_path", "--algorithm", "--data", "--model", "--trainer.clock.macs_per_second"):
+        assert flag in shown
+    texts = [path.read_text(encoding="utf-8") for path in (site / "reference" / "configurations").glob("*.html")]
+    assert [name for name in shipped_configs.names() if not any(f">{name}<" in text for text in texts)] == []
