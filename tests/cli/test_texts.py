@@ -28,8 +28,8 @@ from lightning_fl.checks import parameters_of
 from lightning_fl.cli import catalogue
 from lightning_fl.cli.commands import COMMANDS, FLAGS
 from lightning_fl.cli.federated_cli import DESCRIPTION, FederatedCLI
-from lightning_fl.errors import UserError
 from lightning_fl.cli.type_descriptions import in_words
+from lightning_fl.errors import UserError
 from lightning_fl.trainer import FederatedTrainer
 
 HELP = Path(cli.__file__).with_name("help.txt")
