@@ -290,7 +290,8 @@ def api_page(package: str, names: Sequence[str]) -> str:
             continue
         blocks.append(f"## {name}")
         if kind == "data":
-            blocks.append(f"```{{py:data}} {name}\n{constant_text(name)}\n```")
+            blocks.append("```{py:currentmodule} None\n```")  # or the pages of sources link to `builtins`
+            blocks.append(f"```{{py:data}} {package}.{name}\n{constant_text(name)}\n```")
         else:
             options = ("members:", "show-inheritance:") if kind == "class" else ()
             blocks.append(rst(f".. auto{kind}:: {package}.{name}", *options))
