@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import exp, inf, log
+from math import exp, inf, isinf, log
 from statistics import fmean, stdev
 from typing import Any
 
@@ -82,11 +82,9 @@ class Claim:
             return Verdict(f"{no}: the target was not reached by {said}", len(pairs))
         effects = [log(a / b) if self.is_ratio else a - b for a, b in known]
         low, high = _interval(effects)
-        lower_is_better = self.is_ratio or falls
-        border = 0 - self.margin  # not -0
+        border = self.margin if falls else 0 - self.margin  # not -0
         if self.paper is None:
-            border = self.margin if lower_is_better else border
-            paper = -inf if lower_is_better else inf
+            paper = -inf if self.is_ratio or falls else inf
         else:
             paper = log(self.paper) if self.is_ratio else self.paper
         one = " (one seed)" if len(effects) == 1 else ""
@@ -95,7 +93,8 @@ class Claim:
         if one:
             why = one
         elif low <= border <= high:
-            why = f": undecided, as the interval contains {exp(border) if self.is_ratio else border:g}"
+            without = "" if isinf(paper) or low <= paper <= high else ", and not the paper's value"
+            why = f": undecided, as the interval contains {exp(border) if self.is_ratio else border:g}{without}"
         else:
             why = ": the other sign"
         outcome = f"{no}{why}"
@@ -148,8 +147,8 @@ def read_claims(given: Any, cells: Sequence[str], has_target: bool) -> tuple[Cla
         require(is_allowed, f"paper of the claim {entry['text']!r} must be {what}, got {paper!r}.")
         margin = entry.get("margin", 0)
         require(
-            is_real(margin) and margin >= 0 and (paper is None or margin != -paper) and not (margin and is_ratio),
-            f"margin of the claim {entry['text']!r} must be a difference of 0 or more other than −paper, and a cost has none, "
+            is_real(margin) and margin >= 0 and (paper is None or margin != abs(paper)) and not (margin and is_ratio),
+            f"margin of the claim {entry['text']!r} must be a difference of 0 or more other than paper's, and a cost has none, "
             f"got {margin!r}.",
         )
         paper = None if paper is None else float(paper)

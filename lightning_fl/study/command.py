@@ -12,9 +12,9 @@ from lightning_fl.checks import check_whole
 from lightning_fl.errors import CommandParser
 from lightning_fl.outputs.run_folder import require_writable
 from lightning_fl.report import report
-from lightning_fl.report.comparison import Curve, Metric, common_metric
+from lightning_fl.report.comparison import Curve, common_metric
 from lightning_fl.report.document import Sections
-from lightning_fl.report.records import Record, read_run
+from lightning_fl.report.records import read_run
 from lightning_fl.report.smoothing import WINDOW
 from lightning_fl.study.claims import LEGEND, Verdict, claims_table
 from lightning_fl.study.runner import Outcome, command, train
@@ -85,34 +85,20 @@ def _reported(file: StudyFile, out: Path, outcome: Outcome) -> str:
     done = sorted(outcome.done, key=lambda run: (place[run.cell], run.seed))
     labels = [f"--label={name}" for name in dict.fromkeys(run.cell for run in done)]
     folders = [str(run.folder) for run in done]
-    claims: Sections = (
-        {"Claims": [claims_table(file.claims, _verdicts(file, outcome)), [LEGEND]]} if file.claims else {}
-    )
+    claims: Sections = {"Claims": [claims_table(file.claims, verdicts_of(file, done)), [LEGEND]]} if file.claims else {}
     return report([*folders, *labels, *file.report_flags, "--out", str(out / "report"), "--html"], claims)
 
 
-def _verdicts(file: StudyFile, outcome: Outcome) -> list[Verdict]:
-    """Return the verdict on each claim, from the numbers of the runs that are done."""
-    falls = _metric(file, [read_run(outcome.done[0].folder)]).falls
-    numbers = numbers_of(file, outcome.done)
-    return [claim.judge(numbers, falls) for claim in file.claims]
-
-
-def numbers_of(file: StudyFile, done: Sequence[PlannedRun]) -> dict[str, dict[int, dict[str, float | None]]]:
-    """Return the numbers of the runs that are done, by cell and seed."""
+def verdicts_of(file: StudyFile, done: Sequence[PlannedRun]) -> list[Verdict]:
+    """Return the verdict on each claim, from the runs that are done."""
+    flags = dict(flag.removeprefix("--").split("=", 1) for flag in file.report_flags)
     records = {run: read_run(run.folder) for run in done}
-    metric = _metric(file, list(records.values()))
+    target = float(flags["target"]) if "target" in flags else None
+    metric = common_metric(list(records.values()), flags.get("metric"), target, int(flags.get("window", WINDOW)))
     found: dict[str, dict[int, dict[str, float | None]]] = {}
     for run, record in records.items():
         found.setdefault(run.cell, {})[run.seed] = Curve(record, metric).numbers
-    return found
-
-
-def _metric(file: StudyFile, records: Sequence[Record]) -> Metric:
-    """Return the metric that the report of these runs compares."""
-    flags = dict(flag.removeprefix("--").split("=", 1) for flag in file.report_flags)
-    target = float(flags["target"]) if "target" in flags else None
-    return common_metric(records, flags.get("metric"), target, int(flags.get("window", WINDOW)))
+    return [claim.judge(found, metric.falls) for claim in file.claims]
 
 
 def _left(outcome: Outcome) -> list[str]:

@@ -41,6 +41,7 @@ def test_the_interval_is_that_of_a_paired_t_test(ours: list[float], seed: int) -
         ([0.60, 0.61, 0.59], 0.3, "reproduced in sign"),
         ([0.60, 0.61, 0.59], -0.1, "not reproduced: the other sign"),
         ([0.60, 0.40, 0.59], 0.1, "not reproduced: undecided, as the interval contains 0"),
+        ([0.60, 0.40, 0.59], 0.9, "not reproduced: undecided, as the interval contains 0, and not the paper's value"),
         ([0.60], 0.1, "reproduced in sign (one seed)"),
         ([0.40], 0.1, "not reproduced (one seed)"),
         ([], 0.1, "not tried"),

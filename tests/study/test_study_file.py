@@ -115,7 +115,10 @@ def test_all_cells_that_do_not_fit_are_named_at_once(tmp_path: Path) -> None:
         ({"claims": [{"text": "x", "better": "avg-short", "than": "prox", "paper": 1}]}, "did you mean 'prox-"),
         ({"claims": [{"text": "x", "better": "avg-short", "paper": 1}]}, "needs the key 'than'"),
         ({"claims": [{"text": "x", "better": "avg-short", "than": "avg-long", "paper": 0}]}, "other than 0"),
-        ({"claims": [{"text": "x", "better": "avg-short", "than": "avg-long", "paper": -1, "margin": 1}]}, "−paper"),
+        (
+            {"claims": [{"text": "x", "better": "avg-short", "than": "avg-long", "paper": -1, "margin": 1}]},
+            "other than paper's",
+        ),
         ({"claims": [{"text": "x", "better": "avg-short", "than": "avg-long", "paper": 2, "in": "best"}]}, "'best'"),
         (
             {"claims": [{"text": "x", "better": "avg-short", "than": "avg-long", "paper": 2, "in": "target_rounds"}]},

@@ -13,10 +13,8 @@ the rest is FedAvg; before the first round each client sends its label histogram
 The paper's equation (12) has G with the wrong sign and adds the server's term to the next model; FedDUM follows (4) and (8).
 `two_stage` follows the authors' code: momentum once for the clients' change and once for the server's.
 
-The paper prints no β; its code has 0.9, and so have FedDUM, FedDUMAP and their baselines here. With IID server data α is near
-0.9: FedDU's updates then lead directly to the limit w* of the model, so that G is about w − w*, and averaging G makes w oscillate
-around w* with a factor of √β per round and a period of 2π / arctan √((1 − β)/β) rounds, 20 for 0.9. With the paper's server
-data, five of ten classes, α is near 0.2 and there is no such oscillation (docs/results.md).
+The paper prints no β; its code has 0.9, and so have FedDUM, FedDUMAP and their baselines here. Below 0.5 FedDUM learns faster
+(docs/results/feddumap.md).
 """
 
 from __future__ import annotations

@@ -1,0 +1,39 @@
+"""Test that docs/results.md says what the kept runs of the studies show."""
+
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from lightning_fl.study.command import verdicts_of
+from lightning_fl.study.study_file import PlannedRun, read_study
+
+ROOT = Path(__file__).parents[2]
+KEPT = sorted((ROOT / "docs" / "results" / "runs").glob("*.tar.xz"))
+PAGE = (ROOT / "docs" / "results.md").read_text()
+
+
+def kept_runs(archive: Path, folder: Path) -> list[PlannedRun]:
+    """Unpack the runs of a study, whatever the digests of their settings were then."""
+    with tarfile.open(archive) as file:
+        file.extractall(folder, filter="data")
+    study = folder / archive.name.partition(".")[0]
+    paths = sorted(path.parent for path in study.glob("*/seed-*/metrics.csv"))
+    return [PlannedRun(path.parent.name, int(path.name.split("-")[1]), path, (), 0) for path in paths]
+
+
+def test_runs_are_kept() -> None:
+    assert KEPT
+
+
+@pytest.mark.parametrize("archive", KEPT, ids=lambda path: path.name.partition(".")[0])
+def test_the_verdicts_are_those_of_the_kept_runs(archive: Path, tmp_path: Path) -> None:
+    file = read_study(ROOT / "configs" / "studies" / f"{archive.name.partition('.')[0]}.yaml")
+    runs = kept_runs(archive, tmp_path)
+    assert {run.cell for run in runs} <= {cell.name for cell in file.cells}
+    for claim, verdict in zip(file.claims, verdicts_of(file, runs), strict=True):
+        interval = (
+            "" if verdict.num_seeds < 2 or verdict.mean is None else f" ({verdict.low:.3g} to {verdict.high:.3g})"
+        )
+        here = "" if verdict.mean is None else f"{verdict.mean:.3g}{interval}"
+        assert f"| {claim.text} | {claim.paper:.3g} | {here} | {verdict.outcome} |" in PAGE
