@@ -8,7 +8,8 @@ from sphinx.application import Sphinx
 DOCS = Path(__file__).parent
 sys.path[:0] = [str(DOCS), str(DOCS.parent)]
 
-from generate import generate, plain  # noqa: E402
+from generate import generate  # noqa: E402
+from markup import plain  # noqa: E402
 
 from lightning_fl import __version__  # noqa: E402
 
@@ -55,7 +56,7 @@ html_show_search_summary = False  # a page that is opened as a file cannot fetch
 
 
 def setup(app: Sphinx) -> None:
-    """Make pages before each build, and read docstrings as `generate.plain` gives them."""
+    """Make pages before each build, and read docstrings as `markup.plain` gives them."""
     app.connect("builder-inited", lambda app: generate(Path(app.srcdir)))
     app.connect("autodoc-process-docstring", read_plainly, priority=400)  # before napoleon
 
