@@ -25,7 +25,10 @@ from lightning_fl import data
 from lightning_fl.cli import main
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+GENERATED = ROOT / "docs" / "reference"
+"""Pages that a build of the site writes into the working tree."""
+WRITTEN = [path for path in sorted((ROOT / "docs").rglob("*.md")) if GENERATED not in path.parents]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *WRITTEN]
 PAGES = [*DOCUMENTS, ROOT / "CHANGELOG.md", ROOT / "examples" / "README.md"]  # examples/: tests/test_examples.py
 SURROUNDINGS = ("pip", "pytest", ".ci/checks", ".ci/run", "docker")
 QUIET = ["--trainer.enable_progress_bar", "false", "--trainer.enable_model_summary", "false"]

@@ -6,12 +6,12 @@
         `target_uplink`, `target_downlink`, `target_simulated_seconds`
     paper: what the paper has: the difference better − than for `final` and `last`, the ratio better / than for a cost;
         without it the claim only says that one is better
-    margin: how far `better` may be below `than` in a claim that little is lost (0 if not given; not for a cost)
+    margin: how much worse `better` may be than `than` in a claim that little is lost (0 if not given; not for a cost)
 
 Runs are paired by seed. A claim is reproduced in sign if the mean difference (of logarithms, for a ratio) is on the paper's
 side of −margin and its 95 % interval by Student's t does not contain −margin; it is reproduced in size if the interval also
-contains the paper's value. A claim without a paper's value holds if the interval lies on the better side: above 0, for a cost
-below 1, and for a metric that falls below 0.
+contains the paper's value. For a metric that falls, +margin takes the place of −margin. A claim without a paper's value
+holds if the interval lies on the better side: above 0, for a cost below 1, and for a metric that falls below 0.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Claim:
         than: name of another cell.
         number: what is compared, of `NUMBERS`.
         paper: the paper's difference or, for a cost, ratio; None for a claim that only says which is better.
-        margin: how far `better` may be below `than`.
+        margin: how much worse `better` may be than `than`.
     """
 
     text: str

@@ -111,6 +111,13 @@ def test_a_claim_without_a_papers_value_is_that_one_is_better(
     assert own.judge(found, falls).outcome == outcome
 
 
+@pytest.mark.parametrize(("ours", "outcome"), [(0.51, "reproduced in size"), (0.60, "not reproduced: the other sign")])
+def test_a_small_loss_of_a_metric_that_falls_is_a_rise(ours: float, outcome: str) -> None:
+    found = {"a": {0: ours, 1: ours, 2: ours + 0.001}, "b": {0: 0.50, 1: 0.50, 2: 0.50}}
+    little = Claim("a loses little", "a", "b", "final", 0.0103, margin=0.05)
+    assert little.judge(numbers("final", found), falls=True).outcome == outcome
+
+
 def test_a_target_that_is_not_reached_is_said() -> None:
     found = {"a": {0: 5.0, 1: None}, "b": {0: None, 1: None}}
     verdict = claim("target_rounds", 0.5).judge(numbers("target_rounds", found))
