@@ -45,6 +45,8 @@ python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 88
 toc_object_entries_show_parents = "hide"
 
+smartquotes = False  # it makes a dash of the two hyphens of a flag
+
 html_theme = "furo"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]

@@ -123,3 +123,9 @@ def test_every_flag_of_fit_and_every_configuration_is_there(site: Path, pages: d
         assert flag in shown
     texts = [path.read_text(encoding="utf-8") for path in (site / "reference" / "configurations").glob("*.html")]
     assert [name for name in shipped_configs.names() if not any(f">{name}<" in text for text in texts)] == []
+
+
+def test_flags_keep_their_hyphens(site: Path) -> None:
+    shown = (site / "reference" / "commands.html").read_text(encoding="utf-8")
+    assert "--algorithm.help NAME shows its parameters" in shown
+    assert "\N{EN DASH}algorithm.help" not in shown
