@@ -10,7 +10,7 @@ ENV PIP_BREAK_SYSTEM_PACKAGES=1 PIP_NO_CACHE_DIR=1
 WORKDIR /opt/lightning_fl
 
 # The dependencies come first, with an empty package in place of the code, so that a change of the code does not install them anew.
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml setup.py README.md LICENSE ./
 RUN packages=$(sed -n 's/^    "\(lightning_fl[a-z_.]*\)",$/\1/p' pyproject.toml | tr . /) \
     && mkdir -p $packages modules callbacks configs && echo '__version__ = "0"' > lightning_fl/__init__.py \
     && pip install . && pip uninstall -y lightning-fl && rm -rf ./*

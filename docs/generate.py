@@ -47,9 +47,9 @@ PARTS = ("rules", "codecs", "exchanges", "aggregators", "steps")
 LINK = re.compile(r"(!?\[[^\]]*\]\()([^)#\s:]+)((?:#[^)]*)?\))")
 ROOM = re.compile(r'\["(?:<b>(?P<names>.*))<br>(?P<text>.*)"\]')
 METHODS = """Every method by the name that `--algorithm` takes. `lightning-fl list NAME` prints the page of one in the terminal.
-[Your own method](/your-own-method.md) says how to write another, and `Algorithm` takes any parts from a configuration."""
-PARTS_TEXT = """A method fills five slots with [parts](/concepts.md#the-slots). A table's last column names the methods whose part
-differs from FedAvg's. Every part can be [combined with others](/configuration.md#any-codec-with-any-method)."""
+[Your own method](/tutorials/own-method.md) says how to write another, and `Algorithm` takes any parts from a configuration."""
+PARTS_TEXT = """A method fills five slots with [parts](/explanation/round.md#the-slots). A table's last column names the methods
+whose part differs from FedAvg's. Every part can be [combined with others](/how-to/codecs.md)."""
 NAMES = """The names that `--model`, `--model.network`, `--data`, `--data.partition` and `--trainer.callbacks` take, with their
 parameters: what `lightning-fl list NAME` prints. A class of your own is named by its import path."""
 COMMANDS = "The commands of `lightning-fl`, and what each prints with `--help`."
@@ -97,9 +97,13 @@ def pages() -> Iterator[tuple[str, str]]:
 
 
 def methods_page(methods: Sequence[Entry]) -> str:
-    """Return the page that lists all methods."""
-    rows = [[f"[`{one.name}`]({one.name}.md)", markdown(one.about)] for one in methods]
-    return f"# Methods\n\n{METHODS}\n\n{table(['method', 'idea'], rows)}\n\n{toctree([one.name for one in methods])}"
+    """Return the page that lists all methods by their papers."""
+    papers: dict[str, list[list[str]]] = {}
+    for one in methods:
+        row = [f"[`{one.name}`]({one.name}.md)", markdown(one.about)]
+        papers.setdefault(paragraph(catalogue.description_of(one)[0]), []).append(row)
+    blocks = [f"{paper}\n\n{table(['method', 'idea'], rows)}" for paper, rows in papers.items()]
+    return "\n\n".join(["# Methods", METHODS, *blocks, toctree([one.name for one in methods])])
 
 
 def method_page(method: Entry) -> str:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import pytest
 
-from lightning_fl import data
+from lightning_fl import algorithms
 from lightning_fl.cli import main
 
 ROOT = Path(__file__).parents[1]
@@ -110,9 +110,9 @@ def exit_code() -> int | str:
     return 0
 
 
-def test_the_two_commands_of_the_readme_come_first() -> None:
+def test_the_readme_has_two_commands() -> None:
     shown = [block.text.strip() for block in blocks(ROOT / "README.md") if block.language == "bash"]
-    assert shown[:2] == [
+    assert shown == [
         "pip install -e . && lightning-fl fit --config configs/quickstart.yaml",
         "pip install -e '.[test]' && pytest",
     ]
@@ -125,16 +125,10 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not missing
 
 
-def test_the_readme_names_all_there_is() -> None:
-    from lightning_fl import algorithms, modules
-
+def test_the_readme_is_one_screen_and_counts_the_methods() -> None:
     text = (ROOT / "README.md").read_text()
-    names = set(algorithms.__all__) - {"Algorithm"} | set(modules.NETWORKS)
-    for base in (data.FederatedDataModule, data.Partition):
-        classes = [getattr(data, name) for name in data.__all__]
-        found = [c for c in classes if isinstance(c, type) and issubclass(c, base) and not c.__abstractmethods__]
-        names |= {c.__name__ for c in found}
-    assert [name for name in sorted(names) if f"`{name}" not in text] == []
+    assert f"[{len(algorithms.__all__) - 1} in all]" in text  # without their base class
+    assert len(text.split()) < 650
 
 
 def test_a_page_names_every_column_of_metrics_csv_and_every_file(

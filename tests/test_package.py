@@ -106,6 +106,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
     names = [
         "pyproject.toml",
         "README.md",
+        "setup.py",
         "LICENSE",
         *(str(path.relative_to(ROOT)) for path in SOURCES),
         *DATA,

@@ -3,10 +3,13 @@
 import ast
 import inspect
 import re
+import runpy
 import shlex
+import shutil
 import sys
 from datetime import date
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -147,3 +150,34 @@ def test_nothing_is_unpickled_unless_the_user_asks_for_it() -> None:
     assert inspect.signature(checkpoint_file.load).parameters["weights_only"].default is True
     numpy_loads = [(file, ast.unparse(k["allow_pickle"])) for file, name, k in read if name == "np.load"]
     assert numpy_loads == [("arrays.py", "False")]
+
+
+@pytest.mark.parametrize(
+    ("files", "link", "picture"),
+    [
+        ("", "(docs/results.md)", "(docs/images/accuracy_by_uplink.png)"),
+        (
+            "https://example.org/fl/blob/main/",
+            "(https://example.org/fl/blob/main/docs/results.md)",
+            "(https://example.org/fl/blob/main/docs/images/accuracy_by_uplink.png?raw=true)",
+        ),
+    ],
+)
+def test_a_package_index_gets_links_that_lead_somewhere(
+    files: str, link: str, picture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("setup.py", "README.md"):
+        shutil.copy(ROOT / name, tmp_path)
+    settings = (ROOT / "pyproject.toml").read_text()
+    (tmp_path / "pyproject.toml").write_text(
+        re.sub(r'^files = ".*"', f'files = "{files}"', settings, flags=re.MULTILINE)
+    )
+    given: dict[str, str] = {}
+    monkeypatch.setitem(sys.modules, "setuptools", SimpleNamespace(setup=given.update))
+    runpy.run_path(str(tmp_path / "setup.py"))
+    text = given["long_description"]
+    assert link in text
+    assert picture in text
+    relative = re.findall(r"\]\((?!https?:)[^)]*\)", text)
+    assert bool(relative) == (not files)
+    assert given["long_description_content_type"] == "text/markdown"
