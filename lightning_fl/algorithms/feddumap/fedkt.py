@@ -7,7 +7,10 @@ client k:  s times: shuffles its samples and cuts them into t parts; a teacher l
            uploads the s students
 server:    X gets the labels with the most votes of all clients: s of a client whose students agree, none if they do not
            (`consistent`; else one of each student); samples without a vote are left out; the final model learns the rest
-mode       one_shot: stop here.  init_fedavg: FedAvg continues from the final model, as in `fedkt_fedavg` of the authors' code
+mode       one_shot: stop here; a round without clients has the result.
+           init_fedavg: FedAvg continues from the final model, as in `fedkt_fedavg` of the authors' code
+
+These are s·t trainings on its samples and s on X for each client, and one more on X; the preset `light` takes a fraction of them.
 
 All models train with Adam on the cross-entropy of hard labels. The smallest class wins a tie. With t = 1 there is nothing to vote
 on among the teachers: as in the authors' code, they are uploaded themselves, and X stays at the server. Their code draws new
