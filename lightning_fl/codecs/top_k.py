@@ -128,6 +128,8 @@ class OneMask(Sparse):
 class SharedTopK(OneMask):
     """Send all vectors at the coordinates where one of them, the leader, is largest.
 
+    n vectors take 32nk + min(d, k⌈log2 d⌉) bits, k = max(1, ⌊alpha · d⌋).
+
     Attributes:
         leader: name of the vector whose k largest numbers define the mask.
     """
@@ -147,6 +149,8 @@ class SharedTopK(OneMask):
 @dataclass(frozen=True)
 class FairTopK(OneMask):
     """Send all vectors at coordinates that are chosen from all of them.
+
+    n vectors take 32nk + min(d, k⌈log2 d⌉) bits, k = max(1, ⌊alpha · d⌋).
 
     Attributes:
         union: `interleaved` takes the vectors' largest numbers in turns, rank by rank, until k coordinates are distinct

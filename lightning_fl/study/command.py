@@ -27,7 +27,7 @@ def build_parser() -> ArgumentParser:
         prog="lightning-fl study",
         description="Train methods, settings and seeds as a study file lists them, several at once, and report on them. The "
         "same command again resumes what was stopped, skips what is done, and renews the report.",
-        epilog=f"Keys of the file: {', '.join(KEYS)}; docs/reports.md explains them.",
+        epilog=f"Keys of the file: {', '.join(KEYS)}; docs/how-to/studies.md explains them.",
         allow_abbrev=False,
     )
     parser.add_argument(

@@ -7,12 +7,14 @@ client k:  s times: shuffles its samples and cuts them into t parts; a teacher l
            uploads the s students
 server:    X gets the labels with the most votes of all clients: s of a client whose students agree, none if they do not
            (`consistent`; else one of each student); samples without a vote are left out; the final model learns the rest
-mode       one_shot: stop here.  init_fedavg: FedAvg continues from the final model, as in `fedkt_fedavg` of the authors' code
+mode       one_shot: stop here; a round without clients has the result.
+           init_fedavg: FedAvg continues from the final model, as in `fedkt_fedavg` of the authors' code
 
-All models train with Adam on the cross-entropy of hard labels. The smallest class wins a tie. With t = 1 there is nothing to vote
-on among the teachers: as in the authors' code, they are uploaded themselves, and X stays at the server. Their code draws new
-weights for each model. Here all start from the run's initial model, which any client can build from the seed and which keeps
-pretrained weights; the models differ by their samples and order.
+These are s·t + s trainings of each client and one of the server. All models train with Adam on the cross-entropy of hard labels.
+The smallest class wins a tie. With t = 1 there is nothing to vote on among the teachers: as in the authors' code, they are
+uploaded themselves, and X stays at the server. Their code draws new weights for each model. Here all start from the run's
+initial model, which any client can build from the seed and which keeps pretrained weights; the models differ by their samples
+and order.
 
 Bits: 8·C·H·W·n_0 down for images in bytes and s·q·d up (with float buffers) for each client, booked as set-up.
 """
