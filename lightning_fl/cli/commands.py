@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
@@ -27,9 +28,11 @@ from lightning_fl.errors import nearest, require
 COMMANDS = ("init", "fit", "validate", "test", "predict", "study", "report", "list")
 FLAGS = ("--help", "--version", "--config", "--print_config", "--print_completion")
 """Flags that may stand before the command."""
+CONFIG_VARIABLE = re.compile("PL_[A-Z]+__CONFIG")
+"""Environment variables in place of --config."""
 SPINS = "10000"
 """Turns for which a thread of GNU OpenMP, which torch uses on Linux, waits for the others before it gives its core away; its own
-default waits so long that a round takes many times longer on a busy machine (docs/benchmarks.md)."""
+default waits so long that a round takes many times longer on a busy machine (docs/explanation/speed.md)."""
 RESUME = "--ckpt_path last resumes after the last complete round"
 RESUME_STUDY = "the same command resumes its runs"
 BROKEN_PIPE = 141
@@ -116,6 +119,8 @@ def _prepare() -> None:
     # Find the user's own classes; an absolute path, because the parser changes to the folder of the file that it reads.
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
+    for name in filter(CONFIG_VARIABLE.fullmatch, list(os.environ)):
+        os.environ[name] = shipped_configs.find(os.environ[name])
     if find_spec("shtab"):
         os.environ.setdefault("JSONARGPARSE_ADD_PRINT_COMPLETION_ARGUMENT", "true")
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():

@@ -273,6 +273,16 @@ def test_the_environment_beats_its_own_file_and_the_command_line_beats_both(
     assert (trainer["max_rounds"], trainer["local_epochs"], trainer["clients_per_round"]) == (5, 7, 3)
 
 
+def test_the_environment_names_a_configuration_of_the_package_as_the_command_line_does(
+    lightning_fl: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PL_FIT__CONFIG", "quickstart")
+    assert printed(lightning_fl("fit", "--print_config"))["trainer"]["max_rounds"] == 60
+    monkeypatch.setenv("PL_FIT__CONFIG", "quickstar")
+    assert "did you mean 'quickstart'?" in lightning_fl("fit").sentence
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
