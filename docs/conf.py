@@ -23,6 +23,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
+    "diagrams",
 ]
 exclude_patterns = ["_build"]
 nitpicky = True

@@ -29,7 +29,7 @@ FLAGS = ("--help", "--version", "--config", "--print_config", "--print_completio
 """Flags that may stand before the command."""
 SPINS = "10000"
 """Turns for which a thread of GNU OpenMP, which torch uses on Linux, waits for the others before it gives its core away; its own
-default waits so long that a round takes many times longer on a busy machine (docs/benchmarks.md)."""
+default waits so long that a round takes many times longer on a busy machine (docs/explanation/speed.md)."""
 RESUME = "--ckpt_path last resumes after the last complete round"
 RESUME_STUDY = "the same command resumes its runs"
 BROKEN_PIPE = 141
