@@ -21,9 +21,9 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
+    "diagrams",
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
-    "diagrams",
 ]
 exclude_patterns = ["_build"]
 nitpicky = True
