@@ -29,8 +29,8 @@ class MagnitudePruning(PruningCallback):
     weights get no gradient, so they do not affect clipping and moments; the optimiser's state for them is 0. After each optimiser
     step they are reset to 0, whatever momentum and weight decay did.
 
-    The module does not change: no `weight_orig`, `weight_mask` or forward hook, as with `torch.nn.utils.prune`. A checkpoint has
-    the names and shapes of the dense network, and the masks in the callback's state. Under DDP all processes find the same masks.
+    Unlike `torch.nn.utils.prune` it adds no `weight_orig`, `weight_mask` or forward hook to the module. A checkpoint has the
+    names and shapes of the dense network, and the masks in the callback's state. Under DDP all processes find the same masks.
 
     In a federation, where a round is an epoch, clients and server train under the mask, only the kept parameters cross, and each
     client receives the mask once, at one bit per parameter.

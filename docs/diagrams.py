@@ -53,7 +53,9 @@ CLIENTS = [
     Box("uplink", f"link.{Link.send_up.__name__}"),
 ]
 UP = [
-    Box("intake", "intake.take", "Reject uploads that are not finite, or whose loss has exploded."),
+    Box(
+        "intake", "intake.take", "Reject uploads that are not finite and, with a loss guard, those whose loss explodes."
+    ),
     Box("aggregator", "intake.finish"),
     Box("book", "run.book", "Book bits, seconds and steps, even if the round is undone later."),
     Box("steps", "take_steps"),
