@@ -1,6 +1,6 @@
 """Time encoding and decoding against one `torch.topk` of the same vector.
 
-    python benchmarks/codecs.py                           # the table of docs/benchmarks.md
+    python benchmarks/codecs.py                           # see docs/explanation/speed.md
     python benchmarks/codecs.py --size 1000000 --turns 9
 
 The codec and `torch.topk` alternate on one thread, on a vector (d,) of normal numbers with alpha = 0.05. The ratio compares times

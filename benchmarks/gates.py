@@ -1,6 +1,6 @@
 """Time inference through gates: the dense network, the masked one, and the one that computes only the chosen channels.
 
-    python benchmarks/gates.py                                     # the table of docs/benchmarks.md
+    python benchmarks/gates.py                                     # see docs/explanation/speed.md
     python benchmarks/gates.py --network resnet32 --keep 0.5 --batch 64
     python benchmarks/gates.py --layers --device cuda              # one convolution of each width
 

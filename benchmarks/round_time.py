@@ -1,7 +1,7 @@
 """Time a federated round against a bare PyTorch loop that does the same work.
 
     python benchmarks/round_time.py --network cnn --samples 400
-    python benchmarks/round_time.py                       # the table of docs/benchmarks.md
+    python benchmarks/round_time.py                       # see docs/explanation/speed.md
     python benchmarks/round_time.py --device cuda --precision bf16-mixed --clients 100 --runner auto
     python benchmarks/round_time.py --ranks 2             # our round in two processes, the bare loops in one
     python benchmarks/round_time.py --epochs 1 --samples 2 --outputs  # one small step, with metrics.csv, bar and checkpoints

@@ -1,6 +1,6 @@
 """Measure how time and memory grow with the number of clients, the cohort and the model.
 
-    python benchmarks/scale.py                                   # the tables of docs/benchmarks.md
+    python benchmarks/scale.py                                   # see docs/explanation/speed.md
     python benchmarks/scale.py --clients 100 100000              # one table with your own points
     python benchmarks/scale.py --states memory disk --clients 1000 10000
 

@@ -1,6 +1,6 @@
 """Time stacks of clients against one client after the other on a CPU, by the size of a stack.
 
-    python benchmarks/stacks.py                              # the table of docs/benchmarks.md
+    python benchmarks/stacks.py                              # see docs/explanation/speed.md
     python benchmarks/stacks.py --network cnn --at-once 16   # one point
 
 Every figure is the median round of a fit with that many clients at once ÷ the median round of the serial runner, in computing

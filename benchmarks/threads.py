@@ -1,6 +1,6 @@
 """Time a round on different numbers of threads, on an idle and on a busy machine.
 
-    python benchmarks/threads.py                                  # the table of docs/benchmarks.md
+    python benchmarks/threads.py                                  # see docs/explanation/speed.md
     python benchmarks/threads.py --network cnn --threads 1 2 4 8  # one network on a larger machine
 
 The thread numbers take turns within one process. On the busy machine every core also runs another program that never waits. The

@@ -1,6 +1,6 @@
 """Try random runs under random mishaps, and report whatever does not end as it should.
 
-    python benchmarks/torture.py --minutes 30              # the table of docs/benchmarks.md
+    python benchmarks/torture.py --minutes 30              # see docs/explanation/speed.md
     python benchmarks/torture.py --trials 1 --first 123    # one trial again, with its folder kept if --keep is given
 
 A trial draws a configuration from the classes that `lightning-fl list` names, runs it, and runs it again with a mishap: a kill,

@@ -39,7 +39,13 @@ class AdaptivePruning(StructuredPruning):
 
     Uses the module's own training loss, in evaluation mode, on one batch of each source. In `FederatedTrainer` the sources are
     the server, if it has samples, and all clients, divided among the processes. In `L.Trainer` the one source is the training
-    data.
+    data, and a strategy that wraps the module, such as DDP, is refused.
+
+    The rate p* of the whole model gives a threshold 𝒱 for the magnitudes of all its numbers. Each convolution loses the same
+    share p*_l of its filters as it has weights below 𝒱, so a layer of large weights loses little.
+
+    `gap` and `gap_of_all` take more than twice as long as `slq_plateau`; far from the initial model `gap` often gives a rate of
+    0. Up to 2,000 parameters they use all eigenvalues, else those of stochastic Lanczos quadrature.
 
     Logs, at the end of the epoch, `prune/rate` (p*), `prune/threshold` (𝒱), `prune/rate/<layer>` (p*_l), `prune/sources` and
     `prune/nonfinite_sources`, the number of sources whose curvature was not finite and whose rate counts as 0.

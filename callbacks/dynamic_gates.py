@@ -26,7 +26,9 @@ class DynamicGates(Callback):
 
     The gates are children of the convolutions (`conv1.gate.weight`), added in `setup`, so `configure_optimizers` finds them among
     `self.parameters()`, and checkpoints contain them. They stay on the module after the training, for `validate`, `test` and
-    `lightning_fl.gates.sliced`; `lightning_fl.gates.remove_gates` removes them.
+    `lightning_fl.gates.sliced`; `lightning_fl.gates.remove_gates` removes them. The mask acts behind the normalisation that
+    follows a convolution, so the next layer gets exactly 0 from a channel that was not chosen. While a network trains, all
+    channels are computed and masked.
 
     Args:
         keep: share of the channels to keep, in (0, 1]; 1 adds no gates. 0.7071 halves the MACs of a chain.

@@ -30,9 +30,15 @@ from lightning_fl.pruning.graph import Network
 class FilterPruning(StructuredPruning):
     """Remove the least important filters from a network while it trains.
 
-    Prunes every convolution that can lose filters: in residual networks the first of each block. Parameters stay the same
-    objects, and optimisers keep the remaining part of their state. Checkpoints contain the small network; with this callback they
-    also load into a dense one, in `fit`, `validate` and `test`.
+    Prunes every convolution whose filters affect only the layers behind it. Convolutions stay whole if their outputs are added to
+    others (in residual networks all but the first of a block), if they have groups, or if they give the network's own outputs. On
+    a copy with random numbers it checks first that the small network computes the same as the large one without these filters;
+    a layer that fails stays whole, or is refused if `rate` names it. Of c filters a layer loses ⌊rate · c⌋, and keeps at least
+    one.
+
+    The module needs an `example_input_array`, or a `forward` that takes the first part of a batch. Parameters stay the same
+    objects, and optimisers keep the remaining part of their state. DDP, which keeps the shapes of the start, is refused.
+    Checkpoints contain the small network; with this callback they also load into a dense one, in `fit`, `validate` and `test`.
 
     Logs `prune/rate`, the removed share of these filters, and `prune/parameters`, the number of remaining parameters.
 

@@ -24,9 +24,13 @@ from lightning_fl.pruning import Masks, apply_masks, forget_masks, hold_masks, l
 class MagnitudePruning(PruningCallback):
     """Set the smallest weights to 0 at the start of an epoch, and keep them at 0 for the rest of the training.
 
-    All trained weights and biases can be pruned, except those of normalisation and of excluded layers; each layer keeps at least
-    its largest weight. Masked weights get no gradient, so they do not affect clipping and moments. After each optimiser step they
-    are reset to 0, whatever momentum and weight decay did. Checkpoints contain the masks.
+    All trained weights and biases can be pruned, except those of normalisation and of excluded layers. Of R such numbers, those
+    with a magnitude above the ⌈rate · R⌉-th smallest, counted from 0, stay, and in each layer at least the largest. Masked
+    weights get no gradient, so they do not affect clipping and moments; the optimiser's state for them is 0. After each optimiser
+    step they are reset to 0, whatever momentum and weight decay did.
+
+    Unlike `torch.nn.utils.prune` it adds no `weight_orig`, `weight_mask` or forward hook to the module. A checkpoint has the
+    names and shapes of the dense network, and the masks in the callback's state. Under DDP all processes find the same masks.
 
     In a federation, where a round is an epoch, clients and server train under the mask, only the kept parameters cross, and each
     client receives the mask once, at one bit per parameter.

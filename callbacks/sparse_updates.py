@@ -47,12 +47,20 @@ class SparseUpdates(Callback):
     All parameters of an optimiser form one vector of d numbers; k = max(1, ⌊alpha · d⌋) of them change in `every_n_steps` steps,
     or in fewer at the end of an epoch. Moments that the optimiser keeps for each number (Adam's two, SGD's momentum) share the
     mask and keep their old values elsewhere. A moment that the first step creates starts from zero; those of a parameter without
-    gradient stay zero. Under DDP every process makes the same steps and takes the same mask.
+    gradient stay zero. Every optimiser has its own mask. Under DDP, which itself still exchanges whole gradients, every process
+    makes the same steps and takes the same mask.
+
+    An update of n vectors, the parameters among them, counts 32nk + min(d, k⌈log2 d⌉) bits. During an exchange there are three
+    copies of the model's vectors. Checkpoints contain the left-out parts, an unfinished update and the count.
 
     Adam learns little from sparse single steps, because most numbers rarely get new moments. With ten steps or more between two
     exchanges, as on FedAdam-SSM's clients, it learns about as well as without the callback.
 
-    Logs `sparse/bytes`, the bytes that sending the updates so far would have taken.
+    In a federation every local step of every client is sparse, and a client starts with no left-out part. If a method makes the
+    clients' steps itself, they are sparse too, but its moments, which no optimiser keeps, are not.
+
+    Logs `sparse/bytes`, the bytes that sending the updates so far would have taken; in a federation those of the local steps, not
+    of the uploads.
 
     Args:
         alpha: share of the numbers that an update may change, in (0, 1]; 1 only counts.

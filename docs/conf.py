@@ -21,6 +21,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
+    "diagrams",
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
 ]

@@ -15,6 +15,7 @@ from inspect import isclass, isroutine
 from pathlib import Path
 from typing import Any
 
+from diagrams import floors_diagram
 from markup import fenced, index_page, markdown, paragraph, rst, table, toctree
 from sphinx.pycode import ModuleAnalyzer
 
@@ -45,7 +46,6 @@ COPIES = {
 PACKAGES = (*lightning_fl._PACKAGES, "report", "study")
 PARTS = ("rules", "codecs", "exchanges", "aggregators", "steps")
 LINK = re.compile(r"(!?\[[^\]]*\]\()([^)#\s:]+)((?:#[^)]*)?\))")
-ROOM = re.compile(r'\["(?:<b>(?P<names>.*))<br>(?P<text>.*)"\]')
 METHODS = """Every method by the name that `--algorithm` takes. `lightning-fl list NAME` prints the page of one in the terminal.
 [Your own method](/tutorials/own-method.md) says how to write another, and `Algorithm` takes any parts from a configuration."""
 PARTS_TEXT = """A method fills five slots with [parts](/explanation/round.md#the-slots). A table's last column names the methods
@@ -315,7 +315,7 @@ def first_line(found: Any) -> str:
 def copied_page(source: str, name: str) -> str:
     """Return a Markdown file from outside docs/ as a page, with links that lead to the site's pages."""
     text = (ROOT / source).read_text(encoding="utf-8")
-    text = re.sub(r"^```mermaid\n(.*?)^```$", lambda found: rooms(found[1]), text, flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"^```mermaid\n(.*?)^```$", lambda found: floors_diagram(), text, flags=re.DOTALL | re.MULTILINE)
     return LINK.sub(lambda found: f"{found[1]}{target(found[2], source)}{found[3]}", text)
 
 
@@ -333,9 +333,3 @@ def files_address() -> str:
     """Return the address of the repository's files on its host; empty until pyproject.toml knows it."""
     with (ROOT / "pyproject.toml").open("rb") as file:
         return str(tomllib.load(file)["tool"]["site"]["files"]).rstrip("/")
-
-
-def rooms(diagram: str) -> str:
-    """Return a diagram of floors as a table, because a page draws no diagrams by itself."""
-    rows = [[re.sub(r"</?b>", "`", f"<b>{found['names']}"), found["text"]] for found in ROOM.finditer(diagram)]
-    return table(["room", "content"], [[name.replace(" | ", " "), text.replace("|", "·")] for name, text in rows])

@@ -1,5 +1,6 @@
-"""Checks of user input, which raise a `UserError` with the value received and what is allowed, and float comparisons with a
-tolerance for rounding; the parameters of a class.
+"""Checks of user input, float comparisons with a tolerance for rounding, and the parameters of a class.
+
+A check raises a `UserError` with the value received and what is allowed.
 """
 
 from __future__ import annotations

@@ -15,6 +15,11 @@ from lightning_fl.checks import parameters_of
 from lightning_fl.cli import catalogue, shipped_configs
 from lightning_fl.trainer import FederatedTrainer
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 for package in ("sphinx", "furo", "myst_parser", "sphinx_copybutton"):
     pytest.importorskip(package, reason="needs the extra docs: pip install -e '.[docs]'")
 pytestmark = pytest.mark.slow
@@ -129,3 +134,26 @@ def test_flags_keep_their_hyphens(site: Path) -> None:
     shown = (site / "reference" / "commands.html").read_text(encoding="utf-8")
     assert "--algorithm.help NAME shows its parameters" in shown
     assert "\N{EN DASH}algorithm.help" not in shown
+
+
+def test_the_page_of_the_round_shows_the_slots_and_the_floors(site: Path) -> None:
+    shown = (site / "explanation" / "round.html").read_text(encoding="utf-8")
+    drawn = re.findall(r'<div class="slot"><b><a[^>]*>(\w+)</a>', shown)
+    assert drawn == ["downlink", "rule", "exchange", "uplink", "aggregator", "steps"]
+    assert set(drawn) == set(catalogue.entry("algorithms", "Algorithm").slots)
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        contracts = tomllib.load(file)["tool"]["importlinter"]["contracts"]
+    (floors,) = (contract["layers"] for contract in contracts if contract["id"] == "floors")
+    rows = [re.findall(r"<b>(\w+)</b>", row) for row in re.findall(r'<div class="floor">.*', shown)]
+    assert rows == [floor.split(" | ") for floor in floors]
+    contributing = (site / "reference" / "contributing.html").read_text(encoding="utf-8")
+    assert contributing.count('<div class="floor">') == len(floors)
+
+
+def test_the_diagram_of_the_round_follows_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    diagrams = import_module("diagrams")
+    assert "take_steps" in diagrams.round_diagram()
+    monkeypatch.setattr(diagrams, "UP", diagrams.UP[::-1])
+    with pytest.raises(ValueError, match="in this order"):
+        diagrams.round_diagram()

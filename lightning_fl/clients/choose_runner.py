@@ -30,7 +30,7 @@ Runner = Callable[[FlatModule, ClientJob, Sequence[int], FederatedDataModule], I
 
 SHARE_OF_FREE_MEMORY = 0.5
 ASSUMED_FREE_MEMORY = 4 * 2**30
-# On a CPU a stack spares the overhead of small operations, but its grouped convolutions are slower (docs/benchmarks.md).
+# On a CPU a stack spares the overhead of small operations, but its grouped convolutions are slower (docs/explanation/speed.md).
 MOST_WORK_ON_CPU, LEAST_CLIENTS_ON_CPU, MOST_AT_ONCE_ON_CPU = 1_500_000, 10, 64
 COPIES_OF_THE_MODEL = 8  # parameters, gradient, upload, states of optimiser and rule, and temporary tensors
 

@@ -10,7 +10,10 @@ from torch import Tensor
 from lightning_fl.outputs.units import KINDS
 
 MEAN_GRADIENT = "moments/gradient"
-"""Name of the gradient (d,) on all samples of a client at the received model, or of its mean over the clients."""
+"""Name of the gradient (d,) on all samples of a client at the received model, or of its mean over the clients.
+
+If a rule needs it, clients and server get a turn before the training (`lightning_fl.exchanges.GradientTurn`).
+"""
 MEMBERS = "members/model"
 """Name of the clients' deltas (K, d), which an aggregator keeps for the steps."""
 SENT = "mask/sent"

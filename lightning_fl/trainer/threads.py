@@ -12,7 +12,7 @@ import os
 import torch
 
 WORK_OF_TWO = 8_000_000
-"""Multiply-accumulates of a step's forward pass from which two threads are faster than one (docs/benchmarks.md)."""
+"""Multiply-accumulates of a step's forward pass from which two threads are faster than one (docs/explanation/speed.md)."""
 
 WORK_OF_A_THREAD = 20_000_000
 """Multiply-accumulates for each thread if there are more than two."""

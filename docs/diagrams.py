@@ -1,0 +1,148 @@
+"""Diagrams of the site, drawn from the code as boxes of HTML, which `_static/site.css` lays out.
+
+A line `<!-- diagram: round -->` or `<!-- diagram: floors -->` of a page becomes the diagram; repository hosts show nothing there.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from html import escape
+from importlib import import_module
+from inspect import getdoc, getsource
+from pathlib import Path
+from typing import NamedTuple
+
+from sphinx.application import Sphinx
+
+from lightning_fl.cli import catalogue
+from lightning_fl.communication.link import Link
+from lightning_fl.federation.round import Federation
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+MARKER = re.compile(r"^<!-- diagram: (\w+) -->$", re.MULTILINE)
+API = "../reference/api"
+"""Pages of public names, from a page in a folder of the site's first folder."""
+
+
+class Box(NamedTuple):
+    """Stage of a round.
+
+    Attributes:
+        title: name of a slot of `Algorithm`, whose text is the docstring's; or the server's own work.
+        code: call shown in the box; one of `Federation.train_round`, except that of the uplink.
+        text: text of the server's own work.
+    """
+
+    title: str
+    code: str
+    text: str = ""
+
+
+DOWN = [
+    Box("cohort", "self.cohort", "Draw the clients from the seed and the round."),
+    Box("downlink", "link.broadcast"),
+]
+CLIENTS = [
+    Box("rule", "ClientJob"),
+    Box("exchange", "exchange.collect"),
+    Box("uplink", f"link.{Link.send_up.__name__}"),
+]
+UP = [
+    Box(
+        "intake", "intake.take", "Reject uploads that are not finite and, with a loss guard, those whose loss explodes."
+    ),
+    Box("aggregator", "intake.finish"),
+    Box("book", "run.book", "Book bits, seconds and steps, even if the round is undone later."),
+    Box("steps", "take_steps"),
+    Box("commit", "self._commit", "Store the model and all states. The next round begins."),
+]
+BROADCAST = "<b>Down:</b> model, buffers, and what the steps share", "Bits are counted for each client of the cohort."
+UPLOADS = "<b>Up:</b> deltas, buffers, and what the rule adds", "Bits are counted for each upload."
+CLASSES = {
+    "downlink": "Codec",
+    "uplink": "Codec",
+    "rule": "Rule",
+    "exchange": "Exchange",
+    "aggregator": "Aggregator",
+    "steps": "Step",
+}
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Draw the diagrams of a page when Sphinx reads it."""
+    app.connect("source-read", lambda app, page, text: text.__setitem__(0, drawn(text[0])))
+    return {"parallel_read_safe": True}
+
+
+def drawn(text: str) -> str:
+    """Return the text of a page with its diagrams."""
+    return MARKER.sub(lambda found: {"round": round_diagram, "floors": floors_diagram}[found[1]](), text)
+
+
+def round_diagram() -> str:
+    """Return the diagram of a round.
+
+    Raises:
+        ValueError: `Federation.train_round` does not make the calls of the boxes in this order.
+    """
+    source = getsource(Federation.train_round)
+    calls = [box.code for box in (*DOWN, *CLIENTS, *UP) if box.title != "uplink"]
+    positions = [source.find(call) for call in calls]
+    if -1 in positions or positions != sorted(positions):
+        raise ValueError(
+            f"Federation.train_round does not have {', '.join(calls)} in this order: correct docs/diagrams.py."
+        )
+    parts = [side("Server", DOWN), wire(*BROADCAST), side("Each client", CLIENTS), wire(*UPLOADS), side("Server", UP)]
+    caption = "A round: the slots of a method in colour, with FedAvg's parts; in grey, the same for every method."
+    return figure("round", parts, caption)
+
+
+def side(name: str, boxes: list[Box]) -> str:
+    """Return the boxes of the server or of a client."""
+    kind = "server" if name == "Server" else "client"
+    return f'<div class="side {kind}"><b>{name}</b>{"".join(map(stage, boxes))}</div>'
+
+
+def stage(box: Box) -> str:
+    """Return a box of the round's diagram."""
+    code = f"<code>{box.code}</code>"
+    if box.title not in CLASSES:
+        return f"<div><b>{box.title}</b>{code}<p>{box.text}</p></div>"
+    method = catalogue.entry("algorithms", "Algorithm")
+    cls, text = CLASSES[box.title], method.parameters[box.title]["about"].partition(";")[0].rstrip(".")
+    (part,) = (path.rpartition(".")[2] for path in method.slots[box.title])
+    link = f'<a href="{API}/lightning_fl.slots.html#lightning_fl.slots.{cls}">{box.title}</a>'
+    return f'<div class="slot"><b>{link}</b>{code}<p>{escape(text)}. <i>{part}</i></p></div>'
+
+
+def wire(content: str, counted: str) -> str:
+    """Return the arrow between server and clients, with the messages that cross."""
+    code = "<code>communication/link.py</code>"
+    return f'<div class="wire"><span>↓</span><p>{content}<br><i>{counted}</i> {code}</p></div>'
+
+
+def floors_diagram() -> str:
+    """Return the diagram of the floors that the import lint checks, and of the rooms on each, from the docstrings."""
+    with (Path(__file__).parents[1] / "pyproject.toml").open("rb") as file:
+        contracts = tomllib.load(file)["tool"]["importlinter"]["contracts"]
+    (floors,) = (contract["layers"] for contract in contracts if contract["id"] == "floors")
+    parts = [f'<div class="floor">{"".join(map(room, floor.split(" | ")))}</div>' for floor in floors]
+    return figure("floors", parts, "The rooms of the package. A room imports only from the floors below its own.")
+
+
+def room(name: str) -> str:
+    """Return the box of a room, with the first sentence of its docstring."""
+    found = import_module(f"lightning_fl.{name}")
+    text = re.split(r"(?<=\.)\s", getdoc(found) or "")[0]
+    return f"<div><b>{name}</b><p>{escape(' '.join(text.split())).replace('`', '')}</p></div>"
+
+
+def figure(name: str, parts: list[str], caption: str) -> str:
+    """Return a diagram as one block of HTML, which has no empty line."""
+    lines = [f'<figure class="diagram {name}">', *parts, f"<figcaption>{caption}</figcaption>", "</figure>"]
+    return "\n".join(lines)
