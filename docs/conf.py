@@ -1,5 +1,6 @@
 """Settings of the documentation site; CONTRIBUTING.md says how to build it."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ sys.path[:0] = [str(DOCS), str(DOCS.parent)]
 
 from generate import generate  # noqa: E402
 from markup import plain  # noqa: E402
+from notebooks import FOLDER, is_notebook, with_link, write_notebooks  # noqa: E402
 
 from lightning_fl import __version__  # noqa: E402
 
@@ -17,7 +19,7 @@ project = "lightning_fl"
 author = "The lightning-fl developers"
 version = release = __version__
 extensions = [
-    "myst_parser",
+    "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
@@ -25,13 +27,21 @@ extensions = [
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
 ]
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", f"{FOLDER}/*"]
 nitpicky = True
 # Names of other packages, whose sites the build does not read, and inner types of signatures, which have no page.
 nitpick_ignore_regex = [("py:.*", r"(?!lightning_fl\.\w+\.\w+$).*|lightning_fl\.checks\..*")]
 
 myst_heading_anchors = 4  # the anchors of repository hosts
 copybutton_exclude = ".linenos, .gp, .go"
+
+nb_execution_mode = "force"  # a cache would keep what an older version of the package printed
+nb_execution_in_temp = True
+nb_execution_raise_on_error = True
+nb_execution_timeout = 300
+nb_merge_streams = True
+nb_ipywidgets_js = {}  # scripts from elsewhere, which would show the progress bars
+os.environ["PYTHONWARNINGS"] = "ignore:`isinstance(treespec"  # Lightning's, about torch
 
 default_role = "code"  # docstrings write `names` as Markdown does
 autosummary_generate = False
@@ -50,7 +60,7 @@ smartquotes = False  # it makes a dash of the two hyphens of a flag
 
 html_theme = "furo"
 html_static_path = ["_static"]
-html_css_files = ["site.css"]
+html_css_files = ["site.css", "notebook.css"]
 html_title = f"{project} {version}"
 html_copy_source = False  # and so no links to the sources of generated pages
 html_show_copyright = False
@@ -60,8 +70,21 @@ html_show_search_summary = False  # a page that is opened as a file cannot fetch
 
 def setup(app: Sphinx) -> None:
     """Make pages before each build, and read docstrings as `markup.plain` gives them."""
-    app.connect("builder-inited", lambda app: generate(Path(app.srcdir)))
+    app.connect("builder-inited", make_pages)
+    app.connect("source-read", link_notebook)
     app.connect("autodoc-process-docstring", read_plainly, priority=400)  # before napoleon
+
+
+def make_pages(app: Sphinx) -> None:
+    """Write the pages and notebooks that are made from others and from the code."""
+    generate(Path(app.srcdir))
+    write_notebooks(Path(app.srcdir))
+
+
+def link_notebook(app: Sphinx, name: str, source: list[str]) -> None:
+    """Link a notebook's file from its page."""
+    if is_notebook(source[0]):
+        source[0] = with_link(name, source[0])
 
 
 def read_plainly(app: Sphinx, kind: str, name: str, found: object, options: object, lines: list[str]) -> None:

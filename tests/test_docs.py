@@ -2,6 +2,7 @@
 
 Run: every ```bash and ```python block of README.md and docs/*.md, each document's in order in one empty folder with a
 copy of configs/. A block whose first line is a comment with a file name (`# small.yaml`) is written to that file instead.
+The ```{code-cell} blocks of a notebook run as Python, and share their names.
 
 Not run:
 
@@ -34,9 +35,13 @@ SURROUNDINGS = ("pip", "pytest", ".ci/checks", ".ci/run", "docker")
 QUIET = ["--trainer.enable_progress_bar", "false", "--trainer.enable_model_summary", "false"]
 
 BLOCK = re.compile(
-    r"(?P<marker><!-- no-run: \S[^>]*-->\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE
+    r"(?P<marker><!-- no-run: \S[^>]*-->\n)?^```(?P<language>\w+|\{code-cell\}) ?\w*\n(?P<text>.*?)^```$",
+    re.DOTALL | re.MULTILINE,
 )
 FILE_NAME = re.compile(r"# ([\w.-]+\.(?:py|ya?ml))\n")
+CELL = "{code-cell}"
+OPTIONS = re.compile(r"\A(:.*\n)+")
+"""First lines of a cell that say how the site shows it."""
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
 OUTSIDE = re.compile(r"://|^project:")
 """Links that lead to no file: addresses, and pages that only the site has (tests/test_site.py)."""
@@ -50,7 +55,7 @@ class Block(NamedTuple):
 def blocks(document: Path) -> list[Block]:
     """Return the blocks of a document that can be run or written, in order."""
     found = [m for m in BLOCK.finditer(document.read_text()) if not m["marker"]]
-    return [Block(m["language"], m["text"]) for m in found if m["language"] in ("bash", "python", "yaml")]
+    return [Block(m["language"], m["text"]) for m in found if m["language"] in ("bash", "python", "yaml", CELL)]
 
 
 def name_of(document: Path) -> str:
@@ -59,15 +64,20 @@ def name_of(document: Path) -> str:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_what_a_document_shows_runs(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "import pandas" in document.read_text():
+        pytest.importorskip("pandas", reason="pip install 'lightning-fl[notebook]'")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
     own = {"configs", "shown.py"}
+    names = {"__name__": "__main__"}
     for language, text in blocks(document):
         named = FILE_NAME.match(text)
         if named:
             Path(named[1]).write_text(text)
             own.add(named[1])
+        elif language == CELL:
+            exec(compile(OPTIONS.sub("", text), name_of(document), "exec"), names)
         elif language == "python":
             Path("shown.py").write_text(text)
             runpy.run_path("shown.py", run_name="__main__")
@@ -108,6 +118,27 @@ def exit_code() -> int | str:
     except SystemExit as ended:
         return ended.code or 0
     return 0
+
+
+NOTEBOOKS = [document for document in WRITTEN if any(block.language == CELL for block in blocks(document))]
+
+
+def test_there_are_notebooks() -> None:
+    stems = {page.stem for page in NOTEBOOKS}
+    assert stems >= {"first-federation", "own-module", "own-method", "compare-by-bytes"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", NOTEBOOKS, ids=name_of)
+def test_a_notebook_runs_in_an_empty_folder(page: Path, tmp_path: Path) -> None:
+    nbclient = pytest.importorskip("nbclient", reason="pip install 'lightning-fl[dev]'")
+    pytest.importorskip("ipykernel", reason="pip install 'lightning-fl[dev]'")
+    jupytext = pytest.importorskip("jupytext", reason="pip install 'lightning-fl[dev]'")
+    notebook = jupytext.read(page)
+    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    shown = [cell.outputs for cell in notebook.cells if cell.cell_type == "code"]
+    assert len(shown) == sum(block.language == CELL for block in blocks(page))
+    assert any(shown)
 
 
 def test_the_readme_has_two_commands() -> None:

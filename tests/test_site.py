@@ -1,5 +1,6 @@
 """Test that the documentation site builds without a warning, has a place for every public name, and fetches nothing."""
 
+import json
 import re
 import subprocess
 import sys
@@ -20,7 +21,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-for package in ("sphinx", "furo", "myst_parser", "sphinx_copybutton"):
+for package in ("sphinx", "furo", "jupytext", "myst_nb", "sphinx_copybutton"):
     pytest.importorskip(package, reason="needs the extra docs: pip install -e '.[docs]'")
 pytestmark = pytest.mark.slow
 
@@ -92,6 +93,18 @@ def test_no_page_fetches_anything_from_elsewhere(site: Path, pages: dict[Path, P
     for path in (site / "_static").rglob("*.js"):
         text = path.read_text(encoding="utf-8")
         assert re.findall(r"(?:fetch|import)\(\s*[\"'`](?:https?:)?//[^)]*", text) == [], path
+
+
+def test_a_notebooks_page_links_its_file_and_shows_what_cells_print(site: Path, pages: dict[Path, Page]) -> None:
+    for name in ("first-federation", "own-module", "own-method", "compare-by-bytes"):
+        path = site / "tutorials" / f"{name}.html"
+        (link,) = [link for link in pages[path].links if link.endswith(f"/{name}.ipynb")]
+        cells = json.loads((path.parent / link).read_text(encoding="utf-8"))["cells"]
+        assert {cell["cell_type"] for cell in cells} == {"code", "markdown"}
+        shown = path.read_text(encoding="utf-8")
+        assert shown.count("cell_input") == sum(cell["cell_type"] == "code" for cell in cells)
+        assert "cell_output" in shown
+        assert "Traceback" not in shown
 
 
 def test_search_needs_no_server(site: Path) -> None:

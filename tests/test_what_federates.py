@@ -1,11 +1,11 @@
-"""Test that tests stand behind each row of the tables in docs/your-own-module.md."""
+"""Test that tests stand behind each row of the tables in docs/federates.md."""
 
 import ast
 import re
 from pathlib import Path
 
 TESTS = Path(__file__).parent
-PAGE = TESTS.parent / "docs" / "your-own-module.md"
+PAGE = TESTS.parent / "docs" / "federates.md"
 
 FLAT, HOOKS, LOGS = "clients/test_flat_module.py", "clients/test_hooks.py", "clients/test_module_logs.py"
 OPTIMISERS, SCHEDULERS = "clients/test_stock_optimizers.py", "clients/test_stock_schedulers.py"
