@@ -37,9 +37,9 @@ ROOT = Path(__file__).parents[1]
 REFERENCE = "reference"
 """Folder of the pages, in docs/; git ignores it."""
 COPIES = {
-    "README.md": "readme",
     "CONTRIBUTING.md": "contributing",
     "CHANGELOG.md": "changelog",
+    "SECURITY.md": "security",
     "examples/README.md": "examples",
 }
 """Markdown files outside docs/, and their pages."""
@@ -322,6 +322,8 @@ def copied_page(source: str, name: str) -> str:
 def target(given: str, source: str) -> str:
     """Return where a relative link of a file leads from its page: to another page, or else to the file."""
     path = os.path.normpath(os.path.join(os.path.dirname(source), given)).replace(os.sep, "/")
+    if path == "README.md":
+        return "/index.md"
     if path in COPIES:
         return f"/{REFERENCE}/{COPIES[path]}.md"
     if path.startswith("docs/"):
