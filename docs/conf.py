@@ -40,6 +40,7 @@ nb_execution_in_temp = True
 nb_execution_raise_on_error = True
 nb_execution_timeout = 300
 nb_merge_streams = True
+nb_render_image_options = {"alt": "Figure that the cell above draws"}
 nb_ipywidgets_js = {}  # scripts from elsewhere, which would show the progress bars
 os.environ["PYTHONWARNINGS"] = "ignore:`isinstance(treespec"  # Lightning's, about torch
 

@@ -41,5 +41,5 @@ def notebook(page: Path) -> nbformat.NotebookNode:
 def with_link(name: str, text: str) -> str:
     """Return a notebook's page with a link to its file below the title."""
     stem = name.rpartition("/")[2]
-    link = f"[Download this page as a notebook](/{FOLDER}/{stem}.ipynb)"
+    link = f"{{download}}`Download this page as a notebook </{FOLDER}/{stem}.ipynb>`"
     return re.sub(r"^(# .+\n)", rf"\1\n{link}\n", text, count=1, flags=re.MULTILINE)
