@@ -16,7 +16,7 @@ from lightning_fl.checks import parameters_of
 from lightning_fl.cli import catalogue, shipped_configs
 from lightning_fl.trainer import FederatedTrainer
 
-for package in ("sphinx", "furo", "jupytext", "myst_nb", "sphinx_copybutton"):
+for package in ("sphinx", "furo", "ipykernel", "jupytext", "myst_nb", "pandas", "sphinx_copybutton"):
     pytest.importorskip(package, reason="needs the extra docs: pip install -e '.[docs]'")
 pytestmark = pytest.mark.slow
 
