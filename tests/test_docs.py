@@ -64,8 +64,7 @@ def name_of(document: Path) -> str:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_what_a_document_shows_runs(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if "import pandas" in document.read_text():
-        pytest.importorskip("pandas", reason="pip install 'lightning-fl[notebook]'")
+    skip_without_pandas(document)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
@@ -87,6 +86,11 @@ def test_what_a_document_shows_runs(document: Path, tmp_path: Path, monkeypatch:
                     run(command, environment)
     ignored = {line.strip("/") for line in (ROOT / ".gitignore").read_text().splitlines()}
     assert {path.name for path in tmp_path.iterdir()} - own <= ignored, "git would show what it leaves in a clone"
+
+
+def skip_without_pandas(document: Path) -> None:
+    if "import pandas" in document.read_text():
+        pytest.importorskip("pandas", reason="pip install 'lightning-fl[notebook]'")
 
 
 def commands(text: str) -> list[str]:
@@ -131,6 +135,7 @@ def test_there_are_notebooks() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", NOTEBOOKS, ids=name_of)
 def test_a_notebook_runs_in_an_empty_folder(page: Path, tmp_path: Path) -> None:
+    skip_without_pandas(page)
     nbclient = pytest.importorskip("nbclient", reason="pip install 'lightning-fl[dev]'")
     pytest.importorskip("ipykernel", reason="pip install 'lightning-fl[dev]'")
     jupytext = pytest.importorskip("jupytext", reason="pip install 'lightning-fl[dev]'")

@@ -21,7 +21,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-for package in ("sphinx", "furo", "jupytext", "myst_nb", "sphinx_copybutton"):
+for package in ("sphinx", "furo", "ipykernel", "jupytext", "myst_nb", "pandas", "sphinx_copybutton"):
     pytest.importorskip(package, reason="needs the extra docs: pip install -e '.[docs]'")
 pytestmark = pytest.mark.slow
 
