@@ -15,6 +15,7 @@ from inspect import isclass, isroutine
 from pathlib import Path
 from typing import Any
 
+import curves
 from markup import fenced, index_page, markdown, paragraph, rst, table, toctree
 from sphinx.pycode import ModuleAnalyzer
 
@@ -64,7 +65,8 @@ def generate(docs: Path) -> None:
     """Write all pages below docs/reference/ that have changed, and remove those that nothing makes any more."""
     folder = docs / REFERENCE
     texts = {folder / f"{name}.md": text.rstrip() + "\n" for name, text in pages()}
-    for path in set(folder.rglob("*.md")) - texts.keys():
+    texts |= {folder / "methods" / f"{method}.svg": curves.draw(method) for method in curves.kept_groups()}
+    for path in {*folder.rglob("*.md"), *folder.rglob("*.svg")} - texts.keys():
         path.unlink()
     for path, text in texts.items():
         if not path.exists() or path.read_text(encoding="utf-8") != text:
@@ -109,9 +111,8 @@ def method_page(method: Entry) -> str:
     )  # recipes have no interface of their own
     blocks = [f"# {method.name}", rst(f".. autoclass:: lightning_fl.algorithms.{method.name}", *options)]
     blocks += map(paragraph, catalogue.description_of(method))
-    curve = Path("images") / "methods" / f"{method.name}.svg"
-    if (ROOT / "docs" / curve).exists():
-        blocks.append(f"![Curve of {method.name}](/{curve.as_posix()})")
+    if method.name in curves.kept_groups():
+        blocks += ["## Curve", curves.curve_block(method.name)]
     slots = [
         [f"`{slot}`", "<br>".join(located(path, "../../") for path in paths)] for slot, paths in method.slots.items()
     ]
