@@ -15,6 +15,7 @@ from inspect import isclass, isroutine
 from pathlib import Path
 from typing import Any
 
+import curves
 from diagrams import floors_diagram
 from markup import fenced, index_page, markdown, paragraph, rst, table, toctree
 from sphinx.pycode import ModuleAnalyzer
@@ -46,8 +47,9 @@ COPIES = {
 PACKAGES = (*lightning_fl._PACKAGES, "report", "study")
 PARTS = ("rules", "codecs", "exchanges", "aggregators", "steps")
 LINK = re.compile(r"(!?\[[^\]]*\]\()([^)#\s:]+)((?:#[^)]*)?\))")
-METHODS = """Every method by the name that `--algorithm` takes. `lightning-fl list NAME` prints the page of one in the terminal.
-[Your own method](/tutorials/own-method.md) says how to write another, and `Algorithm` takes any parts from a configuration."""
+METHODS = """Every method by the name that `--algorithm` takes, below its paper. `lightning-fl list NAME` prints the page of one in the
+terminal. [`Algorithm`](Algorithm.md) takes any parts from a configuration, and [your own method](/tutorials/own-method.md) says how
+to write another."""
 PARTS_TEXT = """A method fills five slots with [parts](/explanation/round.md#the-slots). A table's last column names the methods
 whose part differs from FedAvg's. Every part can be [combined with others](/how-to/codecs.md)."""
 NAMES = """The names that `--model`, `--model.network`, `--data`, `--data.partition` and `--trainer.callbacks` take, with their
@@ -64,7 +66,8 @@ def generate(docs: Path) -> None:
     """Write all pages below docs/reference/ that have changed, and remove those that nothing makes any more."""
     folder = docs / REFERENCE
     texts = {folder / f"{name}.md": text.rstrip() + "\n" for name, text in pages()}
-    for path in set(folder.rglob("*.md")) - texts.keys():
+    texts |= {folder / "methods" / f"{method}.svg": curves.draw(method) for method in curves.kept_groups()}
+    for path in {*folder.rglob("*.md"), *folder.rglob("*.svg")} - texts.keys():
         path.unlink()
     for path, text in texts.items():
         if not path.exists() or path.read_text(encoding="utf-8") != text:
@@ -99,7 +102,7 @@ def pages() -> Iterator[tuple[str, str]]:
 def methods_page(methods: Sequence[Entry]) -> str:
     """Return the page that lists all methods by their papers."""
     papers: dict[str, list[list[str]]] = {}
-    for one in methods:
+    for one in (method for method in methods if method.name != "Algorithm"):
         row = [f"[`{one.name}`]({one.name}.md)", markdown(one.about)]
         papers.setdefault(paragraph(catalogue.description_of(one)[0]), []).append(row)
     blocks = [f"{paper}\n\n{table(['method', 'idea'], rows)}" for paper, rows in papers.items()]
@@ -113,9 +116,8 @@ def method_page(method: Entry) -> str:
     )  # recipes have no interface of their own
     blocks = [f"# {method.name}", rst(f".. autoclass:: lightning_fl.algorithms.{method.name}", *options)]
     blocks += map(paragraph, catalogue.description_of(method))
-    curve = Path("images") / "methods" / f"{method.name}.svg"
-    if (ROOT / "docs" / curve).exists():
-        blocks.append(f"![Curve of {method.name}](/{curve.as_posix()})")
+    if method.name in curves.kept_groups():
+        blocks += ["## Curve", curves.curve_block(method.name)]
     slots = [
         [f"`{slot}`", "<br>".join(located(path, "../../") for path in paths)] for slot, paths in method.slots.items()
     ]

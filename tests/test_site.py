@@ -133,6 +133,18 @@ def test_a_methods_page_says_what_the_terminal_prints(method: catalogue.Entry, s
     assert [text for text in said if text not in printed] == []
 
 
+KEPT = (ROOT / "docs" / "results" / "every_method.csv").read_text(encoding="utf-8").splitlines()[1:]
+"""Runs whose curves the site shows; tests/study/test_every_method.py checks that every method has some."""
+
+
+@pytest.mark.parametrize("method", sorted({line.partition(",")[0] for line in KEPT}))
+def test_a_methods_page_has_its_curve_and_the_command_of_it(method: str, site: Path, pages: dict[Path, Page]) -> None:
+    path = site / "reference" / "methods" / f"{method}.html"
+    (address,) = {unquote(address) for address in pages[path].fetched if address.endswith(".svg")}
+    assert re.search(rf">{method} \(\d seeds\)</text>", (path.parent / address).read_text(encoding="utf-8"))
+    assert f"--algorithm={method}" in path.read_text(encoding="utf-8")
+
+
 def test_every_flag_of_fit_and_every_configuration_is_there(site: Path, pages: dict[Path, Page]) -> None:
     shown = (site / "reference" / "commands.html").read_text(encoding="utf-8")
     flags = set(re.findall(r"--trainer\.(\w+)", shown))

@@ -175,11 +175,19 @@ class FederatedCLI(LightningCLI):
             "seed_everything_default": 0,
             "parser_kwargs": {"prog": "lightning-fl", "default_env": True},
         }
+        words = sys.argv[1:] if args is None else args
+        self._named = words[0] if isinstance(words, list | tuple) and words else None
         super().__init__(model_class, datamodule_class, args=args, **{**defaults, **options})  # type: ignore[arg-type]
 
     def init_parser(self, **options: Any) -> LightningArgumentParser:
         """Return a parser that heads configurations with the version of this package instead of Lightning's."""
         return super().init_parser(**{"dump_header": [f"lightning-fl=={__version__}"], **options})
+
+    def _prepare_subcommand_parser(self, klass: type, subcommand: str, **options: Any) -> LightningArgumentParser:
+        """Return the parser of a command, without its flags if the command line begins with another: they take long to add."""
+        if self._named in self.subcommands() and self._named != subcommand:
+            return self.init_parser(**options)
+        return super()._prepare_subcommand_parser(klass, subcommand, **options)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse the arguments, and refuse invalid values that the parser accepts."""

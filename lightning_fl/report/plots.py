@@ -44,12 +44,12 @@ def draw_curves(groups: Sequence[Group], metric: Metric, axis: str, look: Look =
     with matplotlib.rc_context(look.style):
         figure = Figure(figsize=look.size, layout="constrained")
         axes = figure.subplots()
-        unit = _scale(axes, axis, spent, look)
+        unit = scale_axis(axes, axis, spent, look)
         if look.yscale == "log":
             axes.set_yscale("log")
             _plain_ticks(axes.yaxis)
         for index, group in enumerate(groups):
-            _draw_group(axes, group, axis, unit, line_style(index))
+            draw_group(axes, group, axis, unit, line_style(index))
         is_smoothed = any(curve.is_smoothed for group in groups for curve in group.curves)
         axes.set_ylabel(metric.short + " (smoothed)" * is_smoothed)
         if metric.target is not None:
@@ -62,7 +62,7 @@ def draw_curves(groups: Sequence[Group], metric: Metric, axis: str, look: Look =
     return figure
 
 
-def _scale(axes: Axes, axis: str, spent: Floats, look: Look) -> float:
+def scale_axis(axes: Axes, axis: str, spent: Floats, look: Look) -> float:
     """Set the name, the scale and the ticks of the horizontal axis for the values on it, and return their unit."""
     unit, name, logarithmic = 1.0, axis, is_logarithmic(look, axis)
     if axis == "uplink":
@@ -91,7 +91,7 @@ def _plain_ticks(axis: Axis, few: bool = False) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def _draw_group(axes: Axes, group: Group, axis: str, unit: float, style: dict[str, Any]) -> None:
+def draw_group(axes: Axes, group: Group, axis: str, unit: float, style: dict[str, Any]) -> None:
     """Draw the raw values, the mean of the smoothed curves, and their deviation."""
     pale = {"color": style["color"], "zorder": BEHIND}
     for curve in group.curves:

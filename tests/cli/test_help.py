@@ -3,6 +3,7 @@
 import re
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,7 @@ from lightning_fl import algorithms
 from lightning_fl.checks import parameters_of
 from lightning_fl.cli import main
 from lightning_fl.cli.class_names import HIDDEN, classes_under
+from lightning_fl.cli.federated_cli import FederatedCLI
 from lightning_fl.cli.help_formatter import HEADINGS
 from lightning_fl.trainer import FederatedTrainer
 
@@ -67,6 +69,25 @@ def test_headings_stand_in_the_order_of_the_flags(help_of: Help) -> None:
     assert [title for title in titles if title[:-1] in HEADINGS.values()] == [
         f"{title}:" for title in HEADINGS.values()
     ]
+
+
+def test_a_command_is_given_its_own_flags_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check what is built, because each command's flags take longer than a command line is read."""
+    parsers: dict[str, Any] = {}
+    prepare = FederatedCLI._prepare_subcommand_parser
+
+    def noted(cli: FederatedCLI, trainer: type, command: str, **options: Any) -> Any:
+        parsers[command] = prepare(cli, trainer, command, **options)
+        return parsers[command]
+
+    monkeypatch.setattr(FederatedCLI, "_prepare_subcommand_parser", noted)
+    monkeypatch.setattr(sys, "argv", ["lightning-fl", "validate", "--help"])
+    with pytest.raises(SystemExit):
+        main()
+    assert [name for name, parser in parsers.items() if "--trainer.max_rounds" in parser._option_string_actions] == [
+        "validate"
+    ]
+    assert list(parsers) == ["fit", "validate", "test", "predict"]
 
 
 def test_the_help_of_a_class_is_as_short(help_of: Help) -> None:

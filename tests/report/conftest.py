@@ -1,4 +1,4 @@
-"""Fixture of the command line in an empty folder."""
+"""Fixtures of the command line in an empty folder, and of the pictures' formats."""
 
 import sys
 from collections.abc import Callable
@@ -8,6 +8,20 @@ from typing import Any
 import pytest
 
 from lightning_fl.cli import main
+from lightning_fl.outputs.figures import Look
+
+
+@pytest.fixture
+def all_formats() -> None:
+    """Mark a test that reads pictures of every default format."""
+
+
+@pytest.fixture(autouse=True)
+def _one_format(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw each picture once, where the test is not about pictures: drawing takes most of a report's time."""
+    is_about_pictures = request.path.stem == "test_report_look" or "all_formats" in request.fixturenames
+    if not is_about_pictures:
+        monkeypatch.setattr(Look, "formats", ("svg",))
 
 
 @pytest.fixture

@@ -170,6 +170,7 @@ class Links(HTMLParser):
         self.cells.append(data.strip())
 
 
+@pytest.mark.usefixtures("all_formats")
 def test_a_report_is_files_that_need_nothing_else(tmp_path: Path) -> None:
     write_run(tmp_path / "a<b>", rising(50), "FedAvg")
     write_run(tmp_path / "b", rising(50, 0.012), "FedProx", mu=0.1)
@@ -502,6 +503,7 @@ def test_a_mistyped_metric_has_its_nearest_among_all_columns(run: Callable[..., 
 # -------------------------------------------------------------------------------------------------- the folder
 
 
+@pytest.mark.usefixtures("all_formats")
 def test_a_report_leaves_nothing_of_the_one_before_it(run: Callable[..., tuple], tmp_path: Path) -> None:
     path = write_run(tmp_path / "a", rising(9)) / "metrics.csv"
     path.write_text(path.read_text().replace("clients/accepted", "val/loss"))

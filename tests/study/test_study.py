@@ -4,8 +4,7 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -55,12 +54,23 @@ def rows(folder: Path) -> list[str]:
 def test_a_study_that_is_killed_goes_on_and_gives_what_fit_gives(capsys: pytest.CaptureFixture[str]) -> None:
     claims = [{"text": "a pull changes little", "better": "FedProx", "than": "FedAvg", "paper": 0.5}]
     written(claims=claims, seeds=[1])
-    words = [sys.executable, "-c", "from lightning_fl.cli import main; main()", "study", "study.yaml", "--jobs", "2"]
-    study = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while study.poll() is None and not list(Path("runs").rglob("last.ckpt")):
-        time.sleep(0.02)
-    study.send_signal(signal.SIGTERM)
-    assert study.wait(60) != 0
+    ordinary, is_over = signal.getsignal(signal.SIGTERM), threading.Event()
+
+    def kill() -> None:
+        """End the study after the first complete round of its first run."""
+        while not list(Path("runs").rglob("last.ckpt")) and not is_over.is_set():
+            time.sleep(0.02)
+        if signal.getsignal(signal.SIGTERM) is not ordinary:  # the study waits for the signal
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    with pytest.raises(SystemExit) as ended:
+        main(["study", "study.yaml", "--jobs", "1"])
+    is_over.set()
+    thread.join()
+    assert ended.value.code
+    assert not list(Path("runs").rglob("done.json"))
 
     main(["study", "study.yaml"])
     done = sorted(Path("runs/studies/study").rglob("done.json"))
