@@ -47,9 +47,9 @@ COPIES = {
 PACKAGES = (*lightning_fl._PACKAGES, "report", "study")
 PARTS = ("rules", "codecs", "exchanges", "aggregators", "steps")
 LINK = re.compile(r"(!?\[[^\]]*\]\()([^)#\s:]+)((?:#[^)]*)?\))")
-METHODS = """Every method by the name that `--algorithm` takes, below its paper. `lightning-fl list NAME` prints the page of one in
-the terminal. [`Algorithm`](Algorithm.md) takes any parts from a configuration, and [your own method](/tutorials/own-method.md)
-says how to write another."""
+METHODS = """Every method by the name that `--algorithm` takes, below its paper. `lightning-fl list NAME` prints the page of
+one in the terminal. [`Algorithm`](Algorithm.md) takes any parts from a configuration, and [your own
+method](/tutorials/own-method.md) says how to write another."""
 PARTS_TEXT = """A method fills five slots with [parts](/explanation/round.md#the-slots). A table's last column names the methods
 whose part differs from FedAvg's. Every part can be [combined with others](/how-to/codecs.md)."""
 NAMES = """The names that `--model`, `--model.network`, `--data`, `--data.partition` and `--trainer.callbacks` take, with their
