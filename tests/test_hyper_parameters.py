@@ -37,6 +37,7 @@ GIVEN: dict[str, dict[str, Any]] = {
     "GradientTurn": {"inner": OneShot()},
     "Thresholded": {"inner": LocalOptimizer()},
     "Reconfiguration": {"rule": SquaredGradients(interval=1)},
+    "ServerOptimizer": {"optimizer": torch.optim.SGD},
     "MomentumInStages": {"stages": (Apply(),), "momentum": Momentum()},
     "DatasetSamples": {"dataset": DATA},
     "Federated": {"datamodule": L.LightningDataModule.from_datasets(DATA), "num_clients": 2},

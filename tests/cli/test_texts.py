@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -149,6 +150,8 @@ def plain(value: Any) -> Any:
     """Return a default as JSON can hold it, a part by the name of its class."""
     if isinstance(value, Enum):
         return value.value
+    if isinstance(value, FunctionType):
+        return None  # the description says what it makes
     if isinstance(value, tuple | list):
         return [plain(one) for one in value]
     return value if isinstance(value, str | int | float | None) else type(value).__name__
