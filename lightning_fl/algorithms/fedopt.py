@@ -41,7 +41,7 @@ class FedOpt(Algorithm):
 
         Args:
             server_optimizer: Function from parameters to a torch optimiser, such as partial(torch.optim.Adam, lr=0.01); in YAML
-                its class_path and init_args. Not given: SGD with learning rate 1 and momentum 0.9, FedAvgM.
+                its class_path and init_args. The default is FedAvgM.
             weighting: Average by `samples`, or with `uniform` weights.
         """
         step = ServerOptimizer(server_optimizer)

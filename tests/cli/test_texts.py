@@ -120,7 +120,8 @@ def parameters(found: type) -> dict[str, dict[str, Any]]:
         about = text_of(actions[name]) if name in actions else ""
         described[name] = {"about": about, "type": in_words(parameter.annotation)}
         if parameter.default is not inspect.Parameter.empty:
-            described[name]["default"] = plain(parameter.default)
+            is_function = isinstance(parameter.default, FunctionType)  # in a configuration, the class of what it makes
+            described[name]["default"] = actions[name].default if is_function else plain(parameter.default)
     return described
 
 
@@ -150,8 +151,6 @@ def plain(value: Any) -> Any:
     """Return a default as JSON can hold it, a part by the name of its class."""
     if isinstance(value, Enum):
         return value.value
-    if isinstance(value, FunctionType):
-        return None  # the description says what it makes
     if isinstance(value, tuple | list):
         return [plain(one) for one in value]
     return value if isinstance(value, str | int | float | None) else type(value).__name__
