@@ -138,6 +138,12 @@ def whole_share(share: float, count: int) -> int:
     return math.floor(share * count + 1e-9)
 
 
+def needs_closure(optimizer: Any) -> bool:
+    """True if a step of a torch optimiser needs the loss several times, as that of LBFGS does."""
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    return closure is not None and closure.default is Parameter.empty
+
+
 class Remembering:
     """Base class whose objects keep the arguments of their constructor, because reports say how a run was set up.
 

@@ -37,6 +37,7 @@ GIVEN: dict[str, dict[str, Any]] = {
     "GradientTurn": {"inner": OneShot()},
     "Thresholded": {"inner": LocalOptimizer()},
     "Reconfiguration": {"rule": SquaredGradients(interval=1)},
+    "ServerOptimizer": {"optimizer": torch.optim.SGD},
     "MomentumInStages": {"stages": (Apply(),), "momentum": Momentum()},
     "DatasetSamples": {"dataset": DATA},
     "Federated": {"datamodule": L.LightningDataModule.from_datasets(DATA), "num_clients": 2},
@@ -63,7 +64,7 @@ def numbers() -> Iterator[Any]:
     for found in classes():
         inherited = {name: parameter.annotation for name, parameter in parameters_of(found).items()}
         for name, hint in (get_type_hints(found) if is_dataclass(found) else inherited).items():
-            if {int, float} & {hint, *get_args(hint)}:
+            if any(kind in (int, float) for kind in (hint, *get_args(hint))):
                 yield pytest.param(found, name, id=f"{found.__name__}-{name}")
 
 

@@ -59,6 +59,19 @@ def test_two_processes_give_the_answer_of_one(tmp_path: Path) -> None:
     agree(one, ran(tmp_path / "two", num_processes=2))
 
 
+def test_two_processes_step_the_server_alike(tmp_path: Path) -> None:
+    """Test an optimiser that keeps vectors and numbers of steps; a larger ε does not magnify rounding."""
+    words = ("--model.network", "linear", "--trainer.max_rounds", "3")
+    algorithm = "FedOpt --algorithm.server_optimizer Adam --algorithm.server_optimizer.eps 0.01"
+    one = ran(tmp_path / "one", *words, algorithm=algorithm)
+    agree(one, ran(tmp_path / "two", *words, num_processes=2, algorithm=algorithm))
+    paths = [tmp_path / run / "checkpoints" / "last.ckpt" for run in ("one", "two")]
+    states = [checkpoint_file.load(path)["federation"]["run"]["server"]["1:ServerOptimizer"] for path in paths]
+    assert states[0].keys() == states[1].keys()
+    for name, entry in states[0].items():
+        torch.testing.assert_close(entry, states[1][name], rtol=1e-5, atol=1e-6, msg=name)
+
+
 def test_the_flag_devices_starts_the_other_processes(tmp_path: Path) -> None:
     """Start the run like a user's script, which is started once."""
     words = ("--model.network", "linear")

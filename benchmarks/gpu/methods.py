@@ -38,6 +38,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "FedDUMAP": {"prune_round": 1, "rate_mode": "fixed", "rate": 0.3},
     "FedKT": {"t": 2, "epochs": 2, "batch_size": 16},
     "FedLDF": {"n": 1},
+    "FedOpt-adam": {"server_optimizer": partial(torch.optim.Adam, lr=0.02, eps=0.01)},
     "HDFL": {"n": 2},
     "HRank": {"prune_round": 1},
     "IMC": {"prune_round": 1, "rate": 0.4},

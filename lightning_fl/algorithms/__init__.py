@@ -19,6 +19,7 @@ from lightning_fl.algorithms.feddumap.momentum import DeviceM, ServerM
 from lightning_fl.algorithms.feddumap.prunefl import PruneFL
 from lightning_fl.algorithms.fedldf import HDFL, FedADP, FedLDF, RandomLayers
 from lightning_fl.algorithms.fednova import FedNova
+from lightning_fl.algorithms.fedopt import FedOpt, ServerAdagrad, ServerAdam, ServerYogi
 from lightning_fl.algorithms.fedprox import FedProx
 from lightning_fl.algorithms.scaffold import SCAFFOLD
 
@@ -51,11 +52,15 @@ __all__ = [
     "FedKT",
     "FedLDF",
     "FedNova",
+    "FedOpt",
     "FedProx",
     "HRank",
     "HybridFL",
     "OneBitAdam",
     "PruneFL",
     "RandomLayers",
+    "ServerAdagrad",
+    "ServerAdam",
     "ServerM",
+    "ServerYogi",
 ]

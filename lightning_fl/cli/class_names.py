@@ -31,13 +31,14 @@ CLASS_PACKAGES: dict[str, tuple[list[Any], type]] = {
     "model": ([modules], LightningModule),
     "callbacks": ([callbacks, lightning_callbacks], lightning_callbacks.Callback),
     "logger": ([lightning_loggers], lightning_loggers.Logger),
-    "optimizer": ([torch.optim], torch.optim.Optimizer),
+    **dict.fromkeys(("optimizer", "server_optimizer"), ([torch.optim], torch.optim.Optimizer)),
     "lr_scheduler": ([torch.optim.lr_scheduler], torch.optim.lr_scheduler.LRScheduler),
 }
 """Packages with the classes for a key, and their base class, by the last part of the key."""
 OTHER_NAMES = {
     "FedAvgM": "ServerM with dampening false",
-    "FedYogi": "ServerM with variant yogi, and for instance server_learning_rate 0.01",
+    "FedAdagrad": "ServerAdagrad",
+    "FedYogi": "ServerYogi",
 }
 """Methods that the field knows by names of their own."""
 LISTS = ("callbacks", "logger", "stages", "steps")

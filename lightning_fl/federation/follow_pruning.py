@@ -14,6 +14,7 @@ from typing import Any
 from lightning.fabric import Fabric
 from torch import Tensor, nn
 
+from lightning_fl.algorithms import Algorithm
 from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.errors import UserError, require
 from lightning_fl.federation.round import Federation
@@ -26,13 +27,14 @@ def follow(federation: Federation) -> None:
     """Adapt the federation to callbacks' prunings of the module since the last call.
 
     Raises:
-        UserError: processes have pruned it differently, or a personal parameter would be pruned.
+        UserError: processes have pruned it differently, or a personal parameter or a step's state cannot follow.
     """
     flat_module, run = federation.flat_module, federation.run
     plans = flat_module.new_plans
     _check_agreement(flat_module.fabric, plans)
     if not plans:
         return
+    require_prunable(federation.algorithm, "a callback")
     for name in flat_module.personal_leaves:
         require(
             all(name not in plan.axes for plan in plans),
@@ -45,6 +47,16 @@ def follow(federation: Federation) -> None:
     flat_module.fabric.barrier()  # wait: one process of a machine writes the state files that the others read
     flat_module.lay_out_anew()
     federation.refresh_network()
+
+
+def require_prunable(algorithm: Algorithm, callback: str) -> None:
+    """Raise `UserError` if a callback would remove filters, and the state of a server step cannot follow."""
+    for step in algorithm.steps:
+        require(
+            all(inner.follows_pruning for inner in step.steps()),
+            f"{callback} would remove filters, but {step!r} keeps numbers for rows or columns of the weights, which cannot "
+            "follow: use another server optimiser, such as Adam, or no pruning.",
+        )
 
 
 def as_saved(module: nn.Module) -> dict[str, Any]:

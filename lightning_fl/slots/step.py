@@ -42,6 +42,11 @@ class Step(Part, ABC):
         """True if it changes the model by itself; False if it only transforms the change of earlier steps or keeps statistics."""
         return True
 
+    @property
+    def follows_pruning(self) -> bool:
+        """True if removed filters can be cut out of its state; False if entries of the state belong to rows or columns."""
+        return True
+
     def change_entry(self) -> tuple[str, Codec] | None:
         """Return the name and the codec of a shared entry from which clients can compute the next model; None if none."""
         return None

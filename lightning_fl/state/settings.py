@@ -21,6 +21,7 @@ from lightning_fl.algorithms import Algorithm
 from lightning_fl.checks import parameters_of
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.slots import Part
+from lightning_fl.steps.torch_optimizer import OptimizerMaker
 
 SAMPLES = "data.samples"
 """Key of the digest of the clients' samples, which differs if a setting that nobody declares gives them others."""
@@ -95,6 +96,11 @@ def _walk(key: str, value: Any, changeable: bool) -> Iterator[tuple[str, Any, bo
         return
     except TypeError:
         pass
+    if isinstance(value, OptimizerMaker):
+        yield key, value.name, changeable
+        for name, option in value.options.items():
+            yield from _walk(f"{key}.{name}", option, name in value.changeable)
+        return
     if isinstance(value, (list, tuple)):
         yield key, [type(item).__name__ for item in value], changeable
         for position, item in enumerate(value):

@@ -19,6 +19,7 @@ from lightning_fl.data import FederatedDataModule
 from lightning_fl.outputs.run_folder import UNKNOWN
 from lightning_fl.slots import Part
 from lightning_fl.state.settings import plain
+from lightning_fl.steps.torch_optimizer import OptimizerMaker
 
 FROM_DATA = ("num_classes", "in_channels", "image_size")
 """Parameters of a model that a configuration leaves out if they are those of the data."""
@@ -66,6 +67,10 @@ def _flat(key: str, value: Any) -> Iterator[tuple[str, Any]]:
         pass
     if key.count(".") > DEEPEST:  # objects may contain each other
         yield key, UNKNOWN
+    elif isinstance(value, OptimizerMaker):
+        yield key, value.name
+        for name, option in value.options.items():
+            yield from _flat(f"{key}.{name}", option)
     elif isinstance(value, (list, tuple)):
         for position, item in enumerate(value):
             yield from _flat(f"{key}.{position}", item)

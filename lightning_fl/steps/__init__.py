@@ -4,12 +4,15 @@ from lightning_fl.steps.apply import Apply
 from lightning_fl.steps.compress import Compress
 from lightning_fl.steps.distillation import Distillation
 from lightning_fl.steps.reconfiguration import Reconfiguration
-from lightning_fl.steps.server_optimizers import Momentum, MomentumInStages, Yogi
+from lightning_fl.steps.server_optimizers import Adagrad, Adam, Momentum, MomentumInStages, Yogi
 from lightning_fl.steps.server_update import DynamicServerUpdate, ServerAsClient, StaticServerUpdate
 from lightning_fl.steps.shared_state import ControlUpdate, GradientMomentum, Moments, SharedMomentum
+from lightning_fl.steps.torch_optimizer import ServerOptimizer
 from lightning_fl.steps.warmed_up_moments import WarmedUpMoments
 
 __all__ = [
+    "Adagrad",
+    "Adam",
     "Apply",
     "Compress",
     "ControlUpdate",
@@ -21,6 +24,7 @@ __all__ = [
     "MomentumInStages",
     "Reconfiguration",
     "ServerAsClient",
+    "ServerOptimizer",
     "SharedMomentum",
     "StaticServerUpdate",
     "WarmedUpMoments",

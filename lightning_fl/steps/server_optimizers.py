@@ -1,13 +1,14 @@
 """Optimisers on the server.
 
 - `Momentum`: ServerM; FedDUMAP: Liu et al., ACM TIST 2024, eq. 8 and 12; FedAvgM: Hsu et al., 2019.
-- `Yogi`: Zaheer et al., Adaptive Methods for Nonconvex Optimization, NeurIPS 2018; Reddi et al., Adaptive Federated
-  Optimization, ICLR 2021.
+- `Adagrad`, `Adam`, `Yogi`: Reddi et al., Adaptive Federated Optimization, ICLR 2021; the last after Zaheer et al., Adaptive
+  Methods for Nonconvex Optimization, NeurIPS 2018.
 - `MomentumInStages`: momentum that is applied after each of several steps, the two-stage FedDUM of the authors' code.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -61,33 +62,23 @@ class Momentum(Step):
         return {"momentum": momentum}
 
 
-@dataclass(frozen=True)
-class Yogi(Step):
-    """G = proposal − w;  m ← βm + (1 − β)G;  u ← u − (1 − β₂) G² sign(u − G²);  w ← w + η_g m / (√u + ε).
+class Adaptive(Step):
+    """G = proposal − w;  m ← βm + (1 − β)G;  u ← second moment of G;  w ← w + η_g m / (√u + ε).
 
-    m = 0 and u = ε² at the start. Buffers are left as proposed.
-
-    Attributes:
-        beta: β in [0, 1).
-        second_beta: β₂ in [0, 1).
-        learning_rate: η_g > 0, the server's learning rate. A step is about η_g in every coordinate, so give a far smaller one
-            than for `Momentum`, for instance 0.01.
-        epsilon: ε > 0.
+    m = 0 and u = ε² at the start, without a later correction. Buffers are left as proposed. A step is about η_g in every
+    coordinate, so give a far smaller η_g than for `Momentum`, for instance 0.01. A subclass has these fields, and updates u.
     """
 
-    changeable = frozenset({"beta", "second_beta", "learning_rate", "epsilon"})
     needs = uses = frozenset({PROPOSAL})
     changes_model = False
-    beta: float = 0.9
-    second_beta: float = 0.99
-    learning_rate: float = 1.0
-    epsilon: float = 1e-3
+    beta: float
+    learning_rate: float
+    epsilon: float
 
     def __post_init__(self) -> None:
         check_between("the server momentum beta", self.beta, 0, 1, "[)")
-        check_between("Yogi's second_beta", self.second_beta, 0, 1, "[)")
         check_positive("the server learning rate", self.learning_rate)
-        check_positive("Yogi's epsilon", self.epsilon)
+        check_positive(f"{type(self).__name__}'s epsilon", self.epsilon)
 
     def init(self, params: Tensor) -> State:
         """Return m = 0 and u = ε²."""
@@ -97,10 +88,73 @@ class Yogi(Step):
         """Replace the proposal by w + η_g m / (√u + ε)."""
         change = turn.proposal - turn.params
         momentum = self.beta * state["momentum"] + (1 - self.beta) * change
-        square, second = change.square(), state["second"]
-        second = second - (1 - self.second_beta) * square * torch.sign(second - square)
+        second = self.next_second(state["second"], change.square())
         turn.proposal = turn.params + self.learning_rate * momentum / (second.sqrt() + self.epsilon)
         return {"momentum": momentum, "second": second}
+
+    @abstractmethod
+    def next_second(self, second: Tensor, square: Tensor) -> Tensor:
+        """Return the next u, given u and G², neither of which it changes."""
+
+
+@dataclass(frozen=True)
+class Adagrad(Adaptive):
+    """`Adaptive` with u ← u + G².
+
+    Attributes:
+        beta: β in [0, 1).
+        learning_rate: η_g > 0, the server's learning rate.
+        epsilon: ε > 0, outside the root.
+    """
+
+    changeable = frozenset({"beta", "learning_rate", "epsilon"})
+    beta: float = 0.0
+    learning_rate: float = 1.0
+    epsilon: float = 1e-3
+
+    def next_second(self, second: Tensor, square: Tensor) -> Tensor:
+        """Return u + G²."""
+        return second + square
+
+
+@dataclass(frozen=True)
+class AdamLike(Adaptive):
+    """Base class of `Adam` and `Yogi`.
+
+    Attributes:
+        beta: β in [0, 1).
+        second_beta: β₂ in [0, 1).
+        learning_rate: η_g > 0, the server's learning rate.
+        epsilon: ε > 0, outside the root.
+    """
+
+    changeable = frozenset({"beta", "second_beta", "learning_rate", "epsilon"})
+    beta: float = 0.9
+    second_beta: float = 0.99
+    learning_rate: float = 1.0
+    epsilon: float = 1e-3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_between(f"{type(self).__name__}'s second_beta", self.second_beta, 0, 1, "[)")
+
+
+@dataclass(frozen=True)
+class Adam(AdamLike):
+    """`Adaptive` with u ← β₂u + (1 − β₂)G²."""
+
+    def next_second(self, second: Tensor, square: Tensor) -> Tensor:
+        """Return β₂u + (1 − β₂)G²."""
+        return self.second_beta * second + (1 - self.second_beta) * square
+
+
+@dataclass(frozen=True)
+class Yogi(AdamLike):
+    """`Adaptive` with u ← u − (1 − β₂) G² sign(u − G²)."""
+
+    def next_second(self, second: Tensor, square: Tensor) -> Tensor:
+        """Return u − (1 − β₂) G² sign(u − G²)."""
+        return second - (1 - self.second_beta) * square * torch.sign(second - square)
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,14 @@ import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lightning_fl.algorithms import Algorithm
+from lightning_fl.callbacks import AdaptivePruning, FilterPruning
 from lightning_fl.clients.choose_runner import Runner, choose_runner
 from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.local_schedule import LocalSchedule
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError, require
+from lightning_fl.federation.follow_pruning import require_prunable
 from lightning_fl.federation.population import Population
 from lightning_fl.federation.round import Federation
 from lightning_fl.outputs.run_folder import require_writable
@@ -75,6 +77,9 @@ def assemble(trainer: TrainerInterface) -> Federation:
         on_prepared=partial(trainer.hooks.call, "on_client_prepared"),
     )
     algorithm.check(federation.setting, federation.server, num_clients)
+    for callback in trainer.callbacks:
+        if isinstance(callback, AdaptivePruning | FilterPruning):
+            require_prunable(algorithm, type(callback).__name__)
     trainer.loss_guard.check(federation.server, algorithm.steps)
     check_single_samples(flat_module, data, schedule)
     federation.runner = build_runner(federation, trainer.runner, trainer.clients_at_once, trainer.world_size)

@@ -9,14 +9,15 @@ lose nothing. Then, in every round of an accepted combination,
 - every entry that crossed the link was read by a part on the other side;
 - all numbers stay finite, and no upload is rejected.
 
-The server as a client and Yogi always change a proposal: for them the move must only point in Δ's direction. The second and the
-third must also hold with lossy codecs and the steps' own hyper-parameters.
+The server as a client and adaptive steps always change a proposal: for them the move must only point in Δ's direction. The second
+and the third must also hold with lossy codecs and the steps' own hyper-parameters.
 """
 
 import random
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise, product
 from typing import Any
 
@@ -81,6 +82,8 @@ from lightning_fl.slots import (
     Upload,
 )
 from lightning_fl.steps import (
+    Adagrad,
+    Adam,
     Apply,
     Compress,
     ControlUpdate,
@@ -92,6 +95,7 @@ from lightning_fl.steps import (
     MomentumInStages,
     Reconfiguration,
     ServerAsClient,
+    ServerOptimizer,
     SharedMomentum,
     StaticServerUpdate,
     WarmedUpMoments,
@@ -171,7 +175,10 @@ def chains(codec: Codec, exact: bool) -> list[tuple[Step, ...]]:
         StaticServerUpdate(tau_eff=0 if exact else 1),
         WarmedUpMoments(codec, warmup=1.0),
         WarmedUpMoments(codec, warmup=1),
+        Adagrad(learning_rate=0.01),
+        Adam(learning_rate=0.01),
         Yogi(learning_rate=0.01),
+        ServerOptimizer(partial(torch.optim.SGD, lr=1.0) if exact else partial(torch.optim.Adam, lr=0.01)),
     ]
     return [
         (Apply(),),
@@ -272,7 +279,7 @@ class Watch:
             least = deltas.masked_fill(~sent, torch.inf).amin(0).masked_fill(~sent.any(0), 0)
             most = deltas.masked_fill(~sent, -torch.inf).amax(0).masked_fill(~sent.any(0), 0)
             moved, middle = after - before, (least + most) / 2
-            if any(isinstance(step, ServerAsClient | Yogi) for step in steps):
+            if any(isinstance(step, ServerAsClient | Adagrad | Adam | Yogi) for step in steps):
                 assert torch.dot(moved, middle) > 0.5 * moved.norm() * middle.norm(), names
             else:
                 assert ((moved - middle).abs() <= (most - least) / 2 + 1e-6 + 1e-4 * middle.abs()).all(), names

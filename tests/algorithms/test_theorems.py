@@ -3,11 +3,13 @@
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import oracle
 import pytest
 from roster import problem
+from torch.optim import SGD, Adagrad
 from toys import Perceptron, Served, federation, vector
 
 from lightning_fl import FederatedTrainer, UserError
@@ -23,13 +25,17 @@ from lightning_fl.algorithms import (
     FedDUM,
     FedDUS,
     FedDUSM,
+    FedOpt,
     FedProx,
+    ServerAdagrad,
+    ServerAdam,
     ServerM,
+    ServerYogi,
 )
 from lightning_fl.codecs import TopK
 from lightning_fl.rules import LocalOptimizer, Proximal, RestartedMomentum
 from lightning_fl.slots import Gradients, Rule, ServerTurn, State, Step
-from lightning_fl.steps import Apply, Compress, Distillation, Moments, Momentum, MomentumInStages, Yogi
+from lightning_fl.steps import Apply, Compress, Distillation, Moments, Momentum, MomentumInStages, ServerOptimizer, Yogi
 
 MakeTrainer = Callable[..., FederatedTrainer]
 
@@ -64,6 +70,23 @@ def test_is_fedavg_in_the_limit(limit: Algorithm, make_trainer: MakeTrainer) -> 
         (FedDUM(beta=0, local_beta=0.7), FedDUDM(local_beta=0.7)),
         (FedDUSM(beta=0.7, C=0), ServerM(beta=0.7)),
         (FedDUDM(local_beta=0.7, C=0), DeviceM(local_beta=0.7)),
+        (FedOpt(partial(SGD, lr=1.0)), FedAvg()),
+        (
+            FedOpt(partial(SGD, lr=0.7, momentum=0.6)),
+            ServerM(beta=0.6, server_learning_rate=0.7, dampening=False),
+        ),
+        (
+            FedOpt(partial(SGD, lr=0.7, momentum=0.6, dampening=0.6)),
+            ServerM(beta=0.6, server_learning_rate=0.7, momentum_init="first"),
+        ),
+        (
+            FedOpt(partial(Adagrad, lr=0.02, eps=1e-2, initial_accumulator_value=1e-4)),
+            ServerAdagrad(learning_rate=0.02, tau=1e-2),
+        ),
+        (
+            ServerYogi(learning_rate=0.02, beta1=0.6),
+            ServerM(beta=0.6, server_learning_rate=0.02, variant="yogi"),
+        ),
     ],
     ids=lambda algorithm: algorithm.name,
 )
@@ -174,6 +197,10 @@ def test_all_misfits_are_reported_at_once() -> None:
         (lambda: FedDUS(tau_eff="all"), "'all'"),  # type: ignore[arg-type]
         (lambda: FedDUM(beta=1.0), "1.0"),
         (lambda: FedDUM(local_beta=-0.1), "-0.1"),
+        (lambda: ServerAdagrad(learning_rate=0.0), "0.0"),
+        (lambda: ServerAdam(beta2=1.0), "1.0"),
+        (lambda: ServerYogi(tau=-1e-3), "-0.001"),
+        (lambda: FedOpt(weighting="sample"), "did you mean 'samples'"),  # type: ignore[arg-type]
     ],
 )
 def test_hyper_parameters_outside_their_range_are_refused(make: Callable[[], Algorithm], given: str) -> None:
@@ -192,6 +219,7 @@ def test_rules_say_whether_they_need_the_gradient() -> None:
     [
         [Momentum()],
         [Yogi(), Momentum()],
+        [ServerOptimizer(SGD)],
         [Compress(codec=TopK(0.5))],
         [MomentumInStages(stages=(), momentum=Momentum())],
     ],

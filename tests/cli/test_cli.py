@@ -566,7 +566,7 @@ MISTAKES = {
     "part of a class that is named later": (["fit", "--data.partition", "IID", "--data", "Digits"], ["--data first"]),
     "partition parameter": (["--data.partition", "Dirichlet", "--data.partition.alpha", "0"], ["alpha", "0"]),
     "algorithm": (["--algorithm", "FedAgv"], ["'FedAgv'", "'FedAvg'", "ServerM"]),
-    "name of the field": (["--algorithm", "FedYogi"], ["'FedYogi' is unknown; here it is ServerM with variant yogi"]),
+    "name of the field": (["--algorithm", "FedYogi"], ["'FedYogi' is unknown; here it is ServerYogi."]),
     "algorithm by path": (["--algorithm", "lightning_fl.algorithms.FedAgv"], ["FedAgv", "FedAvg"]),
     "algorithm parameter": (["--algorithm", "FedProx", "--algorithm.mi", "1"], ["'mi'", "mu"]),
     "parameter where there is none": (["--algorithm", "FedAvg", "--algorithm.mu", "1"], ["'mu'", "FedAvg", "none"]),

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -119,7 +120,8 @@ def parameters(found: type) -> dict[str, dict[str, Any]]:
         about = text_of(actions[name]) if name in actions else ""
         described[name] = {"about": about, "type": in_words(parameter.annotation)}
         if parameter.default is not inspect.Parameter.empty:
-            described[name]["default"] = plain(parameter.default)
+            is_function = isinstance(parameter.default, FunctionType)  # in a configuration, the class of what it makes
+            described[name]["default"] = actions[name].default if is_function else plain(parameter.default)
     return described
 
 

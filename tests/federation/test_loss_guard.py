@@ -17,7 +17,18 @@ from roster import ROSTER, Turn, problem
 from toys import SIZES, Normalised, Perceptron, Remembering, Served, federation, read_rows, samples, vector
 
 from lightning_fl import FederatedTrainer, UserError
-from lightning_fl.algorithms import SCAFFOLD, Algorithm, FedAvg, FedDA, FedDU, FedDUM, PruneFL, ServerM
+from lightning_fl.algorithms import (
+    SCAFFOLD,
+    Algorithm,
+    FedAvg,
+    FedDA,
+    FedDU,
+    FedDUM,
+    FedOpt,
+    PruneFL,
+    ServerAdam,
+    ServerM,
+)
 from lightning_fl.federation.loss_guard import LossGuard
 from lightning_fl.rules import DecoupledMomentum
 from lightning_fl.slots import ServerTurn, State, Step
@@ -235,10 +246,12 @@ class Explodes(Callback):
         (Perceptron, Remembering),
         (Normalised, FedDUM),
         (Normalised, ServerM),
+        (Normalised, ServerAdam),
+        (Normalised, partial(FedOpt, torch.optim.Adam)),
         (Perceptron, partial(Algorithm, personal=["output"])),
         (Perceptron, partial(PruneFL, interval=2, initial_passes=0, max_density=0.5)),
     ],
-    ids=["SCAFFOLD", "Remembering", "FedDUM", "ServerM", "personal", "PruneFL"],
+    ids=["SCAFFOLD", "Remembering", "FedDUM", "ServerM", "ServerAdam", "FedOpt", "personal", "PruneFL"],
 )
 def test_a_round_that_is_undone_leaves_no_trace(kind: Any, algorithm: Any, make_trainer: MakeTrainer) -> None:
     """Check the model and the states of server, clients and their codecs; steps and bits still count."""

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from compared_runs import equal_states
 
 from lightning_fl import UserError
 from lightning_fl.slots import State, Step
-from lightning_fl.steps import Apply, Momentum, MomentumInStages, Yogi
+from lightning_fl.steps import Adagrad, Adam, Apply, Momentum, MomentumInStages, Yogi
 
 
 def turn(change: torch.Tensor) -> Any:
@@ -25,13 +26,38 @@ def test_yogi_leaves_its_second_moment_where_it_equals_the_square() -> None:
     assert given.proposal.tolist() == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        (Adagrad(0.0, 0.01, 1e-3), (0.009900500, 0.016921745, 0.008790044)),
+        (Adagrad(0.9, 0.01, 1e-3), (0.000990050, 0.002324086, 0.002206177)),
+        (Adam(0.9, 0.99, 0.01, 1e-3), (0.009050283, 0.021598634, 0.020459307)),
+        (Yogi(0.9, 0.99, 0.01, 1e-3), (0.009049876, 0.021568450, 0.020431877)),
+    ],
+    ids=repr,
+)
+def test_adaptive_steps_agree_with_numbers_made_by_hand(step: Step, expected: tuple[float, ...]) -> None:
+    """Check three rounds of one parameter, with the changes 0.1, 0.1 and −0.2."""
+    w = torch.zeros(1, dtype=torch.float64)
+    state, models = step.init(w), []
+    for change in (0.1, 0.1, -0.2):
+        given: Any = SimpleNamespace(params=w, proposal=w + change)
+        kept = {name: entry.clone() for name, entry in state.items()}
+        after = step(given, state)
+        assert equal_states(kept, state), "a step that is undone has left its state alone"
+        state, w = after, given.proposal
+        models.append(w.item())
+    assert models == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("step", [Adam, Yogi])
 @pytest.mark.parametrize("name", ["beta", "second_beta"])
-def test_the_betas_of_yogi_are_below_1(name: str) -> None:
+def test_the_betas_are_below_1(name: str, step: Any) -> None:
     for value in (0.0, 0.999):
-        assert getattr(Yogi(**{name: value}), name) == value
+        assert getattr(step(**{name: value}), name) == value
     for value in (1.0, 1.5, -0.1):
         with pytest.raises(UserError, match=rf"\[0, 1\), got {value}"):
-            Yogi(**{name: value})
+            step(**{name: value})
 
 
 class Keeping(Step):

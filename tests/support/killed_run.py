@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from lightning.pytorch import Callback
 from toys import Perceptron, Pruning, federation
 
 from lightning_fl import FederatedTrainer
-from lightning_fl.algorithms import ServerM
+from lightning_fl.algorithms import FedOpt
 
 ROUNDS = 6
 
@@ -40,8 +41,9 @@ def trainer_in(folder: Any, *callbacks: Callback, **flags: Any) -> FederatedTrai
     )
 
 
-def algorithm() -> ServerM:
-    return ServerM(beta=0.6)
+def algorithm() -> FedOpt:
+    """Return a method whose server keeps vectors and numbers of steps."""
+    return FedOpt(partial(torch.optim.Adam, lr=0.1))
 
 
 class Killer(Callback):

@@ -33,6 +33,7 @@ from lightning_fl.algorithms import (
     FedDUMAP,
     FedKT,
     FedNova,
+    FedOpt,
     HRank,
     PruneFL,
 )
@@ -135,6 +136,7 @@ def test_no_step_waits_for_the_accelerator(name: str, runner: str, on_accelerato
         EfficientAdam(),
         FedDUM(),
         FedDP(),
+        FedOpt(torch.optim.Adam),
         PruneFL(),
         FedAP(prune_round=2, max_sources=3),
     ],

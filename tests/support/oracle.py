@@ -118,11 +118,11 @@ def momentum_sgd(beta: float) -> Local:
     return local
 
 
-def average(problem: Problem, t: int, w: np.ndarray, local: Local) -> np.ndarray:
-    """Return Σ_k n_k w_k / Σ_k n_k over the round's clients."""
+def average(problem: Problem, t: int, w: np.ndarray, local: Local, uniform: bool = False) -> np.ndarray:
+    """Return Σ_k n_k w_k / Σ_k n_k over the round's clients, or with equal weights."""
     cohort = problem.cohort(t)
     models = [local(w, problem.batches(t, k), problem.learning_rate) for k in cohort]
-    sizes = [len(problem.x[k]) for k in cohort]
+    sizes = [1 if uniform else len(problem.x[k]) for k in cohort]
     return sum(n * model for n, model in zip(sizes, models, strict=True)) / sum(sizes)
 
 
@@ -408,14 +408,41 @@ def fedap(
     return w
 
 
-def yogi(problem: Problem, w: np.ndarray, beta: float, beta2: float, eta: float, epsilon: float) -> np.ndarray:
-    """FedYogi of Reddi et al. 2021, Algorithm 2, with ServerM's first moment."""
-    m, u = np.zeros_like(w), np.full_like(w, epsilon**2)
+def adaptive_server(
+    problem: Problem,
+    w: np.ndarray,
+    kind: str,
+    eta: float,
+    beta1: float = 0.9,
+    beta2: float = 0.99,
+    tau: float = 1e-3,
+    uniform: bool = False,
+) -> np.ndarray:
+    """FedAdagrad, FedAdam or FedYogi of Reddi et al. 2021, Algorithm 2."""
+    m, v = np.zeros_like(w), np.full_like(w, tau**2)
     for t in range(problem.rounds):
-        delta = average(problem, t, w, sgd) - w
-        m = beta * m + (1 - beta) * delta
-        u = u - (1 - beta2) * delta**2 * np.sign(u - delta**2)
-        w = w + eta * m / (np.sqrt(u) + epsilon)
+        delta = average(problem, t, w, sgd, uniform) - w
+        m = beta1 * m + (1 - beta1) * delta
+        if kind == "adagrad":
+            v = v + delta**2
+        elif kind == "adam":
+            v = beta2 * v + (1 - beta2) * delta**2
+        else:
+            v = v - (1 - beta2) * delta**2 * np.sign(v - delta**2)
+        w = w + eta * m / (np.sqrt(v) + tau)
+    return w
+
+
+def torch_adam_on_server(
+    problem: Problem, w: np.ndarray, eta: float, beta1: float, beta2: float, epsilon: float, decay: float
+) -> np.ndarray:
+    """FedOpt of Reddi et al. 2021, Algorithm 1, with the Adam of Kingma and Ba 2015 and an L2 penalty."""
+    m, v = np.zeros_like(w), np.zeros_like(w)
+    for t in range(problem.rounds):
+        gradient = w - average(problem, t, w, sgd) + decay * w
+        m = beta1 * m + (1 - beta1) * gradient
+        v = beta2 * v + (1 - beta2) * gradient**2
+        w = w - eta * (m / (1 - beta1 ** (t + 1))) / (np.sqrt(v / (1 - beta2 ** (t + 1))) + epsilon)
     return w
 
 

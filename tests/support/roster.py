@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import oracle
+import torch
 import toys
 
 from lightning_fl.aggregators import Members, WeightedMean
@@ -34,12 +35,16 @@ from lightning_fl.algorithms import (
     FedKT,
     FedLDF,
     FedNova,
+    FedOpt,
     FedProx,
     HybridFL,
     OneBitAdam,
     PruneFL,
     RandomLayers,
+    ServerAdagrad,
+    ServerAdam,
     ServerM,
+    ServerYogi,
 )
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.steps import Apply, Distillation
@@ -219,7 +224,32 @@ ROSTER = {
     "DeviceM": Entry(partial(DeviceM, local_beta=0.8), partial(oracle.device_momentum, beta=0.8)),
     "ServerM-yogi": Entry(
         partial(ServerM, beta=0.6, server_learning_rate=0.02, variant="yogi"),
-        partial(oracle.yogi, beta=0.6, beta2=0.99, eta=0.02, epsilon=1e-3),
+        partial(oracle.adaptive_server, kind="yogi", eta=0.02, beta1=0.6),
+    ),
+    "ServerAdam": Entry(
+        partial(ServerAdam, learning_rate=0.02, beta2=0.9),
+        partial(oracle.adaptive_server, kind="adam", eta=0.02, beta2=0.9),
+    ),
+    "ServerAdam-uniform": Entry(
+        partial(ServerAdam, learning_rate=0.05, beta1=0.5, tau=0.1, weighting="uniform"),
+        partial(oracle.adaptive_server, kind="adam", eta=0.05, beta1=0.5, tau=0.1, uniform=True),
+    ),
+    "ServerAdagrad": Entry(
+        partial(ServerAdagrad, learning_rate=0.02),
+        partial(oracle.adaptive_server, kind="adagrad", eta=0.02, beta1=0.0),
+    ),
+    "ServerYogi": Entry(
+        partial(ServerYogi, learning_rate=0.02, beta1=0.7, beta2=0.8, tau=0.01),
+        partial(oracle.adaptive_server, kind="yogi", eta=0.02, beta1=0.7, beta2=0.8, tau=0.01),
+    ),
+    "FedOpt": Entry(FedOpt, partial(oracle.server_momentum, beta=0.9, dampening=False)),
+    "FedOpt-Adam": Entry(
+        partial(FedOpt, partial(torch.optim.Adam, lr=0.02, eps=EPSILON, weight_decay=0.1)),
+        partial(oracle.torch_adam_on_server, eta=0.02, beta1=0.9, beta2=0.999, epsilon=EPSILON, decay=0.1),
+    ),
+    "FedOpt-Adagrad": Entry(
+        partial(FedOpt, partial(torch.optim.Adagrad, lr=0.02, eps=1e-3, initial_accumulator_value=1e-6), "uniform"),
+        partial(oracle.adaptive_server, kind="adagrad", eta=0.02, beta1=0.0, uniform=True),
     ),
     "DeviceM-mime-lite": Entry(
         partial(DeviceM, local_beta=0.8, variant="mime_lite"),

@@ -11,8 +11,8 @@ server:    w ← w + Σ p Δy;  M ← M + Σ p Δm;  V ← V + Σ p Δv        a
            numbers that a client left out count as zero
            broadcast w, M, V, or their changes                     codec: Dense or Changes
 
-Adam has no bias correction and ε inside the root. This is not the FedAdam of Reddi et al. (ICLR 2021), where only the server has
-moments. There is no error feedback: numbers outside a mask are dropped, and the next round starts from the server's (w, M, V).
+Adam has no bias correction and ε inside the root. The FedAdam of Reddi et al. (ICLR 2021), where only the server has moments, is
+ServerAdam. There is no error feedback: numbers outside a mask are dropped, and the next round starts from the server's (w, M, V).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LEADERS = {"parameters": "model", "first_moment": "moments/first", "second_momen
 
 
 class FedAdam(AveragedMoments):
-    """Adam on the clients, with moments averaged like the model; not the FedAdam of Reddi et al., which is on the server."""
+    """Moments averaged like the model, with Adam on the clients; for Reddi et al.'s take ServerAdam."""
 
     def __init__(
         self, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-6, weighting: Weighting = "samples"

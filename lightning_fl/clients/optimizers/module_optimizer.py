@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
-from inspect import Parameter, signature
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from lightning.pytorch.core.optimizer import _configure_optimizers, _configure_s
 from torch import Tensor, nn
 from torch.optim.sgd import sgd
 
+from lightning_fl.checks import needs_closure
 from lightning_fl.clients.optimizers.plain_sgd import plain_sgd
 from lightning_fl.clients.optimizers.schedules import Schedules
 from lightning_fl.errors import UserError, require
@@ -71,8 +71,7 @@ class ModuleOptimizer:
         if by_plain_sgd:
             optimizers = [plain_sgd(optimizers[0], configs)]
         self.optimizer: torch.optim.Optimizer = optimizers[0]
-        closure = signature(self.optimizer.step).parameters.get("closure")
-        if closure is not None and closure.default is Parameter.empty:
+        if needs_closure(self.optimizer):
             raise UserError(
                 f"{type(self.optimizer).__name__} needs the loss several times in a step (a closure), but a federation makes "
                 "a step from one gradient: let configure_optimizers return SGD, Adam or another that needs no closure."
