@@ -5,7 +5,8 @@ A hook that nothing overrides costs nothing in the training loop, because its li
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -107,6 +108,16 @@ class Hooks:
     def step_listeners(self) -> StepListeners:
         """Return the functions of all hooks within a local training."""
         return StepListeners(*map(self.listeners, StepListeners._fields))
+
+    @contextmanager
+    def without_callbacks(self) -> Iterator[None]:
+        """Call the hooks of the module alone, for a training that no callback should notice."""
+        own = self._callbacks, self._listeners
+        self._callbacks, self._listeners = (), {}
+        try:
+            yield
+        finally:
+            self._callbacks, self._listeners = own
 
     def overridden_by(self, name: str) -> list[str]:
         """Return the class names of the hook's callbacks and module, without Lightning's own callbacks."""
