@@ -17,9 +17,10 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from lightning_fl.callbacks import TargetReached
+from lightning_fl.callbacks import ClientEvaluation, TargetReached
 from lightning_fl.data.wrapped_datamodule import BATCH_HOOKS
 from lightning_fl.errors import UserError, nearest
+from lightning_fl.outputs.clients.distribution import is_over_clients
 
 # Hooks of a LightningModule that change the optimiser step. In a federation the rule makes the step, so they are refused.
 REFUSED = (
@@ -234,7 +235,9 @@ def check_watched(callbacks: Iterable[Callback], logged: Iterable[str]) -> None:
     Raises:
         UserError: there is one; the sentence names the nearest logged metric.
     """
-    names = list(logged)
+    names, callbacks = list(logged), list(callbacks)
+    # It checks the names of its statistics itself, in the first round that has them.
+    over_clients = any(isinstance(callback, ClientEvaluation) for callback in callbacks)
     for callback in callbacks:
         needs = (
             (isinstance(callback, EarlyStopping) and callback.strict)
@@ -242,6 +245,7 @@ def check_watched(callbacks: Iterable[Callback], logged: Iterable[str]) -> None:
             or isinstance(callback, TargetReached)
         )
         monitor = getattr(callback, "monitor", None)
+        needs = needs and not (over_clients and is_over_clients(str(monitor)))
         if needs and monitor is not None and monitor not in names:
             raise UserError(
                 f"{type(callback).__name__} monitors {monitor!r}, which is not logged; {nearest(monitor, names)}."
