@@ -1,6 +1,7 @@
-"""Lightning callbacks that run in `L.Trainer` and in `FederatedTrainer`."""
+"""Lightning callbacks that run in `L.Trainer` and in `FederatedTrainer`; `ClientEvaluation` needs the latter's clients."""
 
 from lightning_fl.callbacks.adaptive_pruning import AdaptivePruning
+from lightning_fl.callbacks.client_evaluation import ClientEvaluation
 from lightning_fl.callbacks.communication_meter import CommunicationMeter
 from lightning_fl.callbacks.dynamic_gates import DynamicGates
 from lightning_fl.callbacks.filter_pruning import FilterPruning
@@ -10,6 +11,7 @@ from lightning_fl.callbacks.target_reached import TargetReached
 
 __all__ = [
     "AdaptivePruning",
+    "ClientEvaluation",
     "CommunicationMeter",
     "DynamicGates",
     "FilterPruning",

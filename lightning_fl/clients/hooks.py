@@ -5,7 +5,8 @@ A hook that nothing overrides costs nothing in the training loop, because its li
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,9 +17,10 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from lightning_fl.callbacks import TargetReached
+from lightning_fl.callbacks import ClientEvaluation, TargetReached
 from lightning_fl.data.wrapped_datamodule import BATCH_HOOKS
 from lightning_fl.errors import UserError, nearest
+from lightning_fl.outputs.clients.distribution import is_over_clients
 
 # Hooks of a LightningModule that change the optimiser step. In a federation the rule makes the step, so they are refused.
 REFUSED = (
@@ -107,6 +109,16 @@ class Hooks:
     def step_listeners(self) -> StepListeners:
         """Return the functions of all hooks within a local training."""
         return StepListeners(*map(self.listeners, StepListeners._fields))
+
+    @contextmanager
+    def without_callbacks(self) -> Iterator[None]:
+        """Call the hooks of the module alone, for a training that no callback should notice."""
+        own = self._callbacks, self._listeners
+        self._callbacks, self._listeners = (), {}
+        try:
+            yield
+        finally:
+            self._callbacks, self._listeners = own
 
     def overridden_by(self, name: str) -> list[str]:
         """Return the class names of the hook's callbacks and module, without Lightning's own callbacks."""
@@ -223,7 +235,9 @@ def check_watched(callbacks: Iterable[Callback], logged: Iterable[str]) -> None:
     Raises:
         UserError: there is one; the sentence names the nearest logged metric.
     """
-    names = list(logged)
+    names, callbacks = list(logged), list(callbacks)
+    # It checks the names of its statistics itself, in the first round that has them.
+    over_clients = any(isinstance(callback, ClientEvaluation) for callback in callbacks)
     for callback in callbacks:
         needs = (
             (isinstance(callback, EarlyStopping) and callback.strict)
@@ -231,6 +245,7 @@ def check_watched(callbacks: Iterable[Callback], logged: Iterable[str]) -> None:
             or isinstance(callback, TargetReached)
         )
         monitor = getattr(callback, "monitor", None)
+        needs = needs and not (over_clients and is_over_clients(str(monitor)))
         if needs and monitor is not None and monitor not in names:
             raise UserError(
                 f"{type(callback).__name__} monitors {monitor!r}, which is not logged; {nearest(monitor, names)}."

@@ -118,6 +118,8 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
         """Indices into `train` (int64) of each client's training samples."""
         self.client_val_indices: list[np.ndarray] = []
         """Indices into `train` (int64) of each client's validation samples."""
+        self.client_test_indices: list[np.ndarray] = []
+        """Indices into `test` (int64) of each client's own test samples, which a subclass may set in `after_split`; else []."""
         self.server_indices: np.ndarray = np.zeros(0, dtype=np.int64)
         """Indices into `train` (int64) of the server's samples."""
         self.client_sizes: np.ndarray = np.zeros(0, dtype=np.int64)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from lightning_fl.outputs.clients.distribution import is_over_clients
+
 ACCURACY, LOSS = "val/accuracy", "val/loss"
 """Names of the modules of this package."""
 TRAINING_LOSS = "train/loss"
@@ -64,7 +66,7 @@ def find_metric(logged: Iterable[str]) -> str | None:
     Returns:
         Its name; None if none is a loss, the only accuracy or the only one of a validation.
     """
-    names = list(logged)
+    names = [name for name in logged if not is_over_clients(name)]
     losses = [name for name in names if "loss" in words_of(name) and not TRAINING & words_of(name)]
     plain = [name for name in losses if words_of(name) <= STAGES | {"loss"}]
     in_training = [name for name in names if is_accuracy(name) and TRAINING & words_of(name)]

@@ -33,9 +33,10 @@ SETTINGS = "settings.yaml"
 UNKNOWN = "unknown"
 """Value in settings.yaml of an argument that the object does not keep."""
 COMMUNICATION = "communication.json"
+CLIENTS = "clients.csv"
 DAMAGED = "metrics-damaged.csv"
-FILES = (METRICS, DAMAGED, COMMUNICATION, HPARAMS, CONFIG, SETTINGS, EXPORT, LAST.parent)
-WRITTEN = (METRICS, COMMUNICATION, HPARAMS, CONFIG, SETTINGS, EXPORT, LAST, LAST.with_name("previous.ckpt"))
+FILES = (METRICS, CLIENTS, DAMAGED, COMMUNICATION, HPARAMS, CONFIG, SETTINGS, EXPORT, LAST.parent)
+WRITTEN = (METRICS, CLIENTS, COMMUNICATION, HPARAMS, CONFIG, SETTINGS, EXPORT, LAST, LAST.with_name("previous.ckpt"))
 """Files that a run writes."""
 
 RENAMED = {"data.partition.balanced": "data.partition.skip_full_clients"}
@@ -94,6 +95,9 @@ class RunFolder:
                 shutil.copyfile(Path(self._root, METRICS), Path(self._root, DAMAGED))
                 _warn(f"The damaged {METRICS} was copied to {DAMAGED}.")
         if self._home is not None:
+            from lightning_fl.outputs.clients.rows import keep_rows_before
+
+            keep_rows_before(self.first_round, self._home / CLIENTS, Path(self._root, CLIENTS))
             for logger in self._csv_loggers():
                 logger.rewrite()
 

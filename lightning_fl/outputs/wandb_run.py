@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import netrc
 import os
-from collections.abc import Callable, Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -214,6 +215,26 @@ def send_results(
             logger.experiment.log_artifact(str(path), name=f"model-{logger.experiment.id}", type="model")
 
     _tell(trainer, send)
+
+
+def send_histograms(trainer: Any, values: Mapping[str, Sequence[float]], columns: Iterable[str]) -> None:
+    """Send a histogram of each name's values over the uplink bytes so far, and define this axis for columns of the round."""
+    numbers = {AXES[0]: trainer.run.ledger.total_bytes("up"), "trainer/global_step": trainer.current_epoch}
+
+    def send(logger: WandbLogger) -> None:
+        histogram = sys.modules["wandb"].Histogram
+        for name in (*values, *columns):
+            logger.experiment.define_metric(name, step_metric=AXES[0])
+        logger.experiment.log({**{name: histogram(list(x), num_bins=20) for name, x in values.items()}, **numbers})
+
+    _tell(trainer, send)
+
+
+def send_table(trainer: Any, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Send rows of equal columns as a table."""
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    data = [[row.get(column) for column in columns] for row in rows]
+    _tell(trainer, lambda logger: logger.log_table(name, columns=columns, data=data))
 
 
 def _send_picture(logger: WandbLogger, histograms: Any) -> None:

@@ -177,6 +177,7 @@ def _sections(
     groups: Sequence[Group], metric: Metric, published: PublishedTable | None, look: Look, found_below: list[str]
 ) -> Sections:
     """Return the report's content, without what is empty."""
+    from lightning_fl.report.clients import clients_table, draw_clients
     from lightning_fl.report.plots import AXES, draw_bits, draw_curves, is_logarithmic
 
     sections: dict[str, list[Part]] = {"Results": [tables.results(groups, metric)]}
@@ -195,6 +196,14 @@ def _sections(
     if figure := draw_bits(groups, look):
         picture = Picture("bytes_by_kind", "Bytes of the whole run by kind", figure, look.formats)
         sections["Bytes by kind"] = [tables.bytes_by_kind(groups), picture]
+    if figure := draw_clients(groups, metric, look):
+        about = (
+            f"{metric.short.capitalize()} of each client on its own held-out samples, in the last round that evaluated the "
+            "clients. `worst 10 %` is the mean of the worst tenth of them."
+        )
+        caption = f"Share of clients by {metric.short} on their own samples"
+        picture = Picture(f"{metric.short.replace(' ', '_')}_of_clients", caption, figure, look.formats)
+        sections["Clients"] = [about, clients_table(groups, metric), picture]
     if published:
         about = (
             "Each row of the paper is followed by your runs of the same method and network, measured at the paper's target. "

@@ -141,7 +141,9 @@ def evaluate(
     return averages, outputs
 
 
-def measure(flat_module: FlatModule, stage: str, batches: Iterable[Any], resident: bool) -> dict[str, float]:
+def measure(
+    flat_module: FlatModule, stage: str, batches: Iterable[Any], resident: bool, alone: bool = False
+) -> dict[str, float]:
     """Return the averages that a module logs when `<stage>_step` runs over `batches` in evaluation mode; ranks take turns.
 
     The module's own hooks before and after the epoch run, too, because some modules log there; callbacks are not called.
@@ -151,9 +153,10 @@ def measure(flat_module: FlatModule, stage: str, batches: Iterable[Any], residen
         stage: `validation` or `test`.
         batches: batches of the data.
         resident: True if they are on the accelerator.
+        alone: True if this rank runs all batches, without the others.
 
     Returns:
-        Averages over samples, the same on every rank.
+        Averages over samples, the same on every rank unless `alone`.
     """
     module, logs, fabric = flat_module.module, flat_module.logs, flat_module.fabric
     step = getattr(module, f"{stage}_step")
@@ -162,14 +165,15 @@ def measure(flat_module: FlatModule, stage: str, batches: Iterable[Any], residen
     with evaluating(module), torch.no_grad():
         getattr(module, f"on_{stage}_epoch_start")()
         for index, batch in enumerate(batches):
-            if index % fabric.world_size == fabric.global_rank:
+            if alone or index % fabric.world_size == fabric.global_rank:
                 batch = flat_module.transfer(batch, resident)
                 logs.batch_size = partial(_batch_size, batch)
                 with fabric.autocast():
                     step(batch, *[index] * takes_index)
         logs.batch_size = 1
         getattr(module, f"on_{stage}_epoch_end")()
-    return logs.averages(gather_objects(fabric, move_data_to_device(logs.take(), torch.device("cpu"))))
+    mine = move_data_to_device(logs.take(), torch.device("cpu"))
+    return logs.averages([mine] if alone else gather_objects(fabric, mine))
 
 
 def mean_training_loss(flat_module: FlatModule, batches: Iterable[Any], sizes: Sequence[int], resident: bool) -> float:

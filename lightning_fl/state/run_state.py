@@ -24,7 +24,7 @@ from lightning_fl.vectors.pruning_map import PruningMap, layout_of
 from lightning_fl.vectors.submodel import Submodel
 
 # Purposes of random streams. The purpose is part of the seed, so that no two streams coincide.
-COHORT, DROPOUT, CLIENT, SERVER, EXCHANGE, SETUP, VALIDATION, STRAGGLER = range(8)
+COHORT, DROPOUT, CLIENT, SERVER, EXCHANGE, SETUP, VALIDATION, STRAGGLER, EVALUATION = range(9)
 
 # Fields of a Run that a checkpoint holds under their own names. Checkpoints of 0.1 lack some, which then keep their first values.
 COUNTS = ("round", "num_steps", "num_successive_steps", "num_uploads", "num_rejected", "num_rounds_rejecting")
@@ -90,13 +90,14 @@ class Run:
     macs_at_start: int | None = None
     initial_loss: float | None = None
 
-    def random(self, purpose: int, client: int = 0) -> np.random.Generator:
-        """Return the random stream of this round for a purpose (and a client)."""
-        return np.random.default_rng([self.seed, self.round, purpose, client])
+    def random(self, purpose: int, client: int = 0, in_round: int | None = None) -> np.random.Generator:
+        """Return the random stream of this round, or of another one, for a purpose (and a client)."""
+        return np.random.default_rng([self.seed, self.round if in_round is None else in_round, purpose, client])
 
-    def torch_seeds(self, purpose: int, client: int = 0, count: int = 2) -> list[int]:
+    def torch_seeds(self, purpose: int, client: int = 0, count: int = 2, in_round: int | None = None) -> list[int]:
         """Return seeds for torch generators, which depend on the same numbers as `random`."""
-        sequence = np.random.SeedSequence([self.seed, self.round, purpose, client])
+        round_index = self.round if in_round is None else in_round
+        sequence = np.random.SeedSequence([self.seed, round_index, purpose, client])
         return [int(word) for word in sequence.generate_state(count, np.uint64) >> np.uint64(1)]
 
     def finish_setup(

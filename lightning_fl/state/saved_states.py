@@ -12,7 +12,8 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,6 +28,20 @@ from lightning_fl.state.client_states import ClientStates, ClientStatesOnDisk, C
 FOLDER = "client_states"
 KINDS = ("clients", "client_memory")
 """Entries of a run's state that are clients' states."""
+
+
+class LoadedRun(NamedTuple):
+    """Facts about the run of a model.
+
+    Attributes:
+        states: personal values of the clients that have taken part, by client.
+        run: the run's state in a checkpoint; None if the model comes from none.
+        learning_rates: state of the module's schedulers in it.
+    """
+
+    states: Mapping[int, State] = MappingProxyType({})
+    run: dict[str, Any] | None = None
+    learning_rates: dict[str, Any] | None = None
 
 
 class SavedStates:

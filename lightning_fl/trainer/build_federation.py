@@ -8,7 +8,7 @@ import tempfile
 from functools import partial
 from math import ceil
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from weakref import finalize
 
 import torch
@@ -27,9 +27,10 @@ from lightning_fl.federation.population import Population
 from lightning_fl.federation.round import Federation
 from lightning_fl.outputs.run_folder import require_writable
 from lightning_fl.processes import gather_objects
+from lightning_fl.server.client_evaluation import ClientEvaluator
 from lightning_fl.server.network import Network
 from lightning_fl.server.normalisation import check_single_samples
-from lightning_fl.slots import Gradients
+from lightning_fl.slots import Gradients, Setting
 from lightning_fl.state.run_state import Run
 from lightning_fl.trainer.flags import cohort_size
 from lightning_fl.trainer.lightning_interface import TrainerInterface
@@ -49,8 +50,6 @@ def assemble(trainer: TrainerInterface) -> Federation:
     flat_module.agree_on_model()
     data = algorithm.arrange_data(trainer.data)
     schedule = _local_schedule(trainer, data)
-    in_pass = schedule.pass_batches(int(data.client_sizes.max()), flat_module.skips_single_samples)
-    trainer.most_local_steps, trainer.round_batches = schedule.num_steps(in_pass), in_pass
     _configure_optimizer(flat_module, algorithm, trainer.client_optimizer == "sgd")
     network = Network.of(flat_module, data)
     _set_threads(trainer, _work_of_a_step(network, data))
@@ -113,8 +112,46 @@ def _set_threads(trainer: TrainerInterface, work: int | None) -> None:
         )
 
 
+def client_evaluator(trainer: TrainerInterface, trains: bool) -> ClientEvaluator:
+    """Return the evaluation of clients outside `fit`: with the model that the session has loaded, and the states of its run.
+
+    Args:
+        trainer: trainer in a validation or test.
+        trains: True if clients will be fine-tuned.
+
+    Raises:
+        UserError: clients are to be fine-tuned, but the module has not exactly one optimiser.
+    """
+    flat_module, saved, data = trainer.active_module, trainer.evaluated, trainer.algorithm.arrange_data(trainer.data)
+    schedule, run, rates = _local_schedule(trainer, data), _new_run(flat_module), None
+    if saved.run is not None:
+        empty: dict[str, Any] = {"clients": {}, "client_memory": {}, "server": {}, "server_memory": {}}
+        run.load_state_dict({**saved.run, **empty})
+        rates = saved.learning_rates
+    elif "run" in vars(trainer):
+        run.seed, run.round, run.mask, run.unpruned = (
+            getattr(trainer.run, name) for name in ("seed", "round", "mask", "unpruned")
+        )
+        rates = trainer.learning_rates
+    for client, state in saved.states.items():
+        run.clients[client] = state
+    if trains and not flat_module.has_optimizer:
+        _configure_optimizer(flat_module, trainer.algorithm, trainer.client_optimizer == "sgd")
+        if rates is not None:
+            flat_module.optimizer.schedules.load_state_dict(rates, run.round)
+    setting = Setting(run.layout, run.buffer_layout, data.num_clients, round=run.round, unpruned=run.unpruned)
+    return ClientEvaluator(flat_module, data, run, setting, schedule)
+
+
 def _initial_run(flat_module: FlatModule, algorithm: Algorithm, network: Network) -> Run:
-    steps = zip(algorithm.step_names(), algorithm.steps, strict=True)
+    run, steps = _new_run(flat_module), zip(algorithm.step_names(), algorithm.steps, strict=True)
+    run.server = {key: step.init(flat_module.params) for key, step in steps}
+    run.macs_at_start = network.macs
+    return run
+
+
+def _new_run(flat_module: FlatModule) -> Run:
+    """Return a run that begins with the model that the flat module holds."""
     return Run(
         seed=int(os.environ.get("PL_GLOBAL_SEED", "0")),
         layout=flat_module.layout,
@@ -124,18 +161,17 @@ def _initial_run(flat_module: FlatModule, algorithm: Algorithm, network: Network
         counters=flat_module.read_counters(),
         personal_layout=flat_module.personal_layout,
         personal=flat_module.personal.clone(),
-        server={key: step.init(flat_module.params) for key, step in steps},
-        macs_at_start=network.macs,
     )
 
 
 def _local_schedule(trainer: TrainerInterface, data: FederatedDataModule) -> LocalSchedule:
+    """Return the schedule of the flags, and let the trainer know its length, which `configure_optimizers` may read."""
     limit = trainer.limits["limit_train_batches"]
     require(
         limit is None or limit > 0,
         f"limit_train_batches is {limit}, so no client would train: give at least 1 batch or a fraction above 0.",
     )
-    return LocalSchedule(
+    schedule = LocalSchedule(
         batch_size=data.batch_size,
         epochs=trainer.local_epochs,
         steps=trainer.local_steps,
@@ -146,6 +182,9 @@ def _local_schedule(trainer: TrainerInterface, data: FederatedDataModule) -> Loc
         reports_last_loss=trainer.loss_guard.clients is not None,
         straggler_rate=trainer.straggler_rate,
     )
+    in_pass = schedule.pass_batches(int(data.client_sizes.max()), trainer.active_module.skips_single_samples)
+    trainer.most_local_steps, trainer.round_batches = schedule.num_steps(in_pass), in_pass
+    return schedule
 
 
 def _configure_optimizer(flat_module: FlatModule, algorithm: Algorithm, by_plain_sgd: bool) -> None:

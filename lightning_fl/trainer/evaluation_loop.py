@@ -19,10 +19,11 @@ from lightning_fl.data.descriptions import describe_loader, have_same_samples
 from lightning_fl.errors import UserError, require
 from lightning_fl.federation.round import Federation
 from lightning_fl.outputs import checkpoint_file
+from lightning_fl.processes import gather_objects
 from lightning_fl.server.evaluation import as_loaders, evaluate, is_sequential, num_batches
 from lightning_fl.server.validation import ModelValidation, owned_by_clients
 from lightning_fl.state.run_state import VALIDATION
-from lightning_fl.state.saved_states import read_states
+from lightning_fl.state.saved_states import LoadedRun, read_states
 from lightning_fl.trainer import checkpointing
 from lightning_fl.trainer.lightning_interface import TrainerInterface
 from lightning_fl.trainer.lightning_parts import check_monitors
@@ -47,10 +48,11 @@ def run_evaluation(trainer: TrainerInterface, stage: str) -> tuple[list[dict[str
     if stage != "predict" and not is_overridden(f"{stage}_step", module):
         raise UserError(f"{type(module).__name__} has no {stage}_step.")
     kept: Mapping[int, Any] = trainer.run.clients if "run" in vars(trainer) else {}
+    saved: dict[str, Any] = {}
     if trainer.ckpt_path is not None:
         checkpoint = checkpoint_file.load(trainer.ckpt_path, trainer.weights_only)
-        run_state = checkpoint.get("federation", {}).get("run", {})
-        kept = read_states(run_state, Path(trainer.ckpt_path)).get("clients", {})
+        saved = checkpoint.get("federation", {})
+        kept = read_states(saved.get("run", {}), Path(trainer.ckpt_path)).get("clients", {})
         checkpointing.evaluate_checkpoint(flat_module, checkpoint, trainer.ckpt_path)
     short = {"validation": "val"}.get(stage, stage)
     given = getattr(trainer.data, f"{short}_dataloader")()
@@ -67,13 +69,25 @@ def run_evaluation(trainer: TrainerInterface, stage: str) -> tuple[list[dict[str
     if not sum(counts):
         return [], [[] for _ in counts]
     states = owned_by_clients(flat_module, kept)
+    trainer.evaluated = LoadedRun(states, saved.get("run"), saved.get("learning_rates"))
     validation = ModelValidation(flat_module, trainer.data, stage, loaders, limit, states)
+    of_callbacks = {} if stage == "predict" else _logged_by_callbacks(trainer)
     averages, outputs = evaluate_with_method(trainer, validation)
+    averages |= of_callbacks
     for logger in trainer.loggers[1:]:
         logger.log_metrics(averages, step=trainer.global_step)
         logger.save()
     num_results = len(outputs) if is_sequential(loaders) else 1
     return [_without_other_loaders(averages, f"/dataloader_idx_{index}") for index in range(num_results)], outputs
+
+
+def _logged_by_callbacks(trainer: TrainerInterface) -> dict[str, float]:
+    """Call the hook `on_model_loaded`, and return and publish what callbacks log in it."""
+    logs = trainer.active_module.logs
+    trainer.hooks.call("on_model_loaded")
+    logged = logs.averages(gather_objects(trainer.fabric, logs.take())[:1])
+    trainer.publish(logged)
+    return logged
 
 
 def _without_other_loaders(averages: dict[str, float], suffix: str) -> dict[str, float]:

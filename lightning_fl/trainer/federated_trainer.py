@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.trainer.states import TrainerFn
@@ -18,7 +18,9 @@ from lightning_fl.errors import require
 from lightning_fl.outputs import checkpoint_file
 from lightning_fl.outputs.final_table import final_table, history, show
 from lightning_fl.outputs.run_folder import LAST
+from lightning_fl.server.client_evaluation import ClientEvaluator, ClientResult
 from lightning_fl.trainer import checkpointing
+from lightning_fl.trainer.build_federation import client_evaluator
 from lightning_fl.trainer.evaluation_loop import run_evaluation
 from lightning_fl.trainer.fit_loop import FitLoop
 from lightning_fl.trainer.lightning_interface import TrainerInterface
@@ -172,8 +174,10 @@ class FederatedTrainer(TrainerInterface):
         with session(self, fn, model, datamodule, algorithm, ckpt_path, weights_only):
             averages, _ = run_evaluation(self, "test" if fn == TrainerFn.TESTING else "validation")
         if verbose and self.is_global_zero:
-            for name, value in {name: x for of_loader in averages for name, x in of_loader.items()}.items():
-                print(f"{name:<24} {value:.6g}")
+            found = {name: x for of_loader in averages for name, x in of_loader.items()}
+            width = max([24, *map(len, found)])
+            for name, value in found.items():
+                print(f"{name:<{width}} {value:.6g}")
         return averages
 
     @property
@@ -216,6 +220,40 @@ class FederatedTrainer(TrainerInterface):
             checkpoint_file.save_atomically(checkpoint, filepath, keep_previous=is_last)
             if saved_states is not None:
                 saved_states.release()
+
+    def evaluate_clients(
+        self,
+        part: Literal["validation", "test"] = "validation",
+        clients: int | None = None,
+        fixed: bool = True,
+        finetune_epochs: int = 0,
+        finetune_lr: float | None = None,
+    ) -> list[ClientResult]:
+        """Evaluate clients on their own held-out samples, for callbacks; nothing else changes.
+
+        In a fit it evaluates the server's model between rounds, in `validate` and `test` the model that was loaded.
+
+        Args:
+            part: Held-out samples of each client, and the step that measures them.
+            clients: Number of clients, drawn by the seed; all if not given.
+            fixed: Draw the same clients in every round.
+            finetune_epochs: Passes of each client over its training samples before a second measurement; 0 for none.
+            finetune_lr: Learning rate of these passes; that of the next round if not given.
+
+        Raises:
+            UserError: no session is in progress.
+        """
+        require(
+            self.flat_module is not None, "evaluate_clients works inside fit, validate and test: call it in a callback."
+        )
+        if self.fitting:
+            run = self.fit_loop.federation
+            evaluator = ClientEvaluator(run.flat_module, run.data, run.run, run.setting, run.schedule)
+        else:
+            evaluator = client_evaluator(self, trains=finetune_epochs > 0)
+        limit = self.limits["limit_val_batches" if part == "validation" else "limit_test_batches"]
+        panel = evaluator.panel(clients, fixed)
+        return evaluator.evaluate(part, panel, limit, finetune_epochs, finetune_lr)
 
     def sources(self) -> list[Source]:
         """Return all holders of training samples, for callbacks that query each of them; a stock Trainer has no such method."""

@@ -130,6 +130,7 @@ class FitLoop:
             self._note_bits()  # of a run that was killed after its last round
         self._write_communication()
         trainer.current_epoch = run.round
+        trainer.learning_rates = trainer.active_module.optimizer.schedules.state_dict()
         trainer.hooks.call("on_train_end")
         self._adopt_module_changes()
         if run.round == self.folder.first_round and not self.folder.goes_on_here:

@@ -28,6 +28,7 @@ from lightning_fl.clients.local_schedule import LocalProgress
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.outputs.reservation import Reservation
 from lightning_fl.state.run_state import Run
+from lightning_fl.state.saved_states import LoadedRun
 from lightning_fl.state.settings import RunSettings
 from lightning_fl.trainer.flags import TrainerFlags
 from lightning_fl.trainer.lightning_parts import StrategyView
@@ -71,6 +72,8 @@ class TrainerInterface(TrainerFlags, ABC):
         round_batches: batches of the current round that this process trains; before the first round, those of one pass of the
             client with the most samples.
         val_dataloaders, test_dataloaders, predict_dataloaders: as the datamodule returns them; None until they are loaded.
+        evaluated: facts about the run of the model that is validated or tested.
+        learning_rates: state of the module's schedulers after the last fit; None before it.
         most_local_steps: optimiser steps of the client with the most samples in a round.
     """
 
@@ -80,6 +83,8 @@ class TrainerInterface(TrainerFlags, ABC):
     hooks: Hooks
     flat_module: FlatModule | None = None
     lightning_module: LightningModule = None  # type: ignore[assignment]  # set when a session begins
+    evaluated = LoadedRun()
+    learning_rates: dict[str, Any] | None = None
     datamodule: LightningDataModule | None = None
     val_dataloaders: Any = None
     test_dataloaders: Any = None

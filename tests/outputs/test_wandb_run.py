@@ -21,6 +21,7 @@ from lightning_fl import FederatedTrainer
 from lightning_fl.cli import main
 from lightning_fl.data import Digits
 from lightning_fl.modules import ImageClassifier
+from lightning_fl.outputs.metrics_csv import read_rows
 from lightning_fl.outputs.wandb_run import has_key
 
 CONFIG = """
@@ -344,3 +345,30 @@ def test_a_key_is_found_where_wandb_keeps_it(tmp_path: Path) -> None:
     assert has_key(named)
     assert not has_key({**named, "WANDB_BASE_URL": "https://wandb.example.org"})
     assert has_key({"WANDB_API_KEY": "0123", "NETRC": str(tmp_path / "none")})
+
+
+def test_the_evaluation_of_clients_is_a_histogram_over_bytes_and_a_table(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    callback = "{class_path: ClientEvaluation, init_args: {every_n_rounds: 2, finetune_epochs: 1}}"
+    words = ("--trainer.max_rounds", "3", "--data.val_fraction", "0.2", "--trainer.callbacks", f"[{callback}]")
+    run(monkeypatch, *words)
+    (folder,) = eventually(lambda: list((tmp_path / "wandb").glob("offline-run-*")))
+    found = written(folder)
+    shown = [row for row in found["rows"] if "val/accuracy_clients/values" in row]
+    rows = read_rows(Path("run/clients.csv"))[1]
+    by_round = {index: [row for row in rows if row["round"] == index] for index in ("1", "2")}
+    spent = {row["round"]: row["comm/total_uplink_bytes"] for row in found["rows"] if "round" in row}
+    for row, (index, clients) in zip(shown, by_round.items(), strict=True):
+        assert row["comm/total_uplink_bytes"] == spent[int(index)]
+        for end in ("", "_tuned"):
+            counts, edges = (row[f"val/accuracy_clients{end}/{part}"] for part in ("values", "bins"))
+            values = [float(client[f"val/accuracy{end}"]) for client in clients]
+            assert counts == np.histogram(values, bins=edges)[0].tolist()
+            assert sum(counts) == 10
+    for name in ("val/accuracy_clients", "val/accuracy_clients_worst10", "val/loss_clients_gain_mean"):
+        assert found["axes"][name] == "comm/total_uplink_bytes"
+    (table,) = eventually(lambda: list((folder / "files" / "media" / "table").glob("clients*.json")))
+    content = json.loads(table.read_text())
+    assert content["columns"] == list(rows[0])
+    assert [[str(cell) for cell in line] for line in content["data"]] == [list(row.values()) for row in by_round["2"]]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
 
@@ -151,6 +152,20 @@ class Schedules:
                 _begin(config.scheduler, self._groups)
         self._client = self._options()
         self._client_states = [deepcopy(config.scheduler.state_dict()) for config in self._of_steps]
+
+    @contextmanager
+    def constant(self, rate: float | None) -> Iterator[None]:
+        """Train with one learning rate in all groups and without schedulers; with None, as always."""
+        self.adopt()
+        own = self._client, self._of_steps, self._client_states
+        if rate is not None:
+            self._client, self._of_steps, self._client_states = [{**x, "lr": rate} for x in self._client], [], []
+            self._restore(self._client)
+        try:
+            yield
+        finally:
+            self._client, self._of_steps, self._client_states = own
+            self._restore(self._client)
 
     def _options(self) -> list[Options]:
         """Return copies of the groups' hyper-parameters."""

@@ -1,0 +1,261 @@
+"""Measure how each client of a federation fares, with its own model on its own held-out samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import fsum, isfinite, nan
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+
+from lightning_fl.callbacks.target_reached import TargetReached
+from lightning_fl.checks import check_between, check_choice, check_positive, check_whole, is_whole
+from lightning_fl.errors import nearest, require
+from lightning_fl.outputs import wandb_run
+from lightning_fl.outputs.clients.distribution import GAIN, TUNED, distribution, is_over_clients
+from lightning_fl.outputs.clients.rows import add_rows
+from lightning_fl.outputs.metric import falls
+from lightning_fl.outputs.metrics_csv import RoundCSVLogger
+from lightning_fl.outputs.run_folder import CLIENTS
+
+OF_CLIENT = {"round", "client", "samples"}
+"""Columns of clients.csv that are no metrics."""
+WATCHERS = (EarlyStopping, ModelCheckpoint, TargetReached)
+END = "_tuned"
+"""End of the columns of clients.csv with values after fine-tuning."""
+
+
+class ClientEvaluation(Callback):
+    """Measure every client, or a panel of them, with the model that it predicts with, on its own held-out samples.
+
+    A client predicts with the server's model and the parameters that it owns, if any; before it has taken part, with those that
+    all begin with. Works in a `FederatedTrainer` only: after every n-th round and the last one, and in `validate` and `test`.
+    It changes nothing else: not the model, not the clients' states, not what others log.
+
+    Of each value that `validation_step` (or `test_step`) logs, such as `val/accuracy`, the row of the round gets
+    `val/accuracy_clients_…`: `weighted` by samples, `mean`, `std`, `min`, `max`, `q10`, `q50`, `q90`, the mean of the worst tenth
+    of the clients and of the best (`worst10`, `best10`), and the fairness indices of Jain and Gini (`jain`, `gini`), which are
+    left out if a value is below 0. After fine-tuning, `…_clients_tuned_…` has the same, and `…_clients_gain_mean` the mean
+    change. `clients/evaluated`, `clients/failed` (with a value that is not finite, which is left out), `clients/newcomers` (that
+    own parameters, but have not taken part yet) and `clients/without_samples` count clients. `clients.csv` has the values.
+
+    Args:
+        every_n_rounds: rounds between two evaluations, at least 1.
+        part: samples of each client to measure on: `validation`, of which data.val_fraction holds some out, or `test`, for data
+            that give clients test samples of their own.
+        clients: evaluate only a panel of this many clients, a count or a share in (0, 1]; all if not given.
+        panel: evaluate the same panel every time (fixed), or one drawn anew (fresh); seed and round decide.
+        finetune_epochs: measure again after each client has trained a copy of its model for so many passes over its own training
+            samples, with the module's optimiser; 0: do not.
+        finetune_lr: constant learning rate of these passes; if not given, that of the next round.
+        lower_is_better: of every metric, true if the worst clients are those with the highest values, false if those with the
+            lowest; if not given, the metric's name decides: losses, errors and perplexities are better when lower.
+        file: write clients.csv beside metrics.csv.
+
+    Raises:
+        UserError: an argument is out of range; or, before training, the trainer has no clients or the clients no such samples.
+    """
+
+    def __init__(
+        self,
+        every_n_rounds: int = 10,
+        part: Literal["validation", "test"] = "validation",
+        clients: int | float | None = None,
+        panel: Literal["fixed", "fresh"] = "fixed",
+        finetune_epochs: int = 0,
+        finetune_lr: float | None = None,
+        lower_is_better: bool | None = None,
+        file: bool = True,
+    ) -> None:
+        check_whole("every_n_rounds", every_n_rounds, 1)
+        check_choice("part", part, ("validation", "test"))
+        check_choice("panel", panel, ("fixed", "fresh"))
+        check_whole("finetune_epochs", finetune_epochs, 0)
+        check_choice("lower_is_better", lower_is_better, (None, True, False))
+        if is_whole(clients):
+            check_whole("clients", clients, 1)
+        elif clients is not None:
+            check_between("clients, unless it is a count,", clients, 0, 1, "(]")
+        if finetune_lr is not None:
+            check_positive("finetune_lr", finetune_lr)
+            require(finetune_epochs > 0, f"finetune_lr {finetune_lr} needs finetune_epochs, at least 1.")
+        self.every_n_rounds = every_n_rounds
+        self.part = part
+        self.clients = clients
+        self.panel = panel
+        self.finetune_epochs = finetune_epochs
+        self.finetune_lr = finetune_lr
+        self.lower_is_better = lower_is_better
+        self.file = file
+        self.rows: list[dict[str, Any]] = []
+        """Rows of the last evaluation, as in clients.csv."""
+        self._warned = self._may_write = False
+
+    def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
+        """Refuse a trainer without clients, clients without samples, and callbacks that monitor a value more often.
+
+        Raises:
+            UserError: there is one of them.
+        """
+        require(
+            hasattr(trainer, "evaluate_clients"),
+            "ClientEvaluation measures the clients of a federation, which lightning.Trainer does not have: use FederatedTrainer.",
+        )
+        if stage == "predict":
+            return
+        self.rows, self._warned, self._may_write = [], False, False
+        data, module, step = trainer.datamodule, type(pl_module).__name__, f"{self.part}_step"
+        if self.part == "validation":
+            require(
+                any(map(len, data.client_val_indices)),
+                "ClientEvaluation measures clients on samples that they hold out, but data.val_fraction is 0: set it to 0.2, for "
+                "example.",
+            )
+        else:
+            require(
+                any(map(len, data.client_test_indices)),
+                f"ClientEvaluation finds no test samples of the clients' own, because {type(data).__name__} has one test set for "
+                "all: use part 'validation' with data.val_fraction.",
+            )
+        require(is_overridden(step, pl_module), f"ClientEvaluation runs {step}, which {module} does not have.")
+        require(
+            not is_whole(self.clients) or self.clients <= data.num_clients,
+            f"clients of ClientEvaluation is {self.clients}, but the federation has {data.num_clients}: give at most as many.",
+        )
+        require(
+            sum(isinstance(callback, ClientEvaluation) for callback in trainer.callbacks) == 1,
+            "two ClientEvaluation callbacks would log the same columns: give one.",
+        )
+        if stage == "fit":
+            self._check_watchers(trainer.callbacks)
+
+    def _check_watchers(self, callbacks: Sequence[Callback]) -> None:
+        """Refuse callbacks that read a statistic in rounds without one, or before it is logged."""
+        earlier = callbacks[: list(callbacks).index(self)]
+        for callback in callbacks:
+            monitor, every = getattr(callback, "monitor", None), getattr(callback, "every_n_epochs", 1) or 1
+            if not isinstance(callback, WATCHERS) or not is_over_clients(str(monitor)):
+                continue
+            watched = f"{type(callback).__name__} monitors {monitor!r}"
+            require(
+                every % self.every_n_rounds == 0,
+                f"{watched} {_often(every)}, but ClientEvaluation measures it {_often(self.every_n_rounds)}: give both the same "
+                f"number of rounds{' (every_n_epochs)' if isinstance(callback, ModelCheckpoint) else ', every_n_rounds 1'}.",
+            )
+            require(
+                not isinstance(callback, TargetReached) or callback not in earlier,
+                f"{watched}, which ClientEvaluation logs later: put ClientEvaluation before it.",
+            )
+
+    def on_fit_start(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Evaluate no client, to find before training what cannot be evaluated.
+
+        Raises:
+            UserError: the module's scheduler does not fit the fine-tuning.
+        """
+        trainer.evaluate_clients(self.part, 0, True, self.finetune_epochs, self.finetune_lr)
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Evaluate the clients after every n-th round and the last.
+
+        Raises:
+            UserError: a callback monitors a statistic that is not logged.
+        """
+        done = trainer.current_epoch + 1
+        if done % self.every_n_rounds and done < trainer.num_rounds and not trainer.should_stop:
+            return
+        columns = self._evaluate(trainer, pl_module)
+        self._check_monitors(trainer.callbacks, columns)
+        values: dict[str, list[float]] = {}
+        for row in self.rows:
+            for name in row.keys() - OF_CLIENT:
+                metric, tuned = name.removesuffix(END), END * name.endswith(END)
+                values.setdefault(f"{metric}_clients{tuned}", []).extend([row[name]] * isfinite(row[name]))
+        wandb_run.send_histograms(trainer, values, [name for name in columns if is_over_clients(name)])
+        if self._may_write:
+            self._write(trainer)
+
+    def on_folder_claimed(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Write the rows of the first round, before which the folder may contain an earlier run."""
+        self._may_write = True
+        self._write(trainer)
+
+    def on_fit_end(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Send the last evaluation to W&B as a table."""
+        if self.rows:
+            wandb_run.send_table(trainer, "clients", self.rows)
+
+    def on_model_loaded(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Evaluate the clients in `validate` and `test`, which write no file."""
+        self._evaluate(trainer, pl_module)
+
+    def _evaluate(self, trainer: Any, module: LightningModule) -> dict[str, float]:
+        """Evaluate the clients, keep their rows, and log and return the columns."""
+        size = self.clients
+        if size is not None and not is_whole(size):
+            size = max(1, round(size * trainer.datamodule.num_clients))
+        results = trainer.evaluate_clients(
+            self.part, size, self.panel == "fixed", self.finetune_epochs, self.finetune_lr
+        )
+        measured = [result for result in results if result.num_samples]
+        if not measured and not self._warned:
+            self._warned = True
+            rank_zero_warn("ClientEvaluation measured nothing: no client of the panel has held-out samples.")
+        failed = [r for r in measured if not all(map(isfinite, (*r.metrics.values(), *r.tuned.values())))]
+        columns: dict[str, float] = {
+            "clients/evaluated": len(measured),
+            "clients/failed": len(failed),
+            "clients/newcomers": sum(result.is_newcomer for result in results),
+            "clients/without_samples": len(results) - len(measured),
+        }
+        for name in dict.fromkeys(name for result in measured for name in result.metrics):
+            found = _statistics(name, measured, falls(name) if self.lower_is_better is None else self.lower_is_better)
+            columns |= {f"{name}_clients_{statistic}": value for statistic, value in found.items()}
+        for name, value in columns.items():
+            module.log(name, torch.tensor(value, dtype=torch.float64))  # a Python float would become float32
+        trainer.publish(columns)  # for callbacks that read them in this round
+        of_round = {"round": trainer.current_epoch} if trainer.fitting else {}
+        self.rows = [
+            {**of_round, "client": result.client, "samples": result.num_samples, **result.metrics}
+            | {f"{name}{END}": value for name, value in result.tuned.items()}
+            for result in measured
+        ]
+        return columns
+
+    def _write(self, trainer: Any) -> None:
+        writes = self.file and any(isinstance(logger, RoundCSVLogger) for logger in trainer.loggers)
+        if writes and self.rows and trainer.is_global_zero:
+            add_rows(Path(trainer.default_root_dir, CLIENTS), self.rows)
+
+    def _check_monitors(self, callbacks: Sequence[Callback], columns: Mapping[str, float]) -> None:
+        """Refuse to go on if a callback monitors a statistic over clients that is not logged."""
+        for callback in callbacks:
+            monitor = str(getattr(callback, "monitor", None))
+            require(
+                not is_over_clients(monitor) or monitor in columns or not self.rows,
+                f"{type(callback).__name__} monitors {monitor!r}, which is not logged; {nearest(monitor, columns)}.",
+            )
+
+
+def _often(every: int) -> str:
+    return "after every round" if every == 1 else f"every {every} rounds"
+
+
+def _statistics(name: str, results: Sequence[Any], lower_is_better: bool) -> dict[str, float]:
+    """Return the statistics of a metric over clients, before and after fine-tuning, without values that are not finite."""
+    found: dict[str, float] = {}
+    for prefix, kind in (("", "metrics"), (TUNED, "tuned")):
+        values = {result.client: getattr(result, kind).get(name, nan) for result in results}
+        kept = [result for result in results if isfinite(values[result.client])]
+        samples = [result.num_samples for result in kept]
+        of_kind = distribution([values[result.client] for result in kept], samples, lower_is_better)
+        found |= {f"{prefix}{statistic}": value for statistic, value in of_kind.items()}
+    gains = [result.tuned.get(name, nan) - result.metrics.get(name, nan) for result in results]
+    if finite := [gain for gain in gains if isfinite(gain)]:
+        found[GAIN] = fsum(finite) / len(finite)
+    return found

@@ -1,0 +1,1 @@
+"""Outputs about single clients: `clients.csv`, and statistics over clients."""

@@ -1,0 +1,115 @@
+"""Clients in a report: distribution of the metric over the clients of runs that evaluated them, from `clients.csv`."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+
+from lightning_fl.outputs.clients.distribution import distribution
+from lightning_fl.outputs.figures import Look, line_style
+from lightning_fl.outputs.metric import is_accuracy
+from lightning_fl.outputs.run_folder import CLIENTS
+from lightning_fl.report.comparison import Group, Metric, mean_and_spread
+from lightning_fl.report.document import Table
+from lightning_fl.report.records import Record
+from lightning_fl.report.smoothing import Floats
+from lightning_fl.report.tables import Column, Row, table
+
+NUM_BINS = 20
+KINDS = {"": "", "_tuned": ", fine-tuned"}
+"""Ends of the columns of clients.csv, and how a line with their values is called."""
+SHOWN = {
+    "weighted": "mean over samples",
+    "mean": "mean over clients",
+    "std": "std",
+    "worst10": "worst 10 %",
+    "best10": "best 10 %",
+    "jain": "Jain",
+}
+
+
+class Clients(NamedTuple):
+    """Values of a run's clients in the last round that evaluated them.
+
+    Attributes:
+        round: index of the round.
+        values: finite values of the clients (K,).
+        samples: samples of each (K,).
+    """
+
+    round: int
+    values: Floats
+    samples: Floats
+
+
+def read_clients(record: Record, column: str) -> Clients | None:
+    """Return a column of a run's clients.csv in its last round; None without the file or without a finite value."""
+    try:
+        with (record.folder / CLIENTS).open(encoding="utf-8", newline="") as file:
+            cells = [(row["round"], row.get(column) or "nan", row["samples"]) for row in csv.DictReader(file)]
+        found = np.array(cells, dtype=float).reshape(-1, 3)
+    except (OSError, KeyError, ValueError):
+        return None
+    found = found[np.isfinite(found).all(axis=1)]
+    if not len(found):
+        return None
+    last = found[found[:, 0] == found[:, 0].max()]
+    return Clients(int(last[0, 0]), last[:, 1], last[:, 2])
+
+
+def _lines(groups: Sequence[Group], metric: Metric) -> list[tuple[str, list[Clients]]]:
+    """Return the name of each line and the clients of its runs."""
+    lines = []
+    for group in groups:
+        for end, more in KINDS.items():
+            read = [read_clients(curve.record, f"{metric.name}{end}") for curve in group.curves]
+            if found := [clients for clients in read if clients is not None]:
+                lines.append((group.label + more, found))
+    return lines
+
+
+def clients_table(groups: Sequence[Group], metric: Metric) -> Table:
+    """Return the statistics over clients of each group, before and after fine-tuning; several seeds as mean ± deviation."""
+    kind: Literal["share", "figures"] = "share" if is_accuracy(metric.name) else "figures"
+    columns = {"rounds": Column("rounds", "count"), "clients": Column("clients", "count")}
+    columns |= {name: Column(title, "share" if name == "jain" else kind) for name, title in SHOWN.items()}
+    rows: list[Row] = []
+    for label, runs in _lines(groups, metric):
+        found = [
+            {"rounds": run.round + 1, "clients": len(run.values)}
+            | distribution(run.values.tolist(), run.samples.tolist(), metric.falls)
+            for run in runs
+        ]
+        rows.append(([label], {name: mean_and_spread([of_run.get(name) for of_run in found]) for name in columns}))
+    return table(["method"], columns, rows)
+
+
+def draw_clients(groups: Sequence[Group], metric: Metric, look: Look = Look()) -> Figure | None:  # noqa: B008
+    """Draw the histogram of the clients' values of each group, dotted after fine-tuning; None if no run has evaluated them."""
+    lines = _lines(groups, metric)
+    if not lines:
+        return None
+    pooled = {label: np.concatenate([run.values for run in runs]) for label, runs in lines}
+    low, high = min(x.min() for x in pooled.values()), max(x.max() for x in pooled.values())
+    edges = np.linspace(low, high if high > low else low + 1, NUM_BINS + 1)
+    order = {group.label: index for index, group in enumerate(groups)}
+    with matplotlib.rc_context(look.style):
+        figure = Figure(figsize=look.size, layout="constrained")
+        axes = figure.subplots()
+        for label, values in pooled.items():
+            is_tuned = label not in order
+            style = line_style(order[label.removesuffix(KINDS["_tuned"])]) | ({"linestyle": ":"} if is_tuned else {})
+            shares = np.histogram(values, edges)[0] / len(values)
+            axes.stairs(shares, edges, label=label, linewidth=1.8, **style)
+        axes.set_xlabel(f"{metric.short} on a client's own samples")
+        axes.set_ylabel("share of clients")
+        longest = max(map(len, pooled)) + 12
+        figure.legend(
+            loc="outside lower center", ncols=max(1, min(4, look.line_length // longest, len(pooled))), frameon=False
+        )
+    return figure
