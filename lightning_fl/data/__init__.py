@@ -8,7 +8,11 @@ from lightning_fl.data.datasets.image_folder import ImageFolder
 from lightning_fl.data.datasets.torchvision import CIFAR10, CIFAR100, SVHN, FashionMNIST
 from lightning_fl.data.federated_data_module import FederatedDataModule
 from lightning_fl.data.non_iid_degree import divergence, label_histograms, non_iid_degree
-from lightning_fl.data.partition import IID, Dirichlet, Partition, Shards
+from lightning_fl.data.partitions.classes import Classes, ClassPriors
+from lightning_fl.data.partitions.dirichlet import Dirichlet
+from lightning_fl.data.partitions.partition import Partition
+from lightning_fl.data.partitions.shards import Shards
+from lightning_fl.data.partitions.sizes import IID, LogNormalSizes, QuantitySkew, Sizes
 from lightning_fl.data.samples.dataset_samples import DatasetSamples
 from lightning_fl.data.samples.loaders import SampleLoader
 from lightning_fl.data.samples.tensor_samples import Normalize, Samples, Selection, TensorSamples
@@ -21,6 +25,8 @@ __all__ = [
     "IID",
     "SVHN",
     "Arrays",
+    "ClassPriors",
+    "Classes",
     "DatasetSamples",
     "Digits",
     "Dirichlet",
@@ -29,12 +35,15 @@ __all__ = [
     "FederatedDataModule",
     "ImageDataModule",
     "ImageFolder",
+    "LogNormalSizes",
     "Normalize",
     "Partition",
+    "QuantitySkew",
     "SampleLoader",
     "Samples",
     "Selection",
     "Shards",
+    "Sizes",
     "Source",
     "TensorSamples",
     "crop_and_flip",

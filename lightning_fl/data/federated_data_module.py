@@ -21,7 +21,8 @@ import torch
 from lightning_fl.checks import LARGEST_SEED, Remembering, check_between, check_whole, whole_share
 from lightning_fl.data.descriptions import describe_split, settings_in_one_line
 from lightning_fl.data.non_iid_degree import label_histograms, non_iid_degree
-from lightning_fl.data.partition import IID, Partition, cut, require_enough
+from lightning_fl.data.partitions.partition import Partition, cut, require_enough
+from lightning_fl.data.partitions.sizes import IID
 from lightning_fl.data.samples.loaders import SampleLoader
 from lightning_fl.data.samples.tensor_samples import Samples, Selection
 from lightning_fl.data.server_samples import draw_classes, draw_degree, draw_uniform
@@ -40,7 +41,7 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
     Args:
         num_clients: clients in the federation, at least 1 and at most the number of training samples.
         batch_size: samples per training batch, at least 1.
-        partition: division of the clients' samples: IID, Shards or Dirichlet.
+        partition: division of the clients' samples: IID, Shards, Dirichlet, Classes, ClassPriors, QuantitySkew or LogNormalSizes.
         client_fraction: share of the training samples that goes to the clients, in (0, 1]; the rest is the server's pool.
             1 gives them all that `server_fraction` leaves.
         server_fraction: number of samples on the server as a share of the clients' samples, in [0, 1); drawn from its pool.
