@@ -7,10 +7,13 @@ from lightning_fl.data.datasets.image_data_module import ImageDataModule
 from lightning_fl.data.datasets.image_folder import ImageFolder
 from lightning_fl.data.datasets.torchvision import CIFAR10, CIFAR100, SVHN, FashionMNIST
 from lightning_fl.data.federated_data_module import FederatedDataModule
+from lightning_fl.data.groups import Groups
 from lightning_fl.data.non_iid_degree import divergence, label_histograms, non_iid_degree
+from lightning_fl.data.partitions.by_group import ByGroup
 from lightning_fl.data.partitions.classes import Classes, ClassPriors
+from lightning_fl.data.partitions.client_indices import ClientIndices
 from lightning_fl.data.partitions.dirichlet import Dirichlet
-from lightning_fl.data.partitions.partition import Partition
+from lightning_fl.data.partitions.partition import Partition, Pool
 from lightning_fl.data.partitions.shards import Shards
 from lightning_fl.data.partitions.sizes import IID, LogNormalSizes, QuantitySkew, Sizes
 from lightning_fl.data.samples.dataset_samples import DatasetSamples
@@ -25,19 +28,23 @@ __all__ = [
     "IID",
     "SVHN",
     "Arrays",
+    "ByGroup",
     "ClassPriors",
     "Classes",
+    "ClientIndices",
     "DatasetSamples",
     "Digits",
     "Dirichlet",
     "FashionMNIST",
     "Federated",
     "FederatedDataModule",
+    "Groups",
     "ImageDataModule",
     "ImageFolder",
     "LogNormalSizes",
     "Normalize",
     "Partition",
+    "Pool",
     "QuantitySkew",
     "SampleLoader",
     "Samples",

@@ -33,7 +33,7 @@ were 0.6099 against these clients, δ = 0.61 would otherwise mix in the distribu
 def draw_uniform(pool: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
     """Draw `count` of the indices in `pool` uniformly without replacement."""
     require_pool(len(pool), count)
-    return rng.permutation(pool)[:count]
+    return rng.permutation(pool)[:count].copy()  # a view would keep the whole pool in memory
 
 
 def draw_classes(

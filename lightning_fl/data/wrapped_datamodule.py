@@ -29,8 +29,10 @@ class Federated(FederatedDataModule):
 
     Args:
         datamodule: the LightningDataModule to divide, or any object with train_dataloader(), such as a LightningModule.
-        num_clients: clients in the federation, at least 1 and at most the number of training samples.
-        partition: division of the clients' samples: IID, Shards, Dirichlet, Classes, ClassPriors, QuantitySkew or LogNormalSizes.
+        num_clients: clients in the federation, at least 1 and at most the number of training samples; null with ByGroup: a
+            client for each group.
+        partition: division of the clients' samples: IID, Shards, Dirichlet, Classes, ClassPriors, QuantitySkew, LogNormalSizes,
+            or ByGroup, which makes the users of the samples the clients.
         batch_size: samples per training batch, at least 1; None: as in the datamodule's training loader.
         num_classes: number of classes, at least 1; None: the largest label plus one.
         **kwargs: arguments of FederatedDataModule: fractions, server data and seed.
@@ -41,7 +43,7 @@ class Federated(FederatedDataModule):
     def __init__(
         self,
         datamodule: L.LightningDataModule | L.LightningModule,
-        num_clients: int = 100,
+        num_clients: int | None = 100,
         partition: Partition = IID(),  # noqa: B008  (immutable)
         batch_size: int | None = None,
         num_classes: int | None = None,

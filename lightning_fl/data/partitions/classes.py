@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lightning_fl.checks import check_positive, check_whole
+from lightning_fl.data.partitions.client_indices import ClientIndices
 from lightning_fl.data.partitions.partition import Partition, cut, even_sizes, require_enough
 from lightning_fl.data.partitions.sizes import IID, Sizes
 from lightning_fl.errors import require
@@ -32,7 +33,7 @@ class Classes(Partition):
     def __post_init__(self) -> None:
         check_whole("classes_per_client", self.classes_per_client, 1)
 
-    def __call__(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+    def __call__(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> ClientIndices:
         """Divide `labels` over the clients: see `Partition`."""
         require_enough(len(labels), num_clients)
         present = np.unique(labels)
@@ -80,7 +81,7 @@ class ClassPriors(Partition):
             f"sizes={self.sizes!r} must be IID(), LogNormalSizes() or QuantitySkew(), which choose the clients' sizes.",
         )
 
-    def __call__(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+    def __call__(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> ClientIndices:
         """Divide `labels` over the clients: see `Partition`."""
         sizes = self.sizes.sizes(len(labels), num_clients, rng)
         present, left = np.unique(labels, return_counts=True)

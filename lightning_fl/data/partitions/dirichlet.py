@@ -14,6 +14,7 @@ import numpy as np
 from lightning.pytorch.utilities.rank_zero import rank_zero_deprecation
 
 from lightning_fl.checks import check_positive, check_whole
+from lightning_fl.data.partitions.client_indices import ClientIndices
 from lightning_fl.data.partitions.partition import Partition, cut, even_sizes, require_minimum
 from lightning_fl.errors import UserError, require
 
@@ -68,7 +69,7 @@ class Dirichlet(Partition):
                 f"block={self.block} skips clients that are full, as FedDF does: leave out skip_full_clients=False.",
             )
 
-    def __call__(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+    def __call__(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> ClientIndices:
         """Divide `labels` over the clients: see `Partition`."""
         require_minimum(len(labels), num_clients, self.min_samples)
         if self.block is None:
@@ -81,7 +82,7 @@ class Dirichlet(Partition):
             joined += [members[part] for part in parts]
         return cut(np.concatenate(joined), even_sizes(len(labels), num_clients))
 
-    def _split(self, labels: np.ndarray, num_clients: int, minimum: int, rng: np.random.Generator) -> list[np.ndarray]:
+    def _split(self, labels: np.ndarray, num_clients: int, minimum: int, rng: np.random.Generator) -> ClientIndices:
         """Split each class over the clients, each of which gets at least `minimum` samples."""
         classes = [np.flatnonzero(labels == label) for label in np.unique(labels)]
         sizes = self._draw_sizes([len(members) for members in classes], num_clients, minimum, rng)

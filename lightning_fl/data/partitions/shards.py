@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lightning_fl.checks import check_whole
+from lightning_fl.data.partitions.client_indices import ClientIndices
 from lightning_fl.data.partitions.partition import Partition, cut, even_sizes, require_enough
 from lightning_fl.errors import require
 
@@ -33,7 +34,7 @@ class Shards(Partition):
     def __post_init__(self) -> None:
         check_whole("shards_per_client", self.shards_per_client, 1)
 
-    def __call__(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+    def __call__(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> ClientIndices:
         """Divide `labels` over the clients: see `Partition`."""
         require_enough(len(labels), num_clients)
         num_shards = num_clients * self.shards_per_client

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lightning_fl.checks import check_at_least, check_positive, check_whole
+from lightning_fl.data.partitions.client_indices import ClientIndices
 from lightning_fl.data.partitions.partition import Partition, cut, even_sizes, require_enough, require_minimum
 from lightning_fl.errors import UserError
 
@@ -28,7 +29,7 @@ class Sizes(Partition):
     def sizes(self, num_samples: int, num_clients: int, rng: np.random.Generator) -> np.ndarray:
         """Return the number of samples of each client, (num_clients,) int64, which add up to `num_samples`."""
 
-    def __call__(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+    def __call__(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> ClientIndices:
         """Divide `labels` over the clients: see `Partition`."""
         sizes = self.sizes(len(labels), num_clients, rng)
         return cut(rng.permutation(len(labels)), sizes)
