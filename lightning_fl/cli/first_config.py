@@ -43,6 +43,7 @@ TO_FILL_IN = {
     "Arrays": {"path": "my_data.npz"},
     "Federated": {"datamodule": "my_module.MyDataModule"},
     "ImageFolder": {"root": "my_images"},
+    "Leaf": {"train": "data/train", "test": "data/test"},
 }
 """Values that users replace by their own, by the class of the data."""
 

@@ -5,6 +5,7 @@ from lightning_fl.data.datasets.augment import crop_and_flip
 from lightning_fl.data.datasets.digits import Digits
 from lightning_fl.data.datasets.image_data_module import ImageDataModule
 from lightning_fl.data.datasets.image_folder import ImageFolder
+from lightning_fl.data.datasets.leaf import Leaf
 from lightning_fl.data.datasets.torchvision import CIFAR10, CIFAR100, SVHN, FashionMNIST
 from lightning_fl.data.federated_data_module import FederatedDataModule
 from lightning_fl.data.groups import Groups
@@ -41,6 +42,7 @@ __all__ = [
     "Groups",
     "ImageDataModule",
     "ImageFolder",
+    "Leaf",
     "LogNormalSizes",
     "Normalize",
     "Partition",
