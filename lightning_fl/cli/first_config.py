@@ -42,6 +42,7 @@ SHORT_SETUP = {"FedKT": {"preset": "light", "num_clients": 10, "server_fraction"
 TO_FILL_IN = {
     "Arrays": {"path": "my_data.npz"},
     "Federated": {"datamodule": "my_module.MyDataModule"},
+    "HuggingFace": {"path": "my_dataset", "test_split": "test"},
     "ImageFolder": {"root": "my_images"},
     "Leaf": {"train": "data/train", "test": "data/test"},
 }

@@ -3,6 +3,7 @@
 from lightning_fl.data.datasets.arrays import Arrays
 from lightning_fl.data.datasets.augment import crop_and_flip
 from lightning_fl.data.datasets.digits import Digits
+from lightning_fl.data.datasets.huggingface import HuggingFace
 from lightning_fl.data.datasets.image_data_module import ImageDataModule
 from lightning_fl.data.datasets.image_folder import ImageFolder
 from lightning_fl.data.datasets.leaf import Leaf
@@ -40,6 +41,7 @@ __all__ = [
     "Federated",
     "FederatedDataModule",
     "Groups",
+    "HuggingFace",
     "ImageDataModule",
     "ImageFolder",
     "Leaf",

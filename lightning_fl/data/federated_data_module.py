@@ -251,7 +251,7 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
 
     def test_dataloader(self) -> Any:
         """Return a loader of the test set, in order."""
-        require(self.test is not None, f"{type(self).__name__} has no test data.")
+        require(self.test is not None, f"{type(self).__name__} has no test data: give it some, or set val_fraction.")
         assert self.test is not None
         return SampleLoader(self.test, None, self.eval_batch_size)
 

@@ -168,7 +168,12 @@ def _named(dataset: Any, name: str) -> Groups | None:
     if isinstance(found, Groups):
         return found
     if name in _columns(dataset):  # of a Hugging Face dataset: this reads no other column
-        found = dataset.select_columns(name).with_format(None)[name][:]
+        column = dataset.select_columns(name).with_format("arrow")[:].column(0).combine_chunks().dictionary_encode()
+        names = column.dictionary.to_pylist()
+        if not column.null_count and "" not in names:
+            known = Groups.of(names)
+            return Groups(known.codes[column.indices.to_numpy()], known.names)
+        found = [None if number is None else names[number] for number in column.indices.to_pylist()]
     try:
         values = np.asarray(found)
     except ValueError:
