@@ -21,6 +21,7 @@ from lightning_fl.data.partitions.sizes import IID, LogNormalSizes, QuantitySkew
 from lightning_fl.data.samples.dataset_samples import DatasetSamples
 from lightning_fl.data.samples.loaders import SampleLoader
 from lightning_fl.data.samples.tensor_samples import Normalize, Samples, Selection, TensorSamples
+from lightning_fl.data.shift import Corruption, Noise, Rotation, Shift
 from lightning_fl.data.sources import Source
 from lightning_fl.data.wrapped_datamodule import Federated
 
@@ -34,6 +35,7 @@ __all__ = [
     "ClassPriors",
     "Classes",
     "ClientIndices",
+    "Corruption",
     "DatasetSamples",
     "Digits",
     "Dirichlet",
@@ -46,14 +48,17 @@ __all__ = [
     "ImageFolder",
     "Leaf",
     "LogNormalSizes",
+    "Noise",
     "Normalize",
     "Partition",
     "Pool",
     "QuantitySkew",
+    "Rotation",
     "SampleLoader",
     "Samples",
     "Selection",
     "Shards",
+    "Shift",
     "Sizes",
     "Source",
     "TensorSamples",

@@ -22,6 +22,7 @@ class SplitData(Protocol):
 
     num_clients: int
     partition: Any
+    shift: Any
     train: Samples
     test: Samples | None
     client_sizes: np.ndarray
@@ -79,6 +80,7 @@ def describe_split(data: SplitData) -> str:
         )
         if len(data.server_indices):
             server += f" (non-IID degree {non_iid_degree(data.server_histogram, pooled):.2g})"
+    clients += f"; {unit} changed by {data.shift}" if data.shift is not None else ""
     num_held_out = len(data.client_val_indices.joined)
     clients += f"; {num_held_out:,} held out for validation" if num_held_out else ""
     test = "test data as given" if data.test is None else f"{len(data.test):,} test {unit}"

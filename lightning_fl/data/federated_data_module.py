@@ -27,7 +27,8 @@ from lightning_fl.data.partitions.partition import Partition, Pool, require_enou
 from lightning_fl.data.partitions.sizes import IID
 from lightning_fl.data.samples.loaders import SampleLoader
 from lightning_fl.data.samples.tensor_samples import Samples, Selection
-from lightning_fl.data.server_samples import draw_classes, draw_degree, draw_uniform
+from lightning_fl.data.server_samples import draw_server
+from lightning_fl.data.shift import Shift, shift_clients
 from lightning_fl.data.sources import Source
 from lightning_fl.data.split import GroupsOfClients, hold_out, needed_groups, server_pool
 from lightning_fl.data.split_checks import check_labels, check_settings
@@ -58,6 +59,8 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
             data set, if it has them.
         server_groups: share of the groups whose samples go to the server, in [0, 1); all of them, or with server_fraction as
             many as that says.
+        shift: change of the images that differs from client to client, over any partition: Rotation, Noise or Corruption. It
+            changes training and validation parts, but neither the test set nor the server's samples; null: none.
         val_fraction: share of its samples that each client holds out for validation, in [0, 1); 0: validate on the test set.
         eval_batch_size: samples per batch in validation, test and prediction, at least 1.
         seed: seed of every split, at least 0.
@@ -82,6 +85,7 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
         server_degree: float | None = None,
         groups: Any = None,
         server_groups: float = 0.0,
+        shift: Shift | None = None,
         val_fraction: float = 0.0,
         eval_batch_size: int = 500,
         seed: int = 0,
@@ -98,6 +102,7 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
         self.server_degree = server_degree
         self.groups = np.asarray(groups) if isinstance(groups, (list, tuple)) else groups
         self.server_groups = server_groups
+        self.shift = shift
         self.val_fraction = val_fraction
         self.eval_batch_size = eval_batch_size
         self.seed = seed
@@ -184,7 +189,11 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
             of_clients, of_server = server_pool(order, groups, self.server_groups, self._rng(GROUPS))
         self._split_clients(of_clients, groups)
         takes_all = self.server_groups > 0 and self.server_fraction == 0
-        self._draw_server(of_server, len(of_server) if takes_all else round(self.server_fraction * len(of_clients)))
+        count = len(of_server) if takes_all else round(self.server_fraction * len(of_clients))
+        self.server_indices, self.server_histogram = draw_server(self, of_server, count, self._rng(SERVER))
+        if self.shift is not None:
+            owners = np.maximum(self.client_indices.owners(num_samples), self.client_val_indices.owners(num_samples))
+            shift_clients(self.shift, self.train, owners, self.num_clients, self.seed)
         self.after_split()
         self._is_set_up = True
 
@@ -299,22 +308,3 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
     def _count_clients(self) -> None:
         self.client_sizes = self.client_indices.sizes
         self._label_histograms = None
-
-    def _draw_server(self, pool: np.ndarray, count: int) -> None:
-        require(
-            count > 0 or self.server_fraction == 0,
-            f"server_fraction={self.server_fraction} of the clients' samples is less than one sample: raise it or set "
-            "it to 0.",
-        )
-        labels, num_classes, rng = self.train.labels, self.num_classes, self._rng(SERVER)
-        if labels is None or num_classes is None:
-            self.server_indices = draw_uniform(pool, count, rng)
-            return
-        if count and self.server_classes is not None:
-            self.server_indices = draw_classes(pool, labels, count, self.server_classes, num_classes, rng)
-        elif count and self.server_degree is not None:
-            counts = np.bincount(labels[self.client_indices.joined], minlength=num_classes)
-            self.server_indices = draw_degree(pool, labels, count, self.server_degree, counts, rng)
-        else:
-            self.server_indices = draw_uniform(pool, count, rng)
-        self.server_histogram = np.bincount(labels[self.server_indices], minlength=num_classes)

@@ -171,8 +171,8 @@ def _named(dataset: Any, name: str) -> Groups | None:
         column = dataset.select_columns(name).with_format("arrow")[:].column(0).combine_chunks().dictionary_encode()
         names = column.dictionary.to_pylist()
         if not column.null_count and "" not in names:
-            known = Groups.of(names)
-            return Groups(known.codes[column.indices.to_numpy()], known.names)
+            sorted_names = Groups.of(names)
+            return Groups(sorted_names.codes[column.indices.to_numpy()], sorted_names.names)
         found = [None if number is None else names[number] for number in column.indices.to_pylist()]
     try:
         values = np.asarray(found)

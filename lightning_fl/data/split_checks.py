@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from lightning_fl.checks import LARGEST_SEED, check_between, check_whole
 from lightning_fl.data.partitions.partition import Partition
 from lightning_fl.data.samples.tensor_samples import Samples
+from lightning_fl.data.shift import Shift
 from lightning_fl.errors import require
 
 
@@ -22,6 +23,7 @@ class SplitSettings(Protocol):
     server_degree: float | None
     groups: Any
     server_groups: float
+    shift: Shift | None
     val_fraction: float
     eval_batch_size: int
     seed: int
@@ -40,6 +42,10 @@ def check_settings(data: SplitSettings) -> None:
     check_between("server_fraction", data.server_fraction, 0, 1, "[)")
     check_between("server_groups", data.server_groups, 0, 1, "[)")
     _check_groups(data)
+    require(
+        data.shift is None or isinstance(data.shift, Shift),
+        f"shift={data.shift!r} is not a Shift: use an instance such as Rotation(), Noise() or Corruption().",
+    )
     share, server_fraction = data.client_fraction, data.server_fraction
     require(
         data.server_groups > 0 or share == 1 or server_fraction * share <= 1 - share + 1e-9,

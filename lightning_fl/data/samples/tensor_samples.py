@@ -130,6 +130,15 @@ class TensorSamples(Samples):
         self._channels_last = False
 
     @property
+    def inputs(self) -> Tensor:
+        """First tensor as it is stored, (n, …), before `place`; images may be bytes."""
+        return self._stored[0]
+
+    @inputs.setter
+    def inputs(self, inputs: Tensor) -> None:
+        self._stored[0] = inputs.contiguous()
+
+    @property
     def sample_shape(self) -> torch.Size:
         """Shape of one sample of the first tensor, such as (C, H, W)."""
         return self._shown(self._stored[0]).shape[1:]
