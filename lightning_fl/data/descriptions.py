@@ -28,7 +28,6 @@ class SplitData(Protocol):
     client_sizes: np.ndarray
     client_indices: ClientIndices
     client_val_indices: ClientIndices
-    client_test_indices: ClientIndices | None
     groups_of_clients: GroupsOfClients | None
     server_indices: np.ndarray
     server_histogram: np.ndarray | None

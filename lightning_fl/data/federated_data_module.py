@@ -20,7 +20,7 @@ import torch
 
 from lightning_fl.checks import Remembering, whole_share
 from lightning_fl.data.descriptions import describe_split, settings_in_one_line
-from lightning_fl.data.groups import Groups, groups_of
+from lightning_fl.data.groups import Groups, groups_of_test
 from lightning_fl.data.non_iid_degree import label_histograms, non_iid_degree
 from lightning_fl.data.partitions.client_indices import ClientIndices
 from lightning_fl.data.partitions.partition import Partition, Pool, require_enough
@@ -118,8 +118,8 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
         """Indices into `train` (int64) of each client's training samples."""
         self.client_val_indices = ClientIndices.of([])
         """Indices into `train` (int64) of each client's validation samples."""
-        self.client_test_indices: ClientIndices | None = None
-        """Indices into `test` (int64) of the test samples of each client's groups; None unless both have groups."""
+        self.client_test_indices = ClientIndices.of([])
+        """Indices into `test` (int64) of the test samples of each client's groups; empty unless both have groups."""
         self.groups_of_clients: GroupsOfClients | None = None
         """Groups of each client with the partition `ByGroup`, else None."""
         self.server_indices: np.ndarray = np.zeros(0, dtype=np.int64)
@@ -291,15 +291,12 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
         self.num_clients = len(parts)
         if groups is not None and self.partition.needs_groups:
             self.groups_of_clients = GroupsOfClients.of(groups, pool, parts)
-            tested = (
-                None
-                if self.test is None
-                else groups_of(self.test, self.groups if isinstance(self.groups, str) else None)
-            )
-            self.client_test_indices = None if tested is None else self.groups_of_clients.test_parts(tested)
-        self.client_val_indices = ClientIndices(
-            np.zeros(0, dtype=np.int64), np.zeros(len(parts))
-        )  # not pool[:0], which would keep the pool
+            tested = None if self.test is None else groups_of_test(self.test, self.groups)
+            self.client_test_indices = ClientIndices.of([])
+            if tested is not None:
+                self.client_test_indices = self.groups_of_clients.test_parts(tested)
+        # Not pool[:0], which would keep the pool in memory.
+        self.client_val_indices = ClientIndices(np.zeros(0, dtype=np.int64), np.zeros(len(parts)))
         if self.val_fraction > 0:
             parts, self.client_val_indices = hold_out(parts, self.val_fraction, self._rng(VALIDATION))
         self.client_indices = parts

@@ -36,8 +36,8 @@ class Groups:
 
     Attributes:
         codes: position in `names` of each sample's group, (n,) integers.
-        names: names of the groups, (G,) strings, different from each other and in sorted order (whole numbers by value), so
-            that the order of the samples does not matter.
+        names: names of the groups, (G,) strings, different from each other and in sorted order, so that the order of the
+            samples does not matter; by value if all are whole numbers, also as text.
     """
 
     codes: np.ndarray
@@ -76,6 +76,11 @@ class Groups:
         elif named.dtype.kind not in "iuU":
             named = np.array([value.decode() if isinstance(value, bytes) else str(value) for value in named], dtype=str)
         names, codes = np.unique(named, return_inverse=True)
+        if named.dtype.kind == "U" and bool(np.char.isdecimal(names).all()):
+            order = np.array(
+                sorted(range(len(names)), key=lambda place: (int(names[place]), names[place])), dtype=np.int64
+            )
+            names, codes = names[order], np.argsort(order)[codes]
         names = names.astype(str)
         width = max(1, int(np.char.str_len(names).max(initial=1)))
         return cls(codes, names.astype(f"<U{width}"))  # numbers as text would take 84 bytes each
@@ -107,6 +112,16 @@ def groups_of(samples: Samples, given: Any = None) -> Groups | None:
     if samples.groups is not None:
         return samples.groups
     return next((found for name in ATTRIBUTES if (found := _named(samples.source, name)) is not None), None)
+
+
+def groups_of_test(samples: Samples, given: Any) -> Groups | None:
+    """Return the groups of test samples; a column of the training data names them if the test data have it, too.
+
+    Args:
+        samples: the test samples.
+        given: what the user gives for the training samples.
+    """
+    return _named(samples.source, given) if isinstance(given, str) else groups_of(samples)
 
 
 def given_groups(given: Any, dataset: Any, num_samples: int) -> Groups:

@@ -144,6 +144,13 @@ def test_groups_of_missing_or_unknown_columns_are_refused(tmp_path: Path) -> Non
 
 
 @needs_datasets
+def test_test_data_without_the_column_of_users_are_common_to_all(tmp_path: Path) -> None:
+    DatasetDict(train=image_set(), test=image_set(5).remove_columns("writer_id")).save_to_disk(tmp_path / "saved")
+    data = set_up(str(tmp_path / "saved"), test_split="test", groups="writer_id", partition=ByGroup())
+    assert (len(data.test), len(data.client_test_indices)) == (5, 0)
+
+
+@needs_datasets
 def test_targets_may_be_numbers_or_missing(tmp_path: Path) -> None:
     columns = {"x": [[1, 2], [3, 4]], "age": [1.5, 2.5], "next": [[2, 3], [4, 5]]}
     Dataset.from_dict(columns).save_to_disk(tmp_path / "saved")
