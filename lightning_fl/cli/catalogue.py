@@ -29,6 +29,7 @@ FLAGS = {
     "networks": "--model.network",
     "data": "--data",
     "partitions": "--data.partition",
+    "shifts": "--data.shift",
     "callbacks": "--trainer.callbacks",
     "trainer": "--trainer",
 }

@@ -28,6 +28,8 @@ CLASS_PACKAGES: dict[str, tuple[list[Any], type]] = {
     **dict.fromkeys(("steps", "stages"), ([steps], Step)),
     "data": ([data], data.FederatedDataModule),
     "partition": ([data], data.Partition),
+    "sizes": ([data], data.Sizes),
+    "shift": ([data], data.Shift),
     "model": ([modules], LightningModule),
     "callbacks": ([callbacks, lightning_callbacks], lightning_callbacks.Callback),
     "logger": ([lightning_loggers], lightning_loggers.Logger),
@@ -54,7 +56,7 @@ def classes_under(key: str) -> dict[str, type]:
     """Return by name the classes of lightning_fl and Lightning that `key` may name; empty if it names no class.
 
     >>> sorted(classes_under("data.partition"))
-    ['Dirichlet', 'IID', 'Shards']
+    ['ByGroup', 'ClassPriors', 'Classes', 'Dirichlet', 'IID', 'LogNormalSizes', 'QuantitySkew', 'Shards']
     """
     folders, base = CLASS_PACKAGES.get(key.rpartition(".")[2], ([], object))
     named = {name: getattr(folder, name) for folder in folders for name in getattr(folder, "__all__", [])}

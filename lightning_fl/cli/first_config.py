@@ -42,7 +42,9 @@ SHORT_SETUP = {"FedKT": {"preset": "light", "num_clients": 10, "server_fraction"
 TO_FILL_IN = {
     "Arrays": {"path": "my_data.npz"},
     "Federated": {"datamodule": "my_module.MyDataModule"},
+    "HuggingFace": {"path": "my_dataset", "test_split": "test"},
     "ImageFolder": {"root": "my_images"},
+    "Leaf": {"train": "data/train", "test": "data/test"},
 }
 """Values that users replace by their own, by the class of the data."""
 
@@ -117,7 +119,12 @@ def first_config(method: Entry, data: Entry, network: Entry, path: str) -> str:
     of_data |= TO_FILL_IN.get(data.name, {})
     if method.uses_server:
         of_data["server_fraction"] = SERVER_FRACTION
-    shorter = SHORT_SETUP.get(method.name, {})
+    shorter, of_user = SHORT_SETUP.get(method.name, {}), TO_FILL_IN.get(data.name, {})
+    keys = [*of_user, *(key for key in DATA_KEYS if key not in of_user)]
+    of_data |= shorter
+    if "ByGroup" in str(data.parameters["partition"].get("default")):  # which never cuts a user
+        keys[keys.index("server_fraction")] = "server_groups"
+        of_data["server_groups"] = of_data.get("server_fraction", 0.0)
     paragraphs = [
         [
             *_comment(f"{method.name} with the network {network.name} on {data.name}. Run it with", 0),
@@ -135,7 +142,7 @@ def first_config(method: Entry, data: Entry, network: Entry, path: str) -> str:
         ["trainer:", *_values(trainer, 1, TRAINER_KEYS, {"local_epochs": 5, "default_root_dir": folder})],
         ["algorithm:", *_class(method, tuple(method.parameters), shorter)],
         ["model:", *_class(model, MODEL_KEYS, of_model, {"network": network.about})],
-        ["data:", *_class(data, DATA_KEYS, of_data | shorter)],
+        ["data:", *_class(data, keys, of_data)],
     ]
     return "\n\n".join("\n".join(lines) for lines in paragraphs) + "\n"
 

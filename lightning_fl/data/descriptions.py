@@ -10,9 +10,11 @@ from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.utilities import CombinedLoader
 
 from lightning_fl.checks import parameters_of
-from lightning_fl.data.non_iid_degree import non_iid_degree
+from lightning_fl.data.non_iid_degree import label_histograms, non_iid_degree
+from lightning_fl.data.partitions.client_indices import ClientIndices
 from lightning_fl.data.samples.loaders import SampleLoader
 from lightning_fl.data.samples.tensor_samples import Samples
+from lightning_fl.data.split import GroupsOfClients
 
 
 class SplitData(Protocol):
@@ -20,12 +22,14 @@ class SplitData(Protocol):
 
     num_clients: int
     partition: Any
+    shift: Any
     train: Samples
     test: Samples | None
     client_sizes: np.ndarray
-    client_val_indices: list[np.ndarray]
+    client_indices: ClientIndices
+    client_val_indices: ClientIndices
+    groups_of_clients: GroupsOfClients | None
     server_indices: np.ndarray
-    label_histograms: np.ndarray | None
     server_histogram: np.ndarray | None
 
     @property
@@ -37,6 +41,8 @@ class SplitData(Protocol):
         """Number of channels of an image."""
 
 
+CLIENTS_AT_ONCE = 4096
+"""Clients whose classes are counted at a time, so that memory does not grow with the clients."""
 NUM_DRAWS = 1000
 """Random draws that estimate the degree which comes from the clients' sizes alone."""
 
@@ -60,30 +66,46 @@ def describe_split(data: SplitData) -> str:
     unit = _unit(data)
     each = "-".join(f"{size:,}" for size in sorted({data.client_sizes.min(), data.client_sizes.max()}))
     clients = f"{data.num_clients:,} clients by {data.partition}, {each} each"
+    clients += f" of {data.groups_of_clients.describe()}" if data.groups_of_clients is not None else ""
     server = f"{len(data.server_indices):,} server {unit}" if len(data.server_indices) else "no server data"
-    if data.label_histograms is not None and data.server_histogram is not None:
-        counts = data.label_histograms[data.client_sizes > 0]
-        pooled = counts.sum(0)
-        degree, by_chance = non_iid_degree(counts, pooled).mean(), degree_of_random_draws(counts)
+    labels, num_classes = data.train.labels, data.num_classes
+    if labels is not None and num_classes is not None and data.server_histogram is not None:
+        pooled = np.bincount(labels[data.client_indices.joined], minlength=num_classes)
+        held, degree = _classes_and_degree(data.client_indices, labels, pooled)
+        by_chance = degree_of_random_draws(pooled, data.client_sizes[data.client_sizes > 0])
         clients += (
-            f" ({(counts > 0).sum(1).mean():.1f} of {data.num_classes} classes per client; non-IID degree {degree:.2f}, where 0 "
+            f" ({held:.1f} of {num_classes} classes per client; non-IID degree {degree:.2f}, where 0 "
             f"means the same shares of classes everywhere, and random draws of these sizes give {by_chance:.2f})"
         )
         if len(data.server_indices):
             server += f" (non-IID degree {non_iid_degree(data.server_histogram, pooled):.2g})"
-    num_held_out = sum(map(len, data.client_val_indices))
+    clients += f"; {unit} changed by {data.shift}" if data.shift is not None else ""
+    num_held_out = len(data.client_val_indices.joined)
     clients += f"; {num_held_out:,} held out for validation" if num_held_out else ""
     test = "test data as given" if data.test is None else f"{len(data.test):,} test {unit}"
     return f"{type(data).__name__}: {data.client_sizes.sum():,} training {unit} over {clients}; {server}; {test}."
 
 
-def degree_of_random_draws(histograms: np.ndarray) -> float:
+def _classes_and_degree(parts: ClientIndices, labels: np.ndarray, pooled: np.ndarray) -> tuple[float, float]:
+    """Return the mean number of classes and the mean non-IID degree of the clients that have samples."""
+    num_held, degrees, num_clients = 0, 0.0, 0
+    for first in range(0, len(parts), CLIENTS_AT_ONCE):
+        counts = label_histograms(labels, parts[first : first + CLIENTS_AT_ONCE], len(pooled))
+        counts = counts[counts.any(1)]
+        num_held += int((counts > 0).sum())
+        degrees += float(non_iid_degree(counts, pooled).sum())
+        num_clients += len(counts)
+    return num_held / num_clients, degrees / num_clients
+
+
+def degree_of_random_draws(pooled: np.ndarray, sizes: np.ndarray) -> float:
     """Return the mean non-IID degree of as many samples drawn at random, which is above 0 because the draws are small.
 
     Args:
-        histograms: (N, C) samples per client and class, each client with at least one.
+        pooled: (C,) samples of all clients per class.
+        sizes: (N,) samples of each client, at least 1.
     """
-    pooled, sizes, rng = histograms.sum(0), np.sort(histograms.sum(1)), np.random.default_rng(0)
+    sizes, rng = np.sort(sizes), np.random.default_rng(0)
     some = np.linspace(0, len(sizes) - 1, NUM_DRAWS).astype(np.int64)
     drawn = np.stack([rng.multivariate_hypergeometric(pooled, size, method="marginals") for size in sizes[some]])
     return float(non_iid_degree(drawn, pooled).mean())

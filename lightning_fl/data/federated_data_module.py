@@ -18,18 +18,24 @@ import lightning as L  # noqa: N812  (Lightning's own name for it)
 import numpy as np
 import torch
 
-from lightning_fl.checks import LARGEST_SEED, Remembering, check_between, check_whole, whole_share
+from lightning_fl.checks import Remembering, whole_share
 from lightning_fl.data.descriptions import describe_split, settings_in_one_line
+from lightning_fl.data.groups import Groups, groups_of_test
 from lightning_fl.data.non_iid_degree import label_histograms, non_iid_degree
-from lightning_fl.data.partition import IID, Partition, cut, require_enough
+from lightning_fl.data.partitions.client_indices import ClientIndices
+from lightning_fl.data.partitions.partition import Partition, Pool, require_enough
+from lightning_fl.data.partitions.sizes import IID
 from lightning_fl.data.samples.loaders import SampleLoader
 from lightning_fl.data.samples.tensor_samples import Samples, Selection
-from lightning_fl.data.server_samples import draw_classes, draw_degree, draw_uniform
+from lightning_fl.data.server_samples import draw_server
+from lightning_fl.data.shift import Shift, shift_clients
 from lightning_fl.data.sources import Source
+from lightning_fl.data.split import GroupsOfClients, hold_out, needed_groups, server_pool
+from lightning_fl.data.split_checks import check_labels, check_settings
 from lightning_fl.errors import require
 
 # One random stream per purpose: changing one of them (say, the server's data) does not change the others.
-POOL, PARTITION, VALIDATION, SERVER, HELD_OUT, SHARED = range(6)
+POOL, PARTITION, VALIDATION, SERVER, HELD_OUT, SHARED, GROUPS = range(7)
 OFFERED = ("num_classes", "in_channels", "image_size")
 """Properties of the data from which the command line takes a module's parameters of these names."""
 
@@ -38,14 +44,23 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
     """Training data divided over clients and a server. A subclass reads them in `load`.
 
     Args:
-        num_clients: clients in the federation, at least 1 and at most the number of training samples.
+        num_clients: clients in the federation, at least 1 and at most the number of training samples; null with ByGroup: a
+            client for each group.
         batch_size: samples per training batch, at least 1.
-        partition: division of the clients' samples: IID, Shards or Dirichlet.
+        partition: division of the clients' samples: IID, Shards, Dirichlet, Classes, ClassPriors, QuantitySkew, LogNormalSizes,
+            or ByGroup, which makes the users of the samples the clients.
         client_fraction: share of the training samples that goes to the clients, in (0, 1]; the rest is the server's pool.
             1 gives them all that `server_fraction` leaves.
         server_fraction: number of samples on the server as a share of the clients' samples, in [0, 1); drawn from its pool.
         server_classes: draw the server's samples from this many random classes in equal parts; None: uniformly from its pool.
         server_degree: draw the server's samples with this non-IID degree, in [0, 1]; not together with server_classes.
+        groups: user (writer, speaker …) of each training sample, for ByGroup and server_groups: an array (n,), a function from a
+            sample's index to its name, or the name of a column of the data; null: `groups`, `users` or `client_ids` of the
+            data set, if it has them.
+        server_groups: share of the groups whose samples go to the server, in [0, 1); all of them, or with server_fraction as
+            many as that says.
+        shift: change of the images that differs from client to client, over any partition: Rotation, Noise or Corruption. It
+            changes training and validation parts, but neither the test set nor the server's samples; null: none.
         val_fraction: share of its samples that each client holds out for validation, in [0, 1); 0: validate on the test set.
         eval_batch_size: samples per batch in validation, test and prediction, at least 1.
         seed: seed of every split, at least 0.
@@ -61,71 +76,58 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
 
     def __init__(
         self,
-        num_clients: int = 100,
+        num_clients: int | None = 100,
         batch_size: int = 10,
         partition: Partition = IID(),  # noqa: B008  (immutable)
         client_fraction: float = 1.0,
         server_fraction: float = 0.0,
         server_classes: int | None = None,
         server_degree: float | None = None,
+        groups: Any = None,
+        server_groups: float = 0.0,
+        shift: Shift | None = None,
         val_fraction: float = 0.0,
         eval_batch_size: int = 500,
         seed: int = 0,
     ) -> None:
         super().__init__()
-        check_whole("num_clients", num_clients, 1)
-        check_whole("batch_size", batch_size, 1)
-        require(
-            isinstance(partition, Partition),
-            f"partition={partition!r} is not a Partition: use an instance such as IID(), Shards() or Dirichlet().",
-        )
-        check_between("client_fraction", client_fraction, 0, 1, "(]")
-        check_between("server_fraction", server_fraction, 0, 1, "[)")
-        client_fraction = 1 / (1 + server_fraction) if client_fraction == 1 else client_fraction
-        require(
-            server_fraction * client_fraction <= 1 - client_fraction + 1e-9,
-            f"server_fraction={server_fraction} of the clients' share is more than client_fraction={client_fraction} "
-            f"leaves for the server: lower client_fraction to {1 / (1 + server_fraction):.3g} or less.",
-        )
-        require(
-            server_classes is None or server_degree is None,
-            f"server_classes={server_classes} and server_degree={server_degree} exclude each other: set only one.",
-        )
-        if server_classes is not None:
-            check_whole("server_classes", server_classes, 1)
-        if server_degree is not None:
-            check_between("server_degree", server_degree, 0, 1)
-        check_between("val_fraction", val_fraction, 0, 1, "[)")
-        check_whole("eval_batch_size", eval_batch_size, 1)
-        check_whole("seed", seed, 0, LARGEST_SEED)
-        self.num_clients = num_clients
+        self._num_clients = num_clients
+        # None until `setup` has counted the groups
+        self.num_clients: int = num_clients  # type: ignore[assignment]
         self.batch_size = batch_size
         self.partition = partition
         self.client_fraction = client_fraction
         self.server_fraction = server_fraction
         self.server_classes = server_classes
         self.server_degree = server_degree
+        self.groups = np.asarray(groups) if isinstance(groups, (list, tuple)) else groups
+        self.server_groups = server_groups
+        self.shift = shift
         self.val_fraction = val_fraction
         self.eval_batch_size = eval_batch_size
         self.seed = seed
-
+        check_settings(self)
+        if client_fraction == 1 and not server_groups:
+            self.client_fraction = 1 / (1 + server_fraction)
         self._is_set_up = False
         self.train: Samples
         """All training samples: those of the clients, their validation parts, and the server's pool."""
         self.test: Samples | None = None
         """Test samples, or None if `test_dataloader` reads them elsewhere."""
-        self.client_indices: list[np.ndarray] = []
+        self.client_indices = ClientIndices.of([])
         """Indices into `train` (int64) of each client's training samples."""
-        self.client_val_indices: list[np.ndarray] = []
+        self.client_val_indices = ClientIndices.of([])
         """Indices into `train` (int64) of each client's validation samples."""
-        self.client_test_indices: list[np.ndarray] = []
-        """Indices into `test` (int64) of each client's own test samples, which a subclass may set in `after_split`; else []."""
+        self.client_test_indices = ClientIndices.of([])
+        """Indices into `test` (int64) of each client's own test samples: those of its groups, or what a subclass sets in
+        `after_split`; else empty."""
+        self.groups_of_clients: GroupsOfClients | None = None
+        """Groups of each client with the partition `ByGroup`, else None."""
         self.server_indices: np.ndarray = np.zeros(0, dtype=np.int64)
         """Indices into `train` (int64) of the server's samples."""
         self.client_sizes: np.ndarray = np.zeros(0, dtype=np.int64)
         """Training samples per client, (N,) int64."""
-        self.label_histograms: np.ndarray | None = None
-        """Training samples per client and class, (N, C) int64; None without classes."""
+        self._label_histograms: np.ndarray | None = None
         self.server_histogram: np.ndarray | None = None
         """Server samples per class, (C,) int64; None without classes."""
 
@@ -148,6 +150,25 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
         """Height and width of the images in pixels, or None if the data are not square images."""
         return None
 
+    @property
+    def client_names(self) -> np.ndarray | None:
+        """Name of each client's group, (N,) strings; None unless each client is one group."""
+        return None if self.groups_of_clients is None else self.groups_of_clients.names
+
+    @property
+    def has_classes(self) -> bool:
+        """True if the class of each training sample and the number of classes are known, after `setup`."""
+        return "train" in vars(self) and self.train.labels is not None and self.num_classes is not None
+
+    @property
+    def label_histograms(self) -> np.ndarray | None:
+        """Training samples per client and class, (N, C) int64; None without classes. Counted at the first use."""
+        if self._label_histograms is None and self.has_classes:
+            assert self.train.labels is not None
+            assert self.num_classes is not None
+            self._label_histograms = label_histograms(self.train.labels, self.client_indices, self.num_classes)
+        return self._label_histograms
+
     def setup(self, stage: str | None = None) -> None:
         """Load and split the data, once; every stage sees the same split.
 
@@ -162,9 +183,18 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
         num_pooled = min(
             round(self.client_fraction * num_samples), whole_share(1 / (1 + self.server_fraction), num_samples)
         )
-        self._check_labels()
-        self._split_clients(order[:num_pooled])
-        self._draw_server(order[num_pooled:], round(self.server_fraction * num_pooled))
+        of_clients, of_server = order[:num_pooled], order[num_pooled:]
+        check_labels(self.train, self.num_classes, self)
+        groups = needed_groups(self.train, self.groups, self.partition, self.server_groups)
+        if self.server_groups and groups is not None:
+            of_clients, of_server = server_pool(order, groups, self.server_groups, self._rng(GROUPS))
+        self._split_clients(of_clients, groups)
+        takes_all = self.server_groups > 0 and self.server_fraction == 0
+        count = len(of_server) if takes_all else round(self.server_fraction * len(of_clients))
+        self.server_indices, self.server_histogram = draw_server(self, of_server, count, self._rng(SERVER))
+        if self.shift is not None:
+            owners = np.maximum(self.client_indices.owners(num_samples), self.client_val_indices.owners(num_samples))
+            shift_clients(self.shift, self.train, owners, self.num_clients, self.seed)
         self.after_split()
         self._is_set_up = True
 
@@ -182,7 +212,8 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
             extra: indices into `train` (int64) for each client.
         """
         changed = copy.copy(self)
-        changed.client_indices = [np.concatenate(pair) for pair in zip(self.client_indices, extra, strict=True)]
+        pairs = zip(self.client_indices, extra, strict=True)
+        changed.client_indices = ClientIndices.of([np.concatenate(pair) for pair in pairs])
         changed._count_clients()
         return changed
 
@@ -220,17 +251,17 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
 
     def train_dataloader(self) -> Any:
         """Return a loader of all clients' training samples, pooled and shuffled: a centralised baseline."""
-        return SampleLoader(self.train, np.concatenate(self.client_indices), self.batch_size, self.seed)
+        return SampleLoader(self.train, self.client_indices.joined, self.batch_size, self.seed)
 
     def val_dataloader(self) -> Any:
         """Return a loader of all clients' validation parts, or of the test set if `val_fraction` is 0."""
         if self.val_fraction > 0:
-            return SampleLoader(self.train, np.concatenate(self.client_val_indices), self.eval_batch_size)
+            return SampleLoader(self.train, self.client_val_indices.joined, self.eval_batch_size)
         return self.test_dataloader()
 
     def test_dataloader(self) -> Any:
         """Return a loader of the test set, in order."""
-        require(self.test is not None, f"{type(self).__name__} has no test data.")
+        require(self.test is not None, f"{type(self).__name__} has no test data: give it some, or set val_fraction.")
         assert self.test is not None
         return SampleLoader(self.test, None, self.eval_batch_size)
 
@@ -250,67 +281,28 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
     def _rng(self, purpose: int) -> np.random.Generator:
         return np.random.default_rng([self.seed, purpose])
 
-    def _check_labels(self) -> None:
-        labels, num_classes = self.train.labels, self.num_classes
-        require(
-            labels is not None or not self.partition.needs_labels,
-            f"{self.partition} needs the class of each sample, but the data have none (in targets, labels or "
-            "tensors[1]): use IID().",
-        )
-        require(
-            (labels is not None and num_classes is not None)
-            or (self.server_classes is None and self.server_degree is None),
-            "server_classes and server_degree need the class of each sample and the number of classes, but the data lack them.",
-        )
-        if labels is None or num_classes is None or not len(labels):
-            return
-        require(
-            bool(labels.min() >= 0 and labels.max() < num_classes),
-            f"The labels go from {labels.min()} to {labels.max()}, but num_classes={num_classes} allows 0 to "
-            f"{num_classes - 1}.",
-        )
-
-    def _split_clients(self, pool: np.ndarray) -> None:
-        require_enough(len(pool), self.num_clients)
+    def _split_clients(self, pool: np.ndarray, groups: Groups | None) -> None:
+        if self._num_clients is not None:
+            require_enough(len(pool), self._num_clients)
         labels = self.train.labels
         pool_labels = np.zeros(len(pool), dtype=np.int64) if labels is None else labels[pool]
-        parts = self.partition(pool_labels, self.num_clients, self._rng(PARTITION))
-        parts = cut(pool[np.concatenate(parts)], np.array([len(part) for part in parts]))
-        self.client_val_indices = [part[:0] for part in parts]
+        view = Pool(pool_labels, None if groups is None else groups.take(pool))
+        places = ClientIndices.of(self.partition.divide(view, self._num_clients, self._rng(PARTITION)))
+        parts = ClientIndices(pool[places.joined], places.sizes)
+        self.num_clients = len(parts)
+        if groups is not None and self.partition.needs_groups:
+            self.groups_of_clients = GroupsOfClients.of(groups, pool, parts)
+            tested = None if self.test is None else groups_of_test(self.test, self.groups)
+            self.client_test_indices = ClientIndices.of([])
+            if tested is not None:
+                self.client_test_indices = self.groups_of_clients.test_parts(tested)
+        # Not pool[:0], which would keep the pool in memory.
+        self.client_val_indices = ClientIndices(np.zeros(0, dtype=np.int64), np.zeros(len(parts)))
         if self.val_fraction > 0:
-            rng = self._rng(VALIDATION)
-            mixed = [rng.permutation(part) for part in parts]
-            num_held_out = [min(round(self.val_fraction * len(part)), len(part) - 1) for part in parts]
-            require(
-                sum(num_held_out) > 0,
-                f"val_fraction={self.val_fraction} holds out no sample of any client, because the largest client has "
-                f"{max(map(len, parts))}: raise it or use fewer clients.",
-            )
-            self.client_val_indices = [part[:count] for part, count in zip(mixed, num_held_out, strict=True)]
-            parts = [part[count:] for part, count in zip(mixed, num_held_out, strict=True)]
+            parts, self.client_val_indices = hold_out(parts, self.val_fraction, self._rng(VALIDATION))
         self.client_indices = parts
         self._count_clients()
 
     def _count_clients(self) -> None:
-        self.client_sizes = np.array([len(part) for part in self.client_indices], dtype=np.int64)
-        if self.train.labels is not None and self.num_classes is not None:
-            self.label_histograms = label_histograms(self.train.labels, self.client_indices, self.num_classes)
-
-    def _draw_server(self, pool: np.ndarray, count: int) -> None:
-        require(
-            count > 0 or self.server_fraction == 0,
-            f"server_fraction={self.server_fraction} of the clients' samples is less than one sample: raise it or set "
-            "it to 0.",
-        )
-        labels, num_classes, histograms = self.train.labels, self.num_classes, self.label_histograms
-        rng = self._rng(SERVER)
-        if labels is None or num_classes is None or histograms is None:
-            self.server_indices = draw_uniform(pool, count, rng)
-            return
-        if count and self.server_classes is not None:
-            self.server_indices = draw_classes(pool, labels, count, self.server_classes, num_classes, rng)
-        elif count and self.server_degree is not None:
-            self.server_indices = draw_degree(pool, labels, count, self.server_degree, histograms.sum(0), rng)
-        else:
-            self.server_indices = draw_uniform(pool, count, rng)
-        self.server_histogram = np.bincount(labels[self.server_indices], minlength=num_classes)
+        self.client_sizes = self.client_indices.sizes
+        self._label_histograms = None

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from lightning_fl.data.partitions.client_indices import ClientIndices
 from lightning_fl.errors import require
 
 
@@ -28,9 +29,9 @@ def label_histograms(labels: np.ndarray, parts: Sequence[np.ndarray], num_classe
     Returns:
         (N, C) int64 counts.
     """
-    sizes = [len(part) for part in parts]
-    cells = np.repeat(np.arange(len(parts)) * num_classes, sizes)
-    cells += labels[np.concatenate(parts)] if sizes else 0
+    joined = ClientIndices.of(parts)
+    cells = np.repeat(np.arange(len(parts)) * num_classes, joined.sizes)
+    cells += labels[joined.joined]
     counts = np.bincount(cells, minlength=len(parts) * num_classes)
     return counts.reshape(len(parts), num_classes).astype(np.int64, copy=False)
 

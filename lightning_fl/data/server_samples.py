@@ -15,11 +15,14 @@ as λ grows).
 from __future__ import annotations
 
 import warnings
+from typing import Protocol
 
 import numpy as np
 
 from lightning_fl.checks import check_between
 from lightning_fl.data.non_iid_degree import non_iid_degree
+from lightning_fl.data.partitions.client_indices import ClientIndices
+from lightning_fl.data.samples.tensor_samples import Samples
 from lightning_fl.errors import require
 
 DEGREE_TOLERANCE = 0.01
@@ -30,10 +33,56 @@ EQUAL_DEGREES = 0.005
 were 0.6099 against these clients, δ = 0.61 would otherwise mix in the distribution of a single class."""
 
 
+class ServerSettings(Protocol):
+    """Attributes of a `FederatedDataModule` that decide the server's samples."""
+
+    train: Samples
+    client_indices: ClientIndices
+    server_fraction: float
+    server_classes: int | None
+    server_degree: float | None
+
+    @property
+    def num_classes(self) -> int | None:
+        """Number of classes."""
+
+
+def draw_server(
+    data: ServerSettings, pool: np.ndarray, count: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Draw the server's samples as the settings say.
+
+    Args:
+        data: settings, training samples and the clients' samples.
+        pool: indices of the samples that the server may have.
+        count: number of samples to draw.
+        rng: the only source of randomness.
+
+    Returns:
+        Their indices, and their number per class, (C,) int64; None without classes.
+    """
+    require(
+        count > 0 or data.server_fraction == 0,
+        f"server_fraction={data.server_fraction} of the clients' samples is less than one sample: raise it or set "
+        "it to 0.",
+    )
+    labels, num_classes = data.train.labels, data.num_classes
+    if labels is None or num_classes is None:
+        return draw_uniform(pool, count, rng), None
+    if count and data.server_classes is not None:
+        indices = draw_classes(pool, labels, count, data.server_classes, num_classes, rng)
+    elif count and data.server_degree is not None:
+        of_clients = np.bincount(labels[data.client_indices.joined], minlength=num_classes)
+        indices = draw_degree(pool, labels, count, data.server_degree, of_clients, rng)
+    else:
+        indices = draw_uniform(pool, count, rng)
+    return indices, np.bincount(labels[indices], minlength=num_classes)
+
+
 def draw_uniform(pool: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
     """Draw `count` of the indices in `pool` uniformly without replacement."""
     require_pool(len(pool), count)
-    return rng.permutation(pool)[:count]
+    return rng.permutation(pool)[:count].copy()  # a view would keep the whole pool in memory
 
 
 def draw_classes(

@@ -10,7 +10,8 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lightning_fl.checks import check_whole
 from lightning_fl.data.federated_data_module import FederatedDataModule
-from lightning_fl.data.partition import IID, Partition
+from lightning_fl.data.partitions.partition import Partition
+from lightning_fl.data.partitions.sizes import IID
 from lightning_fl.data.samples.dataset_samples import DatasetSamples
 from lightning_fl.data.samples.tensor_samples import Samples, TensorSamples
 from lightning_fl.data.training_loader import read_loader
@@ -28,8 +29,10 @@ class Federated(FederatedDataModule):
 
     Args:
         datamodule: the LightningDataModule to divide, or any object with train_dataloader(), such as a LightningModule.
-        num_clients: clients in the federation, at least 1 and at most the number of training samples.
-        partition: division of the clients' samples: IID, Shards or Dirichlet.
+        num_clients: clients in the federation, at least 1 and at most the number of training samples; null with ByGroup: a
+            client for each group.
+        partition: division of the clients' samples: IID, Shards, Dirichlet, Classes, ClassPriors, QuantitySkew, LogNormalSizes,
+            or ByGroup, which makes the users of the samples the clients.
         batch_size: samples per training batch, at least 1; None: as in the datamodule's training loader.
         num_classes: number of classes, at least 1; None: the largest label plus one.
         **kwargs: arguments of FederatedDataModule: fractions, server data and seed.
@@ -40,7 +43,7 @@ class Federated(FederatedDataModule):
     def __init__(
         self,
         datamodule: L.LightningDataModule | L.LightningModule,
-        num_clients: int = 100,
+        num_clients: int | None = 100,
         partition: Partition = IID(),  # noqa: B008  (immutable)
         batch_size: int | None = None,
         num_classes: int | None = None,

@@ -106,7 +106,7 @@ def settings_of(record: Record) -> Settings:
     elif "trainer.local_steps" in given:
         found["work"] = counted(given.get("trainer.local_epochs") or 1, "epoch")
     cohort = given.get("trainer.clients_per_round")
-    if isinstance(cohort, float) and "data.num_clients" in given:
+    if isinstance(cohort, float) and given.get("data.num_clients"):
         cohort = max(1, round(cohort * given["data.num_clients"]))
     found |= {"cohort": cohort, "rounds": record.num_rounds}
     if "algorithm.prune_round" in given:

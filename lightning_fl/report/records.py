@@ -258,7 +258,13 @@ def _read_bits(folder: Path) -> tuple[Bits | None, list[str]]:
 
 
 # Setting that names the files or the module from which a data module reads.
-SOURCES = {"Arrays": "data.path", "ImageFolder": "data.root", "Federated": "data.datamodule"}
+SOURCES = {
+    "Arrays": "data.path",
+    "ImageFolder": "data.root",
+    "Leaf": "data.train",
+    "HuggingFace": "data.path",
+    "Federated": "data.datamodule",
+}
 
 
 def require_same_data(records: Sequence[Record]) -> None:

@@ -68,7 +68,7 @@ class ServerSide:
 
     @property
     def has_labels(self) -> bool:
-        return self.data.label_histograms is not None
+        return self.data.has_classes
 
     @property
     def skips_single_samples(self) -> bool:

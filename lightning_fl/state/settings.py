@@ -154,8 +154,9 @@ def plain(value: Any) -> Any:
 
 def _digest(data: FederatedDataModule) -> str:
     """Return a checksum of the indices of the clients' and the server's samples, and of all labels."""
-    parts = [*data.client_indices, *data.client_val_indices, data.server_indices]
-    arrays = [np.array([len(data.train), *map(len, parts)]), np.concatenate(parts).astype(np.int64)]
+    clients, held_out, server = data.client_indices, data.client_val_indices, data.server_indices
+    sizes = np.concatenate([[len(data.train)], clients.sizes, held_out.sizes, [len(server)]])
+    arrays = [sizes, np.concatenate([clients.joined, held_out.joined, server]).astype(np.int64)]
     if data.train.labels is not None:
         arrays.append(np.asarray(data.train.labels))
     checksum = 0

@@ -107,7 +107,11 @@ def test_the_first_configuration_fits_every_partition(partition: str, lightning_
             "--data.image_size",
             "16",
         ]
+        words += ["--data.partition.min_samples", "1"] if partition == "QuantitySkew" else []  # of 72 on average
         begun = lightning_fl("fit", "--config", "experiment.yaml", *words, "--model.network", "linear")
+        if partition == "ByGroup":
+            assert "needs the group of each sample, but the data have none" in begun.err
+            continue
         assert begun.code == 0, begun.err
 
 
@@ -150,11 +154,18 @@ def test_the_first_configuration_has_defaults_and_explains_each_value(lightning_
 def test_init_names_what_is_to_be_filled_in(lightning_fl: Command, tmp_path: Path) -> None:
     for name, values in TO_FILL_IN.items():
         written = lightning_fl("init", name, "--data", name)
-        (key,) = values
-        assert f"Set data.{key} in it to your own." in written.out
-        assert (
-            yaml.safe_load((tmp_path / name / "experiment.yaml").read_text())["data"]["init_args"][key] == values[key]
-        )
+        begun = yaml.safe_load((tmp_path / name / "experiment.yaml").read_text())["data"]["init_args"]
+        for key, value in values.items():
+            assert f"Set data.{key} in it to your own." in written.out
+            assert begun[key] == value
+
+
+def test_a_first_configuration_gives_the_server_whole_users(lightning_fl: Command, tmp_path: Path) -> None:
+    for method, share in (("FedAvg", 0.0), ("FedDU", 0.05), ("FedKT", 0.2)):
+        lightning_fl("init", method, "--data", "Leaf", "--algorithm", method)
+        begun = yaml.safe_load((tmp_path / method / "experiment.yaml").read_text())["data"]["init_args"]
+        assert begun["server_groups"] == share
+        assert "server_fraction" not in begun
 
 
 def test_every_key_of_a_first_configuration_exists() -> None:
@@ -210,8 +221,13 @@ def test_list_explains_one_name(lightning_fl: Command) -> None:
     assert "--trainer.clock.macs_per_second" in lightning_fl("list", "trainer").out
     assert [line.split()[0] for line in lightning_fl("list", "partitions").out.splitlines()] == [
         "partitions",
+        "ByGroup",
+        "ClassPriors",
+        "Classes",
         "Dirichlet",
         "IID",
+        "LogNormalSizes",
+        "QuantitySkew",
         "Shards",
     ]
     unknown = lightning_fl("list", "FedDUU")

@@ -44,6 +44,7 @@ def contents() -> list[dict[str, Any]]:
         "networks": dict(modules.NETWORKS),
         "data": classes(data, data.FederatedDataModule),
         "partitions": classes(data, data.Partition),
+        "shifts": classes(data, data.Shift),
         "callbacks": classes(callbacks),
         "trainer": {"FederatedTrainer": FederatedTrainer},
     }

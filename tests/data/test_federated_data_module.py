@@ -197,10 +197,11 @@ def test_description_is_one_line_of_facts() -> None:
     module = toy(client_fraction=0.5, server_fraction=0.1, server_classes=5, val_fraction=0.1)
     degrees = non_iid_degree(module.label_histograms, module.label_histograms.sum(0))
     server_degree = non_iid_degree(module.server_histogram, module.label_histograms.sum(0))
+    by_chance = degree_of_random_draws(module.label_histograms.sum(0), module.client_sizes)
     assert module.description() == (
         "Arrays: 270 training samples over 10 clients by IID(), 27 each (5.0 of 5 classes per client; "
         f"non-IID degree {degrees.mean():.2f}, where 0 means the same shares of classes everywhere, and random draws of these "
-        f"sizes give {degree_of_random_draws(module.label_histograms):.2f}); 30 held out for validation; 30 server samples "
+        f"sizes give {by_chance:.2f}); 30 held out for validation; 30 server samples "
         f"(non-IID degree {server_degree:.2g}); 100 test samples."
     )
 
@@ -214,7 +215,7 @@ def test_random_draws_have_the_degree_of_iid_clients(num_clients: int, size: int
         parts = IID()(labels, num_clients, np.random.default_rng(seed))
         counts = label_histograms(labels, parts, 10)
         degrees.append(non_iid_degree(counts, counts.sum(0)).mean())
-    assert degree_of_random_draws(counts) == pytest.approx(np.mean(degrees), rel=0.1)
+    assert degree_of_random_draws(counts.sum(0), counts.sum(1)) == pytest.approx(np.mean(degrees), rel=0.1)
 
 
 def test_data_show_their_settings_in_one_line() -> None:

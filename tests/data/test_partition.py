@@ -6,7 +6,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_fl.data import IID, Dirichlet, Partition, Shards
+from lightning_fl.data import (
+    IID,
+    Classes,
+    ClassPriors,
+    Dirichlet,
+    LogNormalSizes,
+    Partition,
+    QuantitySkew,
+    Shards,
+    Sizes,
+)
+from lightning_fl.data.partitions.sizes import whole_sizes
 from lightning_fl.errors import UserError
 
 PARTITIONS = [
@@ -15,6 +26,11 @@ PARTITIONS = [
     Shards(3),
     Dirichlet(5.0, min_samples=1),
     Dirichlet(5.0, skip_full_clients=False, min_samples=1),
+    Dirichlet(5.0, min_samples=1, block=3),
+    ClassPriors(0.1),
+    ClassPriors(5.0, LogNormalSizes(1.0)),
+    QuantitySkew(5.0, min_samples=1),
+    LogNormalSizes(1.0),
 ]
 
 
@@ -41,10 +57,10 @@ def test_every_sample_goes_to_exactly_one_client(
     assert all(np.array_equal(one, two) for one, two in zip(parts, again, strict=True))
 
 
-@pytest.mark.parametrize("partition", PARTITIONS)
+@pytest.mark.parametrize("partition", [*PARTITIONS, Classes(2)])
 def test_another_seed_is_another_partition(partition: Partition) -> None:
     labels = np.arange(300) % 5
-    one, two = partition(labels, 5, rng(0)), partition(labels, 5, rng(1))
+    one, two = partition(labels, 8, rng(0)), partition(labels, 8, rng(1))
     assert any(not np.array_equal(a, b) for a, b in zip(one, two, strict=True))
 
 
@@ -131,7 +147,18 @@ def test_dirichlet_survives_an_alpha_so_small_that_shares_vanish() -> None:
         Dirichlet(1e-30, min_samples=1, max_tries=20)(np.arange(100) % 10, 50, rng())
 
 
-@pytest.mark.parametrize("partition", [IID(), Shards(), Dirichlet(min_samples=1)])
+@pytest.mark.parametrize(
+    "partition",
+    [
+        IID(),
+        Shards(),
+        Dirichlet(min_samples=1),
+        ClassPriors(),
+        Classes(1),
+        QuantitySkew(min_samples=1),
+        LogNormalSizes(),
+    ],
+)
 def test_more_clients_than_samples(partition: Partition) -> None:
     with pytest.raises(UserError, match="num_clients=11 is more than the 10 training samples"):
         partition(np.zeros(10, dtype=np.int64), 11, rng())
@@ -153,6 +180,11 @@ def test_too_few_samples_for_the_shards() -> None:
         lambda: Dirichlet(float("inf")),
         lambda: Dirichlet(min_samples=0),
         lambda: Dirichlet(max_tries=0),
+        lambda: ClassPriors(0.0),
+        lambda: Classes(0),
+        lambda: QuantitySkew(-1.0),
+        lambda: QuantitySkew(min_samples=0),
+        lambda: LogNormalSizes(min_samples=0),
         lambda: IID()(np.zeros(5), 0, rng()),
     ],
 )
@@ -166,3 +198,152 @@ def test_a_hundred_thousand_clients() -> None:
     for partition in (IID(), Shards(2)):
         parts = partition(labels, 100_000, rng())
         assert {len(part) for part in parts} == {2}
+
+
+def test_blocks_give_all_clients_even_sizes() -> None:
+    labels = np.arange(2003) % 10
+    parts = Dirichlet(0.1, block=10)(labels, 25, rng())
+    assert {len(part) for part in parts} == {80, 81}
+    assert np.mean([len(set(labels[part])) for part in parts]) < 6
+
+
+def test_a_block_of_all_clients_is_the_split_of_one_block_joined_and_cut() -> None:
+    labels = rng(5).integers(0, 5, 400)
+    order = rng().permutation(400)
+    generator = rng()
+    generator.permutation(400)
+    split = Dirichlet(0.5, min_samples=20)(labels[order], 10, generator)  # half an even share
+    parts = Dirichlet(0.5, block=10)(labels, 10, rng())
+    assert np.array_equal(np.concatenate(parts), order[np.concatenate(split)])
+    assert {len(part) for part in parts} == {40}
+
+
+def test_blocks_skip_full_clients() -> None:
+    with pytest.raises(UserError, match="block=10 skips clients that are full"):
+        Dirichlet(0.5, skip_full_clients=False, block=10)
+    with pytest.raises(UserError, match="block must be a whole number of at least 2"):
+        Dirichlet(0.5, block=1)
+    with pytest.raises(UserError, match="leave out block"):
+        Dirichlet(1e-30, block=10, min_samples=1, max_tries=5)(np.arange(100) % 10, 10, rng())
+
+
+@settings(max_examples=40, deadline=None)
+@given(num_clients=st.integers(1, 12), num_classes=st.integers(1, 6), seed=st.integers(0, 99), data=st.data())
+def test_a_client_has_exactly_its_number_of_classes(
+    num_clients: int, num_classes: int, seed: int, data: st.DataObject
+) -> None:
+    count = data.draw(st.integers(1, num_classes))
+    labels = rng(seed).permutation(np.arange(40 * num_classes) % num_classes) * 3  # labels need not be 0, 1, 2 …
+    if num_clients < num_classes and count < num_classes:
+        return  # some class may be without a client, which is refused
+    parts = Classes(count)(labels, num_clients, rng(seed))
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(len(labels)))
+    counts = np.array([np.bincount(labels[part] // 3, minlength=num_classes) for part in parts])
+    assert ((counts > 0).sum(1) == count).all()
+    for client in range(num_clients):
+        assert counts[client, client % num_classes] > 0
+    for held in counts.T:  # evenly to its holders
+        assert held[held > 0].max() - held[held > 0].min() <= 1
+
+
+def test_all_classes_for_each_client_are_even() -> None:
+    labels = rng(1).integers(0, 7, 500)
+    counts = np.array([np.bincount(labels[part], minlength=7) for part in Classes(7)(labels, 9, rng())])
+    assert (counts.max(0) - counts.min(0) <= 1).all()
+
+
+def test_classes_that_cannot_be_dealt_are_refused() -> None:
+    labels = np.arange(100) % 10
+    with pytest.raises(UserError, match="classes_per_client=11 is more than the 10 classes that the samples have"):
+        Classes(11)(labels, 10, rng())
+    with pytest.raises(UserError, match="to 0 of 3 clients: use more clients or a larger classes_per_client"):
+        Classes(1)(labels, 3, rng())
+    with pytest.raises(UserError, match="which has 10 samples, to 11 of 11 clients: use fewer clients"):
+        Classes(10)(labels, 11, rng())
+
+
+def test_class_priors_are_drawn_one_by_one_without_replacement() -> None:
+    """A plain loop, one sample at a time, has the same mean and spread of class counts."""
+    labels, sizes, alpha = np.repeat(np.arange(3), [30, 20, 10]), [20, 20, 20], 1.0
+
+    def loop(generator: np.random.Generator) -> np.ndarray:
+        left, taken = np.array([30.0, 20.0, 10.0]), np.zeros((3, 3))
+        for client, size in enumerate(sizes):
+            shares = generator.dirichlet(alpha * np.array([3, 2, 1]) / 6)
+            for _ in range(size):
+                shares = shares * (left > 0)
+                if shares.sum() == 0:
+                    shares = left / left.sum()
+                drawn = generator.choice(3, p=shares / shares.sum())
+                taken[client, drawn] += 1
+                left[drawn] -= 1
+        return taken
+
+    def ours(generator: np.random.Generator) -> np.ndarray:
+        return np.array([np.bincount(labels[part], minlength=3) for part in ClassPriors(alpha)(labels, 3, generator)])
+
+    expected = np.array([loop(rng(seed)) for seed in range(1500)])
+    found = np.array([ours(rng(10_000 + seed)) for seed in range(1500)])
+    error = np.sqrt((expected.var(0) + found.var(0)) / 1500)
+    assert (np.abs(expected.mean(0) - found.mean(0)) < 5 * error).all()
+    assert np.allclose(expected.std(0), found.std(0), rtol=0.15, atol=0.3)
+
+
+def test_class_priors_keep_the_sizes_and_skew_the_labels() -> None:
+    labels = np.arange(5000) % 10
+
+    def classes_of(alpha: float) -> float:
+        parts = ClassPriors(alpha)(labels, 50, rng())
+        assert {len(part) for part in parts} == {100}
+        return float(np.mean([len(set(labels[part])) for part in parts]))
+
+    assert classes_of(0.1) < classes_of(1.0) < 9.5 < classes_of(1e6)
+    drawn = LogNormalSizes(0.8).sizes(5000, 50, rng())
+    assert [len(part) for part in ClassPriors(0.5, LogNormalSizes(0.8))(labels, 50, rng())] == drawn.tolist()
+
+
+@pytest.mark.parametrize("alpha", [1e-37, 1e-6])
+def test_class_priors_of_one_class_take_what_is_left(alpha: float) -> None:
+    labels = np.arange(100) % 4
+    parts = ClassPriors(alpha)(labels, 10, rng())
+    assert {len(part) for part in parts} == {10}
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(100))
+
+
+def test_class_priors_need_sizes() -> None:
+    with pytest.raises(UserError, match=r"sizes=Shards.* must be IID\(\), LogNormalSizes\(\) or QuantitySkew\(\)"):
+        ClassPriors(0.5, Shards())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("sizes", [IID(), LogNormalSizes(0.7), QuantitySkew(0.5)])
+def test_partitions_by_size_leave_the_labels_alone(sizes: Sizes) -> None:
+    parts = [sizes(labels, 7, rng()) for labels in (np.zeros(700, dtype=np.int64), np.arange(700) % 10)]
+    assert all(np.array_equal(one, two) for one, two in zip(*parts, strict=True))
+    assert [len(part) for part in parts[0]] == sizes.sizes(700, 7, rng()).tolist()
+
+
+def test_sizes_spread_as_asked() -> None:
+    assert LogNormalSizes(0).sizes(23, 5, rng()).tolist() == IID().sizes(23, 5, rng()).tolist()
+    spread = np.log(LogNormalSizes(0.5).sizes(10_000_000, 2000, rng())).std()
+    assert 0.46 < spread < 0.54
+    shares = QuantitySkew(2.0, min_samples=1).sizes(10_000_000, 2000, rng()) / 10_000_000
+    assert shares.var() == pytest.approx(1 / 2000**2 / 2, rel=0.15)  # of Dir(2, …, 2): about p² / alpha, p = 1/2000
+
+
+@pytest.mark.parametrize("sizes", [QuantitySkew(0.01), LogNormalSizes(4.0, min_samples=10), LogNormalSizes(1e30)])
+def test_sizes_that_are_never_large_enough_are_refused(sizes: Sizes) -> None:
+    with pytest.raises(
+        UserError, match=r"In 1,000 draws some client had fewer than \d+ of the 600 samples .*(raise|lower)"
+    ):
+        sizes.sizes(600, 50, rng())
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    weights=st.lists(st.floats(0, 1e6), min_size=1, max_size=20).filter(lambda w: sum(w) > 1e-3),
+    total=st.integers(0, 999),
+)
+def test_whole_sizes_add_up_and_lie_next_to_the_exact_ones(weights: list[float], total: int) -> None:
+    sizes = whole_sizes(np.array(weights), total)
+    assert sizes.sum() == total
+    assert (np.abs(sizes - np.array(weights) / np.sum(weights) * total) < 1 + 1e-6).all()

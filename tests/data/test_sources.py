@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_fl.data import Arrays, Dirichlet, Shards, TensorSamples, non_iid_degree
+from lightning_fl.data import Arrays, ClientIndices, Dirichlet, Shards, TensorSamples, non_iid_degree
 
 
 def module(**options):
@@ -29,7 +29,7 @@ def test_the_server_comes_first_if_it_holds_anything() -> None:
 
 def test_clients_without_samples_are_left_out() -> None:
     data = module()
-    data.client_indices[3] = data.client_indices[3][:0]
+    data.client_indices = ClientIndices.of([part if k != 3 else part[:0] for k, part in enumerate(data.client_indices)])
     data._count_clients()
     assert [source.client for source in data.sources()] == [0, 1, 2, 4, 5, 6, 7]
 

@@ -15,16 +15,19 @@ from torch import Tensor
 
 from lightning_fl.checks import check_whole
 from lightning_fl.data.datasets.image_data_module import ImageDataModule
+from lightning_fl.data.groups import Groups
 from lightning_fl.errors import UserError, nearest, require
 
 KEYS = ("train_images", "train_labels", "test_images", "test_labels")
+GROUPS = ("train_groups", "test_groups")
 
 
 class Arrays(ImageDataModule):
     """Data from an `.npz` file (`train_images train_labels test_images test_labels`), or tensors or arrays from Python.
 
     Args:
-        path: the `.npz` file: uint8 images n×H×W×C or n×H×W, integer labels (n,).
+        path: the `.npz` file: uint8 images n×H×W×C or n×H×W, integer labels (n,); it may also have `train_groups` and
+            `test_groups` (n,), the user of each image.
         train: (x, y) or x alone, as tensors or arrays, instead of a path. A uint8 x holds images n×H×W×C or n×H×W; any
             other x stays unchanged, so float images are n×C×H×W. An integer y (n,) holds the class of each sample, any
             other y a target.
@@ -88,6 +91,14 @@ class Arrays(ImageDataModule):
         )
         for name, part in (("train", train), ("test", test)):
             require(len(part[0]) > 0, f"{self.path or 'Arrays'} has no {name} samples: give at least one.")
+        return train, test
+
+    def read_groups(self) -> tuple[Groups | None, Groups | None]:
+        """Return the groups that the file has, if any."""
+        if self.path is None:
+            return None, None
+        with np.load(self.path, allow_pickle=False) as file:
+            train, test = (Groups.of(file[key]) if key in file else None for key in GROUPS)
         return train, test
 
     def _counted(self, labels: Tensor) -> int:

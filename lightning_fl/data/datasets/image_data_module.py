@@ -5,11 +5,11 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from lightning_fl.data.datasets.augment import crop_and_flip
 from lightning_fl.data.federated_data_module import FederatedDataModule
+from lightning_fl.data.groups import Groups
 from lightning_fl.data.samples.tensor_samples import Normalize, Samples, TensorSamples
 from lightning_fl.errors import require
 
@@ -33,6 +33,10 @@ class ImageDataModule(FederatedDataModule):
     def read(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """Read the training and the test tensors: images (n, C, H, W) first, then int64 classes (n,). Called once."""
 
+    def read_groups(self) -> tuple[Groups | None, Groups | None]:
+        """Return the groups of the training and the test images; without any unless a subclass overrides it."""
+        return None, None
+
     def load(self) -> tuple[Samples, Samples]:
         """Read the images into `TensorSamples`."""
         train, test = self.read()
@@ -41,10 +45,12 @@ class ImageDataModule(FederatedDataModule):
             require(
                 not asked or len(shape) == 4, f"{name}=True needs images n×C×H×W, but the data have the shape {shape}."
             )
-        return TensorSamples(*train, augment=crop_and_flip if self.augment else None), TensorSamples(*test)
+        groups = self.read_groups()
+        augment = crop_and_flip if self.augment else None
+        return TensorSamples(*train, groups=groups[0], augment=augment), TensorSamples(*test, groups=groups[1])
 
     def after_split(self) -> None:
         """Normalise by the mean and standard deviation of the clients' images, without those of the test or the server."""
         if self.normalize and isinstance(self.train, TensorSamples) and isinstance(self.test, TensorSamples):
-            transform = Normalize(*self.train.channel_moments(np.concatenate(self.client_indices)))
+            transform = Normalize(*self.train.channel_moments(self.client_indices.joined))
             self.train.transform = self.test.transform = transform

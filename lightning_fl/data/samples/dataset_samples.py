@@ -46,7 +46,7 @@ class DatasetSamples(Samples):
     ) -> None:
         require_map_style(dataset)
         check_whole("num_workers", num_workers, 0)
-        self.dataset = dataset
+        self.dataset = self.source = dataset
         self.labels = dataset_labels(dataset)
         self._options: dict[str, Any] = {
             "collate_fn": collate_fn,
@@ -211,7 +211,9 @@ def samples_of(
     # TensorSamples treats uint8 as images and scales them to [0, 1], which users of this dataset do not expect.
     if plain and base.tensors[0].dtype != torch.uint8:  # type: ignore[attr-defined]
         tensors: tuple[torch.Tensor, ...] = base.tensors  # type: ignore[attr-defined]
-        return TensorSamples(*(t if indices is None else t[torch.from_numpy(indices)] for t in tensors))
+        samples = TensorSamples(*(t if indices is None else t[torch.from_numpy(indices)] for t in tensors))
+        samples.source = dataset
+        return samples
     return DatasetSamples(dataset, collate_fn, num_workers, **options)
 
 

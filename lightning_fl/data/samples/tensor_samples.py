@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lightning_fl.data.groups import Groups
 from lightning_fl.errors import require
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
@@ -43,6 +44,10 @@ class Samples(ABC):
 
     labels: np.ndarray | None
     """Class of each sample, (n,) int64, or None if the samples have no classes."""
+    groups: Groups | None = None
+    """Group of each sample, such as its user; None: as `source` names it, if it does."""
+    source: Any = None
+    """Data set from which the samples are read, or None."""
 
     @property
     @abstractmethod
@@ -88,6 +93,7 @@ class TensorSamples(Samples):
     Args:
         *tensors: tensors of equal first dimension n, usually (n, C, H, W) images and (n,) int64 classes.
         labels: (n,) integers; None: the second tensor, if it contains one integer per sample.
+        groups: group of each sample; None if it is unknown.
         transform: function of float batches of the first tensor, such as `Normalize`; a module moves with `place`.
         augment: function applied to a client's images anew in every shuffled pass, before `transform`.
 
@@ -102,6 +108,7 @@ class TensorSamples(Samples):
         self,
         *tensors: Tensor,
         labels: np.ndarray | None = None,
+        groups: Groups | None = None,
         transform: Callable[[Tensor], Tensor] | None = None,
         augment: Augment | None = None,
     ) -> None:
@@ -110,12 +117,26 @@ class TensorSamples(Samples):
         if labels is None and len(tensors) > 1 and tensors[1].ndim == 1 and not tensors[1].is_floating_point():
             labels = tensors[1].cpu().numpy()
         lengths += [] if labels is None else [len(labels)]
-        require(len(set(lengths)) == 1, f"Samples, targets and labels must have one length, but theirs are {lengths}.")
+        lengths += [] if groups is None else [len(groups.codes)]
+        require(
+            len(set(lengths)) == 1,
+            f"Samples, targets, labels and groups must have one length, but theirs are {lengths}.",
+        )
         self.labels = None if labels is None else np.asarray(labels, dtype=np.int64)
+        self.groups = groups
         self.transform = transform
         self.augment = augment
         self._stored = [tensor.contiguous() for tensor in tensors]
         self._channels_last = False
+
+    @property
+    def inputs(self) -> Tensor:
+        """First tensor as it is stored, (n, …), before `place`; images may be bytes."""
+        return self._stored[0]
+
+    @inputs.setter
+    def inputs(self, inputs: Tensor) -> None:
+        self._stored[0] = inputs.contiguous()
 
     @property
     def sample_shape(self) -> torch.Size:

@@ -1,0 +1,303 @@
+"""`HuggingFace`: data sets of the library `datasets`, on the disk or from the hub, in columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from lightning_fl.checks import check_whole
+from lightning_fl.data.federated_data_module import FederatedDataModule
+from lightning_fl.data.samples.dataset_samples import DatasetSamples
+from lightning_fl.data.samples.tensor_samples import Samples, TensorSamples
+from lightning_fl.errors import UserError, nearest, require
+
+READERS = {".arrow": "arrow", ".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv"}
+"""Readers of `datasets.load_dataset` by a file's suffix."""
+MOST_BYTES = 2**32
+"""Size up to which images are decoded once and kept as bytes; more are read from the disk in each pass."""
+Tokenizer = Callable[[list[str]], Any]
+"""Function from texts to their tokens: a list of whole numbers for each, or a mapping that has them in `input_ids`."""
+
+
+class HuggingFace(FederatedDataModule):
+    """Columns of a Hugging Face data set. Needs the package datasets: `pip install 'lightning-fl[hf]'`.
+
+    Images of one size are decoded once and become C×H×W in [0, 1]; lists of numbers become tensors; text needs a tokenizer. Users
+    as clients: `groups` is the column that names them, `partition` ByGroup and `num_clients` null.
+
+    Args:
+        path: folder that `save_to_disk` wrote, a file (.arrow .parquet .json .jsonl .csv), any other folder that
+            `datasets.load_dataset` reads, or a name on the hub, which alone downloads.
+        name: configuration of a data set on the hub.
+        split: name of the training split; a single saved data set or file has none.
+        test_split: name of the test split, or path of a folder or file with it; null: there are no test data.
+        input: column of the inputs.
+        target: column of the targets: class labels, whole numbers and text are classes (text in sorted order), other numbers are
+            not; null: no targets.
+        transform: function of each training input as `datasets` decodes it (an image as PIL image), in every pass.
+        test_transform: the same for test inputs.
+        tokenizer: function from a list of texts to the tokens of each, whole numbers; rows are cut and padded with 0 to `length`.
+        length: tokens of each text, at least 1.
+        **kwargs: arguments of FederatedDataModule: clients, partition, groups, server data, batch sizes and seed.
+
+    Raises:
+        UserError: the package datasets is missing, or in `setup`: data, split or column.
+    """
+
+    changeable = FederatedDataModule.changeable | {"path"}
+
+    def __init__(
+        self,
+        path: str,
+        name: str | None = None,
+        split: str = "train",
+        test_split: str | None = None,
+        input: str = "image",
+        target: str | None = "label",
+        transform: Callable[[Any], Any] | None = None,
+        test_transform: Callable[[Any], Any] | None = None,
+        tokenizer: Tokenizer | None = None,
+        length: int = 128,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        require(
+            find_spec("datasets") is not None,
+            "HuggingFace needs the package datasets, which is not installed: pip install 'lightning-fl[hf]'.",
+        )
+        check_whole("length", length, 1)
+        self.path, self.name, self.split, self.test_split = path, name, split, test_split
+        self.input, self.target = input, target
+        self.transform, self.test_transform = transform, test_transform
+        self.tokenizer, self.length = tokenizer, length
+
+    @property
+    def num_classes(self) -> int | None:
+        """Number of class labels, or of different texts, or the largest label plus one (reads the data); None without classes."""
+        return self._classes[1]
+
+    @property
+    def in_channels(self) -> int | None:
+        """Channels of the first image (reads it); None if the inputs are not images."""
+        return self._image_shape[0]
+
+    @property
+    def image_size(self) -> int | None:
+        """Height and width of the first image if it is square (reads it), else None."""
+        _, height, width = self._image_shape
+        return height if height == width else None
+
+    def prepare_data(self) -> None:
+        """Download a data set of the hub, once."""
+        if not Path(self.path).exists():
+            _ = self._parts
+
+    def load(self) -> tuple[Samples, Samples | None]:
+        """Read inputs and targets, into memory unless they are large images or have a transform."""
+        labels, transforms = self._classes[0], (self.transform, self.test_transform)
+        train, test = (
+            None if part is None else self._samples(part, known, transform)
+            for part, known, transform in zip(self._parts, labels, transforms, strict=True)
+        )
+        assert train is not None
+        return train, test
+
+    @cached_property
+    def _parts(self) -> tuple[Any, Any]:
+        """Training and test data set; their columns exist."""
+        own_file = self.test_split is not None and Path(self.test_split).exists()
+        train = _read(self.path, self.name, self.split)
+        test = None
+        if self.test_split is not None:
+            test = _read(self.test_split, None, "train") if own_file else _read(self.path, self.name, self.test_split)
+        for part in (train, test):
+            for key in ("input", "target"):
+                column = getattr(self, key)
+                require(
+                    part is None or column is None or column in part.column_names,
+                    f"{key}={column!r} is no column of {self.path}; "
+                    f"{nearest(str(column), [] if part is None else part.column_names)}.",
+                )
+        return train, test
+
+    @cached_property
+    def _classes(self) -> tuple[tuple[np.ndarray | None, np.ndarray | None], int | None]:
+        """Class of each training and of each test sample, (n,) int64, and the number of classes; None without classes."""
+        train, test = self._parts
+        if self.target is None:
+            return (None, None), None
+        columns = [None if part is None else _column(part, self.target) for part in (train, test)]
+        values = np.concatenate([column for column in columns if column is not None])
+        names = getattr(train.features[self.target], "names", None)
+        if values.ndim != 1 or values.dtype.kind not in "iuU":
+            return (None, None), None
+        if values.dtype.kind == "U":
+            names = np.unique(values)
+            columns = [None if column is None else np.searchsorted(names, column) for column in columns]
+        first, second = (None if column is None else column.astype(np.int64) for column in columns)
+        return (first, second), len(names) if names is not None else int(values.max()) + 1
+
+    @cached_property
+    def _image_shape(self) -> tuple[int | None, int | None, int | None]:
+        """Channels, height and width of the first image, or None."""
+        train = self._parts[0]
+        first = _pixels(train[0][self.input]) if _holds_images(train, self.input) and self.transform is None else None
+        return (None, None, None) if first is None else (first.shape[0], first.shape[1], first.shape[2])
+
+    def _samples(self, part: Any, labels: np.ndarray | None, transform: Callable[[Any], Any] | None) -> Samples:
+        """Return the samples of a split."""
+        targets = None
+        if self.target is not None:
+            targets = torch.from_numpy(_column(part, self.target) if labels is None else labels)
+            targets = targets.float() if targets.is_floating_point() else targets
+        images = _holds_images(part, self.input)
+        if images and transform is None and len(part) * _pixels(part[0][self.input]).size <= MOST_BYTES:
+            inputs = _decoded(part, self.input)
+        elif images or transform is not None:
+            require(self.tokenizer is None, "HuggingFace takes a transform or a tokenizer, not both.")
+            read: Samples = DatasetSamples(_Rows(part, self.input, targets, labels, transform or _scaled))
+            read.source = part
+            return read
+        else:
+            inputs = self._numbers(part)
+        samples = TensorSamples(inputs, *([] if targets is None else [targets]), labels=labels)
+        samples.source = part
+        return samples
+
+    def _numbers(self, part: Any) -> Tensor:
+        """Return a column of numbers or of text as a tensor."""
+        values = _column(part, self.input)
+        if values.dtype.kind != "U":
+            require(
+                self.tokenizer is None,
+                f"tokenizer is given, but input={self.input!r} is a column of numbers, not of text.",
+            )
+            inputs = torch.from_numpy(values)
+            return inputs.float() if inputs.is_floating_point() else inputs.long()
+        require(self.tokenizer is not None, f"input={self.input!r} is a column of text: give a tokenizer.")
+        assert self.tokenizer is not None
+        tokens = self.tokenizer(values.tolist())
+        tokens = tokens["input_ids"] if isinstance(tokens, Mapping) or hasattr(tokens, "input_ids") else tokens
+        require(
+            len(tokens) == len(values),
+            f"tokenizer returned {len(tokens):,} rows of tokens for {len(values):,} texts: return one for each.",
+        )
+        padded = torch.zeros(len(values), self.length, dtype=torch.int64)
+        for row, ids in zip(padded, tokens, strict=True):
+            known = torch.as_tensor(ids[: self.length])
+            row[: len(known)] = known
+        return padded
+
+
+class _Rows(Dataset):
+    """Inputs and targets of a split, read and transformed one by one."""
+
+    def __init__(
+        self,
+        part: Any,
+        column: str,
+        targets: Tensor | None,
+        labels: np.ndarray | None,
+        transform: Callable[[Any], Any],
+    ) -> None:
+        self.part = part.select_columns(column)
+        self.column, self.targets, self.transform = column, targets, transform
+        self.labels = labels
+
+    def __len__(self) -> int:
+        return len(self.part)
+
+    def __getitem__(self, index: int) -> Any:
+        value = self.transform(self.part[int(index)][self.column])
+        return value if self.targets is None else (value, self.targets[index])
+
+
+def _read(path: str, name: str | None, split: str) -> Any:
+    """Return a split of a saved data set, a file, a folder or a data set of the hub."""
+    import datasets
+
+    place = Path(path)
+    try:
+        if (place / "state.json").is_file() or place.is_file():
+            require(split == "train", f"{path} has no splits, so split={split!r} is none of them: leave out split.")
+        if (place / "state.json").is_file():
+            return datasets.load_from_disk(path)
+        if (place / "dataset_dict.json").is_file():
+            splits = datasets.load_from_disk(path)
+            require(split in splits, f"{path} has no split {split!r}; {nearest(split, splits)}.")
+            return splits[split]
+        reader = READERS.get(place.suffix)
+        if place.is_file():
+            require(reader is not None, f"{path} has the suffix {place.suffix!r}; allowed: {', '.join(READERS)}.")
+            return datasets.load_dataset(reader, data_files=str(place.resolve()), split="train")
+        require(
+            place.is_dir() or (reader is None and not place.is_absolute() and path.count("/") < 2 and path[:1] != "."),
+            f"There is no folder or file {place.resolve()}.",
+        )
+        return datasets.load_dataset(path, name, split=split)
+    except UserError:
+        raise
+    except Exception as error:  # of any reader, and of the network
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise UserError(f"datasets cannot read {path!r} ({reason.rstrip('.')}).") from error
+
+
+def _column(part: Any, column: str) -> np.ndarray:
+    """Return a column as an array (n, …) of numbers or of text; no other column is read."""
+    table = part.select_columns(column).with_format("arrow")[:]
+    missing = table.column(0).null_count
+    require(missing == 0, f"column {column!r} has no value in {missing:,} of {len(part):,} rows: leave these rows out.")
+    values = part.select_columns(column).with_format("numpy")[:][column]
+    values = np.asarray(values)
+    if values.dtype.kind == "O" and all(isinstance(value, str) for value in values):
+        values = values.astype(str)
+    is_known = values.dtype.kind in "iufbU"
+    require(
+        is_known,
+        f"column {column!r} must have numbers, equally long lists of numbers, or text, got {part.features[column]}.",
+    )
+    return values.astype(np.int64) if values.dtype.kind == "b" else values
+
+
+def _holds_images(part: Any, column: str) -> bool:
+    """True if a column holds images in files' formats."""
+    return type(part.features[column]).__name__ == "Image"
+
+
+def _pixels(image: Any) -> np.ndarray:
+    """Return the pixels of a PIL image, (C, H, W) uint8: grey ones as they are, all others as RGB."""
+    pixels = np.asarray(image if image.mode == "L" else image.convert("RGB"))
+    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+
+def _scaled(image: Any) -> Tensor:
+    """Return a PIL image as float32 (C, H, W) in [0, 1]."""
+    return torch.from_numpy(_pixels(image).copy()).float().div_(255)
+
+
+def _decoded(part: Any, column: str) -> Tensor:
+    """Decode images of one size, (n, C, H, W) uint8."""
+    images = part.select_columns(column)
+    first = _pixels(images[0][column])
+    decoded = np.empty((len(images), *first.shape), dtype=np.uint8)
+    for row, example in enumerate(images):
+        pixels = _pixels(example[column])
+        require(
+            pixels.shape == first.shape,
+            f"image {row} in column {column!r} is {_size(pixels.shape)}, but the first one is {_size(first.shape)}: give a "
+            "transform that makes all of one size.",
+        )
+        decoded[row] = pixels
+    return torch.from_numpy(decoded)
+
+
+def _size(shape: Sequence[int]) -> str:
+    return "×".join(map(str, shape))

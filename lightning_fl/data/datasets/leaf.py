@@ -1,0 +1,210 @@
+"""`Leaf`: the JSON files of LEAF (Caldas et al., LEAF: A Benchmark for Federated Settings, 2018, arXiv:1812.01097).
+
+A file has `users`, `num_samples` (of each user) and `user_data`, `{user: {"x": […], "y": […]}}`; a folder has
+any number of files. LEAF's own `preprocess.sh` writes such folders, `data/train` and `data/test`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from string import ascii_lowercase, ascii_uppercase, digits
+from typing import Any
+
+import numpy as np
+import torch
+
+from lightning_fl.checks import check_choice
+from lightning_fl.data.federated_data_module import FederatedDataModule
+from lightning_fl.data.groups import Groups
+from lightning_fl.data.partitions.by_group import ByGroup
+from lightning_fl.data.partitions.partition import Partition
+from lightning_fl.data.samples.tensor_samples import Samples, TensorSamples
+from lightning_fl.errors import UserError, require
+
+SIDE = 28
+"""Height and width of FEMNIST's images in pixels."""
+LENGTH = 80
+"""Characters of an input of Shakespeare."""
+CHARACTERS = f"\n !\"&'(),-.{digits}:;>?{ascii_uppercase}[]{ascii_lowercase}}}"
+"""LEAF's characters of Shakespeare; the position of a character is its number."""
+NUM_CLASSES = {"femnist": 62, "shakespeare": len(CHARACTERS)}
+
+
+class Leaf(FederatedDataModule):
+    """FEMNIST or Shakespeare in the JSON files of LEAF: each user (a writer, or a role in a play) is a client.
+
+    FEMNIST: images 1×28×28 with values in [0, 1], 62 classes. Shakespeare: 80 characters as whole numbers (80,), and the next one
+    as the class, of 80.
+
+    Args:
+        train: folder of JSON files, or one file, with the training samples.
+        test: folder or file with the test samples, of the same users or of others.
+        kind: femnist or shakespeare.
+        num_clients: number of users that become clients, drawn at random; null: all.
+        partition: division of the samples; ByGroup(min_samples) leaves out users with fewer training samples.
+        **kwargs: arguments of FederatedDataModule: server_groups, batch sizes, val_fraction and seed.
+
+    Raises:
+        UserError: in `setup`: a file is missing or malformed; the sentence names the file and the user, or the line.
+    """
+
+    changeable = FederatedDataModule.changeable | {"train", "test"}
+
+    def __init__(
+        self,
+        train: str,
+        test: str,
+        kind: str = "femnist",
+        num_clients: int | None = None,
+        partition: Partition = ByGroup(),  # noqa: B008  (immutable)
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(num_clients=num_clients, partition=partition, **kwargs)
+        check_choice("kind", kind, NUM_CLASSES)
+        self.kind = kind
+        self._paths = (train, test)
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes: 62 characters of FEMNIST, 80 of Shakespeare."""
+        return NUM_CLASSES[self.kind]
+
+    @property
+    def in_channels(self) -> int | None:
+        """1 for the images of FEMNIST, else None."""
+        return 1 if self.kind == "femnist" else None
+
+    @property
+    def image_size(self) -> int | None:
+        """Height and width of the images of FEMNIST in pixels, else None."""
+        return SIDE if self.kind == "femnist" else None
+
+    def load(self) -> tuple[Samples, Samples]:
+        """Read all files."""
+        return _read(self._paths[0], self.kind), _read(self._paths[1], self.kind)
+
+
+@dataclass(frozen=True)
+class _User:
+    """Samples of a user, as a file has them; `place` is the file and the user, for the sentences."""
+
+    name: str
+    x: list
+    y: list
+    place: str
+
+
+def _read(path: str, kind: str) -> TensorSamples:
+    """Return the samples of all users in a folder or file."""
+    from tqdm import tqdm
+
+    folder, files = Path(path), [Path(path)]
+    if not folder.is_file():
+        files = sorted(folder.glob("*.json"))
+        require(
+            len(files) > 0,
+            f"{folder} has no JSON files: give a folder that LEAF's preprocess.sh wrote, such as data/train.",
+        )
+    convert = _images if kind == "femnist" else _texts
+    inputs: list[np.ndarray] = []
+    labels: list[np.ndarray] = []
+    names: list[str] = []
+    seen: dict[str, Path] = {}
+    for file in tqdm(files, desc=f"Reading {folder.name}", unit="file", delay=2, leave=False):
+        for user in _users(file):
+            require(
+                user.name not in seen,
+                f"User {user.name!r} is in {seen.get(user.name, file)} and again in {file}: leave out one of them.",
+            )
+            seen[user.name] = file
+            if user.x:
+                x, y = convert(user)
+                inputs.append(x)
+                labels.append(y)
+                names += [user.name] * len(y)
+    require(len(names) > 0, f"{path} has no samples.")
+    dtype = np.result_type(*{x.dtype for x in inputs})
+    joined = np.concatenate([x / np.float32(255) if x.dtype == np.uint8 != dtype else x for x in inputs])
+    return TensorSamples(torch.from_numpy(joined), torch.from_numpy(np.concatenate(labels)), groups=Groups.of(names))
+
+
+def _users(file: Path) -> Iterator[_User]:
+    """Yield the users of a file; all lengths fit."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise UserError(f"{file}, line {error.lineno}, is not JSON ({error.msg}).") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} is not readable ({error}).") from error
+    for key, kind in (("users", list), ("num_samples", list), ("user_data", dict)):
+        require(
+            isinstance(content, dict) and isinstance(content.get(key), kind),
+            f"{file} is no file of LEAF: it lacks a {'mapping' if kind is dict else 'list'} {key!r} beside users, num_samples "
+            "and user_data.",
+        )
+    users, sizes, data = content["users"], content["num_samples"], content["user_data"]
+    require(len(users) == len(sizes), f"{file} has {len(users):,} users but {len(sizes):,} num_samples.")
+    require(len({str(user) for user in users}) == len(users), f"{file} names a user twice in users.")
+    extra = sorted(data.keys() - {str(user) for user in users})
+    require(not extra, f"{file} has user_data of {', '.join(map(repr, extra[:3]))}, which users does not name.")
+    for user, size in zip(map(str, users), sizes, strict=True):
+        place = f"{file}, user {user!r}"
+        samples = data.pop(user, None)
+        require(
+            isinstance(samples, dict) and all(isinstance(samples.get(key), list) for key in "xy"),
+            f"{place}: user_data lacks the lists x and y.",
+        )
+        lengths = len(samples["x"]), len(samples["y"])
+        require(
+            lengths == (size, size),
+            f"{place}: num_samples is {size!r}, but x has {lengths[0]:,} samples and y {lengths[1]:,}.",
+        )
+        yield _User(user, samples["x"], samples["y"], place)
+
+
+def _images(user: _User) -> tuple[np.ndarray, np.ndarray]:
+    """Return a writer's images, (n, 1, 28, 28) uint8 if all values are whole 255ths and float32 otherwise, and classes (n,)."""
+    for position, pixels in enumerate(user.x):
+        size = len(pixels) if isinstance(pixels, list) else type(pixels).__name__
+        require(
+            size == SIDE**2,
+            f"{user.place}, sample {position}: x must have {SIDE**2} numbers (28×28 pixels), got {size}.",
+        )
+    try:
+        values = np.array(user.x)
+    except ValueError as error:
+        raise UserError(f"{user.place}: x has a value that is no number ({error}).") from error
+    require(values.dtype.kind in "iuf", f"{user.place}: x has a value that is no number.")
+    require(
+        bool(((values >= 0) & (values <= 1)).all()),
+        f"{user.place}: pixels must lie in [0, 1], but go from {values.min():g} to {values.max():g}.",
+    )
+    for position, label in enumerate(user.y):
+        require(
+            type(label) is int and 0 <= label < NUM_CLASSES["femnist"],
+            f"{user.place}, sample {position}: y must be a whole number from 0 to 61, got {label!r}.",
+        )
+    levels = np.rint(255 * values)
+    stored = levels.astype(np.uint8) if np.array_equal(levels / 255, values) else values.astype(np.float32)
+    return stored.reshape(-1, 1, SIDE, SIDE), np.array(user.y, dtype=np.int64)
+
+
+def _texts(user: _User) -> tuple[np.ndarray, np.ndarray]:
+    """Return the numbers of a role's characters, (n, 80) int64, and of the next ones (n,)."""
+    for length, name, texts in ((LENGTH, "x", user.x), (1, "y", user.y)):
+        for position, text in enumerate(texts):
+            require(
+                isinstance(text, str) and len(text) == length,
+                f"{user.place}, sample {position}: {name} must be text of {length} character{'s' * (length > 1)}, got {text!r}.",
+            )
+            unknown = sorted(set(text) - set(CHARACTERS))
+            require(
+                not unknown,
+                f"{user.place}, sample {position}: {name} has {unknown[:3]}, none of LEAF's {len(CHARACTERS)} characters.",
+            )
+    numbers = {character: number for number, character in enumerate(CHARACTERS)}
+    x = np.array([[numbers[character] for character in text] for text in user.x], dtype=np.int64)
+    return x, np.array([numbers[character] for character in user.y], dtype=np.int64)

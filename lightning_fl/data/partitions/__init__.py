@@ -1,0 +1,1 @@
+"""Partitions, which divide the training samples over the clients."""

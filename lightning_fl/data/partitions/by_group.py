@@ -1,0 +1,71 @@
+"""`ByGroup`: the users of the samples are the clients, as in LEAF (Caldas et al., LEAF: A Benchmark for Federated Settings,
+2018, arXiv:1812.01097) and TensorFlow Federated; Flower calls it the natural-id partitioner.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from lightning_fl.checks import check_choice, check_whole
+from lightning_fl.data.partitions.client_indices import ClientIndices
+from lightning_fl.data.partitions.partition import Partition, Pool, even_sizes
+from lightning_fl.errors import require
+
+ASSIGNMENTS = ("one", "merge")
+
+
+@dataclass(frozen=True)
+class ByGroup(Partition):
+    """Make the groups of the samples, such as their users or writers, the clients; no group is ever cut.
+
+    Groups come from `groups` of the data. With `num_clients` null each group is a client.
+
+    Args:
+        min_samples: smallest number of training samples of a group, at least 1; smaller groups are left out with their samples.
+        assign: one: each client is one group, and `num_clients` random ones take part; merge: shuffle all groups and deal them
+            out to `num_clients` clients, whose numbers of groups differ by at most one.
+    """
+
+    min_samples: int = 1
+    assign: str = "one"
+
+    needs_labels = False
+    needs_groups = True
+
+    def __post_init__(self) -> None:
+        check_whole("min_samples", self.min_samples, 1)
+        check_choice("assign", self.assign, ASSIGNMENTS)
+
+    def __call__(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> ClientIndices:
+        """Refuse samples without groups: see `divide`."""
+        return self.divide(Pool(labels), num_clients, rng)
+
+    def divide(self, pool: Pool, num_clients: int | None, rng: np.random.Generator) -> ClientIndices:
+        """Divide the groups over the clients: see `Partition.divide`. Clients of one group each are in the order of its name."""
+        groups = pool.groups
+        require(groups is not None, f"{self} needs the group of each sample: give the data groups=….")
+        assert groups is not None
+        kept = np.flatnonzero(np.bincount(groups.codes, minlength=len(groups)) >= self.min_samples)
+        require(
+            len(kept) > 0,
+            f"{self} leaves out all {len(groups):,} groups, because none has {self.min_samples:,} samples: lower min_samples.",
+        )
+        require(
+            num_clients is not None or self.assign == "one",
+            f"{self} deals groups out to num_clients clients: give their number instead of null.",
+        )
+        count = len(kept) if num_clients is None else num_clients
+        smaller = "" if self.min_samples == 1 else f" with min_samples={self.min_samples}"
+        require(
+            count <= len(kept),
+            f"num_clients={count:,} is more than the {len(kept):,} groups{smaller}: use at most {len(kept):,}.",
+        )
+        client_of_group = np.full(len(groups), -1)
+        if self.assign == "merge":
+            client_of_group[rng.permutation(kept)] = np.repeat(np.arange(count), even_sizes(len(kept), count))
+        else:
+            chosen = kept if count == len(kept) else np.sort(rng.choice(kept, count, replace=False))
+            client_of_group[chosen] = np.arange(count)
+        return ClientIndices.by_owner(client_of_group[groups.codes], count)

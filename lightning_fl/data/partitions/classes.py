@@ -1,0 +1,108 @@
+"""Partitions by the classes of each client.
+
+`Classes`: Li et al., Federated Learning on Non-IID Data Silos: An Experimental Study, ICDE 2022 ("NIID-Bench",
+arXiv:2102.02079). `ClassPriors`: Hsu et al., Measuring the Effects of Non-Identical Data Distribution for Federated Visual
+Classification, 2019 (arXiv:1909.06335).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from lightning_fl.checks import check_positive, check_whole
+from lightning_fl.data.partitions.client_indices import ClientIndices
+from lightning_fl.data.partitions.partition import Partition, cut, even_sizes, require_enough
+from lightning_fl.data.partitions.sizes import IID, Sizes
+from lightning_fl.errors import require
+
+
+@dataclass(frozen=True)
+class Classes(Partition):
+    """Give each client samples of exactly `classes_per_client` classes; the clients of a class share it evenly.
+
+    Client i has class i mod C of C classes, and others drawn at random without replacement.
+
+    Args:
+        classes_per_client: classes of a client, at least 1 and at most the number of classes; 1, 2 and 3 in NIID-Bench.
+    """
+
+    classes_per_client: int = 2
+
+    def __post_init__(self) -> None:
+        check_whole("classes_per_client", self.classes_per_client, 1)
+
+    def __call__(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> ClientIndices:
+        """Divide `labels` over the clients: see `Partition`."""
+        require_enough(len(labels), num_clients)
+        present = np.unique(labels)
+        require(
+            self.classes_per_client <= len(present),
+            f"classes_per_client={self.classes_per_client} is more than the {len(present)} classes that the samples have.",
+        )
+        held = np.zeros((num_clients, len(present)), dtype=bool)
+        for client, row in enumerate(held):
+            first = client % len(present)
+            others = np.delete(np.arange(len(present)), first)
+            row[[first, *rng.choice(others, self.classes_per_client - 1, replace=False)]] = True
+        owners = np.empty(len(labels), dtype=np.int64)
+        for label, holders in zip(present, held.T, strict=True):
+            members, clients = rng.permutation(np.flatnonzero(labels == label)), np.flatnonzero(holders)
+            require(
+                0 < len(clients) <= len(members),
+                f"{self} gives class {label}, which has {len(members):,} samples, to {len(clients):,} of {num_clients:,} "
+                f"clients: {'use fewer clients' if len(clients) else 'use more clients or a larger classes_per_client'}.",
+            )
+            owners[members] = np.repeat(clients, even_sizes(len(members), len(clients)))
+        return cut(np.argsort(owners, kind="stable"), np.bincount(owners, minlength=num_clients))
+
+
+@dataclass(frozen=True)
+class ClassPriors(Partition):
+    """Draw the shares of the classes in each client, `q ~ Dir(alpha · p)`, p the classes' shares of all samples.
+
+    A client's samples are drawn by q without replacement; a class of which none are left has share 0 from then on, so the last
+    clients take what remains, whatever their q. Sizes are those of `sizes`, so that, other than with `Dirichlet`, only labels
+    are skewed.
+
+    Args:
+        alpha: concentration, > 0: the smaller, the fewer classes per client. Hsu et al. use 0.05 to 100.
+        sizes: the clients' sizes: IID() for even ones, LogNormalSizes() or QuantitySkew().
+    """
+
+    alpha: float = 0.5
+    sizes: Sizes = IID()  # noqa: RUF009  (immutable)
+
+    def __post_init__(self) -> None:
+        check_positive("alpha", self.alpha)
+        require(
+            isinstance(self.sizes, Sizes),
+            f"sizes={self.sizes!r} must be IID(), LogNormalSizes() or QuantitySkew(), which choose the clients' sizes.",
+        )
+
+    def __call__(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> ClientIndices:
+        """Divide `labels` over the clients: see `Partition`."""
+        sizes = self.sizes.sizes(len(labels), num_clients, rng)
+        present, left = np.unique(labels, return_counts=True)
+        prior = self.alpha * left / len(labels)
+        taken = np.array([self._draw(rng.dirichlet(prior), left, size, rng) for size in sizes])
+        members = np.concatenate([rng.permutation(np.flatnonzero(labels == label)) for label in present])
+        owners = np.concatenate([np.repeat(np.arange(num_clients), column) for column in taken.T])
+        return cut(members[np.argsort(owners, kind="stable")], sizes)
+
+    @staticmethod
+    def _draw(shares: np.ndarray, left: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
+        """Return how many samples of each class a client of `size` gets, and take them off `left`, in place.
+
+        Draws from a class that is used up are repeated without it: as many, with the same distribution, as one after the other.
+        """
+        taken = np.zeros_like(left)
+        while missing := size - taken.sum():
+            shares = np.where(left > 0, shares, 0.0)
+            if not shares.sum() > 0:  # nothing is left of this client's classes
+                shares = left
+            drawn = np.minimum(rng.multinomial(missing, shares / shares.sum()), left)
+            taken += drawn
+            left -= drawn
+        return taken

@@ -1,0 +1,122 @@
+"""Classes split over the clients by a Dirichlet distribution.
+
+Yurochkin et al., Bayesian Nonparametric Federated Learning of Neural Networks, ICML 2019 (arXiv:1905.12022); Li et al.,
+Federated Learning on Non-IID Data Silos: An Experimental Study, ICDE 2022 ("NIID-Bench", arXiv:2102.02079); in blocks of
+clients: the code of Lin et al., Ensemble Distillation for Robust Model Fusion in Federated Learning, NeurIPS 2020 ("FedDF",
+arXiv:2006.07242).
+"""
+
+from __future__ import annotations
+
+from dataclasses import InitVar, dataclass
+
+import numpy as np
+from lightning.pytorch.utilities.rank_zero import rank_zero_deprecation
+
+from lightning_fl.checks import check_positive, check_whole
+from lightning_fl.data.partitions.client_indices import ClientIndices
+from lightning_fl.data.partitions.partition import Partition, cut, even_sizes, require_minimum
+from lightning_fl.errors import UserError, require
+
+
+@dataclass(frozen=True)
+class Dirichlet(Partition):
+    """Split each class over the clients by proportions `π ~ Dir(alpha)`; draw again until all have `min_samples`.
+
+    The literature has several splits of this name:
+
+    - Yurochkin et al. 2019 and Li et al. 2022 draw the shares of the clients in each class, as here. The papers stop there
+      (`skip_full_clients` False); the code of both also skips clients that are full (True).
+    - Lin et al. 2020 split shuffled blocks of the samples over ten clients each in this way, join what these got, and cut it
+      into equal parts (`block` 10), so that parts straddle two clients' classes.
+    - Hsu et al. 2019 draw the shares of the classes in each client: `ClassPriors`.
+
+    An equal alpha is not an equal skew among them. Without blocks clients' sizes differ widely in any case, with skipping less:
+    ten classes of 5,000 samples over 30 clients give sizes of about 20 to 5,500 with `alpha` 0.1, and of about 20 to 7,500
+    without skipping.
+
+    Args:
+        alpha: concentration, > 0: the smaller, the fewer classes per client. NIID-Bench uses 0.5 and 0.1.
+        skip_full_clients: True if a client that already holds an even share of all samples gets nothing of the next classes
+            (`self_balancing` of Flower's DirichletPartitioner); False for the plain split.
+        min_samples: smallest number of samples of a client, at least 1; 10 in NIID-Bench.
+        max_tries: number of draws before an error is raised, at least 1.
+        block: clients of a block, at least 2, whose draw is repeated until each has half an even share; then all clients get an
+            even share. None: one split over all clients.
+        balanced: deprecated name of skip_full_clients.
+    """
+
+    alpha: float = 0.5
+    skip_full_clients: bool = True
+    min_samples: int = 10
+    max_tries: int = 1000
+    block: int | None = None
+    balanced: InitVar[bool | None] = None
+
+    def __post_init__(self, balanced: bool | None) -> None:
+        if balanced is not None:
+            rank_zero_deprecation(
+                "Dirichlet's balanced is now skip_full_clients, because the clients' sizes still differ."
+            )
+            object.__setattr__(self, "skip_full_clients", balanced)
+        check_positive("alpha", self.alpha)
+        check_whole("min_samples", self.min_samples, 1)
+        check_whole("max_tries", self.max_tries, 1)
+        if self.block is not None:
+            check_whole("block", self.block, 2)
+            require(
+                self.skip_full_clients,
+                f"block={self.block} skips clients that are full, as FedDF does: leave out skip_full_clients=False.",
+            )
+
+    def __call__(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> ClientIndices:
+        """Divide `labels` over the clients: see `Partition`."""
+        require_minimum(len(labels), num_clients, self.min_samples)
+        if self.block is None:
+            return self._split(labels, num_clients, self.min_samples, rng)
+        clients = [min(self.block, num_clients - first) for first in range(0, num_clients, self.block)]
+        sizes = np.diff([len(labels) * sum(clients[:end]) // num_clients for end in range(len(clients) + 1)])
+        joined = []
+        for members, count in zip(cut(rng.permutation(len(labels)), sizes), clients, strict=True):
+            parts = self._split(labels[members], count, len(members) // (2 * count), rng)
+            joined += [members[part] for part in parts]
+        return cut(np.concatenate(joined), even_sizes(len(labels), num_clients))
+
+    def _split(self, labels: np.ndarray, num_clients: int, minimum: int, rng: np.random.Generator) -> ClientIndices:
+        """Split each class over the clients, each of which gets at least `minimum` samples."""
+        classes = [np.flatnonzero(labels == label) for label in np.unique(labels)]
+        sizes = self._draw_sizes([len(members) for members in classes], num_clients, minimum, rng)
+        shuffled = np.concatenate([rng.permutation(members) for members in classes])
+        owners = np.concatenate([np.repeat(np.arange(num_clients), row) for row in sizes])
+        return cut(shuffled[np.argsort(owners, kind="stable")], np.sum(sizes, axis=0))
+
+    def _draw_sizes(
+        self, class_sizes: list[int], num_clients: int, minimum: int, rng: np.random.Generator
+    ) -> list[np.ndarray]:
+        """Draw for each class its number of samples per client; a failed draw is cheap, as it moves no sample."""
+        even_share = sum(class_sizes) / num_clients
+        best = 0
+        for _ in range(self.max_tries):
+            held = np.zeros(num_clients, dtype=np.int64)
+            sizes = []
+            for size in class_sizes:
+                proportions = rng.dirichlet(np.full(num_clients, self.alpha))
+                if self.skip_full_clients:
+                    proportions = proportions * (held < even_share)
+                total = proportions.sum()
+                if not (np.isfinite(total) and total > 0):
+                    # A tiny alpha can give the whole class to a client that is already full: this draw fails.
+                    break
+                cuts = (np.cumsum(proportions / total)[:-1] * size).astype(np.int64)
+                sizes.append(np.diff(cuts, prepend=0, append=size))
+                held += sizes[-1]
+            else:
+                if held.min() >= minimum:
+                    return sizes
+                best = max(best, int(held.min()))
+        remedy = "lower min_samples" if self.block is None else "leave out block"
+        raise UserError(
+            f"In {self.max_tries:,} draws {self} never gave each of {num_clients:,} clients {minimum} of the "
+            f"{sum(class_sizes):,} samples (the best draw's smallest client had {best}): raise alpha, {remedy} or use fewer "
+            "clients."
+        )

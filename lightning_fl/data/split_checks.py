@@ -1,0 +1,110 @@
+"""Checks of a data module's settings, before and after the data are read."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from lightning_fl.checks import LARGEST_SEED, check_between, check_whole
+from lightning_fl.data.partitions.partition import Partition
+from lightning_fl.data.samples.tensor_samples import Samples
+from lightning_fl.data.shift import Shift
+from lightning_fl.errors import require
+
+
+class SplitSettings(Protocol):
+    """Settings of a `FederatedDataModule`."""
+
+    num_clients: int
+    batch_size: int
+    partition: Partition
+    client_fraction: float
+    server_fraction: float
+    server_classes: int | None
+    server_degree: float | None
+    groups: Any
+    server_groups: float
+    shift: Shift | None
+    val_fraction: float
+    eval_batch_size: int
+    seed: int
+
+
+def check_settings(data: SplitSettings) -> None:
+    """Raise `UserError` unless each setting is allowed, and they fit together."""
+    if data.num_clients is not None:
+        check_whole("num_clients", data.num_clients, 1)
+    check_whole("batch_size", data.batch_size, 1)
+    require(
+        isinstance(data.partition, Partition),
+        f"partition={data.partition!r} is not a Partition: use an instance such as IID(), Shards() or Dirichlet().",
+    )
+    check_between("client_fraction", data.client_fraction, 0, 1, "(]")
+    check_between("server_fraction", data.server_fraction, 0, 1, "[)")
+    check_between("server_groups", data.server_groups, 0, 1, "[)")
+    _check_groups(data)
+    require(
+        data.shift is None or isinstance(data.shift, Shift),
+        f"shift={data.shift!r} is not a Shift: use an instance such as Rotation(), Noise() or Corruption().",
+    )
+    share, server_fraction = data.client_fraction, data.server_fraction
+    require(
+        data.server_groups > 0 or share == 1 or server_fraction * share <= 1 - share + 1e-9,
+        f"server_fraction={server_fraction} of the clients' share is more than client_fraction={share} "
+        f"leaves for the server: lower client_fraction to {1 / (1 + server_fraction):.3g} or less.",
+    )
+    require(
+        data.server_classes is None or data.server_degree is None,
+        f"server_classes={data.server_classes} and server_degree={data.server_degree} exclude each other: set only one.",
+    )
+    if data.server_classes is not None:
+        check_whole("server_classes", data.server_classes, 1)
+    if data.server_degree is not None:
+        check_between("server_degree", data.server_degree, 0, 1)
+    check_between("val_fraction", data.val_fraction, 0, 1, "[)")
+    check_whole("eval_batch_size", data.eval_batch_size, 1)
+    check_whole("seed", data.seed, 0, LARGEST_SEED)
+
+
+def _check_groups(data: SplitSettings) -> None:
+    """Raise `UserError` if settings would cut groups, which a partition keeps whole, or give groups that nothing reads."""
+    partition, share, server_groups = data.partition, data.client_fraction, data.server_groups
+    require(
+        data.num_clients is not None or partition.needs_groups,
+        f"num_clients is null, but only ByGroup finds it in the data: give the number of clients for {partition}.",
+    )
+    require(
+        data.groups is None or partition.needs_groups or server_groups > 0,
+        f"groups are given, but {partition} does not use them: set partition to ByGroup.",
+    )
+    require(
+        server_groups == 0 or share == 1,
+        f"client_fraction={share} and server_groups={server_groups} exclude each other: leave out client_fraction.",
+    )
+    name, value = ("client_fraction", share) if share < 1 else ("server_fraction", data.server_fraction)
+    require(
+        not partition.needs_groups or (share == 1 and (data.server_fraction == 0 or server_groups > 0)),
+        f"{name}={value} would take samples away from the groups that {partition} makes clients: give the server whole groups "
+        "with server_groups, such as 0.05.",
+    )
+
+
+def check_labels(train: Samples, num_classes: int | None, data: SplitSettings) -> None:
+    """Raise `UserError` if settings need classes that the training samples lack, or these are not 0..num_classes-1."""
+    labels = train.labels
+    require(
+        labels is not None or not data.partition.needs_labels,
+        f"{data.partition} needs the class of each sample, but the data have none (in targets, labels or "
+        "tensors[1]): use IID().",
+    )
+    require(
+        (labels is not None and num_classes is not None)
+        or (data.server_classes is None and data.server_degree is None),
+        "server_classes and server_degree need the class of each sample and the number of classes, but the data lack them.",
+    )
+    if labels is None or num_classes is None or not len(labels):
+        return
+    require(
+        bool(labels.min() >= 0 and labels.max() < num_classes),
+        f"The labels go from {labels.min()} to {labels.max()}, but num_classes={num_classes} allows 0 to "
+        f"{num_classes - 1}.",
+    )

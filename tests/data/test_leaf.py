@@ -1,0 +1,151 @@
+"""Test LEAF's JSON files: what is read, and which sentence a malformed file gives."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_fl.data import ByGroup, Leaf
+from lightning_fl.errors import UserError
+
+PLAY = "to be, or not to be: that is the question: Whether 'tis nobler in the mind to suffer the slings"
+
+
+def write(file: Path, samples: dict[str, tuple[list, list]], **changes) -> Path:
+    """Write a file of LEAF; `changes` replace its entries."""
+    content = {
+        "users": list(samples),
+        "num_samples": [len(x) for x, _ in samples.values()],
+        "user_data": {user: {"x": x, "y": y} for user, (x, y) in samples.items()},
+    }
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({key: value for key, value in (content | changes).items() if value is not None}))
+    return file.parent
+
+
+def writer(count: int, seed: int = 0) -> tuple[list, list]:
+    """Return `count` images of FEMNIST with classes."""
+    rng = np.random.default_rng(seed)
+    return (rng.integers(0, 256, (count, 784)) / 255).tolist(), rng.integers(0, 62, count).tolist()
+
+
+def role(count: int) -> tuple[list, list]:
+    """Return `count` texts of Shakespeare with their next characters."""
+    return [PLAY[place : place + 80] for place in range(count)], [PLAY[place + 80] for place in range(count)]
+
+
+def test_femnist_makes_each_writer_of_all_files_a_client(tmp_path: Path) -> None:
+    users = {"f0": writer(3, 0), "f1": writer(2, 1), "f2": writer(1, 2)}
+    write(tmp_path / "train" / "b.json", {name: users[name] for name in ("f2", "f0")})
+    write(tmp_path / "train" / "a.json", {"f1": users["f1"], "f9": ([], [])})
+    write(tmp_path / "test" / "a.json", {"f1": writer(2, 5), "new": writer(1, 6)})
+    data = Leaf(str(tmp_path / "train"), str(tmp_path / "test"), batch_size=3)
+    assert (data.num_classes, data.in_channels, data.image_size) == (62, 1, 28)
+    data.setup()
+    assert data.client_names.tolist() == ["f0", "f1", "f2"]
+    assert data.client_sizes.tolist() == [3, 2, 1]
+    for k, name in enumerate(data.client_names):
+        images, labels = next(data.client(k).batches(9))
+        order = np.lexsort(images.flatten(1).numpy().T[:1])
+        x, y = np.array(users[name][0]), np.array(users[name][1])
+        own = np.argsort(x[:, 0].astype(np.float32), kind="stable")
+        np.testing.assert_allclose(images[order].flatten(1).numpy(), x[own], atol=1e-7)
+        assert labels[order].tolist() == y[own].tolist()
+    assert [len(part) for part in data.client_test_indices] == [0, 2, 0]
+    assert len(data.test) == 3
+
+
+def test_one_file_values_between_the_levels_and_small_writers(tmp_path: Path) -> None:
+    x, y = writer(3)
+    x[0][5] = 0.123456
+    write(tmp_path / "train.json", {"a": (x, y), "b": writer(1)})
+    data = Leaf(str(tmp_path / "train.json"), str(tmp_path / "train.json"), partition=ByGroup(2), num_clients=1)
+    data.setup()
+    assert data.client_names.tolist() == ["a"]
+    images = torch.cat([images for images, _ in data.train.batches(10)])
+    np.testing.assert_allclose(images.flatten(1).numpy(), np.array(x + writer(1)[0]), atol=1e-7)
+
+
+def test_shakespeare_is_numbers_of_characters_and_the_next_one(tmp_path: Path) -> None:
+    write(tmp_path / "all.json", {"HAMLET": role(4), "OPHELIA": role(2)})
+    data = Leaf(str(tmp_path), str(tmp_path), kind="shakespeare")
+    assert (data.num_classes, data.in_channels, data.image_size) == (80, None, None)
+    data.setup()
+    assert data.client_names.tolist() == ["HAMLET", "OPHELIA"]
+    texts, next_ones = next(data.test.batches(4))
+    assert (texts.shape, texts.dtype) == ((4, 80), torch.int64)
+    # language_utils.ALL_LETTERS of LEAF
+    alphabet = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
+    assert ["".join(alphabet[number] for number in text) for text in texts.tolist()] == role(4)[0]
+    assert [alphabet[number] for number in next_ones.tolist()] == role(4)[1]
+
+
+GOOD = writer(2)
+
+
+@pytest.mark.parametrize(
+    ("users", "changes", "message"),
+    [
+        ({"a": GOOD}, {"num_samples": [3]}, r"a\.json, user 'a': num_samples is 3, but x has 2 samples and y 2"),
+        ({"a": (GOOD[0], [1])}, {}, r"user 'a': num_samples is 2, but x has 2 samples and y 1"),
+        ({"a": GOOD}, {"num_samples": [2, 2]}, r"a\.json has 1 users but 2 num_samples"),
+        ({"a": GOOD}, {"num_samples": None}, r"a\.json is no file of LEAF: it lacks a list 'num_samples'"),
+        ({"a": GOOD}, {"user_data": []}, r"it lacks a mapping 'user_data'"),
+        ({"a": GOOD}, {"users": ["a", "a"], "num_samples": [2, 2]}, "names a user twice"),
+        ({"a": GOOD}, {"users": ["b"]}, "has user_data of 'a', which users does not name"),
+        ({"a": GOOD}, {"users": ["a", "b"], "num_samples": [2, 2]}, "user 'b': user_data lacks the lists x and y"),
+        ({"a": ([[0.0] * 783, [0.0] * 784], [0, 1])}, {}, "user 'a', sample 0: x must have 784 numbers .* got 783"),
+        ({"a": ([[0.0] * 783 + ["1"]], [0])}, {}, "user 'a': x has a value that is no number"),
+        ({"a": ([[0.0] * 783 + ["one"]], [0])}, {}, "user 'a': x has a value that is no number"),
+        ({"a": ([[0.0] * 783 + [[]]], [0])}, {}, "user 'a': x has a value that is no number"),
+        ({"a": ([[0.0] * 783 + [2.0]], [0])}, {}, r"user 'a': pixels must lie in \[0, 1\], but go from 0 to 2"),
+        ({"a": (GOOD[0], [1, 62])}, {}, "user 'a', sample 1: y must be a whole number from 0 to 61, got 62"),
+        ({"a": (GOOD[0], [1, "b"])}, {}, "sample 1: y must be a whole number .* got 'b'"),
+    ],
+)
+def test_a_malformed_femnist_file_is_named_with_the_user(tmp_path: Path, users, changes, message) -> None:
+    folder = write(tmp_path / "a.json", users, **changes)
+    data = Leaf(str(folder), str(folder))
+    with pytest.raises(UserError, match=message):
+        data.setup()
+
+
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        ((["short"], ["a"]), "user 'R', sample 0: x must be text of 80 characters, got 'short'"),
+        ((["a" * 80], ["ab"]), "sample 0: y must be text of 1 character, got 'ab'"),
+        ((["a" * 79 + "ü"], ["a"]), r"x has \['ü'\], none of LEAF's 80 characters"),
+        (([[1] * 80], ["a"]), "x must be text of 80 characters"),
+    ],
+)
+def test_a_malformed_shakespeare_file_is_named_with_the_user(tmp_path: Path, samples, message: str) -> None:
+    folder = write(tmp_path / "a.json", {"R": samples})
+    with pytest.raises(UserError, match=message):
+        Leaf(str(folder), str(folder), kind="shakespeare").setup()
+
+
+def test_files_that_cannot_be_read_are_named_with_the_line(tmp_path: Path) -> None:
+    (tmp_path / "bad.json").write_text('{"users": [],\n "num_samples": [}\n')
+    with pytest.raises(UserError, match=r"bad\.json, line 2, is not JSON"):
+        Leaf(str(tmp_path), str(tmp_path)).setup()
+    (tmp_path / "bad.json").write_bytes(b"\xff\xfe{}")
+    with pytest.raises(UserError, match=r"bad\.json is not readable"):
+        Leaf(str(tmp_path), str(tmp_path)).setup()
+    with pytest.raises(UserError, match=r"nowhere has no JSON files"):
+        Leaf(str(tmp_path / "nowhere"), str(tmp_path)).setup()
+    (tmp_path / "bad.json").unlink()
+    write(tmp_path / "a.json", {"u": ([], [])})
+    with pytest.raises(UserError, match="has no samples"):
+        Leaf(str(tmp_path), str(tmp_path)).setup()
+    with pytest.raises(UserError, match="kind 'femnits' is unknown; did you mean 'femnist'"):
+        Leaf("a", "b", kind="femnits")
+
+
+def test_a_user_in_two_files_is_an_error(tmp_path: Path) -> None:
+    write(tmp_path / "a.json", {"u": GOOD})
+    write(tmp_path / "b.json", {"u": GOOD})
+    with pytest.raises(UserError, match=r"User 'u' is in .*a\.json and again in .*b\.json"):
+        Leaf(str(tmp_path), str(tmp_path)).setup()
