@@ -113,6 +113,10 @@ class Algorithm(Remembering):
         """Return the names of the personal parameters, which each client trains and keeps and never sends."""
         return personal_names(module, self.personal)
 
+    def personal_buffers(self, module: nn.Module) -> list[str]:
+        """Return the names of the buffers that each client keeps and never sends; the others are averaged."""
+        return []
+
     def arrange_data(self, data: FederatedDataModule) -> FederatedDataModule:
         """Return the data as the clients hold them: the user's data, or a changed copy. A resumed run calls it again."""
         return data

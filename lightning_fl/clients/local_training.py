@@ -28,7 +28,7 @@ def train_locally(
     """Train the flat module from the received model on one client's samples.
 
     Args:
-        flat_module: holds the module. Its parameters are overwritten; personal parameters start from their present values.
+        flat_module: holds the module. Its parameters are overwritten; what the client owns starts from its present values.
         job: job of the client.
         selection: the client's samples.
         state: the client's state from earlier rounds.
@@ -162,11 +162,13 @@ def _start(
     local.steps_in_pass = ceil(in_pass / schedule.step_batches(in_pass)) if in_pass else 1
     if Gradients.FULL_AT_RECEIVED in job.rule.reads:
         flat_module.seed(seed)
+        owned = flat_module.read_personal_buffers()
         sizes = schedule.batch_sizes(num_samples, skips)
         local.full_gradient = full_gradient(flat_module, selection.batches(schedule.batch_size), sizes, resident)
         if job.setting.unpruned is not None:
             local.full_gradient.mul_(job.setting.unpruned.factors)
         flat_module.load(received["model"], received["buffers"], counters)
+        flat_module.load_personal(owned)
     local.learning_rate = optimizer.learning_rate
     job.rule.start(local)
     flat_module.seed(seed)

@@ -10,7 +10,6 @@ from lightning_fl.clients.local_training import finish, train_locally
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.slots import Result
 from lightning_fl.state.run_state import CLIENT
-from lightning_fl.vectors.personal import PERSONAL
 
 
 def serial(
@@ -30,14 +29,14 @@ def serial(
     for client in clients:
         flat_module.hooks.call("on_client_download", client)
         state = run.client_state(client, job.rule, job.received["model"])
-        flat_module.personal.copy_(state.pop(PERSONAL, run.personal))
+        flat_module.load_personal({name: state.pop(name, entry) for name, entry in run.personal.items()})
         order, own = run.torch_seeds(CLIENT, client)
         selection = data.client(client)
         in_pass = schedule.pass_batches(len(selection), flat_module.skips_single_samples)
         num_steps = schedule.steps_done(in_pass, run, client)
         local = train_locally(flat_module, job, selection, state, (order, own), data.train.resident, num_steps)
         message = finish(flat_module, job, local)
-        owned = {PERSONAL: flat_module.personal.clone()} if flat_module.personal_layout.names else {}
+        owned = flat_module.read_personal()
         yield Result(
             client=client,
             message=message,

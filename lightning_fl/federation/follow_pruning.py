@@ -33,7 +33,7 @@ def follow(federation: Federation) -> None:
     _check_agreement(flat_module.fabric, plans)
     if not plans:
         return
-    for name in flat_module.personal_leaves:
+    for name in (*flat_module.personal_leaves, *flat_module.personal_buffers.views):
         require(
             all(name not in plan.axes for plan in plans),
             f"pruning would cut {name!r}, which is personal to each client: prune other layers, or do not make it personal.",

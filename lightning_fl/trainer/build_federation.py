@@ -118,7 +118,8 @@ def _initial_run(flat_module: FlatModule, algorithm: Algorithm, network: Network
         buffers=flat_module.buffers.clone(),
         counters=flat_module.read_counters(),
         personal_layout=flat_module.personal_layout,
-        personal=flat_module.personal.clone(),
+        personal_buffer_layout=flat_module.personal_buffers.layout,
+        personal=flat_module.read_personal(),
         server={key: step.init(flat_module.params) for key, step in steps},
         macs_at_start=network.macs,
     )
