@@ -20,6 +20,7 @@ from lightning_fl.algorithms.feddumap.prunefl import PruneFL
 from lightning_fl.algorithms.fedldf import HDFL, FedADP, FedLDF, RandomLayers
 from lightning_fl.algorithms.fednova import FedNova
 from lightning_fl.algorithms.fedprox import FedProx
+from lightning_fl.algorithms.personal.fedbn import FedBN
 from lightning_fl.algorithms.scaffold import SCAFFOLD
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "FedAdamSSM",
     "FedAdamTop",
     "FedAvg",
+    "FedBN",
     "FedDA",
     "FedDF",
     "FedDP",

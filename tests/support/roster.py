@@ -23,6 +23,7 @@ from lightning_fl.algorithms import (
     FedAdamTop,
     FedADP,
     FedAvg,
+    FedBN,
     FedDA,
     FedDF,
     FedDU,
@@ -208,6 +209,7 @@ class Entry(NamedTuple):
 ROSTER = {
     "FedAvg": Entry(FedAvg, oracle.fedavg),
     "FedProx": Entry(partial(FedProx, mu=0.5), partial(oracle.fedprox, mu=0.5)),
+    "FedBN": Entry(FedBN, oracle.fedavg),  # the toy has no norm
     "ServerM": Entry(partial(ServerM, beta=0.6), partial(oracle.server_momentum, beta=0.6)),
     "ServerM-first": Entry(
         partial(ServerM, beta=0.6, momentum_init="first"), partial(oracle.server_momentum, beta=0.6, first=True)
