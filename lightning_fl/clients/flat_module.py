@@ -198,10 +198,8 @@ class FlatModule:
         own = self.personal_buffers
         if not own.views and not own.counter_names:
             return {}
-        return {
-            PERSONAL_BUFFERS: own.read().clone(),
-            **{counter_entry(name): counter for name, counter in own.read_counters().items()},
-        }
+        counters = {counter_entry(name): counter for name, counter in own.read_counters().items()}
+        return {PERSONAL_BUFFERS: own.read().clone(), **counters}
 
     def agree_on_model(self) -> None:
         """Copy the model of rank 0 to every rank, because an unseeded script initialises it differently in each process."""
@@ -232,10 +230,8 @@ class FlatModule:
     @contextmanager
     def other_model(self, params: Tensor, buffers: Tensor, counters: Mapping[str, Tensor]) -> Iterator[None]:
         """Load another model, as `load` does, and load the present one again at the end; personal parameters stay."""
-        present, own = (
-            (self.params.clone(), self.read_buffers().clone(), self.read_counters()),
-            self.read_personal_buffers(),
-        )
+        present = self.params.clone(), self.read_buffers().clone(), self.read_counters()
+        own = self.read_personal_buffers()
         self.load(params, buffers, counters)
         try:
             yield

@@ -109,6 +109,8 @@ def rule_step(
     """
     rule, optimizer, unpruned = job.rule, flat_module.optimizer, job.setting.unpruned
     rule.observe(local)
+    if flat_module.personal_leaves and rule.in_phases:
+        _drop_other_gradients(local, flat_module, rule.trains_personal(local))
     treat()
     if rule.own_step and optimizer.decays:
         local.gradient.add_(local.params * optimizer.weight_decay)
@@ -122,6 +124,17 @@ def rule_step(
         flat_module.personal_optimizer.step()
     local.num_steps += 1
     local.sum_learning_rate = local.sum_learning_rate + local.learning_rate
+
+
+def _drop_other_gradients(local: LocalTraining, flat_module: FlatModule, trains_personal: bool) -> None:
+    """Drop the gradients of the parameters that do not train in this phase, so that clipping does not see them."""
+    if not trains_personal:
+        flat_module.personal_optimizer.drop_gradients()
+    elif local.gradient.numel():
+        local.gradient.zero_()
+    else:
+        for parameter in flat_module.parameters:
+            parameter.grad = None
 
 
 def move_schedules(local: LocalTraining, flat_module: FlatModule, num_batches: int) -> None:

@@ -62,8 +62,8 @@ def stacked(
     num_steps = {client: schedule.steps_done(in_pass[client], run, client) for client in clients}
 
     def together(client: int) -> int:
-        # A learning rate that changes within the round may depend on the batches in a pass, so a stack needs equal ones.
-        return in_pass[client] if flat_module.optimizer.schedules.moves_within_round else 0
+        # Phases, or a learning rate that changes within the round, depend on the batches in a pass, so a stack needs equal ones.
+        return in_pass[client] if flat_module.optimizer.schedules.moves_within_round or job.rule.in_phases else 0
 
     def length(client: int) -> tuple[int, int, int]:
         return together(client), num_steps[client], in_pass[client]

@@ -118,6 +118,7 @@ class Federation:
             num_rounds=self.num_rounds,
             momentum=self.flat_module.optimizer.momentum,
             unpruned=run.unpruned,
+            local_epochs=self.schedule.epochs,
         )
 
     @property
