@@ -21,6 +21,7 @@ from lightning_fl.algorithms.fedldf import HDFL, FedADP, FedLDF, RandomLayers
 from lightning_fl.algorithms.fednova import FedNova
 from lightning_fl.algorithms.fedprox import FedProx
 from lightning_fl.algorithms.personal.fedbn import FedBN
+from lightning_fl.algorithms.personal.fedrep import FedRep
 from lightning_fl.algorithms.scaffold import SCAFFOLD
 
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "FedLDF",
     "FedNova",
     "FedProx",
+    "FedRep",
     "HRank",
     "HybridFL",
     "OneBitAdam",

@@ -3,6 +3,7 @@
 from lightning_fl.rules.adam import LocalAdam, SharedAdam, WarmedUpAdam
 from lightning_fl.rules.control_variates import ControlVariates
 from lightning_fl.rules.decoupled_momentum import DecoupledMomentum
+from lightning_fl.rules.head_then_body import HeadThenBody
 from lightning_fl.rules.local_optimizer import LocalOptimizer
 from lightning_fl.rules.mime import CorrectedMomentum, FrozenMomentum
 from lightning_fl.rules.normalised import Normalised
@@ -16,6 +17,7 @@ __all__ = [
     "CorrectedMomentum",
     "DecoupledMomentum",
     "FrozenMomentum",
+    "HeadThenBody",
     "LocalAdam",
     "LocalOptimizer",
     "Normalised",

@@ -165,6 +165,31 @@ def fedper(
     return w, heads
 
 
+def fedrep(
+    problem: Problem, w: np.ndarray, own: slice, head_epochs: int, clip: float = np.inf, decay: float = 0.0
+) -> tuple[np.ndarray, dict[int, np.ndarray]]:
+    """Collins et al. 2021, algorithm 1: a client trains its head alone, then the shared body alone."""
+    start, heads = w[own].copy(), dict[int, np.ndarray]()
+    for t in range(problem.rounds):
+        cohort, models = problem.cohort(t), []
+        for k in cohort:
+            y = w.copy()
+            y[own] = heads.get(k, start)
+            for step, batch in enumerate(problem.batches(t, k)):
+                epoch = step // -(-len(problem.x[k]) // problem.batch_size)
+                head = np.zeros(len(y), dtype=bool)
+                head[own] = True
+                phase = head if epoch < head_epochs else ~head
+                g = gradient(y, *batch) * phase
+                g = g * min(1.0, clip / (np.linalg.norm(g) + 1e-6))
+                y = y - problem.learning_rate * (g + decay * y * (phase & ~head))
+            heads[k] = y[own]
+            models.append(y)
+        sizes = [len(problem.x[k]) for k in cohort]
+        w = sum(n * model for n, model in zip(sizes, models, strict=True)) / sum(sizes)
+    return w, heads
+
+
 @dataclass
 class Norm:
     """Batch normalisation of the inputs (n, 3): scale, shift, running mean and variance, and number of batches."""
