@@ -39,8 +39,8 @@ class HeadThenBody(Rule):
         least, open_end = body + (1 if head is None else head), head is None
         require(
             given is not None and (given >= least if open_end else given == least),
-            f"a client trains its head for {'one epoch or more' if open_end else f'{head} epochs'} and then the body for {body}, so "
-            f"local_epochs must be {least}{' or more' if open_end else ''}, got "
+            f"a client trains its head for {'one epoch or more' if open_end else f'{head} epochs'} and then the body for {body}, "
+            f"so local_epochs must be {least}{' or more' if open_end else ''}, got "
             f"{'local_steps instead' if given is None else given}: set --trainer.local_epochs {least}, or other head_epochs and "
             "body_epochs.",
         )
