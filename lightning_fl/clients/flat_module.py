@@ -40,19 +40,20 @@ class FlatModule:
         layout: positions of the trainable parameters, without the personal ones.
         parameters: the module's trainable parameters in the order of the layout; views of `params` (d,).
         personal_layout, personal: the same for personal parameters (g,).
-        personal_buffers: buffers that each client keeps.
         gradient: gradient (d,) of the last backward pass; empty unless `reads_gradient`.
-        buffer_layout, buffers: the same for float buffers (d_b,), without the personal ones.
+        buffer_layout, buffers: the same for shared float buffers (d_b,); `personal_buffers` are those that each client keeps.
         optimizer: drives the module's optimiser; set by `configure_optimizer`.
         personal_optimizer: steps the personal parameters; set by `configure_optimizer`.
         reads_gradient: True if gradients are gathered in `gradient`.
         takes_index: True if `training_step` takes the batch's index.
         skips_single_samples: True if a last batch of one sample is left out.
+        has_companions: True if each client predicts with a second model.
         progress: progress of the present local training; None between trainings.
     """
 
     optimizer: ModuleOptimizer
     personal_optimizer: PersonalOptimizer
+    has_companions = False
 
     def __init__(
         self,

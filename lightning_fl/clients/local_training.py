@@ -162,10 +162,11 @@ def _start(
     resident: bool,
     num_steps: int | None,
 ) -> tuple[LocalTraining, LocalProgress]:
-    """Load the received model and begin the local training: optimiser, full gradient, `Rule.start`."""
+    """Load the model that the client starts from, and begin the local training: optimiser, full gradient, `Rule.start`."""
     optimizer, schedule, num_samples = flat_module.optimizer, job.schedule, len(selection)
     received, counters, skips = job.received, job.counters, flat_module.skips_single_samples
-    flat_module.load(received["model"], received["buffers"], counters)
+    start = received if job.start is None else job.start
+    flat_module.load(start["model"], start["buffers"], counters)
     flat_module.bind_optimizer()
     optimizer.start_client()
     in_pass = schedule.pass_batches(num_samples, skips)
@@ -180,7 +181,7 @@ def _start(
         local.full_gradient = full_gradient(flat_module, selection.batches(schedule.batch_size), sizes, resident)
         if job.setting.unpruned is not None:
             local.full_gradient.mul_(job.setting.unpruned.factors)
-        flat_module.load(received["model"], received["buffers"], counters)
+        flat_module.load(start["model"], start["buffers"], counters)
         flat_module.load_personal(owned)
     local.learning_rate = optimizer.learning_rate
     job.rule.start(local)

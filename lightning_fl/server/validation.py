@@ -12,6 +12,7 @@ import numpy as np
 from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
 
+from lightning_fl.clients.companion import client_model, read_companion
 from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.server.evaluation import are_resident, limited, measure, num_batches
@@ -56,7 +57,7 @@ class ModelValidation:
     @property
     def owns(self) -> bool:
         """True if clients own parts of the model."""
-        return bool(self._common)
+        return bool(self._common) or self.flat_module.has_companions
 
     def clients(self, most: int | None = None) -> list[int]:
         """Return all clients, or `most` of them drawn at random, in ascending order."""
@@ -94,11 +95,8 @@ class ModelValidation:
 
     def _measure(self, client: int | None, batches: Iterable[Any], resident: bool) -> dict[str, float]:
         state = {} if client is None else self.states.get(client, {})
-        self.flat_module.load_personal(self._common | {name: x for name, x in state.items() if name in self._common})
-        try:
+        with client_model(self.flat_module, state):
             return measure(self.flat_module, self.stage, batches, resident)
-        finally:
-            self.flat_module.load_personal(self._common)
 
     def _batches(self) -> Iterator[Any]:
         return (batch for batch, _, _ in limited(self.loaders, num_batches(self.loaders, self.limit)))
@@ -106,7 +104,8 @@ class ModelValidation:
 
 def owned_by_clients(flat_module: FlatModule, states: Mapping[int, State]) -> dict[int, State]:
     """Return what each client owns, of the clients whose values match this module."""
-    common = flat_module.read_personal()
-    owned = {k: {name: x for name, x in state.items() if name in common} for k, state in states.items()}
-    shapes = {name: x.shape for name, x in common.items()}
+    shapes = {name: x.shape for name, x in flat_module.read_personal().items()}
+    if flat_module.has_companions:
+        shapes |= {name: x.shape for name, x in read_companion(flat_module).items()}
+    owned = {k: {name: x for name, x in state.items() if name in shapes} for k, state in states.items()}
     return {k: own for k, own in owned.items() if own and {name: x.shape for name, x in own.items()} == shapes}

@@ -67,7 +67,7 @@ def assemble(trainer: TrainerInterface) -> Federation:
         ),
         network=network,
         schedule=schedule,
-        clock=trainer.clock.with_work(_growth(trainer.data, data, schedule)),
+        clock=trainer.clock.with_work(_growth(trainer.data, data, schedule) * algorithm.num_models),
         guard=trainer.loss_guard,
         num_rounds=trainer.max_rounds,
         accuracy=trainer.given_metric[0],
@@ -165,7 +165,9 @@ def build_runner(
     algorithm, run = federation.algorithm, federation.run
     provided = {name: torch.zeros_like(run.params) for name in algorithm.exchange.provides & algorithm.rule.needs}
     received = {"model": run.params, "buffers": run.buffers, **algorithm.share(run.server), **provided}
-    job = ClientJob(algorithm.rule, federation.setting, received, federation.schedule, run)
+    job = ClientJob(
+        algorithm.rule, federation.setting, received, federation.schedule, run, companion=algorithm.companion
+    )
     share = ceil(federation.population.cohort_size / world_size)
     work = _work_of_a_step(federation.network, federation.data)
     return choose_runner(wanted, clients_at_once, federation.flat_module, job, federation.data, work, share)

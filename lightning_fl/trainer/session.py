@@ -287,6 +287,7 @@ def _place(trainer: TrainerInterface, model: LightningModule, datamodule: Federa
     channels_last = prefers_channels_last(model, trainer.fabric.device)
     personal = [*trainer.algorithm.personal_parameters(model), *trainer.algorithm.personal_buffers(model)]
     trainer.flat_module = FlatModule(model, trainer.fabric, trainer.hooks, channels_last, personal)
+    trainer.flat_module.has_companions = trainer.algorithm.companion is not None
     datamodule.place(trainer.fabric.device, channels_last)
     if trainer.world_size > 1:
         trainer.flat_module.logs.gather = partial(gather_objects, trainer.fabric)
