@@ -20,6 +20,7 @@ from lightning_fl.algorithms.feddumap.prunefl import PruneFL
 from lightning_fl.algorithms.fedldf import HDFL, FedADP, FedLDF, RandomLayers
 from lightning_fl.algorithms.fednova import FedNova
 from lightning_fl.algorithms.fedprox import FedProx
+from lightning_fl.algorithms.personal.ditto import Ditto
 from lightning_fl.algorithms.personal.fedbn import FedBN
 from lightning_fl.algorithms.personal.fedrep import FedRep
 from lightning_fl.algorithms.scaffold import SCAFFOLD
@@ -31,6 +32,7 @@ __all__ = [
     "Algorithm",
     "DataSharing",
     "DeviceM",
+    "Ditto",
     "EfficientAdam",
     "FairnessTop",
     "FedADP",

@@ -8,6 +8,7 @@ from lightning_fl.rules.local_optimizer import LocalOptimizer
 from lightning_fl.rules.mime import CorrectedMomentum, FrozenMomentum
 from lightning_fl.rules.normalised import Normalised
 from lightning_fl.rules.proximal import Proximal
+from lightning_fl.rules.pulled import Pulled
 from lightning_fl.rules.restarted_momentum import RestartedMomentum
 from lightning_fl.rules.squared_gradients import SquaredGradients
 from lightning_fl.rules.thresholded import Thresholded
@@ -22,6 +23,7 @@ __all__ = [
     "LocalOptimizer",
     "Normalised",
     "Proximal",
+    "Pulled",
     "RestartedMomentum",
     "SharedAdam",
     "SquaredGradients",

@@ -190,6 +190,25 @@ def fedrep(
     return w, heads
 
 
+def ditto(
+    problem: Problem, w: np.ndarray, strength: float, implicit: bool = False
+) -> tuple[np.ndarray, dict[int, np.ndarray]]:
+    """Li et al. 2021, algorithm 1 over FedAvg: v steps on the same minibatches as y, and is pulled to the received w."""
+    models = dict[int, np.ndarray]()
+    for t in range(problem.rounds):
+        eta = problem.learning_rate
+        for k in problem.cohort(t):
+            v = models.get(k, w).copy()
+            for batch in problem.batches(t, k):
+                if implicit:
+                    v = (v - eta * gradient(v, *batch) + eta * strength * w) / (1 + eta * strength)
+                else:
+                    v = v - eta * (gradient(v, *batch) + strength * (v - w))
+            models[k] = v
+        w = average(problem, t, w, sgd)
+    return w, models
+
+
 @dataclass
 class Norm:
     """Batch normalisation of the inputs (n, 3): scale, shift, running mean and variance, and number of batches."""
