@@ -64,7 +64,10 @@ def choose_runner(
         wanted != "stacked" or job.companion is None,
         "runner 'stacked' cannot train the second model that each client keeps: use runner 'auto' or 'serial'.",
     )
-    if wanted == "serial" or (wanted == "auto" and not pays) or job.companion is not None:
+    if wanted == "serial" or (wanted == "auto" and not pays):
+        return serial
+    if job.companion is not None:
+        rank_zero_info("Clients train one after the other, because each also trains a second model, which it keeps.")
         return serial
     obstacles, client_bytes, draws = _try(flat_module, job, data)
     name = type(flat_module.module).__name__

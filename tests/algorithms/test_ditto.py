@@ -227,8 +227,9 @@ def test_twice_the_work_takes_twice_the_simulated_time(make_trainer: MakeTrainer
         (lambda: Ditto(solver="both"), {}, ["solver", "'both'", "implicit"]),
         (lambda: Ditto(Ditto()), {}, ["base", "Ditto itself"]),
         (lambda: Ditto(FedKT(mode="one_shot")), {}, ["base", "one model of each client", "FedKT"]),
-        (lambda: Ditto(Algorithm(personal=["output"])), {}, ["'output.weight'", "personal parts"]),
-        (lambda: Ditto(FedBN()), {}, ["base FedBN", "'norm.weight'", "personal parts"]),
+        (lambda: Ditto(Algorithm(personal=["output"])), {}, ["Ditto's clients", "'output.weight'", "personal parts"]),
+        (lambda: Ditto(FedBN()), {}, ["'norm.weight'", "personal parts"]),
+        (lambda: FedBN(Ditto()), {}, ["FedBN's clients", "'norm.weight'", "personal parts"]),
     ],
 )
 def test_bad_input_is_refused_in_a_sentence(

@@ -15,8 +15,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-from torch import nn
-
 from lightning_fl.algorithms.algorithm import Algorithm
 from lightning_fl.errors import require
 from lightning_fl.rules import Pulled
@@ -66,13 +64,3 @@ class Ditto(Algorithm):
         if self.companion is not None:
             self.companion.check(setting)
         self.base.check(setting, server, cohort_size)
-
-    def personal_parameters(self, module: nn.Module) -> list[str]:
-        """Return no name: a client keeps a whole model, so the base method may keep no part of it."""
-        kept = [*self.base.personal_parameters(module), *self.base.personal_buffers(module)]
-        require(
-            not kept,
-            f"Ditto's clients keep a model of their own, so clients of the base {self.base.name} cannot keep {kept[:1]}: leave "
-            "out its personal parts.",
-        )
-        return []
