@@ -38,7 +38,7 @@ class StackedStep:
         contents = [flat_module.transfer(batch, data.train.resident) for batch in firsts]
         self.batches = [Batch(content, data.batch_size, 0, 1.0, ends_step=True) for content in contents]
         self.rows = range(len(self.batches))
-        self.stack = Stack.of(flat_module, self.job, flat_module.personal.new_zeros(len(self.rows), 0))
+        self.stack = Stack.of(flat_module, self.job, {}, len(self.rows))
         flat_module.personal_optimizer.bind(self.stack.personal_leaves)
         flat_module.optimizer.bind(self.stack.params, self.stack.gradient)
         flat_module.optimizer.start_client()

@@ -21,6 +21,9 @@ from lightning_fl.algorithms.fedldf import HDFL, FedADP, FedLDF, RandomLayers
 from lightning_fl.algorithms.fednova import FedNova
 from lightning_fl.algorithms.fedopt import FedOpt, ServerAdagrad, ServerAdam, ServerYogi
 from lightning_fl.algorithms.fedprox import FedProx
+from lightning_fl.algorithms.personal.ditto import Ditto
+from lightning_fl.algorithms.personal.fedbn import FedBN
+from lightning_fl.algorithms.personal.fedrep import FedRep
 from lightning_fl.algorithms.scaffold import SCAFFOLD
 
 __all__ = [
@@ -30,6 +33,7 @@ __all__ = [
     "Algorithm",
     "DataSharing",
     "DeviceM",
+    "Ditto",
     "EfficientAdam",
     "FairnessTop",
     "FedADP",
@@ -38,6 +42,7 @@ __all__ = [
     "FedAdamSSM",
     "FedAdamTop",
     "FedAvg",
+    "FedBN",
     "FedDA",
     "FedDF",
     "FedDP",
@@ -54,6 +59,7 @@ __all__ = [
     "FedNova",
     "FedOpt",
     "FedProx",
+    "FedRep",
     "HRank",
     "HybridFL",
     "OneBitAdam",

@@ -44,6 +44,8 @@ class Algorithm(Remembering):
 
     trains_in_rounds = True
     """True if clients take part in the rounds; False if one round without clients follows the work before the first round."""
+    companion: Rule | None = None
+    """Rule that trains a second model of each client after the first, from where the client left it; the client keeps it."""
     changeable = frozenset[str]()
     """Names of the method's own hyper-parameters, besides those of its parts, that a resumed run may change."""
 
@@ -95,8 +97,14 @@ class Algorithm(Remembering):
         return f"{self.name}({', '.join(own)})"
 
     def rules(self) -> list[Rule]:
-        """Return the clients' rule, and the rules of the steps' trainings on the server."""
-        return [self.rule, *(rule for step in self.steps for rule in step.rules())]
+        """Return the clients' rules, and the rules of the steps' trainings on the server."""
+        companion = [] if self.companion is None else [self.companion]
+        return [self.rule, *companion, *(rule for step in self.steps for rule in step.rules())]
+
+    @property
+    def num_models(self) -> int:
+        """Models that a client trains in a round: one, and its companion if it has one."""
+        return 1 if self.companion is None else 2
 
     def step_names(self) -> list[str]:
         """Return the key of each step's state in the run: its position in the chain and its class."""
@@ -112,6 +120,10 @@ class Algorithm(Remembering):
     def personal_parameters(self, module: nn.Module) -> list[str]:
         """Return the names of the personal parameters, which each client trains and keeps and never sends."""
         return personal_names(module, self.personal)
+
+    def personal_buffers(self, module: nn.Module) -> list[str]:
+        """Return the names of the buffers that each client keeps and never sends; the others are averaged."""
+        return []
 
     def arrange_data(self, data: FederatedDataModule) -> FederatedDataModule:
         """Return the data as the clients hold them: the user's data, or a changed copy. A resumed run calls it again."""

@@ -22,7 +22,7 @@ from lightning_fl.clients.hooks import StepListeners
 from lightning_fl.clients.serial import serial
 from lightning_fl.clients.stacked import Member, stacked, train_stack
 from lightning_fl.data import FederatedDataModule
-from lightning_fl.errors import UserError
+from lightning_fl.errors import UserError, require
 from lightning_fl.slots import Result
 from lightning_fl.state.run_state import CLIENT
 
@@ -60,7 +60,14 @@ def choose_runner(
     """
     on_cpu = flat_module.fabric.device.type == "cpu"
     pays = not on_cpu or (work is not None and work <= MOST_WORK_ON_CPU and num_clients >= LEAST_CLIENTS_ON_CPU)
+    require(
+        wanted != "stacked" or job.companion is None,
+        "runner 'stacked' cannot train the second model that each client keeps: use runner 'auto' or 'serial'.",
+    )
     if wanted == "serial" or (wanted == "auto" and not pays):
+        return serial
+    if job.companion is not None:
+        rank_zero_info("Clients train one after the other, because each also trains a second model, which it keeps.")
         return serial
     obstacles, client_bytes, draws = _try(flat_module, job, data)
     name = type(flat_module.module).__name__

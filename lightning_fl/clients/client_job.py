@@ -40,6 +40,8 @@ class ClientJob:
         schedule: length and batches of a client's local training.
         run: holds client states and random seeds; not changed.
         initial_counters: initial integer buffers by name; None for those of the run.
+        start: model (d,) and buffers (d_b,) from which clients train; None for the received ones.
+        companion: rule that trains a second model of each client, which the client keeps; None if there is none.
     """
 
     rule: Rule
@@ -48,6 +50,8 @@ class ClientJob:
     schedule: LocalSchedule
     run: Run
     initial_counters: Mapping[str, Tensor] | None = None
+    start: Message | None = None
+    companion: Rule | None = None
 
     @property
     def counters(self) -> Mapping[str, Tensor]:
@@ -56,7 +60,7 @@ class ClientJob:
 
     def without_steps(self, rule: Rule) -> ClientJob:
         """Return a job that makes no optimiser step and uploads what `rule` uploads."""
-        return replace(self, rule=rule, schedule=replace(self.schedule, epochs=0, steps=None))
+        return replace(self, rule=rule, schedule=replace(self.schedule, epochs=0, steps=None), companion=None)
 
     def receiving(self, message: Message) -> ClientJob:
         """Return the job with the entries of `message` added to `received`."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -17,14 +16,17 @@ from torch import Tensor, nn
 
 from lightning_fl.clients.hooks import Hooks, changed_shape, check_real, check_sizes
 from lightning_fl.clients.local_schedule import LocalProgress
+from lightning_fl.clients.module_buffers import ModuleBuffers, bind
 from lightning_fl.clients.module_logs import LogCollector
 from lightning_fl.clients.optimizers.module_optimizer import ModuleOptimizer
 from lightning_fl.clients.optimizers.personal_optimizer import PersonalOptimizer
 from lightning_fl.errors import UserError, require
 from lightning_fl.pruning import Plan, plans_of
 from lightning_fl.pruning.apply_plan import PLANS
+from lightning_fl.slots import State
 from lightning_fl.state.run_state import Run
 from lightning_fl.vectors.layout import FlatGradient, Layout, Tree, common_dtype, holders_of
+from lightning_fl.vectors.personal import PERSONAL, PERSONAL_BUFFERS, counter_entry, initially_owned
 
 
 class FlatModule:
@@ -39,17 +41,19 @@ class FlatModule:
         parameters: the module's trainable parameters in the order of the layout; views of `params` (d,).
         personal_layout, personal: the same for personal parameters (g,).
         gradient: gradient (d,) of the last backward pass; empty unless `reads_gradient`.
-        buffer_layout, buffers: the same for float buffers (d_b,).
+        buffer_layout, buffers: the same for shared float buffers (d_b,); `personal_buffers` are those that each client keeps.
         optimizer: drives the module's optimiser; set by `configure_optimizer`.
         personal_optimizer: steps the personal parameters; set by `configure_optimizer`.
         reads_gradient: True if gradients are gathered in `gradient`.
         takes_index: True if `training_step` takes the batch's index.
         skips_single_samples: True if a last batch of one sample is left out.
+        has_companions: True if each client predicts with a second model.
         progress: progress of the present local training; None between trainings.
     """
 
     optimizer: ModuleOptimizer
     personal_optimizer: PersonalOptimizer
+    has_companions = False
 
     def __init__(
         self,
@@ -57,7 +61,7 @@ class FlatModule:
         fabric: Fabric,
         hooks: Hooks,
         channels_last: bool,
-        personal: Collection[str] = (),
+        personal: Collection[str] = (),  # names of parameters and buffers
     ) -> None:
         self.module = module
         self.fabric = fabric
@@ -80,30 +84,20 @@ class FlatModule:
         self.personal_leaves = {name: p for name, p in named.items() if name in self._personal_names}
         dtype = common_dtype(named)
         self.layout = Layout.of(trainable, self._channels_last)
-        self.params = self._bind(self.layout, trainable, dtype)
+        self.params = bind(self.layout, trainable, dtype, self.fabric.device)
         self.gradient = torch.zeros(0, dtype=dtype, device=self.fabric.device)
         self.parameters = list(trainable.values())
         self.personal_layout = Layout.of(self.personal_leaves)
-        self.personal = self._bind(self.personal_layout, self.personal_leaves, dtype)
+        self.personal = bind(self.personal_layout, self.personal_leaves, dtype, self.fabric.device)
 
         self._attributes = holders_of(self.module)
         all_buffers = dict(self.module.named_buffers())
         self._buffer_shapes = {name: (buffer.shape, buffer.dtype) for name, buffer in all_buffers.items()}
-        buffers = {name: buffer for name, buffer in all_buffers.items() if buffer.is_floating_point()}
-        self._counter_names = [name for name in all_buffers if name not in buffers]
-        self.buffer_layout = Layout.of(buffers)
-        widest = reduce(torch.promote_types, (buffer.dtype for buffer in buffers.values()), dtype)
-        self.buffers = self._bind(self.buffer_layout, buffers, widest)
-        self._buffer_views = self.buffer_layout.views(self.buffers)
-
-    def _bind(self, layout: Layout, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
-        """Return a flat vector with the values of these tensors; those of its dtype become views of it."""
-        vector = torch.empty(layout.numel, dtype=dtype, device=self.fabric.device)
-        layout.flatten({name: tensor.detach() for name, tensor in tensors.items()}, vector)
-        for name, view in layout.views(vector).items():
-            if tensors[name].dtype == dtype:
-                tensors[name].data = view
-        return vector
+        shared = {name: buffer for name, buffer in all_buffers.items() if name not in self._personal_names}
+        own = {name: buffer for name, buffer in all_buffers.items() if name in self._personal_names}
+        self._shared_buffers = ModuleBuffers(shared, dtype, self.fabric.device, self.buffer)
+        self.personal_buffers = ModuleBuffers(own, dtype, self.fabric.device, self.buffer)
+        self.buffer_layout, self.buffers = self._shared_buffers.layout, self._shared_buffers.vector
 
     @property
     def new_plans(self) -> list[Plan]:
@@ -174,23 +168,39 @@ class FlatModule:
             parameter.grad = None
             parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
         for name, buffer in self.module.named_buffers():
-            if name in self._buffer_views:
+            if name in self._shared_buffers.views or name in self.personal_buffers.views:
                 buffer.data = buffer.data.clone()
 
     def load(self, params: Tensor, buffers: Tensor, counters: Mapping[str, Tensor]) -> None:
         """Load a model into the module: one copy of the parameters, one of the float buffers."""
         self.params.copy_(params)
-        if self._buffer_views:
-            self.buffers.copy_(buffers)
-            for buffer, view in self._replaced_buffers():
-                buffer.copy_(view)
-        for name in self._counter_names:
-            self.buffer(name).copy_(counters[name])
+        self._shared_buffers.load(buffers, counters)
 
     def load_server_model(self, run: Run) -> None:
-        """Load the server's model into the module, with the clients' initial personal parameters."""
+        """Load the server's model into the module, with what clients own at first."""
         self.load(run.params, run.buffers, run.counters)
-        self.personal.copy_(run.personal)
+        self.load_personal(run.personal)
+
+    def load_personal(self, owned: Mapping[str, Tensor]) -> None:
+        """Load what a client owns, the `personal` entries of its state, into the module."""
+        if PERSONAL in owned:
+            self.personal.copy_(owned[PERSONAL])
+        if PERSONAL_BUFFERS in owned:
+            own = self.personal_buffers
+            own.load(owned[PERSONAL_BUFFERS], {name: owned[counter_entry(name)] for name in own.counter_names})
+
+    def read_personal(self) -> State:
+        """Return copies of what the present client owns, as entries of its state; {} if clients own nothing."""
+        owned = {PERSONAL: self.personal.clone()} if self.personal_layout.names else {}
+        return owned | self.read_personal_buffers()
+
+    def read_personal_buffers(self) -> State:
+        """Return copies of the buffers that the present client owns, as entries of its state; {} if it owns none."""
+        own = self.personal_buffers
+        if not own.views and not own.counter_names:
+            return {}
+        counters = {counter_entry(name): counter for name, counter in own.read_counters().items()}
+        return {PERSONAL_BUFFERS: own.read().clone(), **counters}
 
     def agree_on_model(self) -> None:
         """Copy the model of rank 0 to every rank, because an unseeded script initialises it differently in each process."""
@@ -199,47 +209,40 @@ class FlatModule:
                 tensor.copy_(self.fabric.broadcast(tensor))
 
     def read_buffers(self) -> Tensor:
-        """Return the module's float buffers (d_b,), including those that it replaced instead of writing to them."""
-        for buffer, view in self._replaced_buffers():
-            view.copy_(buffer)
-        return self.buffers
-
-    def _replaced_buffers(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield each float buffer that is not a view of `buffers`, with the view of its name."""
-        for name, view in self._buffer_views.items():
-            buffer = self.buffer(name)
-            if buffer.data_ptr() != view.data_ptr():
-                yield buffer, view
+        """Return the module's shared float buffers (d_b,), including those that it replaced instead of writing to them."""
+        return self._shared_buffers.read()
 
     def state_dict(self, run_state: dict[str, Any]) -> dict[str, Tensor]:
         """Return the module's `state_dict` with the server's model in it, while a client's is loaded.
 
         Args:
-            run_state: the server's `params`, `buffers` and `counters`, and `personal`, the clients' initial personal parameters.
+            run_state: the server's `params`, `buffers` and `counters`, and what clients own at first.
         """
-        own = self.personal.clone()
+        own = self.read_personal()
         with self.other_model(run_state["params"], run_state["buffers"], run_state["counters"]):
-            self.personal.copy_(run_state["personal"])
+            self.load_personal(initially_owned(run_state))
             copied = {
                 name: value.detach().clone(memory_format=torch.contiguous_format)
                 for name, value in self.module.state_dict().items()
             }
-        self.personal.copy_(own)
+        self.load_personal(own)
         return copied
 
     @contextmanager
     def other_model(self, params: Tensor, buffers: Tensor, counters: Mapping[str, Tensor]) -> Iterator[None]:
-        """Load another model, as `load` does, and load the present one again at the end."""
+        """Load another model, as `load` does, and load the present one again at the end; personal parameters stay."""
         present = self.params.clone(), self.read_buffers().clone(), self.read_counters()
+        own = self.read_personal_buffers()
         self.load(params, buffers, counters)
         try:
             yield
         finally:
             self.load(*present)
+            self.load_personal(own)
 
     def read_counters(self) -> dict[str, Tensor]:
-        """Return copies of the module's integer buffers, by name."""
-        return {name: self.buffer(name).clone() for name in self._counter_names}
+        """Return copies of the module's shared integer buffers, by name."""
+        return self._shared_buffers.read_counters()
 
     def buffer(self, name: str) -> Tensor:
         """Return the module's current buffer of this name; raise `UserError` if it lost its shape, which is restored."""

@@ -28,7 +28,7 @@ def train_locally(
     """Train the flat module from the received model on one client's samples.
 
     Args:
-        flat_module: holds the module. Its parameters are overwritten; personal parameters start from their present values.
+        flat_module: holds the module. Its parameters are overwritten; what the client owns starts from its present values.
         job: job of the client.
         selection: the client's samples.
         state: the client's state from earlier rounds.
@@ -109,6 +109,8 @@ def rule_step(
     """
     rule, optimizer, unpruned = job.rule, flat_module.optimizer, job.setting.unpruned
     rule.observe(local)
+    if flat_module.personal_leaves and rule.in_phases:
+        _drop_other_gradients(local, flat_module, rule.trains_personal(local))
     treat()
     if rule.own_step and optimizer.decays:
         local.gradient.add_(local.params * optimizer.weight_decay)
@@ -122,6 +124,17 @@ def rule_step(
         flat_module.personal_optimizer.step()
     local.num_steps += 1
     local.sum_learning_rate = local.sum_learning_rate + local.learning_rate
+
+
+def _drop_other_gradients(local: LocalTraining, flat_module: FlatModule, trains_personal: bool) -> None:
+    """Drop the gradients of the parameters that do not train in this phase, so that clipping does not see them."""
+    if not trains_personal:
+        flat_module.personal_optimizer.drop_gradients()
+    elif local.gradient.numel():
+        local.gradient.zero_()
+    else:
+        for parameter in flat_module.parameters:
+            parameter.grad = None
 
 
 def move_schedules(local: LocalTraining, flat_module: FlatModule, num_batches: int) -> None:
@@ -149,10 +162,11 @@ def _start(
     resident: bool,
     num_steps: int | None,
 ) -> tuple[LocalTraining, LocalProgress]:
-    """Load the received model and begin the local training: optimiser, full gradient, `Rule.start`."""
+    """Load the model that the client starts from, and begin the local training: optimiser, full gradient, `Rule.start`."""
     optimizer, schedule, num_samples = flat_module.optimizer, job.schedule, len(selection)
     received, counters, skips = job.received, job.counters, flat_module.skips_single_samples
-    flat_module.load(received["model"], received["buffers"], counters)
+    start = received if job.start is None else job.start
+    flat_module.load(start["model"], start["buffers"], counters)
     flat_module.bind_optimizer()
     optimizer.start_client()
     in_pass = schedule.pass_batches(num_samples, skips)
@@ -162,11 +176,13 @@ def _start(
     local.steps_in_pass = ceil(in_pass / schedule.step_batches(in_pass)) if in_pass else 1
     if Gradients.FULL_AT_RECEIVED in job.rule.reads:
         flat_module.seed(seed)
+        owned = flat_module.read_personal_buffers()
         sizes = schedule.batch_sizes(num_samples, skips)
         local.full_gradient = full_gradient(flat_module, selection.batches(schedule.batch_size), sizes, resident)
         if job.setting.unpruned is not None:
             local.full_gradient.mul_(job.setting.unpruned.factors)
-        flat_module.load(received["model"], received["buffers"], counters)
+        flat_module.load(start["model"], start["buffers"], counters)
+        flat_module.load_personal(owned)
     local.learning_rate = optimizer.learning_rate
     job.rule.start(local)
     flat_module.seed(seed)

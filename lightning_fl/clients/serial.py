@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from lightning_fl.clients.client_job import ClientJob
+from lightning_fl.clients.companion import take_companion, train_companion
 from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.local_training import finish, train_locally
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.slots import Result
 from lightning_fl.state.run_state import CLIENT
-from lightning_fl.vectors.personal import PERSONAL
 
 
 def serial(
@@ -30,15 +30,16 @@ def serial(
     for client in clients:
         flat_module.hooks.call("on_client_download", client)
         state = run.client_state(client, job.rule, job.received["model"])
-        flat_module.personal.copy_(state.pop(PERSONAL, run.personal))
+        companion = take_companion(state)
+        flat_module.load_personal({name: state.pop(name, entry) for name, entry in run.personal.items()})
         order, own = run.torch_seeds(CLIENT, client)
         selection = data.client(client)
         in_pass = schedule.pass_batches(len(selection), flat_module.skips_single_samples)
         num_steps = schedule.steps_done(in_pass, run, client)
         local = train_locally(flat_module, job, selection, state, (order, own), data.train.resident, num_steps)
         message = finish(flat_module, job, local)
-        owned = {PERSONAL: flat_module.personal.clone()} if flat_module.personal_layout.names else {}
-        yield Result(
+        owned = flat_module.read_personal()
+        result = Result(
             client=client,
             message=message,
             weight=float(data.client_sizes[client]),
@@ -49,4 +50,9 @@ def serial(
             num_steps=local.num_steps,
             owned=owned,
         )
+        if job.companion is not None:
+            result.state |= train_companion(
+                flat_module, job, selection, companion, (order, own), data.train.resident, num_steps
+            )
+        yield result
     flat_module.progress = None

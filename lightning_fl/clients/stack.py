@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,9 @@ from torch.utils._pytree import tree_unflatten
 from lightning_fl.clients.client_job import Batch, ClientJob
 from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.module_logs import RowLogs
+from lightning_fl.slots import State
 from lightning_fl.vectors.layout import FlatGradient, Tree
+from lightning_fl.vectors.personal import PERSONAL, PERSONAL_BUFFERS, counter_entry
 
 
 class Stack:
@@ -25,16 +27,17 @@ class Stack:
 
     Attributes:
         params, gradient: parameters and gradients (n, d).
-        personal: personal parameters (n, g); `personal_leaves` are its parts by name, with their gradients.
-        buffers: float buffers (n, d_b), changed in place.
-        counters: integer buffers by name (n, ...), changed in place.
+        owned: what the clients own, as entries of their states (n, ...), changed in place; `personal_leaves` are the parameters
+            in it by name, with their gradients.
+        buffers: shared float buffers (n, d_b), changed in place.
+        counters: shared integer buffers by name (n, ...), changed in place.
     """
 
     def __init__(
         self,
         flat_module: FlatModule,
         params: Tensor,
-        personal: Tensor,
+        owned: State,
         buffers: Tensor,
         counters: Tree,
         gradient: Tensor,
@@ -45,7 +48,7 @@ class Stack:
         Args:
             flat_module: holds the module, whose own tensors do not change.
             params: (n, d).
-            personal: (n, g).
+            owned: (n, ...) by entry of the clients' states.
             buffers: (n, d_b).
             counters: (n, ...) by name.
             gradient: (n, d).
@@ -53,22 +56,25 @@ class Stack:
         """
         self._flat_module = flat_module
         self.params, self.buffers, self.counters, self.gradient = params, buffers, counters, gradient
-        self.personal = personal
-        views = flat_module.personal_layout.views(personal)
+        self.owned, own = owned, flat_module.personal_buffers
+        views = flat_module.personal_layout.views(owned[PERSONAL]) if PERSONAL in owned else {}
         self.personal_leaves = {name: tensor.detach().requires_grad_() for name, tensor in views.items()}
         self._leaves = {
             name: tensor.detach().requires_grad_() for name, tensor in flat_module.layout.views(params).items()
         }
         self._flat_gradient = FlatGradient(flat_module.layout, list(self._leaves.values()), gradient, known)
         self._buffer_views = flat_module.buffer_layout.views(buffers)
+        self._counters = counters
+        if PERSONAL_BUFFERS in owned:
+            self._buffer_views = self._buffer_views | own.layout.views(owned[PERSONAL_BUFFERS])
+            self._counters = counters | {name: owned[counter_entry(name)] for name in own.counter_names}
 
     @classmethod
-    def of(cls, flat_module: FlatModule, job: ClientJob, personal: Tensor) -> Stack:
-        """Return a stack in which every client has the received model and its own personal parameters (n, g)."""
-        num_clients = len(personal)
+    def of(cls, flat_module: FlatModule, job: ClientJob, owned: State, num_clients: int) -> Stack:
+        """Return a stack in which every client has the received model and what it owns, entries (n, ...)."""
         params, buffers = (job.received[name].expand(num_clients, -1).clone() for name in ("model", "buffers"))
         stacked = {name: tensor.expand(num_clients, *tensor.shape).clone() for name, tensor in job.counters.items()}
-        return cls(flat_module, params, personal, buffers, stacked, torch.zeros_like(params))
+        return cls(flat_module, params, owned, buffers, stacked, torch.zeros_like(params))
 
     def restart(self, job: ClientJob) -> None:
         """Reset every client to the received model."""
@@ -78,15 +84,26 @@ class Stack:
             counter.copy_(job.counters[name])
 
     def restarted(self, job: ClientJob) -> Stack:
-        """Return a stack of the same clients at the received model, which shares their personal parameters."""
-        return Stack.of(self._flat_module, job, self.personal)
+        """Return a stack of the same clients at the received model, which shares their parameters, but not their buffers."""
+        owned = {name: x if name == PERSONAL else x.clone() for name, x in self.owned.items()}
+        return Stack.of(self._flat_module, job, owned, len(self.params))
+
+    def keep_owned_buffers(self) -> Callable[[], None]:
+        """Return a function that restores the buffers that the clients own now."""
+        kept = [(x, x.clone()) for name, x in self.owned.items() if name != PERSONAL]
+
+        def restore() -> None:
+            for present, before in kept:
+                present.copy_(before)
+
+        return restore
 
     def first(self, num_clients: int) -> Stack:
         """Return a stack of the first clients only, on the same storage."""
         return Stack(
             self._flat_module,
             self.params[:num_clients],
-            self.personal[:num_clients],
+            {name: entry[:num_clients] for name, entry in self.owned.items()},
             self.buffers[:num_clients],
             {name: tensor[:num_clients] for name, tensor in self.counters.items()},
             self.gradient[:num_clients],
@@ -123,8 +140,8 @@ class Stack:
         # Clients with batches of another size train on copies of their rows.
         index = torch.tensor(rows, device=self.params.device)
         counters = {name: tensor[index] for name, tensor in self.counters.items()}
-        params, personal = self.params[index], self.personal[index]
-        part = Stack(self._flat_module, params, personal, self.buffers[index], counters, torch.zeros_like(params))
+        params, owned = self.params[index], {name: entry[index] for name, entry in self.owned.items()}
+        part = Stack(self._flat_module, params, owned, self.buffers[index], counters, torch.zeros_like(params))
         part.backward(range(len(rows)), batches, factors, logs)
         self.gradient.index_add_(0, index, part.gradient)
         for name, leaf in part.personal_leaves.items():
@@ -135,6 +152,9 @@ class Stack:
         self.buffers.index_copy_(0, index, part.buffers)
         for name, counter in self.counters.items():
             counter.index_copy_(0, index, part.counters[name])
+        for name, entry in self.owned.items():
+            if name != PERSONAL:
+                entry.index_copy_(0, index, part.owned[name])
         return self._flat_gradient.admit(part._flat_gradient.names)
 
     def _losses(self, batches: Sequence[Batch], logs: RowLogs) -> Tensor:
@@ -146,7 +166,7 @@ class Stack:
         tensors = [torch.stack(columns[position]) for position in positions]
         # Copies in the buffers' own dtype: mapped batch normalisation writes to dense tensors only.
         lent = {name: view.to(flat_module.buffer(name).dtype).contiguous() for name, view in self._buffer_views.items()}
-        lent |= self.counters
+        lent |= self._counters
         recorded: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
 
         def train(params: Tree, buffers: Tree, rows: list[Tensor]) -> tuple[Any, list[Tensor], Tree]:
@@ -172,7 +192,7 @@ class Stack:
                 self._leaves | self.personal_leaves, lent, tensors
             )
         for name, value in {**lent, **replaced}.items():
-            home = self._buffer_views[name] if name in self._buffer_views else self.counters[name]
+            home = self._buffer_views[name] if name in self._buffer_views else self._counters[name]
             if value is not home:
                 home.copy_(value.detach())
         for (name, how, named), value in zip(recorded, logged, strict=True):

@@ -26,7 +26,6 @@ from lightning_fl.clients.stack import Stack
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.slots import Gradients, LocalTraining, Message, Result, State
 from lightning_fl.state.run_state import CLIENT
-from lightning_fl.vectors.personal import PERSONAL
 
 
 @dataclass
@@ -63,8 +62,8 @@ def stacked(
     num_steps = {client: schedule.steps_done(in_pass[client], run, client) for client in clients}
 
     def together(client: int) -> int:
-        # A learning rate that changes within the round may depend on the batches in a pass, so a stack needs equal ones.
-        return in_pass[client] if flat_module.optimizer.schedules.moves_within_round else 0
+        # Phases, or a learning rate that changes within the round, depend on the batches in a pass, so a stack needs equal ones.
+        return in_pass[client] if flat_module.optimizer.schedules.moves_within_round or job.rule.in_phases else 0
 
     def length(client: int) -> tuple[int, int, int]:
         return together(client), num_steps[client], in_pass[client]
@@ -171,7 +170,7 @@ def _start(
     """Give every client the received model and begin the local training: optimiser, full gradients, `Rule.start`."""
     optimizer, schedule, skips = flat_module.optimizer, job.schedule, flat_module.skips_single_samples
     state = {name: torch.stack([member.state[name] for member in members]) for name in members[0].state}
-    stack = Stack.of(flat_module, job, state.pop(PERSONAL, flat_module.personal.new_zeros(len(members), 0)))
+    stack = Stack.of(flat_module, job, {name: state.pop(name) for name in job.run.personal}, len(members))
     flat_module.personal_optimizer.bind(stack.personal_leaves)
     optimizer.bind(stack.params, stack.gradient)
     optimizer.start_client()
@@ -185,10 +184,12 @@ def _start(
     seed = members[0].seeds[1]
     if Gradients.FULL_AT_RECEIVED in job.rule.reads:
         flat_module.seed(seed)
+        restore = stack.keep_owned_buffers()
         local.full_gradient = _full_gradients(flat_module, stack, members, schedule, resident)
         if job.setting.unpruned is not None:
             local.full_gradient.mul_(job.setting.unpruned.factors)
         stack.restart(job)
+        restore()
     local.learning_rate = optimizer.learning_rate
     job.rule.start(local)
     flat_module.seed(seed)
@@ -298,7 +299,7 @@ def _finish(flat_module: FlatModule, job: ClientJob, local: LocalTraining, stack
         _Finished(
             message={name: entry[row] for name, entry in message.items()},
             state={name: entry[row].clone() for name, entry in part.state.items()},
-            owned={PERSONAL: stack.personal[start + row].clone()} if stack.personal_leaves else {},
+            owned={name: entry[start + row].clone() for name, entry in stack.owned.items()},
             counters={name: counter[start + row].clone() for name, counter in stack.counters.items()},
             num_steps=part.num_steps,
         )

@@ -35,7 +35,7 @@ def follow(federation: Federation) -> None:
     if not plans:
         return
     require_prunable(federation.algorithm, "a callback")
-    for name in flat_module.personal_leaves:
+    for name in (*flat_module.personal_leaves, *flat_module.personal_buffers.views):
         require(
             all(name not in plan.axes for plan in plans),
             f"pruning would cut {name!r}, which is personal to each client: prune other layers, or do not make it personal.",

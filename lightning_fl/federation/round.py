@@ -83,7 +83,8 @@ class Federation:
         shared = method.share(run.server)
         received = link.broadcast(method.exchange.recipients(cohort.selected, setting), self._model_message() | shared)
 
-        job = ClientJob(method.rule, setting, {"buffers": run.buffers} | received, self.schedule_of_round, run)
+        received = {"buffers": run.buffers} | received
+        job = ClientJob(method.rule, setting, received, self.schedule_of_round, run, companion=method.companion)
         job, clients = method.exchange.before_training(job, cohort.mine, self._train, link)
         intake = Intake(method.aggregator, self.guard, self.flat_module.fabric, initial_loss)
         uploads = method.exchange.collect(self._train(job, clients), link)
@@ -118,6 +119,8 @@ class Federation:
             num_rounds=self.num_rounds,
             momentum=self.flat_module.optimizer.momentum,
             unpruned=run.unpruned,
+            local_epochs=self.schedule.epochs,
+            learning_rate=self.flat_module.optimizer.largest_rate,
         )
 
     @property
@@ -230,12 +233,13 @@ class Federation:
     # -- duration ---------------------------------------------------------------------------------------------------------
 
     def num_batches(self) -> int:
-        """Batches of the next round, over all answering clients that this process trains."""
+        """Batches of the next round, over all answering clients that this process trains, and their companions."""
         schedule, skips, sizes = self.schedule_of_round, self.flat_module.skips_single_samples, self.data.client_sizes
-        return sum(
+        of_clients = (
             schedule.num_batches(int(sizes[client]), skips, self._steps(schedule, client)[0])
             for client in self.cohort.mine
         )
+        return sum(of_clients) * self.algorithm.num_models
 
     def _steps(self, schedule: LocalSchedule, client: int) -> tuple[int, int]:
         """Return the optimiser steps that a client makes in this round, and those that it would make with enough time."""
@@ -256,7 +260,7 @@ class Federation:
         num_samples = schedule.num_samples(most, skips) if most else 0
         macs, at_start = self.network.macs or 0, self.run.macs_at_start or 0
         share = macs / at_start if macs and at_start else 1.0
-        return self.clock.seconds(uplink_bits, downlink_bits, macs * num_samples, share)
+        return self.clock.seconds(uplink_bits, downlink_bits, macs * num_samples * self.algorithm.num_models, share)
 
     # -- between rounds ---------------------------------------------------------------------------------------------------
 

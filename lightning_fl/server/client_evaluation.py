@@ -16,6 +16,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torchmetrics import Metric
 
 from lightning_fl.clients.client_job import ClientJob
+from lightning_fl.clients.companion import COMPANION, client_model
 from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.local_schedule import LocalSchedule
 from lightning_fl.clients.local_training import train_locally
@@ -28,7 +29,6 @@ from lightning_fl.rules import LocalOptimizer
 from lightning_fl.server.evaluation import measure
 from lightning_fl.slots import Setting
 from lightning_fl.state.run_state import EVALUATION, Run
-from lightning_fl.vectors.personal import PERSONAL
 
 
 @dataclass(frozen=True)
@@ -130,9 +130,9 @@ class ClientEvaluator:
     def _evaluate_client(
         self, job: ClientJob, stage: str, client: int, rows: np.ndarray, finetune_lr: float | None
     ) -> ClientResult:
-        flat_module, data, owns = self.flat_module, self.data, bool(self.flat_module.personal_layout.names)
-        kept = self.run.clients.get(client, {}).get(PERSONAL) if owns else None
-        is_newcomer = owns and kept is None
+        flat_module, data, state = self.flat_module, self.data, self.run.clients.get(client, {})
+        owned = {COMPANION} if flat_module.has_companions else flat_module.read_personal().keys()
+        is_newcomer = bool(owned) and not owned & state.keys()
         if not len(rows):
             return ClientResult(client, 0, is_newcomer)
         samples = data.train if stage == "validation" else data.test
@@ -145,19 +145,16 @@ class ClientEvaluator:
             return measure(flat_module, stage, batches, samples.resident, alone=True)
 
         flat_module.load(job.received["model"], job.received["buffers"], job.counters)
-        begun = flat_module.personal.clone()
-        if kept is not None:
-            flat_module.personal.copy_(kept)
-        try:
+        with client_model(flat_module, state):
             metrics, tuned = measured(), {}
             if job.schedule.epochs:
+                start = {"model": flat_module.params.clone(), "buffers": flat_module.read_buffers().clone()}
+                job = replace(job, start=start, initial_counters=flat_module.read_counters())
                 with flat_module.optimizer.schedules.constant(finetune_lr):
                     train_locally(flat_module, job, data.client(client), {}, (order, own), data.train.resident)
                 flat_module.progress = None
                 flat_module.logs.forget()
                 tuned = measured()
-        finally:
-            flat_module.personal.copy_(begun)
         return ClientResult(client, len(rows), is_newcomer, metrics, tuned)
 
 

@@ -21,6 +21,7 @@ from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.communication.ledger import Ledger
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.data.samples.tensor_samples import Selection
+from lightning_fl.errors import require
 from lightning_fl.evaluation_mode import evaluating
 from lightning_fl.processes import gather_objects, share_of
 from lightning_fl.slots import Message
@@ -60,7 +61,14 @@ class ModuleLearner:
         random: np.random.Generator,
     ) -> Message:
         """Train in training mode, with the augmentation of the data, if any; `forward` takes the first part of each batch."""
-        flat_module, adam = self.flat_module, self._adam
+        flat_module = self.flat_module
+        kept = [*flat_module.personal_leaves, *flat_module.personal_buffers.views]
+        require(
+            not kept,
+            f"models are trained before the first round, each as a whole, but clients keep {kept[0] if kept else ''!r}: use a "
+            "method that trains in rounds only, or keep nothing on the clients.",
+        )
+        adam = self._adam
         order, own = (int(seed) for seed in random.integers(2**63, size=2))
         flat_module.load(start["model"], start["buffers"], self.counters)
         flat_module.seed(own)

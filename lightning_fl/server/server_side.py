@@ -40,7 +40,7 @@ class ServerSide:
     Attributes:
         flat_module: module on flat storage, which the clients train too.
         data: the server's samples, and the sizes and classes of the clients' samples.
-        run: holds the random seeds and the initial personal parameters; not changed.
+        run: holds the random seeds and what clients own at first; not changed.
         schedule: length and batches of a client's local training, which also hold for the server.
         setting: facts about the run.
         counters: integer buffers of the module by name, which trainings raise.
@@ -117,7 +117,7 @@ class ServerSide:
         if mask is not None:
             setting = replace(setting, unpruned=Submodel.from_masks(setting.layout, setting.buffer_layout, mask))
         order, own = run.torch_seeds(SERVER)
-        flat_module.personal.copy_(run.personal)
+        flat_module.load_personal(run.personal)
         state, resident = rule.init(received["model"]), self.data.train.resident
         schedule = self.schedule if epochs is None else replace(self.schedule, epochs=epochs, steps=None)
         schedule = schedule.in_round(rule, setting)
@@ -148,7 +148,7 @@ class ServerSide:
                 f"{self.method} needs the accuracy on the server's data: give {name} a validation_step that logs {ACCURACY!r}."
             )
         flat_module.load(params, buffers, self.counters)
-        flat_module.personal.copy_(self.run.personal)
+        flat_module.load_personal(self.run.personal)
         batches = data.train.batches(data.eval_batch_size, data.server_indices[rows])
         logged = measure(flat_module, "validation", batches, data.train.resident)
         accuracy = accuracy_in(logged, self.method, name, self.metric)
@@ -160,7 +160,7 @@ class ServerSide:
         """Return the mean loss of `training_step`, without augmentation."""
         data, flat_module = self.data, self.flat_module
         flat_module.load(params, buffers, self.counters)
-        flat_module.personal.copy_(self.run.personal)
+        flat_module.load_personal(self.run.personal)
         size, count = data.eval_batch_size, len(data.server_indices)
         batches = data.train.batches(size, data.server_indices)
         sizes = [min(size, count - start) for start in range(0, count, size)]

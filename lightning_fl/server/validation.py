@@ -1,4 +1,4 @@
-"""Evaluate the server's model with each client's personal parameters."""
+"""Evaluate the server's model with what each client owns."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import numpy as np
 from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
 
+from lightning_fl.clients.companion import client_model, read_companion
 from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.server.evaluation import are_resident, limited, measure, num_batches
 from lightning_fl.server.macs import count_flops
 from lightning_fl.slots import Setting, State
-from lightning_fl.vectors.personal import PERSONAL
 
 
 @dataclass
@@ -47,7 +47,7 @@ class ModelValidation:
     random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
     def __post_init__(self) -> None:
-        self._common = self.flat_module.personal.clone()
+        self._common = self.flat_module.read_personal()
 
     @property
     def module(self) -> Any:
@@ -57,7 +57,7 @@ class ModelValidation:
     @property
     def owns(self) -> bool:
         """True if clients own parts of the model."""
-        return bool(self.flat_module.personal_layout.names)
+        return bool(self._common) or self.flat_module.has_companions
 
     def clients(self, most: int | None = None) -> list[int]:
         """Return all clients, or `most` of them drawn at random, in ascending order."""
@@ -95,17 +95,17 @@ class ModelValidation:
 
     def _measure(self, client: int | None, batches: Iterable[Any], resident: bool) -> dict[str, float]:
         state = {} if client is None else self.states.get(client, {})
-        self.flat_module.personal.copy_(state.get(PERSONAL, self._common))
-        try:
+        with client_model(self.flat_module, state):
             return measure(self.flat_module, self.stage, batches, resident)
-        finally:
-            self.flat_module.personal.copy_(self._common)
 
     def _batches(self) -> Iterator[Any]:
         return (batch for batch, _, _ in limited(self.loaders, num_batches(self.loaders, self.limit)))
 
 
 def owned_by_clients(flat_module: FlatModule, states: Mapping[int, State]) -> dict[int, State]:
-    """Return each client's personal values that match this module."""
-    own = {client: state[PERSONAL] for client, state in states.items() if PERSONAL in state}
-    return {client: {PERSONAL: x} for client, x in own.items() if x.shape == flat_module.personal.shape}
+    """Return what each client owns, of the clients whose values match this module."""
+    shapes = {name: x.shape for name, x in flat_module.read_personal().items()}
+    if flat_module.has_companions:
+        shapes |= {name: x.shape for name, x in read_companion(flat_module).items()}
+    owned = {k: {name: x for name, x in state.items() if name in shapes} for k, state in states.items()}
+    return {k: own for k, own in owned.items() if own and {name: x.shape for name, x in own.items()} == shapes}

@@ -92,8 +92,15 @@ class Rule(Part):
         """Names of the entries, `model` too, that the uploads of some rounds lack."""
         return frozenset()
 
+    in_phases = False
+    """True if each step is one of the personal parameters alone, or of the others alone; `trains_personal` says which."""
+
     def check(self, setting: Setting) -> None:
         """Raise `UserError` if the rule does not fit the run; called before the first round."""
+
+    def trains_personal(self, local: LocalTraining) -> bool:
+        """True if the next step is one of the personal parameters; called in every step of a rule that trains in phases."""
+        return True
 
     def takes_full_batches(self, setting: Setting) -> bool:
         """True if each step of this round uses the gradient on all samples of the client; the number of steps stays the same."""

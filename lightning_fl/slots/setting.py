@@ -22,6 +22,8 @@ class Setting:
         num_rounds: rounds of the run.
         momentum: ρ of the module's SGD, v ← ρv + g; 0 for other optimisers; None if the SGD has several values of ρ or a
             scheduler changes it.
+        local_epochs: passes of a client over its samples in a round; None if the number of steps is given instead.
+        learning_rate: largest learning rate of the module's optimiser in the present round.
         unpruned: submodel that the pruning mask keeps, all other parameters being 0; None if there is no mask.
     """
 
@@ -33,6 +35,8 @@ class Setting:
     num_rounds: int = 1
     momentum: float | None = 0.0
     unpruned: Submodel | None = None
+    local_epochs: int | None = None
+    learning_rate: float = 0.0
 
     def within(self, submodel: Submodel) -> Setting:
         """Return the setting of a submodel: its layouts, no layers, no mask."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ from lightning_fl.pruning import Plan
 from lightning_fl.slots import Rule, State
 from lightning_fl.state.client_states import ClientStates, ClientStatesOnDisk
 from lightning_fl.state.outcome import Outcome, Proposal
-from lightning_fl.vectors.layout import Layout
-from lightning_fl.vectors.personal import PERSONAL
+from lightning_fl.vectors.layout import NO_LAYOUT, Layout
+from lightning_fl.vectors.personal import PERSONAL, initially_owned
 from lightning_fl.vectors.pruning_map import PruningMap, layout_of
 from lightning_fl.vectors.submodel import Submodel
 
@@ -38,12 +38,12 @@ class Run:
     Attributes:
         seed: seed of the run. Every random draw is a function of it, the round and the client.
         layout: position of each parameter in `params`.
-        buffer_layout: position of each float buffer in `buffers`.
+        buffer_layout: position of each shared float buffer in `buffers`.
         params: trainable parameters (d,).
         buffers: float buffers (d_b,), averaged like parameters.
-        counters: integer buffers by name. They are never sent; the server takes the maximum over clients.
-        personal_layout: position of each personal parameter in a client's vector (g,).
-        personal: personal parameters (g,) of clients that have not yet taken part.
+        counters: shared integer buffers by name. They are never sent; the server takes the maximum over clients.
+        personal_layout, personal_buffer_layout: position of each parameter and float buffer that clients own.
+        personal: what a client owns before it takes part, as entries of its state.
         round: rounds completed, hence the index of the next one.
         num_steps: optimiser steps of all clients, and of the server on samples of its own, so far.
         num_successive_steps: optimiser steps one after the other: of each round those of the client that made the most.
@@ -70,8 +70,9 @@ class Run:
     params: Tensor
     buffers: Tensor
     counters: dict[str, Tensor]
-    personal_layout: Layout = field(default_factory=lambda: Layout((), (), ()))
-    personal: Tensor = field(default_factory=lambda: torch.zeros(0))
+    personal_layout: Layout = NO_LAYOUT
+    personal_buffer_layout: Layout = NO_LAYOUT
+    personal: State = field(default_factory=dict)
     round: int = 0
     num_steps: int = 0
     num_successive_steps: int = 0
@@ -231,8 +232,8 @@ class Run:
                 kept[client] = pruning_map.state(kept[client])
 
     def first_state(self, rule: Rule, received: Tensor) -> State:
-        """Return a client's first state: that of the rule, and the personal parameters if there are any."""
-        return rule.init(received) | ({PERSONAL: self.personal.clone()} if self.personal_layout.names else {})
+        """Return a client's first state: that of the rule, and what the client owns."""
+        return rule.init(received) | {name: entry.clone() for name, entry in self.personal.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Return a snapshot of the state, which later rounds do not change; `as_saved` turns it into plain containers."""
@@ -244,7 +245,8 @@ class Run:
             **layouts,
             **{name: getattr(self, name) for name in SCALARS},
             "channels_last": list(self.layout.channels_last),
-            "personal": self.personal,
+            "personal": self.personal.get(PERSONAL, self.params.new_zeros(0)),
+            "personal_buffers": {name: entry for name, entry in self.personal.items() if name != PERSONAL},
             "params": self.params,
             "buffers": self.buffers,
             "counters": dict(self.counters),
@@ -264,8 +266,7 @@ class Run:
             UserError: the state belongs to another model. The message names the first parameter that differs.
         """
         self._check_fits(state)
-        source = Layout(self.layout.names, self.layout.shapes, tuple(state["channels_last"]))
-        device = self.params.device
+        source, device = replace(self.layout, channels_last=tuple(state["channels_last"])), self.params.device
 
         def relaid(tensors: State, to: torch.device) -> State:
             of_model = self._of_model(tensors, source)
@@ -284,8 +285,7 @@ class Run:
         self.params = self.layout.relay(state["params"], source).to(device, copy=True)
         self.buffers = state["buffers"].to(device, copy=True)
         self.counters = {name: entry.to(device, copy=True) for name, entry in state["counters"].items()}
-        if self.personal_layout.names:
-            self.personal = state["personal"].to(device, copy=True)
+        self.personal = relaid({name: x for name, x in initially_owned(state).items() if name in self.personal}, device)
         self.server = {name: relaid(entry, device) for name, entry in state["server"].items()}
         self.server_memory = relaid(state["server_memory"], device)
         self.ledger.load_state_dict(state["ledger"])
@@ -299,11 +299,12 @@ class Run:
             ("parameter", self.layout, ""),
             ("buffer", self.buffer_layout, "buffer_"),
             ("personal parameter", self.personal_layout, "personal_"),
+            ("personal buffer", self.personal_buffer_layout, "personal_buffer_"),
         )
 
     def _check_fits(self, state: dict[str, Any]) -> None:
         for kind, layout, prefix in self._layouts():
-            # Checkpoints of 0.1 lack the keys of personal parameters, which did not exist then.
+            # Checkpoints of earlier versions lack the keys of what did not exist then.
             names, shapes = state.get(f"{prefix}names", []), state.get(f"{prefix}shapes", [])
             saved = dict(zip(names, map(tuple, shapes), strict=True))
             current = dict(zip(layout.names, layout.shapes, strict=True))

@@ -68,7 +68,7 @@ def assemble(trainer: TrainerInterface) -> Federation:
         ),
         network=network,
         schedule=schedule,
-        clock=trainer.clock.with_work(_growth(trainer.data, data, schedule)),
+        clock=trainer.clock.with_work(_growth(trainer.data, data, schedule) * algorithm.num_models),
         guard=trainer.loss_guard,
         num_rounds=trainer.max_rounds,
         accuracy=trainer.given_metric[0],
@@ -160,7 +160,8 @@ def _new_run(flat_module: FlatModule) -> Run:
         buffers=flat_module.buffers.clone(),
         counters=flat_module.read_counters(),
         personal_layout=flat_module.personal_layout,
-        personal=flat_module.personal.clone(),
+        personal_buffer_layout=flat_module.personal_buffers.layout,
+        personal=flat_module.read_personal(),
     )
 
 
@@ -208,7 +209,9 @@ def build_runner(
     algorithm, run = federation.algorithm, federation.run
     provided = {name: torch.zeros_like(run.params) for name in algorithm.exchange.provides & algorithm.rule.needs}
     received = {"model": run.params, "buffers": run.buffers, **algorithm.share(run.server), **provided}
-    job = ClientJob(algorithm.rule, federation.setting, received, federation.schedule, run)
+    job = ClientJob(
+        algorithm.rule, federation.setting, received, federation.schedule, run, companion=algorithm.companion
+    )
     share = ceil(federation.population.cohort_size / world_size)
     work = _work_of_a_step(federation.network, federation.data)
     return choose_runner(wanted, clients_at_once, federation.flat_module, job, federation.data, work, share)

@@ -285,9 +285,15 @@ def _place(trainer: TrainerInterface, model: LightningModule, datamodule: Federa
     model.to(trainer.fabric.device)
     trainer.fabric.strategy.precision.convert_module(model)
     channels_last = prefers_channels_last(model, trainer.fabric.device)
-    trainer.flat_module = FlatModule(
-        model, trainer.fabric, trainer.hooks, channels_last, trainer.algorithm.personal_parameters(model)
+    personal = [*trainer.algorithm.personal_parameters(model), *trainer.algorithm.personal_buffers(model)]
+    has_companions = trainer.algorithm.companion is not None
+    require(
+        not has_companions or not personal,
+        f"{trainer.algorithm.name}'s clients keep a whole model of their own, so they cannot keep {personal[:1]} of the "
+        "server's, too: use a base method without personal parts.",
     )
+    trainer.flat_module = FlatModule(model, trainer.fabric, trainer.hooks, channels_last, personal)
+    trainer.flat_module.has_companions = has_companions
     datamodule.place(trainer.fabric.device, channels_last)
     if trainer.world_size > 1:
         trainer.flat_module.logs.gather = partial(gather_objects, trainer.fabric)

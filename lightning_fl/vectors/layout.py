@@ -110,6 +110,10 @@ class Layout:
         return vector if source == self else self.flatten(source.views(vector))
 
 
+NO_LAYOUT = Layout((), (), ())
+"""Layout of no tensors."""
+
+
 class FlatGradient:
     """Gradients of a tree's leaves as views of one vector; each leaf joins when it gets its first gradient.
 

@@ -19,9 +19,10 @@ USING_SERVER = [entry.name for entry in catalogue.entries() if entry.uses_server
 BRIEF = {
     "FedDUS": ["--algorithm.tau_eff", "5"],
     "FedKT": ["--algorithm.epochs", "1"],
+    "FedRep": ["--model.network", "lenet5"],  # the one layer of `linear` would stay on the clients
     "PruneFL": ["--algorithm.initial_passes", "2"],
 }
-"""Flags that suit a very short run."""
+"""Flags that suit a very short run of a method."""
 NETWORKS = {entry.name: entry for entry in catalogue.entries() if entry.section == "networks"}
 LATE = ("FedAP", "HRank", "IMC")
 """Methods that use the server's samples only when they prune, many rounds later."""

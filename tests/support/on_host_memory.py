@@ -50,8 +50,9 @@ from lightning_fl.data import Digits, Dirichlet, Federated
 from lightning_fl.modules import ImageClassifier
 
 MakeTrainer = Callable[..., Any]
-each_algorithm = pytest.mark.parametrize("name", ROSTER)
-each_runner = pytest.mark.parametrize("runner", ["serial", "stacked"])
+each_algorithm_and_runner = pytest.mark.parametrize(
+    ("name", "runner"), [(name, runner) for name, entry in ROSTER.items() for runner in entry.runners]
+)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -99,8 +100,7 @@ def test_the_watch_sees_mixed_devices() -> None:
     assert [operation.split()[0] for operation in watching.waits] == ["_local_scalar_dense"]
 
 
-@each_runner
-@each_algorithm
+@each_algorithm_and_runner
 def test_every_algorithm_has_the_answer_of_the_cpu(
     name: str, runner: str, on_accelerator: MakeTrainer, make_trainer: MakeTrainer, watch: host_memory.Watch
 ) -> None:
@@ -114,8 +114,7 @@ def test_every_algorithm_has_the_answer_of_the_cpu(
     np.testing.assert_allclose(numbers(there), numbers(here), rtol=1e-6, atol=1e-6)
 
 
-@each_runner
-@each_algorithm
+@each_algorithm_and_runner
 def test_no_step_waits_for_the_accelerator(name: str, runner: str, on_accelerator: MakeTrainer) -> None:
     """Check that 36 more steps (six of three clients in two rounds) add fewer than 12 waits; sent layers may need a few."""
     entry, waits = ROSTER[name], []

@@ -165,6 +165,89 @@ def fedper(
     return w, heads
 
 
+def fedrep(
+    problem: Problem, w: np.ndarray, own: slice, head_epochs: int, clip: float = np.inf, decay: float = 0.0
+) -> tuple[np.ndarray, dict[int, np.ndarray]]:
+    """Collins et al. 2021, algorithm 1: a client trains its head alone, then the shared body alone."""
+    start, heads = w[own].copy(), dict[int, np.ndarray]()
+    for t in range(problem.rounds):
+        cohort, models = problem.cohort(t), []
+        for k in cohort:
+            y = w.copy()
+            y[own] = heads.get(k, start)
+            for step, batch in enumerate(problem.batches(t, k)):
+                epoch = step // -(-len(problem.x[k]) // problem.batch_size)
+                head = np.zeros(len(y), dtype=bool)
+                head[own] = True
+                phase = head if epoch < head_epochs else ~head
+                g = gradient(y, *batch) * phase
+                g = g * min(1.0, clip / (np.linalg.norm(g) + 1e-6))
+                y = y - problem.learning_rate * (g + decay * y * (phase & ~head))
+            heads[k] = y[own]
+            models.append(y)
+        sizes = [len(problem.x[k]) for k in cohort]
+        w = sum(n * model for n, model in zip(sizes, models, strict=True)) / sum(sizes)
+    return w, heads
+
+
+def ditto(
+    problem: Problem, w: np.ndarray, strength: float, implicit: bool = False
+) -> tuple[np.ndarray, dict[int, np.ndarray]]:
+    """Li et al. 2021, algorithm 1 over FedAvg: v steps on the same minibatches as y, and is pulled to the received w."""
+    models = dict[int, np.ndarray]()
+    for t in range(problem.rounds):
+        eta = problem.learning_rate
+        for k in problem.cohort(t):
+            v = models.get(k, w).copy()
+            for batch in problem.batches(t, k):
+                if implicit:
+                    v = (v - eta * gradient(v, *batch) + eta * strength * w) / (1 + eta * strength)
+                else:
+                    v = v - eta * (gradient(v, *batch) + strength * (v - w))
+            models[k] = v
+        w = average(problem, t, w, sgd)
+    return w, models
+
+
+@dataclass
+class Norm:
+    """Batch normalisation of the inputs (n, 3): scale, shift, running mean and variance, and number of batches."""
+
+    scale: np.ndarray = field(default_factory=lambda: np.ones(3))
+    shift: np.ndarray = field(default_factory=lambda: np.zeros(3))
+    mean: np.ndarray = field(default_factory=lambda: np.zeros(3))
+    var: np.ndarray = field(default_factory=lambda: np.ones(3))
+    batches: int = 0
+
+
+def fedbn(problem: Problem, w: np.ndarray) -> tuple[np.ndarray, dict[int, Norm]]:
+    """Li et al. 2021, algorithm 1: all but the normalisation is averaged, here by samples. A batch of one is left out."""
+    norms = dict[int, Norm]()
+    for t in range(problem.rounds):
+        cohort, models = problem.cohort(t), []
+        for k in cohort:
+            model, norm = w.copy(), replace(norms.get(k, Norm()))
+            for x, y in problem.batches(t, k):
+                if len(x) == 1:
+                    continue
+                z = (x - x.mean(0)) / np.sqrt(x.var(0) + 1e-5)
+                inputs = norm.scale * z + norm.shift
+                error = (output(model, inputs) - y) / len(x)
+                w1, b1, w2, _ = parts(model)
+                d_inputs = ((error @ w2) * (1 - np.tanh(inputs @ w1.T + b1) ** 2)) @ w1
+                model = model - problem.learning_rate * backward(model, inputs, error)
+                norm.scale = norm.scale - problem.learning_rate * (d_inputs * z).sum(0)
+                norm.shift = norm.shift - problem.learning_rate * d_inputs.sum(0)
+                norm.mean = 0.9 * norm.mean + 0.1 * x.mean(0)
+                norm.var = 0.9 * norm.var + 0.1 * x.var(0, ddof=1)
+                norm.batches += 1
+            norms[k] = norm
+            models.append(model)
+        sizes = [len(problem.x[k]) for k in cohort]
+        w = sum(n * model for n, model in zip(sizes, models, strict=True)) / sum(sizes)
+    return w, norms
+
+
 def server_momentum(
     problem: Problem,
     w: np.ndarray,

@@ -17,6 +17,7 @@ from lightning_fl.algorithms import (
     Algorithm,
     DataSharing,
     DeviceM,
+    Ditto,
     EfficientAdam,
     FairnessTop,
     FedAdam,
@@ -24,6 +25,7 @@ from lightning_fl.algorithms import (
     FedAdamTop,
     FedADP,
     FedAvg,
+    FedBN,
     FedDA,
     FedDF,
     FedDU,
@@ -205,6 +207,11 @@ class Entry(NamedTuple):
         return toys.Served(self.num_server, train) if self.num_server else toys.federation(train=train)
 
     @property
+    def runners(self) -> tuple[str, ...]:
+        """Runners that can train the method; companions are trained one after the other."""
+        return ("serial", "stacked") if self.algorithm().companion is None else ("serial",)
+
+    @property
     def num_samples(self) -> int:
         """Number of samples of clients and server."""
         return sum(toys.SIZES) + self.num_server
@@ -213,6 +220,8 @@ class Entry(NamedTuple):
 ROSTER = {
     "FedAvg": Entry(FedAvg, oracle.fedavg),
     "FedProx": Entry(partial(FedProx, mu=0.5), partial(oracle.fedprox, mu=0.5)),
+    "Ditto": Entry(Ditto, oracle.fedavg),  # the server's model is the base method's
+    "FedBN": Entry(FedBN, oracle.fedavg),  # the toy has no norm
     "ServerM": Entry(partial(ServerM, beta=0.6), partial(oracle.server_momentum, beta=0.6)),
     "ServerM-first": Entry(
         partial(ServerM, beta=0.6, momentum_init="first"), partial(oracle.server_momentum, beta=0.6, first=True)

@@ -215,6 +215,11 @@ class ModuleOptimizer:
         return self._per_coordinate("lr")
 
     @property
+    def largest_rate(self) -> float:
+        """Largest present learning rate of all parameter groups."""
+        return max((float(group["lr"]) for group in self.optimizer.param_groups), default=0.0)
+
+    @property
     def decays(self) -> bool:
         """True if any parameter group has weight decay."""
         return any(group["weight_decay"] for group in self.optimizer.param_groups)

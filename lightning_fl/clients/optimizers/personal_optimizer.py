@@ -46,6 +46,10 @@ class PersonalOptimizer:
                     for key, x in earlier.get(whole, {}).items()
                 }
 
+    def drop_gradients(self) -> None:
+        """Let the next step change nothing."""
+        self._twin.zero_grad(set_to_none=True)
+
     def step(self) -> None:
         """Make one step of all tensors that have a gradient."""
         for own, group in zip(self._twin.param_groups, self._source.param_groups, strict=True):

@@ -1,0 +1,53 @@
+"""FedRep: Collins et al., Exploiting Shared Representations for Personalized Federated Learning, ICML 2021 (arXiv:2102.07078).
+
+client k:  (φ, h) ← (w, h_k)                                       h: the personal layers, the head
+           h ← h − η ∇_h F_k(φ, h; minibatch), E_h passes          rule: HeadThenBody
+           φ ← φ − η ∇_φ F_k(φ, h; minibatch), E_b passes
+           h_k ← h;  upload Δ_k = φ − w
+server:    w ← w + Σ_k n_k Δ_k / Σ_k n_k                           aggregator: WeightedMean, step: Apply
+
+A head of g numbers stays off the link. FedPer (Arivazhagan et al., 2019, arXiv:1912.00818), `Algorithm(personal=[…])`, trains
+both together. With E_h = 0 the heads stay at their initial values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from lightning_fl.algorithms.algorithm import Algorithm
+from lightning_fl.errors import require
+from lightning_fl.rules import HeadThenBody
+from lightning_fl.vectors.personal import personal_names
+
+
+class FedRep(Algorithm):
+    """FedAvg of a shared body; every client trains a head of its own first, then the body."""
+
+    def __init__(
+        self, personal: Sequence[str] | None = None, head_epochs: int | None = None, body_epochs: int = 1
+    ) -> None:
+        """Fill the rule slot.
+
+        Args:
+            personal: Names of the head's parameters, or of its parts, that every client keeps; the last layer if not given.
+            head_epochs: Passes E_h ≥ 0 of a round that train the head alone, 10 in the authors' code; all before the last
+                E_b if not given.
+            body_epochs: Passes E_b ≥ 1 at the end that train the body alone; local_epochs is E_h + E_b.
+        """
+        super().__init__(rule=HeadThenBody(head_epochs, body_epochs), personal=personal or ())
+        self._keeps_last_layer = personal is None
+        require(
+            personal is None or bool(personal) or head_epochs == 0,
+            f"FedRep trains a head for head_epochs={head_epochs} epochs, but personal names no layer: name one, or give "
+            "head_epochs=0.",
+        )
+
+    def personal_parameters(self, module: nn.Module) -> list[str]:
+        """Return the names of the head's parameters: those asked for, or the last layer that is trained."""
+        if not self._keeps_last_layer:
+            return super().personal_parameters(module)
+        trained = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+        last = trained[-1].rpartition(".")[0] or trained[-1] if trained else ""
+        return personal_names(module, [last] if last else [])

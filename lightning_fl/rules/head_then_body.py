@@ -1,0 +1,63 @@
+"""FedRep's local rule (Collins et al., Exploiting Shared Representations for Personalized Federated Learning, ICML 2021)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from lightning_fl.checks import check_whole
+from lightning_fl.errors import require
+from lightning_fl.slots import Gradients, LocalTraining, Rule, Setting
+
+
+@dataclass(frozen=True)
+class HeadThenBody(Rule):
+    """Train the personal parameters alone for the first passes, then the others alone, by the module's own optimiser.
+
+    Parameters that wait make no step: neither weight decay nor momentum moves them. Buffers change in all passes.
+
+    Attributes:
+        head_epochs: passes E_h ≥ 0 that train the personal parameters; all passes before the last E_b if None.
+        body_epochs: passes E_b ≥ 1 at the end, which train the others.
+    """
+
+    changeable = frozenset({"head_epochs", "body_epochs"})
+    reads = Gradients.NONE
+    in_phases = True
+    head_epochs: int | None = None
+    body_epochs: int = 1
+
+    def __post_init__(self) -> None:
+        if self.head_epochs is not None:
+            check_whole("head_epochs", self.head_epochs, 0)
+        check_whole("body_epochs", self.body_epochs, 1)
+
+    def check(self, setting: Setting) -> None:
+        """Raise `UserError` unless the local training has as many passes as both phases."""
+        head, body, given = self.head_epochs, self.body_epochs, setting.local_epochs
+        least, open_end = body + (1 if head is None else head), head is None
+        require(
+            given is not None and (given >= least if open_end else given == least),
+            f"a client trains its head for {'one epoch or more' if open_end else f'{head} epochs'} and then the body for {body}, "
+            f"so local_epochs must be {least}{' or more' if open_end else ''}, got "
+            f"{'local_steps instead' if given is None else given}: set --trainer.local_epochs {least}, or other head_epochs and "
+            "body_epochs.",
+        )
+
+    def start(self, local: LocalTraining) -> None:
+        """Count the steps of the first phase; the clients of a stack have equally many."""
+        in_pass = torch.as_tensor(local.steps_in_pass).max().cpu()
+        epochs = self.head_epochs
+        if epochs is None:
+            epochs = (local.setting.local_epochs or 0) - self.body_epochs
+        local.memory["head_steps"] = (epochs * in_pass).view(1)
+
+    def trains_personal(self, local: LocalTraining) -> bool:
+        """True in the first phase."""
+        return local.num_steps < int(local.memory["head_steps"])
+
+    def step(self, local: LocalTraining) -> None:
+        """Take the optimiser's step in the second phase."""
+        if not self.trains_personal(local):
+            local.optimizer_step()
