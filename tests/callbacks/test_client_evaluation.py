@@ -22,7 +22,7 @@ from torchmetrics import MeanMetric, MeanSquaredError, MetricCollection
 from toys import SIZES, Normalised, Perceptron, Sizes, read_rows, samples, vector
 
 from lightning_fl import FederatedTrainer, UserError
-from lightning_fl.algorithms import SCAFFOLD, Algorithm, FedAvg, FedDP
+from lightning_fl.algorithms import SCAFFOLD, Algorithm, Ditto, FedAvg, FedDP, FedRep
 from lightning_fl.callbacks import ClientEvaluation, TargetReached
 from lightning_fl.data import Arrays, Digits, Dirichlet
 from lightning_fl.modules import ImageClassifier
@@ -420,6 +420,30 @@ def test_gates_of_each_client_are_used(make_trainer: MakeTrainer, keeps_files: d
     for name in ("val/loss", "val/accuracy"):
         assert numbers(logged, f"{name}_clients_mean") == pytest.approx(numbers(logged, f"{name}_local"), abs=1e-6)
         assert numbers(logged, f"{name}_clients_mean") != pytest.approx(numbers(logged, f"{name}_dense"), abs=1e-6)
+
+
+@pytest.mark.parametrize("algorithm", [Ditto(), FedRep(head_epochs=1)], ids=lambda algorithm: algorithm.name)
+def test_what_each_client_keeps_is_used(
+    algorithm: Algorithm, make_trainer: MakeTrainer, keeps_files: dict[str, Any], tmp_path: Path
+) -> None:
+    """Compare with the validation of personalised methods, on each client's own samples; then fine-tune, and leave no trace."""
+    weights = []
+    for tuned in (0, 1):
+        data = Digits(num_clients=6, partition=Dirichlet(0.5, min_samples=10), val_fraction=0.2, image_size=28)
+        torch.manual_seed(1)
+        module = ImageClassifier("cnn_mnist", num_classes=10, in_channels=1, image_size=28, learning_rate=0.1)
+        callback = ClientEvaluation(1, finetune_epochs=tuned, finetune_lr=0.01 if tuned else None)
+        trainer = make_trainer(
+            max_rounds=2, callbacks=callback, limit_train_batches=2, local_epochs=2, clients_per_round=4, **keeps_files
+        )
+        trainer.fit(module, data, algorithm)
+        logged = read_rows(tmp_path)[-1]
+        for name in ("val/loss", "val/accuracy"):
+            assert numbers(logged, f"{name}_clients_mean") == pytest.approx(numbers(logged, f"{name}_local"), abs=1e-6)
+        assert float(logged["clients/newcomers"]) == 6 - len(trainer.run.clients)
+        weights.append([trainer.run.params, *(x for state in trainer.run.clients.values() for x in state.values())])
+    for plain, other in zip(*weights, strict=True):
+        assert torch.equal(plain, other)
 
 
 class WithTestParts(Arrays):

@@ -455,7 +455,8 @@ MISTAKES = {
     "null for a number": (["--algorithm", "FedProx", "--algorithm.mu", "null"], ["algorithm.mu", "float", "null"]),
     "null for a count": (["--algorithm", "FedLDF", "--algorithm.n", "null"], ["algorithm.n", "int", "null"]),
     "null for a parameter of the model": (["--model.learning_rate", "null"], ["model.learning_rate", "float", "null"]),
-    "null for a parameter of a base class": (["--data.num_clients", "null"], ["data.num_clients", "int", "null"]),
+    "null for a parameter of a base class": (["--data.batch_size", "null"], ["data.batch_size", "int", "null"]),
+    "null for the clients": (["--data.num_clients", "null"], ["num_clients is null", "only ByGroup", "IID()"]),
     "null for a flag": (["--trainer.max_rounds", "null"], ["trainer.max_rounds", "int", "null"]),
     "null for a group": (["--trainer.loss_guard", "null"], ["trainer.loss_guard", "mapping", "server_steps", "null"]),
     "null for a part of a part": (
