@@ -84,7 +84,7 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
         server_classes: int | None = None,
         server_degree: float | None = None,
         groups: Any = None,
-        server_groups: float = 0.0,
+        server_groups: float | None = None,
         shift: Shift | None = None,
         val_fraction: float = 0.0,
         eval_batch_size: int = 500,
@@ -101,7 +101,7 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
         self.server_classes = server_classes
         self.server_degree = server_degree
         self.groups = np.asarray(groups) if isinstance(groups, (list, tuple)) else groups
-        self.server_groups = server_groups
+        self.server_groups = 0.0 if server_groups is None else server_groups
         self.shift = shift
         self.val_fraction = val_fraction
         self.eval_batch_size = eval_batch_size
