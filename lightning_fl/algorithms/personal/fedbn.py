@@ -64,7 +64,7 @@ class FedBN(Algorithm):
         if not norms:
             rank_zero_warn(
                 f"{type(module).__name__} has no {'' if self.norms == 'all' else 'batch '}norm, so FedBN keeps nothing on the "
-                f"clients and is {self.base.name}"
+                "clients and is its base method"
                 + ("." if self.norms == "all" else "; norms='all' keeps group, layer and instance norms.")
             )
         own = {*self.base.personal_parameters(module), *norms}
