@@ -181,6 +181,7 @@ class ServerSide:
         flat_module = self.flat_module
         if self.setting.unpruned is not None:
             params = params * self.setting.unpruned.factors.to(params.dtype)
+        flat_module.load_personal(self.run.personal)
         tree = flat_module.layout.views(params) | flat_module.buffer_layout.views(buffers) | flat_module.read_counters()
         with evaluating(flat_module.module), flat_module.fabric.autocast():
             flat_module.module.train(training)

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from torchmetrics import MeanMetric
 from toys import BATCH_SIZE, Normalised, Perceptron, Served, Unlabelled, federation, read_rows, samples, vector
 
 from lightning_fl import FederatedTrainer, UserError
-from lightning_fl.algorithms import FedAvg, FedDU, FedDUDA, FedDUS
+from lightning_fl.algorithms import Algorithm, FedAvg, FedDU, FedDUDA, FedDUS
 from lightning_fl.server.server_side import accuracy_in
-from lightning_fl.steps import DynamicServerUpdate
+from lightning_fl.slots import ServerTurn, State
+from lightning_fl.steps import Apply, DynamicServerUpdate
 
 MakeTrainer = Callable[..., FederatedTrainer]
 
@@ -156,6 +158,26 @@ def test_the_accuracy_is_of_the_averaged_model_on_all_server_samples(
     with torch.no_grad():
         right = averaged(torch.tensor(given.server_x).float()).argmax(1).numpy() == given.server_y.argmax(1)
     assert trainer.callback_metrics["feddu/accuracy"] == pytest.approx(right.mean(), abs=1e-6)
+
+
+@dataclass(frozen=True)
+class ReadLogits(Apply):
+    """`Apply` that keeps the server's model's outputs on the server's first two samples, after the clients have trained."""
+
+    found: list[torch.Tensor] = field(default_factory=list)
+
+    def __call__(self, turn: ServerTurn, state: State) -> State:
+        inputs = next(turn.server.inputs(torch.arange(2), batch_size=2))
+        self.found.append(turn.server.logits(turn.params, turn.proposed_buffers, inputs).detach())
+        return super().__call__(turn, state)
+
+
+def test_logits_are_of_the_layers_that_clients_begin_with_not_of_a_clients_own(make_trainer: MakeTrainer) -> None:
+    module, step, data = Perceptron(), ReadLogits(), Served(9)
+    initial = copy.deepcopy(module)
+    make_trainer(max_rounds=1).fit(module, data, Algorithm(personal=["output"], steps=[step]))
+    x = data.train.inputs[torch.as_tensor(data.server_indices[:2])]
+    torch.testing.assert_close(step.found[0], initial(x).detach())
 
 
 def test_server_training_that_is_not_finite_counts_for_nothing(make_trainer: MakeTrainer) -> None:
