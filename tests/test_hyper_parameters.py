@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from dataclasses import is_dataclass
+from importlib.util import find_spec
 from inspect import isabstract
 from math import inf, nan
 from types import ModuleType
@@ -42,6 +43,8 @@ GIVEN: dict[str, dict[str, Any]] = {
     "DatasetSamples": {"dataset": DATA},
     "Federated": {"datamodule": L.LightningDataModule.from_datasets(DATA), "num_clients": 2},
     "ImageFolder": {"root": "."},
+    "HuggingFace": {"path": "."},
+    "Leaf": {"train": ".", "test": ".", "num_clients": 2, "partition": all_data.IID()},
     "Arrays": {"train": DATA.tensors, "test": DATA.tensors},
     "TargetReached": {"target": 0.5},
     "ImageClassifier": {"network": "linear", "in_channels": 1, "image_size": 8},
@@ -54,7 +57,8 @@ def classes() -> Iterator[type]:
     for package in packages:
         for name in package.__all__:
             found = getattr(package, name)
-            if isinstance(found, type) and not isabstract(found) and name not in ("SampleLoader", "Source"):
+            left_out = ("SampleLoader", "Source", *([] if find_spec("datasets") else ["HuggingFace"]))
+            if isinstance(found, type) and not isabstract(found) and name not in left_out:
                 yield found
     yield from (SimulatedClock, LossGuard, ImageClassifier, FederatedTrainer)
 

@@ -33,6 +33,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "FedAdamTop": SHORT | {"alpha": 0.3},
     "FedDF": {"max_steps": 5, "batch_size": 16},
     "FedDP-threshold": {"variant": "threshold"},
+    "FedRep": {"head_epochs": 0},
     "FedDUAP": {"prune_round": 1, "rate_mode": "fixed", "rate": 0.5},
     "FedDUM-two-stage": {"two_stage": True},
     "FedDUMAP": {"prune_round": 1, "rate_mode": "fixed", "rate": 0.3},
@@ -69,6 +70,8 @@ def methods(plan: Plan) -> None:
             label = Row("methods", name, runner)
             if name in NEED_TORCH_PRUNING and find_spec("torch_pruning") is None:
                 plan.add(replace(label, skipped="torch-pruning is not installed"))
+            elif runner == "stacked" and getattr(algorithms, name.partition("-")[0]).companion is not None:
+                plan.add(replace(label, skipped="second models of clients are trained one after the other"))
             else:
                 plan.attempt(label, partial(compare, label, plan, expected))
 

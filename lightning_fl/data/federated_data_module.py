@@ -101,7 +101,7 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
         self.server_classes = server_classes
         self.server_degree = server_degree
         self.groups = np.asarray(groups) if isinstance(groups, (list, tuple)) else groups
-        self.server_groups = 0.0 if server_groups is None else server_groups
+        self.server_groups = server_groups
         self.shift = shift
         self.val_fraction = val_fraction
         self.eval_batch_size = eval_batch_size
@@ -185,11 +185,11 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
         )
         of_clients, of_server = order[:num_pooled], order[num_pooled:]
         check_labels(self.train, self.num_classes, self)
-        groups = needed_groups(self.train, self.groups, self.partition, self.server_groups)
+        groups = needed_groups(self.train, self.groups, self.partition, self.server_groups or 0.0)
         if self.server_groups and groups is not None:
             of_clients, of_server = server_pool(order, groups, self.server_groups, self._rng(GROUPS))
         self._split_clients(of_clients, groups)
-        takes_all = self.server_groups > 0 and self.server_fraction == 0
+        takes_all = bool(self.server_groups) and self.server_fraction == 0
         count = len(of_server) if takes_all else round(self.server_fraction * len(of_clients))
         self.server_indices, self.server_histogram = draw_server(self, of_server, count, self._rng(SERVER))
         if self.shift is not None:

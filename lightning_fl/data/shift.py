@@ -77,7 +77,8 @@ class Rotation(Shift):
     keeps_bytes = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "angles", tuple(self.angles))
+        angles = self.angles if isinstance(self.angles, (tuple, list)) else (self.angles,)
+        object.__setattr__(self, "angles", tuple(angles))
         allowed = len(self.angles) > 0 and all(is_real(angle) and angle % 90 == 0 for angle in self.angles)
         require(allowed, f"angles must be multiples of 90 degrees, such as (0, 90, 180, 270), got {self.angles}.")
 
@@ -100,7 +101,7 @@ class Noise(Shift):
     The noise of a sample is drawn once, and is the same in every pass.
 
     Args:
-        sigma: standard deviation of the last client's noise, at least 0, in the units of the inputs; images are in [0, 1].
+        sigma: standard deviation of the last client's noise, at least 0, in the units of the inputs; images go from 0 to 1.
     """
 
     sigma: float = 0.1

@@ -22,7 +22,7 @@ class SplitSettings(Protocol):
     server_classes: int | None
     server_degree: float | None
     groups: Any
-    server_groups: float
+    server_groups: float | None
     shift: Shift | None
     val_fraction: float
     eval_batch_size: int
@@ -40,7 +40,8 @@ def check_settings(data: SplitSettings) -> None:
     )
     check_between("client_fraction", data.client_fraction, 0, 1, "(]")
     check_between("server_fraction", data.server_fraction, 0, 1, "[)")
-    check_between("server_groups", data.server_groups, 0, 1, "[)")
+    if data.server_groups is not None:
+        check_between("server_groups", data.server_groups, 0, 1, "[)")
     _check_groups(data)
     require(
         data.shift is None or isinstance(data.shift, Shift),
@@ -48,7 +49,7 @@ def check_settings(data: SplitSettings) -> None:
     )
     share, server_fraction = data.client_fraction, data.server_fraction
     require(
-        data.server_groups > 0 or share == 1 or server_fraction * share <= 1 - share + 1e-9,
+        bool(data.server_groups) or share == 1 or server_fraction * share <= 1 - share + 1e-9,
         f"server_fraction={server_fraction} of the clients' share is more than client_fraction={share} "
         f"leaves for the server: lower client_fraction to {1 / (1 + server_fraction):.3g} or less.",
     )
@@ -67,7 +68,7 @@ def check_settings(data: SplitSettings) -> None:
 
 def _check_groups(data: SplitSettings) -> None:
     """Raise `UserError` if settings would cut groups, which a partition keeps whole, or give groups that nothing reads."""
-    partition, share, server_groups = data.partition, data.client_fraction, data.server_groups
+    partition, share, server_groups = data.partition, data.client_fraction, data.server_groups or 0
     require(
         data.num_clients is not None or partition.needs_groups,
         f"num_clients is null, but only ByGroup finds it in the data: give the number of clients for {partition}.",

@@ -244,6 +244,7 @@ def test_too_late_is_told_and_what_cannot_be_pruned_is_refused(make_trainer: Mak
         FedAP(rate_mode="fixed", rate=1.5)
 
 
+@pytest.mark.slow
 def test_two_processes_share_the_asking_and_prune_alike(tmp_path: Path) -> None:
     words = ("--model.network", "lenet5", "--data.image_size", "32")
     method = "FedAP --algorithm.prune_round 1 --algorithm.max_sources 3"

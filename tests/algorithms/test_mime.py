@@ -215,6 +215,7 @@ def test_who_is_out_after_the_first_turn_does_not_train(make_trainer: MakeTraine
     assert trainer.callback_metrics["clients/rejected"] == 1
 
 
+@pytest.mark.slow
 def test_in_two_processes_the_mean_is_that_of_all(tmp_path: Path) -> None:
     words = ("--model.network", "linear")
     method = "DeviceM --algorithm.variant mime"

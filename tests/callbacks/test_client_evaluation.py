@@ -569,6 +569,7 @@ def evaluate_in_processes(folder: str, num_processes: int) -> None:
     assert found["val/loss_clients_mean"] == pytest.approx(float(trainer.callback_metrics["val/loss_clients_mean"]))
 
 
+@pytest.mark.slow
 def test_three_processes_evaluate_as_one(tmp_path: Path) -> None:
     """Test torchmetrics objects, personal parameters and fine-tuning; some process has fewer clients than others."""
     for count in (1, 3):

@@ -297,6 +297,7 @@ def test_resumed_equals_uninterrupted(
         assert equal_states(whole, resumed)
 
 
+@pytest.mark.slow
 def test_two_processes_judge_alike(tmp_path: Path) -> None:
     words = ("--model.network", "linear", "--model.learning_rate", "0.5", "--trainer.local_steps", "3")
     guard = ("--trainer.loss_guard.clients", "2", "--trainer.loss_guard.rounds", "1.1", "--trainer.max_rounds", "4")
