@@ -70,7 +70,7 @@ def methods(plan: Plan) -> None:
             label = Row("methods", name, runner)
             if name in NEED_TORCH_PRUNING and find_spec("torch_pruning") is None:
                 plan.add(replace(label, skipped="torch-pruning is not installed"))
-            elif runner == "stacked" and getattr(algorithms, name.partition("-")[0]).companion is not None:
+            elif runner == "stacked" and made(name).companion is not None:
                 plan.add(replace(label, skipped="second models of clients are trained one after the other"))
             else:
                 plan.attempt(label, partial(compare, label, plan, expected))
@@ -106,6 +106,12 @@ def differences(found: Outcome, expected: Outcome) -> tuple[float, list[str]]:
     return float((found.end - expected.end).norm() / update.norm()), sorted(differing)
 
 
+def made(name: str) -> algorithms.Algorithm:
+    """Return a method with the arguments of its case."""
+    method: algorithms.Algorithm = getattr(algorithms, name.partition("-")[0])(**ARGUMENTS.get(name, {}))
+    return method
+
+
 def two_rounds(name: str, runner: str, device: str) -> Outcome:
     """Run two rounds of a method with a tiny convolutional network, six unequal clients and samples on the server."""
     torch.manual_seed(0)
@@ -125,7 +131,7 @@ def two_rounds(name: str, runner: str, device: str) -> Outcome:
     )
     trainer = quiet_trainer(device, max_rounds=2, clients_per_round=3, local_epochs=1, runner=runner)
     start = _numbers(module)
-    trainer.fit(module, data, getattr(algorithms, name.partition("-")[0])(**ARGUMENTS.get(name, {})), verbose=False)
+    trainer.fit(module, data, made(name), verbose=False)
     if trainer.run.params.device.type != device:
         raise RuntimeError(f"the model was trained on {trainer.run.params.device}, not on {device}")
     return Outcome(start, _numbers(module), {key: float(value) for key, value in trainer.callback_metrics.items()})
