@@ -44,7 +44,7 @@ def offer_names(parser: ArgumentParser) -> None:
 def _offer_parameters(
     parser: ArgumentParser, flag: str, classes: dict[str, type], around: tuple[type, ...] = ()
 ) -> None:
-    """Add flags for the parameters of `classes`; skip a class inside itself, as codecs may be."""
+    """Add flags for the parameters of `classes`; skip a class inside itself, and what is inside the base of a base method."""
     for offered in classes.values():
         if offered in around:
             continue
@@ -55,7 +55,9 @@ def _offer_parameters(
             choices = [*NETWORKS] if name == "network" else [*inner] or choices_of(parameter.annotation)
             options: dict[str, Any] = {"choices": choices} if choices else {}
             parser.add_argument(f"{flag}.{name}", **options)
-            _offer_parameters(parser, f"{flag}.{name}", inner, (*around, offered))
+            enclosing = (*around, offered)
+            if sum(outer in inner.values() for outer in enclosing) < 2:
+                _offer_parameters(parser, f"{flag}.{name}", inner, enclosing)
 
 
 def flags_of(other: ArgumentParser) -> LightningArgumentParser:
