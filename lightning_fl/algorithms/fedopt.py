@@ -68,44 +68,38 @@ class ServerAdagrad(Algorithm):
 
 
 class AdaptiveServer(Algorithm):
-    """Base class of ServerAdam and ServerYogi.
+    """Base class of ServerAdam and ServerYogi, which name the step."""
 
-    Args:
-        learning_rate: Learning rate η > 0 of the server, to be tuned. A step is about η in every coordinate.
-        beta1: Decay β₁ of the first moment, in [0, 1).
-        beta2: Decay β₂ of the second moment, in [0, 1).
-        tau: τ > 0, outside the root. A smaller one makes the step more adaptive.
-        weighting: Average by `samples`, or with `uniform` weights.
-    """
+    step_class: type[Adam] | type[Yogi]
+
+    def __init__(
+        self,
+        learning_rate: float = 0.01,
+        beta1: float = 0.9,
+        beta2: float = 0.99,
+        tau: float = 1e-3,
+        weighting: Weighting = "samples",
+    ) -> None:
+        """Fill the aggregator and step slots.
+
+        Args:
+            learning_rate: Learning rate η > 0 of the server, to be tuned. A step is about η in every coordinate.
+            beta1: Decay β₁ of the first moment, in [0, 1).
+            beta2: Decay β₂ of the second moment, in [0, 1).
+            tau: τ > 0, outside the root. A smaller one makes the step more adaptive.
+            weighting: Average by `samples`, or with `uniform` weights.
+        """
+        step = self.step_class(beta1, beta2, learning_rate, tau)
+        super().__init__(aggregator=WeightedMean(weighting), steps=(Apply(), step))
 
 
 class ServerAdam(AdaptiveServer):
     """Adam on the server: the FedAdam of Reddi et al."""
 
-    def __init__(
-        self,
-        learning_rate: float = 0.01,
-        beta1: float = 0.9,
-        beta2: float = 0.99,
-        tau: float = 1e-3,
-        weighting: Weighting = "samples",
-    ) -> None:
-        """Fill the aggregator and step slots."""
-        step = Adam(beta1, beta2, learning_rate, tau)
-        super().__init__(aggregator=WeightedMean(weighting), steps=(Apply(), step))
+    step_class = Adam
 
 
 class ServerYogi(AdaptiveServer):
     """Yogi on the server: FedYogi."""
 
-    def __init__(
-        self,
-        learning_rate: float = 0.01,
-        beta1: float = 0.9,
-        beta2: float = 0.99,
-        tau: float = 1e-3,
-        weighting: Weighting = "samples",
-    ) -> None:
-        """Fill the aggregator and step slots."""
-        step = Yogi(beta1, beta2, learning_rate, tau)
-        super().__init__(aggregator=WeightedMean(weighting), steps=(Apply(), step))
+    step_class = Yogi

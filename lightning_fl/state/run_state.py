@@ -97,8 +97,7 @@ class Run:
 
     def torch_seeds(self, purpose: int, client: int = 0, count: int = 2, in_round: int | None = None) -> list[int]:
         """Return seeds for torch generators, which depend on the same numbers as `random`."""
-        round_index = self.round if in_round is None else in_round
-        sequence = np.random.SeedSequence([self.seed, round_index, purpose, client])
+        sequence = np.random.SeedSequence([self.seed, self.round if in_round is None else in_round, purpose, client])
         return [int(word) for word in sequence.generate_state(count, np.uint64) >> np.uint64(1)]
 
     def finish_setup(

@@ -36,7 +36,6 @@ from lightning_fl.trainer.lightning_parts import StrategyView
 STOCK: Any = Trainer
 """Lightning's trainer, whose properties serve here where they read only attributes that both trainers have."""
 
-
 ABSENT = {
     "test_loop": "a federation tests without a loop object: use trainer.num_test_batches and trainer.test_dataloaders",
     "validate_loop": "a federation validates without a loop object: use trainer.num_val_batches and trainer.val_dataloaders",
@@ -69,8 +68,7 @@ class TrainerInterface(TrainerFlags, ABC):
         flat_module: the module on its flat storage; None outside a session.
         hooks: calls the hooks of callbacks and module.
         num_rounds: rounds after which the run ends: `max_rounds`, or one if clients take part in none.
-        round_batches: batches of the current round that this process trains; before the first round, those of one pass of the
-            client with the most samples.
+        round_batches: batches of this process in the current round; before the first, those of a pass of the largest client.
         val_dataloaders, test_dataloaders, predict_dataloaders: as the datamodule returns them; None until they are loaded.
         evaluated: facts about the run of the model that is validated or tested.
         learning_rates: state of the module's schedulers after the last fit; None before it.
