@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from inspect import signature
 
 from lightning.pytorch import Callback
-from torch import nn
+from torch import Tensor, nn
 
 from lightning_fl.aggregators import WeightedMean
 from lightning_fl.algorithms.fitting import Slots, misfits
@@ -116,6 +116,11 @@ class Algorithm(Remembering):
         for key, step in zip(self.step_names(), self.steps, strict=True):
             message.update(step.share(states[key]))
         return message
+
+    def encoded(self, states: dict[str, State]) -> dict[str, Tensor]:
+        """Return the bits of the shared entries that the steps have encoded themselves, by name; see `Step.encoded`."""
+        keyed = zip(self.step_names(), self.steps, strict=True)
+        return {name: bits for key, step in keyed for name, bits in step.encoded(states[key]).items()}
 
     def personal_parameters(self, module: nn.Module) -> list[str]:
         """Return the names of the personal parameters, which each client trains and keeps and never sends."""

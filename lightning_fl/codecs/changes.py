@@ -20,7 +20,7 @@ class Changes(Codec):
     clients keep the last broadcast and overwrite u positions. As each broadcast builds on the last, each goes to all clients.
     """
 
-    needs_every_client = True
+    needs_every_client = is_unbiased = contracts = is_idempotent = True
 
     def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
         """Encode values (u,) under each vector's name and their positions, or whole vectors; memory: the last broadcast."""

@@ -14,6 +14,8 @@ from lightning_fl.vectors.bit_packing import pack, unpack
 class Dense(Codec):
     """Send each vector whole, 32 bits per number in float32, and masks (bools of the kind `mask`) at one bit each."""
 
+    is_unbiased = contracts = is_idempotent = True
+
     def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
         """Encode each vector, bits = its numbers × the width of its dtype; only masks are copied."""
         return {name: _packed(name, vector) for name, vector in message.items()}, {}

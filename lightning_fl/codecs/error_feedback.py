@@ -22,6 +22,7 @@ class ErrorFeedback(Codec):
     """
 
     has_error_feedback = True
+    needs_error_feedback = is_unbiased = is_idempotent = False
     codec: Codec
 
     def __post_init__(self) -> None:
@@ -29,6 +30,11 @@ class ErrorFeedback(Codec):
         require(
             not self.codec.has_error_feedback,
             f"ErrorFeedback around {inner} would add what was lost twice: give one of them alone.",
+        )
+        require(
+            self.codec.contracts or not self.codec.is_unbiased,
+            f"ErrorFeedback around {inner} would add up errors that may be larger than the messages: {inner} is unbiased as it "
+            "is, and needs none.",
         )
 
     def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:

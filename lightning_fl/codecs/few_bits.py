@@ -90,6 +90,7 @@ class OneBit(FewBits):
     """
 
     deltas_only = True  # signs are too coarse for a whole model
+    is_idempotent = True
     scale: Literal["l2", "l1"] = "l2"
     groups: Groups = "tensor"
     names: tuple[str, ...] = ()
@@ -98,6 +99,11 @@ class OneBit(FewBits):
     def __post_init__(self) -> None:
         check_choice("scale", self.scale, ("l1", "l2"))
         check_choice("groups", self.groups, get_args(Groups))
+
+    @property
+    def contracts(self) -> bool:
+        """True for `l1`."""
+        return self.scale == "l1"
 
     def is_lossy_for(self, name: str) -> bool:
         """True for the entries that it encodes."""
@@ -131,6 +137,7 @@ class Quantiser(FewBits):
         groups: numbers that share a scale: each `tensor` of the model, or `global`.
     """
 
+    contracts = is_idempotent = True
     levels: Literal["log", "uniform"] = "log"
     bits: int = 3
     groups: Groups = "tensor"

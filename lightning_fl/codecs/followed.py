@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State, compressible, kind_of
+from lightning_fl.slots import KINDS, Codec, Message, Packed, Payload, Setting, State, compressible, kind_of
 
-BESIDE = "/beside/"
+BESIDE, ENCODED = "/beside/", "/encoded"
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Followed(Codec):
     step themselves, so each broadcast goes to all of them. Buffers are always sent whole.
 
     Attributes:
-        codec: codec of the carrier; it must decode exactly to what a step has already encoded and decoded once.
+        codec: codec of the carrier, the same as of the step that has encoded it.
         carrier: name of the entry that contains the server's step: `model/change` of the step `Compress`, `moments/momentum`
             of `WarmedUpMoments`.
     """
@@ -37,7 +37,10 @@ class Followed(Codec):
     def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
         """Encode the carrier, and add the model and its moments at no cost."""
         payload: Payload = {}
-        if self.carrier in message:
+        if self.carrier in setting.encoded:  # encoding it again would draw, and lose, anew
+            bits = dict(zip(KINDS, setting.encoded[self.carrier].tolist(), strict=True))
+            payload = {f"{kind}{ENCODED}": Packed(message[self.carrier], count) for kind, count in bits.items()}
+        elif self.carrier in message:  # from a checkpoint of 0.2, whose steps kept no bits
             payload, _ = self.codec.encode({self.carrier: message[self.carrier]}, {}, setting)
         for name, entry in message.items():
             if name != self.carrier:
@@ -49,4 +52,6 @@ class Followed(Codec):
         """Decode the carrier, and return the rest as it is."""
         message = {name.partition(BESIDE)[2]: packed.content for name, packed in payload.items() if BESIDE in name}
         encoded = {name: packed for name, packed in payload.items() if BESIDE not in name}
+        for name in [name for name in encoded if name.endswith(ENCODED)]:
+            message[self.carrier] = encoded.pop(name).content
         return {**message, **(self.codec.decode(encoded, setting) if encoded else {})}

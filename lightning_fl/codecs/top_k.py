@@ -41,6 +41,7 @@ class Sparse(Codec):
         index_bits: count ⌈log2 d⌉ bits per index, as encoded (`ceil`), or log2 d, as in the paper (`exact`).
     """
 
+    contracts = is_idempotent = True
     alpha: float = 0.05
     index_bits: IndexBits = field(default="ceil", kw_only=True)
 

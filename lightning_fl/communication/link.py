@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -12,7 +14,7 @@ from torch import Tensor
 
 from lightning_fl.codecs import Dense
 from lightning_fl.communication.ledger import Direction, Ledger
-from lightning_fl.slots import Codec, Message, Setting, State, Upload
+from lightning_fl.slots import Codec, Draw, Message, Setting, State, Upload
 from lightning_fl.vectors.submodel import Submodel
 
 
@@ -70,6 +72,7 @@ class Link:
         self.random = random
         self.mean = mean
         self._pending: dict[int, State] = {}
+        self._num_sent: Counter[tuple[Direction, int]] = Counter()
 
     @property
     def client_bits(self) -> dict[str, dict[str, int]]:
@@ -96,7 +99,7 @@ class Link:
 
     def send_down(self, client: int, message: Message) -> Message:
         """Send a message to one client, through the downlink codec; returns what the client receives."""
-        return self._send("down", self.downlink, message, {}, self.setting.unpruned)[0]
+        return self._send("down", self.downlink, message, {}, self.setting.unpruned, party=client)[0]
 
     def send_to_all(self, clients: Sequence[int], message: Message) -> None:
         """Send the same message to each of some clients, uncompressed."""
@@ -108,7 +111,7 @@ class Link:
         unpruned = self.setting.unpruned
         if submodel is not None:
             submodel = submodel.intersect(unpruned, self.setting.layout, self.setting.buffer_layout)
-        seen, memory = self._send("up", self.uplink, message, memory, submodel or unpruned)
+        seen, memory = self._send("up", self.uplink, message, memory, submodel or unpruned, party=client)
         if memory:
             self._pending[client] = memory
         return seen
@@ -126,14 +129,17 @@ class Link:
         memory: State,
         submodel: Submodel | None,
         recipients: int = 1,
+        party: int | None = None,
         follow: bool = False,
     ) -> tuple[Message, State]:
         """Encode, count and decode a message; returns the decoded message and the sender's new memory.
 
         Only the coordinates of the submodel are sent; all others arrive as 0. The memory stays as it is if the codec has
-        nothing to encode. With `follow` the recipients must have received the earlier broadcasts.
+        nothing to encode. `party` is the client at the other end; None if the message goes to several. With `follow` the
+        recipients must have received the earlier broadcasts.
         """
-        setting, shorter, known = self.setting, message, memory
+        shorter, known = message, memory
+        setting = replace(self.setting, draw=self._draw(direction, party))
         if submodel is not None:
             setting, shorter, known = setting.within(submodel), submodel.gather(message), submodel.gather(memory)
         exact = {name: entry for name, entry in shorter.items() if not codec.applies_to(name)}
@@ -153,6 +159,13 @@ class Link:
         # A vector without sent coordinates is an expanded 0, which takes no storage.
         nothing = {name: entry.new_zeros(1).expand_as(entry) for name, entry in message.items() if name not in arrived}
         return {**nothing, **submodel.scatter(arrived, {})}, submodel.scatter(new, memory)
+
+    def _draw(self, direction: Direction, client: int | None) -> Draw:
+        """Return the source of the random draws of the next message."""
+        party = self.setting.num_clients if client is None else client
+        turn = self._num_sent[direction, party]
+        self._num_sent[direction, party] += 1
+        return replace(self.setting.draw, party=party, direction=direction, turn=turn)
 
     def commit(self, client: int) -> State:
         """Return a client's new codec memory, {} for none; called once the server has accepted the upload."""

@@ -30,9 +30,9 @@ from lightning_fl.pruning import Plan
 from lightning_fl.server.network import Network
 from lightning_fl.server.pretraining import ModuleLearner
 from lightning_fl.server.server_side import ServerSide
-from lightning_fl.slots import Message, PruningTurn, Result, ServerTurn, Setting, SetupTurn
+from lightning_fl.slots import Draw, Message, PruningTurn, Result, ServerTurn, Setting, SetupTurn
 from lightning_fl.state.outcome import Outcome, Proposal
-from lightning_fl.state.run_state import EXCHANGE, SETUP, Run
+from lightning_fl.state.run_state import CODEC, EXCHANGE, SETUP, Run
 
 
 @dataclass
@@ -121,6 +121,9 @@ class Federation:
             unpruned=run.unpruned,
             local_epochs=self.schedule.epochs,
             learning_rate=self.flat_module.optimizer.largest_rate,
+            dtype=run.params.dtype,
+            draw=Draw((run.seed, run.round, CODEC), self.data.num_clients),
+            encoded=self.algorithm.encoded(run.server),
         )
 
     @property

@@ -29,7 +29,7 @@ from lightning_fl.slots.part import Part
 from lightning_fl.slots.pruning_turn import PruningTurn
 from lightning_fl.slots.rule import Gradients, LocalTraining, Rule
 from lightning_fl.slots.server import Learner, Server, ServerModel, ServerSamples, ServerTraining
-from lightning_fl.slots.setting import Setting
+from lightning_fl.slots.setting import Draw, Setting
 from lightning_fl.slots.step import Step
 from lightning_fl.slots.turns import ServerTurn, SetupTurn
 from lightning_fl.slots.validation import Validation
@@ -43,6 +43,7 @@ __all__ = [
     "Aggregator",
     "Channel",
     "Codec",
+    "Draw",
     "Exchange",
     "Gradients",
     "Job",

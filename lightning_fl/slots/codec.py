@@ -5,8 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
+from lightning_fl.outputs.units import KINDS
 from lightning_fl.slots.message import Message, State, kind_of
 from lightning_fl.slots.part import Part
 from lightning_fl.slots.setting import Setting
@@ -50,6 +52,26 @@ class Codec(Part, ABC):
     @property
     def has_error_feedback(self) -> bool:
         """True if it adds what it lost to the next message, so that another error feedback would add it twice."""
+        return False
+
+    @property
+    def needs_error_feedback(self) -> bool:
+        """True if what one message loses must be added to the next, as most of it would be lost for good."""
+        return False
+
+    @property
+    def is_unbiased(self) -> bool:
+        """True if E C(x) = x over its random draws."""
+        return False
+
+    @property
+    def contracts(self) -> bool:
+        """True if E‖C(x) − x‖² ≤ (1 − δ)‖x‖² with δ > 0, so that what error feedback keeps stays bounded."""
+        return False
+
+    @property
+    def is_idempotent(self) -> bool:
+        """True if C(C(x)) = C(x), bit for bit."""
         return False
 
     @property
@@ -100,7 +122,7 @@ class Codec(Part, ABC):
         return self.decode(payload, setting)
 
 
-def through(codec: Codec, message: Message, setting: Setting) -> Message:
+def through(codec: Codec, message: Message, setting: Setting) -> tuple[Message, Tensor]:
     """Encode and decode a message of the server, without codec memory.
 
     Args:
@@ -110,12 +132,14 @@ def through(codec: Codec, message: Message, setting: Setting) -> Message:
             result.
 
     Returns:
-        The decoded message, with the shapes of `message`.
+        The decoded message, with the shapes of `message`, and the bits of the payload, int64, one number for each of `KINDS`.
     """
     unpruned = setting.unpruned
-    if unpruned is None:
-        payload, _ = codec.encode(message, {}, setting)
-        return codec.decode(payload, setting)
-    smaller = setting.within(unpruned)
-    payload, _ = codec.encode(unpruned.gather(message), {}, smaller)
-    return unpruned.scatter(codec.decode(payload, smaller), {})
+    if unpruned is not None:
+        setting, message = setting.within(unpruned), unpruned.gather(message)
+    payload, _ = codec.encode(message, {}, setting)
+    arrived = codec.decode(payload, setting)
+    bits = dict.fromkeys(KINDS, 0)
+    for name, packed in payload.items():
+        bits[kind_of(name)] += packed.bits
+    return arrived if unpruned is None else unpruned.scatter(arrived, {}), torch.tensor([*bits.values()])

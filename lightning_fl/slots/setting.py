@@ -2,11 +2,52 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+from zlib import crc32
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from lightning_fl.vectors.layer_groups import Group
 from lightning_fl.vectors.layout import Layout
 from lightning_fl.vectors.submodel import Submodel
+
+DIRECTIONS = ("up", "down", "step")
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Source of the random draws of one message, the same in every process, runner and resumed run, and on both sides.
+
+    Attributes:
+        purpose: numbers that all messages of a round share: seed of the run, round, purpose.
+        party: client that sends or receives the message; N if the server sends it to all.
+        direction: `up`, `down`, or `step` for what a step of the server encodes.
+        turn: earlier messages of the party in this direction and round.
+    """
+
+    purpose: tuple[int, ...] = (0, 0, 0)
+    party: int = 0
+    direction: Literal["up", "down", "step"] = "step"
+    turn: int = 0
+
+    def seed(self, name: str, common: bool = False) -> int:
+        """Return a seed of 64 bits for an entry of the message, in [0, 2^63).
+
+        Args:
+            name: name of the entry.
+            common: return the same seed to all parties.
+        """
+        party = () if common else (self.party,)
+        entropy = [*self.purpose, *party, DIRECTIONS.index(self.direction), self.turn, crc32(name.encode())]
+        return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+    def generator(self, name: str) -> torch.Generator:
+        """Return a new generator for an entry of the message, on the CPU, so that all devices draw the same numbers."""
+        return torch.Generator().manual_seed(self.seed(name))
 
 
 @dataclass(frozen=True)
@@ -24,6 +65,9 @@ class Setting:
             scheduler changes it.
         local_epochs: passes of a client over its samples in a round; None if the number of steps is given instead.
         learning_rate: largest learning rate of the module's optimiser in the present round.
+        dtype: dtype of the model.
+        draw: source of the random draws of the message at hand.
+        encoded: bits of the broadcast's entries that a step has encoded already, by name; see `Step.encoded`.
         unpruned: submodel that the pruning mask keeps, all other parameters being 0; None if there is no mask.
     """
 
@@ -37,6 +81,9 @@ class Setting:
     unpruned: Submodel | None = None
     local_epochs: int | None = None
     learning_rate: float = 0.0
+    dtype: torch.dtype = torch.float32
+    draw: Draw = Draw()
+    encoded: Mapping[str, Tensor] = field(default_factory=dict)
 
     def within(self, submodel: Submodel) -> Setting:
         """Return the setting of a submodel: its layouts, no layers, no mask."""

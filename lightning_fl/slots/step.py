@@ -73,6 +73,10 @@ class Step(Part, ABC):
         """Return the entries that the broadcast contains besides the model; called at the start of each round."""
         return {}
 
+    def encoded(self, state: State) -> dict[str, Tensor]:
+        """Return the bits of the entries of `share` that the step has encoded itself, by name, as `through` returned them."""
+        return {}
+
     @abstractmethod
     def __call__(self, turn: ServerTurn, state: State) -> State:
         """Take the step: replace `turn.proposal` and return the step's new state.

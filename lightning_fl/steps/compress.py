@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from lightning_fl.errors import require
 from lightning_fl.slots import PROPOSAL, Codec, Message, ServerTurn, State, Step, through
 
-CHANGE = "model/change"
+CHANGE, BITS = "model/change", "scalars/bits"
 
 
 @dataclass(frozen=True)
@@ -19,12 +21,14 @@ class Compress(Step):
 
     Attributes:
         codec: C, a lossy codec, the same as inside the downlink.
+        feedback: add e, which is 0 otherwise; if not given, add it unless C is unbiased and does not contract.
     """
 
     needs = uses = frozenset({PROPOSAL})
     provides = frozenset({CHANGE})
     changes_model = False
     codec: Codec
+    feedback: bool | None = None
 
     def __post_init__(self) -> None:
         missing = self.codec.needs - {CHANGE}
@@ -36,6 +40,21 @@ class Compress(Step):
             not self.codec.has_error_feedback,
             f"Compress has error feedback of its own: give it the codec inside {type(self.codec).__name__}.",
         )
+        inner = type(self.codec).__name__
+        require(
+            not self.feedback or self.codec.contracts or not self.codec.is_unbiased,
+            f"Compress({inner}, feedback=True) would add up errors that may be larger than the changes: {inner} is unbiased "
+            "as it is, so leave feedback=True out.",
+        )
+        require(
+            self.feedback is not False or not self.codec.needs_error_feedback,
+            f"Compress({inner}) needs error feedback: leave feedback=False out.",
+        )
+
+    @property
+    def adds_error(self) -> bool:
+        """True if what one round loses is added to the next."""
+        return self.feedback if self.feedback is not None else self.codec.contracts or not self.codec.is_unbiased
 
     def change_entry(self) -> tuple[str, Codec]:
         """Return the name of the change, and its codec."""
@@ -45,11 +64,17 @@ class Compress(Step):
         """Return C(y) of the last round, from the second round on."""
         return {CHANGE: state["change"]} if "change" in state else {}
 
+    def encoded(self, state: State) -> dict[str, Tensor]:
+        """Return the bits of C(y)."""
+        return {CHANGE: state[BITS]} if BITS in state else {}
+
     def __call__(self, turn: ServerTurn, state: State) -> State:
         """Replace the proposal by w + C(y)."""
         wanted = turn.proposal - turn.params
         if "error" in state:
             wanted = wanted + state["error"]
-        change = through(self.codec, {CHANGE: wanted}, turn.setting)[CHANGE]
+        arrived, bits = through(self.codec, {CHANGE: wanted}, turn.setting)
+        change = arrived[CHANGE]
         turn.proposal = turn.params + change
-        return {"change": change, "error": wanted - change}
+        error = {"error": wanted - change} if self.adds_error else {}
+        return {"change": change, BITS: bits, **error}

@@ -12,7 +12,7 @@ from torch import Tensor
 from lightning_fl.checks import check_positive, check_rounds
 from lightning_fl.slots import Codec, Message, ServerTurn, State, Step, through
 
-MOMENTUM = "moments/momentum"
+MOMENTUM, BITS = "moments/momentum", "scalars/bits"
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,10 @@ class WarmedUpMoments(Step):
         name = MOMENTUM if "error" in state else "moments/first"
         return {name: state["first"], "moments/second": state["second"]}
 
+    def encoded(self, state: State) -> dict[str, Tensor]:
+        """Return the bits of an M from the codec."""
+        return {MOMENTUM: state[BITS]} if BITS in state else {}
+
     def __call__(self, turn: ServerTurn, state: State) -> State:
         """Take the step of the warm-up, or of the phase after it."""
         if "buffers" in turn.merged:
@@ -71,10 +75,11 @@ class WarmedUpMoments(Step):
         wanted = turn.merged[MOMENTUM]
         if "error" in state:
             wanted = wanted + state["error"]
-        first = through(self.codec, {MOMENTUM: wanted}, turn.setting)[MOMENTUM]
+        arrived, bits = through(self.codec, {MOMENTUM: wanted}, turn.setting)
+        first = arrived[MOMENTUM]
         second = state["second"]
         scale = (second + self.epsilon).rsqrt()
         if self.momentum_mask:
             scale *= second > 0
         turn.proposal = turn.params - turn.merged["scalars/learning_rate"] * first * scale
-        return {"first": first, "second": second, "error": wanted - first}
+        return {"first": first, "second": second, "error": wanted - first, BITS: bits}
