@@ -81,7 +81,7 @@ class Claim:
             said = ", ".join(f"{name} in {n} of {len(pairs)}" for name, n in missing.items() if n)
             return Verdict(f"{no}: the target was not reached by {said}", len(pairs))
         effects = [log(a / b) if self.is_ratio else a - b for a, b in known]
-        low, high = _interval(effects)
+        low, high = student_interval(effects)
         border = self.margin if falls else 0 - self.margin  # not -0
         if self.paper is None:
             paper = -inf if self.is_ratio or falls else inf
@@ -169,7 +169,7 @@ def claims_table(claims: Sequence[Claim], verdicts: Sequence[Verdict]) -> Table:
     return Table(["claim", "compared", "verdict", "paper", "here", "95 % interval", "seeds"], rows, num_texts=3)
 
 
-def _interval(values: Sequence[float]) -> tuple[float, float]:
+def student_interval(values: Sequence[float]) -> tuple[float, float]:
     """Return the 95 % interval of the mean by Student's t; infinite for one value."""
     if len(values) < 2:
         return -inf, inf

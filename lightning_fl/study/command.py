@@ -11,11 +11,14 @@ from pathlib import Path
 from lightning_fl.checks import check_whole
 from lightning_fl.errors import CommandParser
 from lightning_fl.outputs.run_folder import require_writable
+from lightning_fl.outputs.units import in_bytes
 from lightning_fl.report import report
 from lightning_fl.report.comparison import Curve, common_metric
-from lightning_fl.report.document import Sections
+from lightning_fl.report.document import Part, Picture, Sections
 from lightning_fl.report.records import read_run
 from lightning_fl.report.smoothing import WINDOW
+from lightning_fl.study import budget
+from lightning_fl.study.budget import efficiency_table
 from lightning_fl.study.claims import LEGEND, Verdict, claims_table
 from lightning_fl.study.runner import Outcome, command, train
 from lightning_fl.study.study_file import KEYS, PlannedRun, Resolve, StudyFile, read_study
@@ -85,20 +88,55 @@ def _reported(file: StudyFile, out: Path, outcome: Outcome) -> str:
     done = sorted(outcome.done, key=lambda run: (place[run.cell], run.seed))
     labels = [f"--label={name}" for name in dict.fromkeys(run.cell for run in done)]
     folders = [str(run.folder) for run in done]
-    claims: Sections = {"Claims": [claims_table(file.claims, verdicts_of(file, done)), [LEGEND]]} if file.claims else {}
-    return report([*folders, *labels, *file.report_flags, "--out", str(out / "report"), "--html"], claims)
+    curves = curves_of(file, done)
+    claims: Sections = (
+        {"Claims": [claims_table(file.claims, verdicts_of(file, curves)), [LEGEND]]} if file.claims else {}
+    )
+    sections = {**claims, **_within_budget(file, curves)}
+    return report([*folders, *labels, *file.report_flags, "--out", str(out / "report"), "--html"], sections)
 
 
-def verdicts_of(file: StudyFile, done: Sequence[PlannedRun]) -> list[Verdict]:
+Curves = dict[str, dict[int, Curve]]
+"""Curves of the runs that are done, by cell and seed."""
+
+
+def verdicts_of(file: StudyFile, curves: Curves) -> list[Verdict]:
     """Return the verdict on each claim, from the runs that are done."""
+    found = {cell: {seed: curve.numbers for seed, curve in runs.items()} for cell, runs in curves.items()}
+    falls = any(curve.metric.falls for runs in curves.values() for curve in runs.values())
+    return [claim.judge(found, falls) for claim in file.claims]
+
+
+def _within_budget(file: StudyFile, curves: Curves) -> Sections:
+    """Return the section that compares the cells within the study's budget; {} without a budget."""
+    if file.budget is None:
+        return {}
+    from lightning_fl.study.pictures import draw_areas, draw_front
+
+    measure = file.budget.measure
+    found = {cell: {seed: measure(curve) for seed, curve in runs.items()} for cell, runs in curves.items()}
+    choices = {cell.name: cell.choices for cell in file.cells if cell.name in found}
+    metric = next(iter(next(iter(curves.values())).values())).metric
+    low, high = in_bytes(file.budget.low), in_bytes(file.budget.high)
+    parts: list[Part] = [efficiency_table(found), [budget.LEGEND.format(resamples=budget.NUM_RESAMPLES)]]
+    parts.append(
+        Picture("front", f"Best {metric.short} within {high} of uplink", draw_front(found, choices, metric.short))
+    )
+    if areas := draw_areas(found, choices):
+        parts.append(Picture("areas", f"Mean {metric.short} over budgets from {low} to {high}", areas))
+    return {f"Accuracy per byte, {low} to {high} of uplink": parts}
+
+
+def curves_of(file: StudyFile, done: Sequence[PlannedRun]) -> Curves:
+    """Read the runs that are done."""
     flags = dict(flag.removeprefix("--").split("=", 1) for flag in file.report_flags)
     records = {run: read_run(run.folder) for run in done}
     target = float(flags["target"]) if "target" in flags else None
     metric = common_metric(list(records.values()), flags.get("metric"), target, int(flags.get("window", WINDOW)))
-    found: dict[str, dict[int, dict[str, float | None]]] = {}
+    found: Curves = {}
     for run, record in records.items():
-        found.setdefault(run.cell, {})[run.seed] = Curve(record, metric).numbers
-    return [claim.judge(found, metric.falls) for claim in file.claims]
+        found.setdefault(run.cell, {})[run.seed] = Curve(record, metric)
+    return found
 
 
 def _left(outcome: Outcome) -> list[str]:

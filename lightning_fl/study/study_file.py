@@ -9,6 +9,7 @@ exclude: [{method: FedProx, work: short}] # combinations to leave out
 target: 0.9                               # also report the cost of reaching it
 metric: val/accuracy                      # by default the one that the runs are about
 window: 5                                 # smoothing window of the report
+budget: [1.0e6, 1.0e8]                    # compare within these uplink bytes, see `lightning_fl.study.budget`
 claims:                                   # see `lightning_fl.study.claims`
   - {text: FedProx sends less, better: FedProx, than: FedAvg, in: target_uplink, paper: 0.8}
 """
@@ -29,9 +30,10 @@ import yaml
 from lightning_fl.errors import UserError, nearest, require
 from lightning_fl.report.labels import what_is_done
 from lightning_fl.report.records import flatten
+from lightning_fl.study.budget import Budget, read_budget
 from lightning_fl.study.claims import Claim, read_claims
 
-KEYS = ("base", "seeds", "grid", "exclude", "target", "metric", "window", "claims")
+KEYS = ("base", "seeds", "grid", "exclude", "target", "metric", "window", "budget", "chance", "claims")
 NEEDED = ("seeds", "grid")
 BLANK = re.compile(r"^([^\s=]+)\s+")
 """Flag, and the blank before its value."""
@@ -46,10 +48,12 @@ class Cell:
     Attributes:
         name: names of the choices, joined by `-`.
         arguments: files and flags of its runs, without the seed.
+        choices: names of the choices, one for each axis.
     """
 
     name: str
     arguments: tuple[str, ...]
+    choices: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -80,12 +84,14 @@ class StudyFile:
         seeds: seeds of each cell.
         report_flags: flags of the report.
         claims: claims of a paper to be judged.
+        budget: uplink bytes within which the cells are compared; None for no such comparison.
     """
 
     cells: tuple[Cell, ...]
     seeds: tuple[int, ...]
     report_flags: tuple[str, ...]
     claims: tuple[Claim, ...]
+    budget: Budget | None = None
 
     def runs(self, out: Path, resolve: Resolve) -> list[PlannedRun]:
         """Return all runs, seed by seed, so that a study that is stopped has whole comparisons.
@@ -150,7 +156,7 @@ def read_study(path: Path) -> StudyFile:
     names = [cell.name for cell in cells]
     flags = tuple(f"--{key}={content[key]}" for key in ("target", "metric", "window") if key in content)
     claims = read_claims(content.get("claims", []), names, has_target="target" in content)
-    return StudyFile(cells, tuple(seeds), flags, claims)
+    return StudyFile(cells, tuple(seeds), flags, claims, read_budget(content))
 
 
 def _grid(given: Any) -> dict[str, dict[str, tuple[str, ...]]]:
@@ -191,7 +197,7 @@ def _cells(base: tuple[str, ...], grid: Mapping[str, Mapping[str, tuple[str, ...
         if any(all(chosen[axis] == str(name) for axis, name in left_out.items()) for left_out in exclude):
             continue
         words = [word for axis, name in chosen.items() for word in grid[axis][name]]
-        yield Cell("-".join(names), (*base, *words))
+        yield Cell("-".join(names), (*base, *words), names)
 
 
 def _seeded(seed: int) -> tuple[str, str]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_fl.study.command import verdicts_of
+from lightning_fl.study.command import curves_of, verdicts_of
 from lightning_fl.study.study_file import PlannedRun, read_study
 
 ROOT = Path(__file__).parents[2]
@@ -31,7 +31,7 @@ def test_the_verdicts_are_those_of_the_kept_runs(archive: Path, tmp_path: Path) 
     file = read_study(ROOT / "configs" / "studies" / f"{archive.name.partition('.')[0]}.yaml")
     runs = kept_runs(archive, tmp_path)
     assert {run.cell for run in runs} <= {cell.name for cell in file.cells}
-    for claim, verdict in zip(file.claims, verdicts_of(file, runs), strict=True):
+    for claim, verdict in zip(file.claims, verdicts_of(file, curves_of(file, runs)), strict=True):
         interval = (
             "" if verdict.num_seeds < 2 or verdict.mean is None else f" ({verdict.low:.3g} to {verdict.high:.3g})"
         )

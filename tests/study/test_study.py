@@ -53,7 +53,7 @@ def rows(folder: Path) -> list[str]:
 
 def test_a_study_that_is_killed_goes_on_and_gives_what_fit_gives(capsys: pytest.CaptureFixture[str]) -> None:
     claims = [{"text": "a pull changes little", "better": "FedProx", "than": "FedAvg", "paper": 0.5}]
-    written(claims=claims, seeds=[1])
+    written(claims=claims, seeds=[1], budget=[1e3, 1e6], chance=0.1)
     ordinary, is_over = signal.getsignal(signal.SIGTERM), threading.Event()
 
     def kill() -> None:
@@ -84,6 +84,9 @@ def test_a_study_that_is_killed_goes_on_and_gives_what_fit_gives(capsys: pytest.
     assert re.search(claim, Path("runs/studies/study/report/report.md").read_text(encoding="utf-8"))
     page = Path("runs/studies/study/report/report.html").read_text(encoding="utf-8")
     assert ">final: FedProx − FedAvg</td>" in page
+    assert "<h2>Accuracy per byte, 1.00 kB to 1.00 MB of uplink</h2>" in page
+    assert re.search(r"\| FedProx \| undecided \| +0\.\d{3}\*? \|", said)
+    assert Path("runs/studies/study/report/front.png").is_file()
 
     direct = ["fit", *SMALL, "--algorithm=FedProx", "--algorithm.mu=1", "--seed_everything=1", "--data.seed=1"]
     main([*direct, "--trainer.default_root_dir=direct", "--trainer.enable_progress_bar=false", "--trainer.threads=1"])

@@ -1,0 +1,241 @@
+"""Accuracy per byte: what the cells of a study reach within a budget of uplink bytes.
+
+    budget: [1.0e6, 1.0e8]   # uplink bytes of all clients from which and up to which cells are compared
+    chance: 0.1              # accuracy of a guess, which stands before the first evaluation; 0 if not given
+
+a*(B) is the best value of the smoothed curve until the last evaluation that B bytes had paid for, a step function. The area is
+∫ a*(B) d log B / log(high / low), the mean accuracy over all budgets on a logarithmic scale. After the last round a*(B) stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf, log
+from statistics import fmean, median, stdev
+from typing import Any
+
+import numpy as np
+
+from lightning_fl.checks import is_real
+from lightning_fl.errors import require
+from lightning_fl.outputs.units import in_bytes
+from lightning_fl.report.comparison import Curve, mean_and_spread
+from lightning_fl.report.document import Table
+from lightning_fl.study.claims import student_interval
+
+NUM_RESAMPLES = 2000
+LEVEL = 0.05
+LEGEND = (
+    "`within budget` is the best accuracy that the budget had paid for, and `area` the mean of it over all budgets between both "
+    "ends on a logarithmic scale; `*`: some runs end before the budget is spent, and their best value stays. `difference` is "
+    "that of the areas from the first row, paired by seed, with its 95 % interval (Student's t); a winner has p < 0.05 after "
+    "Holm's correction for all rows. `front`: share of {resamples} resamples of the seeds in which no other row has more "
+    "accuracy for as many bytes or fewer. Bytes of a target that only some runs reach are a median, or more than what was sent."
+)
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """What a run reaches within a budget.
+
+    Attributes:
+        best: a*(high); the accuracy of a guess if nothing was evaluated within the budget.
+        spent: uplink bytes at the last evaluation within the budget.
+        area: mean of a* on the logarithmic scale.
+        is_whole: True if the run spends the budget.
+        sent: uplink bytes of the whole run.
+        target: uplink bytes until the target is reached; infinite if it is not, None without a target.
+    """
+
+    best: float
+    spent: float
+    area: float
+    is_whole: bool
+    sent: float
+    target: float | None
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Range of uplink bytes within which runs are compared.
+
+    Attributes:
+        low: bytes from which the area counts.
+        high: bytes that may be spent.
+        chance: accuracy before the first evaluation.
+    """
+
+    low: float
+    high: float
+    chance: float = 0.0
+
+    def measure(self, curve: Curve) -> Efficiency:
+        """Return what a run reaches.
+
+        Raises:
+            UserError: lower values of the metric are better, so that there is no area under its best values.
+        """
+        require(
+            not curve.metric.falls,
+            f"a budget compares the best accuracy, and lower is better for {curve.metric.name}: give another metric.",
+        )
+        sent, best = curve.axis("uplink"), np.maximum.accumulate(np.maximum(curve.smoothed, self.chance))
+        paid = int(np.searchsorted(sent, self.high, side="right"))  # evaluations within the budget
+        edges = np.log(np.clip(np.append(sent, self.high), self.low, self.high))
+        levels = np.diff(edges, prepend=log(self.low))  # width of the step before each evaluation, and of the last
+        area = float(np.dot(levels, np.insert(best, 0, self.chance)) / log(self.high / self.low))
+        target = None
+        if curve.metric.target is not None:
+            found = curve.price(curve.metric)["uplink"]
+            target = inf if found is None else found
+        return Efficiency(
+            best=float(best[paid - 1]) if paid else self.chance,
+            spent=float(sent[paid - 1]) if paid else 0.0,
+            area=area,
+            is_whole=bool(sent[-1] >= self.high),
+            sent=float(sent[-1]),
+            target=target,
+        )
+
+
+def read_budget(content: Mapping[str, Any]) -> Budget | None:
+    """Return the budget of a study file; None if it has none.
+
+    Raises:
+        UserError: it is no range of bytes, or `chance` is no share.
+    """
+    if "budget" not in content:
+        require("chance" not in content, "chance belongs to a budget: give budget, too.")
+        return None
+    given, chance = content["budget"], content.get("chance", 0.0)
+    ends = [_number(end) for end in given] if isinstance(given, list) else []
+    is_range = len(ends) == 2 and all(map(is_real, ends)) and 0 < ends[0] < ends[1] < inf
+    require(
+        is_range, f"budget must be two numbers of uplink bytes, the lower first, such as [1.0e6, 1.0e8], got {given!r}."
+    )
+    require(is_real(chance) and 0 <= chance < 1, f"chance must be an accuracy in [0, 1), got {chance!r}.")
+    return Budget(float(ends[0]), float(ends[1]), float(chance))
+
+
+def _number(given: Any) -> Any:
+    """Return a number that YAML reads as text, such as 1.0e6, which lacks the sign of its exponent."""
+    try:
+        return float(given) if isinstance(given, str) else given
+    except ValueError:
+        return given
+
+
+Found = Mapping[str, Mapping[int, Efficiency]]
+"""What the runs reach, by cell and seed; the first cell is the one that the others are compared with."""
+
+
+def efficiency_table(found: Found) -> Table:
+    """Return a row for each cell."""
+    baseline = next(iter(found))
+    adjusted = holm({name: _p_value(_differences(found, name, baseline)) for name in found if name != baseline})
+    fronts = front_shares(found)
+    has_target = any(run.target is not None for runs in found.values() for run in runs.values())
+    rows = []
+    for name, runs in found.items():
+        differences = _differences(found, name, baseline) if name != baseline else []
+        target = [bytes_to_target([*runs.values()])] if has_target else []
+        star = "*" * (not all(run.is_whole for run in runs.values()))
+        rows.append(
+            [
+                name,
+                _outcome(differences, adjusted.get(name), baseline) if differences else "",
+                *target,
+                _spread([run.best for run in runs.values()]) + star,
+                _spread([run.area for run in runs.values()]),
+                _difference(differences),
+                "" if fronts is None else f"{100 * fronts[name]:.0f} %",
+                str(len(runs)),
+            ]
+        )
+    header = ["cell", "winner", *["to target"] * has_target, "within budget", "area", "difference", "front", "seeds"]
+    return Table(header, rows, num_texts=2)
+
+
+def bytes_to_target(runs: Sequence[Efficiency]) -> str:
+    """Return the uplink bytes until the target: their mean if all runs reach it, else the median, or what was sent in vain."""
+    targets = [inf if run.target is None else run.target for run in runs]
+    reached = sum(target < inf for target in targets)
+    if reached == len(targets):
+        return in_bytes(fmean(targets))
+    middle, of = median(targets), f" ({reached} of {len(targets)})"
+    least = min(run.sent for run, target in zip(runs, targets, strict=True) if target == inf)
+    return f"{in_bytes(middle)}{of}" if middle < inf else f"> {in_bytes(least)}{of}"
+
+
+def on_front(spent: Any, reached: Any) -> Any:
+    """Return for each point (n,) whether no other has as much for as little, and more of one for the same of the other.
+
+    >>> on_front([1.0, 2.0, 2.0, 3.0], [0.5, 0.8, 0.7, 0.8]).tolist()
+    [True, True, False, False]
+    """
+    spent, reached = np.asarray(spent), np.asarray(reached)
+    no_worse = (spent[:, None] <= spent) & (reached[:, None] >= reached)  # of i (row) than j (column)
+    return ~(no_worse & ~no_worse.T).any(axis=0)
+
+
+def front_shares(found: Found) -> dict[str, float] | None:
+    """Return the share of resamples of the seeds in which each cell is on the front; None for fewer than three common seeds."""
+    seeds = sorted(set.intersection(*(set(runs) for runs in found.values())))
+    if len(seeds) < 3:
+        return None
+    points = np.array([[[runs[seed].spent, runs[seed].best] for seed in seeds] for runs in found.values()])
+    draws = np.random.default_rng(0).integers(len(seeds), size=(NUM_RESAMPLES, len(seeds)))
+    means = points[:, draws].mean(axis=2)  # (cells, resamples, 2)
+    counts = sum(on_front(means[:, draw, 0], means[:, draw, 1]).astype(int) for draw in range(NUM_RESAMPLES))
+    return dict(zip(found, (counts / NUM_RESAMPLES).tolist(), strict=True))
+
+
+def holm(values: Mapping[str, float]) -> dict[str, float]:
+    """Return p-values that are adjusted for their number by Holm's method.
+
+    >>> holm({"a": 0.01, "b": 0.04, "c": 0.03})
+    {'a': 0.03, 'c': 0.06, 'b': 0.06}
+    """
+    adjusted, most = {}, 0.0
+    for position, (name, value) in enumerate(sorted(values.items(), key=lambda entry: entry[1])):
+        most = max(most, min(1.0, (len(values) - position) * value))
+        adjusted[name] = most
+    return adjusted
+
+
+def _differences(found: Found, name: str, baseline: str) -> list[float]:
+    """Return the differences of the areas, seed by seed."""
+    seeds = sorted(found[name].keys() & found[baseline].keys())
+    return [found[name][seed].area - found[baseline][seed].area for seed in seeds]
+
+
+def _p_value(differences: Sequence[float]) -> float:
+    """Return the two-sided p-value of Student's paired test; 1 for fewer than two differences."""
+    if len(differences) < 2:
+        return 1.0
+    from scipy.stats import t
+
+    deviation = stdev(differences)
+    if not deviation:
+        return float(not any(differences))
+    return 2 * float(t.sf(abs(fmean(differences)) / (deviation / len(differences) ** 0.5), len(differences) - 1))
+
+
+def _outcome(differences: Sequence[float], adjusted: float | None, baseline: str) -> str:
+    """Return who has the larger area."""
+    if adjusted is None or adjusted >= LEVEL:
+        return "undecided"
+    return "this" if fmean(differences) > 0 else baseline
+
+
+def _difference(differences: Sequence[float]) -> str:
+    if len(differences) < 2:
+        return f"{differences[0]:+.3f}" if differences else ""
+    low, high = student_interval(differences)
+    return f"{fmean(differences):+.3f} ({low:+.3f} to {high:+.3f})"
+
+
+def _spread(values: Sequence[float]) -> str:
+    mean, deviation, _ = mean_and_spread(values)
+    return f"{mean:.3f}" if deviation is None else f"{mean:.3f} ± {deviation:.3f}"
