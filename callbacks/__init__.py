@@ -1,7 +1,8 @@
-"""Lightning callbacks that run in `L.Trainer` and in `FederatedTrainer`; `ClientEvaluation` needs the latter's clients."""
+"""Lightning callbacks that run in `L.Trainer` and in `FederatedTrainer`; `ClientEvaluation` and `CodecError` need its clients."""
 
 from lightning_fl.callbacks.adaptive_pruning import AdaptivePruning
 from lightning_fl.callbacks.client_evaluation import ClientEvaluation
+from lightning_fl.callbacks.codec_error import CodecError
 from lightning_fl.callbacks.communication_meter import CommunicationMeter
 from lightning_fl.callbacks.dynamic_gates import DynamicGates
 from lightning_fl.callbacks.filter_pruning import FilterPruning
@@ -12,6 +13,7 @@ from lightning_fl.callbacks.target_reached import TargetReached
 __all__ = [
     "AdaptivePruning",
     "ClientEvaluation",
+    "CodecError",
     "CommunicationMeter",
     "DynamicGates",
     "FilterPruning",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -16,6 +16,25 @@ from lightning_fl.codecs import Dense
 from lightning_fl.communication.ledger import Direction, Ledger
 from lightning_fl.slots import Codec, Draw, Message, Setting, State, Upload
 from lightning_fl.vectors.submodel import Submodel
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """Message of a client that has crossed the uplink.
+
+    Attributes:
+        client: index of the client.
+        meant: vectors that it sent, of full length, 0 where it sent nothing.
+        arrived: what the server sees of them.
+        memory: codec memory of the client after the message.
+        bits: bits of the message.
+    """
+
+    client: int
+    meant: Message
+    arrived: Message
+    memory: State
+    bits: int
 
 
 def _alone(mine: dict[int, Any]) -> dict[int, Any]:
@@ -45,6 +64,7 @@ class Link:
         gather: Callable[[dict[int, Any]], dict[int, Any]] = _alone,
         random: Callable[[int], np.random.Generator] = np.random.default_rng,
         mean: Callable[[Iterable[Upload]], Message] = _none,
+        on_crossing: Callable[[Crossing], None] | None = None,
     ) -> None:
         """Open the link.
 
@@ -58,6 +78,7 @@ class Link:
             gather: merges values by client over all processes, in the order of the cohort.
             random: returns the server's random stream for a client in this round.
             mean: merges uploads over all processes; {} if there are none.
+            on_crossing: called after each message of a client.
         """
         self.setting = setting
         self.uplink = uplink
@@ -71,6 +92,7 @@ class Link:
         self.gather = gather
         self.random = random
         self.mean = mean
+        self.on_crossing = on_crossing
         self._pending: dict[int, State] = {}
         self._num_sent: Counter[tuple[Direction, int]] = Counter()
 
@@ -111,7 +133,12 @@ class Link:
         unpruned = self.setting.unpruned
         if submodel is not None:
             submodel = submodel.intersect(unpruned, self.setting.layout, self.setting.buffer_layout)
-        seen, memory = self._send("up", self.uplink, message, memory, submodel or unpruned, party=client)
+        submodel, before = submodel or unpruned, self.ledger.bits("up")
+        seen, memory = self._send("up", self.uplink, message, memory, submodel, party=client)
+        if self.on_crossing is not None:
+            sent = message if submodel is None else submodel.scatter(submodel.gather(message), {})
+            meant = {name: entry for name, entry in sent.items() if self.uplink.applies_to(name)}
+            self.on_crossing(Crossing(client, meant, seen, memory, self.ledger.bits("up") - before))
         if memory:
             self._pending[client] = memory
         return seen

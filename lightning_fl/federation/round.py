@@ -16,7 +16,7 @@ from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.local_schedule import LocalSchedule
 from lightning_fl.clients.serial import serial
 from lightning_fl.codecs import Dense
-from lightning_fl.communication.link import Link
+from lightning_fl.communication.link import Crossing, Link
 from lightning_fl.communication.simulated_clock import SimulatedClock
 from lightning_fl.data import FederatedDataModule, Source
 from lightning_fl.federation.callback_queries import CallbackQueries
@@ -52,6 +52,7 @@ class Federation:
         guard: rejects uploads, and undoes steps or rounds, whose loss explodes.
         on_upload: called after each upload with the client, its position from 1 and the number of uploads of this process.
         on_prepared: called with the same arguments after each client's work before the first round.
+        on_crossing: called with each message of a client of this process that has crossed the uplink; None for nothing.
         accuracy: logged name that the user has given as the accuracy for methods that need one; None to find it.
         runner: trains clients on a job.
     """
@@ -68,6 +69,7 @@ class Federation:
     guard: LossGuard
     on_upload: Callable[[int, int, int], None]
     on_prepared: Callable[[int, int, int], None]
+    on_crossing: Callable[[Crossing], None] | None = None
     accuracy: str | None = None
     runner: Runner = serial
     _queries: CallbackQueries = field(default_factory=CallbackQueries, init=False, repr=False)
@@ -166,6 +168,7 @@ class Federation:
             gather=partial(gather_by_client, fabric, cohort.answering),
             random=partial(run.random, EXCHANGE),
             mean=partial(mean, fabric, method.aggregator, cohort.answering),
+            on_crossing=self.on_crossing,
         )
         if run.mask is not None:
             recipients: Sequence[int] = method.exchange.recipients(cohort.selected, setting)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean, stdev
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -94,13 +95,13 @@ def draw_areas(found: Found, choices: Choices, look: Look = Look()) -> Figure | 
     return figure
 
 
-def _colour(index: int) -> dict[str, str]:
+def _colour(index: int) -> dict[str, Any]:
     """Return the colour of the index-th choice, hollow in every second pass through the colours."""
     colour = COLOURS[index % len(COLOURS)]
     return {"color": colour, "markerfacecolor": "white" if index // len(COLOURS) % 2 else colour}
 
 
-def _looks(choices: Choices, axis: int) -> dict[object, int]:
+def _looks(choices: Choices, axis: int) -> dict[Any, int]:
     """Return a number for each choice of the first axis, or for the choices of all other axes."""
     names = [chosen[0] if axis == 0 else chosen[1:] for chosen in choices.values()]
     return {name: index for index, name in enumerate(dict.fromkeys(names))}

@@ -74,6 +74,9 @@ def assemble(trainer: TrainerInterface) -> Federation:
         accuracy=trainer.given_metric[0],
         on_upload=partial(trainer.hooks.call, "on_client_upload"),
         on_prepared=partial(trainer.hooks.call, "on_client_prepared"),
+        on_crossing=(
+            partial(trainer.hooks.call, "on_client_message") if trainer.hooks.listeners("on_client_message") else None
+        ),
     )
     algorithm.check(federation.setting, federation.server, num_clients)
     for callback in trainer.callbacks:

@@ -1,0 +1,165 @@
+"""Measure what the codec of the uplink loses, round by round."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule
+from torch import Tensor
+
+from lightning_fl.checks import check_choice, check_whole
+from lightning_fl.errors import require
+from lightning_fl.vectors.layer_groups import layer_groups
+
+RESIDUAL = "residual/model"
+SUMS = ("weight", "error", "cosine", "scale", "residual")
+"""Sums over clients for the whole model and each layer."""
+COUNTS = ("samples", "clients", "numbers", "bits", "residuals", "age")
+"""Sums over clients for all layers together."""
+
+
+class CodecError(Callback):
+    """Log how far the models that arrive at the server are from those that the clients meant to send.
+
+    x is the delta of a client's model, x̂ what arrived, p the client's share of the samples of the round's uploads; numbers that
+    a method does not send, such as layers left out, count in neither. Works in a `FederatedTrainer` only, and changes nothing.
+
+    - `codec/error`: Σ p ‖x̂ − x‖² / ‖x‖², and likewise `codec/cosine` of the angle between them, and `codec/scale`,
+      ⟨x̂, x⟩ / ‖x‖², which is 1 in the mean for an unbiased codec. Clients with x = 0 are left out.
+    - `codec/mean_error`: ‖Σ p (x̂ − x)‖² / ‖Σ p x‖², of the mean over clients: for independent unbiased codecs the error / K.
+    - `codec/drift`: ‖Σ (x̂ − x)‖ / Σ ‖x‖ of these means, summed over the rounds measured: falls to 0 for an unbiased codec
+      and with error feedback, which sends later what it lost.
+    - `codec/residual`: Σ p ‖e‖ / ‖x‖ of what error feedback keeps, and `codec/residual_age`, the rounds since these clients' last
+      upload, if the codec has error feedback.
+    - `comm/uplink_ratio`: 32 × the numbers of the clients' deltas / their bits.
+
+    Args:
+        every_n_rounds: rounds between two measurements, at least 1.
+        per_layer: also log each of the first six for every layer, as `codec/error/LAYER`.
+
+    Raises:
+        UserError: an argument is out of range; or, before training, the trainer has no clients.
+    """
+
+    def __init__(self, every_n_rounds: int = 1, per_layer: bool = False) -> None:
+        check_whole("every_n_rounds", every_n_rounds, 1)
+        check_choice("per_layer", per_layer, (True, False))
+        self.every_n_rounds = every_n_rounds
+        self.per_layer = per_layer
+        self._measures = False
+        self._parts: dict[str, Tensor | slice] = {}  # end of a column's name: its positions in a vector (d,)
+        self._sums = self._counts = self._error = self._delta = torch.zeros(0)
+        self._drift = self._moved = torch.zeros(0, dtype=torch.float64)
+        self._last_round: dict[int, int] = {}
+        self._clients: list[int] = []  # clients of this process in the round
+
+    def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
+        """Refuse a trainer without clients.
+
+        Raises:
+            UserError: it has none.
+        """
+        require(
+            hasattr(trainer, "evaluate_clients"),
+            "CodecError measures the uploads of clients, which lightning.Trainer does not have: use FederatedTrainer.",
+        )
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Begin the sums of a round that is measured."""
+        self._measures = (trainer.current_epoch + 1) % self.every_n_rounds == 0
+        layout = trainer.run.layout
+        self._parts = {"": slice(None)}
+        if self.per_layer:
+            positions = layout.views(torch.arange(layout.numel))
+            for group in layer_groups(pl_module):
+                own = [positions[name].flatten() for name in group.parameters if name in positions]
+                if own:
+                    self._parts[f"/{group.name}"] = torch.cat(own)
+        self._sums = torch.zeros(len(self._parts), len(SUMS), dtype=torch.float64)
+        self._counts, self._clients = torch.zeros(len(COUNTS), dtype=torch.float64), []
+        self._error = torch.zeros(layout.numel, dtype=torch.float64)
+        self._delta = torch.zeros(layout.numel, dtype=torch.float64)
+
+    def on_client_message(self, trainer: Any, pl_module: LightningModule, crossing: Any) -> None:
+        """Add a client's upload to the sums."""
+        if not self._measures or "model" not in crossing.meant:
+            return
+        meant, arrived = (entry["model"].detach().cpu().double() for entry in (crossing.meant, crossing.arrived))
+        if not (meant.isfinite().all() and arrived.isfinite().all()):
+            return
+        samples, residual = float(trainer.datamodule.client_sizes[crossing.client]), crossing.memory.get(RESIDUAL)
+        kept = None if residual is None else residual.detach().cpu().double()
+        for sums, part in zip(self._sums, self._parts.values(), strict=True):
+            sums += samples * _compared(meant[part], arrived[part], None if kept is None else kept[part])
+        age = trainer.current_epoch - self._last_round.get(crossing.client, trainer.current_epoch)
+        self._clients.append(crossing.client)
+        numbers = float(sum(len(x) for x in crossing.meant.values()))
+        has_residual = float(kept is not None)
+        self._counts += torch.tensor([samples, 1, numbers, crossing.bits, has_residual, age], dtype=torch.float64)
+        self._error += samples * (arrived - meant)
+        self._delta += samples * meant
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Log the round's values, of the clients of all processes."""
+        if not self._measures:
+            return
+        sizes = [self._sums.numel(), len(COUNTS), len(self._error), len(self._delta)]
+        mine = torch.cat([self._sums.flatten(), self._counts, self._error, self._delta])
+        sums, counts, error, delta = trainer.strategy.reduce(mine, reduce_op="sum").cpu().split(sizes)
+        count = dict(zip(COUNTS, counts.tolist(), strict=True))
+        self._last_round |= dict.fromkeys(_of_all_processes(self._clients, trainer.world_size), trainer.current_epoch)
+        if not count["samples"]:
+            return
+        error, delta = error / count["samples"], delta / count["samples"]
+        if len(self._drift) != len(error):  # the first round, or the first after a pruning
+            self._drift, self._moved = torch.zeros_like(error), torch.zeros(len(self._sums), dtype=torch.float64)
+        self._drift = self._drift + error
+        columns = {"comm/uplink_ratio": 32 * count["numbers"] / count["bits"]} if count["bits"] else {}
+        for place, (end, part) in enumerate(self._parts.items()):
+            found = dict(zip(SUMS, sums.view(-1, len(SUMS))[place].tolist(), strict=True))
+            if found["weight"]:
+                columns |= {
+                    f"codec/{name}{end}": found[name] / found["weight"] for name in ("error", "cosine", "scale")
+                }
+                if count["residuals"]:
+                    columns[f"codec/residual{end}"] = found["residual"] / found["weight"]
+            size, self._moved[place] = float(delta[part].norm()), self._moved[place] + delta[part].norm()
+            if size:
+                columns[f"codec/mean_error{end}"] = float(error[part].norm() / size) ** 2
+            if self._moved[place]:
+                columns[f"codec/drift{end}"] = float(self._drift[part].norm() / self._moved[place])
+        if count["residuals"]:
+            columns["codec/residual_age"] = count["age"] / count["clients"]
+        for name, value in columns.items():
+            pl_module.log(name, torch.tensor(value, dtype=torch.float64))  # a Python float would become float32
+        trainer.publish(columns)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state for a checkpoint."""
+        return {"drift": self._drift, "moved": self._moved, "last_round": dict(self._last_round)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the state of a checkpoint."""
+        self._drift, self._moved = state_dict["drift"], state_dict["moved"]
+        self._last_round = dict(state_dict["last_round"])
+
+
+def _of_all_processes(mine: list[int], world_size: int) -> list[int]:
+    """Return the clients of all processes, as any of them may train a client next."""
+    if world_size == 1:
+        return mine
+    parts: list[Any] = [None] * world_size
+    torch.distributed.all_gather_object(parts, mine)
+    return [client for part in parts for client in part]
+
+
+def _compared(meant: Tensor, arrived: Tensor, kept: Tensor | None) -> Tensor:
+    """Return what a client adds to each of `SUMS`, all 0 if it meant to send 0."""
+    square = float(meant.square().sum())
+    if not square:
+        return torch.zeros(len(SUMS), dtype=torch.float64)
+    product, length = float(meant @ arrived), float(arrived.norm())
+    error, residual = float((arrived - meant).square().sum()), 0.0 if kept is None else float(kept.norm())
+    cosine = product / (square**0.5 * length) if length else 0.0
+    return torch.tensor([1.0, error / square, cosine, product / square, residual / square**0.5], dtype=torch.float64)
