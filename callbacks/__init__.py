@@ -1,5 +1,8 @@
-"""Lightning callbacks that run in `L.Trainer` and in `FederatedTrainer`; `ClientEvaluation` and `CodecError` need its clients."""
+"""Lightning callbacks that run in `L.Trainer` and in `FederatedTrainer`; `AdapterError`, `ClientEvaluation` and
+`CodecError` need its clients.
+"""
 
+from lightning_fl.callbacks.adapters import AdapterError, AdapterExport
 from lightning_fl.callbacks.adaptive_pruning import AdaptivePruning
 from lightning_fl.callbacks.client_evaluation import ClientEvaluation
 from lightning_fl.callbacks.codec_error import CodecError
@@ -11,6 +14,8 @@ from lightning_fl.callbacks.sparse_updates import SparseUpdates
 from lightning_fl.callbacks.target_reached import TargetReached
 
 __all__ = [
+    "AdapterError",
+    "AdapterExport",
     "AdaptivePruning",
     "ClientEvaluation",
     "CodecError",

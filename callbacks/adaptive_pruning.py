@@ -16,9 +16,8 @@ import numpy as np
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.seed import isolate_rng
 
-from lightning_fl.callbacks._calibration import calibration_images, example_input
 from lightning_fl.callbacks._pruning_callback import StructuredPruning
-from lightning_fl.callbacks._sources import Source, sources_of
+from lightning_fl.callbacks._training_samples import Source, calibration_images, example_input, sources_of
 from lightning_fl.callbacks.adaptive_rate import AdaptiveRate, seed_of
 from lightning_fl.checks import check_between, check_choice, check_whole, whole_share
 from lightning_fl.errors import require

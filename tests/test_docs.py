@@ -64,7 +64,7 @@ def name_of(document: Path) -> str:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_what_a_document_shows_runs(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    skip_without_pandas(document)
+    skip_without_packages(document)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
@@ -88,9 +88,11 @@ def test_what_a_document_shows_runs(document: Path, tmp_path: Path, monkeypatch:
     assert {path.name for path in tmp_path.iterdir()} - own <= ignored, "git would show what it leaves in a clone"
 
 
-def skip_without_pandas(document: Path) -> None:
-    if "import pandas" in document.read_text():
-        pytest.importorskip("pandas", reason="pip install 'lightning-fl[notebook]'")
+def skip_without_packages(document: Path) -> None:
+    text = document.read_text()
+    for package, extra in {"pandas": "notebook", "peft": "peft", "transformers": "peft"}.items():
+        if f"import {package}" in text or f"from {package} import" in text:
+            pytest.importorskip(package, reason=f"pip install 'lightning-fl[{extra}]'")
 
 
 def commands(text: str) -> list[str]:
@@ -135,7 +137,7 @@ def test_there_are_notebooks() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", NOTEBOOKS, ids=name_of)
 def test_a_notebook_runs_in_an_empty_folder(page: Path, tmp_path: Path) -> None:
-    skip_without_pandas(page)
+    skip_without_packages(page)
     nbclient = pytest.importorskip("nbclient", reason="pip install 'lightning-fl[dev]'")
     pytest.importorskip("ipykernel", reason="pip install 'lightning-fl[dev]'")
     jupytext = pytest.importorskip("jupytext", reason="pip install 'lightning-fl[dev]'")

@@ -56,6 +56,10 @@ ROWS = {  # the tests by the row's first words
         (FLAT, "test_frozen_parameters_are_neither_trained_nor_sent"),
         (FLAT, "test_tied_parameters_stay_tied_and_are_sent_once"),
     ],
+    "float buffers with `persistent=False`": [
+        ("callbacks/test_adapters.py", "test_buffers_that_are_not_saved_are_not_sent"),
+        ("callbacks/test_adapters.py", "test_what_a_client_writes_to_an_unsaved_buffer_reaches_no_other"),
+    ],
     "parameters of several dtypes": [(FLAT, "test_parameters_of_several_dtypes_are_refused")],
     "complex parameters": [
         (FLAT, "test_a_complex_buffer_is_refused_before_training"),

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from lightning_fl.clients.hooks import Hooks, changed_shape, check_real, check_sizes
 from lightning_fl.clients.local_schedule import LocalProgress
-from lightning_fl.clients.module_buffers import ModuleBuffers, bind
+from lightning_fl.clients.module_buffers import ModuleBuffers, bind, unsaved_buffers
 from lightning_fl.clients.module_logs import LogCollector
 from lightning_fl.clients.optimizers.module_optimizer import ModuleOptimizer
 from lightning_fl.clients.optimizers.personal_optimizer import PersonalOptimizer
@@ -93,10 +93,10 @@ class FlatModule:
         self._attributes = holders_of(self.module)
         all_buffers = dict(self.module.named_buffers())
         self._buffer_shapes = {name: (buffer.shape, buffer.dtype) for name, buffer in all_buffers.items()}
-        shared = {name: buffer for name, buffer in all_buffers.items() if name not in self._personal_names}
         own = {name: buffer for name, buffer in all_buffers.items() if name in self._personal_names}
-        self._shared_buffers = ModuleBuffers(shared, dtype, self.fabric.device, self.buffer)
-        self.personal_buffers = ModuleBuffers(own, dtype, self.fabric.device, self.buffer)
+        shared = {name: buffer for name, buffer in all_buffers.items() if name not in own}
+        bound = dtype, self.fabric.device, self.buffer, unsaved_buffers(self.module)
+        self._shared_buffers, self.personal_buffers = ModuleBuffers(shared, *bound), ModuleBuffers(own, *bound)
         self.buffer_layout, self.buffers = self._shared_buffers.layout, self._shared_buffers.vector
 
     @property

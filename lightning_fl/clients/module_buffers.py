@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import reduce
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_fl.vectors.layout import Layout, Tree
 
 
 class ModuleBuffers:
     """Some buffers of a module: the float ones are views of one vector, the integer ones are counters.
+
+    Float buffers that the module does not save (`persistent=False`) are in neither, as they are no part of the model: they are
+    not sent, and each client begins with the values that they had when the buffers were bound.
 
     Attributes:
         layout, vector: position of each float buffer, and the vector (d_b,).
@@ -21,7 +24,12 @@ class ModuleBuffers:
     """
 
     def __init__(
-        self, buffers: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device, current: Callable[[str], Tensor]
+        self,
+        buffers: Mapping[str, Tensor],
+        dtype: torch.dtype,
+        device: torch.device,
+        current: Callable[[str], Tensor],
+        unsaved: Collection[str] = (),
     ) -> None:
         """Make the float buffers views of one vector.
 
@@ -30,9 +38,11 @@ class ModuleBuffers:
             dtype: dtype of the vector, unless a float buffer has a wider one.
             device: device of the vector.
             current: returns the module's present buffer of a name, because a module may replace it by another tensor.
+            unsaved: names of the buffers that the module does not save.
         """
         floats = {name: buffer for name, buffer in buffers.items() if buffer.is_floating_point()}
         self.counter_names = [name for name in buffers if name not in floats]
+        self._unsaved = {name: floats.pop(name).to(device, copy=True) for name in [*floats] if name in unsaved}
         self.layout = Layout.of(floats)
         widest = reduce(torch.promote_types, (buffer.dtype for buffer in floats.values()), dtype)
         self.vector = bind(self.layout, floats, widest, device)
@@ -47,6 +57,8 @@ class ModuleBuffers:
                 buffer.copy_(view)
         for name in self.counter_names:
             self._current(name).copy_(counters[name])
+        for name, value in self._unsaved.items():
+            self._current(name).copy_(value)
 
     def read(self) -> Tensor:
         """Return the float buffers (d_b,), including those that the module replaced instead of writing to them."""
@@ -64,6 +76,12 @@ class ModuleBuffers:
             buffer = self._current(name)
             if buffer.data_ptr() != view.data_ptr():
                 yield buffer, view
+
+
+def unsaved_buffers(module: nn.Module) -> set[str]:
+    """Return the names of the buffers that were registered with `persistent=False`."""
+    inside = ((path, name) for path, child in module.named_modules() for name in child._non_persistent_buffers_set)
+    return {f"{path}.{name}" if path else name for path, name in inside}
 
 
 def bind(layout: Layout, tensors: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -30,7 +30,7 @@ def round_record(
         num_stragglers: clients that ran out of time; None if clients never do.
         server: values that the server's steps report, by name.
     """
-    ledger = run.ledger
+    ledger, num_trainable = run.ledger, run.layout.numel + run.personal_layout.numel
     return {
         "round": run.round - 1,
         **averages,
@@ -45,6 +45,7 @@ def round_record(
         "clients/dropped": len(cohort.selected) - len(cohort.answering),
         **({} if num_stragglers is None else {"clients/straggling": num_stragglers}),
         "model/parameters": network.num_parameters,
+        **({} if num_trainable == network.num_parameters else {"model/trainable": num_trainable}),
         **({} if network.macs is None else {"model/macs": network.macs}),
         **server,
     }

@@ -5,6 +5,7 @@ Papers describe layers, PyTorch has tensors. A layer, found from the modules alo
 - a convolution or linear layer, with the BatchNorm that directly follows it: the next module of the same parent, with as
   many features as the layer has outputs;
 - any other module that holds parameters and has no children, for instance a BatchNorm on its own or an embedding;
+- a layer with both factors of a LoRA adapter, which only make sense together;
 - any other parameter alone, for instance a token that a transformer declares next to its layers.
 
 Running statistics travel with the layer that they belong to. Where this does not suit a network, give all groups as a map:
@@ -36,6 +37,8 @@ from lightning_fl.vectors.layout import Layout
 Groups = str | Mapping[str, Sequence[str]]
 """User's choice of groups: `layer`, `tensor`, or a map from the name of each group to its parameters."""
 CHOICES = ("layer", "tensor")
+FACTORS = {"lora_A", "lora_B"}
+"""Children of a layer that `peft` has adapted, whose product counts."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,7 @@ def layer_groups(module: nn.Module, without: Collection[str] = ()) -> tuple[Grou
 def _layers(path: str, module: nn.Module) -> Iterator[tuple[str, list[tuple[str, nn.Module]]]]:
     """Yield every layer with the modules that form it."""
     children = list(module.named_children())
-    if _width(module) is not None or not children:
+    if _width(module) is not None or not children or {name for name, _ in children} >= FACTORS:
         yield path, [(path, module)]
         return
     attached = None

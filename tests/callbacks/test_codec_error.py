@@ -1,16 +1,14 @@
 """Test the errors of codecs against sums by hand, and that measuring them changes nothing."""
 
-import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import lightning as L  # noqa: N812
 import numpy as np
 import pytest
 import torch
 from compared_runs import MakeTrainer
-from toys import SIZES, Perceptron, federation, read_rows, vector
+from toys import SIZES, Perceptron, Recorded, federation, read_rows, vector
 
 from lightning_fl.algorithms import Algorithm, FedLDF
 from lightning_fl.callbacks import CodecError
@@ -32,14 +30,6 @@ class Scaled(Codec):
 
     def decode(self, payload: Payload, setting: Setting) -> Message:
         return {name: packed.content for name, packed in payload.items()}
-
-
-class Recorded(L.Callback):
-    def __init__(self) -> None:
-        self.rounds: dict[int, list[Any]] = {}
-
-    def on_client_message(self, trainer: Any, pl_module: Any, crossing: Any) -> None:
-        self.rounds.setdefault(trainer.current_epoch, []).append(copy.deepcopy(crossing))
 
 
 def codec_columns(folder: Path) -> list[dict[str, float]]:

@@ -1,5 +1,6 @@
 """Module and data small enough to be checked by hand."""
 
+import copy
 import csv
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -132,6 +133,16 @@ class Pruning(L.Callback):
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         if trainer.current_epoch == self.when and not plans_of(pl_module):
             prune(pl_module, self.plan(pl_module), trainer.optimizers)
+
+
+class Recorded(L.Callback):
+    """Callback that keeps the messages of clients that have crossed the uplink, by round."""
+
+    def __init__(self) -> None:
+        self.rounds: dict[int, list[Any]] = {}
+
+    def on_client_message(self, trainer: Any, pl_module: Any, crossing: Any) -> None:
+        self.rounds.setdefault(trainer.current_epoch, []).append(copy.deepcopy(crossing))
 
 
 def vector(module: nn.Module) -> np.ndarray:
