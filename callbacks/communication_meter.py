@@ -7,13 +7,15 @@ and receives as much.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
-from lightning_fl.checks import check_positive
+from lightning_fl.checks import check_choice, check_positive
+from lightning_fl.errors import require
 from lightning_fl.outputs.units import in_bytes
 
 
@@ -26,21 +28,58 @@ class CommunicationMeter(Callback):
     together. They count an exchange of whole gradients, independently of the strategy; with one worker, the gradients that it
     would send.
 
+    In a federation, `per_layer` adds `comm/uplink_bits/layer/LAYER` of the uploads, and `comm/uplink_bits/layer/shared` for what
+    belongs to no single layer, such as positions and buffers; together they are `comm/uplink_bits` of the uploads. `entropy` adds
+    `comm/uplink_entropy_bits`: what an ideal code of the same content, with its model, would take. Nobody sends it, so
+    no total and no target counts it.
+
     Args:
         max_uplink_bytes: stop after the epoch (round) in which all workers (clients) together have sent this many bytes, above
             0; None for no limit.
+        per_layer: split the bits of the uploads by layers.
+        entropy: log the least size of the uploads, too.
 
     Raises:
-        UserError: the limit is not positive.
+        UserError: the limit is not positive; or, before training, sizes of uploads are asked of a trainer without clients.
     """
 
-    def __init__(self, max_uplink_bytes: float | None = None) -> None:
+    def __init__(self, max_uplink_bytes: float | None = None, per_layer: bool = False, entropy: bool = False) -> None:
+        check_choice("per_layer", per_layer, (True, False))
+        check_choice("entropy", entropy, (True, False))
         if max_uplink_bytes is not None:
             check_positive("max_uplink_bytes", max_uplink_bytes)
         self.max_uplink_bytes = max_uplink_bytes
         self.sent_bits = 0
         """Bits sent by all workers of an ordinary trainer so far."""
+        self.per_layer = per_layer
+        self.entropy = entropy
         self._epoch_bits = 0
+        self._uploads: Counter[str] = Counter()
+
+    def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
+        """Refuse to split the uploads of a trainer that has none.
+
+        Raises:
+            UserError: it is asked to.
+        """
+        asked = [name for name in ("per_layer", "entropy") if getattr(self, name)]
+        require(
+            not asked or hasattr(trainer, "evaluate_clients"),
+            f"{' and '.join(asked)} of CommunicationMeter measure the uploads of clients, which lightning.Trainer does not have: "
+            "use FederatedTrainer.",
+        )
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Begin the sums of a round."""
+        self._uploads = Counter()
+
+    def on_client_message(self, trainer: Any, pl_module: LightningModule, crossing: Any) -> None:
+        """Add the sizes of a client's upload."""
+        if self.per_layer:
+            for name, bits in crossing.bits_by_layer().items():
+                self._uploads[f"comm/uplink_bits/layer/{name}"] += bits
+        if self.entropy:
+            self._uploads["comm/uplink_entropy_bits"] += crossing.entropy_bits
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Stop a resumed run whose budget is spent already."""
@@ -62,6 +101,7 @@ class CommunicationMeter(Callback):
                 for kind, total in ledger.total_bits[direction].items():
                     if total:
                         pl_module.log(f"comm/{direction}link_bits/{kind}", float(ledger.round_bits[direction][kind]))
+            self._log_uploads(trainer, pl_module)
         else:
             self.sent_bits += self._epoch_bits
             for direction in ("up", "down"):
@@ -69,6 +109,17 @@ class CommunicationMeter(Callback):
                 pl_module.log(f"comm/total_{direction}link_bytes", self.sent_bits / 8)
             self._epoch_bits = 0
         self._stop_if_spent(trainer)
+
+    def _log_uploads(self, trainer: Any, module: LightningModule) -> None:
+        """Log the sizes of the uploads, of all processes."""
+        if not (self.per_layer or self.entropy):
+            return
+        parts: list[Any] = [self._uploads]
+        if trainer.world_size > 1:
+            parts = [None] * trainer.world_size
+            torch.distributed.all_gather_object(parts, self._uploads)
+        for name, bits in sum(parts, Counter[str]()).items():
+            module.log(name, torch.tensor(bits, dtype=torch.float64))  # a Python float would become float32
 
     def _stop_if_spent(self, trainer: Any) -> None:
         ledger = _ledger(trainer)

@@ -44,6 +44,17 @@ class FewBits(Codec):
     def restore(self, codes: Tensor, count: int, dtype: torch.dtype) -> Tensor:
         """Return the numbers (d,) that the codes stand for, as shares of the scales; d = `count`."""
 
+    @property
+    @abstractmethod
+    def width(self) -> int:
+        """Bits of a code."""
+
+    def symbols(self, name: str, payload: Payload, setting: Setting) -> tuple[Tensor, int] | None:
+        """Return the codes of an encoded vector, unless there are too many different ones to count them."""
+        if not self.is_lossy_for(name) or self.width > 16:
+            return None
+        return unpack(payload[name].content, setting.layout.numel, self.width), 2**self.width
+
     def is_lossy_for(self, name: str) -> bool:
         """True for the model and its moments."""
         return compressible(name)
@@ -105,6 +116,11 @@ class OneBit(FewBits):
         """True for `l1`."""
         return self.scale == "l1"
 
+    @property
+    def width(self) -> int:
+        """1, for the sign."""
+        return 1
+
     def is_lossy_for(self, name: str) -> bool:
         """True for the entries that it encodes."""
         return name in self.names if self.names else compressible(name)
@@ -147,6 +163,11 @@ class Quantiser(FewBits):
         check_whole("bits of a quantised number", self.bits, 2, 32)
         object.__setattr__(self, "bits", int(self.bits))  # arithmetic with a NumPy integer may overflow
         check_choice("groups", self.groups, get_args(Groups))
+
+    @property
+    def width(self) -> int:
+        """Bits per number."""
+        return self.bits
 
     def shrink(self, vector: Tensor, sizes: list[int]) -> tuple[Packed, Tensor]:
         """Return levels with signs, and the scales."""

@@ -58,6 +58,17 @@ class Sparse(Codec):
         """True for the model and its moments, unless everything is sent."""
         return self.alpha < 1 and compressible(name)
 
+    @abstractmethod
+    def mask_of(self, name: str) -> str:
+        """Return the name of the positions of a vector."""
+
+    def positions(self, name: str, payload: Payload, setting: Setting) -> Tensor | None:
+        """Return the positions of a vector's numbers."""
+        mask = payload.get(self.mask_of(name))
+        if mask is None:
+            return None
+        return unpack_positions(mask.content, len(payload[name].content), setting.layout.numel)
+
     def pack_mask(self, positions: Tensor, count: int) -> Packed:
         """Encode ascending positions (k,) among `count`, as a mask or a list of indices, whichever is shorter."""
         return Packed(pack_positions(positions, count), positions_bits(len(positions), count, self.index_bits))
@@ -70,6 +81,10 @@ class TopK(Sparse):
     k = max(1, ⌊alpha · d⌋) over the whole vector (d,), of equal magnitudes the lower index first. A vector takes
     32k + min(d, k⌈log2 d⌉) bits, 32d with alpha = 1. The rest is dropped, unless `ErrorFeedback` around it sends it later.
     """
+
+    def mask_of(self, name: str) -> str:
+        """Return `mask/name`."""
+        return f"mask/{name}"
 
     def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
         """Encode values (k,) under the vector's name, and their positions under `mask/name`."""
@@ -102,6 +117,10 @@ class OneMask(Sparse):
     @abstractmethod
     def choose(self, vectors: Message, k: int) -> Tensor:
         """Return the ascending positions (k,) to send of these vectors (d,)."""
+
+    def mask_of(self, name: str) -> str:
+        """Return `mask`, the same for all vectors."""
+        return "mask"
 
     def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
         """Encode values (k,) under each vector's name, and their positions under `mask`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -13,28 +13,10 @@ import numpy as np
 from torch import Tensor
 
 from lightning_fl.codecs import Dense
+from lightning_fl.communication.crossing import Crossing
 from lightning_fl.communication.ledger import Direction, Ledger
-from lightning_fl.slots import Codec, Draw, Message, Setting, State, Upload
+from lightning_fl.slots import Codec, Draw, Message, Payload, Setting, State, Upload
 from lightning_fl.vectors.submodel import Submodel
-
-
-@dataclass(frozen=True)
-class Crossing:
-    """Message of a client that has crossed the uplink.
-
-    Attributes:
-        client: index of the client.
-        meant: vectors that it sent, of full length, 0 where it sent nothing.
-        arrived: what the server sees of them.
-        memory: codec memory of the client after the message.
-        bits: bits of the message.
-    """
-
-    client: int
-    meant: Message
-    arrived: Message
-    memory: State
-    bits: int
 
 
 def _alone(mine: dict[int, Any]) -> dict[int, Any]:
@@ -133,12 +115,13 @@ class Link:
         unpruned = self.setting.unpruned
         if submodel is not None:
             submodel = submodel.intersect(unpruned, self.setting.layout, self.setting.buffer_layout)
-        submodel, before = submodel or unpruned, self.ledger.bits("up")
-        seen, memory = self._send("up", self.uplink, message, memory, submodel, party=client)
+        submodel, parts = submodel or unpruned, list[tuple[Codec, Payload]]()
+        seen, memory = self._send("up", self.uplink, message, memory, submodel, party=client, parts=parts)
         if self.on_crossing is not None:
             sent = message if submodel is None else submodel.scatter(submodel.gather(message), {})
             meant = {name: entry for name, entry in sent.items() if self.uplink.applies_to(name)}
-            self.on_crossing(Crossing(client, meant, seen, memory, self.ledger.bits("up") - before))
+            setting = self.setting if submodel is None else self.setting.within(submodel)
+            self.on_crossing(Crossing(client, meant, seen, memory, parts, setting, self.setting.groups))
         if memory:
             self._pending[client] = memory
         return seen
@@ -158,12 +141,13 @@ class Link:
         recipients: int = 1,
         party: int | None = None,
         follow: bool = False,
+        parts: list[tuple[Codec, Payload]] | None = None,
     ) -> tuple[Message, State]:
         """Encode, count and decode a message; returns the decoded message and the sender's new memory.
 
         Only the coordinates of the submodel are sent; all others arrive as 0. The memory stays as it is if the codec has
         nothing to encode. `party` is the client at the other end; None if the message goes to several. With `follow` the
-        recipients must have received the earlier broadcasts.
+        recipients must have received the earlier broadcasts. What was encoded, and by which codec, is added to `parts`.
         """
         shorter, known = message, memory
         setting = replace(self.setting, draw=self._draw(direction, party))
@@ -177,6 +161,8 @@ class Link:
             if part:
                 payload, new = through.encode(part, known, setting)
                 self.ledger.book(direction, payload, recipients)
+                if parts is not None:
+                    parts.append((through, payload))
                 arrived |= (
                     through.decode_incremental(payload, known, setting) if follow else through.decode(payload, setting)
                 )

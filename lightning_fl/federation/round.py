@@ -16,7 +16,8 @@ from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.local_schedule import LocalSchedule
 from lightning_fl.clients.serial import serial
 from lightning_fl.codecs import Dense
-from lightning_fl.communication.link import Crossing, Link
+from lightning_fl.communication.crossing import Crossing
+from lightning_fl.communication.link import Link
 from lightning_fl.communication.simulated_clock import SimulatedClock
 from lightning_fl.data import FederatedDataModule, Source
 from lightning_fl.federation.callback_queries import CallbackQueries

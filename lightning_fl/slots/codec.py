@@ -91,6 +91,14 @@ class Codec(Part, ABC):
         """True if decoding may change an entry of that name."""
         return False
 
+    def positions(self, name: str, payload: Payload, setting: Setting) -> Tensor | None:
+        """Return the ascending positions (k,) of the numbers of a vector that a payload contains; None: it contains all."""
+        return None
+
+    def symbols(self, name: str, payload: Payload, setting: Setting) -> tuple[Tensor, int] | None:
+        """Return an entry's whole numbers in [0, A), and A, if they alone are its content; None for entries of other content."""
+        return None
+
     @abstractmethod
     def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
         """Encode a message.

@@ -1,0 +1,113 @@
+"""A client's message that has crossed the uplink, as callbacks see it: its size by layer, and the least size of its content."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, lgamma, log
+
+import torch
+
+from lightning_fl.slots import Codec, Message, Payload, Setting, State, compressible, kind_of
+from lightning_fl.vectors.layer_groups import Group
+
+SHARED = "shared"
+"""Name of the bits that belong to no single layer."""
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """Message of a client that has crossed the uplink.
+
+    Attributes:
+        client: index of the client.
+        meant: vectors that it sent, of full length, 0 where it sent nothing.
+        arrived: what the server sees of them.
+        memory: codec memory of the client after the message.
+        parts: codecs and the payloads that they made.
+        setting: setting that they were given, of the submodel if only that was sent.
+        groups: layers of the network.
+    """
+
+    client: int
+    meant: Message
+    arrived: Message
+    memory: State
+    parts: Sequence[tuple[Codec, Payload]]
+    setting: Setting
+    groups: Sequence[Group]
+
+    @property
+    def bits(self) -> int:
+        """Bits of the message."""
+        return sum(packed.bits for _, payload in self.parts for packed in payload.values())
+
+    @property
+    def entropy_bits(self) -> int:
+        """Bits that an ideal code of the same content would take, with its model.
+
+        n symbols out of A values, n_v of them equal to v, take ⌈log2 C(n+A−1, A−1)⌉ bits for the counts and ⌈log2(n! / Π n_v!)⌉
+        for their order, which an enumerative code attains; k of d positions take ⌈log2 C(d, k)⌉. All else counts in full.
+        """
+        return sum(_entropy(codec, name, payload, self.setting) for codec, payload in self.parts for name in payload)
+
+    def bits_by_layer(self) -> dict[str, int]:
+        """Return the bits of each layer, and under `shared` those that belong to none, such as positions; together `bits`."""
+        found = dict.fromkeys([*(group.name for group in self.groups), SHARED], 0)
+        home = {name: group.name for group in self.groups for name in group.parameters}
+        layout = self.setting.layout
+        owners = [home.get(name, SHARED) for name in layout.names]
+        ends = torch.tensor(layout.sizes).cumsum(0)
+        for codec, payload in self.parts:
+            for name, packed in payload.items():
+                shares = [0] * len(owners)
+                if compressible(name):
+                    positions = codec.positions(name, payload, self.setting)
+                    if positions is None:
+                        counts = list(layout.sizes)
+                    else:
+                        tensors = torch.bucketize(positions.cpu(), ends, right=True)
+                        counts = torch.bincount(tensors, minlength=len(owners)).tolist()
+                    width, rest = divmod(packed.bits, max(1, sum(counts)))
+                    shares = [width * count for count in counts] if not rest else shares
+                elif kind_of(name) == "scalars" and packed.content.numel() == len(owners):  # one for each tensor
+                    shares = [packed.bits // len(owners)] * len(owners)
+                for owner, bits in zip(owners, shares, strict=True):
+                    found[owner] += bits
+                found[SHARED] += packed.bits - sum(shares)
+        return found
+
+
+def _entropy(codec: Codec, name: str, payload: Payload, setting: Setting) -> int:
+    """Return the ideal bits of an entry."""
+    if (found := codec.symbols(name, payload, setting)) is not None:
+        symbols, num_values = found
+        counts = torch.bincount(symbols.flatten().long(), minlength=num_values).tolist()
+        n = sum(counts)
+        of_order = log2_factorial(n) - sum(map(log2_factorial, counts))
+        return _whole(log2_choices(n + num_values - 1, num_values - 1)) + _whole(of_order)
+    if kind_of(name) == "mask":
+        vectors = [vector for vector in payload if compressible(vector) and name in ("mask", f"mask/{vector}")]
+        positions = codec.positions(vectors[0], payload, setting) if vectors else None
+        if positions is not None:
+            return _whole(log2_choices(setting.layout.numel, len(positions)))
+    return payload[name].bits
+
+
+def log2_factorial(n: int) -> float:
+    """Return log2 n!.
+
+    >>> round(log2_factorial(4), 9) == round(log(24) / log(2), 9)
+    True
+    """
+    return lgamma(n + 1) / log(2)
+
+
+def log2_choices(n: int, k: int) -> float:
+    """Return log2 of the number of choices of k among n."""
+    return log2_factorial(n) - log2_factorial(k) - log2_factorial(n - k)
+
+
+def _whole(bits: float) -> int:
+    """Return whole bits, whatever the rounding error of a logarithm that is whole."""
+    return max(0, ceil(bits - 1e-6))

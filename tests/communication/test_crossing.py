@@ -1,0 +1,115 @@
+"""Test the sizes of uploads by layer, and their ideal sizes against whole-number arithmetic."""
+
+from math import comb, factorial, prod
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from compared_runs import MakeTrainer
+from hypothesis import given
+from hypothesis import strategies as st
+from toys import Normalised, Perceptron, Recorded, federation, read_rows
+
+from lightning_fl.algorithms import Algorithm, FedLDF
+from lightning_fl.callbacks import CommunicationMeter
+from lightning_fl.codecs import Dense, ErrorFeedback, FairTopK, OneBit, Quantiser, SharedTopK, TopK
+from lightning_fl.communication.crossing import Crossing
+from lightning_fl.errors import UserError
+from lightning_fl.slots import Codec, Setting
+from lightning_fl.vectors.layer_groups import Group
+from lightning_fl.vectors.layout import NO_LAYOUT, Layout
+
+CODECS: dict[str, Codec] = {
+    "dense": Dense(),
+    "top": TopK(0.2),
+    "all": TopK(1.0),
+    "shared": SharedTopK(0.3),
+    "fair": FairTopK(0.2),
+    "one bit": OneBit(),
+    "one bit, one scale": OneBit(groups="global"),
+    "four bits": Quantiser("uniform", 4),
+    "with feedback": ErrorFeedback(TopK(0.2)),
+}
+LAYOUT = Layout(("a", "b"), ((4, 2), (5,)), (False, False))
+SETTING = Setting(LAYOUT, NO_LAYOUT, num_clients=3)
+GROUPS = [Group("first", ("a",)), Group("second", ("b",))]
+
+
+def crossing(codec: Codec, x: torch.Tensor) -> Crossing:
+    payload, _ = codec.encode({"model": x}, {}, SETTING)
+    return Crossing(0, {"model": x}, codec.decode(payload, SETTING), {}, [(codec, payload)], SETTING, GROUPS)
+
+
+def ceil_log2(value: int) -> int:
+    """Return ⌈log2 value⌉ exactly."""
+    return (value - 1).bit_length()
+
+
+def test_layers_by_hand() -> None:
+    x = torch.tensor([9.0, 0, 8, 0, 0, 0, 0, 0, 7, 0, 0, 0, 0])
+    assert crossing(Dense(), x).bits_by_layer() == {"first": 8 * 32, "second": 5 * 32, "shared": 0}
+    # Three of 13 numbers, two of them in the first layer; positions are a list of three times four bits.
+    assert crossing(TopK(0.25), x).bits_by_layer() == {"first": 64, "second": 32, "shared": 12}
+    assert crossing(OneBit(), x).bits_by_layer() == {"first": 8 + 32, "second": 5 + 32, "shared": 0}
+    assert crossing(OneBit(groups="global"), x).bits_by_layer() == {"first": 8, "second": 5, "shared": 32}
+    assert crossing(Quantiser("uniform", 4), x).bits_by_layer() == {"first": 32 + 32, "second": 20 + 32, "shared": 0}
+
+
+@given(st.lists(st.sampled_from([-2.0, -1.0, 0.0, 0.5, 1.0, 2.0]), min_size=13, max_size=13))
+def test_ideal_sizes_are_those_of_whole_number_arithmetic(values: list[float]) -> None:
+    x = torch.tensor(values)
+    for codec, num_values, scales in ((OneBit(), 2, 64), (Quantiser("uniform", 3, "global"), 8, 32)):
+        found = crossing(codec, x)
+        ((_, payload),) = found.parts
+        symbols, of = codec.symbols("model", payload, SETTING) or (x, 0)
+        assert of == num_values
+        counts = torch.bincount(symbols.long(), minlength=num_values).tolist()
+        order = factorial(13) // prod(map(factorial, counts))
+        assert found.entropy_bits == ceil_log2(comb(13 + of - 1, of - 1)) + ceil_log2(order) + scales
+    assert crossing(TopK(0.25), x).entropy_bits == 3 * 32 + ceil_log2(comb(13, 3))
+    assert crossing(Dense(), x).entropy_bits == 13 * 32
+
+
+def test_the_reference_positions() -> None:
+    x = torch.randn(21_840, generator=torch.Generator().manual_seed(0))
+    layout = Layout(("a",), ((21_840,),), (False,))
+    setting = Setting(layout, NO_LAYOUT, num_clients=1)
+    payload, _ = TopK(0.05).encode({"model": x}, {}, setting)
+    found = Crossing(0, {}, {}, {}, [(TopK(0.05), payload)], setting, [])
+    assert found.bits == 1092 * 32 + 16_380
+    assert found.entropy_bits == 1092 * 32 + 6_249
+    assert found.bits_by_layer() == {"shared": found.bits}
+
+
+@pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
+def test_layers_add_up_to_what_is_sent(
+    codec: Codec, make_trainer: MakeTrainer, keeps_files: dict[str, Any], tmp_path: Path
+) -> None:
+    meter = CommunicationMeter(per_layer=True, entropy=True)
+    trainer = make_trainer(callbacks=[meter], **keeps_files)
+    trainer.fit(Normalised(), federation(), Algorithm(uplink=codec))
+    for row in read_rows(tmp_path):
+        layers = {name: int(float(value)) for name, value in row.items() if name.startswith("comm/uplink_bits/layer/")}
+        assert sum(layers.values()) == int(row["comm/uplink_bits"])
+        assert layers["comm/uplink_bits/layer/shared"] >= 3 * 6 * 32, "the float buffers"
+        assert layers["comm/uplink_bits/layer/hidden"] > 0
+        assert int(float(row["comm/uplink_entropy_bits"])) <= int(row["comm/uplink_bits"]) + 3 * 8 * 20
+
+
+def test_layers_that_are_not_sent_cost_nothing(make_trainer: MakeTrainer) -> None:
+    seen = Recorded()
+    trainer = make_trainer(callbacks=[seen], clients_per_round=4, max_rounds=3)
+    trainer.fit(Perceptron(), federation(), FedLDF(n=1))
+    uploads = [c for crossings in seen.rounds.values() for c in crossings if "model" in c.meant]
+    assert uploads
+    for upload in uploads:
+        for name, part in {"hidden": slice(0, 16), "output": slice(16, 26)}.items():
+            numbers = len(upload.meant["model"][part]) if upload.meant["model"][part].any() else 0
+            assert upload.bits_by_layer()[name] == 32 * numbers
+
+
+@pytest.mark.parametrize("asked", [{"per_layer": True}, {"entropy": True}])
+def test_uploads_need_clients(asked: dict[str, Any], make_stock_trainer: Any) -> None:
+    with pytest.raises(UserError, match="use FederatedTrainer"):
+        make_stock_trainer(callbacks=[CommunicationMeter(**asked)]).fit(Perceptron(), datamodule=federation())
