@@ -20,6 +20,7 @@ from lightning_fl.algorithms.feddumap.prunefl import PruneFL
 from lightning_fl.algorithms.fedldf import HDFL, FedADP, FedLDF, RandomLayers
 from lightning_fl.algorithms.fednova import FedNova
 from lightning_fl.algorithms.fedopt import FedOpt, ServerAdagrad, ServerAdam, ServerYogi
+from lightning_fl.algorithms.fedpaq import FedPAQ
 from lightning_fl.algorithms.fedprox import FedProx
 from lightning_fl.algorithms.personal.ditto import Ditto
 from lightning_fl.algorithms.personal.fedbn import FedBN
@@ -58,6 +59,7 @@ __all__ = [
     "FedLDF",
     "FedNova",
     "FedOpt",
+    "FedPAQ",
     "FedProx",
     "FedRep",
     "HRank",

@@ -1,0 +1,229 @@
+"""Round every number at random to one of its neighbouring levels, so that the mean over the draws is the number itself.
+
+QSGD        levels 0, v/s, 2v/s … v of a bucket's norm v     Alistarh et al., QSGD: Communication-Efficient SGD via Gradient
+                                                             Quantization and Encoding, NeurIPS 2017 (arXiv:1610.02132)
+TernGrad    −v, 0, v of a tensor's largest magnitude v       Wen et al., TernGrad: Ternary Gradients to Reduce Communication in
+                                                             Distributed Deep Learning, NeurIPS 2017 (arXiv:1705.07878)
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lightning_fl.checks import check_choice, check_positive, check_whole
+from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State, compressible
+from lightning_fl.vectors.bit_packing import bit_width, pack, unpack
+from lightning_fl.vectors.elias import decode_levels, encode_levels
+
+SCALES = "scalars/scale/"
+MOST_LEVELS = 2**24  # more than float32 can tell apart
+POWERS = (1, 3, 9, 27, 81)
+"""Worth of the five ternary digits of a byte."""
+
+
+class Stochastic(Codec):
+    """Encodes each vector (d,) as whole numbers in −s … s, drawn at random, and a scale for each group of numbers."""
+
+    deltas_only = True
+
+    @property
+    @abstractmethod
+    def most(self) -> int:
+        """Highest level, s."""
+
+    @abstractmethod
+    def sizes(self, setting: Setting) -> Tensor:
+        """Return the number of numbers in each group."""
+
+    @abstractmethod
+    def scale(self, vector: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a vector, perhaps clipped, and the scale v of each group, float32."""
+
+    def pack(self, codes: Tensor) -> Packed:
+        """Pack whole numbers in [0, 2s], each in as many bits."""
+        width = bit_width(2 * self.most + 1)
+        return Packed(pack(codes, width), len(codes) * width)
+
+    def unpack(self, packed: Tensor, count: int) -> Tensor:
+        """Return the whole numbers (d,), d = `count`."""
+        return unpack(packed, count, bit_width(2 * self.most + 1))
+
+    def is_lossy_for(self, name: str) -> bool:
+        """True for the model and its moments."""
+        return compressible(name)
+
+    def symbols(self, name: str, payload: Payload, setting: Setting) -> tuple[Tensor, int] | None:
+        """Return the levels of an encoded vector, unless there are too many different ones to count them."""
+        if not self.is_lossy_for(name) or self.most > 2**15:
+            return None
+        return self.unpack(payload[name].content, setting.layout.numel), 2 * self.most + 1
+
+    def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
+        """Encode levels under the vector's name, and scales (groups,) under `scalars/scale/name`."""
+        payload = {}
+        for name, vector in message.items():
+            if not self.is_lossy_for(name):
+                payload[name] = Packed.whole(vector)
+                continue
+            sizes = self.sizes(setting).to(vector.device)
+            clipped, scales = self.scale(vector, sizes)
+            wide = clipped.to(torch.promote_types(vector.dtype, torch.float32))
+            share = wide.abs() * self.most / scales.to(wide.dtype).repeat_interleave(sizes)
+            share = share.nan_to_num_(0.0).clamp_(max=self.most)
+            level = share.floor()
+            drawn = torch.rand(len(vector), generator=setting.draw.generator(name)).to(vector.device)
+            level += drawn < share - level
+            payload[name] = self.pack((level.copysign_(wide) + self.most).to(torch.int64))
+            payload[f"{SCALES}{name}"] = Packed.whole(scales)
+        return payload, {}
+
+    def decode(self, payload: Payload, setting: Setting) -> Message:
+        """Return v · level / s."""
+        message = {}
+        for name, packed in payload.items():
+            if self.is_lossy_for(name):
+                levels = self.unpack(packed.content, setting.layout.numel).to(torch.int32) - self.most
+                scales = payload[f"{SCALES}{name}"].content
+                wide = torch.promote_types(setting.dtype, torch.float32)
+                share = levels.to(wide).div_(self.most)
+                message[name] = share.mul_(scales.to(wide).repeat_interleave(self.sizes(setting).to(scales.device))).to(
+                    setting.dtype
+                )
+            elif not name.startswith(SCALES):
+                message[name] = packed.content
+        return message
+
+
+@dataclass(frozen=True)
+class QSGD(Stochastic):
+    """C(x) = v · sgn(x) ℓ / s, where ℓ is |x| s / v, rounded up with the probability of its fraction; v is a bucket's norm.
+
+    E C(x) = x, and E‖C(x) − x‖² = (v/s)² Σ f (1 − f) ≤ min(n/s², √n/s) ‖x‖² for a bucket of n numbers with fractions f. A vector
+    takes d ⌈log2(2s + 1)⌉ + 32 ⌈d / bucket⌉ bits, or fewer in Elias's code, which has few bits where most levels are 0.
+
+    Attributes:
+        levels: s, from 1.
+        bucket: consecutive numbers that share a norm; the last bucket may have fewer.
+        norm: `l2`, the paper's, or `max`, the largest magnitude, with a smaller error and more levels above 0.
+        coding: `fixed`, as many bits for every number; or `elias`, the paper's code of the levels above 0 and their distances,
+            or the fixed one if that is shorter, with one bit to tell which.
+    """
+
+    is_unbiased = True
+    levels: int = 4
+    bucket: int = 512
+    norm: Literal["l2", "max"] = "l2"
+    coding: Literal["fixed", "elias"] = "fixed"
+
+    def __post_init__(self) -> None:
+        check_whole("levels of QSGD", self.levels, 1, MOST_LEVELS)
+        check_whole("bucket of QSGD", self.bucket, 1)
+        check_choice("norm", self.norm, ("l2", "max"))
+        check_choice("coding", self.coding, ("fixed", "elias"))
+        object.__setattr__(self, "levels", int(self.levels))  # arithmetic with a NumPy integer may overflow
+
+    @property
+    def most(self) -> int:
+        """Highest level, s."""
+        return self.levels
+
+    def sizes(self, setting: Setting) -> Tensor:
+        """Return the lengths of the buckets."""
+        whole, rest = divmod(setting.layout.numel, self.bucket)
+        return torch.tensor([self.bucket] * whole + [rest] * bool(rest), dtype=torch.int64)
+
+    def scale(self, vector: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the vector and the norms of its buckets."""
+        padded = torch.zeros(len(sizes) * self.bucket, dtype=vector.dtype, device=vector.device)
+        padded[: len(vector)] = vector
+        buckets = padded.view(len(sizes), self.bucket)
+        if self.norm == "max":
+            return vector, buckets.abs().amax(1).float()
+        return vector, torch.linalg.vector_norm(buckets, dim=1, dtype=torch.float64).float()
+
+    def pack(self, codes: Tensor) -> Packed:
+        """Pack whole numbers in [0, 2s] in the chosen code."""
+        fixed = super().pack(codes)
+        if self.coding == "fixed":
+            return fixed
+        coded = encode_levels(codes - self.most, self.bucket)
+        is_shorter = len(coded) < fixed.bits
+        bits = coded if is_shorter else unpack(fixed.content, fixed.bits, 1).bool().cpu()
+        flagged = torch.cat([torch.tensor([is_shorter]), bits])
+        return Packed(pack(flagged, 1).to(codes.device), len(flagged))
+
+    def unpack(self, packed: Tensor, count: int) -> Tensor:
+        """Return the whole numbers (d,), d = `count`."""
+        if self.coding == "fixed":
+            return super().unpack(packed, count)
+        bits = unpack(packed.cpu(), 8 * len(packed), 1).bool()
+        if bits[0]:
+            levels = decode_levels(bits[1:], count, self.bucket) + self.most
+            return levels.to(packed.device)
+        return super().unpack(pack(bits[1:], 1).to(packed.device), count)
+
+
+@dataclass(frozen=True)
+class TernGrad(Stochastic):
+    """C(x) = v · sgn(x) with the probability |x| / v, else 0; v is the largest magnitude of a tensor.
+
+    E C(x) = x, and E‖C(x) − x‖² = v‖x‖₁ − ‖x‖². A vector takes 8 ⌈d/5⌉ + 32 G bits for G tensors, or 2d + 32 G.
+
+    Attributes:
+        clip: numbers beyond so many standard deviations of their tensor are cut off first, which biases them: 2.5 in the paper
+            for large models; if not given, none.
+        packing: `base3` puts five numbers into a byte, `two_bits` four.
+    """
+
+    clip: float | None = None
+    packing: Literal["base3", "two_bits"] = "base3"
+
+    def __post_init__(self) -> None:
+        if self.clip is not None:
+            check_positive("clip of TernGrad", self.clip)
+        check_choice("packing", self.packing, ("base3", "two_bits"))
+
+    @property
+    def is_unbiased(self) -> bool:
+        """True unless numbers are cut off."""
+        return self.clip is None
+
+    @property
+    def most(self) -> int:
+        """Highest level, 1."""
+        return 1
+
+    def sizes(self, setting: Setting) -> Tensor:
+        """Return the sizes of the tensors."""
+        return torch.tensor(setting.layout.sizes, dtype=torch.int64)
+
+    def scale(self, vector: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the vector, clipped, and the largest magnitude of each tensor."""
+        parts = list(vector.split(sizes.tolist()))
+        if self.clip is not None:
+            limits = [self.clip * part.std(correction=0) for part in parts]
+            parts = [part.clamp(-limit, limit) for part, limit in zip(parts, limits, strict=True)]
+        largest = [part.abs().amax() if len(part) else part.new_zeros(()) for part in parts]
+        return torch.cat(parts), torch.stack(largest).float()
+
+    def pack(self, codes: Tensor) -> Packed:
+        """Pack the numbers 0, 1 and 2."""
+        if self.packing == "two_bits":
+            return super().pack(codes)
+        num_bytes = -(-len(codes) // 5)
+        padded = torch.zeros(num_bytes * 5, dtype=torch.int64, device=codes.device)
+        padded[: len(codes)] = codes
+        worth = torch.tensor(POWERS, device=codes.device)
+        return Packed((padded.view(num_bytes, 5) * worth).sum(1).to(torch.uint8), 8 * num_bytes)
+
+    def unpack(self, packed: Tensor, count: int) -> Tensor:
+        """Return the numbers 0, 1 and 2."""
+        if self.packing == "two_bits":
+            return super().unpack(packed, count)
+        worth = torch.tensor(POWERS, dtype=torch.uint8, device=packed.device)
+        return (packed[:, None] // worth % 3).view(-1)[:count]
