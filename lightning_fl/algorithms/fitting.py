@@ -159,6 +159,9 @@ def _uploads(slots: Slots) -> Iterator[str]:
             f"clients of {name_of(slots.rule)} keep a copy of {_listed(kept)}, of which the uplink {codec} loses a part in "
             f"every round: use ErrorFeedback({codec}(…))"
         )
+    if slots.uplink.needs_error_feedback and not slots.uplink.has_error_feedback:
+        codec = name_of(slots.uplink)
+        yield f"the uplink {codec} would lose most of every upload for good: use ErrorFeedback({codec}(…))"
     for step in slots.chain:
         if skewed := [name for name in sorted(step.needs_equal_weights) if not slots.aggregator.weighs_equally(name)]:
             yield (

@@ -5,6 +5,18 @@ from lightning_fl.codecs.dense import Dense
 from lightning_fl.codecs.error_feedback import ErrorFeedback
 from lightning_fl.codecs.few_bits import OneBit, Quantiser
 from lightning_fl.codecs.followed import Followed
+from lightning_fl.codecs.sparse_ternary import STC
 from lightning_fl.codecs.top_k import FairTopK, SharedTopK, TopK
 
-__all__ = ["Changes", "Dense", "ErrorFeedback", "FairTopK", "Followed", "OneBit", "Quantiser", "SharedTopK", "TopK"]
+__all__ = [
+    "STC",
+    "Changes",
+    "Dense",
+    "ErrorFeedback",
+    "FairTopK",
+    "Followed",
+    "OneBit",
+    "Quantiser",
+    "SharedTopK",
+    "TopK",
+]
