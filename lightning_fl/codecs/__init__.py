@@ -5,6 +5,7 @@ from lightning_fl.codecs.dense import Dense
 from lightning_fl.codecs.error_feedback import ErrorFeedback
 from lightning_fl.codecs.few_bits import OneBit, Quantiser
 from lightning_fl.codecs.followed import Followed
+from lightning_fl.codecs.low_rank import LowRank
 from lightning_fl.codecs.sparse_ternary import STC
 from lightning_fl.codecs.top_k import FairTopK, SharedTopK, TopK
 
@@ -15,6 +16,7 @@ __all__ = [
     "ErrorFeedback",
     "FairTopK",
     "Followed",
+    "LowRank",
     "OneBit",
     "Quantiser",
     "SharedTopK",
