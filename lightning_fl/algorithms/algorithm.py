@@ -9,7 +9,7 @@ from lightning.pytorch import Callback
 from torch import Tensor, nn
 
 from lightning_fl.aggregators import WeightedMean
-from lightning_fl.algorithms.fitting import Slots, misfits
+from lightning_fl.algorithms.fitting import Slots, mask_misfits, misfits
 from lightning_fl.checks import Remembering
 from lightning_fl.codecs import Dense
 from lightning_fl.data import FederatedDataModule
@@ -81,8 +81,12 @@ class Algorithm(Remembering):
         self.aggregator = aggregator
         self.steps = (Apply(),) if steps is None else tuple(steps)
         self.personal = tuple(personal)
-        problems = misfits(Slots(rule, uplink, downlink, self.exchange, aggregator, self.steps))
+        problems = misfits(self._slots)
         require(not problems, f"the slots of {self.name} do not fit: {'; '.join(problems)}.")
+
+    @property
+    def _slots(self) -> Slots:
+        return Slots(self.rule, self.uplink, self.downlink, self.exchange, self.aggregator, self.steps)
 
     @property
     def name(self) -> str:
@@ -147,6 +151,11 @@ class Algorithm(Remembering):
         self.exchange.check(setting, cohort_size)
         for step in self.steps:
             step.check(server)
+
+    def check_mask(self, source: str) -> None:
+        """Raise `UserError` if a codec cannot encode what a pruning mask leaves, which `source` sets."""
+        problems = mask_misfits(self._slots)
+        require(not problems, f"{source} sets a pruning mask, and {'; '.join(problems)}.")
 
     def prepare(self, turn: SetupTurn) -> None:
         """Take the turn before the first round; its transfers count as set-up. A resumed run does not repeat it."""

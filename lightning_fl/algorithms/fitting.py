@@ -65,6 +65,7 @@ def misfits(slots: Slots) -> list[str]:
         *_uploads(slots),
         *_in_common(slots),
         *_downlink(slots),
+        *_masks(slots),
     ]
     return list(dict.fromkeys(problems))
 
@@ -159,6 +160,9 @@ def _uploads(slots: Slots) -> Iterator[str]:
             f"clients of {name_of(slots.rule)} keep a copy of {_listed(kept)}, of which the uplink {codec} loses a part in "
             f"every round: use ErrorFeedback({codec}(…))"
         )
+    if slots.uplink.needs_error_feedback and not slots.uplink.has_error_feedback:
+        codec = name_of(slots.uplink)
+        yield f"the uplink {codec} would lose most of every upload for good: use ErrorFeedback({codec}(…))"
     for step in slots.chain:
         if skewed := [name for name in sorted(step.needs_equal_weights) if not slots.aggregator.weighs_equally(name)]:
             yield (
@@ -194,6 +198,20 @@ def _downlink(slots: Slots) -> Iterator[str]:
             f"{codec} drops small values, so it cannot send the whole model down (use the steps Apply(), "
             f"Compress({codec}(…)) and the downlink Followed({codec}(…)) to send the server's change through it)"
         )
+
+
+def _masks(slots: Slots) -> Iterator[str]:
+    """Yield the steps that set a pruning mask for a codec that cannot encode what it leaves."""
+    for step in slots.chain:
+        if step.sets_mask:
+            yield from (f"{name_of(step)} sets a pruning mask, and {problem}" for problem in mask_misfits(slots))
+
+
+def mask_misfits(slots: Slots) -> list[str]:
+    """Return all reasons why the codecs do not fit a pruning mask, as clauses."""
+    changes = [change[1] for step in slots.chain if (change := step.change_entry())]
+    named = dict.fromkeys(repr(codec) for codec in [slots.uplink, *changes] if codec.needs_shapes)
+    return [f"{name} needs matrices, of which a mask leaves rows of numbers: use another codec" for name in named]
 
 
 def name_of(part: Part) -> str:

@@ -5,17 +5,21 @@ from lightning_fl.codecs.dense import Dense
 from lightning_fl.codecs.error_feedback import ErrorFeedback
 from lightning_fl.codecs.few_bits import OneBit, Quantiser
 from lightning_fl.codecs.followed import Followed
+from lightning_fl.codecs.low_rank import LowRank
 from lightning_fl.codecs.random_k import RandomK
+from lightning_fl.codecs.sparse_ternary import STC
 from lightning_fl.codecs.stochastic import QSGD, TernGrad
 from lightning_fl.codecs.top_k import FairTopK, SharedTopK, TopK
 
 __all__ = [
     "QSGD",
+    "STC",
     "Changes",
     "Dense",
     "ErrorFeedback",
     "FairTopK",
     "Followed",
+    "LowRank",
     "OneBit",
     "Quantiser",
     "RandomK",

@@ -1,6 +1,7 @@
 """Encode every number in a few bits, with one scale for each group of numbers.
 
 OneBit      C(z) = s · sgn(z)                                       1-bit Adam: Tang et al., ICML 2021
+            with s = 1                                              signSGD: Bernstein et al., ICML 2018
 Quantiser   the nearest of a few levels in [−s, s]                  Efficient-Adam: Chen et al., 2022
 
 A group is one tensor of the model, or the whole vector. These codecs lose the rounding error; `ErrorFeedback` around one adds
@@ -37,8 +38,8 @@ class FewBits(Codec):
     known: tuple[str, ...] = ()
 
     @abstractmethod
-    def shrink(self, vector: Tensor, sizes: list[int]) -> tuple[Packed, Tensor]:
-        """Return the codes of a vector (d,), and the scales of its groups, which have these sizes."""
+    def shrink(self, vector: Tensor, sizes: list[int]) -> tuple[Packed, Tensor | None]:
+        """Return the codes of a vector (d,), and the scales of its groups, which have these sizes; None for no scales."""
 
     @abstractmethod
     def restore(self, codes: Tensor, count: int, dtype: torch.dtype) -> Tensor:
@@ -60,21 +61,24 @@ class FewBits(Codec):
         return compressible(name)
 
     def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
-        """Encode codes under the vector's name, and scales (groups,) under `scalars/scale/name`."""
+        """Encode codes under the vector's name, and scales (groups,), if there are any, under `scalars/scale/name`."""
         payload = {}
         for name, vector in message.items():
             if self.is_lossy_for(name):
                 payload[name], scales = self.shrink(vector, self._sizes(setting))
-                payload[f"{SCALES}{name}"] = Packed.whole(scales)
+                if scales is not None:
+                    payload[f"{SCALES}{name}"] = Packed.whole(scales)
             else:
                 payload[name] = Packed(vector, 0) if name in self.known else Packed.whole(vector)
         return payload, {}
 
     def decode(self, payload: Payload, setting: Setting) -> Message:
-        """Return the numbers that the codes stand for, times their scales."""
+        """Return the numbers that the codes stand for, times their scales if there are any."""
         message = {}
         for name, packed in payload.items():
-            if self.is_lossy_for(name):
+            if self.is_lossy_for(name) and f"{SCALES}{name}" not in payload:
+                message[name] = self.restore(packed.content, setting.layout.numel, setting.dtype)
+            elif self.is_lossy_for(name):
                 scales = payload[f"{SCALES}{name}"].content
                 vector = self.restore(packed.content, setting.layout.numel, scales.dtype)
                 for part, scale in zip(vector.split(self._sizes(setting)), scales, strict=True):
@@ -90,11 +94,12 @@ class FewBits(Codec):
 
 @dataclass(frozen=True)
 class OneBit(FewBits):
-    """C(z) = s · sgn(z), sgn(0) = +1: d bits and 32 for each group's scale s.
+    """C(z) = s · sgn(z), sgn(0) = +1: d bits and 32 for each group's scale s, which `unit` does not send.
 
     Attributes:
         scale: `l2` is s = ‖z‖₂ / √n, the choice of 1-bit Adam's authors, which keeps a group's norm but may move further from z
-            than 0 is if few numbers of z are large; `l1` is s = ‖z‖₁ / n, the scale with the result nearest to z.
+            than 0 is if few numbers of z are large; `l1` is s = ‖z‖₁ / n, the scale with the result nearest to z; `unit` is
+            s = 1 for all groups, signSGD's message for a `MajorityVote`.
         groups: numbers that share a scale: each `tensor` of the model, or `global`.
         names: entries that it encodes; all of the model and its moments if empty.
         known: entries that cross at no cost, because the other side derives them from the configuration.
@@ -102,13 +107,13 @@ class OneBit(FewBits):
 
     deltas_only = True  # signs are too coarse for a whole model
     is_idempotent = True
-    scale: Literal["l2", "l1"] = "l2"
+    scale: Literal["l2", "l1", "unit"] = "l2"
     groups: Groups = "tensor"
     names: tuple[str, ...] = ()
     known: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check_choice("scale", self.scale, ("l1", "l2"))
+        check_choice("scale", self.scale, ("l1", "l2", "unit"))
         check_choice("groups", self.groups, get_args(Groups))
 
     @property
@@ -129,13 +134,16 @@ class OneBit(FewBits):
         """True for vectors, and for entries that both sides know."""
         return name in self.known or super().applies_to(name)
 
-    def shrink(self, vector: Tensor, sizes: list[int]) -> tuple[Packed, Tensor]:
+    def shrink(self, vector: Tensor, sizes: list[int]) -> tuple[Packed, Tensor | None]:
         """Return the signs, ⌈d/8⌉ bytes, and the scales."""
+        signs = Packed(pack(vector >= 0, 1), len(vector))
+        if self.scale == "unit":
+            return signs, None
         # In float64 a decoded vector has exactly the same scale, so encoding it again changes nothing.
         order = 2 if self.scale == "l2" else 1
         parts = [part.double() for part in vector.split(sizes)]
         scales = torch.stack([part.norm(order) / max(len(part), 1) ** (1 / order) for part in parts])
-        return Packed(pack(vector >= 0, 1), len(vector)), scales.to(vector.dtype)
+        return signs, scales.to(vector.dtype)
 
     def restore(self, codes: Tensor, count: int, dtype: torch.dtype) -> Tensor:
         """Return the signs as −1 and 1."""

@@ -290,6 +290,7 @@ class Federation:
 
     def set_mask(self, mask: Tensor) -> None:
         """Prune all parameters outside a mask (d,), bools, in the model and in all states."""
+        self.algorithm.check_mask("a callback")  # steps are checked when the algorithm is made
         self.run.set_mask(mask, self.algorithm.rule.unmasked_state)
         self.flat_module.fabric.barrier()  # states may be files that one process of a machine writes
 

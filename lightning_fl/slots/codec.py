@@ -79,6 +79,11 @@ class Codec(Part, ABC):
         """True if it drops small values, so that it fits deltas but no whole model."""
         return False
 
+    @property
+    def needs_shapes(self) -> bool:
+        """True if it reads the shapes of the tensors, which a pruning mask does not leave: it makes each tensor one row."""
+        return False
+
     def change_entry(self) -> tuple[str, Codec] | None:
         """Return the name and the codec of the entry to send, if a broadcast sends only the server's change; None otherwise."""
         return None

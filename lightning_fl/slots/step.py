@@ -47,6 +47,11 @@ class Step(Part, ABC):
         """True if removed filters can be cut out of its state; False if entries of the state belong to rows or columns."""
         return True
 
+    @property
+    def sets_mask(self) -> bool:
+        """True if it may prune parameters by a mask."""
+        return False
+
     def change_entry(self) -> tuple[str, Codec] | None:
         """Return the name and the codec of a shared entry from which clients can compute the next model; None if none."""
         return None

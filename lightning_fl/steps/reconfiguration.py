@@ -53,6 +53,7 @@ class Reconfiguration(Step):
         tolerance: largest relative change of the count of kept parameters that counts as stable, at least 0.
     """
 
+    sets_mask = True
     needs = uses = frozenset({IMPORTANCE, PROPOSAL})
     needs_equal_weights = frozenset({IMPORTANCE})
     rule: Rule

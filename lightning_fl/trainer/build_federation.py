@@ -15,7 +15,7 @@ import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lightning_fl.algorithms import Algorithm
-from lightning_fl.callbacks import AdaptivePruning, FilterPruning
+from lightning_fl.callbacks import AdaptivePruning, FilterPruning, MagnitudePruning
 from lightning_fl.clients.choose_runner import Runner, choose_runner
 from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.clients.flat_module import FlatModule
@@ -82,6 +82,8 @@ def assemble(trainer: TrainerInterface) -> Federation:
     for callback in trainer.callbacks:
         if isinstance(callback, AdaptivePruning | FilterPruning):
             require_prunable(algorithm, type(callback).__name__)
+        if isinstance(callback, MagnitudePruning):
+            algorithm.check_mask(type(callback).__name__)
     trainer.loss_guard.check(federation.server, algorithm.steps)
     check_single_samples(flat_module, data, schedule)
     federation.runner = build_runner(federation, trainer.runner, trainer.clients_at_once, trainer.world_size)

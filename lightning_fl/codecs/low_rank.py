@@ -1,0 +1,106 @@
+"""Low-rank compression of matrices (the compressor of PowerSGD: Vogels, Karimireddy, Jaggi, NeurIPS 2019).
+
+    P = M Q;   P̂ = orthonormal columns of P;   Q' = Mᵀ P̂;   C(M) = P̂ Q'ᵀ;   Q ← Q' for the next message
+
+So ‖M − C(M)‖² = ‖M‖² − ‖P̂ᵀ M‖², up to the rounding of P̂. PowerSGD averages P over the workers before it makes the columns
+orthonormal, and then Q', so that the result is one matrix of rank r. Here each client encodes alone, in one turn, and the mean of
+K uploads has a rank of up to K r.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lightning_fl.checks import check_whole
+from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State, compressible
+from lightning_fl.vectors.layout import Layout
+
+
+@dataclass(frozen=True)
+class LowRank(Codec):
+    """Send each tensor with two axes or more as the product of an n × R and an R × m matrix, and all other tensors whole.
+
+    A tensor of shape (n, …) is a matrix M of n rows and m columns. It has R = min(rank, n, m), and is sent whole unless
+    R(n + m) < nm. A vector takes 32(Σ R(n + m) + numbers of the whole tensors) bits in float32.
+
+    Each sender begins with the Q' of its last message (`data/q/…` in its memory), and with normal numbers if it has none of this
+    shape. The step `Compress` keeps no such memory: there Q is drawn in every round. A pruning mask leaves no matrices, so it is
+    refused.
+
+    Attributes:
+        rank: r, at least 1; the authors use 1, 2 and 4.
+    """
+
+    deltas_only = needs_error_feedback = contracts = needs_shapes = True
+    rank: int = 2
+
+    def __post_init__(self) -> None:
+        check_whole("rank, the columns of each factor,", self.rank, 1)
+        object.__setattr__(self, "rank", int(self.rank))  # arithmetic with a NumPy integer may overflow
+
+    def is_lossy_for(self, name: str) -> bool:
+        """True for the model and its moments."""
+        return compressible(name)
+
+    def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
+        """Encode P̂ (n, R) and Q' (m, R), or the whole tensor, one after the other; the new memory is each Q'."""
+        payload: Payload = {}
+        kept = dict(memory)  # tensors that are not sent this time stay
+        for name, vector in message.items():
+            if not compressible(name):
+                payload[name] = Packed.whole(vector)
+                continue
+            parts = [vector.new_zeros(0)]
+            views = setting.layout.views(vector)
+            for tensor, n, m, r in self._tensors(setting.layout):
+                matrix, key = views[tensor].reshape(n, m), f"data/q/{name}/{tensor}"
+                if r == 0:
+                    parts.append(matrix.flatten())
+                    continue
+                start = kept.get(key)
+                if start is None or start.shape != (m, r):
+                    start = torch.randn(m, r, generator=setting.draw.generator(key))
+                left, right = _factors(matrix, start.to(vector.device))
+                parts += [left.flatten(), right.flatten()]
+                kept[key] = torch.where(right.any(), right, start.to(right))  # M = 0 says nothing about the next M
+            payload[name] = Packed.whole(torch.cat(parts))
+        return payload, kept
+
+    def decode(self, payload: Payload, setting: Setting) -> Message:
+        """Return P̂ Q'ᵀ, and the tensors that were sent whole."""
+        message = {}
+        for name, packed in payload.items():
+            message[name] = self._vector(packed.content, setting.layout) if compressible(name) else packed.content
+        return message
+
+    def _vector(self, content: Tensor, layout: Layout) -> Tensor:
+        vector, start = content.new_empty(layout.numel), 0
+        views = layout.views(vector)
+        for tensor, n, m, r in self._tensors(layout):
+            if r == 0:
+                matrix = content[start : start + n * m]
+            else:
+                left, right = content[start : start + r * (n + m)].split((r * n, r * m))
+                matrix = left.view(n, r).double() @ right.view(m, r).double().T
+            views[tensor].copy_(matrix.view(views[tensor].shape))
+            start += r * (n + m) or n * m
+        return vector
+
+    def _tensors(self, layout: Layout) -> Iterator[tuple[str, int, int, int]]:
+        """Yield the name of each tensor, its rows n, its columns m, and R; R is 0 for one that is sent whole."""
+        for name, shape, size in zip(layout.names, layout.shapes, layout.sizes, strict=True):
+            n = shape[0] if len(shape) > 1 and size else 1
+            m = size // n
+            r = min(self.rank, n, m)
+            yield name, n, m, r if len(shape) > 1 and r * (n + m) < n * m else 0
+
+
+def _factors(matrix: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
+    """Return P̂ (n, R) and Q' (m, R) of a matrix (n, m), in its dtype, computed in float64 from the rounded P̂."""
+    precise = matrix.double()
+    left = torch.linalg.qr(precise @ start.double()).Q.to(matrix.dtype)
+    return left, (precise.T @ left.double()).to(matrix.dtype)

@@ -1,0 +1,108 @@
+"""Sparse ternary compression, STC (Sattler et al., Robust and Communication-Efficient Federated Learning From Non-i.i.d. Data,
+IEEE TNNLS 2020).
+
+    T = the k numbers of z largest in magnitude, without zeros;   μ = mean of |z_i| over T;   C(z) = μ · sgn(z) on T, 0 elsewhere
+
+The residual e ← z − C(z) of their algorithm is that of `ErrorFeedback`, on the clients, and that of the step `Compress`, on the
+server.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lightning_fl.checks import check_between
+from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State, compressible
+from lightning_fl.vectors.bit_packing import bit_width, pack, unpack
+from lightning_fl.vectors.golomb import pack_gaps, rice_width, unpack_gaps
+from lightning_fl.vectors.top_k import num_kept, top_k
+
+SCALE, COUNT, POSITIONS = "scalars/scale/", "mask/count/", "mask/"
+
+
+@dataclass(frozen=True)
+class STC(Codec):
+    """Send the signs of the k largest numbers of a vector (d,), one scale for all of them, and their positions.
+
+    k = max(1, ⌊alpha · d⌋). Signs, μ in float32 and the number of signs, k' ≤ k, take k' + 32 + ⌈log2(k + 1)⌉ bits. The positions
+    take k'(b + 1) + Σ⌊(g − 1) / 2^b⌋ bits for the gaps g between them in Golomb-Rice codes, at most
+    k'(b + 1) + ⌊(d − k') / 2^b⌋; d bits as a mask if that is above d; none if k' = d. b depends on alpha (`rice_width`).
+
+    For compression both ways, as in the paper, use the uplink `ErrorFeedback(STC(…))`, the steps `Apply()` and
+    `Compress(STC(…))`, and the downlink `Followed(STC(…))`. Every client receives every broadcast then, in each round.
+
+    Attributes:
+        alpha: share of the numbers that are sent, in (0, 1].
+    """
+
+    deltas_only = needs_error_feedback = contracts = is_idempotent = True
+    alpha: float = 0.05
+
+    def __post_init__(self) -> None:
+        check_between("alpha, the share of numbers that are sent,", self.alpha, 0, 1, "(]")
+
+    def is_lossy_for(self, name: str) -> bool:
+        """True for the model and its moments."""
+        return compressible(name)
+
+    def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
+        """Encode signs (k',) under the vector's name, μ under `scalars/scale/name`, k' and positions under `mask/…`."""
+        payload: Payload = {}
+        for name, vector in message.items():
+            payload |= self._packed(name, vector) if compressible(name) else {name: Packed.whole(vector)}
+        return payload, {}
+
+    def decode(self, payload: Payload, setting: Setting) -> Message:
+        """Return μ · sgn(z) at the positions that were sent, and 0 elsewhere, in the model's dtype."""
+        message = {}
+        for name, packed in payload.items():
+            if compressible(name):
+                message[name] = self._vector(name, payload, setting)
+            elif not name.startswith((SCALE, POSITIONS)):
+                message[name] = packed.content
+        return message
+
+    def positions(self, name: str, payload: Payload, setting: Setting) -> Tensor | None:
+        """Return the positions of the signs of a vector."""
+        d = setting.layout.numel
+        if f"{POSITIONS}{name}" not in payload:
+            return None
+        k = num_kept(self.alpha, d)
+        num_signs = int(unpack(payload[f"{COUNT}{name}"].content, 1, bit_width(k + 1)))
+        return unpack_gaps(payload[f"{POSITIONS}{name}"].content, num_signs, d, rice_width(k, d))
+
+    def symbols(self, name: str, payload: Payload, setting: Setting) -> tuple[Tensor, int] | None:
+        """Return the signs of a vector."""
+        positions = self.positions(name, payload, setting)
+        return None if positions is None else (unpack(payload[name].content, len(positions), 1), 2)
+
+    def _packed(self, name: str, vector: Tensor) -> Payload:
+        d = len(vector)
+        k = num_kept(self.alpha, d)
+        positions = top_k(vector, k)
+        values = vector[positions]
+        positions, values = positions[values != 0], values[values != 0]
+        signs = Packed(pack(values > 0, 1), len(values))
+        if d == 0:
+            return {name: signs}
+        scale = values.double().abs().mean().float() if len(values) else values.new_zeros((), dtype=torch.float32)
+        width = bit_width(k + 1)
+        count = torch.full((1,), len(values), device=vector.device)
+        return {
+            name: signs,
+            f"{SCALE}{name}": Packed.whole(scale),
+            f"{COUNT}{name}": Packed(pack(count, width), width),
+            f"{POSITIONS}{name}": Packed(*pack_gaps(positions, d, rice_width(k, d))),
+        }
+
+    def _vector(self, name: str, payload: Payload, setting: Setting) -> Tensor:
+        vector = torch.zeros(setting.layout.numel, dtype=setting.dtype, device=payload[name].content.device)
+        positions = self.positions(name, payload, setting)
+        if positions is not None:
+            scale = payload[f"{SCALE}{name}"].content.to(setting.dtype)
+            signs = unpack(payload[name].content, len(positions), 1).bool()
+            vector[positions] = torch.where(signs, scale, -scale)
+        return vector
