@@ -3,6 +3,7 @@
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from sphinx.application import Sphinx
 
@@ -74,6 +75,7 @@ def setup(app: Sphinx) -> None:
     app.connect("builder-inited", make_pages)
     app.connect("source-read", link_notebook)
     app.connect("autodoc-process-docstring", read_plainly, priority=400)  # before napoleon
+    app.connect("html-page-context", mark_flags)
 
 
 def make_pages(app: Sphinx) -> None:
@@ -91,3 +93,8 @@ def link_notebook(app: Sphinx, name: str, source: list[str]) -> None:
 def read_plainly(app: Sphinx, kind: str, name: str, found: object, options: object, lines: list[str]) -> None:
     """Replace the lines of a docstring."""
     lines[:] = plain("\n".join(lines)).split("\n")
+
+
+def mark_flags(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: object) -> None:
+    """Give the flags in a page's text a class, as browsers would break them behind the hyphens."""
+    context["body"] = context.get("body", "").replace('<span class="pre">--', '<span class="pre flag">--')
