@@ -1,6 +1,7 @@
 """Settings of the documentation site; CONTRIBUTING.md says how to build it."""
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,7 @@ toc_object_entries_show_parents = "hide"
 smartquotes = False  # it makes a dash of the two hyphens of a flag
 
 html_theme = "furo"
+pygments_dark_style = "github-dark"  # the default underlines names of packages, as if they were links
 html_static_path = ["_static"]
 html_css_files = ["site.css", "notebook.css"]
 html_title = f"{project} {version}"
@@ -75,7 +77,7 @@ def setup(app: Sphinx) -> None:
     app.connect("builder-inited", make_pages)
     app.connect("source-read", link_notebook)
     app.connect("autodoc-process-docstring", read_plainly, priority=400)  # before napoleon
-    app.connect("html-page-context", mark_flags)
+    app.connect("html-page-context", mark_hyphenated)
 
 
 def make_pages(app: Sphinx) -> None:
@@ -95,6 +97,7 @@ def read_plainly(app: Sphinx, kind: str, name: str, found: object, options: obje
     lines[:] = plain("\n".join(lines)).split("\n")
 
 
-def mark_flags(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: object) -> None:
-    """Give the flags in a page's text a class, as browsers would break them behind the hyphens."""
-    context["body"] = context.get("body", "").replace('<span class="pre">--', '<span class="pre flag">--')
+def mark_hyphenated(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: object) -> None:
+    """Give flags and other short code with hyphens a class, as browsers would break it behind them."""
+    body = context.get("body", "")
+    context["body"] = re.sub(r'<span class="pre">(?=[^<]{0,36}</span>)(?=[^<]*-)', '<span class="pre whole">', body)
