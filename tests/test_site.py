@@ -95,6 +95,13 @@ def test_no_page_fetches_anything_from_elsewhere(site: Path, pages: dict[Path, P
         assert re.findall(r"(?:fetch|import)\(\s*[\"'`](?:https?:)?//[^)]*", text) == [], path
 
 
+def test_no_browser_breaks_a_flag_behind_its_hyphens(pages: dict[Path, Page]) -> None:
+    texts = {path: path.read_text(encoding="utf-8") for path in pages}
+    assert any('class="pre whole">--' in text for text in texts.values())
+    broken = {path.name: re.findall(r'class="pre">(--[^<]{0,34})<', text) for path, text in texts.items()}
+    assert {name: flags for name, flags in broken.items() if flags} == {}
+
+
 def test_a_notebooks_page_links_its_file_and_shows_what_cells_print(site: Path, pages: dict[Path, Page]) -> None:
     for name in ("first-federation", "own-module", "own-method", "compare-by-bytes"):
         path = site / "tutorials" / f"{name}.html"
