@@ -99,5 +99,6 @@ def read_plainly(app: Sphinx, kind: str, name: str, found: object, options: obje
 
 def mark_hyphenated(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: object) -> None:
     """Give flags and other short code with hyphens a class, as browsers would break it behind them."""
-    body = context.get("body", "")
-    context["body"] = re.sub(r'<span class="pre">(?=[^<]{0,36}</span>)(?=[^<]*-)', '<span class="pre whole">', body)
+    for part in ("body", "toc"):
+        text = context.get(part, "")
+        context[part] = re.sub(r'<span class="pre">(?=[^<]{0,36}</span>)(?=[^<]*-)', '<span class="pre whole">', text)

@@ -164,7 +164,7 @@ def test_every_flag_of_fit_and_every_configuration_is_there(site: Path, pages: d
 
 
 def test_flags_keep_their_hyphens(site: Path) -> None:
-    shown = (site / "reference" / "commands.html").read_text(encoding="utf-8")
+    shown = re.sub(r"<[^>]*>", "", (site / "reference" / "commands.html").read_text(encoding="utf-8"))
     assert "--algorithm.help NAME shows its parameters" in shown
     assert "\N{EN DASH}algorithm.help" not in shown
 
