@@ -1,8 +1,10 @@
 """Settings of the documentation site; CONTRIBUTING.md says how to build it."""
 
 import os
+import re
 import sys
 from pathlib import Path
+from typing import Any
 
 from sphinx.application import Sphinx
 
@@ -60,6 +62,7 @@ toc_object_entries_show_parents = "hide"
 smartquotes = False  # it makes a dash of the two hyphens of a flag
 
 html_theme = "furo"
+pygments_dark_style = "github-dark"  # the default underlines names of packages, as if they were links
 html_static_path = ["_static"]
 html_css_files = ["site.css", "notebook.css"]
 html_title = f"{project} {version}"
@@ -74,6 +77,7 @@ def setup(app: Sphinx) -> None:
     app.connect("builder-inited", make_pages)
     app.connect("source-read", link_notebook)
     app.connect("autodoc-process-docstring", read_plainly, priority=400)  # before napoleon
+    app.connect("html-page-context", mark_hyphenated)
 
 
 def make_pages(app: Sphinx) -> None:
@@ -91,3 +95,10 @@ def link_notebook(app: Sphinx, name: str, source: list[str]) -> None:
 def read_plainly(app: Sphinx, kind: str, name: str, found: object, options: object, lines: list[str]) -> None:
     """Replace the lines of a docstring."""
     lines[:] = plain("\n".join(lines)).split("\n")
+
+
+def mark_hyphenated(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: object) -> None:
+    """Give flags and other short code with hyphens a class, as browsers would break it behind them."""
+    for part in ("body", "toc"):
+        text = context.get(part, "")
+        context[part] = re.sub(r'<span class="pre">(?=[^<]{0,36}</span>)(?=[^<]*-)', '<span class="pre whole">', text)

@@ -172,7 +172,7 @@ def names_page() -> str:
 
 
 def located(path: str, top: str) -> str:
-    """Return a link to a class of a part, and one to its file among the pages of sources.
+    """Return a link to a class of a part, and one to its file among the pages of sources, which may break between words.
 
     Args:
         path: import path of the class.
@@ -180,7 +180,8 @@ def located(path: str, top: str) -> str:
     """
     module, _, name = path.rpartition(".")
     package, file = module.split(".")[1], f"{top}_modules/{module.replace('.', '/')}.html"
-    return f'{{py:class}}`~lightning_fl.{package}.{name}` (<a href="{file}#{name}">{shown_source(module)}</a>)'
+    source = re.sub(r"([/_])", r"\1<wbr>", shown_source(module))
+    return f'{{py:class}}`~lightning_fl.{package}.{name}` (<a href="{file}#{name}">{source}</a>)'
 
 
 # -- command line and configurations --------------------------------------------------------------------------------------

@@ -39,9 +39,13 @@ def is_aligned(text: str) -> bool:
 
 
 def markdown(text: str) -> str:
-    """Return the text of a docstring as Markdown: only what is in backticks has a meaning."""
-    parts = re.split(r"(`[^`]*`)", text)
-    return "".join(part if i % 2 else re.sub(r"([\\*_<>\[\]|{}])", r"\\\1", part) for i, part in enumerate(parts))
+    """Return the text of a docstring as Markdown: what is in backticks, and flags, as code, and all else as it stands."""
+    parts = re.split(r"(`[^`]*`|(?<![\w-])--[a-z][\w.]*\w)", text)
+    code, escaped = (
+        (f"`{part.strip('`')}`" for part in parts[1::2]),
+        (re.sub(r"([\\*_<>\[\]|{}])", r"\\\1", part) for part in parts[::2]),
+    )
+    return "".join(part for pair in zip(escaped, [*code, ""], strict=True) for part in pair)
 
 
 def cited(text: str) -> str:

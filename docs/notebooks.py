@@ -12,6 +12,8 @@ FOLDER = "reference/notebooks"
 """Folder of the files, in docs/; git ignores it."""
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((?!https?:)[^)]*\)")
 """Links to pages of the site, where a downloaded notebook is not."""
+NEEDED = "pip install 'lightning-fl[notebook]'"
+"""What a notebook needs, which its file says below the title if the page does not."""
 
 
 def is_notebook(text: str) -> bool:
@@ -35,6 +37,9 @@ def notebook(page: Path) -> nbformat.NotebookNode:
         cell.id = f"cell-{number}"  # else random, and the file another one at each build
         if cell.cell_type == "markdown":
             cell.source = LINK.sub(r"\1", cell.source)
+    title = read.cells[0]
+    if NEEDED not in title.source:
+        title.source = re.sub(r"^(# .+)$", rf"\1\n\nNeeds `{NEEDED}`.", title.source, count=1, flags=re.MULTILINE)
     return read
 
 
