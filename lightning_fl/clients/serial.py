@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from lightning_fl.clients.client_job import ClientJob
-from lightning_fl.clients.companion import take_companion, train_companion
+from lightning_fl.clients.companion import companion_alongside, take_companion, train_companion
 from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.local_training import finish, train_locally
 from lightning_fl.data import FederatedDataModule
@@ -36,7 +36,9 @@ def serial(
         selection = data.client(client)
         in_pass = schedule.pass_batches(len(selection), flat_module.skips_single_samples)
         num_steps = schedule.steps_done(in_pass, run, client)
-        local = train_locally(flat_module, job, selection, state, (order, own), data.train.resident, num_steps)
+        alongside = companion_alongside(flat_module, job, companion)
+        beside = None if alongside is None else alongside.step
+        local = train_locally(flat_module, job, selection, state, (order, own), data.train.resident, num_steps, beside)
         message = finish(flat_module, job, local)
         owned = flat_module.read_personal()
         result = Result(
@@ -50,7 +52,9 @@ def serial(
             num_steps=local.num_steps,
             owned=owned,
         )
-        if job.companion is not None:
+        if alongside is not None:
+            result.state |= alongside.finish()
+        elif job.companion is not None:
             result.state |= train_companion(
                 flat_module, job, selection, companion, (order, own), data.train.resident, num_steps
             )

@@ -240,13 +240,14 @@ class Federation:
     # -- duration ---------------------------------------------------------------------------------------------------------
 
     def num_batches(self) -> int:
-        """Batches of the next round, over all answering clients that this process trains, and their companions."""
+        """Batches of the next round, over all answering clients that this process trains, and companions trained afterwards."""
         schedule, skips, sizes = self.schedule_of_round, self.flat_module.skips_single_samples, self.data.client_sizes
+        companion = self.algorithm.companion
         of_clients = (
             schedule.num_batches(int(sizes[client]), skips, self._steps(schedule, client)[0])
             for client in self.cohort.mine
         )
-        return sum(of_clients) * self.algorithm.num_models
+        return sum(of_clients) * (1 if companion is None or companion.alongside else 2)
 
     def _steps(self, schedule: LocalSchedule, client: int) -> tuple[int, int]:
         """Return the optimiser steps that a client makes in this round, and those that it would make with enough time."""
