@@ -21,12 +21,14 @@ from lightning_fl.algorithms.fedldf import HDFL, FedADP, FedLDF, RandomLayers
 from lightning_fl.algorithms.fednova import FedNova
 from lightning_fl.algorithms.fedopt import FedOpt, ServerAdagrad, ServerAdam, ServerYogi
 from lightning_fl.algorithms.fedprox import FedProx
+from lightning_fl.algorithms.personal.apfl import APFL
 from lightning_fl.algorithms.personal.ditto import Ditto
 from lightning_fl.algorithms.personal.fedbn import FedBN
 from lightning_fl.algorithms.personal.fedrep import FedRep
 from lightning_fl.algorithms.scaffold import SCAFFOLD
 
 __all__ = [
+    "APFL",
     "HDFL",
     "IMC",
     "SCAFFOLD",

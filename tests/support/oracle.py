@@ -209,6 +209,27 @@ def ditto(
     return w, models
 
 
+def apfl(
+    problem: Problem, w: np.ndarray, alpha: float, adaptive: bool
+) -> tuple[np.ndarray, dict[int, tuple[np.ndarray, float]]]:
+    """Deng et al. 2020, algorithm 1 over FedAvg: the gradient of v is that of the mixture; α moves in a round's first step."""
+    models = dict[int, tuple[np.ndarray, float]]()
+    for t in range(problem.rounds):
+        eta = problem.learning_rate
+        for k in problem.cohort(t):
+            v, share = models.get(k, (w, alpha))
+            y = w
+            for step, batch in enumerate(problem.batches(t, k)):
+                g = gradient(share * v + (1 - share) * y, *batch)
+                slope = (v - y) @ g
+                v, y = v - eta * share * g, y - eta * gradient(y, *batch)
+                if adaptive and step == 0:
+                    share = min(max(share - eta * slope, 0.0), 1.0)
+            models[k] = v, share
+        w = average(problem, t, w, sgd)
+    return w, models
+
+
 @dataclass
 class Norm:
     """Batch normalisation of the inputs (n, 3): scale, shift, running mean and variance, and number of batches."""

@@ -11,6 +11,7 @@ import toys
 
 from lightning_fl.aggregators import Members, WeightedMean
 from lightning_fl.algorithms import (
+    APFL,
     HDFL,
     IMC,
     SCAFFOLD,
@@ -221,6 +222,7 @@ ROSTER = {
     "FedAvg": Entry(FedAvg, oracle.fedavg),
     "FedProx": Entry(partial(FedProx, mu=0.5), partial(oracle.fedprox, mu=0.5)),
     "Ditto": Entry(Ditto, oracle.fedavg),  # the server's model is the base method's
+    "APFL": Entry(APFL, oracle.fedavg),
     "FedBN": Entry(FedBN, oracle.fedavg),  # the toy has no norm
     "ServerM": Entry(partial(ServerM, beta=0.6), partial(oracle.server_momentum, beta=0.6)),
     "ServerM-first": Entry(
