@@ -1,9 +1,10 @@
-"""Companions: second models of clients, which each client trains beside the server's model, keeps, and predicts with.
+"""Companions: models that clients keep and predict with, each beside the server's model, which the client also trains.
 
-A companion has a rule and a training of its own, on the same minibatches, from where the client left its companion, or from the
-received model the first time: `train_locally` once more, or a step beside each step of the client's model (`Rule.alongside`). It
-changes nothing of what the client uploads. Its parameters, float buffers and counters are entries of the client's state, which
-masks and prunings treat as those of the model.
+A second model has a rule and a training of its own, on the same minibatches, from where the client left it, or from the received
+model the first time: `train_locally` once more, or a step beside each step of the client's model (`Rule.alongside`). It changes
+nothing of what the client uploads. If the upload is another than the trained model, that model itself can be the companion
+(`Algorithm.keeps_trained`). Parameters, float buffers and counters of a companion are entries of the client's state, which masks
+and prunings treat as those of the model.
 """
 
 from __future__ import annotations
@@ -36,6 +37,11 @@ def take_companion(state: State) -> State:
 def read_companion(flat_module: FlatModule) -> State:
     """Return copies of the model in the module as entries of a client's state."""
     return _entries(flat_module.params.clone(), flat_module.read_buffers().clone(), flat_module.read_counters())
+
+
+def keep_trained(flat_module: FlatModule, companion: State) -> State:
+    """Return the model that the client has trained as the new entries of its state."""
+    return _finite(read_companion(flat_module), companion)
 
 
 def train_companion(

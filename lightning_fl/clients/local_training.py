@@ -54,7 +54,7 @@ def train_locally(
         flat_module.seed(seeds[1] + step - 1)  # so that the module repeats its random draws
         return gradient_at_received(flat_module, job, of_step, treat)
 
-    in_pass, prepare = progress.batches_in_pass, partial(flat_module.transfer, resident=resident)
+    in_pass, prepare = progress.batches_in_pass // job.schedule.repeat, partial(flat_module.transfer, resident=resident)
     for batch in local_batches(selection, job.schedule, in_pass, seeds[0], prepare) if num_steps else ():
         logs.batch_size, progress.batch_index = batch.size, batch.batch_index
         if keeps_batches:
@@ -176,9 +176,9 @@ def _start(
     optimizer.start_client()
     in_pass = schedule.pass_batches(num_samples, skips)
     local = LocalTraining(job.setting, received, flat_module.params, flat_module.gradient, optimizer.step, state)
-    progress = flat_module.progress = LocalProgress(local, in_pass, schedule.num_steps(in_pass))
+    progress = flat_module.progress = LocalProgress(local, in_pass * schedule.repeat, schedule.num_steps(in_pass))
     local.num_samples = float(schedule.num_samples(num_samples, skips, num_steps))
-    local.steps_in_pass = ceil(in_pass / schedule.step_batches(in_pass)) if in_pass else 1
+    local.steps_in_pass = ceil(in_pass / schedule.step_batches(in_pass)) * schedule.repeat if in_pass else 1
     if Gradients.FULL_AT_RECEIVED in job.rule.reads:
         flat_module.seed(seed)
         owned = flat_module.read_personal_buffers()

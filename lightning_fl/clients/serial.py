@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from lightning_fl.clients.client_job import ClientJob
-from lightning_fl.clients.companion import companion_alongside, take_companion, train_companion
+from lightning_fl.clients.companion import companion_alongside, keep_trained, take_companion, train_companion
 from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.local_training import finish, train_locally
 from lightning_fl.data import FederatedDataModule
@@ -47,12 +47,14 @@ def serial(
             weight=float(data.client_sizes[client]),
             state=local.state | owned,
             counters=flat_module.read_counters(),
-            last_loss=logs.last_loss(in_pass) if schedule.reports_last_loss else None,
+            last_loss=logs.last_loss(in_pass * schedule.repeat) if schedule.reports_last_loss else None,
             logs=logs.take(),
             num_steps=local.num_steps,
             owned=owned,
         )
-        if alongside is not None:
+        if job.keeps_trained:
+            result.state |= keep_trained(flat_module, companion)
+        elif alongside is not None:
             result.state |= alongside.finish()
         elif job.companion is not None:
             result.state |= train_companion(

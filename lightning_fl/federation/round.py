@@ -87,7 +87,8 @@ class Federation:
         received = link.broadcast(method.exchange.recipients(cohort.selected, setting), self._model_message() | shared)
 
         received = {"buffers": run.buffers} | received
-        job = ClientJob(method.rule, setting, received, self.schedule_of_round, run, companion=method.companion)
+        job = ClientJob(method.rule, setting, received, self.schedule_of_round, run)
+        job = replace(job, companion=method.companion, keeps_trained=method.keeps_trained)
         job, clients = method.exchange.before_training(job, cohort.mine, self._train, link)
         intake = Intake(method.aggregator, self.guard, self.flat_module.fabric, initial_loss)
         uploads = method.exchange.collect(self._train(job, clients), link)

@@ -92,6 +92,11 @@ class Rule(Part):
         """Names of the entries, `model` too, that the uploads of some rounds lack."""
         return frozenset()
 
+    @property
+    def repeats(self) -> int:
+        """Optimiser steps on each minibatch, one after the other."""
+        return 1
+
     in_phases = False
     """True if each step is one of the personal parameters alone, or of the others alone; `trains_personal` says which."""
 

@@ -15,13 +15,13 @@ class WithCompanion(Algorithm):
         base: Method that trains the server's model: FedAvg, FedProx, SCAFFOLD …; FedAvg if not given.
     """
 
-    name, num_models = Algorithm.name, Algorithm.num_models
+    name, num_models, keeps_models = Algorithm.name, Algorithm.num_models, Algorithm.keeps_models
     companion: Rule | None = None
 
     def __init__(self, base: Algorithm | None, companion: Rule) -> None:
         self.companion = companion
         given = f"{self.name} itself" if type(base) is type(self) else repr(base)
-        alone = isinstance(base, Algorithm) and base.companion is None and base.trains_in_rounds
+        alone = isinstance(base, Algorithm) and not base.keeps_models and base.trains_in_rounds
         require(
             base is None or alone,
             f"base must be a method that trains one model of each client in rounds, such as FedAvg() or SCAFFOLD(), got {given}.",
