@@ -25,6 +25,7 @@ from lightning_fl.algorithms.personal.apfl import APFL
 from lightning_fl.algorithms.personal.ditto import Ditto
 from lightning_fl.algorithms.personal.fedbn import FedBN
 from lightning_fl.algorithms.personal.fedrep import FedRep
+from lightning_fl.algorithms.personal.pfedme import PFedMe
 from lightning_fl.algorithms.scaffold import SCAFFOLD
 
 __all__ = [
@@ -65,6 +66,7 @@ __all__ = [
     "HRank",
     "HybridFL",
     "OneBitAdam",
+    "PFedMe",
     "PruneFL",
     "RandomLayers",
     "ServerAdagrad",

@@ -7,6 +7,7 @@ from lightning_fl.rules.head_then_body import HeadThenBody
 from lightning_fl.rules.local_optimizer import LocalOptimizer
 from lightning_fl.rules.mime import CorrectedMomentum, FrozenMomentum
 from lightning_fl.rules.mixed import Mixed
+from lightning_fl.rules.moreau_envelope import MoreauEnvelope
 from lightning_fl.rules.normalised import Normalised
 from lightning_fl.rules.proximal import Proximal
 from lightning_fl.rules.pulled import Pulled
@@ -23,6 +24,7 @@ __all__ = [
     "LocalAdam",
     "LocalOptimizer",
     "Mixed",
+    "MoreauEnvelope",
     "Normalised",
     "Proximal",
     "Pulled",

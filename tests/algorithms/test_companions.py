@@ -15,12 +15,15 @@ from torchmetrics import MeanMetric
 from toys import Normalised, Perceptron, Pruning, federation, read_rows
 
 from lightning_fl import FederatedTrainer, UserError
-from lightning_fl.algorithms import APFL, SCAFFOLD, Algorithm, Ditto, FedAvg, FedBN, FedKT, FedProx, ServerM
+from lightning_fl.algorithms import APFL, SCAFFOLD, Algorithm, Ditto, FedAvg, FedBN, FedKT, FedProx, PFedMe, ServerM
 from lightning_fl.callbacks import MagnitudePruning
 from lightning_fl.communication.simulated_clock import SimulatedClock
 
 MakeTrainer = Callable[..., FederatedTrainer]
 EACH = pytest.mark.parametrize("method", [Ditto, APFL])
+EACH_WITH_MODELS = pytest.mark.parametrize(
+    "method", [Ditto, APFL, partial(PFedMe, strength=5.0)], ids=["Ditto", "APFL", "PFedMe"]
+)
 
 
 def own(trainer: FederatedTrainer) -> dict[int, np.ndarray]:
@@ -85,10 +88,10 @@ def test_the_server_does_not_notice_it(
         assert equal_states(expected, found)
 
 
-@EACH
+@EACH_WITH_MODELS
 @pytest.mark.parametrize("where", ["memory", "disk"])
 def test_resumed_equals_uninterrupted_and_validate_gives_the_same(
-    where: str, method: type[Algorithm], make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+    where: str, method: Callable[[], Algorithm], make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
 ) -> None:
     module, runs = Normalised(), {}
     for part, stops in {"whole": (4,), "resumed": (2, 4)}.items():
@@ -114,8 +117,8 @@ class Poisoned(Perceptron):
         return self.loss(batch) * (torch.nan if self.poisoned else 1.0)
 
 
-@EACH
-def test_a_rejected_client_keeps_its_own_model(method: type[Algorithm], make_trainer: MakeTrainer) -> None:
+@EACH_WITH_MODELS
+def test_a_rejected_client_keeps_its_own_model(method: Callable[[], Algorithm], make_trainer: MakeTrainer) -> None:
     kept: list[dict[int, np.ndarray]] = []
 
     class Watch(Callback):
@@ -164,9 +167,9 @@ def test_an_own_model_that_is_not_finite_is_replaced_by_the_earlier_one(
     assert not any(equal_states(kept[0][k], kept[1][k]) for k in (1, 2))
 
 
-@EACH
+@EACH_WITH_MODELS
 def test_the_progress_bar_counts_each_batch_that_callbacks_see(
-    method: type[Algorithm], make_trainer: MakeTrainer
+    method: Callable[[], Algorithm], make_trainer: MakeTrainer
 ) -> None:
     planned, seen = [], [0]
 
@@ -181,8 +184,8 @@ def test_the_progress_bar_counts_each_batch_that_callbacks_see(
     assert sum(planned) == seen[0] > 0
 
 
-@EACH
-def test_a_mask_and_a_pruning_reach_own_models(method: type[Algorithm], make_trainer: MakeTrainer) -> None:
+@EACH_WITH_MODELS
+def test_a_mask_and_a_pruning_reach_own_models(method: Callable[[], Algorithm], make_trainer: MakeTrainer) -> None:
     masked = make_trainer(max_rounds=4, callbacks=MagnitudePruning(rate=0.6, prune_epoch=1))
     masked.fit(Perceptron(), federation(), method())
     assert masked.run.mask is not None
