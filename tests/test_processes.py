@@ -102,7 +102,9 @@ def test_uploads_that_are_kept_reach_every_process(tmp_path: Path) -> None:
         pytest.param("toys.Remembering", "linear", "disk", "serial", marks=pytest.mark.slow),
         ("FedDP", "lenet5", "memory", "serial"),  # control variates and gates, which clients own
         pytest.param("FedBN", "resnet32", "disk", "serial", marks=pytest.mark.slow),  # norms with their statistics
-        ("Ditto", "lenet5", "disk", "serial"),  # second models
+        pytest.param("Ditto", "lenet5", "disk", "serial", marks=pytest.mark.slow),  # second models
+        ("APFL", "lenet5", "disk", "serial"),  # second models, and a share of each
+        pytest.param("PFedMe --algorithm.strength 5", "lenet5", "memory", "serial", marks=pytest.mark.slow),
     ],
 )
 def test_what_clients_keep_is_there_for_every_process(

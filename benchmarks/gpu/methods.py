@@ -70,8 +70,8 @@ def methods(plan: Plan) -> None:
             label = Row("methods", name, runner)
             if name in NEED_TORCH_PRUNING and find_spec("torch_pruning") is None:
                 plan.add(replace(label, skipped="torch-pruning is not installed"))
-            elif runner == "stacked" and made(name).companion is not None:
-                plan.add(replace(label, skipped="second models of clients are trained one after the other"))
+            elif runner == "stacked" and made(name).keeps_models:
+                plan.add(replace(label, skipped="clients with models of their own train one after the other"))
             else:
                 plan.attempt(label, partial(compare, label, plan, expected))
 

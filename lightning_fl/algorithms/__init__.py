@@ -22,12 +22,15 @@ from lightning_fl.algorithms.fednova import FedNova
 from lightning_fl.algorithms.fedopt import FedOpt, ServerAdagrad, ServerAdam, ServerYogi
 from lightning_fl.algorithms.fedpaq import FedPAQ
 from lightning_fl.algorithms.fedprox import FedProx
+from lightning_fl.algorithms.personal.apfl import APFL
 from lightning_fl.algorithms.personal.ditto import Ditto
 from lightning_fl.algorithms.personal.fedbn import FedBN
 from lightning_fl.algorithms.personal.fedrep import FedRep
+from lightning_fl.algorithms.personal.pfedme import PFedMe
 from lightning_fl.algorithms.scaffold import SCAFFOLD
 
 __all__ = [
+    "APFL",
     "HDFL",
     "IMC",
     "SCAFFOLD",
@@ -65,6 +68,7 @@ __all__ = [
     "HRank",
     "HybridFL",
     "OneBitAdam",
+    "PFedMe",
     "PruneFL",
     "RandomLayers",
     "ServerAdagrad",

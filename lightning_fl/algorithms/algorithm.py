@@ -46,6 +46,8 @@ class Algorithm(Remembering):
     """True if clients take part in the rounds; False if one round without clients follows the work before the first round."""
     companion: Rule | None = None
     """Rule that trains a second model of each client after the first, from where the client left it; the client keeps it."""
+    keeps_trained = False
+    """True if each client keeps the model that its rule has trained, and predicts with it, whatever it uploads."""
     changeable = frozenset[str]()
     """Names of the method's own hyper-parameters, besides those of its parts, that a resumed run may change."""
 
@@ -109,6 +111,11 @@ class Algorithm(Remembering):
     def num_models(self) -> int:
         """Models that a client trains in a round: one, and its companion if it has one."""
         return 1 if self.companion is None else 2
+
+    @property
+    def keeps_models(self) -> bool:
+        """True if each client keeps a model of its own, and predicts with it."""
+        return self.companion is not None or self.keeps_trained
 
     def step_names(self) -> list[str]:
         """Return the key of each step's state in the run: its position in the chain and its class."""

@@ -35,6 +35,8 @@ DATA_KEYS = (
 """Keys that a first configuration has, if the class has them; all parameters of the method are written."""
 SERVER_FRACTION = 0.05
 RATE_OF_ADAM = 0.001
+RATES = {"PFedMe": 0.05}
+"""Learning rates of methods that refuse the default."""
 OF_DATA = {"Digits": {"num_clients": 20}}
 """Values for data with so few samples that the default number of clients leaves too few for some partition."""
 SHORT_SETUP = {"FedKT": {"preset": "light", "num_clients": 10, "server_fraction": 0.2}}
@@ -115,6 +117,8 @@ def first_config(method: Entry, data: Entry, network: Entry, path: str) -> str:
     of_model: dict[str, Any] = {"network": network.name}
     if "beta2" in method.parameters:
         of_model["learning_rate"] = RATE_OF_ADAM
+    elif method.name in RATES:
+        of_model["learning_rate"] = RATES[method.name]
     of_data: dict[str, Any] = {"image_size": 32, "download": True, **OF_DATA.get(data.name, {})}
     of_data |= TO_FILL_IN.get(data.name, {})
     if method.uses_server:

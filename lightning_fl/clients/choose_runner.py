@@ -60,14 +60,15 @@ def choose_runner(
     """
     on_cpu = flat_module.fabric.device.type == "cpu"
     pays = not on_cpu or (work is not None and work <= MOST_WORK_ON_CPU and num_clients >= LEAST_CLIENTS_ON_CPU)
+    keeps_models = job.companion is not None or job.keeps_trained
     require(
-        wanted != "stacked" or job.companion is None,
-        "runner 'stacked' cannot train the second model that each client keeps: use runner 'auto' or 'serial'.",
+        wanted != "stacked" or not keeps_models,
+        "runner 'stacked' keeps no model of each client's own, as this method does: use runner 'auto' or 'serial'.",
     )
     if wanted == "serial" or (wanted == "auto" and not pays):
         return serial
-    if job.companion is not None:
-        rank_zero_info("Clients train one after the other, because each also trains a second model, which it keeps.")
+    if keeps_models:
+        rank_zero_info("Clients train one after the other, because each keeps a model of its own.")
         return serial
     obstacles, client_bytes, draws = _try(flat_module, job, data)
     name = type(flat_module.module).__name__

@@ -42,6 +42,7 @@ class ClientJob:
         initial_counters: initial integer buffers by name; None for those of the run.
         start: model (d,) and buffers (d_b,) from which clients train; None for the received ones.
         companion: rule that trains a second model of each client, which the client keeps; None if there is none.
+        keeps_trained: True if the client keeps the model that `rule` has trained.
     """
 
     rule: Rule
@@ -52,6 +53,7 @@ class ClientJob:
     initial_counters: Mapping[str, Tensor] | None = None
     start: Message | None = None
     companion: Rule | None = None
+    keeps_trained: bool = False
 
     @property
     def counters(self) -> Mapping[str, Tensor]:
@@ -60,7 +62,9 @@ class ClientJob:
 
     def without_steps(self, rule: Rule) -> ClientJob:
         """Return a job that makes no optimiser step and uploads what `rule` uploads."""
-        return replace(self, rule=rule, schedule=replace(self.schedule, epochs=0, steps=None), companion=None)
+        return replace(
+            self, rule=rule, schedule=replace(self.schedule, epochs=0, steps=None), companion=None, keeps_trained=False
+        )
 
     def receiving(self, message: Message) -> ClientJob:
         """Return the job with the entries of `message` added to `received`."""
@@ -114,7 +118,7 @@ def local_batches(
     seed: int,
     prepare: Callable[[Any], Any],
 ) -> Iterator[Batch]:
-    """Yield the batches of a local training, in passes without end.
+    """Yield the batches of a local training, in passes without end; with `repeat`, those of each step several times.
 
     Args:
         selection: the client's samples.
@@ -123,6 +127,27 @@ def local_batches(
         seed: seed of the order of the samples.
         prepare: prepares a batch for the module.
     """
+    in_passes = _in_passes(selection, schedule, in_pass, seed, prepare)
+    return in_passes if schedule.repeat == 1 else _repeated(in_passes, schedule.repeat)
+
+
+def _repeated(batches: Iterator[Batch], repeat: int) -> Iterator[Batch]:
+    """Yield the batches of each step `repeat` times, and number them anew."""
+    of_step: list[Batch] = []
+    count = 0
+    for batch in batches:
+        of_step.append(batch)
+        if batch.ends_step:
+            for again in of_step * repeat:
+                yield replace(again, batch_index=count)
+                count += 1
+            of_step.clear()
+
+
+def _in_passes(
+    selection: Selection, schedule: LocalSchedule, in_pass: int, seed: int, prepare: Callable[[Any], Any]
+) -> Iterator[Batch]:
+    """Yield the batches of passes without end."""
     order, batch_size, num_samples = torch.Generator().manual_seed(seed), schedule.batch_size, len(selection)
     in_step, in_one_pass = schedule.step_batches(in_pass), min(num_samples, in_pass * batch_size)
     count = 0

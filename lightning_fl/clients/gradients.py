@@ -1,11 +1,13 @@
 """Gradients of a client besides that of autograd: masked and clipped for a step, or taken at the received model.
 
-Rules may read gradients at the received model: on all samples of a client, or on the batches of a step.
+Rules may read gradients at the received model: on all samples of a client, or on the batches of a step. A companion may read them
+at a point between itself and the client's model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -98,17 +100,33 @@ def gradient_at_received(
     Returns:
         Gradient (d,).
     """
+    with (
+        keeping_gradient(flat_module),
+        flat_module.other_model(job.received["model"], job.received["buffers"], job.counters),
+    ):
+        return gradient_here(flat_module, of_step, treat)
+
+
+def gradient_here(flat_module: FlatModule, of_step: Sequence[Batch], treat: Callable[[], None]) -> Tensor:
+    """Return the gradient (d,) of a step's batches at the module's parameters, plus any weight decay.
+
+    Buffers change as in training. Values that the module logs are dropped.
+    """
+    for batch in of_step:
+        _backward(flat_module, batch.content, batch.batch_index, batch.factor)
+    treat()
+    return _take_gradient(flat_module)
+
+
+@contextmanager
+def keeping_gradient(flat_module: FlatModule) -> Iterator[None]:
+    """Set the gradient of the flat module to zero, and restore it afterwards."""
     gradient, owned = flat_module.gradient.clone(), {n: leaf.grad for n, leaf in flat_module.personal_leaves.items()}
     flat_module.zero_gradient()
-    with flat_module.other_model(job.received["model"], job.received["buffers"], job.counters):
-        for batch in of_step:
-            _backward(flat_module, batch.content, batch.batch_index, batch.factor)
-        treat()
-        found = _take_gradient(flat_module)
+    yield
     flat_module.gradient.copy_(gradient)
     for name, leaf in flat_module.personal_leaves.items():
         leaf.grad = owned[name]
-    return found
 
 
 def _backward(flat_module: FlatModule, batch: Any, index: int, factor: float) -> None:

@@ -40,6 +40,7 @@ class LocalSchedule:
         full_batch: True if every optimiser step uses the mean gradient on all samples of a pass; the number of steps stays.
         reports_last_loss: True if results contain the mean training loss of the last pass.
         straggler_rate: probability that a client stops before its last step.
+        repeat: optimiser steps on the batches of each step, one after the other; `steps`, `epochs` and batches count the first.
     """
 
     batch_size: int
@@ -52,11 +53,14 @@ class LocalSchedule:
     full_batch: bool = False
     reports_last_loss: bool = False
     straggler_rate: float = 0.0
+    repeat: int = 1
 
     def in_round(self, rule: Rule, setting: Setting) -> LocalSchedule:
         """Return the schedule with the batches that a rule uses in the current round."""
-        full_batch = rule.takes_full_batches(setting)
-        return self if full_batch == self.full_batch else replace(self, full_batch=full_batch)
+        full_batch, repeat = rule.takes_full_batches(setting), rule.repeats
+        if (full_batch, repeat) == (self.full_batch, self.repeat):
+            return self
+        return replace(self, full_batch=full_batch, repeat=repeat)
 
     def pass_batches(self, num_samples: int, skip_single: bool) -> int:
         """Return the number of batches of one pass over `num_samples` samples."""
@@ -76,7 +80,8 @@ class LocalSchedule:
         """Return the number of optimiser steps of the whole local training, given the batches of one pass."""
         if not in_pass:
             return 0
-        return self.steps if self.steps is not None else (self.epochs or 0) * ceil(in_pass / self.accumulate)
+        steps = self.steps if self.steps is not None else (self.epochs or 0) * ceil(in_pass / self.accumulate)
+        return steps * self.repeat
 
     def steps_done(self, in_pass: int, run: Run, client: int) -> int:
         """Return the number of optimiser steps that a client makes in a round: all, or, if it straggles, 1 to all but one."""
@@ -95,18 +100,20 @@ class LocalSchedule:
         in_pass = self.pass_batches(num_samples, skip_single)
         passes, rest = self._passes(in_pass, num_steps)
         in_one_pass = min(num_samples, in_pass * self.batch_size)
-        return passes * in_one_pass + rest * self.batch_size
+        return passes * in_one_pass * self.repeat + rest * self.batch_size
 
     def num_batches(self, num_samples: int, skip_single: bool, num_steps: int | None = None) -> int:
         """Return the number of batches of the whole local training, or of `num_steps` of it."""
         in_pass = self.pass_batches(num_samples, skip_single)
         passes, rest = self._passes(in_pass, num_steps)
-        return passes * in_pass + rest
+        return passes * in_pass * self.repeat + rest
 
     def _passes(self, in_pass: int, num_steps: int | None) -> tuple[int, int]:
         """Return the complete passes in the local training, or in `num_steps` of it, and the batches after them."""
         if not in_pass:
             return 0, 0
         in_step = self.step_batches(in_pass)
-        passes, rest = divmod(self.num_steps(in_pass) if num_steps is None else num_steps, ceil(in_pass / in_step))
+        passes, rest = divmod(
+            self.num_steps(in_pass) if num_steps is None else num_steps, ceil(in_pass / in_step) * self.repeat
+        )
         return passes, rest * in_step

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import ceil
 
@@ -24,6 +24,7 @@ def train_locally(
     seeds: tuple[int, int],
     resident: bool,
     num_steps: int | None = None,
+    beside: Callable[[LocalTraining, Sequence[Batch]], None] | None = None,
 ) -> LocalTraining:
     """Train the flat module from the received model on one client's samples.
 
@@ -35,6 +36,7 @@ def train_locally(
         seeds: seed of the order of the samples, and seed of the module's own random draws.
         resident: True if the samples are on the accelerator already.
         num_steps: optimiser steps to make; None for the number in the schedule.
+        beside: called before each step with the local training and the step's batches; leaves the flat module as it is.
 
     Returns:
         The local training after its last step.
@@ -44,6 +46,7 @@ def train_locally(
     treat, listeners = gradient_treatment(flat_module, job), flat_module.hooks.step_listeners()
     forward_context, logs = flat_module.fabric.strategy.precision.forward_context, flat_module.logs
     reads_at_received = Gradients.MINIBATCH_AT_RECEIVED in job.rule.reads
+    keeps_batches = reads_at_received or beside is not None
     of_step: list[Batch] = []
     step, has_gradient, starts_step = 0, False, True
 
@@ -51,11 +54,11 @@ def train_locally(
         flat_module.seed(seeds[1] + step - 1)  # so that the module repeats its random draws
         return gradient_at_received(flat_module, job, of_step, treat)
 
-    in_pass, prepare = progress.batches_in_pass, partial(flat_module.transfer, resident=resident)
+    in_pass, prepare = progress.batches_in_pass // job.schedule.repeat, partial(flat_module.transfer, resident=resident)
     for batch in local_batches(selection, job.schedule, in_pass, seeds[0], prepare) if num_steps else ():
         logs.batch_size, progress.batch_index = batch.size, batch.batch_index
-        if reads_at_received:
-            if not of_step:
+        if keeps_batches:
+            if reads_at_received and not of_step:
                 flat_module.seed(seeds[1] + step)
             of_step.append(batch)
         for listener in listeners.on_train_batch_start:
@@ -76,6 +79,8 @@ def train_locally(
                 listener(flat_module.optimizer.optimizer)
             if has_gradient:
                 has_gradient = False
+                if beside is not None:
+                    beside(local, of_step)
                 rule_step(local, job, flat_module, treat, at_received if reads_at_received else None)
             move_schedules(local, flat_module, batch.batch_index + 1)
             of_step.clear()
@@ -171,9 +176,9 @@ def _start(
     optimizer.start_client()
     in_pass = schedule.pass_batches(num_samples, skips)
     local = LocalTraining(job.setting, received, flat_module.params, flat_module.gradient, optimizer.step, state)
-    progress = flat_module.progress = LocalProgress(local, in_pass, schedule.num_steps(in_pass))
+    progress = flat_module.progress = LocalProgress(local, in_pass * schedule.repeat, schedule.num_steps(in_pass))
     local.num_samples = float(schedule.num_samples(num_samples, skips, num_steps))
-    local.steps_in_pass = ceil(in_pass / schedule.step_batches(in_pass)) if in_pass else 1
+    local.steps_in_pass = ceil(in_pass / schedule.step_batches(in_pass)) * schedule.repeat if in_pass else 1
     if Gradients.FULL_AT_RECEIVED in job.rule.reads:
         flat_module.seed(seed)
         owned = flat_module.read_personal_buffers()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from lightning_fl.clients.client_job import ClientJob
-from lightning_fl.clients.companion import take_companion, train_companion
+from lightning_fl.clients.companion import companion_alongside, keep_trained, take_companion, train_companion
 from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.local_training import finish, train_locally
 from lightning_fl.data import FederatedDataModule
@@ -36,7 +36,9 @@ def serial(
         selection = data.client(client)
         in_pass = schedule.pass_batches(len(selection), flat_module.skips_single_samples)
         num_steps = schedule.steps_done(in_pass, run, client)
-        local = train_locally(flat_module, job, selection, state, (order, own), data.train.resident, num_steps)
+        alongside = companion_alongside(flat_module, job, companion)
+        beside = None if alongside is None else alongside.step
+        local = train_locally(flat_module, job, selection, state, (order, own), data.train.resident, num_steps, beside)
         message = finish(flat_module, job, local)
         owned = flat_module.read_personal()
         result = Result(
@@ -45,12 +47,16 @@ def serial(
             weight=float(data.client_sizes[client]),
             state=local.state | owned,
             counters=flat_module.read_counters(),
-            last_loss=logs.last_loss(in_pass) if schedule.reports_last_loss else None,
+            last_loss=logs.last_loss(in_pass * schedule.repeat) if schedule.reports_last_loss else None,
             logs=logs.take(),
             num_steps=local.num_steps,
             owned=owned,
         )
-        if job.companion is not None:
+        if job.keeps_trained:
+            result.state |= keep_trained(flat_module, companion)
+        elif alongside is not None:
+            result.state |= alongside.finish()
+        elif job.companion is not None:
             result.state |= train_companion(
                 flat_module, job, selection, companion, (order, own), data.train.resident, num_steps
             )

@@ -136,7 +136,7 @@ def train_stack(
         if notifies_callbacks:
             _notify_stock_callbacks(flat_module, of_step)
     optimizer.schedules.end_client()
-    in_a_pass = [max(1, member.in_pass) for member in members]
+    in_a_pass = [max(1, member.in_pass * schedule.repeat) for member in members]
     last = logs.last_losses(in_a_pass) if schedule.reports_last_loss else [None] * len(members)
     return [
         Result(
@@ -176,11 +176,11 @@ def _start(
     optimizer.start_client()
     local = LocalTraining(job.setting, job.received, stack.params, stack.gradient, optimizer.step, state)
     most_in_pass = max(member.in_pass for member in members)
-    flat_module.progress = LocalProgress(local, most_in_pass, schedule.num_steps(most_in_pass))
+    flat_module.progress = LocalProgress(local, most_in_pass * schedule.repeat, schedule.num_steps(most_in_pass))
     read = [schedule.num_samples(len(member.selection), skips, member.num_steps) for member in members]
     local.num_samples = stack.params.new_tensor(read).unsqueeze(1)
     in_pass = [[ceil(member.in_pass / max(1, schedule.step_batches(member.in_pass)))] for member in members]
-    local.steps_in_pass = torch.tensor(in_pass, device=stack.params.device).clamp(min=1)
+    local.steps_in_pass = torch.tensor(in_pass, device=stack.params.device).clamp(min=1) * schedule.repeat
     seed = members[0].seeds[1]
     if Gradients.FULL_AT_RECEIVED in job.rule.reads:
         flat_module.seed(seed)

@@ -87,7 +87,8 @@ class Federation:
         received = link.broadcast(method.exchange.recipients(cohort.selected, setting), self._model_message() | shared)
 
         received = {"buffers": run.buffers} | received
-        job = ClientJob(method.rule, setting, received, self.schedule_of_round, run, companion=method.companion)
+        job = ClientJob(method.rule, setting, received, self.schedule_of_round, run)
+        job = replace(job, companion=method.companion, keeps_trained=method.keeps_trained)
         job, clients = method.exchange.before_training(job, cohort.mine, self._train, link)
         intake = Intake(method.aggregator, self.guard, self.flat_module.fabric, initial_loss)
         uploads = method.exchange.collect(self._train(job, clients), link)
@@ -158,8 +159,7 @@ class Federation:
 
     def _open_link(self, cohort: Cohort) -> Link:
         """Open the link of a round, and send the pruning mask, d bits, to clients that do not have it yet."""
-        run, method, fabric = self.run, self.algorithm, self.flat_module.fabric
-        setting = self.setting
+        run, method, fabric, setting = self.run, self.algorithm, self.flat_module.fabric, self.setting
         link = Link(
             setting,
             method.uplink,
@@ -240,13 +240,14 @@ class Federation:
     # -- duration ---------------------------------------------------------------------------------------------------------
 
     def num_batches(self) -> int:
-        """Batches of the next round, over all answering clients that this process trains, and their companions."""
+        """Batches of the next round, over all answering clients that this process trains, and companions trained afterwards."""
         schedule, skips, sizes = self.schedule_of_round, self.flat_module.skips_single_samples, self.data.client_sizes
+        companion = self.algorithm.companion
         of_clients = (
             schedule.num_batches(int(sizes[client]), skips, self._steps(schedule, client)[0])
             for client in self.cohort.mine
         )
-        return sum(of_clients) * self.algorithm.num_models
+        return sum(of_clients) * (1 if companion is None or companion.alongside else 2)
 
     def _steps(self, schedule: LocalSchedule, client: int) -> tuple[int, int]:
         """Return the optimiser steps that a client makes in this round, and those that it would make with enough time."""

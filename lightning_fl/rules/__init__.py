@@ -6,6 +6,8 @@ from lightning_fl.rules.decoupled_momentum import DecoupledMomentum
 from lightning_fl.rules.head_then_body import HeadThenBody
 from lightning_fl.rules.local_optimizer import LocalOptimizer
 from lightning_fl.rules.mime import CorrectedMomentum, FrozenMomentum
+from lightning_fl.rules.mixed import Mixed
+from lightning_fl.rules.moreau_envelope import MoreauEnvelope
 from lightning_fl.rules.normalised import Normalised
 from lightning_fl.rules.proximal import Proximal
 from lightning_fl.rules.pulled import Pulled
@@ -21,6 +23,8 @@ __all__ = [
     "HeadThenBody",
     "LocalAdam",
     "LocalOptimizer",
+    "Mixed",
+    "MoreauEnvelope",
     "Normalised",
     "Proximal",
     "Pulled",

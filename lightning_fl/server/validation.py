@@ -15,6 +15,7 @@ from torch import Tensor
 from lightning_fl.clients.companion import client_model, read_companion
 from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.data import FederatedDataModule
+from lightning_fl.rules.mixed import SHARE
 from lightning_fl.server.evaluation import are_resident, limited, measure, num_batches
 from lightning_fl.server.macs import count_flops
 from lightning_fl.slots import Setting, State
@@ -107,5 +108,6 @@ def owned_by_clients(flat_module: FlatModule, states: Mapping[int, State]) -> di
     shapes = {name: x.shape for name, x in flat_module.read_personal().items()}
     if flat_module.has_companions:
         shapes |= {name: x.shape for name, x in read_companion(flat_module).items()}
-    owned = {k: {name: x for name, x in state.items() if name in shapes} for k, state in states.items()}
-    return {k: own for k, own in owned.items() if own and {name: x.shape for name, x in own.items()} == shapes}
+    names = shapes.keys() | ({SHARE} if flat_module.has_companions else set())
+    owned = {k: {name: x for name, x in state.items() if name in names} for k, state in states.items()}
+    return {k: own for k, own in owned.items() if own and {n: x.shape for n, x in own.items() if n != SHARE} == shapes}

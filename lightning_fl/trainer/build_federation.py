@@ -68,7 +68,9 @@ def assemble(trainer: TrainerInterface) -> Federation:
         ),
         network=network,
         schedule=schedule,
-        clock=trainer.clock.with_work(_growth(trainer.data, data, schedule) * algorithm.num_models),
+        clock=trainer.clock.with_work(
+            _growth(trainer.data, data, schedule) * algorithm.num_models * algorithm.rule.repeats
+        ),
         guard=trainer.loss_guard,
         num_rounds=trainer.max_rounds,
         accuracy=trainer.given_metric[0],
@@ -189,7 +191,8 @@ def _local_schedule(trainer: TrainerInterface, data: FederatedDataModule) -> Loc
         straggler_rate=trainer.straggler_rate,
     )
     in_pass = schedule.pass_batches(int(data.client_sizes.max()), trainer.active_module.skips_single_samples)
-    trainer.most_local_steps, trainer.round_batches = schedule.num_steps(in_pass), in_pass
+    repeats = trainer.algorithm.rule.repeats
+    trainer.most_local_steps, trainer.round_batches = schedule.num_steps(in_pass) * repeats, in_pass * repeats
     return schedule
 
 
@@ -215,7 +218,13 @@ def build_runner(
     provided = {name: torch.zeros_like(run.params) for name in algorithm.exchange.provides & algorithm.rule.needs}
     received = {"model": run.params, "buffers": run.buffers, **algorithm.share(run.server), **provided}
     job = ClientJob(
-        algorithm.rule, federation.setting, received, federation.schedule, run, companion=algorithm.companion
+        algorithm.rule,
+        federation.setting,
+        received,
+        federation.schedule,
+        run,
+        companion=algorithm.companion,
+        keeps_trained=algorithm.keeps_trained,
     )
     share = ceil(federation.population.cohort_size / world_size)
     work = _work_of_a_step(federation.network, federation.data)

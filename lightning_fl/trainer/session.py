@@ -286,7 +286,7 @@ def _place(trainer: TrainerInterface, model: LightningModule, datamodule: Federa
     trainer.fabric.strategy.precision.convert_module(model)
     channels_last = prefers_channels_last(model, trainer.fabric.device)
     personal = [*trainer.algorithm.personal_parameters(model), *trainer.algorithm.personal_buffers(model)]
-    has_companions = trainer.algorithm.companion is not None
+    has_companions = trainer.algorithm.keeps_models
     require(
         not has_companions or not personal,
         f"{trainer.algorithm.name}'s clients keep a whole model of their own, so they cannot keep {personal[:1]} of the "

@@ -22,7 +22,7 @@ from torchmetrics import MeanMetric, MeanSquaredError, MetricCollection
 from toys import SIZES, Normalised, Perceptron, Sizes, read_rows, samples, vector
 
 from lightning_fl import FederatedTrainer, UserError
-from lightning_fl.algorithms import SCAFFOLD, Algorithm, Ditto, FedAvg, FedDP, FedRep
+from lightning_fl.algorithms import APFL, SCAFFOLD, Algorithm, Ditto, FedAvg, FedDP, FedRep, PFedMe
 from lightning_fl.callbacks import ClientEvaluation, TargetReached
 from lightning_fl.data import Arrays, Digits, Dirichlet
 from lightning_fl.modules import ImageClassifier
@@ -422,7 +422,9 @@ def test_gates_of_each_client_are_used(make_trainer: MakeTrainer, keeps_files: d
         assert numbers(logged, f"{name}_clients_mean") != pytest.approx(numbers(logged, f"{name}_dense"), abs=1e-6)
 
 
-@pytest.mark.parametrize("algorithm", [Ditto(), FedRep(head_epochs=1)], ids=lambda algorithm: algorithm.name)
+@pytest.mark.parametrize(
+    "algorithm", [APFL(), Ditto(), FedRep(head_epochs=1), PFedMe(strength=5.0)], ids=lambda algorithm: algorithm.name
+)
 def test_what_each_client_keeps_is_used(
     algorithm: Algorithm, make_trainer: MakeTrainer, keeps_files: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -42,9 +42,9 @@ class Problem:
     def batches(self, t: int, k: int) -> Batches:
         return islice(self._batches(self.x[k], self.y[k], [self.seed, t, 2, k]), self.num_steps(t, k))
 
-    def num_steps(self, t: int, k: int) -> int:
+    def num_steps(self, t: int, k: int, on_each_batch: int = 1) -> int:
         """Return all steps, or for a straggler 1, 2 … or all but one with equal probability (Li et al. 2020, 5.2, has epochs)."""
-        steps = self.epochs * -(-len(self.x[k]) // self.batch_size)
+        steps = self.epochs * -(-len(self.x[k]) // self.batch_size) * on_each_batch
         rng = np.random.default_rng([self.seed, t, 7, k])
         return int(rng.integers(1, steps)) if steps > 1 and rng.random() < self.straggler_rate else steps
 
@@ -206,6 +206,52 @@ def ditto(
                     v = v - eta * (gradient(v, *batch) + strength * (v - w))
             models[k] = v
         w = average(problem, t, w, sgd)
+    return w, models
+
+
+def apfl(
+    problem: Problem, w: np.ndarray, alpha: float, adaptive: bool
+) -> tuple[np.ndarray, dict[int, tuple[np.ndarray, float]]]:
+    """Deng et al. 2020, algorithm 1 over FedAvg: the gradient of v is that of the mixture; α moves in a round's first step."""
+    models = dict[int, tuple[np.ndarray, float]]()
+    for t in range(problem.rounds):
+        eta = problem.learning_rate
+        for k in problem.cohort(t):
+            v, share = models.get(k, (w, alpha))
+            y = w
+            for step, batch in enumerate(problem.batches(t, k)):
+                g = gradient(share * v + (1 - share) * y, *batch)
+                slope = (v - y) @ g
+                v, y = v - eta * share * g, y - eta * gradient(y, *batch)
+                if adaptive and step == 0:
+                    share = min(max(share - eta * slope, 0.0), 1.0)
+            models[k] = v, share
+        w = average(problem, t, w, sgd)
+    return w, models
+
+
+def pfedme(
+    problem: Problem, w: np.ndarray, strength: float, inner_steps: int, alpha: float, beta: float
+) -> tuple[np.ndarray, dict[int, np.ndarray]]:
+    """Dinh et al. 2020, algorithm 1, whose inner problem is solved by some steps of SGD; both models begin a round at w.
+
+    A straggler stops after any step of the inner problem; the copy moves after the last one on a minibatch.
+    """
+    models = dict[int, np.ndarray]()
+    for t in range(problem.rounds):
+        copies = []
+        for k in problem.cohort(t):
+            theta = copy = w
+            left = problem.num_steps(t, k, inner_steps)
+            for batch in replace(problem, straggler_rate=0.0).batches(t, k):
+                for _ in range(min(inner_steps, left)):
+                    theta = theta - alpha * (gradient(theta, *batch) + strength * (theta - copy))
+                if left >= inner_steps:
+                    copy = copy - problem.learning_rate * strength * (copy - theta)
+                left = max(0, left - inner_steps)
+            models[k] = theta
+            copies.append(copy)
+        w = (1 - beta) * w + beta * sum(copies) / len(copies)
     return w, models
 
 

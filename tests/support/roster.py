@@ -11,6 +11,7 @@ import toys
 
 from lightning_fl.aggregators import Members, WeightedMean
 from lightning_fl.algorithms import (
+    APFL,
     HDFL,
     IMC,
     SCAFFOLD,
@@ -41,6 +42,7 @@ from lightning_fl.algorithms import (
     FedProx,
     HybridFL,
     OneBitAdam,
+    PFedMe,
     PruneFL,
     RandomLayers,
     ServerAdagrad,
@@ -208,8 +210,8 @@ class Entry(NamedTuple):
 
     @property
     def runners(self) -> tuple[str, ...]:
-        """Runners that can train the method; companions are trained one after the other."""
-        return ("serial", "stacked") if self.algorithm().companion is None else ("serial",)
+        """Runners that can train the method; clients with models of their own train one after the other."""
+        return ("serial",) if self.algorithm().keeps_models else ("serial", "stacked")
 
     @property
     def num_samples(self) -> int:
@@ -221,6 +223,11 @@ ROSTER = {
     "FedAvg": Entry(FedAvg, oracle.fedavg),
     "FedProx": Entry(partial(FedProx, mu=0.5), partial(oracle.fedprox, mu=0.5)),
     "Ditto": Entry(Ditto, oracle.fedavg),  # the server's model is the base method's
+    "APFL": Entry(APFL, oracle.fedavg),
+    "PFedMe": Entry(
+        partial(PFedMe, strength=6.0, inner_steps=3, inner_learning_rate=0.05, server_learning_rate=0.7),
+        lambda given, w: oracle.pfedme(given, w, strength=6.0, inner_steps=3, alpha=0.05, beta=0.7)[0],
+    ),
     "FedBN": Entry(FedBN, oracle.fedavg),  # the toy has no norm
     "ServerM": Entry(partial(ServerM, beta=0.6), partial(oracle.server_momentum, beta=0.6)),
     "ServerM-first": Entry(

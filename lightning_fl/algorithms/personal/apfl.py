@@ -1,0 +1,35 @@
+"""APFL: Deng et al., Adaptive Personalized Federated Learning, arXiv preprint 2020 (arXiv:2003.13461).
+
+client k:  y ← w;  y ← y − η ∇F_k(y; minibatch), as in the base method;      rule: the base method's
+           v_k ← v_k − ηα_k ∇F_k(α_k v_k + (1 − α_k) y; same minibatch)      companion: Mixed
+           α_k ← clip(α_k − η⟨v_k − y, ∇F_k(α_k v_k + (1 − α_k) y)⟩, 0, 1), once a round, after its first step
+           upload Δ_k = y − w
+server:    as in the base method; FedAvg: w ← w + Σ_k n_k Δ_k / Σ_k n_k
+
+A client predicts with the parameters α_k v_k + (1 − α_k) w; mixing the outputs of two models is another method. The bits and the
+server's models are those of the base method, whatever α. v_k begins at the model that the client first receives; a client that
+has not taken part predicts with the server's model. Norms have running statistics of the mixture, which stay with the client.
+The paper averages with equal weights: base `Algorithm(aggregator=WeightedMean("uniform"))`. A client computes twice as much as
+in the base method; its steps for v_k, which are plain SGD, are not counted as steps of the run.
+"""
+
+from __future__ import annotations
+
+from lightning_fl.algorithms.algorithm import Algorithm
+from lightning_fl.algorithms.personal._base import WithCompanion
+from lightning_fl.rules import Mixed
+
+
+class APFL(WithCompanion):
+    """Any method, with clients that mix the server's model with one of their own, and predict with the mixture."""
+
+    changeable = frozenset({"adaptive"})
+
+    def __init__(self, base: Algorithm | None = None, alpha: float = 0.5, adaptive: bool = True) -> None:
+        """Fill the slots as the base method does.
+
+        Args:
+            alpha: Share α of a client's own model when it first takes part, in [0, 1]; 1 trains it alone.
+            adaptive: Let each client adapt its α in every round, or keep it.
+        """
+        super().__init__(base, Mixed(alpha, adaptive))

@@ -1,0 +1,46 @@
+"""pFedMe: Dinh et al., Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020 (arXiv:2006.08848).
+
+client k:  u ← w, θ_k ← w;  for each minibatch:                        rule: MoreauEnvelope
+             θ_k ← θ_k − α(∇F_k(θ_k; minibatch) + λ(θ_k − u)), K times
+             u ← u − ηλ(u − θ_k)
+           upload Δ_k = u − w
+server:    w ← w + β mean_k Δ_k                                        aggregator: WeightedMean (uniform), step: Apply
+
+A client predicts with the θ_k of its last round, and the running statistics of its norms then; a client that has not taken part
+predicts with the server's model. η is the module's learning rate. `local_steps` is R, the number of minibatches of a round, 20 in
+the authors' code; each is K steps of the run. With K = 1, ηλ = 1 and β = 1 it is FedAvg with equal weights and learning rate α.
+"""
+
+from __future__ import annotations
+
+from lightning_fl.aggregators import WeightedMean
+from lightning_fl.algorithms.algorithm import Algorithm
+from lightning_fl.rules import MoreauEnvelope
+from lightning_fl.steps import Apply
+
+
+class PFedMe(Algorithm):
+    """FedAvg of copies that clients move towards models of their own, with which they predict."""
+
+    keeps_trained = True
+
+    def __init__(
+        self,
+        strength: float = 15.0,
+        inner_steps: int = 5,
+        inner_learning_rate: float = 0.01,
+        server_learning_rate: float = 1.0,
+    ) -> None:
+        """Fill the rule, aggregator and step slots.
+
+        Args:
+            strength: Weight λ > 0 of the pull (λ/2)‖θ − u‖²; λ times the module's learning rate is at most 1.
+            inner_steps: Steps K ≥ 1 of a client's own model θ on each minibatch.
+            inner_learning_rate: Learning rate α > 0 of these steps, which are plain SGD.
+            server_learning_rate: Learning rate β > 0 of the server.
+        """
+        super().__init__(
+            rule=MoreauEnvelope(strength, inner_steps, inner_learning_rate),
+            aggregator=WeightedMean("uniform"),
+            steps=(Apply(server_learning_rate),),
+        )

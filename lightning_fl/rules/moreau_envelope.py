@@ -1,0 +1,67 @@
+"""Local rule of pFedMe (Dinh et al., Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lightning_fl.checks import check_positive, check_whole
+from lightning_fl.errors import require
+from lightning_fl.slots import LocalTraining, Message, Rule, Setting
+
+
+@dataclass(frozen=True)
+class MoreauEnvelope(Rule):
+    """θ ← θ − α(g(θ) + λ(θ − u)), K times on each minibatch, then u ← u − ηλ(u − θ);  sends u − w.
+
+    The module trains θ; both begin a round at w. η is the learning rate of the module's optimiser.
+
+    Attributes:
+        strength: λ > 0, with ηλ ≤ 1.
+        inner_steps: steps K ≥ 1 of θ on each minibatch.
+        inner_learning_rate: α > 0.
+    """
+
+    changeable = frozenset({"strength", "inner_steps", "inner_learning_rate"})
+    own_step = True
+    strength: float = 15.0
+    inner_steps: int = 5
+    inner_learning_rate: float = 0.01
+
+    def __post_init__(self) -> None:
+        check_positive(
+            "strength, the weight of the pull towards the client's copy of the server's model,", self.strength
+        )
+        check_whole("inner_steps", self.inner_steps, 1)
+        check_positive("inner_learning_rate", self.inner_learning_rate)
+
+    @property
+    def repeats(self) -> int:
+        """Steps on each minibatch, K."""
+        return self.inner_steps
+
+    def check(self, setting: Setting) -> None:
+        """Raise `UserError` if a step of u goes beyond θ."""
+        require(
+            setting.learning_rate * self.strength <= 1,
+            f"a client's copy of the server's model would step beyond its own model if learning rate times strength is above 1, "
+            f"got {setting.learning_rate:g} times {self.strength:g}: use a smaller one.",
+        )
+
+    def start(self, local: LocalTraining) -> None:
+        """Begin with u = θ = w."""
+        local.memory["copy"] = local.params.clone()
+
+    def correct(self, local: LocalTraining) -> None:
+        """Add the pull: g ← g + λ(θ − u)."""
+        local.gradient.add_(local.params - local.memory["copy"], alpha=self.strength)
+
+    def step(self, local: LocalTraining) -> None:
+        """Step θ, and u after the last step on a minibatch."""
+        local.params.sub_(self.inner_learning_rate * local.gradient)
+        if (local.num_steps + 1) % self.inner_steps == 0:
+            copy = local.memory["copy"]
+            copy.sub_(local.learning_rate * self.strength * (copy - local.params))
+
+    def finish(self, local: LocalTraining) -> Message:
+        """Return u − w."""
+        return {"model": local.memory["copy"] - local.received["model"]}

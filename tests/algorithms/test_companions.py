@@ -1,0 +1,236 @@
+"""Test methods whose clients keep second models: an untouched base method, and these models through every edge of a run."""
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from compared_runs import equal_states
+from lightning.pytorch import Callback
+from torchmetrics import MeanMetric
+from toys import Normalised, Perceptron, Pruning, federation, read_rows
+
+from lightning_fl import FederatedTrainer, UserError
+from lightning_fl.algorithms import APFL, SCAFFOLD, Algorithm, Ditto, FedAvg, FedBN, FedKT, FedProx, PFedMe, ServerM
+from lightning_fl.callbacks import MagnitudePruning
+from lightning_fl.communication.simulated_clock import SimulatedClock
+
+MakeTrainer = Callable[..., FederatedTrainer]
+EACH = pytest.mark.parametrize("method", [Ditto, APFL])
+EACH_WITH_MODELS = pytest.mark.parametrize(
+    "method", [Ditto, APFL, partial(PFedMe, strength=5.0)], ids=["Ditto", "APFL", "PFedMe"]
+)
+
+
+def own(trainer: FederatedTrainer) -> dict[int, np.ndarray]:
+    return {client: state["companion/model"].double().numpy() for client, state in trainer.run.clients.items()}
+
+
+class Logging(Normalised):
+    """Module with dropout and a norm, which logs a value and a torchmetrics object."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = MeanMetric()
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = self.loss((torch.nn.functional.dropout(batch[0], 0.2), batch[1]))
+        self.mean(loss)
+        self.log("mean", self.mean)
+        self.log("loss", loss)
+        return loss
+
+
+BASES: dict[str, Callable[[], Algorithm]] = {
+    "FedAvg": FedAvg,
+    "FedProx": partial(FedProx, mu=0.5),
+    "SCAFFOLD": SCAFFOLD,
+    "ServerM": ServerM,
+}
+
+
+WITH_COMPANIONS = [
+    partial(Ditto, strength=0.0),
+    partial(Ditto, strength=1.0),
+    partial(APFL, alpha=0.0),
+    partial(APFL, alpha=0.7),
+    partial(APFL, alpha=1.0, adaptive=False),
+]
+
+
+@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize("make", WITH_COMPANIONS, ids=lambda make: f"{make.func.__name__}-{make.keywords}")
+def test_the_server_does_not_notice_it(
+    base: str, make: Callable[..., Algorithm], make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    """Check models, bits, logs and the base method's states bit for bit; only what a client predicts with differs."""
+    plain, runs = Logging(), []
+    for name, algorithm in (("base", BASES[base]()), ("other", make(BASES[base]()))):
+        module = copy.deepcopy(plain)
+        flags = {"max_rounds": 3, "local_epochs": 2, "straggler_rate": 0.3, "runner": "serial"}
+        trainer = make_trainer(default_root_dir=tmp_path / name, **flags, **keeps_files)
+        trainer.fit(module, federation(), algorithm)
+        states = {
+            k: {n: x for n, x in state.items() if not n.startswith("companion/")}
+            for k, state in trainer.run.clients.items()
+        }
+        rows = [
+            {n: x for n, x in row.items() if not n.startswith(("val/", "time/"))} for row in read_rows(tmp_path / name)
+        ]
+        ledger = trainer.run.ledger.state_dict()
+        kept = {k: state for k, state in states.items() if state}
+        runs.append([dict(module.state_dict()), trainer.run.server, kept, rows, ledger, trainer.run.num_steps])
+    for expected, found in zip(*runs, strict=True):
+        assert equal_states(expected, found)
+
+
+@EACH_WITH_MODELS
+@pytest.mark.parametrize("where", ["memory", "disk"])
+def test_resumed_equals_uninterrupted_and_validate_gives_the_same(
+    where: str, method: Callable[[], Algorithm], make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
+) -> None:
+    module, runs = Normalised(), {}
+    for part, stops in {"whole": (4,), "resumed": (2, 4)}.items():
+        for number, stop in enumerate(stops):
+            flags = {"max_rounds": stop, "default_root_dir": tmp_path / part, "client_states": where}
+            fitted = Normalised() if number else copy.deepcopy(module)
+            trainer = make_trainer(**flags, **keeps_files)
+            trainer.fit(fitted, federation(), method(), ckpt_path="last" if number else None)
+        runs[part] = dict(fitted.state_dict()), dict(trainer.run.clients.items()), read_rows(tmp_path / part)
+    assert all(equal_states(whole, resumed) for whole, resumed in zip(runs["whole"], runs["resumed"], strict=True))
+    checkpoint = tmp_path / "resumed" / "checkpoints" / "last.ckpt"
+    (measured,) = make_trainer().validate(Normalised(), federation(), ckpt_path=checkpoint, algorithm=method())
+    row = runs["resumed"][2][-1]
+    assert {name: float(row[name]) for name in measured} == pytest.approx(measured, abs=1e-7)
+
+
+class Poisoned(Perceptron):
+    """Module whose loss may be NaN."""
+
+    poisoned = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return self.loss(batch) * (torch.nan if self.poisoned else 1.0)
+
+
+@EACH_WITH_MODELS
+def test_a_rejected_client_keeps_its_own_model(method: Callable[[], Algorithm], make_trainer: MakeTrainer) -> None:
+    kept: list[dict[int, np.ndarray]] = []
+
+    class Watch(Callback):
+        def on_client_download(self, trainer: Any, pl_module: Any, client: int) -> None:
+            pl_module.poisoned = client == 0 and trainer.current_epoch == 1
+
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            kept.append(own(trainer))
+
+    trainer = make_trainer(max_rounds=2, clients_per_round=6, callbacks=Watch())
+    with pytest.warns(UserWarning, match="own model is not finite after its training, so the client keeps the earlier"):
+        trainer.fit(Poisoned(), federation(), method())
+    assert trainer.callback_metrics["clients/rejected"] == 1
+    np.testing.assert_array_equal(kept[0][0], kept[1][0])
+    assert all((kept[0][k] != kept[1][k]).any() for k in range(1, 6))
+
+
+class Diverging(Perceptron):
+    """Module whose second loss in a client's round may be NaN: that of a client's own model, if its samples are one batch."""
+
+    poisoned, calls = False, 0
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.calls += 1
+        return self.loss(batch) * (torch.nan if self.poisoned and self.calls == 2 else 1.0)
+
+
+@EACH
+def test_an_own_model_that_is_not_finite_is_replaced_by_the_earlier_one(
+    method: type[Algorithm], make_trainer: MakeTrainer
+) -> None:
+    kept: list[dict[int, dict[str, torch.Tensor]]] = []
+
+    class Watch(Callback):
+        def on_client_download(self, trainer: Any, pl_module: Any, client: int) -> None:
+            pl_module.poisoned, pl_module.calls = client == 0 and trainer.current_epoch == 1, 0
+
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            kept.append(dict(trainer.run.clients.items()))
+
+    trainer = make_trainer(max_rounds=2, callbacks=Watch())
+    with pytest.warns(UserWarning, match="own model is not finite after its training, so the client keeps the earlier"):
+        trainer.fit(Diverging(), federation(sizes=(4, 4, 4)), method())
+    assert trainer.callback_metrics["clients/rejected"] == 0
+    assert equal_states(kept[0][0], kept[1][0])
+    assert not any(equal_states(kept[0][k], kept[1][k]) for k in (1, 2))
+
+
+@EACH_WITH_MODELS
+def test_the_progress_bar_counts_each_batch_that_callbacks_see(
+    method: Callable[[], Algorithm], make_trainer: MakeTrainer
+) -> None:
+    planned, seen = [], [0]
+
+    class Watch(Callback):
+        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+            planned.append(trainer.num_training_batches)
+
+        def on_train_batch_end(self, *arguments: Any) -> None:
+            seen[0] += 1
+
+    make_trainer(max_rounds=2, callbacks=Watch()).fit(Perceptron(), federation(), method())
+    assert sum(planned) == seen[0] > 0
+
+
+@EACH_WITH_MODELS
+def test_a_mask_and_a_pruning_reach_own_models(method: Callable[[], Algorithm], make_trainer: MakeTrainer) -> None:
+    masked = make_trainer(max_rounds=4, callbacks=MagnitudePruning(rate=0.6, prune_epoch=1))
+    masked.fit(Perceptron(), federation(), method())
+    assert masked.run.mask is not None
+    assert 0 < int(masked.run.mask.sum()) < 26
+    assert all((model[~masked.run.mask.numpy()] == 0).all() for model in own(masked).values())
+    cut = make_trainer(max_rounds=4, callbacks=Pruning(when=2))
+    module = Perceptron()
+    cut.fit(module, federation(), method())
+    assert {len(model) for model in own(cut).values()} == {20}
+
+
+@EACH
+def test_twice_the_work_takes_twice_the_simulated_time(method: type[Algorithm], make_trainer: MakeTrainer) -> None:
+    seconds = []
+    for algorithm in (FedAvg(), method()):
+        trainer = make_trainer(clock=SimulatedClock(computation_seconds=5.0))
+        trainer.fit(Perceptron(), federation(), algorithm)
+        seconds.append(trainer.run.simulated_seconds)
+    assert seconds[1] - seconds[0] == pytest.approx(2 * 5.0)
+
+
+@EACH
+@pytest.mark.parametrize(
+    ("make", "flags", "words"),
+    [
+        (lambda method: method(), {"runner": "stacked"}, ["runner 'stacked'", "'serial'"]),
+        (lambda method: method(method()), {}, ["base", "{} itself"]),
+        (lambda method: method(FedKT(mode="one_shot")), {}, ["base", "one model of each client", "FedKT"]),
+        (
+            lambda method: method(Algorithm(personal=["output"])),
+            {},
+            ["{}'s clients", "'output.weight'", "personal parts"],
+        ),
+        (lambda method: method(FedBN()), {}, ["'norm.weight'", "personal parts"]),
+        (lambda method: FedBN(method()), {}, ["FedBN's clients", "'norm.weight'", "personal parts"]),
+    ],
+)
+def test_bad_input_is_refused_in_a_sentence(
+    make: Callable[..., Algorithm],
+    flags: dict[str, Any],
+    words: list[str],
+    method: type[Algorithm],
+    make_trainer: MakeTrainer,
+) -> None:
+    with pytest.raises(UserError) as error:
+        make_trainer(**flags).fit(Normalised(), federation(), make(method))
+    said = str(error.value)
+    assert [word for word in words if word.format(method.__name__) not in said] == []

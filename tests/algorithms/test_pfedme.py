@@ -1,0 +1,142 @@
+"""Test pFedMe: the paper's loop, its limit, what clients predict with, repeated minibatches, refusals."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import oracle
+import pytest
+import torch
+from lightning.pytorch import Callback
+from roster import problem
+from toys import SIZES, Normalised, Perceptron, federation, samples, vector
+
+from lightning_fl import FederatedTrainer, UserError
+from lightning_fl.aggregators import WeightedMean
+from lightning_fl.algorithms import Algorithm, Ditto, FedBN, PFedMe
+from lightning_fl.communication.simulated_clock import SimulatedClock
+
+MakeTrainer = Callable[..., FederatedTrainer]
+OWN = "companion/model"
+OPTIONS = {"strength": 6.0, "inner_steps": 3, "inner_learning_rate": 0.05, "server_learning_rate": 0.7}
+
+
+def own(trainer: FederatedTrainer) -> dict[int, np.ndarray]:
+    return {client: state[OWN].double().numpy() for client, state in trainer.run.clients.items()}
+
+
+@pytest.mark.parametrize("straggler_rate", [0.0, 0.6])
+def test_is_the_papers(straggler_rate: float, make_trainer: MakeTrainer) -> None:
+    module = Perceptron()
+    given = problem(5, epochs=2, straggler_rate=straggler_rate)
+    w, models = oracle.pfedme(given, vector(module), 6.0, 3, alpha=0.05, beta=0.7)
+    trainer = make_trainer(max_rounds=5, local_epochs=2, precision="64-true", straggler_rate=straggler_rate)
+    trainer.fit(module, federation(), PFedMe(**OPTIONS))  # type: ignore[arg-type]
+    np.testing.assert_allclose(vector(module), w, rtol=0, atol=1e-10)
+    assert own(trainer).keys() == models.keys()
+    for client, model in models.items():
+        np.testing.assert_allclose(own(trainer)[client], model, rtol=0, atol=1e-10)
+    assert trainer.callback_metrics["comm/uplink_bits"] == 3 * 26 * 64
+
+
+def test_with_one_inner_step_it_is_fedavg_with_equal_weights(make_trainer: MakeTrainer) -> None:
+    """Check ηλ = 1 and β = 1, where u lands on θ: FedAvg with learning rate α."""
+    fitted = []
+    for algorithm, rate in (
+        (PFedMe(strength=10.0, inner_steps=1, inner_learning_rate=0.07), 0.1),
+        (Algorithm(aggregator=WeightedMean("uniform")), 0.07),
+    ):
+        torch.manual_seed(0)
+        module = Perceptron(lr=rate)
+        make_trainer(max_rounds=4, local_epochs=2, precision="64-true", runner="serial").fit(
+            module, federation(), algorithm
+        )
+        fitted.append(vector(module))
+    np.testing.assert_allclose(*fitted, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("length", [{"local_epochs": 2}, {"local_steps": 4, "local_epochs": None}], ids=str)
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_each_step_is_repeated_on_the_same_batches(
+    length: dict[str, Any], accumulate: int, make_trainer: MakeTrainer
+) -> None:
+    """Compare the batches with those of FedAvg, in the order of steps; the counts of steps and batches agree with them."""
+
+    class Watch(Callback):
+        def __init__(self) -> None:
+            self.sums: list[float] = []
+            self.indices: list[int] = []
+            self.planned = 0
+
+        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+            self.planned = trainer.num_training_batches
+
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            self.sums.append(float(batch[0].sum()))
+            self.indices.append(batch_idx)
+
+    runs = []
+    for algorithm in (Algorithm(), PFedMe(**OPTIONS)):  # type: ignore[arg-type]
+        watch = Watch()
+        flags = {"max_rounds": 1, "clients_per_round": 1, "runner": "serial", "callbacks": watch, **length}
+        trainer = make_trainer(accumulate_grad_batches=accumulate, **flags)
+        trainer.fit(Perceptron(), federation(sizes=(11,)), algorithm)
+        runs.append((watch, trainer))
+    (plain, before), (repeated, after) = runs
+    steps, batches = [], [*plain.sums]
+    while batches:  # a pass has three batches, so its last step may have fewer
+        left = len(batches) % 3 or 3
+        size = min(accumulate, left)
+        steps.append([batches.pop(0) for _ in range(size)])
+    assert repeated.sums == [x for step in steps for _ in range(3) for x in step]
+    assert repeated.indices == list(range(len(repeated.sums)))
+    assert repeated.planned == len(repeated.sums)
+    assert after.run.num_steps == 3 * before.run.num_steps
+
+
+def test_each_step_takes_simulated_time(make_trainer: MakeTrainer) -> None:
+    seconds = []
+    for algorithm in (Algorithm(), PFedMe(**OPTIONS)):  # type: ignore[arg-type]
+        trainer = make_trainer(clock=SimulatedClock(computation_seconds=5.0))
+        trainer.fit(Perceptron(), federation(), algorithm)
+        seconds.append(trainer.run.simulated_seconds)
+    assert seconds[1] - seconds[0] == pytest.approx(2 * (3 - 1) * 5.0)
+
+
+def test_each_client_predicts_with_its_own_model_and_newcomers_with_the_servers(make_trainer: MakeTrainer) -> None:
+    module = Normalised()
+    trainer = make_trainer(max_rounds=2, clients_per_round=2)
+    trainer.fit(module, federation(), PFedMe(**OPTIONS))  # type: ignore[arg-type]
+    losses = []
+    for client in range(len(SIZES)):
+        model = copy.deepcopy(module).eval()
+        if client in trainer.run.clients:
+            state = trainer.run.clients[client]
+            torch.nn.utils.vector_to_parameters(state[OWN], model.parameters())
+            model.norm.running_mean, model.norm.running_var = state["companion/buffers"].split(3)
+        losses.append(float(model.loss(samples(10, seed=1)).detach()))
+    assert 0 < len(own(trainer)) < len(SIZES)
+    assert float(trainer.callback_metrics["val/loss"]) == pytest.approx(np.mean(losses), rel=1e-5)
+    assert float(module.eval().loss(samples(10, seed=1)).detach()) != pytest.approx(np.mean(losses), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("make", "flags", "words"),
+    [
+        (lambda: PFedMe(strength=10.1), {}, ["above 1, got 0.1 times 10.1", "use a smaller one"]),
+        (lambda: PFedMe(strength=0.0), {}, ["strength", "0.0"]),
+        (lambda: PFedMe(inner_steps=0), {}, ["inner_steps", "0"]),
+        (lambda: PFedMe(inner_learning_rate=-1.0), {}, ["inner_learning_rate", "-1.0"]),
+        (lambda: PFedMe(server_learning_rate=0.0), {}, ["server learning rate", "0.0"]),
+        (lambda: PFedMe(1.0), {"runner": "stacked"}, ["runner 'stacked'", "'serial'"]),
+        (lambda: Ditto(PFedMe(1.0)), {}, ["base", "one model of each client", "PFedMe"]),
+        (lambda: FedBN(PFedMe(1.0)), {}, ["FedBN's clients", "'norm.weight'", "personal parts"]),
+    ],
+)
+def test_bad_input_is_refused_in_a_sentence(
+    make: Callable[[], Algorithm], flags: dict[str, Any], words: list[str], make_trainer: MakeTrainer
+) -> None:
+    with pytest.raises(UserError) as error:
+        make_trainer(**flags).fit(Normalised(), federation(), make())
+    assert [word for word in words if word not in str(error.value)] == []
