@@ -1,10 +1,27 @@
 """Codecs: encode a message as bits and decode it."""
 
+from lightning_fl.codecs.blockwise import Blockwise
+from lightning_fl.codecs.cast import Cast
 from lightning_fl.codecs.changes import Changes
 from lightning_fl.codecs.dense import Dense
 from lightning_fl.codecs.error_feedback import ErrorFeedback
 from lightning_fl.codecs.few_bits import OneBit, Quantiser
 from lightning_fl.codecs.followed import Followed
+from lightning_fl.codecs.rotated import DRIVE, EDEN
 from lightning_fl.codecs.top_k import FairTopK, SharedTopK, TopK
 
-__all__ = ["Changes", "Dense", "ErrorFeedback", "FairTopK", "Followed", "OneBit", "Quantiser", "SharedTopK", "TopK"]
+__all__ = [
+    "DRIVE",
+    "EDEN",
+    "Blockwise",
+    "Cast",
+    "Changes",
+    "Dense",
+    "ErrorFeedback",
+    "FairTopK",
+    "Followed",
+    "OneBit",
+    "Quantiser",
+    "SharedTopK",
+    "TopK",
+]
