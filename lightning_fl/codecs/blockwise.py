@@ -65,7 +65,7 @@ class Blockwise(Codec):
         return compressible(name)
 
     def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
-        """Encode codes under the vector's name, scales under `scalars/scale/name`; theirs under `scalars/scale_of_scales/name`."""
+        """Encode codes by the vector's name, scales under `scalars/scale/name`, theirs under `scalars/scale_of_scales/name`."""
         payload = {}
         for name, vector in message.items():
             if not compressible(name):

@@ -5,7 +5,8 @@ EDEN   c the nearest of 2^b centroids to y√n/‖y‖           Vargaftik et al
 
 D are random signs, H is the Hadamard matrix (n, n). Rotated numbers are nearly normal whatever x is, so that one code book, the
 Lloyd-Max quantiser of a normal number, fits all vectors. With the scale S = ‖y‖²/⟨c, y⟩, x̂ has no error in the direction of x:
-⟨x, x̂⟩ = ‖x‖² and ‖x̂ − x‖² = ‖x̂‖² − ‖x‖². The mean of x̂ over uniformly random rotations is x, over these nearly.
+⟨x, x̂⟩ = ‖x‖² and ‖x̂ − x‖² = ‖x̂‖² − ‖x‖². The mean of x̂ over uniformly random rotations is x. Over these it nearly is, unless
+one number is larger than all others of its chunk together and b = 1: the signs then tell of that number alone.
 
 Each message has a rotation of its own, which both sides draw at no cost: errors of different clients are independent, and the
 error of the mean of K clients falls as 1/K. With one rotation for all clients it would not fall if their vectors are alike.
@@ -59,7 +60,7 @@ class Rotated(Codec):
 
     @property
     def is_unbiased(self) -> bool:
-        """True for `unbiased`; for a uniformly random rotation this is exact, for signs and a Hadamard matrix nearly so."""
+        """True for `unbiased`: exactly so for uniformly random rotations, and nearly for these."""
         return self.scale == "unbiased"
 
     @property
