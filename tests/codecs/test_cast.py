@@ -74,10 +74,10 @@ def grid(x: float, dtype: str) -> tuple[float, float]:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_random_rounding_goes_to_both_neighbours_and_has_the_right_mean(dtype: Any) -> None:
-    seeds = 4_000
+    draws = 4_000
     x = torch.tensor([1.0001, -3.1415926, 1e-3, 5e-8, -60_000.3, 0.99999, 2e-5, 0.5, 0.0])
-    arrived = torch.stack([through(Cast(dtype, stochastic=True), x, seed) for seed in range(seeds)]).double()
-    for number, sample in zip(x.tolist(), arrived.T, strict=True):
+    arrived = through(Cast(dtype, stochastic=True), x.repeat_interleave(draws)).double()
+    for number, sample in zip(x.tolist(), arrived.split(draws), strict=True):
         seen = {abs(y) for y in sample.tolist()}
         if number in (0.5, 0.0):
             assert seen == {number}
@@ -85,7 +85,7 @@ def test_random_rounding_goes_to_both_neighbours_and_has_the_right_mean(dtype: A
         low, high = grid(abs(number), dtype)
         assert seen == {low, high}
         share = (abs(number) - low) / (high - low)
-        standard_error = (high - low) * (share * (1 - share) / seeds) ** 0.5
+        standard_error = (high - low) * (share * (1 - share) / draws) ** 0.5
         assert abs(float(sample.mean()) - number) < 5 * standard_error
 
 
@@ -111,10 +111,11 @@ def test_numbers_that_are_too_large_become_the_largest_with_one_warning(codec: A
     largest = torch.finfo(getattr(torch, codec.dtype)).max
     x = torch.tensor([1.0, 1e5, -1e5, -3.4e38, torch.inf]).double()
     x[3] *= 1 + 2e-3  # beyond bfloat16's range, too
-    with pytest.warns(UserWarning, match=f"Cast to {codec.dtype} sends numbers beyond") as given:
+    with pytest.warns(UserWarning, match=f"Cast to {codec.dtype} sends numbers beyond"):
         arrived = through(codec, x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
         through(codec, x)
-    assert len([warning for warning in given if "Cast" in str(warning.message)]) == 1
     expected = [1.0, largest, -largest] if codec.dtype == "float16" else [1.0, *x[1:3].bfloat16().tolist()]
     if codec.stochastic:
         expected[1:3] = arrived[1:3].tolist()

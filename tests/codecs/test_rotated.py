@@ -157,12 +157,12 @@ def test_eight_bits_lose_next_to_nothing() -> None:
     assert relative_error(through(EDEN(8), normal(21_840), setting_of(21_840)), normal(21_840)) < 1e-4
 
 
-@pytest.mark.parametrize(("codec", "variance"), [(DRIVE(), 0.571), (EDEN(2), 0.133), (DRIVE(chunks="pad"), 0.571)])
+@pytest.mark.parametrize(("codec", "variance"), [(DRIVE(), 0.571), (EDEN(2), 0.133)])
 def test_the_mean_over_rotations_is_nearly_the_vector(codec: Any, variance: float) -> None:
     def error_of_mean(x: Tensor) -> float:
-        return relative_error(torch.stack([through(codec, x, setting_of(128, seed)) for seed in range(400)]).mean(0), x)
+        return relative_error(torch.stack([through(codec, x, setting_of(128, seed)) for seed in range(200)]).mean(0), x)
 
-    assert error_of_mean(normal(128)) < 1.5 * variance / 400
+    assert error_of_mean(normal(128)) < 1.5 * variance / 200
     # A number that is larger than all others together has the same sign everywhere: one bit says nothing about the others.
     spike = normal(128) + 25 * torch.eye(128)[3]
     assert (error_of_mean(spike) > 0.1) == isinstance(codec, DRIVE)
