@@ -78,9 +78,9 @@ class Cast(Codec):
             return vector
         finite = vector.isfinite()
         if (vector[finite].abs() > largest).any():
+            wider = "; dtype='bfloat16' has the range of float32" if self.dtype == "float16" else ""
             WARNINGS.warn(
-                f"Cast to {self.dtype} sends numbers beyond ±{largest:,g} as ±{largest:,g}; dtype='bfloat16' has the range of "
-                "float32. This is said once."
+                f"Cast to {self.dtype} sends numbers beyond ±{largest:,g} as ±{largest:,g}{wider}. This is said once."
             )
         return torch.where(finite, vector.clamp(-largest, largest), vector)
 
