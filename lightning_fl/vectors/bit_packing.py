@@ -37,9 +37,8 @@ def nearest_level(values: Tensor, levels: Tensor) -> Tensor:
         indices = torch.bucketize(values, borders.to(values), right=True, out_int32=True)
         return indices.masked_fill_(values.isnan(), 0).to(torch.uint8)
     indices = torch.zeros_like(values, dtype=torch.uint8)
-    above = torch.empty_like(values, dtype=torch.bool)
     for border in borders.tolist():
-        indices += torch.ge(values, border, out=above)
+        indices += (values >= border).view(torch.uint8)  # which is faster to add than bools
     return indices
 
 
