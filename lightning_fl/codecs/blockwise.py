@@ -1,4 +1,8 @@
-"""Round blocks of numbers to a few levels, with one scale for each block (Dettmers et al., ICLR 2022; QLoRA: NeurIPS 2023)."""
+"""Round blocks of numbers to a few levels: C(x) = a · the nearest level to x/a, a = ‖x‖∞ of the block.
+
+Blocks and rounded scales: Dettmers et al., "8-bit Optimizers via Block-wise Quantization", ICLR 2022, and "QLoRA: Efficient
+Finetuning of Quantized LLMs", NeurIPS 2023.
+"""
 
 from __future__ import annotations
 
@@ -139,4 +143,4 @@ def _largest(blocks: Tensor) -> Tensor:
 
 def _ratios(blocks: Tensor, scales: Tensor) -> Tensor:
     """Return the numbers as shares of their block's scale, in [−1, 1]; 0 where both are 0 or a number is not finite."""
-    return (blocks / scales[:, None]).nan_to_num_(0.0, 1.0, -1.0).clamp_(-1, 1)
+    return (blocks / scales[:, None]).nan_to_num_().clamp_(-1, 1)

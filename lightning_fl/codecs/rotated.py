@@ -80,13 +80,10 @@ class Rotated(Codec):
                 payload[name] = Packed.whole(vector)
                 continue
             sizes = chunk_sizes(len(vector), self.chunks)
-            padded = vector.new_zeros(sum(sizes), dtype=torch.promote_types(vector.dtype, torch.float32))
+            padded = torch.zeros(sum(sizes), dtype=torch.float32, device=vector.device)  # scales have no more digits
             padded[: len(vector)] = vector
             padded *= _signs(name, setting, padded)
-            codes, scales = (
-                torch.empty_like(padded, dtype=torch.uint8),
-                padded.new_empty(len(sizes), dtype=torch.float32),
-            )
+            codes, scales = torch.empty_like(padded, dtype=torch.uint8), padded.new_empty(len(sizes))
             for i, (chunk, code) in enumerate(zip(padded.split(sizes), codes.split(sizes), strict=True)):
                 scales[i] = self._encode_chunk(rotate(chunk), code)
             payload[name] = Packed(pack(codes, self._width), len(codes) * self._width)
@@ -100,7 +97,7 @@ class Rotated(Codec):
         for name, packed in payload.items():
             if compressible(name):
                 codes = unpack(packed.content, sum(sizes), self._width)
-                vector = self._value(codes, torch.promote_types(setting.dtype, torch.float32))
+                vector = self._value(codes)
                 scales = payload[f"{SCALES}{name}"].content
                 for chunk, scale in zip(vector.split(sizes), scales, strict=True):
                     chunk.copy_(rotate(chunk).mul_(scale))
@@ -113,15 +110,15 @@ class Rotated(Codec):
     def _width(self) -> int:
         return (len(self.centroids) - 1).bit_length()
 
-    def _value(self, codes: Tensor, dtype: torch.dtype) -> Tensor:
-        return self.centroids.to(codes.device, dtype).index_select(0, codes.int())
+    def _value(self, codes: Tensor) -> Tensor:
+        return self.centroids.float().to(codes.device).index_select(0, codes.int())
 
     def _encode_chunk(self, rotated: Tensor, codes: Tensor) -> Tensor:
         """Write the codes (n,) of a rotated chunk, which is changed, and return its scale ()."""
         # Squares of small and of large numbers lie outside float32's range.
-        unit = (torch.linalg.vector_norm(rotated, dtype=torch.float64) / len(rotated) ** 0.5).to(rotated.dtype)
+        unit = (torch.linalg.vector_norm(rotated, dtype=torch.float64) / len(rotated) ** 0.5).float()
         shares = rotated.div_(unit)
-        sent = self._value(codes.copy_(nearest_level(shares, self.centroids)), shares.dtype)
+        sent = self._value(codes.copy_(nearest_level(shares, self.centroids)))
         product = sent @ shares
         scale = len(shares) / product if self.scale == "unbiased" else product / sent.square_().sum()
         return torch.where(unit == 0, 0.0, unit * scale)
@@ -178,7 +175,9 @@ def chunk_sizes(count: int, chunks: Chunks = "split") -> list[int]:
 
 
 def rotate(vector: Tensor) -> Tensor:
-    """Return Hx/√n for the Hadamard matrix H (n, n), n a power of two, which is its own inverse.
+    """Return Hx/√n for the Hadamard matrix H (n, n), n a power of two; H/√n is its own inverse.
+
+    On a GPU, products of float32 matrices have the precision that the user allows (`torch.set_float32_matmul_precision`).
 
     >>> rotate(torch.tensor([1.0, 2.0, 3.0, 6.0]).double()).tolist()
     [6.0, -2.0, -3.0, 1.0]
