@@ -3,6 +3,7 @@
 import argparse
 import copy
 import importlib
+import importlib.util
 import re
 import sys
 from collections.abc import Callable, Iterable
@@ -16,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_fl import FederatedTrainer
+from lightning_fl import FederatedTrainer, codecs
 from lightning_fl.data import Arrays
 from lightning_fl.modules import ImageClassifier
 
@@ -104,3 +105,34 @@ def test_a_peer_that_cannot_be_had_is_one_sentence(
     printed = capsys.readouterr()
     assert re.fullmatch(f"round_time.py: {sentence}\n", printed.err)
     assert not printed.out
+
+
+@pytest.fixture
+def codec_times(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Import `benchmarks/codecs.py`."""
+    spec = importlib.util.spec_from_file_location("codec_times", BENCHMARKS / "codecs.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(sys, "argv", ["codecs.py", "--size", "3000", "--turns", "1"])
+    return module
+
+
+def test_every_codec_is_timed_at_both_sizes(codec_times: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    threads = torch.get_num_threads()
+    codec_times.main()
+    torch.set_num_threads(threads)
+    header, *tables = capsys.readouterr().out.split("\n\n")
+    assert "one thread" in header
+    assert [table.partition("  ")[0] for table in tables] == ["d = 3,000", "LeNet-5, d = 62,006"]
+    for table in tables:
+        rows = [line for line in table.splitlines()[1:] if line]
+        assert {re.split(r"[ (]", line)[0] for line in rows} == set(codecs.__all__)
+        last = {line[:36].strip(): [float(word) for word in line.split()[-2:]] for line in rows}
+        assert last["Dense"] == [32, 0]
+        assert last["Changes"][0] < 5
+        assert last["Changes"][1] == 0
+        assert last["Followed(TopK)"] == last["TopK"] == last["ErrorFeedback(TopK)"]
+        assert last["EDEN(bits=4)"][1] < last["EDEN"][1] < last["DRIVE"][1] < 0.7
+        assert all(0 < bits <= 32 for bits, _ in last.values())

@@ -22,7 +22,7 @@ from lightning_fl.trainer.lightning_parts import REFUSED_CALLBACKS
 CLASS_PACKAGES: dict[str, tuple[list[Any], type]] = {
     **dict.fromkeys(("algorithm", "base"), ([algorithms], algorithms.Algorithm)),
     "rule": ([rules], Rule),
-    **dict.fromkeys(("uplink", "downlink", "codec"), ([codecs], Codec)),
+    **dict.fromkeys(("uplink", "downlink", "codec", "values"), ([codecs], Codec)),
     "exchange": ([exchanges], Exchange),
     **dict.fromkeys(("aggregator", "inner"), ([aggregators], Aggregator)),
     **dict.fromkeys(("steps", "stages"), ([steps], Step)),

@@ -1,5 +1,7 @@
 """Codecs: encode a message as bits and decode it."""
 
+from lightning_fl.codecs.blockwise import Blockwise
+from lightning_fl.codecs.cast import Cast
 from lightning_fl.codecs.changes import Changes
 from lightning_fl.codecs.dense import Dense
 from lightning_fl.codecs.error_feedback import ErrorFeedback
@@ -7,13 +9,18 @@ from lightning_fl.codecs.few_bits import OneBit, Quantiser
 from lightning_fl.codecs.followed import Followed
 from lightning_fl.codecs.low_rank import LowRank
 from lightning_fl.codecs.random_k import RandomK
+from lightning_fl.codecs.rotated import DRIVE, EDEN
 from lightning_fl.codecs.sparse_ternary import STC
 from lightning_fl.codecs.stochastic import QSGD, TernGrad
 from lightning_fl.codecs.top_k import FairTopK, SharedTopK, TopK
 
 __all__ = [
+    "DRIVE",
+    "EDEN",
     "QSGD",
     "STC",
+    "Blockwise",
+    "Cast",
     "Changes",
     "Dense",
     "ErrorFeedback",

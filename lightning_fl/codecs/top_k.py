@@ -18,7 +18,9 @@ import torch
 from torch import Tensor
 
 from lightning_fl.checks import check_between, check_choice
-from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State, compressible
+from lightning_fl.errors import require
+from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State, compressible, kind_of
+from lightning_fl.vectors.submodel import Submodel
 from lightning_fl.vectors.top_k import (
     INDEX_BITS,
     IndexBits,
@@ -31,6 +33,8 @@ from lightning_fl.vectors.top_k import (
     unpack_positions,
 )
 
+VALUES = "/values/"
+
 
 @dataclass(frozen=True)
 class Sparse(Codec):
@@ -41,7 +45,6 @@ class Sparse(Codec):
         index_bits: count ⌈log2 d⌉ bits per index, as encoded (`ceil`), or log2 d, as in the paper (`exact`).
     """
 
-    contracts = is_idempotent = True
     alpha: float = 0.05
     index_bits: IndexBits = field(default="ceil", kw_only=True)
 
@@ -67,7 +70,8 @@ class Sparse(Codec):
         mask = payload.get(self.mask_of(name))
         if mask is None:
             return None
-        return unpack_positions(mask.content, len(payload[name].content), setting.layout.numel)
+        count = setting.layout.numel
+        return unpack_positions(mask.content, num_kept(self.alpha, count), count)
 
     def pack_mask(self, positions: Tensor, count: int) -> Packed:
         """Encode ascending positions (k,) among `count`, as a mask or a list of indices, whichever is shorter."""
@@ -80,19 +84,52 @@ class TopK(Sparse):
 
     k = max(1, ⌊alpha · d⌋) over the whole vector (d,), of equal magnitudes the lower index first. A vector takes
     32k + min(d, k⌈log2 d⌉) bits, 32d with alpha = 1. The rest is dropped, unless `ErrorFeedback` around it sends it later.
+
+    Attributes:
+        values: codec of the k numbers, such as `Blockwise`, which sees a model of k parameters; its bits replace 32k.
     """
 
+    values: Codec | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        remembers = self.values is not None and (self.values.has_error_feedback or self.values.needs_every_client)
+        require(
+            not remembers,
+            f"TopK's values are other numbers each time, but {type(self.values).__name__} builds on the message before: give it "
+            "the codec inside, or ErrorFeedback(TopK(values=…)).",
+        )
+
+    @property
+    def deltas_only(self) -> bool:
+        """True unless everything is sent, through a codec that fits whole models."""
+        return super().deltas_only or (self.values is not None and self.values.deltas_only)
+
+    @property
+    def contracts(self) -> bool:
+        """True if the codec of the values contracts."""
+        return self.values is None or self.values.contracts
+
+    @property
+    def is_idempotent(self) -> bool:
+        """True without a codec of the values, after which others may be the largest."""
+        return self.values is None
+
+    def is_lossy_for(self, name: str) -> bool:
+        """True for the model and its moments, unless everything is sent as it is."""
+        return super().is_lossy_for(name) or (self.values is not None and self.values.is_lossy_for(name))
+
     def mask_of(self, name: str) -> str:
-        """Return `mask/name`."""
-        return f"mask/{name}"
+        """Return `mask/name`, also for an entry of the codec of the values."""
+        return f"mask/{name.partition(VALUES)[2].partition(':')[0] if VALUES in name else name}"
 
     def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
         """Encode values (k,) under the vector's name, and their positions under `mask/name`."""
-        payload = {}
+        payload: Payload = {}
         for name, vector in message.items():
             if compressible(name):
                 positions = top_k(vector, num_kept(self.alpha, len(vector)))
-                payload[name] = Packed.whole(vector[positions])
+                payload |= self._encode_values(name, vector[positions], positions, setting)
                 payload[f"mask/{name}"] = self.pack_mask(positions, len(vector))
             else:
                 payload[name] = Packed.whole(vector)
@@ -102,17 +139,33 @@ class TopK(Sparse):
         """Decode; numbers that were not sent are zero."""
         message, count = {}, setting.layout.numel
         for name, packed in payload.items():
-            if f"mask/{name}" in payload:
-                positions = unpack_positions(payload[f"mask/{name}"].content, len(packed.content), count)
-                message[name] = _among_zeros(packed.content, positions, count)
-            elif not name.startswith("mask/"):
+            if name.startswith("mask/") and VALUES not in name:
+                entry = name.removeprefix("mask/")
+                positions = unpack_positions(packed.content, num_kept(self.alpha, count), count)
+                message[entry] = _among_zeros(self._decode_values(entry, payload, positions, setting), positions, count)
+            elif VALUES not in name and f"mask/{name}" not in payload:
                 message[name] = packed.content
         return message
+
+    def _encode_values(self, name: str, values: Tensor, positions: Tensor, setting: Setting) -> Payload:
+        if self.values is None or not len(values):
+            return {name: Packed.whole(values)}
+        payload, _ = self.values.encode({name: values}, {}, _setting_at(positions, setting))
+        return {f"{kind_of(key)}{VALUES}{name}:{key}": packed for key, packed in payload.items()}
+
+    def _decode_values(self, name: str, payload: Payload, positions: Tensor, setting: Setting) -> Tensor:
+        if self.values is None or not len(positions):
+            return payload[name].content
+        prefix = f"{VALUES}{name}:"
+        inner = {key.partition(prefix)[2]: packed for key, packed in payload.items() if prefix in key}
+        return self.values.decode(inner, _setting_at(positions, setting))[name]
 
 
 @dataclass(frozen=True)
 class OneMask(Sparse):
     """Send the same k = max(1, ⌊alpha · d⌋) coordinates of all vectors; the others arrive as zero."""
+
+    contracts = is_idempotent = True
 
     @abstractmethod
     def choose(self, vectors: Message, k: int) -> Tensor:
@@ -186,6 +239,13 @@ class FairTopK(OneMask):
     def choose(self, vectors: Message, k: int) -> Tensor:
         """Return the positions of the largest numbers of all vectors, by `union`."""
         return (top_k_in_turns if self.union == "interleaved" else top_k_of_max)([*vectors.values()], k)
+
+
+def _setting_at(positions: Tensor, setting: Setting) -> Setting:
+    """Return the setting of the submodel of some positions (k,)."""
+    mask = torch.zeros(setting.layout.numel, dtype=torch.bool, device=positions.device)
+    mask[positions] = True
+    return setting.within(Submodel.from_masks(setting.layout, setting.buffer_layout, mask))
 
 
 def _among_zeros(values: Tensor, positions: Tensor, count: int) -> Tensor:

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+FEW_BORDERS = 32  # so many comparisons of all numbers take no longer than a binary search for each
+
 
 def bit_width(count: int) -> int:
     """Return the bits of a number in 0 … count − 1: ⌈log2 count⌉.
@@ -15,6 +17,29 @@ def bit_width(count: int) -> int:
     [0, 1, 2, 15]
     """
     return max(count - 1, 0).bit_length()
+
+
+def nearest_level(values: Tensor, levels: Tensor) -> Tensor:
+    """Return the index of the level that is nearest to each value, of two equally near ones the higher; 0 for NaN.
+
+    Args:
+        values: numbers of any shape.
+        levels: at most 256 ascending numbers on the CPU.
+
+    Returns:
+        Indices of the shape of `values`, uint8.
+
+    >>> nearest_level(torch.tensor([-3.0, 0.4, 0.5, 9.0]), torch.tensor([-1.0, 0.0, 1.0])).tolist()
+    [0, 1, 2, 2]
+    """
+    borders = (levels[1:] + levels[:-1]) / 2
+    if len(borders) > FEW_BORDERS:
+        indices = torch.bucketize(values, borders.to(values), right=True, out_int32=True)
+        return indices.masked_fill_(values.isnan(), 0).to(torch.uint8)
+    indices = torch.zeros_like(values, dtype=torch.uint8)
+    for border in borders.tolist():
+        indices += (values >= border).view(torch.uint8)  # which is faster to add than bools
+    return indices
 
 
 def pack(values: Tensor, width: int) -> Tensor:

@@ -1,0 +1,103 @@
+"""Send numbers in 16 bits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from lightning.pytorch.utilities.rank_zero import WarningCache
+from torch import Tensor
+
+from lightning_fl.checks import check_choice
+from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State, compressible
+
+HalfWidth = Literal["float16", "bfloat16"]
+WARNINGS = WarningCache()
+
+
+@dataclass(frozen=True)
+class Cast(Codec):
+    """C(x) = the nearest number to x in 16 bits: 16 · d bits, with an error of at most 2⁻¹¹|x| in float16, 2⁻⁸|x| in bfloat16.
+
+    In float16 the relative error is larger below 6 · 10⁻⁵, numbers below 3 · 10⁻⁸ arrive as 0, and finite ones beyond ±65,504 as
+    ±65,504, with a warning. bfloat16 has the range of float32.
+
+    Attributes:
+        dtype: `float16` has 11 significant bits, `bfloat16` has 8.
+        stochastic: round up or down at random, so that the mean over the draws is x, up to the largest number of `dtype`; errors
+            are then up to twice as large.
+    """
+
+    is_idempotent = True
+    dtype: HalfWidth = "float16"
+    stochastic: bool = False
+
+    def __post_init__(self) -> None:
+        check_choice("dtype", self.dtype, get_args(HalfWidth))
+
+    @property
+    def is_unbiased(self) -> bool:
+        """True if it rounds at random."""
+        return self.stochastic
+
+    @property
+    def contracts(self) -> bool:
+        """True if it rounds to the nearest; at random it may round the smallest numbers up to many times their size."""
+        return not self.stochastic
+
+    def is_lossy_for(self, name: str) -> bool:
+        """True for the model and its moments."""
+        return compressible(name)
+
+    def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
+        """Encode numbers of 16 bits under the vector's name."""
+        return {
+            name: Packed.whole(self._rounded(name, vector, setting) if compressible(name) else vector)
+            for name, vector in message.items()
+        }, {}
+
+    def decode(self, payload: Payload, setting: Setting) -> Message:
+        """Return the numbers in the dtype of the model."""
+        return {
+            name: packed.content.to(setting.dtype) if compressible(name) else packed.content
+            for name, packed in payload.items()
+        }
+
+    def _rounded(self, name: str, vector: Tensor, setting: Setting) -> Tensor:
+        dtype = getattr(torch, self.dtype)
+        vector = self._limited(vector, torch.finfo(dtype).max)
+        if not self.stochastic:
+            return vector.to(dtype)
+        draws = torch.rand(len(vector), generator=setting.draw.generator(name)).to(vector.device)
+        return _rounded_at_random(vector, draws, dtype)
+
+    def _limited(self, vector: Tensor, largest: float) -> Tensor:
+        """Return the vector with finite numbers in ±`largest`; warn if there are larger ones."""
+        if not len(vector) or not torch.linalg.vector_norm(vector, torch.inf) > largest:
+            return vector
+        finite = vector.isfinite()
+        if (vector[finite].abs() > largest).any():
+            wider = "; dtype='bfloat16' has the range of float32" if self.dtype == "float16" else ""
+            WARNINGS.warn(
+                f"Cast to {self.dtype} sends numbers beyond ±{largest:,g} as ±{largest:,g}{wider}. This is said once."
+            )
+        return torch.where(finite, vector.clamp(-largest, largest), vector)
+
+
+def _rounded_at_random(vector: Tensor, draws: Tensor, dtype: torch.dtype) -> Tensor:
+    """Round a vector (d,) to one of the two nearest numbers of `dtype`, with the probabilities with which the mean is exact.
+
+    Args:
+        vector: numbers in the range of `dtype`.
+        draws: uniform numbers (d,) in [0, 1).
+        dtype: a dtype of 16 bits. Its numbers of one sign are as far apart in order as their bits are as whole numbers.
+    """
+    nearest = vector.to(dtype)
+    size = vector.abs()
+    bits = nearest.view(torch.int16)
+    inner = (bits - (nearest.abs() > size).to(torch.int16)).view(dtype)
+    outer = (inner.view(torch.int16) + 1).view(dtype)
+    low = inner.abs().to(vector.dtype)
+    share = (size - low) / (outer.abs().to(vector.dtype) - low)
+    return torch.where(draws < share, outer, inner)

@@ -1,0 +1,222 @@
+"""Rotate a vector at random, and send a few bits for each rotated number: y = HDx/√n,  x̂ = S · DᵀHᵀc/√n.
+
+DRIVE  c = sgn(y)                                          Vargaftik et al., NeurIPS 2021
+EDEN   c the nearest of 2^b centroids to y√n/‖y‖           Vargaftik et al., ICML 2022
+
+D are random signs, H is the Hadamard matrix (n, n). Rotated numbers are nearly normal whatever x is, so that one code book, the
+Lloyd-Max quantiser of a normal number, fits all vectors. With the scale S = ‖y‖²/⟨c, y⟩, x̂ has no error in the direction of x:
+⟨x, x̂⟩ = ‖x‖² and ‖x̂ − x‖² = ‖x̂‖² − ‖x‖². The mean of x̂ over uniformly random rotations is x. Over these it nearly is, unless
+one number is larger than all others of its chunk together and b = 1: the signs then tell of that number alone.
+
+Each message has a rotation of its own, which both sides draw at no cost: errors of different clients are independent, and the
+error of the mean of K clients falls as 1/K. With one rotation for all clients it would not fall if their vectors are alike.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from lightning_fl.checks import check_choice, check_whole
+from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State, compressible
+from lightning_fl.vectors.bit_packing import nearest_level, pack, unpack
+
+Scale = Literal["unbiased", "min_mse"]
+Chunks = Literal["split", "pad"]
+SCALES = "scalars/scale/"
+SMALLEST_CHUNK = 64
+FACTOR = 32  # H is a product of matrices of this size: fewer passes over the vector than with sums and differences
+ENOUGH = 1e-6  # the centroids of unit variance are as near as this to those of the next iteration
+
+
+@dataclass(frozen=True)
+class Rotated(Codec):
+    """Rotates chunks of each vector (d,) and encodes their numbers with the code book `centroids`.
+
+    Attributes:
+        scale: `unbiased` is S = ‖y‖²/⟨c, y⟩; `min_mse` is S = ⟨c, y⟩/‖c‖², the scale with the smallest error, for error feedback.
+        chunks: `split` rotates chunks of 2^i ≥ 64 numbers, the largest first, and fills up only the last 64 numbers with zeros;
+            `pad` rotates the whole vector, filled up to a power of two.
+    """
+
+    deltas_only = True
+    scale: Scale = field(default="unbiased", kw_only=True)
+    chunks: Chunks = field(default="split", kw_only=True)
+
+    @property
+    @abstractmethod
+    def centroids(self) -> Tensor:
+        """Ascending code book (2^b,) on the CPU, float64."""
+
+    def __post_init__(self) -> None:
+        check_choice("scale", self.scale, get_args(Scale))
+        check_choice("chunks", self.chunks, get_args(Chunks))
+
+    @property
+    def is_unbiased(self) -> bool:
+        """True for `unbiased`: exactly so for uniformly random rotations, and nearly for these."""
+        return self.scale == "unbiased"
+
+    @property
+    def contracts(self) -> bool:
+        """True for `min_mse`: ‖x̂ − x‖² ≤ ‖x‖² − S²‖c‖²."""
+        return self.scale == "min_mse"
+
+    def is_lossy_for(self, name: str) -> bool:
+        """True for the model and its moments."""
+        return compressible(name)
+
+    def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
+        """Encode codes under the vector's name, and scales (chunks,) under `scalars/scale/name`."""
+        payload = {}
+        for name, vector in message.items():
+            if not compressible(name):
+                payload[name] = Packed.whole(vector)
+                continue
+            sizes = chunk_sizes(len(vector), self.chunks)
+            padded = torch.zeros(sum(sizes), dtype=torch.float32, device=vector.device)  # scales have no more digits
+            padded[: len(vector)] = vector
+            padded *= _signs(name, setting, padded)
+            codes, scales = torch.empty_like(padded, dtype=torch.uint8), padded.new_empty(len(sizes))
+            for i, (chunk, code) in enumerate(zip(padded.split(sizes), codes.split(sizes), strict=True)):
+                scales[i] = self._encode_chunk(rotate(chunk), code)
+            payload[name] = Packed(pack(codes, self._width), len(codes) * self._width)
+            payload[f"{SCALES}{name}"] = Packed.whole(scales)
+        return payload, {}
+
+    def decode(self, payload: Payload, setting: Setting) -> Message:
+        """Rotate the centroids back, and scale them."""
+        message, count = {}, setting.layout.numel
+        sizes = chunk_sizes(count, self.chunks)
+        for name, packed in payload.items():
+            if compressible(name):
+                codes = unpack(packed.content, sum(sizes), self._width)
+                vector = self._value(codes)
+                scales = payload[f"{SCALES}{name}"].content
+                for chunk, scale in zip(vector.split(sizes), scales, strict=True):
+                    chunk.copy_(rotate(chunk).mul_(scale))
+                message[name] = vector.mul_(_signs(name, setting, vector))[:count].to(setting.dtype)
+            elif not name.startswith(SCALES):
+                message[name] = packed.content
+        return message
+
+    @property
+    def _width(self) -> int:
+        return (len(self.centroids) - 1).bit_length()
+
+    def _value(self, codes: Tensor) -> Tensor:
+        return self.centroids.float().to(codes.device).index_select(0, codes.int())
+
+    def _encode_chunk(self, rotated: Tensor, codes: Tensor) -> Tensor:
+        """Write the codes (n,) of a rotated chunk, which is changed, and return its scale ()."""
+        # Squares of small and of large numbers lie outside float32's range.
+        unit = (torch.linalg.vector_norm(rotated, dtype=torch.float64) / len(rotated) ** 0.5).float()
+        shares = rotated.div_(unit)
+        sent = self._value(codes.copy_(nearest_level(shares, self.centroids)))
+        product = sent @ shares
+        scale = len(shares) / product if self.scale == "unbiased" else product / sent.square_().sum()
+        return torch.where(unit == 0, 0.0, unit * scale)
+
+
+@dataclass(frozen=True)
+class DRIVE(Rotated):
+    """C(x) = S · DᵀHᵀ sgn(HDx)/√n, sgn(0) = +1: a bit for each number, in all Σn + 32 · chunks bits, Σn = 64⌈d/64⌉.
+
+    The error is ‖C(x) − x‖² ≈ 0.571‖x‖² (Vargaftik et al., "DRIVE: One-bit Distributed Mean Estimation", NeurIPS 2021).
+    """
+
+    @property
+    def centroids(self) -> Tensor:
+        """−1 and 1."""
+        return torch.tensor([-1.0, 1.0], dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class EDEN(Rotated):
+    """C(x) = S · DᵀHᵀc/√n, c the nearest centroids to the rotated numbers: b · Σn + 32 · chunks bits, Σn = 64⌈d/64⌉.
+
+    With b = 1, 2, 3, 4 the error is ‖C(x) − x‖² ≈ 0.571, 0.133, 0.036, 0.0096 times ‖x‖²; one bit is DRIVE (Vargaftik et al.,
+    "EDEN: Communication-Efficient and Robust Distributed Mean Estimation for Federated Learning", ICML 2022). The paper's
+    fractions of a bit are not built.
+
+    Attributes:
+        bits: b, bits per number, from 1 to 8.
+    """
+
+    bits: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_whole("bits of a rotated number", self.bits, 1, 8)
+        object.__setattr__(self, "bits", int(self.bits))
+
+    @property
+    def centroids(self) -> Tensor:
+        """Centroids of the Lloyd-Max quantiser of a normal number of variance 1."""
+        return lloyd_max(self.bits)
+
+
+def chunk_sizes(count: int, chunks: Chunks = "split") -> list[int]:
+    """Return the sizes of the chunks of `count` numbers, powers of two.
+
+    >>> chunk_sizes(21840), chunk_sizes(21840, "pad"), chunk_sizes(0)
+    ([16384, 4096, 1024, 256, 128], [32768], [])
+    """
+    if chunks == "pad":
+        return [1 << (count - 1).bit_length()] if count else []
+    total = -(-count // SMALLEST_CHUNK) * SMALLEST_CHUNK
+    return [1 << i for i in reversed(range(total.bit_length())) if total >> i & 1]
+
+
+def rotate(vector: Tensor) -> Tensor:
+    """Return Hx/√n for the Hadamard matrix H (n, n), n a power of two; H/√n is its own inverse.
+
+    On a GPU, products of float32 matrices have the precision that the user allows (`torch.set_float32_matmul_precision`).
+
+    >>> rotate(torch.tensor([1.0, 2.0, 3.0, 6.0]).double()).tolist()
+    [6.0, -2.0, -3.0, 1.0]
+    """
+    matrix, two = vector.new_ones(1, 1), vector.new_tensor([[1.0, 1.0], [1.0, -1.0]])
+    while len(matrix) < min(FACTOR, len(vector)):
+        matrix = torch.kron(two, matrix)
+    done = len(matrix)
+    rotated = vector.view(-1, done) @ matrix
+    while done < len(vector):
+        size = min(FACTOR, len(vector) // done)
+        rotated = matrix[:size, :size] @ rotated.view(-1, size, done)
+        done *= size
+    return rotated.view(-1) / len(vector) ** 0.5
+
+
+def _signs(name: str, setting: Setting, like: Tensor) -> Tensor:
+    """Draw the signs D (n,) of a message's entry, −1 or 1."""
+    count = len(like)
+    drawn = torch.randint(256, (-(-count // 8),), dtype=torch.uint8, generator=setting.draw.generator(name))
+    return unpack(drawn.to(like.device), count, 1).to(torch.int8).mul_(2).sub_(1)
+
+
+@cache
+def lloyd_max(bits: int) -> Tensor:
+    """Return the 2^bits levels that round a normal number of variance 1 with the smallest mean square error, ascending.
+
+    >>> [round(level, 4) for level in lloyd_max(2).tolist()]
+    [-1.5104, -0.4528, 0.4528, 1.5104]
+    """
+    half = 2 ** (bits - 1)
+    # Start from the levels that are best if there are very many: their density is that of a normal number of variance 3.
+    shares = (torch.arange(half, dtype=torch.float64) + 0.5) / (2 * half)
+    levels = math.sqrt(3) * torch.special.ndtri(0.5 + shares)
+    while True:
+        borders = torch.cat([levels.new_zeros(1), (levels[1:] + levels[:-1]) / 2])
+        ends = torch.cat([borders[1:], levels.new_tensor([math.inf])])
+        density = [torch.exp(-x.square() / 2) / math.sqrt(2 * math.pi) for x in (borders, ends)]
+        means = (density[0] - density[1]) / (torch.special.ndtr(-borders) - torch.special.ndtr(-ends))
+        change, levels = float((means - levels).abs().max()), means
+        if change < ENOUGH:
+            return torch.cat([-levels.flip(0), levels])

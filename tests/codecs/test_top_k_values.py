@@ -1,0 +1,145 @@
+"""Test TopK whose values cross through another codec."""
+
+from typing import Any
+
+import pytest
+import torch
+from compared_runs import MakeTrainer, assert_same, bits_of, fits
+from toys import Perceptron, federation
+
+from lightning_fl.algorithms import Algorithm
+from lightning_fl.codecs import (
+    DRIVE,
+    EDEN,
+    Blockwise,
+    Cast,
+    Changes,
+    Dense,
+    ErrorFeedback,
+    Followed,
+    OneBit,
+    Quantiser,
+    TopK,
+)
+from lightning_fl.errors import UserError
+from lightning_fl.slots import Codec, Draw, Message, Setting
+from lightning_fl.vectors.layout import NO_LAYOUT, Layout
+from lightning_fl.vectors.top_k import top_k
+
+INNER: list[Codec] = [
+    Cast(),
+    Blockwise(bits=4),
+    Quantiser(),
+    OneBit("l1"),
+    OneBit("l1", "global"),
+    DRIVE(),
+    EDEN(4),
+    TopK(0.5),
+]
+each_codec = pytest.mark.parametrize("inner", INNER, ids=str)
+LAYOUT = Layout(("a", "b", "c"), ((10, 8), (300,), (20,)), (False,) * 3)
+SETTING = Setting(LAYOUT, NO_LAYOUT, num_clients=5, draw=Draw((0, 0, 11), 1, "up"))
+
+
+def message() -> Message:
+    names = ("model", "moments/first", "model/change", "buffers", "scalars/steps")
+    return {name: torch.randn(400, generator=torch.Generator().manual_seed(seed)) for seed, name in enumerate(names)}
+
+
+@each_codec
+def test_the_largest_numbers_cross_as_a_smaller_model(inner: Codec) -> None:
+    codec = TopK(0.1, values=inner)
+    payload, memory = codec.encode(message(), {}, SETTING)
+    assert memory == {}
+    arrived = codec.decode(payload, SETTING)
+    assert arrived.keys() == message().keys()
+    total = 0
+    for name, x in message().items():
+        if name in ("buffers", "scalars/steps"):
+            assert torch.equal(arrived[name], x)
+            continue
+        positions = top_k(x, 40)
+        sizes = [
+            int(((positions >= start) & (positions < end)).sum()) for start, end in ((0, 80), (80, 380), (380, 400))
+        ]
+        held = [(letter, (size,)) for letter, size in zip("abc", sizes, strict=True) if size]
+        smaller = Layout(tuple(letter for letter, _ in held), tuple(shape for _, shape in held), (False,) * len(held))
+        setting = Setting(smaller, NO_LAYOUT, num_clients=5, draw=SETTING.draw)
+        of_values, _ = inner.encode({name: x[positions]}, {}, setting)
+        expected = torch.zeros(400)
+        expected[positions] = inner.decode(of_values, setting)[name]
+        assert torch.equal(arrived[name], expected)
+        total += sum(packed.bits for packed in of_values.values()) + 40 * 9  # nine bits for each index
+    whole = 2 * 32 * 400
+    assert sum(packed.bits for packed in payload.values()) == total + whole
+
+
+def test_bits_of_the_cnn() -> None:
+    codec = TopK(0.05, values=Blockwise(bits=4))
+    setting = Setting(Layout(("a",), ((21_840,),), (False,)), NO_LAYOUT, num_clients=5)
+    payload, _ = codec.encode({"model": torch.randn(21_840)}, {}, setting)
+    bits = {name: packed.bits for name, packed in payload.items()}
+    assert sorted(bits.values()) == [5 * 32, 4 * 1_092, 15 * 1_092]
+    assert {name.partition("/")[0] for name in bits} == {"model", "scalars", "mask"}
+
+
+def test_exact_values_give_what_top_k_gives() -> None:
+    payload, _ = TopK(0.1, values=Dense()).encode(message(), {}, SETTING)
+    plain, _ = TopK(0.1).encode(message(), {}, SETTING)
+    arrived, expected = TopK(0.1, values=Dense()).decode(payload, SETTING), TopK(0.1).decode(plain, SETTING)
+    assert all(torch.equal(arrived[name], expected[name]) for name in message())
+    assert sum(packed.bits for packed in payload.values()) == sum(packed.bits for packed in plain.values())
+
+
+@pytest.mark.parametrize(
+    ("codec", "flags"),  # contracts, is_idempotent, deltas_only, is_lossy_for("model")
+    [
+        (TopK(0.1), (True, True, True, True)),
+        (TopK(1.0), (True, True, False, False)),
+        (TopK(0.1, values=Cast()), (True, False, True, True)),
+        (TopK(1.0, values=Cast()), (True, False, False, True)),
+        (TopK(1.0, values=OneBit("l1")), (True, False, True, True)),
+        (TopK(0.1, values=DRIVE()), (False, False, True, True)),
+    ],
+)
+def test_flags_are_those_of_both(codec: TopK, flags: tuple[bool, ...]) -> None:
+    assert (codec.contracts, codec.is_idempotent, codec.deltas_only, codec.is_lossy_for("model")) == flags
+    assert not codec.is_unbiased
+    assert not codec.is_lossy_for("buffers")
+
+
+@pytest.mark.parametrize(
+    "inner", [ErrorFeedback(TopK()), Changes(), Followed(TopK())], ids=["feedback", "changes", "followed"]
+)
+def test_codecs_that_build_on_earlier_messages_are_refused(inner: Any) -> None:
+    with pytest.raises(
+        UserError, match=f"TopK's values are other numbers each time, but {type(inner).__name__} builds on"
+    ):
+        TopK(values=inner)
+
+
+@each_codec
+def test_odd_vectors(inner: Codec) -> None:
+    codec = TopK(0.3, values=inner)
+    for d in (0, 1, 9):
+        setting = Setting(Layout(("a",), ((d,),), (False,)), NO_LAYOUT, num_clients=5)
+        payload, _ = codec.encode({"model": torch.zeros(d)}, {}, setting)
+        assert torch.equal(codec.decode(payload, setting)["model"], torch.zeros(d))
+    payload, _ = codec.encode({"model": torch.full((9,), torch.nan)}, {}, setting)
+    assert codec.decode(payload, setting)["model"].isnan().any()
+
+
+def test_error_feedback_adds_both_losses_later() -> None:
+    codec, memory, sent = ErrorFeedback(TopK(0.1, values=Blockwise(bits=3))), {}, torch.zeros(400)
+    for _ in range(8):
+        payload, memory = codec.encode({"model": message()["model"]}, memory, SETTING)
+        sent += codec.decode(payload, SETTING)["model"]
+    torch.testing.assert_close(sent + memory["residual/model"], 8 * message()["model"], rtol=1e-5, atol=1e-4)
+
+
+def test_a_federation_trains_and_the_ledger_is_exact(make_trainer: MakeTrainer) -> None:
+    uplink = ErrorFeedback(TopK(0.4, values=Blockwise(bits=5)))
+    pair = fits(make_trainer, Perceptron(), federation, Algorithm(uplink=uplink))
+    assert_same(pair, tolerance=0.05, of_metrics=0.05)
+    for _, trainer in pair:
+        assert bits_of(trainer, "up") == {"model": 4 * 5 * 10, "scalars": 4 * 32, "mask": 4 * 26}
