@@ -32,7 +32,7 @@ class MajorityVote(Aggregator):
     """
 
     keeps_uploads = False
-    uses = frozenset[str]()
+    needs = uses = frozenset({"model"})
     weighting: Literal["samples", "uniform"] = "uniform"
 
     def __post_init__(self) -> None:

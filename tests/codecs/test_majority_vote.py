@@ -12,9 +12,9 @@ from lightning_fl.algorithms import Algorithm
 from lightning_fl.codecs import ErrorFeedback, Followed, OneBit
 from lightning_fl.errors import UserError
 from lightning_fl.exchanges import DrawnLayers
-from lightning_fl.rules import ControlVariates
+from lightning_fl.rules import ControlVariates, CorrectedMomentum, WarmedUpAdam
 from lightning_fl.slots import Message, Result, Setting, Upload
-from lightning_fl.steps import Apply, Compress, ControlUpdate
+from lightning_fl.steps import Apply, Compress, ControlUpdate, GradientMomentum, WarmedUpMoments
 from lightning_fl.vectors.layout import NO_LAYOUT, Layout
 
 
@@ -100,6 +100,15 @@ def test_parts_and_clients_that_must_count_equally_are_refused() -> None:
     Algorithm(aggregator=MajorityVote(), **parts)
     with pytest.raises(UserError, match="MajorityVote weighs by samples"):
         Algorithm(aggregator=MajorityVote("samples"), **parts)
+
+
+def test_every_upload_must_have_a_model() -> None:
+    with pytest.raises(UserError, match="MajorityVote needs 'model', which WarmedUpAdam does not send in every round"):
+        Algorithm(rule=WarmedUpAdam(warmup=1), aggregator=MajorityVote(), steps=[WarmedUpMoments(OneBit(), warmup=1)])
+    with pytest.raises(
+        UserError, match="MajorityVote needs 'model', which clients of CorrectedMomentum do not send before"
+    ):
+        Algorithm(rule=CorrectedMomentum(), aggregator=MajorityVote(), steps=[Apply(), GradientMomentum()])
 
 
 RATE = 0.03
