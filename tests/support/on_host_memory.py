@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from toys import Perceptron
 
 from lightning_fl import FederatedTrainer
+from lightning_fl.aggregators import MajorityVote
 from lightning_fl.algorithms import (
     IMC,
     SCAFFOLD,
@@ -45,9 +46,10 @@ from lightning_fl.callbacks import (
     MagnitudePruning,
     SparseUpdates,
 )
-from lightning_fl.codecs import Changes, ErrorFeedback, OneBit, Quantiser, TopK
+from lightning_fl.codecs import STC, Changes, ErrorFeedback, Followed, LowRank, OneBit, Quantiser, TopK
 from lightning_fl.data import Digits, Dirichlet, Federated
 from lightning_fl.modules import ImageClassifier
+from lightning_fl.steps import Apply, Compress
 
 MakeTrainer = Callable[..., Any]
 each_algorithm_and_runner = pytest.mark.parametrize(
@@ -201,6 +203,21 @@ RUNS: dict[str, tuple[Make, Make, Make, dict[str, Any]]] = {
     "states in files": (SCAFFOLD, classifier, digits, {"client_states": "disk"}),
     "top-k": (lambda: Algorithm(uplink=ErrorFeedback(TopK(0.1)), downlink=Changes()), classifier, digits, {}),
     "few bits": (lambda: Algorithm(uplink=OneBit(), downlink=Quantiser(bits=4)), classifier, digits, {}),
+    "sparse ternary": (
+        lambda: Algorithm(
+            uplink=ErrorFeedback(STC(0.1)), steps=[Apply(), Compress(STC(0.1))], downlink=Followed(STC(0.1))
+        ),
+        classifier,
+        digits,
+        {},
+    ),
+    "low rank": (lambda: Algorithm(uplink=ErrorFeedback(LowRank())), classifier, digits, {}),
+    "majority vote": (
+        lambda: Algorithm(uplink=OneBit("unit"), aggregator=MajorityVote(), steps=[Apply(0.01)]),
+        classifier,
+        digits,
+        {},
+    ),
     "tensors of one's own": (
         FedAvg,
         classifier,
