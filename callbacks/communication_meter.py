@@ -118,7 +118,10 @@ class CommunicationMeter(Callback):
         if trainer.world_size > 1:
             parts = [None] * trainer.world_size
             torch.distributed.all_gather_object(parts, self._uploads)
-        for name, bits in sum(parts, Counter[str]()).items():
+        total = Counter[str]()
+        for part in parts:
+            total.update(part)  # their sum would leave out zeros
+        for name, bits in total.items():
             module.log(name, torch.tensor(bits, dtype=torch.float64))  # a Python float would become float32
 
     def _stop_if_spent(self, trainer: Any) -> None:

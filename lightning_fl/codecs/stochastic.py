@@ -165,7 +165,8 @@ class QSGD(Stochastic):
         if bits[0]:
             levels = decode_levels(bits[1:], count, self.bucket) + self.most
             return levels.to(packed.device)
-        return super().unpack(pack(bits[1:], 1).to(packed.device), count)
+        fixed = bits[1 : 1 + count * bit_width(2 * self.most + 1)]
+        return super().unpack(pack(fixed, 1).to(packed.device), count)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,23 @@ from toys import Normalised, Perceptron, Recorded, federation, read_rows
 
 from lightning_fl.algorithms import Algorithm, FedLDF
 from lightning_fl.callbacks import CommunicationMeter
-from lightning_fl.codecs import Dense, ErrorFeedback, FairTopK, OneBit, Quantiser, SharedTopK, TopK
+from lightning_fl.codecs import (
+    EDEN,
+    QSGD,
+    STC,
+    Blockwise,
+    Cast,
+    Dense,
+    ErrorFeedback,
+    FairTopK,
+    LowRank,
+    OneBit,
+    Quantiser,
+    RandomK,
+    SharedTopK,
+    TernGrad,
+    TopK,
+)
 from lightning_fl.communication.crossing import Crossing
 from lightning_fl.errors import UserError
 from lightning_fl.slots import Codec, Setting
@@ -30,7 +46,19 @@ CODECS: dict[str, Codec] = {
     "one bit, one scale": OneBit(groups="global"),
     "four bits": Quantiser("uniform", 4),
     "with feedback": ErrorFeedback(TopK(0.2)),
+    "values in blocks": TopK(0.2, values=Blockwise(bits=4)),
+    "blocks": Blockwise(bits=4),
+    "16 bits": Cast(),
+    "rotated": EDEN(2),
+    "random levels": QSGD(4, bucket=8),
+    "random levels in Elias's code": QSGD(1, bucket=8, coding="elias"),
+    "ternary": TernGrad(),
+    "random numbers": RandomK(0.2),
+    "sparse ternary": ErrorFeedback(STC(0.2)),
+    "low rank": ErrorFeedback(LowRank(1)),
 }
+WHOLE = ("random levels in Elias's code", "ternary", "low rank")
+"""Codecs with as many bits for some numbers as for others, which count as shared."""
 LAYOUT = Layout(("a", "b"), ((4, 2), (5,)), (False, False))
 SETTING = Setting(LAYOUT, NO_LAYOUT, num_clients=3)
 GROUPS = [Group("first", ("a",)), Group("second", ("b",))]
@@ -82,18 +110,18 @@ def test_the_reference_positions() -> None:
     assert found.bits_by_layer() == {"shared": found.bits}
 
 
-@pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
+@pytest.mark.parametrize("name", CODECS)
 def test_layers_add_up_to_what_is_sent(
-    codec: Codec, make_trainer: MakeTrainer, keeps_files: dict[str, Any], tmp_path: Path
+    name: str, make_trainer: MakeTrainer, keeps_files: dict[str, Any], tmp_path: Path
 ) -> None:
     meter = CommunicationMeter(per_layer=True, entropy=True)
     trainer = make_trainer(callbacks=[meter], **keeps_files)
-    trainer.fit(Normalised(), federation(), Algorithm(uplink=codec))
+    trainer.fit(Normalised(), federation(), Algorithm(uplink=CODECS[name]))
     for row in read_rows(tmp_path):
-        layers = {name: int(float(value)) for name, value in row.items() if name.startswith("comm/uplink_bits/layer/")}
+        layers = {key: int(float(value)) for key, value in row.items() if key.startswith("comm/uplink_bits/layer/")}
         assert sum(layers.values()) == int(row["comm/uplink_bits"])
         assert layers["comm/uplink_bits/layer/shared"] >= 3 * 6 * 32, "the float buffers"
-        assert layers["comm/uplink_bits/layer/hidden"] > 0
+        assert layers["comm/uplink_bits/layer/hidden"] > 0 or name in WHOLE
         assert int(float(row["comm/uplink_entropy_bits"])) <= int(row["comm/uplink_bits"]) + 3 * 8 * 20
 
 

@@ -79,10 +79,11 @@ def test_bits_of_the_paper_s_code() -> None:
     assert len(encode_levels(torch.tensor([0, 0, 0, 1]), 512)) == 3 + 6 + 1 + 1
 
 
+@pytest.mark.parametrize("d", [3000, 1, 13])
 @pytest.mark.parametrize("s", [1, 2, 128])
-def test_the_code_changes_no_number_and_is_never_longer_by_more_than_its_flag(s: int) -> None:
-    setting = Setting(Layout(("a",), ((3000,),), (False,)), NO_LAYOUT, num_clients=1)
-    x = torch.randn(3000, generator=torch.Generator().manual_seed(0)) ** 5
+def test_the_code_changes_no_number_and_is_never_longer_by_more_than_its_flag(s: int, d: int) -> None:
+    setting = Setting(Layout(("a",), ((d,),), (False,)), NO_LAYOUT, num_clients=1)
+    x = torch.randn(d, generator=torch.Generator().manual_seed(0)) ** 5
     found = []
     for coding in ("fixed", "elias"):
         codec = QSGD(s, coding=coding)  # type: ignore[arg-type]
@@ -91,5 +92,5 @@ def test_the_code_changes_no_number_and_is_never_longer_by_more_than_its_flag(s:
     assert torch.equal(found[0][0], found[1][0])
     assert found[1][1].bits <= found[0][1].bits + 1
     assert len(found[1][1].content) == -(-found[1][1].bits // 8)
-    if s < 128:
+    if s < 128 and d == 3000:
         assert found[1][1].bits < 0.6 * found[0][1].bits
