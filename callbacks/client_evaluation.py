@@ -23,7 +23,7 @@ from lightning_fl.outputs.metric import falls
 from lightning_fl.outputs.metrics_csv import RoundCSVLogger
 from lightning_fl.outputs.run_folder import CLIENTS
 
-OF_CLIENT = {"round", "client", "samples"}
+OF_CLIENT = {"round", "client", "name", "samples"}
 """Columns of clients.csv that are no metrics."""
 WATCHERS = (EarlyStopping, ModelCheckpoint, TargetReached)
 END = "_tuned"
@@ -220,8 +220,11 @@ class ClientEvaluation(Callback):
             module.log(name, torch.tensor(value, dtype=torch.float64))  # a Python float would become float32
         trainer.publish(columns)  # for callbacks that read them in this round
         of_round = {"round": trainer.current_epoch} if trainer.fitting else {}
+        names = trainer.datamodule.client_names
         self.rows = [
-            {**of_round, "client": result.client, "samples": result.num_samples, **result.metrics}
+            {**of_round, "client": result.client}
+            | ({} if names is None else {"name": str(names[result.client])})
+            | {"samples": result.num_samples, **result.metrics}
             | {f"{name}{END}": value for name, value in result.tuned.items()}
             for result in measured
         ]

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,10 @@ from toys import SIZES, Normalised, Perceptron, federation, samples, vector
 from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.aggregators import WeightedMean
 from lightning_fl.algorithms import Algorithm, Ditto, FedBN, PFedMe
+from lightning_fl.clients.local_schedule import LocalSchedule
 from lightning_fl.communication.simulated_clock import SimulatedClock
+from lightning_fl.federation.loss_guard import LossGuard
+from lightning_fl.slots import LocalTraining, Message, Rule
 
 MakeTrainer = Callable[..., FederatedTrainer]
 OWN = "companion/model"
@@ -93,6 +97,76 @@ def test_each_step_is_repeated_on_the_same_batches(
     assert repeated.indices == list(range(len(repeated.sums)))
     assert repeated.planned == len(repeated.sums)
     assert after.run.num_steps == 3 * before.run.num_steps
+
+
+@dataclass(frozen=True)
+class Twice(Rule):
+    """Rule of two steps on each minibatch, whose upload is its change times the steps in a pass."""
+
+    @property
+    def repeats(self) -> int:
+        return 2
+
+    def finish(self, local: LocalTraining) -> Message:
+        return {"model": (local.params - local.received["model"]) * local.steps_in_pass}
+
+
+@pytest.mark.parametrize("runner", ["serial", "stacked"])
+def test_any_rule_may_repeat_its_steps_in_any_runner(runner: str, make_trainer: MakeTrainer) -> None:
+    module = Perceptron(lr=0.01)
+    given, w = replace(problem(2, epochs=2), learning_rate=0.01), vector(module)
+    for t in range(2):
+        total = np.zeros_like(w)
+        for k in given.cohort(t):
+            y = w
+            for batch in given.batches(t, k):
+                for _ in range(2):
+                    y = y - 0.01 * oracle.gradient(y, *batch)
+            total += SIZES[k] * 2 * -(-SIZES[k] // 4) * (y - w)
+        w = w + total / sum(SIZES[k] for k in given.cohort(t))
+    trainer = make_trainer(max_rounds=2, local_epochs=2, precision="64-true", runner=runner)
+    trainer.fit(module, federation(), Algorithm(Twice()))
+    np.testing.assert_allclose(vector(module), w, rtol=0, atol=1e-10)
+
+
+class Recording(Perceptron):
+    """Module that keeps its losses, and the number of steps that it is told when it configures its optimiser."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses: list[float] = []
+        self.planned = 0
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.losses.append(float(loss.detach()))
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        self.planned = self.trainer.estimated_stepping_batches
+        return super().configure_optimizers()
+
+
+def test_repeated_steps_count_for_schedulers_and_the_loss_guard(
+    make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check a client with two minibatches and three steps on each."""
+    found: list[float | None] = []
+    monkeypatch.setattr(LossGuard, "rejects", lambda guard, result, initial: found.append(result.last_loss))
+    module, flags = Recording(), {"max_rounds": 1, "clients_per_round": 1, "loss_guard": LossGuard(clients=10.0)}
+    make_trainer(**flags).fit(module, federation(sizes=(8,)), PFedMe(**OPTIONS))  # type: ignore[arg-type]
+    assert module.planned == len(module.losses) == 6
+    assert found == [pytest.approx(np.mean(module.losses), rel=1e-6)]
+
+
+@pytest.mark.parametrize("num_steps", [None, 9, 13])
+def test_lengths_count_repeated_batches(num_steps: int | None) -> None:
+    """Check two passes of three minibatches over eleven samples, with three steps on each: nine steps are a pass."""
+    schedule = LocalSchedule(batch_size=4, epochs=2, steps=None, repeat=3)
+    steps = schedule.num_steps(3) if num_steps is None else num_steps
+    assert schedule.num_steps(3) == 18
+    assert schedule.num_batches(11, False, num_steps) == steps
+    assert schedule.num_samples(11, False, num_steps) == {18: 66, 9: 33, 13: 33 + 4 * 4}[steps]
 
 
 def test_each_step_takes_simulated_time(make_trainer: MakeTrainer) -> None:

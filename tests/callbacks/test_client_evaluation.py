@@ -24,7 +24,7 @@ from toys import SIZES, Normalised, Perceptron, Sizes, read_rows, samples, vecto
 from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.algorithms import APFL, SCAFFOLD, Algorithm, Ditto, FedAvg, FedDP, FedRep, PFedMe
 from lightning_fl.callbacks import ClientEvaluation, TargetReached
-from lightning_fl.data import Arrays, Digits, Dirichlet
+from lightning_fl.data import Arrays, ByGroup, Digits, Dirichlet
 from lightning_fl.modules import ImageClassifier
 from lightning_fl.outputs import checkpoint_file
 from lightning_fl.outputs.clients.distribution import distribution, is_over_clients
@@ -38,15 +38,14 @@ COLUMNS = ("weighted", "mean", "std", "min", "max", "q10", "q50", "q90", "worst1
 
 
 def federation(val_fraction: float = 0.3, sizes: tuple[int, ...] = SIZES, **more: Any) -> Arrays:
+    given = {"num_clients": len(sizes), "partition": Sizes(sizes=sizes), **more}
     return Arrays(
         train=samples(sum(sizes)),
         test=samples(10, seed=1),
-        num_clients=len(sizes),
         batch_size=4,
-        partition=Sizes(sizes=sizes),
         eval_batch_size=2,
         val_fraction=val_fraction,
-        **more,
+        **given,
     )
 
 
@@ -446,6 +445,16 @@ def test_what_each_client_keeps_is_used(
         weights.append([trainer.run.params, *(x for state in trainer.run.clients.values() for x in state.values())])
     for plain, other in zip(*weights, strict=True):
         assert torch.equal(plain, other)
+
+
+def test_clients_that_are_users_have_their_names_in_the_rows(
+    make_trainer: MakeTrainer, keeps_files: dict[str, Any], tmp_path: Path
+) -> None:
+    users = np.repeat(["zoe", "adam", "eve"], (10, 14, 16))
+    data = federation(groups=users, sizes=(40,), partition=ByGroup(), num_clients=None)
+    make_trainer(callbacks=ClientEvaluation(2), max_rounds=2, **keeps_files).fit(Perceptron(), data)
+    assert [(row["client"], row["name"]) for row in rows_of(tmp_path)] == [("0", "adam"), ("1", "eve"), ("2", "zoe")]
+    assert not any("name" in column for column in read_rows(tmp_path)[-1] if "clients" in column)
 
 
 class WithTestParts(Arrays):
