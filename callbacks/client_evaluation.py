@@ -217,7 +217,10 @@ class ClientEvaluation(Callback):
             found = _statistics(name, measured, falls(name) if self.lower_is_better is None else self.lower_is_better)
             columns |= {f"{name}_clients_{statistic}": value for statistic, value in found.items()}
         for name, value in columns.items():
-            module.log(name, torch.tensor(value, dtype=torch.float64))  # a Python float would become float32
+            if isinstance(value, int):
+                module.log(name, value, reduce_fx="sum")  # a mean would not be a whole number
+            else:
+                module.log(name, torch.tensor(value, dtype=torch.float64))  # a Python float would become float32
         trainer.publish(columns)  # for callbacks that read them in this round
         of_round = {"round": trainer.current_epoch} if trainer.fitting else {}
         names = trainer.datamodule.client_names

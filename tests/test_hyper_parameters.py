@@ -42,6 +42,7 @@ GIVEN: dict[str, dict[str, Any]] = {
     "MomentumInStages": {"stages": (Apply(),), "momentum": Momentum()},
     "DatasetSamples": {"dataset": DATA},
     "Federated": {"datamodule": L.LightningDataModule.from_datasets(DATA), "num_clients": 2},
+    "CelebA": {"root": ".", "num_clients": 2, "partition": all_data.IID()},
     "ImageFolder": {"root": "."},
     "HuggingFace": {"path": "."},
     "Leaf": {"train": ".", "test": ".", "num_clients": 2, "partition": all_data.IID()},

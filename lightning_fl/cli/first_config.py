@@ -43,6 +43,7 @@ SHORT_SETUP = {"FedKT": {"preset": "light", "num_clients": 10, "server_fraction"
 """Values for methods that otherwise train for long before the first round."""
 TO_FILL_IN = {
     "Arrays": {"path": "my_data.npz"},
+    "CelebA": {"root": "my_celeba"},
     "Federated": {"datamodule": "my_module.MyDataModule"},
     "HuggingFace": {"path": "my_dataset", "test_split": "test"},
     "ImageFolder": {"root": "my_images"},

@@ -118,12 +118,13 @@ class LogCollector:
         for name, values in self._values.items():
             if not values:
                 continue
-            stacked = torch.stack([torch.as_tensor(value).squeeze() for value in values]).double()
-            weights = self._weights[name]
+            logged = torch.stack([torch.as_tensor(value).squeeze() for value in values])
+            stacked, weights = logged.double(), self._weights[name]
             if self._is_mean(name):
                 sums[name] = (stacked @ torch.tensor(weights, dtype=torch.float64, device=stacked.device), sum(weights))
             else:
-                sums[name] = (stacked, 0.0)
+                stays_whole = isinstance(self._reductions[name], str) and logged.dtype == torch.int64
+                sums[name] = (logged if stays_whole else stacked, 0.0)
             for form, other in self._forms.get(name, {}).items():
                 sums[name, other] = sums[name] if form == "epoch" else (stacked[-1] * weights[-1], weights[-1])
         for name in self._values:
@@ -148,7 +149,7 @@ class LogCollector:
             entries = [part[key] for part in parts if key in part]
             weight = sum(weight for _, weight in entries)
             name, other = key if isinstance(key, tuple) else (key, None)
-            value = float(sum(float(total) for total, _ in entries) / weight) if weight else reduced[name]
+            value = sum(float(total) for total, _ in entries) / weight if weight else reduced[name]
             if other is None:
                 averages[name] = value
             else:
@@ -195,7 +196,7 @@ class LogCollector:
         """
         names = {name for part in parts for name, (_, weight) in part.items() if isinstance(name, str) and not weight}
         own = {
-            name: float(_reduce(self._reductions[name], torch.cat([part[name][0] for part in parts if name in part])))
+            name: _reduce(self._reductions[name], torch.cat([part[name][0] for part in parts if name in part])).item()
             for name in names & self._reductions.keys()
         }
         if self.gather is None:

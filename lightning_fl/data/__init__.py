@@ -2,6 +2,7 @@
 
 from lightning_fl.data.datasets.arrays import Arrays
 from lightning_fl.data.datasets.augment import crop_and_flip
+from lightning_fl.data.datasets.celeba import CelebA
 from lightning_fl.data.datasets.digits import Digits
 from lightning_fl.data.datasets.huggingface import HuggingFace
 from lightning_fl.data.datasets.image_data_module import ImageDataModule
@@ -32,6 +33,7 @@ __all__ = [
     "SVHN",
     "Arrays",
     "ByGroup",
+    "CelebA",
     "ClassPriors",
     "Classes",
     "ClientIndices",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import matplotlib
@@ -82,11 +82,16 @@ def clients_table(groups: Sequence[Group], metric: Metric) -> Table:
     for label, runs in _lines(groups, metric):
         found = [
             {"rounds": run.round + 1, "clients": len(run.values)}
-            | distribution(run.values.tolist(), run.samples.tolist(), metric.falls)
+            | _rounded(distribution(run.values.tolist(), run.samples.tolist(), metric.falls))
             for run in runs
         ]
         rows.append(([label], {name: mean_and_spread([of_run.get(name) for of_run in found]) for name in columns}))
     return table(["method"], columns, rows)
+
+
+def _rounded(found: Mapping[str, float]) -> dict[str, float]:
+    """Return statistics with five digits: clients log in float32, so that equal ones would seem to have a tiny spread."""
+    return {name: float(f"{value:.5g}") for name, value in found.items()}
 
 
 def draw_clients(groups: Sequence[Group], metric: Metric, look: Look = Look()) -> Figure | None:  # noqa: B008

@@ -260,6 +260,7 @@ def _read_bits(folder: Path) -> tuple[Bits | None, list[str]]:
 # Setting that names the files or the module from which a data module reads.
 SOURCES = {
     "Arrays": "data.path",
+    "CelebA": "data.root",
     "ImageFolder": "data.root",
     "Leaf": "data.train",
     "HuggingFace": "data.path",

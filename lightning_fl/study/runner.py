@@ -107,9 +107,9 @@ def command(run: PlannedRun, threads: int) -> list[str]:
     resumed = ["--ckpt_path=last"] if (run.folder / LAST).is_file() else []
     return [
         "fit",
+        f"--trainer.threads={threads}",  # first, so that the study's own value wins
         *run.arguments,
         f"--trainer.default_root_dir={run.folder}",
-        f"--trainer.threads={threads}",
         *QUIET,
         *resumed,
     ]

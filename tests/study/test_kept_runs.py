@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from lightning_fl.report.clients import clients_table
+from lightning_fl.report.comparison import Curve, Group, Metric
+from lightning_fl.report.records import read_run
 from lightning_fl.study.command import curves_of, verdicts_of
 from lightning_fl.study.study_file import PlannedRun, read_study
 
@@ -36,4 +39,18 @@ def test_the_verdicts_are_those_of_the_kept_runs(archive: Path, tmp_path: Path) 
             "" if verdict.num_seeds < 2 or verdict.mean is None else f" ({verdict.low:.3g} to {verdict.high:.3g})"
         )
         here = "" if verdict.mean is None else f"{verdict.mean:.3g}{interval}"
-        assert f"| {claim.text} | {claim.paper:.3g} | {here} | {verdict.outcome} |" in PAGE
+        paper = "" if claim.paper is None else f"{claim.paper:.3g}"
+        assert f"| {claim.text} | {paper} | {here} | {verdict.outcome} |" in PAGE
+
+
+@pytest.mark.parametrize(("study", "page"), [("fedopt_clients", "fedopt"), ("personal_small", "personal")])
+def test_the_tables_over_clients_are_those_of_the_kept_runs(study: str, page: str, tmp_path: Path) -> None:
+    runs: dict[str, list[Curve]] = {}
+    for run in kept_runs(ROOT / "docs" / "results" / "runs" / f"{study}.tar.xz", tmp_path):
+        runs.setdefault(run.cell, []).append(Curve(read_run(run.folder), Metric("val/accuracy")))
+    groups = [Group(cell, tuple(curves)) for cell, curves in runs.items()]
+    text = (ROOT / "docs" / "results" / f"{page}.md").read_text()
+    rows = clients_table(groups, groups[0].curves[0].metric).rows
+    assert len(rows) >= len(groups) > 3
+    for row in rows:
+        assert f"| {' | '.join(row)} |" in text

@@ -57,6 +57,12 @@ def test_every_run_is_trained_once(tmp_path: Path, capsys: pytest.CaptureFixture
     assert all(said.count(f"{run.cell}, seed 0: done in 0 s") == 1 for run in runs)
 
 
+def test_threads_that_a_study_gives_are_not_overridden(tmp_path: Path) -> None:
+    given = "--trainer.threads=1"
+    words = command(PlannedRun("a", 0, tmp_path, ("--algorithm=FedAvg", given), 2), threads=2)
+    assert [word for word in words if word.startswith("--trainer.threads")][-1] == given
+
+
 def test_as_many_run_at_once_as_there_are_jobs(tmp_path: Path) -> None:
     runs = planned(tmp_path, "a", "b", "c")
     for run in runs:
@@ -128,7 +134,7 @@ def test_a_study_that_is_stopped_does_not_train_a_run_twice(sent: signal.Signals
 
 
 def test_several_accelerators_are_given_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = "import os, pathlib, sys; f = sys.argv[2].split('=', 1)[1]; "
+    said = "import os, pathlib, sys; f = next(x for x in sys.argv if 'root_dir' in x).split('=', 1)[1]; "
     said += "pathlib.Path(f, 'device').write_text(os.environ.get('CUDA_VISIBLE_DEVICES', 'all'))"
     monkeypatch.setattr(runner, "PROGRAM", said)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ class ImageFolder(ImageDataModule):
         """Given height and width in pixels, or those of the first image if it is square (reads it); else None."""
         if self._image_size is not None:
             return self._image_size
-        height, width, _ = self._pixels(self._files("train")[0][0]).shape
+        height, width, _ = read_pixels(self._files("train")[0][0], None).shape
         return height if height == width else None
 
     def read(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
@@ -73,38 +74,53 @@ class ImageFolder(ImageDataModule):
             raise UserError(f"A class folder of {self.root}/{part} has no images ({error}): {LAYOUT}.") from error
 
     def _decode(self, part: str) -> tuple[Tensor, Tensor]:
-        from tqdm.contrib.concurrent import thread_map
-
         files = self._files(part)
-        first = self._pixels(files[0][0])
-        images = torch.empty((len(files), *first.shape), dtype=torch.uint8)
+        images = decode_images([path for path, _ in files], self._image_size, part)
+        return images, torch.tensor([label for _, label in files])
 
-        def decode(position: int) -> None:
-            path = files[position][0]
-            pixels = self._pixels(path)
-            require(
-                pixels.shape == first.shape,
-                f"{path} is {_size(pixels)} but {files[0][0]} is {_size(first)}: set image_size to resize all images "
-                "to one size.",
-            )
-            images[position] = torch.from_numpy(pixels)
 
-        # Decoding releases Python's global lock, so threads run in parallel; the bar appears after two seconds.
-        thread_map(decode, range(len(files)), desc=f"Decoding {part} images", unit="image", delay=2, leave=False)
-        return images.permute(0, 3, 1, 2), torch.tensor([label for _, label in files])
+def decode_images(paths: Sequence[str], image_size: int | None, name: str) -> Tensor:
+    """Return colour images as bytes, (n, 3, H, W) uint8.
 
-    def _pixels(self, path: str) -> np.ndarray:
-        """Return the pixels of an image, (H, W, 3) uint8."""
-        from PIL import Image
+    Args:
+        paths: files of the images.
+        image_size: height and width to which every image is resized; None: they must already have one size.
+        name: name of these images, for the bar, which appears after two seconds.
 
-        try:
-            with Image.open(path) as opened:
-                image = opened.convert("RGB")
-        except OSError as error:
-            raise UserError(f"{path} is not a readable image ({error}).") from error
-        if self._image_size is not None:
-            image = image.resize((self._image_size, self._image_size), Image.Resampling.BILINEAR)
-        return np.array(image)
+    Raises:
+        UserError: a file is missing or is no image, or two have different sizes.
+    """
+    from tqdm.contrib.concurrent import thread_map
+
+    first = read_pixels(paths[0], image_size)
+    images = torch.empty((len(paths), *first.shape), dtype=torch.uint8)
+
+    def decode(position: int) -> None:
+        pixels = read_pixels(paths[position], image_size)
+        require(
+            pixels.shape == first.shape,
+            f"{paths[position]} is {_size(pixels)} but {paths[0]} is {_size(first)}: set image_size to resize all images to one "
+            "size.",
+        )
+        images[position] = torch.from_numpy(pixels)
+
+    # Decoding releases Python's global lock, so threads run in parallel.
+    thread_map(decode, range(len(paths)), desc=f"Decoding {name} images", unit="image", delay=2, leave=False)
+    return images.permute(0, 3, 1, 2)
+
+
+def read_pixels(path: str, image_size: int | None) -> np.ndarray:
+    """Return the pixels of an image, (H, W, 3) uint8, resized unless the size is None."""
+    from PIL import Image
+
+    try:
+        with Image.open(path) as opened:
+            image = opened.convert("RGB")
+    except OSError as error:
+        raise UserError(f"{path} is not a readable image ({error}).") from error
+    if image_size is not None:
+        image = image.resize((image_size, image_size), Image.Resampling.BILINEAR)
+    return np.array(image)
 
 
 def _size(pixels: np.ndarray) -> str:
