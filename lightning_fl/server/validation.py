@@ -15,7 +15,7 @@ from torch import Tensor
 from lightning_fl.clients.companion import client_model, read_companion
 from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.data import FederatedDataModule
-from lightning_fl.rules.mixed import SHARE
+from lightning_fl.rules.personal.mixed import SHARE
 from lightning_fl.server.evaluation import are_resident, limited, measure, num_batches
 from lightning_fl.server.macs import count_flops
 from lightning_fl.slots import Setting, State
