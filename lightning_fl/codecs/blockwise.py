@@ -68,6 +68,14 @@ class Blockwise(Codec):
         """True for the model and its moments."""
         return compressible(name)
 
+    def symbols(self, name: str, payload: Payload, setting: Setting) -> tuple[Tensor, int] | None:
+        """Return the codes of an encoded vector, or of its scales if they are rounded."""
+        if self.nested and name.startswith(SCALES):
+            return payload[name].content, MOST + 1
+        if not compressible(name):
+            return None
+        return unpack(payload[name].content, setting.layout.numel, self.bits), 2**self.bits - (self.levels == "linear")
+
     def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
         """Encode codes by the vector's name, scales under `scalars/scale/name`, theirs under `scalars/scale_of_scales/name`."""
         payload = {}

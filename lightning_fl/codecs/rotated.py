@@ -72,6 +72,13 @@ class Rotated(Codec):
         """True for the model and its moments."""
         return compressible(name)
 
+    def symbols(self, name: str, payload: Payload, setting: Setting) -> tuple[Tensor, int] | None:
+        """Return the codes of an encoded vector."""
+        if not compressible(name):
+            return None
+        num = sum(chunk_sizes(setting.layout.numel, self.chunks))
+        return unpack(payload[name].content, num, self._width), 2**self._width
+
     def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
         """Encode codes under the vector's name, and scales (chunks,) under `scalars/scale/name`."""
         payload = {}
@@ -182,16 +189,22 @@ def rotate(vector: Tensor) -> Tensor:
     >>> rotate(torch.tensor([1.0, 2.0, 3.0, 6.0]).double()).tolist()
     [6.0, -2.0, -3.0, 1.0]
     """
-    matrix, two = vector.new_ones(1, 1), vector.new_tensor([[1.0, 1.0], [1.0, -1.0]])
-    while len(matrix) < min(FACTOR, len(vector)):
-        matrix = torch.kron(two, matrix)
-    done = len(matrix)
-    rotated = vector.view(-1, done) @ matrix
+    matrix, done = _hadamard(vector.device).to(vector.dtype), min(FACTOR, len(vector))
+    rotated = vector.view(-1, done) @ matrix[:done, :done]
     while done < len(vector):
         size = min(FACTOR, len(vector) // done)
         rotated = matrix[:size, :size] @ rotated.view(-1, size, done)
         done *= size
     return rotated.view(-1) / len(vector) ** 0.5
+
+
+@cache
+def _hadamard(device: torch.device) -> Tensor:
+    """Return the largest matrix H that is a factor; its first n rows and columns are that of size n."""
+    matrix, two = torch.ones(1, 1), torch.tensor([[1.0, 1.0], [1.0, -1.0]])
+    while len(matrix) < FACTOR:
+        matrix = torch.kron(two, matrix)
+    return matrix.to(device)
 
 
 def _signs(name: str, setting: Setting, like: Tensor) -> Tensor:

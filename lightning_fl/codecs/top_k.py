@@ -123,6 +123,21 @@ class TopK(Sparse):
         """Return `mask/name`, also for an entry of the codec of the values."""
         return f"mask/{name.partition(VALUES)[2].partition(':')[0] if VALUES in name else name}"
 
+    def positions(self, name: str, payload: Payload, setting: Setting) -> Tensor | None:
+        """Return the positions of a vector's numbers."""
+        chosen = super().positions(name, payload, setting)
+        if self.values is None or VALUES not in name or chosen is None:
+            return chosen
+        among = self.values.positions(*_inside(name, payload), _setting_at(chosen, setting))
+        return chosen if among is None else chosen[among]
+
+    def symbols(self, name: str, payload: Payload, setting: Setting) -> tuple[Tensor, int] | None:
+        """Return the whole numbers that the codec of the values sends."""
+        chosen = super().positions(name, payload, setting) if VALUES in name else None
+        if self.values is None or chosen is None:
+            return None
+        return self.values.symbols(*_inside(name, payload), _setting_at(chosen, setting))
+
     def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
         """Encode values (k,) under the vector's name, and their positions under `mask/name`."""
         payload: Payload = {}
@@ -156,9 +171,7 @@ class TopK(Sparse):
     def _decode_values(self, name: str, payload: Payload, positions: Tensor, setting: Setting) -> Tensor:
         if self.values is None or not len(positions):
             return payload[name].content
-        prefix = f"{VALUES}{name}:"
-        inner = {key.partition(prefix)[2]: packed for key, packed in payload.items() if prefix in key}
-        return self.values.decode(inner, _setting_at(positions, setting))[name]
+        return self.values.decode(_values_of(name, payload), _setting_at(positions, setting))[name]
 
 
 @dataclass(frozen=True)
@@ -239,6 +252,18 @@ class FairTopK(OneMask):
     def choose(self, vectors: Message, k: int) -> Tensor:
         """Return the positions of the largest numbers of all vectors, by `union`."""
         return (top_k_in_turns if self.union == "interleaved" else top_k_of_max)([*vectors.values()], k)
+
+
+def _inside(name: str, payload: Payload) -> tuple[str, Payload]:
+    """Return the name of an entry, and the payload around it, as the codec of the values made them."""
+    vector, _, key = name.partition(VALUES)[2].partition(":")
+    return key, _values_of(vector, payload)
+
+
+def _values_of(vector: str, payload: Payload) -> Payload:
+    """Return the payload of the codec of the values."""
+    prefix = f"{VALUES}{vector}:"
+    return {key.partition(prefix)[2]: packed for key, packed in payload.items() if prefix in key}
 
 
 def _setting_at(positions: Tensor, setting: Setting) -> Setting:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from compared_runs import MakeTrainer, assert_same, bits_of, fits
+from torch import Tensor
 from toys import Perceptron, federation
 
 from lightning_fl.algorithms import Algorithm
@@ -21,8 +22,10 @@ from lightning_fl.codecs import (
     Quantiser,
     TopK,
 )
+from lightning_fl.communication.crossing import Crossing
 from lightning_fl.errors import UserError
 from lightning_fl.slots import Codec, Draw, Message, Setting
+from lightning_fl.vectors.layer_groups import Group
 from lightning_fl.vectors.layout import NO_LAYOUT, Layout
 from lightning_fl.vectors.top_k import top_k
 
@@ -89,6 +92,47 @@ def test_exact_values_give_what_top_k_gives() -> None:
     arrived, expected = TopK(0.1, values=Dense()).decode(payload, SETTING), TopK(0.1).decode(plain, SETTING)
     assert all(torch.equal(arrived[name], expected[name]) for name in message())
     assert sum(packed.bits for packed in payload.values()) == sum(packed.bits for packed in plain.values())
+
+
+def crossing(codec: Codec, x: Tensor) -> Crossing:
+    payload, _ = codec.encode({"model": x}, {}, SETTING)
+    groups = [Group(name, (name,)) for name in "abc"]
+    return Crossing(0, {"model": x}, {}, {}, [(codec, payload)], SETTING, groups)
+
+
+def test_layers_and_ideal_sizes_are_those_of_the_values() -> None:
+    x = torch.zeros(400)
+    x[[3, 5, 90, 100, 110, 120, 399]] = torch.tensor([8.0, 7, -7, 7, 7, -7, 7])
+    found = crossing(TopK(7 / 400, values=Blockwise(bits=4)), x)
+    assert found.bits_by_layer() == {"a": 8, "b": 16, "c": 4, "shared": 7 * 9 + 32}
+    # Of 15 levels, 6 is sent four times, −6 twice, 7 once: one of 105 orders, and one of C(21, 14) ways to count seven symbols.
+    assert found.entropy_bits == 17 + 7 + 32 + 63
+    twice = crossing(TopK(7 / 400, values=TopK(1 / 7)), x)
+    assert twice.bits_by_layer() == {"a": 32, "b": 0, "c": 0, "shared": 7 * 9 + 3}
+
+
+@pytest.mark.parametrize(
+    ("codec", "num_symbols", "num_values"),
+    [(DRIVE(), 448, 2), (EDEN(3), 448, 8), (Blockwise(), 400, 255), (Blockwise("nf4", 4), 400, 16)],
+)
+def test_symbols_are_the_codes(codec: Codec, num_symbols: int, num_values: int) -> None:
+    x = message()["model"]
+    payload, _ = codec.encode({"model": x}, {}, SETTING)
+    found = codec.symbols("model", payload, SETTING)
+    assert found is not None
+    assert (len(found[0]), found[1]) == (num_symbols, num_values)
+    assert 0 <= int(found[0].min()) < int(found[0].max()) < num_values
+    assert codec.symbols("scalars/scale/model", payload, SETTING) is None
+    assert crossing(codec, x).entropy_bits < crossing(codec, x).bits + 8 * num_values
+
+
+def test_rounded_scales_are_symbols_too() -> None:
+    codec = Blockwise(block_size=8, nested=True)
+    payload, _ = codec.encode({"model": message()["model"]}, {}, SETTING)
+    found = codec.symbols("scalars/scale/model", payload, SETTING)
+    assert found is not None
+    assert (len(found[0]), found[1]) == (50, 256)
+    assert codec.symbols("scalars/scale_of_scales/model", payload, SETTING) is None
 
 
 @pytest.mark.parametrize(

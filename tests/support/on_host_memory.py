@@ -46,7 +46,20 @@ from lightning_fl.callbacks import (
     MagnitudePruning,
     SparseUpdates,
 )
-from lightning_fl.codecs import STC, Changes, ErrorFeedback, Followed, LowRank, OneBit, Quantiser, TopK
+from lightning_fl.codecs import (
+    DRIVE,
+    EDEN,
+    STC,
+    Blockwise,
+    Cast,
+    Changes,
+    ErrorFeedback,
+    Followed,
+    LowRank,
+    OneBit,
+    Quantiser,
+    TopK,
+)
 from lightning_fl.data import Digits, Dirichlet, Federated
 from lightning_fl.modules import ImageClassifier
 from lightning_fl.steps import Apply, Compress
@@ -211,6 +224,19 @@ RUNS: dict[str, tuple[Make, Make, Make, dict[str, Any]]] = {
         digits,
         {},
     ),
+    "rotated": (
+        lambda: Algorithm(uplink=EDEN(), steps=[Apply(), Compress(DRIVE())], downlink=Followed(DRIVE())),
+        classifier,
+        digits,
+        {},
+    ),
+    "blocks": (
+        lambda: Algorithm(uplink=TopK(values=Blockwise("nf4", 4, nested=True)), downlink=Blockwise()),
+        classifier,
+        digits,
+        {},
+    ),
+    "casts": (lambda: Algorithm(uplink=Cast(stochastic=True), downlink=Cast()), classifier, digits, {}),
     "low rank": (lambda: Algorithm(uplink=ErrorFeedback(LowRank())), classifier, digits, {}),
     "majority vote": (
         lambda: Algorithm(uplink=OneBit("unit"), aggregator=MajorityVote(), steps=[Apply(0.01)]),
