@@ -195,7 +195,7 @@ def _downlink(slots: Slots) -> Iterator[str]:
             )
     if slots.downlink.deltas_only:
         yield (
-            f"{codec} drops small values, so it cannot send the whole model down (use the steps Apply(), "
+            f"{codec} is too coarse for a whole model, so it cannot send it down (use the steps Apply(), "
             f"Compress({codec}(…)) and the downlink Followed({codec}(…)) to send the server's change through it)"
         )
 

@@ -178,8 +178,6 @@ class TopK(Sparse):
 class OneMask(Sparse):
     """Send the same k = max(1, ⌊alpha · d⌋) coordinates of all vectors; the others arrive as zero."""
 
-    contracts = is_idempotent = True
-
     @abstractmethod
     def choose(self, vectors: Message, k: int) -> Tensor:
         """Return the ascending positions (k,) to send of these vectors (d,)."""
@@ -220,6 +218,7 @@ class SharedTopK(OneMask):
         leader: name of the vector whose k largest numbers define the mask.
     """
 
+    is_idempotent = True
     leader: str = "model"
 
     @property

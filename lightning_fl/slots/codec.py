@@ -76,7 +76,7 @@ class Codec(Part, ABC):
 
     @property
     def deltas_only(self) -> bool:
-        """True if it drops small values, so that it fits deltas but no whole model."""
+        """True if it is too coarse for a whole model, so that it fits deltas only."""
         return False
 
     @property

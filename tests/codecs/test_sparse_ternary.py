@@ -200,7 +200,7 @@ def test_it_needs_error_feedback() -> None:
     sentence = r"the uplink STC would lose most of every upload for good: use ErrorFeedback\(STC\(…\)\)\.$"
     with pytest.raises(UserError, match=sentence):
         Algorithm(uplink=STC())
-    with pytest.raises(UserError, match="STC drops small values"):
+    with pytest.raises(UserError, match="STC is too coarse for a whole model"):
         Algorithm(downlink=STC())
     with pytest.raises(UserError, match=r"Compress\(STC\) needs error feedback"):
         Compress(STC(), feedback=False)
