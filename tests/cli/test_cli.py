@@ -230,7 +230,7 @@ def test_any_codec_serves_any_method(lightning_fl: Command, small: str) -> None:
         ("EfficientAdam --algorithm.quantiser unifrom", "did you mean 'uniform'"),
         ("Algorithm --algorithm.uplink TpK", "did you mean 'TopK'"),
         ("Algorithm --algorithm.uplink TopK --algorithm.uplink.alpha 2", "alpha, the share of numbers that are sent,"),
-        ("Algorithm --algorithm.downlink TopK", "cannot send the whole model down"),
+        ("Algorithm --algorithm.downlink TopK", "too coarse for a whole model"),
     ],
 )
 def test_mistakes_with_codecs_end_with_a_sentence(words: str, sentence: str, lightning_fl: Command, small: str) -> None:

@@ -74,7 +74,7 @@ def test_whole_flags_are_offered_where_nothing_is_typed(script: Path) -> None:
     command = ["bash", "-c", ASK, "bash", str(script), "lightning-fl", "fit", "--"]
     flags = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     assert {"--config", "--ckpt_path", "--trainer.devices", "--model", "--data.batch_size"} <= set(flags)
-    assert len(flags) < 1500, "nested classes must not be followed endlessly"
+    assert len(flags) < 3000, "nested classes must not be followed endlessly"
 
 
 def test_a_schema_that_would_refuse_configurations_is_not_printed(

@@ -44,6 +44,7 @@ def hidden(folder: Path) -> list[Path]:
     return list(folder.rglob(".*"))
 
 
+@pytest.mark.slow
 def test_a_file_size_limit_ends_a_run_with_one_line_and_it_goes_on_without(tmp_path: Path) -> None:
     whole, folder = tmp_path / "whole", tmp_path / "limited"
     whole.mkdir()
