@@ -21,7 +21,7 @@ from lightning_fl.vectors.bit_packing import bit_width, pack, unpack
 from lightning_fl.vectors.elias import decode_levels, encode_levels
 
 SCALES = "scalars/scale/"
-MOST_LEVELS = 2**24  # more than float32 can tell apart
+MOST_LEVELS = 2**22  # float32 holds the whole numbers up to four times as many
 POWERS = (1, 3, 9, 27, 81)
 """Worth of the five ternary digits of a byte."""
 
@@ -73,8 +73,8 @@ class Stochastic(Codec):
             sizes = self.sizes(setting).to(vector.device)
             clipped, scales = self.scale(vector, sizes)
             wide = clipped.to(torch.promote_types(vector.dtype, torch.float32))
-            share = wide.abs() * self.most / scales.to(wide.dtype).repeat_interleave(sizes)
-            share = share.nan_to_num_(0.0).clamp_(max=self.most)
+            share = wide.abs() / scales.to(wide.dtype).repeat_interleave(sizes)  # first: the product may overflow
+            share = share.nan_to_num_(0.0).clamp_(max=1.0).mul_(self.most)
             level = share.floor()
             drawn = torch.rand(len(vector), generator=setting.draw.generator(name)).to(vector.device)
             level += drawn < share - level
@@ -111,7 +111,8 @@ class QSGD(Stochastic):
         bucket: consecutive numbers that share a norm; the last bucket may have fewer.
         norm: `l2`, the paper's, or `max`, the largest magnitude, with a smaller error and more levels above 0.
         coding: `fixed`, as many bits for every number; or `elias`, the paper's code of the levels above 0 and their distances,
-            or the fixed one if that is shorter, with one bit to tell which.
+            or the fixed one if that is shorter, with one bit to tell which. It is slow to decode where few levels are 0: 0.1 µs a
+            number with s = 1, 2.6 µs with s = 128.
     """
 
     is_unbiased = True
@@ -200,8 +201,8 @@ class TernGrad(Stochastic):
         return 1
 
     def sizes(self, setting: Setting) -> Tensor:
-        """Return the sizes of the tensors."""
-        return torch.tensor(setting.layout.sizes, dtype=torch.int64)
+        """Return the sizes of the tensors that are not empty."""
+        return torch.tensor([size for size in setting.layout.sizes if size], dtype=torch.int64)
 
     def scale(self, vector: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
         """Return the vector, clipped, and the largest magnitude of each tensor."""
@@ -209,8 +210,9 @@ class TernGrad(Stochastic):
         if self.clip is not None:
             limits = [self.clip * part.std(correction=0) for part in parts]
             parts = [part.clamp(-limit, limit) for part, limit in zip(parts, limits, strict=True)]
-        largest = [part.abs().amax() if len(part) else part.new_zeros(()) for part in parts]
-        return torch.cat(parts), torch.stack(largest).float()
+        if not parts:
+            return vector, vector.new_zeros(0, dtype=torch.float32)
+        return torch.cat(parts), torch.stack([part.abs().amax() for part in parts]).float()
 
     def pack(self, codes: Tensor) -> Packed:
         """Pack the numbers 0, 1 and 2."""

@@ -87,7 +87,7 @@ def draw_areas(found: Found, choices: Choices, look: Look = Look()) -> Figure | 
             if not np.isnan(area):
                 colour = "black" if area > middle else "white"
                 axes.text(column, row, f"{area:.3f}", ha="center", va="center", color=colour)
-        axes.set_xticks(range(len(columns)), columns, rotation=30 if sum(map(len, columns)) > 60 else 0)
+        axes.set_xticks(range(len(columns)), columns, rotation=30 if sum(map(len, columns)) > 40 else 0)
         axes.set_yticks(range(len(rows)), rows)
         axes.grid(visible=False)
         axes.spines[:].set_visible(False)

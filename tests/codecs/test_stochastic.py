@@ -167,6 +167,18 @@ def test_random_coordinates() -> None:
     assert (len(own), len(common)) == (3, 1)
 
 
+@pytest.mark.parametrize("codec", [QSGD(), QSGD(coding="elias"), TernGrad()], ids=str)
+def test_no_numbers_cost_nothing_and_no_product_overflows(codec: Codec) -> None:
+    arrived, payload = sent(codec, torch.zeros(0), setting_of((0,)))
+    assert len(arrived) == 0
+    assert bits(payload) <= 1
+    huge = torch.tensor([3e38, 0.0, 1e38])
+    mean = np.mean(
+        [sent(codec, huge, of_seed(seed, setting_of((3,), (0,))))[0].double().numpy() for seed in range(400)], 0
+    )
+    np.testing.assert_allclose(mean, huge.double(), rtol=0.15, atol=3e36)
+
+
 def test_limits_are_exact() -> None:
     x, setting = torch.randn(600), setting_of((600,))
     assert torch.equal(sent(RandomK(1.0), x, setting)[0], x)

@@ -8,6 +8,7 @@ import pytest
 from lightning_fl.report.clients import clients_table
 from lightning_fl.report.comparison import Curve, Group, Metric
 from lightning_fl.report.records import read_run
+from lightning_fl.study.budget import efficiency_table
 from lightning_fl.study.command import curves_of, verdicts_of
 from lightning_fl.study.study_file import PlannedRun, read_study
 
@@ -41,6 +42,25 @@ def test_the_verdicts_are_those_of_the_kept_runs(archive: Path, tmp_path: Path) 
         here = "" if verdict.mean is None else f"{verdict.mean:.3g}{interval}"
         paper = "" if claim.paper is None else f"{claim.paper:.3g}"
         assert f"| {claim.text} | {paper} | {here} | {verdict.outcome} |" in PAGE
+
+
+def test_the_table_of_accuracy_per_byte_is_that_of_the_kept_runs(tmp_path: Path) -> None:
+    file = read_study(ROOT / "configs" / "studies" / "accuracy_per_byte.yaml")
+    runs = {
+        (run.cell, run.seed): run
+        for run in kept_runs(ROOT / "docs" / "results" / "runs" / "accuracy_per_byte.tar.xz", tmp_path)
+    }
+    ordered = [runs[cell.name, seed] for cell in file.cells for seed in file.seeds]
+    assert file.budget is not None
+    found = {
+        cell: {seed: file.budget.measure(curve) for seed, curve in curves.items()}
+        for cell, curves in curves_of(file, ordered).items()
+    }
+    text = (ROOT / "docs" / "results" / "accuracy_per_byte.md").read_text()
+    rows = efficiency_table(found).rows
+    assert len(rows) == 30
+    for row in rows:
+        assert f"| {' | '.join(row)} |" in text
 
 
 @pytest.mark.parametrize(("study", "page"), [("fedopt_clients", "fedopt"), ("personal_small", "personal")])
