@@ -90,9 +90,10 @@ def test_what_a_document_shows_runs(document: Path, tmp_path: Path, monkeypatch:
 
 def skip_without_packages(document: Path) -> None:
     text = document.read_text()
-    for package, extra in {"pandas": "notebook", "peft": "peft", "transformers": "peft"}.items():
+    from_where = {"pandas": "'lightning-fl[notebook]'", "peft": "'lightning-fl[peft]'", "transformers": "transformers"}
+    for package, what in {**from_where, "optuna": "optuna"}.items():
         if f"import {package}" in text or f"from {package} import" in text:
-            pytest.importorskip(package, reason=f"pip install 'lightning-fl[{extra}]'")
+            pytest.importorskip(package, reason=f"pip install {what}")
 
 
 def commands(text: str) -> list[str]:
