@@ -49,6 +49,8 @@ def records(file: Path) -> list[Record]:
             continue
         _, length, kind = CHUNK.unpack_from(content, place)
         place += CHUNK.size
+        if place + length > len(content):
+            break  # W&B's process is still writing this record
         whole += content[place : place + length]
         place += length
         if kind in (1, 4):

@@ -130,7 +130,7 @@ def test_a_dry_run_prints_commands_that_can_be_run(capsys: pytest.CaptureFixture
     written(seeds=[3], grid={"method": {"avg": []}})
     main(["study", "study.yaml", "--dry_run", "--out", "here"])
     (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith("lightning-fl fit --trainer.max_rounds=6")
+    assert re.match(r"lightning-fl fit --trainer\.threads=\d+ --trainer\.max_rounds=6 ", line)
     assert "--seed_everything=3 --data.seed=3 --trainer.default_root_dir=here/avg/seed-3-" in line
     assert not Path("here").exists()
 
