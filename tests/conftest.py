@@ -2,6 +2,7 @@
 
 import logging
 import os
+import sys
 import typing
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -42,6 +43,15 @@ def _types_of_a_new_process() -> None:
     """
     for clear in typing._cleanups:  # type: ignore[attr-defined]
         clear()
+
+
+@pytest.fixture(autouse=True)
+def _no_open_run_of_wandb() -> Iterator[None]:
+    """Finish W&B's run, as the end of a process does; the next test would go on with it."""
+    yield
+    wandb = sys.modules.get("wandb")
+    if wandb is not None and wandb.run is not None:
+        wandb.finish()
 
 
 @pytest.fixture
