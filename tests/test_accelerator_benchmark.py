@@ -62,6 +62,7 @@ def rows_of(content: dict[str, Any], part: str) -> dict[tuple[str, str], dict[st
     return {(row["case"], row["way"]): row for row in content["rows"] if row["part"] == part}
 
 
+@pytest.mark.slow
 def test_every_method_has_the_numbers_of_the_cpu(tiny: dict[str, Any], methods: ModuleType) -> None:
     rows = rows_of(tiny, "methods")
     assert rows.keys() == {(name, runner) for name in methods.METHODS for runner in ("serial", "stacked")}
@@ -77,6 +78,7 @@ def test_every_method_has_the_numbers_of_the_cpu(tiny: dict[str, Any], methods: 
         assert row["numbers"]["deviation"] <= (0 if runner == "serial" else tiny["tolerance"])
 
 
+@pytest.mark.slow
 def test_every_round_is_timed(tiny: dict[str, Any]) -> None:
     rows = rows_of(tiny, "rounds")
     cases = [f"{network} × {clients}" for network in NETWORKS for clients in (1, 2)]
@@ -90,6 +92,7 @@ def test_every_round_is_timed(tiny: dict[str, Any]) -> None:
         assert row["clients_per_second"] == pytest.approx(1e3 * int(case.split()[2].rstrip(",")) / row["ms"][1])
 
 
+@pytest.mark.slow
 def test_stacks_of_all_sizes_and_all_kinds_of_steps_are_timed(tiny: dict[str, Any]) -> None:
     stacks, steps = rows_of(tiny, "at-once"), rows_of(tiny, "step")
     assert stacks.keys() == {("lenet5 × 4", "1 at once"), ("lenet5 × 4", "4 at once")}

@@ -4,6 +4,7 @@ import os
 import resource
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,7 @@ def test_a_file_size_limit_ends_a_run_with_one_line_and_it_goes_on_without(tmp_p
     assert not (folder / "run" / "predictions.pt").exists()
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_a_run_with_one_line_and_it_goes_on_with_more_room(tmp_path: Path) -> None:
     root = tmp_path / "run"
     root.mkdir()
@@ -96,11 +98,18 @@ def test_a_full_disk_ends_a_run_with_one_line_and_it_goes_on_with_more_room(tmp_
 
 
 @pytest.mark.parametrize("place", ["predictions.pt", ""])
-def test_predictions_that_cannot_be_saved_are_refused_before_they_are_made(place: str, tmp_path: Path) -> None:
-    (tmp_path / "run" / place).mkdir(parents=True) if place else (tmp_path / "run").touch()
-    code, line = ended(tmp_path, "predict", "--trainer.limit_predict_batches", "0.7")
-    assert code == "2"
-    assert line == (
+def test_predictions_that_cannot_be_saved_are_refused_before_they_are_made(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run", place).mkdir(parents=True) if place else Path("run").touch()
+    Path("small.yaml").write_text(yaml.safe_dump(SMALL))
+    words = ["predict", "--config", "small.yaml", "--trainer.limit_predict_batches", "0.7"]
+    monkeypatch.setattr(sys, "argv", ["lightning-fl", *words])
+    with pytest.raises(SystemExit) as refused:
+        main()
+    assert refused.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1] == (
         f"lightning-fl: error: {tmp_path}/run/predictions.pt is a folder, but predictions are written to a file of this name: "
         "move it away."
         if place

@@ -258,13 +258,8 @@ def run_trial(folder: str, words: list[str], variables: dict[str, str]) -> None:
     wandb.finish()  # as W&B does at the end of a program
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        pytest.param(path, marks=[] if path.stem == "fedldf_n" else pytest.mark.slow, id=path.stem)
-        for path in sorted((CONFIGS / "sweeps").glob("*.yaml"))
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("path", sorted((CONFIGS / "sweeps").glob("*.yaml")), ids=lambda path: path.stem)
 def test_trials_of_a_sweep_run_side_by_side(path: Path, tmp_path: Path) -> None:
     """Test the command that an agent builds from a sweep file, with its variables, twice at the same time in one folder."""
     sweep = yaml.safe_load(path.read_text())
