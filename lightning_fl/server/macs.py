@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -60,6 +61,7 @@ def count_flops(
         evaluating(flat_module.module),
         flat_module.fabric.autocast(),
         inside or nullcontext(),
+        _plain_kernels(),
         counter,
     ):
         try:
@@ -67,3 +69,17 @@ def count_flops(
         except Exception:  # `forward` needs other arguments, so nothing can be counted
             return None
     return counter
+
+
+@contextmanager
+def _plain_kernels() -> Iterator[None]:
+    """Do without the fused kernels of recurrent layers and transformers, for which torch's counter counts nothing."""
+    cpu, gpu, attention = torch.backends.mkldnn, torch.backends.cudnn, torch.backends.mha
+    before = cpu.enabled, gpu.enabled, attention.get_fastpath_enabled()
+    try:
+        cpu.enabled = gpu.enabled = False
+        attention.set_fastpath_enabled(False)
+        yield
+    finally:
+        cpu.enabled, gpu.enabled = before[:2]
+        attention.set_fastpath_enabled(before[2])
