@@ -49,7 +49,8 @@ def draw_curves(groups: Sequence[Group], metric: Metric, axis: str, look: Look =
             axes.set_yscale("log")
             _plain_ticks(axes.yaxis)
         for index, group in enumerate(groups):
-            draw_group(axes, group, axis, unit, line_style(index))
+            if group.curves:  # the others keep their colours
+                draw_group(axes, group, axis, unit, line_style(index))
         is_smoothed = any(curve.is_smoothed for group in groups for curve in group.curves)
         axes.set_ylabel(metric.short + " (smoothed)" * is_smoothed)
         if metric.target is not None:
