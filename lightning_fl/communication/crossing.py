@@ -1,4 +1,4 @@
-"""A client's message that has crossed the uplink, as callbacks see it: its size by layer, and the least size of its content."""
+"""Messages that have crossed the link, as callbacks see them: size of an upload by layer, and least size of any content."""
 
 from __future__ import annotations
 
@@ -13,6 +13,35 @@ from lightning_fl.vectors.layer_groups import Group
 
 SHARED = "shared"
 """Name of the bits that belong to no single layer."""
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """Message of the server through its codec.
+
+    Attributes:
+        client: index of the client that receives it; None for a broadcast, which every process sees.
+        num_charged: clients to which its bits are charged.
+        codec: codec of the downlink.
+        payload: what it has made.
+        setting: setting that it was given, of the submodel if only that was sent.
+    """
+
+    client: int | None
+    num_charged: int
+    codec: Codec
+    payload: Payload
+    setting: Setting
+
+    @property
+    def bits(self) -> int:
+        """Bits of one copy."""
+        return sum(packed.bits for packed in self.payload.values())
+
+    @property
+    def entropy_bits(self) -> int:
+        """Bits that an ideal code of one copy would take, with its model; see `Crossing.entropy_bits`."""
+        return sum(_entropy(self.codec, name, self.payload, self.setting) for name in self.payload)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from math import comb, factorial, prod
 from pathlib import Path
 from typing import Any
 
+import lightning as L  # noqa: N812
 import pytest
 import torch
 from compared_runs import MakeTrainer
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toys import Normalised, Perceptron, Recorded, federation, read_rows
 
-from lightning_fl.algorithms import Algorithm, FedLDF
+from lightning_fl.algorithms import Algorithm, FedAvg, FedLDF
 from lightning_fl.callbacks import CommunicationMeter
 from lightning_fl.codecs import (
     EDEN,
@@ -22,6 +23,7 @@ from lightning_fl.codecs import (
     Dense,
     ErrorFeedback,
     FairTopK,
+    Followed,
     LowRank,
     OneBit,
     Quantiser,
@@ -33,6 +35,7 @@ from lightning_fl.codecs import (
 from lightning_fl.communication.crossing import Crossing
 from lightning_fl.errors import UserError
 from lightning_fl.slots import Codec, Setting
+from lightning_fl.steps import Apply, Compress
 from lightning_fl.vectors.layer_groups import Group
 from lightning_fl.vectors.layout import NO_LAYOUT, Layout
 
@@ -123,6 +126,56 @@ def test_layers_add_up_to_what_is_sent(
         assert layers["comm/uplink_bits/layer/shared"] >= 3 * 6 * 32, "the float buffers"
         assert layers["comm/uplink_bits/layer/hidden"] > 0 or name in WHOLE
         assert int(float(row["comm/uplink_entropy_bits"])) <= int(row["comm/uplink_bits"]) + 3 * 8 * 20
+
+
+class Broadcasts(L.Callback):
+    """Callback that keeps the model that each round begins with, and the messages of the server."""
+
+    def __init__(self) -> None:
+        self.models: list[torch.Tensor] = []
+        self.clients: list[int | None] = []
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        self.models.append(trainer.run.params.clone())
+
+    def on_server_message(self, trainer: Any, pl_module: Any, delivery: Any) -> None:
+        self.clients.append(delivery.client)
+
+
+def test_the_ideal_size_of_a_broadcast_counts_for_each_client_to_which_it_is_charged(
+    make_trainer: MakeTrainer, keeps_files: dict[str, Any], tmp_path: Path
+) -> None:
+    codec, seen = Quantiser("uniform", 3, "global"), Broadcasts()
+    trainer = make_trainer(callbacks=[CommunicationMeter(entropy=True), seen], **keeps_files)
+    # Both ways through one codec: the uplink's messages are not the server's.
+    trainer.fit(Normalised(), federation(), Algorithm(uplink=codec, downlink=codec))
+    assert seen.clients == [None, None]
+    for row, model in zip(read_rows(tmp_path), seen.models, strict=True):
+        setting = Setting(trainer.run.layout, NO_LAYOUT, num_clients=6)
+        payload, _ = codec.encode({"model": model}, {}, setting)
+        symbols, of = codec.symbols("model", payload, setting) or (model, 0)
+        counts, n = torch.bincount(symbols.long(), minlength=of).tolist(), len(model)
+        ideal = ceil_log2(comb(n + of - 1, of - 1)) + ceil_log2(factorial(n) // prod(map(factorial, counts)))
+        sent = int(row["comm/downlink_bits"])
+        assert sent - int(float(row["comm/downlink_entropy_bits"])) == 3 * (3 * n - ideal)
+        assert float(row["comm/uplink_entropy_bits"]) != float(row["comm/downlink_entropy_bits"])
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        FedAvg(),
+        FedLDF(n=1),
+        Algorithm(steps=(Apply(), Compress(OneBit("l1"))), downlink=Followed(OneBit("l1"))),
+    ],
+    ids=["dense", "other messages", "followed"],
+)
+def test_messages_of_the_server_without_another_code_count_as_sent(
+    method: Algorithm, make_trainer: MakeTrainer, keeps_files: dict[str, Any], tmp_path: Path
+) -> None:
+    make_trainer(callbacks=[CommunicationMeter(entropy=True)], **keeps_files).fit(Perceptron(), federation(), method)
+    for row in read_rows(tmp_path):
+        assert float(row["comm/downlink_entropy_bits"]) == float(row["comm/downlink_bits"]) > 0
 
 
 def test_layers_that_are_not_sent_cost_nothing(make_trainer: MakeTrainer) -> None:
