@@ -99,6 +99,10 @@ class TopK(Sparse):
             f"TopK's values are other numbers each time, but {type(self.values).__name__} builds on the message before: give it "
             "the codec inside, or ErrorFeedback(TopK(values=…)).",
         )
+        require(
+            self.values is None or not self.values.needs_shapes,
+            f"TopK's values are a row of numbers, which {type(self.values).__name__} would send as they are: leave it out.",
+        )
 
     @property
     def deltas_only(self) -> bool:

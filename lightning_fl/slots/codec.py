@@ -84,6 +84,13 @@ class Codec(Part, ABC):
         """True if it reads the shapes of the tensors, which a pruning mask does not leave: it makes each tensor one row."""
         return False
 
+    def check(self, setting: Setting) -> None:
+        """Raise `UserError` if the codec does not fit the run; called before the first round.
+
+        Args:
+            setting: facts about the run.
+        """
+
     def change_entry(self) -> tuple[str, Codec] | None:
         """Return the name and the codec of the entry to send, if a broadcast sends only the server's change; None otherwise."""
         return None
