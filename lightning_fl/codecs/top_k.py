@@ -110,6 +110,11 @@ class TopK(Sparse):
         return super().deltas_only or (self.values is not None and self.values.deltas_only)
 
     @property
+    def largest(self) -> float | None:
+        """Largest magnitude that the codec of the values sends."""
+        return None if self.values is None else self.values.largest
+
+    @property
     def contracts(self) -> bool:
         """True if the codec of the values contracts."""
         return self.values is None or self.values.contracts

@@ -8,6 +8,7 @@ from math import ceil, lgamma, log
 
 import torch
 
+from lightning_fl.codecs.error_feedback import RESIDUAL
 from lightning_fl.slots import Codec, Message, Payload, Setting, State, compressible, kind_of
 from lightning_fl.vectors.layer_groups import Group
 
@@ -79,6 +80,21 @@ class Crossing:
         for their order, which an enumerative code attains; k of d positions take ⌈log2 C(d, k)⌉. All else counts in full.
         """
         return sum(_entropy(codec, name, payload, self.setting) for codec, payload in self.parts for name in payload)
+
+    @property
+    def num_saturated(self) -> int | None:
+        """Number of values that the codec has cut off at the largest that it sends; None if it has no limit."""
+        limits = [codec.largest for codec, _ in self.parts if codec.largest is not None]
+        if not limits:
+            return None
+        count = 0
+        for name, meant in self.meant.items():
+            at_limit = self.arrived[name].abs() == limits[0]
+            encoded = meant[at_limit].double()
+            if RESIDUAL + name in self.memory:  # x + e before the message is C(x + e) + e after it
+                encoded = (self.arrived[name].double() + self.memory[RESIDUAL + name].double())[at_limit]
+            count += int(((encoded.abs() > limits[0]) & encoded.isfinite()).sum())
+        return count
 
     def bits_by_layer(self) -> dict[str, int]:
         """Return the bits of each layer, and under `shared` those that belong to none, such as positions; together `bits`."""

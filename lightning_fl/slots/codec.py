@@ -80,6 +80,11 @@ class Codec(Part, ABC):
         return False
 
     @property
+    def largest(self) -> float | None:
+        """Largest magnitude that it sends, to which finite numbers beyond it are cut off; None for no limit."""
+        return None
+
+    @property
     def needs_shapes(self) -> bool:
         """True if it reads the shapes of the tensors, which a pruning mask does not leave: it makes each tensor one row."""
         return False

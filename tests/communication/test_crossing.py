@@ -87,6 +87,32 @@ def test_layers_by_hand() -> None:
     assert crossing(Quantiser("uniform", 4), x).bits_by_layer() == {"first": 32 + 32, "second": 20 + 32, "shared": 0}
 
 
+@pytest.mark.parametrize(
+    ("codec", "counts"),
+    [
+        (Cast(), [4, 3]),
+        (Cast("bfloat16"), [0, 0]),
+        (TopK(0.2, values=Cast()), [2, 2]),
+        # The second upload adds what the first has lost: 64,000 + 4,496 is beyond the limit.
+        (ErrorFeedback(Cast()), [4, 4]),
+        (ErrorFeedback(TopK(0.2, values=Cast())), [2, 2]),
+        (Dense(), [None, None]),
+        (TopK(0.2), [None, None]),
+    ],
+    ids=str,
+)
+def test_numbers_that_are_cut_off_are_counted(codec: Codec, counts: list[int | None]) -> None:
+    limit, memory, found = 65_504.0, {}, []
+    first = torch.tensor([70_000.0, -1e6, limit, -limit, 1e5, 80_000, 3, 0, 0, 0, 0, 0, 0])
+    for x in (first, torch.where(first == 70_000, 64_000.0, first)):
+        payload, memory = codec.encode({"model": x, "buffers": torch.tensor([1e6])}, memory, SETTING)
+        message = {"model": x, "buffers": torch.tensor([1e6])}
+        parts = [(Dense(), {}), (codec, payload)]
+        arrived = codec.decode(payload, SETTING)
+        found.append(Crossing(0, message, arrived, memory, parts, SETTING, GROUPS).num_saturated)
+    assert found == counts
+
+
 @given(st.lists(st.sampled_from([-2.0, -1.0, 0.0, 0.5, 1.0, 2.0]), min_size=13, max_size=13))
 def test_ideal_sizes_are_those_of_whole_number_arithmetic(values: list[float]) -> None:
     x = torch.tensor(values)
