@@ -29,10 +29,10 @@ class CommunicationMeter(Callback):
     would send.
 
     In a federation, `per_layer` adds `comm/uplink_bits/layer/LAYER` of the uploads, and `comm/uplink_bits/layer/shared` for what
-    belongs to no single layer, such as positions and buffers; together they are `comm/uplink_bits` of the uploads. `entropy` adds
-    `comm/uplink_entropy_bits` of the uploads and `comm/downlink_entropy_bits`: what an ideal code of the same content, with its
-    model, would take, for each client to which it is charged. Nobody sends it, so no total and no target counts it. Masks, the
-    parts of a method that no codec encodes, and what a step has encoded for `Followed` count as sent.
+    belongs to no single layer, such as positions, scales of blocks, and buffers; together they are `comm/uplink_bits` of the
+    uploads. `entropy` adds `comm/uplink_entropy_bits` of the uploads and `comm/downlink_entropy_bits`: what an ideal code of the
+    same content, with its model, would take, for each client to which it is charged. Nobody sends it, so no total and no target
+    counts it. Masks, the parts of a method that no codec encodes, and what a step has encoded for `Followed` count as sent.
 
     Args:
         max_uplink_bytes: stop after the epoch (round) in which all workers (clients) together have sent this many bytes, above

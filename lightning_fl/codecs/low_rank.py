@@ -49,6 +49,13 @@ class LowRank(Codec):
         """True for the model and its moments."""
         return compressible(name)
 
+    def bits_by_tensor(self, name: str, payload: Payload, setting: Setting) -> dict[str, int] | None:
+        """Return the bits of each tensor's factors, or of its numbers."""
+        if not compressible(name):
+            return None
+        width = 8 * payload[name].content.element_size()
+        return {tensor: width * (r * (n + m) or n * m) for tensor, n, m, r in self._tensors(setting.layout)}
+
     def check(self, setting: Setting) -> None:
         """Raise `UserError` if no tensor would be factored, so that every message would be sent whole."""
         shapes = [shape for shape in setting.layout.shapes if len(shape) > 1 and 0 not in shape]

@@ -140,6 +140,13 @@ class TopK(Sparse):
         among = self.values.positions(*_inside(name, payload), _setting_at(chosen, setting))
         return chosen if among is None else chosen[among]
 
+    def bits_by_tensor(self, name: str, payload: Payload, setting: Setting) -> dict[str, int] | None:
+        """Return the bits of the codec of the values."""
+        chosen = super().positions(name, payload, setting) if VALUES in name else None
+        if self.values is None or chosen is None:
+            return None
+        return self.values.bits_by_tensor(*_inside(name, payload), _setting_at(chosen, setting))
+
     def symbols(self, name: str, payload: Payload, setting: Setting) -> tuple[Tensor, int] | None:
         """Return the whole numbers that the codec of the values sends."""
         chosen = super().positions(name, payload, setting) if VALUES in name else None

@@ -100,27 +100,25 @@ class Crossing:
         """Return the bits of each layer, and under `shared` those that belong to none, such as positions; together `bits`."""
         found = dict.fromkeys([*(group.name for group in self.groups), SHARED], 0)
         home = {name: group.name for group in self.groups for name in group.parameters}
-        layout = self.setting.layout
-        owners = [home.get(name, SHARED) for name in layout.names]
-        ends = torch.tensor(layout.sizes).cumsum(0)
         for codec, payload in self.parts:
             for name, packed in payload.items():
-                shares = [0] * len(owners)
-                if compressible(name):
-                    positions = codec.positions(name, payload, self.setting)
-                    if positions is None:
-                        counts = list(layout.sizes)
-                    else:
-                        tensors = torch.bucketize(positions.cpu(), ends, right=True)
-                        counts = torch.bincount(tensors, minlength=len(owners)).tolist()
-                    width, rest = divmod(packed.bits, max(1, sum(counts)))
-                    shares = [width * count for count in counts] if not rest else shares
-                elif kind_of(name) == "scalars" and packed.content.numel() == len(owners):  # one for each tensor
-                    shares = [packed.bits // len(owners)] * len(owners)
-                for owner, bits in zip(owners, shares, strict=True):
-                    found[owner] += bits
-                found[SHARED] += packed.bits - sum(shares)
+                shares = codec.bits_by_tensor(name, payload, self.setting)
+                if shares is None and compressible(name):
+                    shares = self._by_numbers(codec, name, payload)
+                for tensor, bits in (shares or {}).items():
+                    found[home.get(tensor, SHARED)] += bits
+                found[SHARED] += packed.bits - sum((shares or {}).values())
         return found
+
+    def _by_numbers(self, codec: Codec, name: str, payload: Payload) -> dict[str, int]:
+        """Return the bits of each tensor's numbers in a vector; {} unless all have as many."""
+        layout, positions = self.setting.layout, codec.positions(name, payload, self.setting)
+        counts = list(layout.sizes)
+        if positions is not None:
+            tensors = torch.bucketize(positions.cpu(), torch.tensor(layout.sizes).cumsum(0), right=True)
+            counts = torch.bincount(tensors, minlength=len(counts)).tolist()
+        width, rest = divmod(payload[name].bits, max(1, sum(counts)))
+        return {} if rest else {tensor: width * count for tensor, count in zip(layout.names, counts, strict=True)}
 
 
 def _entropy(codec: Codec, name: str, payload: Payload, setting: Setting) -> int:

@@ -123,7 +123,9 @@ class Link:
         if self.on_crossing is not None:
             sent = message if submodel is None else submodel.scatter(submodel.gather(message), {})
             meant = {name: entry for name, entry in sent.items() if self.uplink.applies_to(name)}
-            setting = self.setting if submodel is None else self.setting.within(submodel)
+            turn = self._num_sent["up", client] - 1
+            setting = replace(self.setting, draw=replace(self.setting.draw, party=client, direction="up", turn=turn))
+            setting = setting if submodel is None else setting.within(submodel)
             self.on_crossing(Crossing(client, meant, seen, memory, parts, setting, self.setting.groups))
         if memory:
             self._pending[client] = memory

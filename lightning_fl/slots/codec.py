@@ -116,6 +116,10 @@ class Codec(Part, ABC):
         """Return an entry's whole numbers in [0, A), and A, if they alone are its content; None for entries of other content."""
         return None
 
+    def bits_by_tensor(self, name: str, payload: Payload, setting: Setting) -> dict[str, int] | None:
+        """Return the bits of an entry that belong to each tensor, {} for none; None: to its numbers, as many to each."""
+        return None
+
     @abstractmethod
     def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
         """Encode a message.
