@@ -7,7 +7,7 @@ from typing import Any
 import lightning as L  # noqa: N812
 import pytest
 import torch
-from compared_runs import MakeTrainer
+from compared_runs import MakeTrainer, agree, ran
 from hypothesis import given
 from hypothesis import strategies as st
 from toys import Normalised, Perceptron, Recorded, federation, read_rows
@@ -253,3 +253,16 @@ def test_layers_that_are_not_sent_cost_nothing(make_trainer: MakeTrainer) -> Non
 def test_uploads_need_clients(asked: dict[str, Any], make_stock_trainer: Any) -> None:
     with pytest.raises(UserError, match="use FederatedTrainer"):
         make_stock_trainer(callbacks=[CommunicationMeter(**asked)]).fit(Perceptron(), datamodule=federation())
+
+
+@pytest.mark.slow
+def test_two_processes_count_the_same_sizes(tmp_path: Path) -> None:
+    meter = (
+        "--trainer.callbacks+=CommunicationMeter --trainer.callbacks.entropy true --trainer.callbacks.per_layer true"
+    )
+    method = f"Algorithm --algorithm.uplink QSGD --algorithm.downlink Blockwise --trainer.clients_per_round 9 {meter}"
+    method += " --trainer.callbacks+=CodecError --algorithm.exchange LayerDivergence --algorithm.exchange.n 3"
+    method += " --algorithm.aggregator MaskedMean"
+    one, two = ran(tmp_path / "one", algorithm=method), ran(tmp_path / "two", algorithm=method, num_processes=2)
+    agree(one, two)
+    assert float(one[0][0]["comm/downlink_entropy_bits"]) < float(one[0][0]["comm/downlink_bits"])
