@@ -91,7 +91,7 @@ def draw_errors(groups: Sequence[Group], look: Look) -> Figure | None:
 
 def draw_layers(groups: Sequence[Group], look: Look) -> Figure | None:
     """Draw the error and the bytes of each layer side by side, with a bar for each group; None if no run has any."""
-    panels = {"error": (ERRORS, 1.0), "uplink bytes of a round": (BITS, 1 / 8)}
+    panels = {"error": (ERRORS, 1.0), "uplink": (BITS, 1 / 8)}
     found = {
         title: [(i, values) for i, group in enumerate(groups) if (values := _by_layer(group, start, unit))]
         for title, (start, unit) in panels.items()
@@ -115,7 +115,7 @@ def draw_layers(groups: Sequence[Group], look: Look) -> Figure | None:
                 axes.barh(places, [*values.values()], height=height, **style)
             _scale(axes, title, len(found), look)
         both[0].set_yticks(range(len(layers)), layers)
-        both[0].invert_yaxis()
+        both[0].set_ylim(len(layers) - 0.4, -0.6)
         entries = {
             label: handle for axes in both for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
         }
@@ -128,7 +128,7 @@ def draw_layers(groups: Sequence[Group], look: Look) -> Figure | None:
 def _scale(axes: Axes, title: str, num_panels: int, look: Look) -> None:
     """Set title and ticks of a panel."""
     axes.set_title(title, fontsize="medium")
-    if "bytes" in title:
+    if title == "uplink":
         axes.xaxis.set_major_formatter(EngFormatter(unit="B"))
     axes.xaxis.set_major_locator(MaxNLocator(max(2, min(5, look.line_length // (11 * num_panels)))))
     axes.grid(visible=False, axis="y")

@@ -67,9 +67,12 @@ def test_the_error_is_drawn_over_the_rounds_measured_in_the_colour_of_its_run(tm
     assert to_hex(line.get_color()) == COLOURS[1].lower()
     assert figure.axes[0].get_yscale() == "linear"
     require_readable(figure)
-    apart = draw_errors([*groups, *groups_of(lossy(tmp_path / "fine", "FedProx", 1e-6))], Look())
+    apart = draw_errors([*groups, *groups_of(lossy(tmp_path / "fine", "FedProx", 1e-9))], Look())
     assert apart is not None
     assert apart.axes[0].get_yscale() == "log"
+    require_readable(apart)
+    low, high = apart.axes[0].get_ylim()
+    assert sum(low <= tick <= high for tick in apart.axes[0].get_yticks()) > 2
 
 
 def test_layers_have_a_bar_for_each_run_in_the_order_of_the_network(tmp_path: Path) -> None:
@@ -85,5 +88,7 @@ def test_layers_have_a_bar_for_each_run_in_the_order_of_the_network(tmp_path: Pa
     assert rows == [0, 2, 1]
     assert [bar.get_width() for bar in errors.containers[1]] == pytest.approx([0.2, 0.4])
     require_readable(figure)
+    column = draw_layers(groups_of(one, two), Look(size=(3.5, 2.4), font_size=8))
+    require_readable(column)
     only_sizes = with_columns(write_run(tmp_path / "sizes", rising(1)), {"comm/uplink_bits/layer/all": [80]})
     assert len(draw_layers(groups_of(only_sizes), Look()).axes) == 1  # type: ignore[union-attr]
