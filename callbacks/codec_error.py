@@ -15,7 +15,7 @@ from lightning_fl.vectors.layer_groups import layer_groups
 RESIDUAL = "residual/model"
 SUMS = ("weight", "error", "cosine", "scale", "residual")
 """Sums over clients for the whole model and each layer."""
-COUNTS = ("samples", "clients", "numbers", "bits", "residuals", "age")
+COUNTS = ("samples", "clients", "numbers", "bits", "residuals", "age", "limited", "saturated")
 """Sums over clients for all layers together."""
 
 
@@ -32,6 +32,7 @@ class CodecError(Callback):
       and with error feedback, which sends later what it lost.
     - `codec/residual`: Σ p ‖e‖ / ‖x‖ of what error feedback keeps, and `codec/residual_age`, the rounds since these clients' last
       upload, if the codec has error feedback.
+    - `codec/saturated`: numbers of the round's uploads that the codec has cut off, if it has a largest one, as `Cast` has.
     - `comm/uplink_ratio`: 32 × the numbers of the clients' deltas / their bits.
 
     Args:
@@ -96,7 +97,11 @@ class CodecError(Callback):
         self._clients.append(crossing.client)
         numbers = float(sum(len(x) for x in crossing.meant.values()))
         has_residual = float(kept is not None)
-        self._counts += torch.tensor([samples, 1, numbers, crossing.bits, has_residual, age], dtype=torch.float64)
+        cut_off = crossing.num_saturated
+        limited = [float(cut_off is not None), float(cut_off or 0)]
+        self._counts += torch.tensor(
+            [samples, 1, numbers, crossing.bits, has_residual, age, *limited], dtype=torch.float64
+        )
         self._error += samples * (arrived - meant)
         self._delta += samples * meant
 
@@ -131,6 +136,8 @@ class CodecError(Callback):
                 columns[f"codec/drift{end}"] = float(self._drift[part].norm() / self._moved[place])
         if count["residuals"]:
             columns["codec/residual_age"] = count["age"] / count["clients"]
+        if count["limited"]:
+            columns["codec/saturated"] = count["saturated"]
         for name, value in columns.items():
             pl_module.log(name, torch.tensor(value, dtype=torch.float64))  # a Python float would become float32
         trainer.publish(columns)

@@ -29,15 +29,16 @@ class CommunicationMeter(Callback):
     would send.
 
     In a federation, `per_layer` adds `comm/uplink_bits/layer/LAYER` of the uploads, and `comm/uplink_bits/layer/shared` for what
-    belongs to no single layer, such as positions and buffers; together they are `comm/uplink_bits` of the uploads. `entropy` adds
-    `comm/uplink_entropy_bits`: what an ideal code of the same content, with its model, would take. Nobody sends it, so
-    no total and no target counts it.
+    belongs to no single layer, such as positions, scales of blocks, and buffers; together they are `comm/uplink_bits` of the
+    uploads. `entropy` adds `comm/uplink_entropy_bits` of the uploads and `comm/downlink_entropy_bits`: what an ideal code of the
+    same content, with its model, would take, for each client to which it is charged. Nobody sends it, so no total and no target
+    counts it. Masks, the parts of a method that no codec encodes, and what a step has encoded for `Followed` count as sent.
 
     Args:
         max_uplink_bytes: stop after the epoch (round) in which all workers (clients) together have sent this many bytes, above
             0; None for no limit.
         per_layer: split the bits of the uploads by layers.
-        entropy: log the least size of the uploads, too.
+        entropy: log the least size of the messages, too.
 
     Raises:
         UserError: the limit is not positive; or, before training, sizes of uploads are asked of a trainer without clients.
@@ -54,7 +55,7 @@ class CommunicationMeter(Callback):
         self.per_layer = per_layer
         self.entropy = entropy
         self._epoch_bits = 0
-        self._uploads: Counter[str] = Counter()
+        self._sizes: Counter[str] = Counter()
 
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
         """Refuse to split the uploads of a trainer that has none.
@@ -71,15 +72,21 @@ class CommunicationMeter(Callback):
 
     def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Begin the sums of a round."""
-        self._uploads = Counter()
+        self._sizes = Counter()
 
     def on_client_message(self, trainer: Any, pl_module: LightningModule, crossing: Any) -> None:
         """Add the sizes of a client's upload."""
         if self.per_layer:
             for name, bits in crossing.bits_by_layer().items():
-                self._uploads[f"comm/uplink_bits/layer/{name}"] += bits
+                self._sizes[f"comm/uplink_bits/layer/{name}"] += bits
         if self.entropy:
-            self._uploads["comm/uplink_entropy_bits"] += crossing.entropy_bits
+            self._sizes["comm/uplink_entropy_bits"] += crossing.entropy_bits
+
+    def on_server_message(self, trainer: Any, pl_module: LightningModule, delivery: Any) -> None:
+        """Add what an ideal code of a message of the server would spare; a broadcast is the same in all processes."""
+        if self.entropy and (delivery.client is not None or trainer.is_global_zero):
+            spared = delivery.num_charged * (delivery.bits - delivery.entropy_bits)
+            self._sizes["comm/downlink_entropy_bits"] -= spared
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Stop a resumed run whose budget is spent already."""
@@ -101,7 +108,7 @@ class CommunicationMeter(Callback):
                 for kind, total in ledger.total_bits[direction].items():
                     if total:
                         pl_module.log(f"comm/{direction}link_bits/{kind}", float(ledger.round_bits[direction][kind]))
-            self._log_uploads(trainer, pl_module)
+            self._log_sizes(trainer, pl_module)
         else:
             self.sent_bits += self._epoch_bits
             for direction in ("up", "down"):
@@ -110,17 +117,19 @@ class CommunicationMeter(Callback):
             self._epoch_bits = 0
         self._stop_if_spent(trainer)
 
-    def _log_uploads(self, trainer: Any, module: LightningModule) -> None:
-        """Log the sizes of the uploads, of all processes."""
+    def _log_sizes(self, trainer: Any, module: LightningModule) -> None:
+        """Log the sizes of the messages, of all processes."""
         if not (self.per_layer or self.entropy):
             return
-        parts: list[Any] = [self._uploads]
+        parts: list[Any] = [self._sizes]
         if trainer.world_size > 1:
             parts = [None] * trainer.world_size
-            torch.distributed.all_gather_object(parts, self._uploads)
+            torch.distributed.all_gather_object(parts, self._sizes)
         total = Counter[str]()
         for part in parts:
             total.update(part)  # their sum would leave out zeros
+        if self.entropy:
+            total["comm/downlink_entropy_bits"] += _ledger(trainer).bits("down")
         for name, bits in total.items():
             module.log(name, torch.tensor(bits, dtype=torch.float64))  # a Python float would become float32
 

@@ -22,7 +22,7 @@ class TargetReached(Callback):
     (from 0), `step` (optimiser steps so far), `value`, and `comm/total_uplink_bytes`, `comm/total_downlink_bytes` and
     `time/simulated_seconds` if the trainer's metrics contain them, as in a federation, or with a `CommunicationMeter` earlier in
     the callbacks. It does not change if the metric falls back, and checkpoints contain it. The epoch is logged once, as
-    `target/epoch`.
+    `target/epoch`. `watched` is the name of the metric once it is known, and `watched_falls` says if lower is better.
 
     Args:
         target: value to reach; a value within rounding of it counts as reached.
@@ -51,12 +51,12 @@ class TargetReached(Callback):
         self.reached: dict[str, float] | None = None
         self._seen = False
         self._validated = self._tested = False
-        self._watched = monitor
-        self._falls = mode == "min"
+        self.watched = monitor
+        self.watched_falls = mode == "min"
 
     def on_fit_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Forget the metric of an earlier training."""
-        self._watched, self._validated, self._tested = None, False, False
+        self.watched, self._validated, self._tested = None, False, False
         if self.monitor is not None:
             self._watch(self.monitor, falls(self.monitor))
 
@@ -76,34 +76,34 @@ class TargetReached(Callback):
         """
         names = trainer.callback_metrics.keys()
         awaits_test = getattr(trainer, "test_every_n_rounds", None) is not None and not self._tested
-        if not self._validated or awaits_test or self._watched in names:
+        if not self._validated or awaits_test or self.watched in names:
             return
         require(
-            self._watched is not None,
+            self.watched is not None,
             f"TargetReached finds neither one accuracy nor a loss among {', '.join(map(repr, sorted(names)))}: "
             "give it a monitor.",
         )
         raise UserError(
-            f"TargetReached monitors {self._watched!r}, which is not logged; {nearest(str(self._watched), names)}."
+            f"TargetReached monitors {self.watched!r}, which is not logged; {nearest(str(self.watched), names)}."
         )
 
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
         """Compare the metric with the target."""
         metrics = trainer.callback_metrics
-        if self._watched is None:
+        if self.watched is None:
             self._find(trainer)
-        if self._watched not in metrics:
+        if self.watched not in metrics:
             return
         self._seen = True
-        value = float(metrics[self._watched])
-        if self.reached is not None or not reaches(value, self.target, self._falls):
+        value = float(metrics[self.watched])
+        if self.reached is not None or not reaches(value, self.target, self.watched_falls):
             return
         known = {name: float(metrics[name]) for name in COSTS if name in metrics}
         self.reached = {"epoch": trainer.current_epoch, "step": trainer.global_step, "value": value, **known}
         pl_module.log("target/epoch", float(trainer.current_epoch))
         costs = "".join(f", {name.partition('/')[2]} {amount:,.0f}" for name, amount in known.items())
         rank_zero_info(
-            f"{self._watched} reached {self.target:g} with {value:.4g} in epoch {trainer.current_epoch} (from 0){costs}."
+            f"{self.watched} reached {self.target:g} with {value:.4g} in epoch {trainer.current_epoch} (from 0){costs}."
         )
         if self.stop:
             trainer.should_stop = True
@@ -112,7 +112,7 @@ class TargetReached(Callback):
         """Warn if the metric was never logged."""
         if not self._seen:
             names = [name for name in trainer.callback_metrics if name.startswith(("val", "train"))]
-            watched = self._watched or ACCURACY
+            watched = self.watched or ACCURACY
             rank_zero_warn(f"TargetReached: {watched!r} was never logged; {nearest(watched, names)}.")
 
     def _find(self, trainer: Any) -> None:
@@ -122,12 +122,12 @@ class TargetReached(Callback):
             self._watch(of_run, trainer.metric_falls)
         elif (self._validated or not trainer.enable_validation) and (name := find_metric(trainer.callback_metrics)):
             self._watch(name, falls(name))
-            better = "lower" if self._falls else "higher"
+            better = "lower" if self.watched_falls else "higher"
             rank_zero_info(f"TargetReached monitors {name}, where {better} is better; its monitor sets another.")
 
     def _watch(self, name: str, lower_is_better: bool) -> None:
-        self._watched = name
-        self._falls = lower_is_better if self.mode is None else self.mode == "min"
+        self.watched = name
+        self.watched_falls = lower_is_better if self.mode is None else self.mode == "min"
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""

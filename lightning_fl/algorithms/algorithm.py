@@ -156,6 +156,8 @@ class Algorithm(Remembering):
         for rule in self.rules():
             rule.check(setting)
         self.exchange.check(setting, cohort_size)
+        for codec in (self.uplink, self.downlink):  # that of a step is inside the downlink
+            codec.check(setting)
         for step in self.steps:
             step.check(server)
 

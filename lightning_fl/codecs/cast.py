@@ -21,7 +21,7 @@ class Cast(Codec):
     """C(x) = the nearest number to x in 16 bits: 16 · d bits, with an error of at most 2⁻¹¹|x| in float16, 2⁻⁸|x| in bfloat16.
 
     In float16 the relative error is larger below 6 · 10⁻⁵, numbers below 3 · 10⁻⁸ arrive as 0, and finite ones beyond ±65,504 as
-    ±65,504, with a warning. bfloat16 has the range of float32.
+    ±65,504, with a warning; the callback `CodecError` counts them. bfloat16 has the range of float32.
 
     Attributes:
         dtype: `float16` has 11 significant bits, `bfloat16` has 8.
@@ -46,6 +46,11 @@ class Cast(Codec):
         """True if it rounds to the nearest; at random it may round the smallest numbers up to many times their size."""
         return not self.stochastic
 
+    @property
+    def largest(self) -> float:
+        """Largest number of `dtype`."""
+        return float(torch.finfo(getattr(torch, self.dtype)).max)
+
     def is_lossy_for(self, name: str) -> bool:
         """True for the model and its moments."""
         return compressible(name)
@@ -66,7 +71,7 @@ class Cast(Codec):
 
     def _rounded(self, name: str, vector: Tensor, setting: Setting) -> Tensor:
         dtype = getattr(torch, self.dtype)
-        vector = self._limited(vector, torch.finfo(dtype).max)
+        vector = self._limited(vector, self.largest)
         if not self.stochastic:
             return vector.to(dtype)
         draws = torch.rand(len(vector), generator=setting.draw.generator(name)).to(vector.device)

@@ -56,6 +56,13 @@ class FewBits(Codec):
             return None
         return unpack(payload[name].content, setting.layout.numel, self.width), 2**self.width
 
+    def bits_by_tensor(self, name: str, payload: Payload, setting: Setting) -> dict[str, int] | None:
+        """Return the bits of each tensor's scale."""
+        if not name.startswith(SCALES) or self.groups != "tensor":
+            return None
+        scales = payload[name].content
+        return dict.fromkeys(setting.layout.names, 8 * scales.element_size())
+
     def is_lossy_for(self, name: str) -> bool:
         """True for the model and its moments."""
         return compressible(name)

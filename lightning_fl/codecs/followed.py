@@ -26,6 +26,10 @@ class Followed(Codec):
     codec: Codec
     carrier: str = "model/change"
 
+    def check(self, setting: Setting) -> None:
+        """Check the inner codec."""
+        self.codec.check(setting)
+
     def applies_to(self, name: str) -> bool:
         """True if the inner codec applies to the entry."""
         return self.codec.applies_to(name)

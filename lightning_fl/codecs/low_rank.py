@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
 
 from lightning_fl.checks import check_whole
+from lightning_fl.errors import require
 from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State, compressible
 from lightning_fl.vectors.layout import Layout
 
@@ -25,7 +27,8 @@ class LowRank(Codec):
     """Send each tensor with two axes or more as the product of an n × R and an R × m matrix, and all other tensors whole.
 
     A tensor of shape (n, …) is a matrix M of n rows and m columns. It has R = min(rank, n, m), and is sent whole unless
-    R(n + m) < nm. A vector takes 32(Σ R(n + m) + numbers of the whole tensors) bits in float32.
+    R(n + m) < nm. A vector takes 32(Σ R(n + m) + numbers of the whole tensors) bits in float32. A rank that leaves every tensor
+    whole is refused.
 
     Each sender begins with the Q' of its last message (`data/q/…` in its memory), and with normal numbers if it has none of this
     shape. The step `Compress` keeps no such memory: there Q is drawn in every round. A pruning mask leaves no matrices, so it is
@@ -45,6 +48,25 @@ class LowRank(Codec):
     def is_lossy_for(self, name: str) -> bool:
         """True for the model and its moments."""
         return compressible(name)
+
+    def bits_by_tensor(self, name: str, payload: Payload, setting: Setting) -> dict[str, int] | None:
+        """Return the bits of each tensor's factors, or of its numbers."""
+        if not compressible(name):
+            return None
+        width = 8 * payload[name].content.element_size()
+        return {tensor: width * (r * (n + m) or n * m) for tensor, n, m, r in self._tensors(setting.layout)}
+
+    def check(self, setting: Setting) -> None:
+        """Raise `UserError` if no tensor would be factored, so that every message would be sent whole."""
+        shapes = [shape for shape in setting.layout.shapes if len(shape) > 1 and 0 not in shape]
+        sizes = [(shape[0], prod(shape[1:])) for shape in shapes]
+        most = max(((n * m - 1) // (n + m) for n, m in sizes), default=0)
+        remedy = f"give it a rank of at most {most}" if most else "leave it out"
+        require(
+            any(r for *_, r in self._tensors(setting.layout)),
+            f"LowRank(rank={self.rank}) would send every tensor whole, as no product of two factors is smaller than its tensor: "
+            f"{remedy}.",
+        )
 
     def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
         """Encode P̂ (n, R) and Q' (m, R), or the whole tensor, one after the other; the new memory is each Q'."""

@@ -79,6 +79,14 @@ class Rotated(Codec):
         num = sum(chunk_sizes(setting.layout.numel, self.chunks))
         return unpack(payload[name].content, num, self._width), 2**self._width
 
+    def bits_by_tensor(self, name: str, payload: Payload, setting: Setting) -> dict[str, int] | None:
+        """Return the bits of each tensor's numbers, without those of the zeros that fill up a chunk."""
+        if not compressible(name):
+            return None
+        return {
+            tensor: self._width * size for tensor, size in zip(setting.layout.names, setting.layout.sizes, strict=True)
+        }
+
     def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
         """Encode codes under the vector's name, and scales (chunks,) under `scalars/scale/name`."""
         payload = {}

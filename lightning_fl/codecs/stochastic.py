@@ -147,6 +147,10 @@ class QSGD(Stochastic):
             return vector, buckets.abs().amax(1).float()
         return vector, torch.linalg.vector_norm(buckets, dim=1, dtype=torch.float64).float()
 
+    def bits_by_tensor(self, name: str, payload: Payload, setting: Setting) -> dict[str, int] | None:
+        """Return {} for Elias's code, in which numbers take more bits or fewer."""
+        return {} if self.coding == "elias" and self.is_lossy_for(name) else None
+
     def pack(self, codes: Tensor) -> Packed:
         """Pack whole numbers in [0, 2s] in the chosen code."""
         fixed = super().pack(codes)
@@ -199,6 +203,13 @@ class TernGrad(Stochastic):
     def most(self) -> int:
         """Highest level, 1."""
         return 1
+
+    def bits_by_tensor(self, name: str, payload: Payload, setting: Setting) -> dict[str, int] | None:
+        """Return the bits of each tensor's scale."""
+        if not name.startswith(SCALES):
+            return None
+        layout, width = setting.layout, 8 * payload[name].content.element_size()
+        return {tensor: width for tensor, size in zip(layout.names, layout.sizes, strict=True) if size}
 
     def sizes(self, setting: Setting) -> Tensor:
         """Return the sizes of the tensors that are not empty."""

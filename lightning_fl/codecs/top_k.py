@@ -99,11 +99,20 @@ class TopK(Sparse):
             f"TopK's values are other numbers each time, but {type(self.values).__name__} builds on the message before: give it "
             "the codec inside, or ErrorFeedback(TopK(values=…)).",
         )
+        require(
+            self.values is None or not self.values.needs_shapes,
+            f"TopK's values are a row of numbers, which {type(self.values).__name__} would send as they are: leave it out.",
+        )
 
     @property
     def deltas_only(self) -> bool:
         """True unless everything is sent, through a codec that fits whole models."""
         return super().deltas_only or (self.values is not None and self.values.deltas_only)
+
+    @property
+    def largest(self) -> float | None:
+        """Largest magnitude that the codec of the values sends."""
+        return None if self.values is None else self.values.largest
 
     @property
     def contracts(self) -> bool:
@@ -130,6 +139,13 @@ class TopK(Sparse):
             return chosen
         among = self.values.positions(*_inside(name, payload), _setting_at(chosen, setting))
         return chosen if among is None else chosen[among]
+
+    def bits_by_tensor(self, name: str, payload: Payload, setting: Setting) -> dict[str, int] | None:
+        """Return the bits of the codec of the values."""
+        chosen = super().positions(name, payload, setting) if VALUES in name else None
+        if self.values is None or chosen is None:
+            return None
+        return self.values.bits_by_tensor(*_inside(name, payload), _setting_at(chosen, setting))
 
     def symbols(self, name: str, payload: Payload, setting: Setting) -> tuple[Tensor, int] | None:
         """Return the whole numbers that the codec of the values sends."""

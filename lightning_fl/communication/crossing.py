@@ -1,4 +1,4 @@
-"""A client's message that has crossed the uplink, as callbacks see it: its size by layer, and the least size of its content."""
+"""Messages that have crossed the link, as callbacks see them: size of an upload by layer, and least size of any content."""
 
 from __future__ import annotations
 
@@ -8,11 +8,41 @@ from math import ceil, lgamma, log
 
 import torch
 
+from lightning_fl.codecs.error_feedback import RESIDUAL
 from lightning_fl.slots import Codec, Message, Payload, Setting, State, compressible, kind_of
 from lightning_fl.vectors.layer_groups import Group
 
 SHARED = "shared"
 """Name of the bits that belong to no single layer."""
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """Message of the server through its codec.
+
+    Attributes:
+        client: index of the client that receives it; None for a broadcast, which every process sees.
+        num_charged: clients to which its bits are charged.
+        codec: codec of the downlink.
+        payload: what it has made.
+        setting: setting that it was given, of the submodel if only that was sent.
+    """
+
+    client: int | None
+    num_charged: int
+    codec: Codec
+    payload: Payload
+    setting: Setting
+
+    @property
+    def bits(self) -> int:
+        """Bits of one copy."""
+        return sum(packed.bits for packed in self.payload.values())
+
+    @property
+    def entropy_bits(self) -> int:
+        """Bits that an ideal code of one copy would take, with its model; see `Crossing.entropy_bits`."""
+        return sum(_entropy(self.codec, name, self.payload, self.setting) for name in self.payload)
 
 
 @dataclass(frozen=True)
@@ -51,31 +81,44 @@ class Crossing:
         """
         return sum(_entropy(codec, name, payload, self.setting) for codec, payload in self.parts for name in payload)
 
+    @property
+    def num_saturated(self) -> int | None:
+        """Number of values that the codec has cut off at the largest that it sends; None if it has no limit."""
+        limits = [codec.largest for codec, _ in self.parts if codec.largest is not None]
+        if not limits:
+            return None
+        count = 0
+        for name, meant in self.meant.items():
+            at_limit = self.arrived[name].abs() == limits[0]
+            encoded = meant[at_limit].double()
+            if RESIDUAL + name in self.memory:  # x + e before the message is C(x + e) + e after it
+                encoded = (self.arrived[name].double() + self.memory[RESIDUAL + name].double())[at_limit]
+            count += int(((encoded.abs() > limits[0]) & encoded.isfinite()).sum())
+        return count
+
     def bits_by_layer(self) -> dict[str, int]:
         """Return the bits of each layer, and under `shared` those that belong to none, such as positions; together `bits`."""
         found = dict.fromkeys([*(group.name for group in self.groups), SHARED], 0)
         home = {name: group.name for group in self.groups for name in group.parameters}
-        layout = self.setting.layout
-        owners = [home.get(name, SHARED) for name in layout.names]
-        ends = torch.tensor(layout.sizes).cumsum(0)
         for codec, payload in self.parts:
             for name, packed in payload.items():
-                shares = [0] * len(owners)
-                if compressible(name):
-                    positions = codec.positions(name, payload, self.setting)
-                    if positions is None:
-                        counts = list(layout.sizes)
-                    else:
-                        tensors = torch.bucketize(positions.cpu(), ends, right=True)
-                        counts = torch.bincount(tensors, minlength=len(owners)).tolist()
-                    width, rest = divmod(packed.bits, max(1, sum(counts)))
-                    shares = [width * count for count in counts] if not rest else shares
-                elif kind_of(name) == "scalars" and packed.content.numel() == len(owners):  # one for each tensor
-                    shares = [packed.bits // len(owners)] * len(owners)
-                for owner, bits in zip(owners, shares, strict=True):
-                    found[owner] += bits
-                found[SHARED] += packed.bits - sum(shares)
+                shares = codec.bits_by_tensor(name, payload, self.setting)
+                if shares is None and compressible(name):
+                    shares = self._by_numbers(codec, name, payload)
+                for tensor, bits in (shares or {}).items():
+                    found[home.get(tensor, SHARED)] += bits
+                found[SHARED] += packed.bits - sum((shares or {}).values())
         return found
+
+    def _by_numbers(self, codec: Codec, name: str, payload: Payload) -> dict[str, int]:
+        """Return the bits of each tensor's numbers in a vector; {} unless all have as many."""
+        layout, positions = self.setting.layout, codec.positions(name, payload, self.setting)
+        counts = list(layout.sizes)
+        if positions is not None:
+            tensors = torch.bucketize(positions.cpu(), torch.tensor(layout.sizes).cumsum(0), right=True)
+            counts = torch.bincount(tensors, minlength=len(counts)).tolist()
+        width, rest = divmod(payload[name].bits, max(1, sum(counts)))
+        return {} if rest else {tensor: width * count for tensor, count in zip(layout.names, counts, strict=True)}
 
 
 def _entropy(codec: Codec, name: str, payload: Payload, setting: Setting) -> int:

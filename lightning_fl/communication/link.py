@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from lightning_fl.codecs import Dense
-from lightning_fl.communication.crossing import Crossing
+from lightning_fl.communication.crossing import Crossing, Delivery
 from lightning_fl.communication.ledger import Direction, Ledger
 from lightning_fl.slots import Codec, Draw, Message, Payload, Setting, State, Upload
 from lightning_fl.vectors.submodel import Submodel
@@ -47,6 +47,7 @@ class Link:
         random: Callable[[int], np.random.Generator] = np.random.default_rng,
         mean: Callable[[Iterable[Upload]], Message] = _none,
         on_crossing: Callable[[Crossing], None] | None = None,
+        on_delivery: Callable[[Delivery], None] | None = None,
     ) -> None:
         """Open the link.
 
@@ -61,6 +62,7 @@ class Link:
             random: returns the server's random stream for a client in this round.
             mean: merges uploads over all processes; {} if there are none.
             on_crossing: called after each message of a client.
+            on_delivery: called with each message of the server that its codec has encoded.
         """
         self.setting = setting
         self.uplink = uplink
@@ -75,6 +77,7 @@ class Link:
         self.random = random
         self.mean = mean
         self.on_crossing = on_crossing
+        self.on_delivery = on_delivery
         self._pending: dict[int, State] = {}
         self._num_sent: Counter[tuple[Direction, int]] = Counter()
 
@@ -120,7 +123,9 @@ class Link:
         if self.on_crossing is not None:
             sent = message if submodel is None else submodel.scatter(submodel.gather(message), {})
             meant = {name: entry for name, entry in sent.items() if self.uplink.applies_to(name)}
-            setting = self.setting if submodel is None else self.setting.within(submodel)
+            turn = self._num_sent["up", client] - 1
+            setting = replace(self.setting, draw=replace(self.setting.draw, party=client, direction="up", turn=turn))
+            setting = setting if submodel is None else setting.within(submodel)
             self.on_crossing(Crossing(client, meant, seen, memory, parts, setting, self.setting.groups))
         if memory:
             self._pending[client] = memory
@@ -161,6 +166,8 @@ class Link:
             if part:
                 payload, new = through.encode(part, known, setting)
                 self.ledger.book(direction, payload, recipients)
+                if self.on_delivery is not None and direction == "down" and through is self.downlink:
+                    self.on_delivery(Delivery(party, recipients, through, payload, setting))
                 if parts is not None:
                     parts.append((through, payload))
                 arrived |= (

@@ -16,7 +16,7 @@ from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.local_schedule import LocalSchedule
 from lightning_fl.clients.serial import serial
 from lightning_fl.codecs import Dense
-from lightning_fl.communication.crossing import Crossing
+from lightning_fl.communication.crossing import Crossing, Delivery
 from lightning_fl.communication.link import Link
 from lightning_fl.communication.simulated_clock import SimulatedClock
 from lightning_fl.data import FederatedDataModule, Source
@@ -54,6 +54,7 @@ class Federation:
         on_upload: called after each upload with the client, its position from 1 and the number of uploads of this process.
         on_prepared: called with the same arguments after each client's work before the first round.
         on_crossing: called with each message of a client of this process that has crossed the uplink; None for nothing.
+        on_delivery: called with each message that the server has encoded; None for nothing.
         accuracy: logged name that the user has given as the accuracy for methods that need one; None to find it.
         runner: trains clients on a job.
     """
@@ -71,6 +72,7 @@ class Federation:
     on_upload: Callable[[int, int, int], None]
     on_prepared: Callable[[int, int, int], None]
     on_crossing: Callable[[Crossing], None] | None = None
+    on_delivery: Callable[[Delivery], None] | None = None
     accuracy: str | None = None
     runner: Runner = serial
     _queries: CallbackQueries = field(default_factory=CallbackQueries, init=False, repr=False)
@@ -170,6 +172,7 @@ class Federation:
             random=partial(run.random, EXCHANGE),
             mean=partial(mean, fabric, method.aggregator, cohort.answering),
             on_crossing=self.on_crossing,
+            on_delivery=self.on_delivery,
         )
         if run.mask is not None:
             recipients: Sequence[int] = method.exchange.recipients(cohort.selected, setting)
@@ -243,10 +246,7 @@ class Federation:
         """Batches of the next round, over all answering clients that this process trains, and companions trained afterwards."""
         schedule, skips, sizes = self.schedule_of_round, self.flat_module.skips_single_samples, self.data.client_sizes
         companion = self.algorithm.companion
-        of_clients = (
-            schedule.num_batches(int(sizes[client]), skips, self._steps(schedule, client)[0])
-            for client in self.cohort.mine
-        )
+        of_clients = (schedule.num_batches(int(sizes[k]), skips, self._steps(schedule, k)[0]) for k in self.cohort.mine)
         return sum(of_clients) * (1 if companion is None or companion.alongside else 2)
 
     def _steps(self, schedule: LocalSchedule, client: int) -> tuple[int, int]:

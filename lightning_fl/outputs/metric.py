@@ -1,9 +1,17 @@
-"""Metric that a run is about: the one accuracy among the names that its module logs, or else the loss, or the only name."""
+"""Metric that a run is about: the one accuracy among the names that its module logs, or else the loss, or the only name.
+
+And its best values for the bytes that were spent.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
+from math import log
+from typing import Any
+
+import numpy as np
 
 from lightning_fl.outputs.clients.distribution import is_over_clients
 
@@ -74,6 +82,54 @@ def find_metric(logged: Iterable[str]) -> str | None:
     loss = LOSS if LOSS in names else _only(plain) or _only(losses)
     measured = [name for name in names if is_result(name) and not TRAINING & words_of(name)]
     return find_accuracy(names) or loss or _only(measured) or _only(in_training) or last
+
+
+@dataclass(frozen=True)
+class Spending:
+    """Best value of a metric within a budget of bytes.
+
+    Attributes:
+        best: a*(high), with a*(B) the best value until the last evaluation that B bytes had paid for, a step function.
+        spent: bytes at the last evaluation within the budget.
+        area: ∫ a*(B) d log B / log(high / low) from low to high: the mean of a* over all budgets on a logarithmic scale.
+    """
+
+    best: float
+    spent: float
+    area: float
+
+
+def spend(sent: Any, values: Any, low: float, high: float, chance: float = 0.0) -> Spending:
+    """Return what a run reaches within a budget of `high` bytes.
+
+    >>> round(spend([10, 100, 1000], [0.4, 0.2, 0.8], low=1, high=10_000).area, 9)  # (0 + 2 · 0.4 + 0.8) / 4
+    0.4
+
+    Args:
+        sent: bytes at each evaluation (n,), ascending.
+        values: the metric's values (n,), of which higher ones are better; after the last, the best one stays.
+        low: bytes from which the area counts.
+        high: bytes that may be spent.
+        chance: value before the first evaluation.
+    """
+    sent, best = np.asarray(sent, dtype=float), np.maximum.accumulate(np.maximum(values, chance))
+    paid = int(np.searchsorted(sent, high, side="right"))  # evaluations within the budget
+    edges = np.log(np.clip(np.append(sent, high), low, high))
+    widths = np.diff(edges, prepend=log(low))  # of the step before each evaluation, and of the last
+    return Spending(
+        best=float(best[paid - 1]) if paid else chance,
+        spent=float(sent[paid - 1]) if paid else 0.0,
+        area=float(np.dot(widths, np.insert(best, 0, chance)) / log(high / low)),
+    )
+
+
+def penalised(sent: float, best: float, target: float) -> float:
+    """Return finite bytes for a run that sent all of them and did not reach its target: more, the further away it stayed.
+
+    >>> penalised(1000, best=0.6, target=0.8), penalised(1000, best=0.5, target=0.25)  # the last of a loss
+    (1250.0, 2000.0)
+    """
+    return sent * (1 + abs(target - best) / (abs(target) or 1))
 
 
 def _only(names: list[str]) -> str | None:

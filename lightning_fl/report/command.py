@@ -13,8 +13,16 @@ from lightning_fl.outputs.metric import is_accuracy
 from lightning_fl.outputs.run_folder import require_writable
 from lightning_fl.report import tables
 from lightning_fl.report.comparison import Group, Metric, common_metric, group_runs
-from lightning_fl.report.document import Part, Picture, Sections, Table, to_html, to_markdown
-from lightning_fl.report.folder import note_written, remove_earlier
+from lightning_fl.report.document import (
+    Part,
+    Picture,
+    Sections,
+    Table,
+    note_written,
+    remove_earlier,
+    to_html,
+    to_markdown,
+)
 from lightning_fl.report.labels import counted
 from lightning_fl.report.published import PublishedTable, read_published
 from lightning_fl.report.records import read_runs, require_same_data
@@ -178,6 +186,7 @@ def _sections(
 ) -> Sections:
     """Return the report's content, without what is empty."""
     from lightning_fl.report.clients import clients_table, draw_clients
+    from lightning_fl.report.codecs import codec_parts
     from lightning_fl.report.plots import AXES, draw_bits, draw_curves, is_logarithmic
 
     sections: dict[str, list[Part]] = {"Results": [tables.results(groups, metric)]}
@@ -196,6 +205,7 @@ def _sections(
     if figure := draw_bits(groups, look):
         picture = Picture("bytes_by_kind", "Bytes of the whole run by kind", figure, look.formats)
         sections["Bytes by kind"] = [tables.bytes_by_kind(groups), picture]
+    sections["Codecs"] = codec_parts(groups, look)
     if figure := draw_clients(groups, metric, look):
         about = (
             f"{metric.short.capitalize()} of each client on its own held-out samples, in the last round that evaluated the "

@@ -1,11 +1,14 @@
-"""Report of paragraphs, tables and pictures, written as Markdown or as one self-contained HTML page."""
+"""Report of paragraphs, tables and pictures, written as Markdown or as one self-contained HTML page, and its folder."""
 
 from __future__ import annotations
 
 import base64
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import sha256
 from html import escape
 from importlib.resources import files
 from io import BytesIO
@@ -17,6 +20,9 @@ from lightning_fl.outputs.figures import STYLE, Look
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+WRITTEN = ".report-files.json"
+"""File with the names and digests of the report's files, which distinguish them from the user's own."""
 
 
 @dataclass(frozen=True)
@@ -164,3 +170,21 @@ def _unbroken(cell: str) -> str:
 def _code(text: str) -> str:
     """Return a text as HTML, with the parts between backticks as code."""
     return re.sub("`(.*?)`", r"<code>\1</code>", escape(text))
+
+
+def remove_earlier(folder: Path) -> None:
+    """Remove the files of the previous report, except those that were changed since."""
+    with suppress(FileNotFoundError, ValueError, AttributeError):  # no earlier report, or a record that was edited
+        for name, digest in json.loads((folder / WRITTEN).read_text()).items():
+            path = folder / Path(name).name
+            if path.is_file() and _digest(path) == digest:
+                path.unlink()
+
+
+def note_written(folder: Path, names: Iterable[str]) -> None:
+    """Record the names and digests of the files that this report has written."""
+    (folder / WRITTEN).write_text(json.dumps({name: _digest(folder / name) for name in names}, indent=1) + "\n")
+
+
+def _digest(path: Path) -> str:
+    return sha256(path.read_bytes()).hexdigest()

@@ -24,6 +24,7 @@ AXES = {
     "simulated_seconds": "simulated time",
 }
 TIMES = {**SECONDS, "h": 3600.0, "days": 86400.0}
+MANY_DECADES = 2.7
 BEHIND = 1.5  # z-order behind all curves, including those of groups drawn earlier
 
 
@@ -47,9 +48,11 @@ def draw_curves(groups: Sequence[Group], metric: Metric, axis: str, look: Look =
         unit = scale_axis(axes, axis, spent, look)
         if look.yscale == "log":
             axes.set_yscale("log")
-            _plain_ticks(axes.yaxis)
+            values = np.concatenate([curve.raw for group in groups for curve in group.curves])
+            _plain_ticks(axes.yaxis, few=_decades(values) > MANY_DECADES)
         for index, group in enumerate(groups):
-            draw_group(axes, group, axis, unit, line_style(index))
+            if group.curves:  # the others keep their colours
+                draw_group(axes, group, axis, unit, line_style(index))
         is_smoothed = any(curve.is_smoothed for group in groups for curve in group.curves)
         axes.set_ylabel(metric.short + " (smoothed)" * is_smoothed)
         if metric.target is not None:
@@ -75,13 +78,18 @@ def scale_axis(axes: Axes, axis: str, spent: Floats, look: Look) -> float:
     if logarithmic:
         formatter = axes.xaxis.get_major_formatter()
         axes.set_xscale("log")
-        decades = float(np.log10(spent.max() / spent.min()))
-        _plain_ticks(axes.xaxis, few=decades > min(2.7, look.line_length / 28))
+        _plain_ticks(axes.xaxis, few=_decades(spent) > min(MANY_DECADES, look.line_length / 28))
         if axis == "uplink":
             axes.xaxis.set_major_formatter(formatter)
     elif axis == "rounds":
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return unit
+
+
+def _decades(values: Floats) -> float:
+    """Return how many powers of ten lie between the smallest and the largest of the values above 0."""
+    known = values[values > 0]
+    return float(np.log10(known.max() / known.min())) if len(known) else 0.0
 
 
 def _plain_ticks(axis: Axis, few: bool = False) -> None:

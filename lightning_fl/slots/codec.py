@@ -80,9 +80,21 @@ class Codec(Part, ABC):
         return False
 
     @property
+    def largest(self) -> float | None:
+        """Largest magnitude that it sends, to which finite numbers beyond it are cut off; None for no limit."""
+        return None
+
+    @property
     def needs_shapes(self) -> bool:
         """True if it reads the shapes of the tensors, which a pruning mask does not leave: it makes each tensor one row."""
         return False
+
+    def check(self, setting: Setting) -> None:
+        """Raise `UserError` if the codec does not fit the run; called before the first round.
+
+        Args:
+            setting: facts about the run.
+        """
 
     def change_entry(self) -> tuple[str, Codec] | None:
         """Return the name and the codec of the entry to send, if a broadcast sends only the server's change; None otherwise."""
@@ -102,6 +114,10 @@ class Codec(Part, ABC):
 
     def symbols(self, name: str, payload: Payload, setting: Setting) -> tuple[Tensor, int] | None:
         """Return an entry's whole numbers in [0, A), and A, if they alone are its content; None for entries of other content."""
+        return None
+
+    def bits_by_tensor(self, name: str, payload: Payload, setting: Setting) -> dict[str, int] | None:
+        """Return the bits of an entry that belong to each tensor, {} for none; None: to its numbers, as many to each."""
         return None
 
     @abstractmethod

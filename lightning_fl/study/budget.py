@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, log
+from math import inf
 from statistics import fmean, median, stdev
 from typing import Any
 
@@ -19,6 +19,7 @@ import numpy as np
 
 from lightning_fl.checks import is_real
 from lightning_fl.errors import require
+from lightning_fl.outputs.metric import spend
 from lightning_fl.outputs.units import in_bytes
 from lightning_fl.report.comparison import Curve, mean_and_spread
 from lightning_fl.report.document import Table
@@ -80,19 +81,16 @@ class Budget:
             not curve.metric.falls,
             f"a budget compares the best accuracy, and lower is better for {curve.metric.name}: give another metric.",
         )
-        sent, best = curve.axis("uplink"), np.maximum.accumulate(np.maximum(curve.smoothed, self.chance))
-        paid = int(np.searchsorted(sent, self.high, side="right"))  # evaluations within the budget
-        edges = np.log(np.clip(np.append(sent, self.high), self.low, self.high))
-        levels = np.diff(edges, prepend=log(self.low))  # width of the step before each evaluation, and of the last
-        area = float(np.dot(levels, np.insert(best, 0, self.chance)) / log(self.high / self.low))
+        sent = curve.axis("uplink")
+        found = spend(sent, curve.smoothed, self.low, self.high, self.chance)
         target = None
         if curve.metric.target is not None:
-            found = curve.price(curve.metric)["uplink"]
-            target = inf if found is None else found
+            price = curve.price(curve.metric)["uplink"]
+            target = inf if price is None else price
         return Efficiency(
-            best=float(best[paid - 1]) if paid else self.chance,
-            spent=float(sent[paid - 1]) if paid else 0.0,
-            area=area,
+            best=found.best,
+            spent=found.spent,
+            area=found.area,
             is_whole=bool(sent[-1] >= self.high),
             sent=float(sent[-1]),
             target=target,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from functools import partial
 from math import ceil
 from pathlib import Path
@@ -76,9 +77,8 @@ def assemble(trainer: TrainerInterface) -> Federation:
         accuracy=trainer.given_metric[0],
         on_upload=partial(trainer.hooks.call, "on_client_upload"),
         on_prepared=partial(trainer.hooks.call, "on_client_prepared"),
-        on_crossing=(
-            partial(trainer.hooks.call, "on_client_message") if trainer.hooks.listeners("on_client_message") else None
-        ),
+        on_crossing=_hook(trainer, "on_client_message"),
+        on_delivery=_hook(trainer, "on_server_message"),
     )
     algorithm.check(federation.setting, federation.server, num_clients)
     for callback in trainer.callbacks:
@@ -91,6 +91,11 @@ def assemble(trainer: TrainerInterface) -> Federation:
     federation.runner = build_runner(federation, trainer.runner, trainer.clients_at_once, trainer.world_size)
     flat_module.load_server_model(run)  # checks may have changed the model
     return federation
+
+
+def _hook(trainer: TrainerInterface, name: str) -> Callable[..., None] | None:
+    """Return a function that calls a hook; None if nobody has it, so that nothing is computed for it."""
+    return partial(trainer.hooks.call, name) if trainer.hooks.listeners(name) else None
 
 
 def _growth(own: FederatedDataModule, arranged: FederatedDataModule, schedule: LocalSchedule) -> float:

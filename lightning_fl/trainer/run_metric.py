@@ -11,10 +11,12 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from lightning_fl.callbacks import CommunicationMeter, TargetReached
 from lightning_fl.errors import UserError, nearest
 from lightning_fl.outputs.final_table import best_of
-from lightning_fl.outputs.metric import ACCURACY, falls, find_metric, is_accuracy, is_result
+from lightning_fl.outputs.metric import ACCURACY, falls, find_metric, is_accuracy, is_result, penalised, spend
 from lightning_fl.trainer.lightning_interface import TrainerInterface
 
 UPLINK = "comm/total_uplink_bytes"
+AREA_FROM = 0.01
+"""Share of a budget from which the area counts."""
 UNSURE = ", because its name says neither loss nor error"
 
 
@@ -64,8 +66,10 @@ def kept_metric(trainer: TrainerInterface) -> dict[str, str] | None:
 def results_of(trainer: TrainerInterface, rows: Sequence[Mapping[str, float]]) -> dict[str, float | str]:
     """Return a run's results by name: the metric's last and best value, and the costs that callbacks ask for.
 
-    `bytes_to_target` and `rounds_to_target` belong to a `TargetReached` that has reached its target; `accuracy_at_budget` is the
-    best value after rounds in which all clients together had sent at most the `max_uplink_bytes` of a `CommunicationMeter`.
+    `bytes_to_target` and `rounds_to_target` belong to the first `TargetReached` if it has reached its target, and
+    `bytes_to_target_penalised` in any case: if it has not, all uplink bytes · (1 + |target − best| / |target|). The first
+    `CommunicationMeter` with a limit is the budget of `accuracy_at_budget`, the best value after rounds in which all clients
+    together had sent at most this, and of `area` (`Spending`), from a hundredth of it on. Values are not smoothed.
 
     Args:
         trainer: trainer at the end of a fit.
@@ -76,16 +80,37 @@ def results_of(trainer: TrainerInterface, rows: Sequence[Mapping[str, float]]) -
         name = str(trainer.metric)
         last = [row[name] for row in rows if not isnan(row.get(name, nan))][-1]
         found = {"metric": name, "final": last, "best": best[name], "best_round": best["round"] + 1}
-    for callback in trainer.callbacks:
-        if isinstance(callback, TargetReached) and callback.reached is not None and "rounds_to_target" not in found:
-            found["rounds_to_target"] = callback.reached["epoch"] + 1
-            found["bytes_to_target"] = callback.reached.get(UPLINK, nan)
-        elif isinstance(callback, CommunicationMeter) and callback.max_uplink_bytes is not None:
-            within = [row for row in rows if row[UPLINK] <= callback.max_uplink_bytes]
-            if best := best_of(trainer, within):
-                kind = "accuracy" if is_accuracy(str(trainer.metric)) else "metric"
-                found[f"{kind}_at_budget"] = best[str(trainer.metric)]
-    return found
+    targets = [callback for callback in trainer.callbacks if isinstance(callback, TargetReached)]
+    meters = [callback for callback in trainer.callbacks if isinstance(callback, CommunicationMeter)]
+    budgets = [meter.max_uplink_bytes for meter in meters if meter.max_uplink_bytes is not None]
+    return (
+        found | (_price(targets[0], rows) if targets else {}) | (_within(trainer, budgets[0], rows) if budgets else {})
+    )
+
+
+def _price(callback: TargetReached, rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the cost of reaching a target."""
+    if callback.reached is not None:
+        spent = callback.reached.get(UPLINK, nan)
+        rounds = callback.reached["epoch"] + 1
+        return {"rounds_to_target": rounds, "bytes_to_target": spent, "bytes_to_target_penalised": spent}
+    values = [row[str(callback.watched)] for row in rows if not isnan(row.get(str(callback.watched), nan))]
+    best = (min if callback.watched_falls else max)(values, default=None)
+    return {} if best is None else {"bytes_to_target_penalised": penalised(rows[-1][UPLINK], best, callback.target)}
+
+
+def _within(trainer: TrainerInterface, budget: float, rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return what the run's metric reaches within a budget of uplink bytes; of one that falls no area."""
+    name = str(trainer.metric)
+    at_budget = f"{'accuracy' if is_accuracy(name) else 'metric'}_at_budget"
+    measured = [row for row in rows if not isnan(row.get(name, nan))]
+    if trainer.metric_falls:
+        best = best_of(trainer, [row for row in measured if row[UPLINK] <= budget])
+        return {at_budget: best[name]} if best else {}
+    if not measured:
+        return {}
+    spent = spend([row[UPLINK] for row in measured], [row[name] for row in measured], AREA_FROM * budget, budget)
+    return {at_budget: spent.best, "area": spent.area}
 
 
 def _say(trainer: TrainerInterface, name: str | None, more: str) -> None:

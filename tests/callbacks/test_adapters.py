@@ -11,8 +11,9 @@ from compared_runs import MakeTrainer, bits_of, fits
 from torch import Tensor, nn
 from toys import SIZES, Perceptron, Recorded, Sizes, federation, read_rows, vector
 
-from lightning_fl.algorithms import FedAdamSSM, FedLDF
+from lightning_fl.algorithms import Algorithm, FedAdamSSM, FedLDF
 from lightning_fl.callbacks import AdapterError, AdapterExport
+from lightning_fl.codecs import ErrorFeedback, LowRank
 from lightning_fl.data import Arrays
 from lightning_fl.errors import UserError
 from lightning_fl.groups import layer_groups
@@ -50,6 +51,12 @@ def fitted(make: MakeTrainer, keeps: dict[str, Any], module: Any, *callbacks: An
     trainer = make(callbacks=list(callbacks), **{"max_rounds": 3, **keeps, **flags})
     trainer.fit(module, federation(), flags.pop("algorithm", None))
     return trainer
+
+
+def test_low_rank_compression_of_factors_of_no_higher_rank_is_refused(make_trainer: MakeTrainer) -> None:
+    method = Algorithm(uplink=ErrorFeedback(LowRank(2)))
+    with pytest.raises(UserError, match=r"^LowRank\(rank=2\) would send every tensor whole"):
+        make_trainer().fit(LoRAPerceptron(), federation(), method)
 
 
 def test_the_factors_of_a_layer_are_one_group() -> None:

@@ -12,7 +12,8 @@ from toys import SIZES, Perceptron, Recorded, federation, read_rows, vector
 
 from lightning_fl.algorithms import Algorithm, FedLDF
 from lightning_fl.callbacks import CodecError
-from lightning_fl.codecs import Dense, ErrorFeedback, TopK
+from lightning_fl.codecs import Cast, Dense, ErrorFeedback, TopK
+from lightning_fl.codecs.cast import WARNINGS
 from lightning_fl.errors import UserError
 from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State, compressible
 
@@ -45,6 +46,25 @@ def fitted(make: MakeTrainer, keeps: dict[str, Any], method: Algorithm, *callbac
     module = Perceptron()
     make(callbacks=list(callbacks), **{"max_rounds": 3, **keeps, **flags}).fit(module, federation(), method)
     return module
+
+
+def test_numbers_that_a_cast_cuts_off_are_counted(
+    make_trainer: MakeTrainer, keeps_files: dict[str, Any], tmp_path: Path
+) -> None:
+    """Test a learning rate with which some deltas lie beyond float16."""
+    WARNINGS.clear()
+    seen, limit = Recorded(), 65_504.0
+    torch.manual_seed(0)
+    with pytest.warns(UserWarning, match="sends numbers beyond"):
+        make_trainer(callbacks=[CodecError(), seen], max_rounds=2, **keeps_files).fit(
+            Perceptron(lr=3e5), federation(), Algorithm(uplink=Cast())
+        )
+    rows, counts = codec_columns(tmp_path), []
+    for crossings in seen.rounds.values():
+        deltas = torch.stack([crossing.meant["model"] for crossing in crossings])
+        counts.append(int((deltas.abs() > limit).sum()))
+    assert [row["codec/saturated"] for row in rows] == counts
+    assert counts[0] > 0
 
 
 def test_a_dense_codec_has_no_error(make_trainer: MakeTrainer, keeps_files: dict[str, Any], tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from toys import Perceptron, Pruning, federation, vector
 from lightning_fl.aggregators import MaskedMean
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.callbacks import MagnitudePruning
-from lightning_fl.codecs import Dense, ErrorFeedback, Followed, LowRank
+from lightning_fl.codecs import Dense, ErrorFeedback, Followed, LowRank, TopK
 from lightning_fl.communication.link import Link
 from lightning_fl.errors import UserError
 from lightning_fl.exchanges import LayerDivergence
@@ -214,6 +214,30 @@ def test_ranks_outside_their_range_are_refused(rank: Any) -> None:
         LowRank(rank)
 
 
+@pytest.mark.parametrize(
+    "slots",
+    [
+        {"uplink": ErrorFeedback(LowRank(2))},
+        {"downlink": Followed(LowRank(2)), "steps": [Apply(), Compress(LowRank(2))]},
+    ],
+    ids=["uplink", "downlink"],
+)
+def test_a_rank_that_factors_nothing_is_refused_before_training(slots: Any, make_trainer: MakeTrainer) -> None:
+    """Test matrices of 4 × 3 and 2 × 4, whose factors of rank 2 have 14 and 12 numbers."""
+    with pytest.raises(
+        UserError, match=r"^LowRank\(rank=2\) would send every tensor whole, .*: give it a rank of at most 1"
+    ):
+        make_trainer().fit(Perceptron(), federation(), Algorithm(**slots))
+    with pytest.raises(UserError, match=r"would send every tensor whole, .*: leave it out"):
+        LowRank(1).check(setting_of({"a": (1, 50), "b": (2, 2), "empty": (0, 3), "bias": (9,)}))
+    ErrorFeedback(LowRank(2)).check(setting_of({"a": (2, 2), "b": (5, 4)}))  # 18 numbers instead of 20
+
+
+def test_the_values_of_a_sparse_codec_have_no_matrices() -> None:
+    with pytest.raises(UserError, match="TopK's values are a row of numbers, which LowRank would send as they are"):
+        TopK(0.1, values=LowRank(1))
+
+
 BOTH_WAYS = {
     "uplink": ErrorFeedback(LowRank(1)),
     "downlink": Followed(LowRank(1)),
@@ -293,7 +317,7 @@ def test_a_pruning_mask_is_refused(make_trainer: MakeTrainer) -> None:
         def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
             apply_masks(pl_module, {"hidden.weight": torch.tensor([[True, False, True]] * 4)})
 
-    method = Algorithm(uplink=ErrorFeedback(LowRank()))
+    method, clause = Algorithm(uplink=ErrorFeedback(LowRank(1))), clause.replace("2", "1")
     for callback, source in ((Masks(), "a callback"), (MagnitudePruning(0.3, prune_epoch=1), "MagnitudePruning")):
         trainer = make_trainer(callbacks=[callback])
         with pytest.raises(UserError, match=f"^{source} sets a pruning mask, and .*{clause}"):

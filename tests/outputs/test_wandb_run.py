@@ -21,6 +21,7 @@ from lightning_fl import FederatedTrainer
 from lightning_fl.cli import main
 from lightning_fl.data import Digits
 from lightning_fl.modules import ImageClassifier
+from lightning_fl.outputs.metric import spend
 from lightning_fl.outputs.metrics_csv import read_rows
 from lightning_fl.outputs.wandb_run import has_key
 
@@ -191,6 +192,10 @@ def test_the_costs_that_callbacks_ask_for_are_numbers_of_the_summary(
     assert found["summary"]["bytes_to_target"] == reached["comm/total_uplink_bytes"]
     assert found["summary"]["rounds_to_target"] == reached["round"] + 1
     assert found["summary"]["accuracy_at_budget"] == max(within)
+    assert found["summary"]["bytes_to_target_penalised"] == reached["comm/total_uplink_bytes"]
+    curve = [row["comm/total_uplink_bytes"] for row in rows], [row["val/accuracy"] for row in rows]
+    assert found["summary"]["area"] == pytest.approx(spend(*curve, low=300, high=30000).area)
+    assert 0 < found["summary"]["area"] < max(within)
     assert (found["name"], found["tags"]) == ("mine", ["a", "b"])
     assert found["group"] == "FedProx Digits Shards(2)"
 
