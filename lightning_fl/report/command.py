@@ -206,14 +206,15 @@ def _sections(
         picture = Picture("bytes_by_kind", "Bytes of the whole run by kind", figure, look.formats)
         sections["Bytes by kind"] = [tables.bytes_by_kind(groups), picture]
     sections["Codecs"] = codec_parts(groups, look)
-    if figure := draw_clients(groups, metric, look):
+    of_clients = metric.of_clients
+    if figure := draw_clients(groups, of_clients, look):
         about = (
-            f"{metric.short.capitalize()} of each client on its own held-out samples, in the last round that evaluated the "
+            f"{of_clients.short.capitalize()} of each client on its own held-out samples, in the last round that evaluated the "
             "clients. `worst 10 %` is the mean of the worst tenth of them."
         )
-        caption = f"Share of clients by {metric.short} on their own samples"
-        picture = Picture(f"{metric.short.replace(' ', '_')}_of_clients", caption, figure, look.formats)
-        sections["Clients"] = [about, clients_table(groups, metric), picture]
+        caption = f"Share of clients by {of_clients.short} on their own samples"
+        picture = Picture(f"{of_clients.short.replace(' ', '_')}_of_clients", caption, figure, look.formats)
+        sections["Clients"] = [about, clients_table(groups, of_clients), picture]
     if published:
         about = (
             "Each row of the paper is followed by your runs of the same method and network, measured at the paper's target. "

@@ -12,6 +12,7 @@ import numpy as np
 
 from lightning_fl.checks import reaches
 from lightning_fl.errors import UserError, nearest, require
+from lightning_fl.outputs.clients.distribution import without_statistic
 from lightning_fl.outputs.metric import ACCURACY, falls, find_metric, is_accuracy
 from lightning_fl.report.labels import identity, labels, unknown_settings
 from lightning_fl.report.records import Record
@@ -57,6 +58,12 @@ class Metric:
     def falls(self) -> bool:
         """True if lower is better."""
         return falls(self.name) if self.mode is None else self.mode == "min"
+
+    @property
+    def of_clients(self) -> Metric:
+        """Metric of which this one is a statistic over clients; itself for others."""
+        name = without_statistic(self.name)
+        return self if name == self.name else Metric(name)
 
     def reached(self, values: Floats) -> int | None:
         """Return the first position that reaches the target, to within rounding; None if none does."""

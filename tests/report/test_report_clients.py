@@ -52,6 +52,19 @@ def test_a_report_shows_the_clients_of_the_last_round_that_evaluated_them(
     assert Path("report/accuracy_of_clients.svg").is_file()
 
 
+def test_a_report_on_a_statistic_over_clients_shows_the_clients_of_its_metric(
+    run: Callable[..., tuple], tmp_path: Path
+) -> None:
+    folder = write_run(tmp_path / "one", rising(9))
+    metrics = folder / "metrics.csv"
+    metrics.write_text(metrics.read_text().replace("val/accuracy", "val/accuracy_clients_worst10", 1))
+    write_clients(folder, {8: [0.9, 0.8, 0.8, 0.5]})
+    assert run("report", str(folder), "--metric", "val/accuracy_clients_worst10")[0] == 0
+    section = Path("report/report.md").read_text().partition("## Clients")[2]
+    assert "Accuracy of each client" in section
+    assert "| 0.962 |" in section
+
+
 def test_runs_without_evaluated_clients_have_no_such_section(run: Callable[..., tuple], tmp_path: Path) -> None:
     folder = write_run(tmp_path / "one", rising(9))
     (folder / "clients.csv").write_text("round,client,samples,val/other\n8,0,10,0.5\n")

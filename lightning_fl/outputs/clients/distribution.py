@@ -14,7 +14,7 @@ import numpy as np
 QUANTILES = {"q10": 0.1, "q50": 0.5, "q90": 0.9}
 STATISTICS = ("weighted", "mean", "std", "min", "max", *QUANTILES, "worst10", "best10", "jain", "gini")
 TUNED, GAIN = "tuned_", "gain_mean"
-OVER_CLIENTS = re.compile(rf".+_clients_((?:{TUNED})?(?:{'|'.join(STATISTICS)})|{GAIN})")
+OVER_CLIENTS = re.compile(rf"(?P<metric>.+)_clients_((?:{TUNED})?(?:{'|'.join(STATISTICS)})|{GAIN})")
 
 
 def is_over_clients(name: str) -> bool:
@@ -24,6 +24,16 @@ def is_over_clients(name: str) -> bool:
     (True, False)
     """
     return OVER_CLIENTS.fullmatch(name) is not None
+
+
+def without_statistic(name: str) -> str:
+    """Return the metric of which a column contains a statistic over clients; the name itself for others.
+
+    >>> without_statistic("val/accuracy_clients_tuned_worst10"), without_statistic("val/accuracy")
+    ('val/accuracy', 'val/accuracy')
+    """
+    found = OVER_CLIENTS.fullmatch(name)
+    return found["metric"] if found else name
 
 
 def distribution(values: Sequence[float], samples: Sequence[float], lower_is_better: bool) -> dict[str, float]:
