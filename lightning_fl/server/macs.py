@@ -74,7 +74,8 @@ def count_flops(
 @contextmanager
 def _plain_kernels() -> Iterator[None]:
     """Do without the fused kernels of recurrent layers and transformers, for which torch's counter counts nothing."""
-    cpu, gpu, attention = torch.backends.mkldnn, torch.backends.cudnn, torch.backends.mha
+    cpu: Any = torch.backends.mkldnn  # whose types are those of the descriptors
+    gpu, attention = torch.backends.cudnn, torch.backends.mha
     before = cpu.enabled, gpu.enabled, attention.get_fastpath_enabled()
     try:
         cpu.enabled = gpu.enabled = False
