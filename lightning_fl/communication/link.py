@@ -13,9 +13,10 @@ import numpy as np
 from torch import Tensor
 
 from lightning_fl.codecs import Dense
+from lightning_fl.communication.catch_up import CatchUp
 from lightning_fl.communication.crossing import Crossing, Delivery
 from lightning_fl.communication.ledger import Direction, Ledger
-from lightning_fl.slots import Codec, Draw, Message, Payload, Setting, State, Upload
+from lightning_fl.slots import Codec, Draw, Message, Payload, Setting, State, Upload, kind_of
 from lightning_fl.vectors.submodel import Submodel
 
 
@@ -48,6 +49,7 @@ class Link:
         mean: Callable[[Iterable[Upload]], Message] = _none,
         on_crossing: Callable[[Crossing], None] | None = None,
         on_delivery: Callable[[Delivery], None] | None = None,
+        catch_up: CatchUp | None = None,
     ) -> None:
         """Open the link.
 
@@ -63,6 +65,7 @@ class Link:
             mean: merges uploads over all processes; {} if there are none.
             on_crossing: called after each message of a client.
             on_delivery: called with each message of the server that its codec has encoded.
+            catch_up: updates that clients have loaded; not changed. None for none. The new one is `self.update`.
         """
         self.setting = setting
         self.uplink = uplink
@@ -78,6 +81,8 @@ class Link:
         self.mean = mean
         self.on_crossing = on_crossing
         self.on_delivery = on_delivery
+        self.catch_up = CatchUp() if catch_up is None else catch_up
+        self.update: tuple[dict[str, int], Sequence[int]] | None = None
         self._pending: dict[int, State] = {}
         self._num_sent: Counter[tuple[Direction, int]] = Counter()
 
@@ -95,14 +100,40 @@ class Link:
         """Send one message to every recipient; returns the decoded message.
 
         If the next broadcast builds on this one (`Codec.needs_every_client`), it goes to all clients of the federation, and its
-        bits count for all.
+        bits count for all, unless those that miss it load it later (`Codec.catches_up`).
         """
-        num_recipients = self.setting.num_clients if self.downlink.needs_every_client else len(recipients)
+        recipients, parts = self.charged(recipients), list[tuple[Codec, Payload]]()
+        num_copies = 0 if self.downlink.catches_up else len(recipients)
         self.received, self.server_memory = self._send(
-            "down", self.downlink, message, self.server_memory, self.setting.unpruned, num_recipients, follow=True
+            "down",
+            self.downlink,
+            message,
+            self.server_memory,
+            self.setting.unpruned,
+            num_copies,
+            follow=True,
+            parts=parts,
         )
+        if self.downlink.catches_up:
+            self._charge_missed(recipients, [payload for _, payload in parts])
         self.broadcast_bits = deepcopy(self.ledger.round_bits)
         return self.received
+
+    def charged(self, recipients: Sequence[int]) -> Sequence[int]:
+        """Return the clients to which a broadcast to these recipients is charged."""
+        goes_to_all = self.downlink.needs_every_client and not self.downlink.catches_up
+        return range(self.setting.num_clients) if goes_to_all else recipients
+
+    def _charge_missed(self, recipients: Sequence[int], payloads: Iterable[Payload]) -> None:
+        """Count a broadcast for its recipients with the updates that they have missed; buffers are not updates."""
+        update = Counter[str]()
+        for name, packed in (entry for payload in payloads for entry in payload.items()):
+            update[kind_of(name)] += packed.bits
+        buffers = {"buffers": update.pop("buffers", 0) * len(recipients)}
+        whole = (self.setting.unpruned or self.setting).layout.numel * self.received["model"].element_size() * 8
+        self.ledger.add({"down": buffers})
+        self.ledger.add({"down": self.catch_up.bits(recipients, update, whole)})
+        self.update = dict(update), recipients
 
     def send_down(self, client: int, message: Message) -> Message:
         """Send a message to one client, through the downlink codec; returns what the client receives."""

@@ -50,6 +50,11 @@ class Codec(Part, ABC):
         return False
 
     @property
+    def catches_up(self) -> bool:
+        """True if a client that missed broadcasts loads them when it is there again, so that those that are not pay nothing."""
+        return False
+
+    @property
     def has_error_feedback(self) -> bool:
         """True if it adds what it lost to the next message, so that another error feedback would add it twice."""
         return False

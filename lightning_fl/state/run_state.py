@@ -141,6 +141,8 @@ class Run:
         ledger.open_round()
         ledger.add(link.broadcast_bits)
         ledger.add(outcome.bits)
+        if link.update is not None:
+            ledger.catch_up.add(*link.update)
         self.simulated_seconds += seconds(ledger.bits("up"), ledger.bits("down"))
         self.num_steps += outcome.num_steps
         self.num_successive_steps += outcome.most_steps
