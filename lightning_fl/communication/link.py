@@ -143,17 +143,21 @@ class Link:
         """Send the same message to each of some clients, uncompressed."""
         self._send("down", Dense(), message, {}, None, len(clients))
 
-    def send_up(self, client: int, message: Message, submodel: Submodel | None = None) -> Message:
-        """Send a client's message, or a submodel of it, to the server; returns what the server sees, 0 where nothing was sent."""
-        memory = self._pending[client] if client in self._pending else self._kept(client, message)
-        unpruned = self.setting.unpruned
+    def send_up(
+        self, client: int, message: Message, submodel: Submodel | None = None, codec: Codec | None = None
+    ) -> Message:
+        """Send a client's message, or a submodel of it, to the server; returns what the server sees, 0 where nothing was sent.
+
+        It goes through the uplink, or through `codec` if given.
+        """
+        memory, codec, unpruned = self.memory(client, message), codec or self.uplink, self.setting.unpruned
         if submodel is not None:
             submodel = submodel.intersect(unpruned, self.setting.layout, self.setting.buffer_layout)
         submodel, parts = submodel or unpruned, list[tuple[Codec, Payload]]()
-        seen, memory = self._send("up", self.uplink, message, memory, submodel, party=client, parts=parts)
+        seen, memory = self._send("up", codec, message, memory, submodel, party=client, parts=parts)
         if self.on_crossing is not None:
             sent = message if submodel is None else submodel.scatter(submodel.gather(message), {})
-            meant = {name: entry for name, entry in sent.items() if self.uplink.applies_to(name)}
+            meant = {name: entry for name, entry in sent.items() if codec.applies_to(name)}
             turn = self._num_sent["up", client] - 1
             setting = replace(self.setting, draw=replace(self.setting.draw, party=client, direction="up", turn=turn))
             setting = setting if submodel is None else setting.within(submodel)
@@ -162,8 +166,10 @@ class Link:
             self._pending[client] = memory
         return seen
 
-    def _kept(self, client: int, message: Message) -> State:
-        """Return a copy of a client's codec memory on the device of its message."""
+    def memory(self, client: int, message: Message) -> State:
+        """Return the codec memory of a client, on the device of its message and not to be changed; {} at first."""
+        if client in self._pending:
+            return self._pending[client]
         device = next((entry.device for entry in message.values()), None)
         return {name: entry.to(device, copy=True) for name, entry in self.client_memory.get(client, {}).items()}
 
