@@ -18,7 +18,7 @@ from torch import Tensor
 from lightning_fl.checks import check_whole
 from lightning_fl.errors import require
 from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State, compressible
-from lightning_fl.vectors.low_rank import left_size, matrices, orthonormal, product
+from lightning_fl.vectors.low_rank import left_size, matrices, orthonormal, product, split
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class LowRank(Codec):
 
     A tensor of shape (n, …) is a matrix M of n rows and m columns. It has R = min(rank, n, m), and is sent whole unless
     R(n + m) < nm. A vector takes 32(Σ R(n + m) + numbers of the whole tensors) bits in float32. A rank that leaves every tensor
-    whole is refused.
+    whole is refused. The exchange `TwoTurns` gives the mean the rank R, as PowerSGD does.
 
     Each sender begins with the Q' of its last message (`data/q/…` in its memory), and with normal numbers if it has none of this
     shape. The step `Compress` keeps no such memory: there Q is drawn in every round. A pruning mask leaves no matrices, so it is
@@ -76,15 +76,14 @@ class LowRank(Codec):
                 payload[name] = Packed.whole(vector)
                 continue
             lefts, rest = [vector.new_zeros(0)], [vector.new_zeros(0)]
-            views = setting.layout.views(vector)
-            for tensor, n, m, r in matrices(setting.layout, self.rank):
-                matrix, key = views[tensor].reshape(n, m), f"data/q/{name}/{tensor}"
+            for tensor, matrix, r in split(vector, setting.layout, self.rank):
                 if r == 0:
                     rest.append(matrix.flatten())
                     continue
+                key, form = f"data/q/{name}/{tensor}", (matrix.shape[1], r)
                 start = kept.get(key)
-                if start is None or start.shape != (m, r):
-                    start = torch.randn(m, r, generator=setting.draw.generator(key))
+                if start is None or start.shape != form:
+                    start = torch.randn(form, generator=setting.draw.generator(key))
                 left, right = _factors(matrix, start.to(vector.device))
                 lefts.append(left.flatten())
                 rest.append(right.flatten())
