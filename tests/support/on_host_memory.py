@@ -58,6 +58,7 @@ from lightning_fl.codecs import (
     LowRank,
     OneBit,
     Quantiser,
+    RandomK,
     TopK,
 )
 from lightning_fl.data import Digits, Dirichlet, Federated
@@ -239,6 +240,7 @@ RUNS: dict[str, tuple[Make, Make, Make, dict[str, Any]]] = {
     ),
     "casts": (lambda: Algorithm(uplink=Cast(stochastic=True), downlink=Cast()), classifier, digits, {}),
     "low rank": (lambda: Algorithm(uplink=ErrorFeedback(LowRank())), classifier, digits, {}),
+    "half a bit": (lambda: Algorithm(uplink=RandomK(0.5, values=EDEN(1))), classifier, digits, {}),
     "two turns": (lambda: Algorithm(exchange=TwoTurns()), classifier, digits, {}),
     "missed changes": (
         lambda: Algorithm(steps=[Apply(), Compress(STC(0.1))], downlink=Followed(STC(0.1), catch_up=True)),
