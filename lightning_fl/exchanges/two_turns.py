@@ -114,10 +114,6 @@ class Projection(Codec):
     rank: int
     lefts: Mapping[str, Tensor]
 
-    def is_lossy_for(self, name: str) -> bool:
-        """True for the model and its moments."""
-        return compressible(name)
-
     def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
         """Encode all Q' (m, R) and the whole tensors, in the order of the layout; the new memory is e."""
         payload, kept = {name: Packed.whole(entry) for name, entry in message.items()}, dict(memory)

@@ -203,6 +203,18 @@ def test_clients_that_are_not_finite_take_no_part_in_the_second_turn(bad: float,
     assert without.keys() == {0, 1, 2}
 
 
+def test_a_client_that_is_rejected_later_leaves_the_projection_of_the_others() -> None:
+    setting, deltas = setting_of({"a": (6, 8)}), [torch.randn(48) for _ in range(3)]
+    uploads, link = collected(TwoTurns(2), setting, deltas)
+    right = start_of(setting, "a", 8, 2)
+    shares = torch.tensor(WEIGHTS) / sum(WEIGHTS)
+    left = torch.linalg.qr(sum(p * (x.view(6, 8) @ right) for p, x in zip(shares, deltas, strict=True))).Q
+    del uploads[1]  # the loss guard has rejected it, so it keeps the error that it had, none
+    average = ((3 * deltas[0] + 2 * deltas[2]) / 5).view(6, 8)
+    torch.testing.assert_close(merged(uploads).float().view(6, 8), left @ left.T @ average, rtol=1e-4, atol=1e-5)
+    assert not link.client_memory
+
+
 def test_nobody_is_left() -> None:
     uploads, link = collected(TwoTurns(1), setting_of(SMALL), [torch.full((NUMBERS,), torch.nan)] * 3)
     assert len(uploads) == 3
