@@ -60,9 +60,11 @@ class Ledger:
         """Count all bits booked so far as set-up."""
         self.setup_bits, self.round_bits = self.round_bits, _zero_bits()
 
-    def open_round(self) -> None:
-        """Start a new round with the bits that were booked for it in advance."""
+    def open_round(self, *parts: Bits) -> None:
+        """Start a new round with the bits that were booked for it in advance, and add these."""
         self.round_bits, self.coming_bits = self.coming_bits, _zero_bits()
+        for bits in parts:
+            self.add(bits)
 
     def bits(self, direction: Direction) -> int:
         """Return the bits of the present round in one direction."""
