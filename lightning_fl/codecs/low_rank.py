@@ -10,7 +10,6 @@ K uploads has a rank of up to K r.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from torch import Tensor
 from lightning_fl.checks import check_whole
 from lightning_fl.errors import require
 from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State, compressible
-from lightning_fl.vectors.low_rank import left_size, matrices, orthonormal, product, split
+from lightning_fl.vectors.low_rank import largest_rank, left_size, matrices, orthonormal, product, split
 
 
 @dataclass(frozen=True)
@@ -57,12 +56,10 @@ class LowRank(Codec):
 
     def check(self, setting: Setting) -> None:
         """Raise `UserError` if no tensor would be factored, so that every message would be sent whole."""
-        shapes = [shape for shape in setting.layout.shapes if len(shape) > 1 and 0 not in shape]
-        sizes = [(shape[0], prod(shape[1:])) for shape in shapes]
-        most = max(((n * m - 1) // (n + m) for n, m in sizes), default=0)
+        most = largest_rank(setting.layout)
         remedy = f"give it a rank of at most {most}" if most else "leave it out"
         require(
-            any(r for *_, r in matrices(setting.layout, self.rank)),
+            left_size(setting.layout, self.rank) > 0,
             f"LowRank(rank={self.rank}) would send every tensor whole, as no product of two factors is smaller than its tensor: "
             f"{remedy}.",
         )

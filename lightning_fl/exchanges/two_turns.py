@@ -14,7 +14,7 @@ again by how much it differed from the others of an earlier round.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 
 import torch
@@ -36,7 +36,7 @@ from lightning_fl.slots import (
     compressible,
     is_finite,
 )
-from lightning_fl.vectors.low_rank import all_orthonormal, left_size, matrices, product, project, sketch
+from lightning_fl.vectors.low_rank import all_orthonormal, largest_rank, left_size, matrices, product, project, sketch
 
 RESIDUAL, LEFT = "residual/", "/left"
 
@@ -67,10 +67,12 @@ class TwoTurns(Exchange):
 
     def check(self, setting: Setting, cohort_size: int) -> None:
         """Raise `UserError` if every tensor would be sent whole."""
+        most = largest_rank(setting.layout)
+        remedy = f"give it a rank of at most {most}" if most else "use OneShot"
         require(
             left_size(setting.layout, self.rank) > 0,
-            f"TwoTurns(rank={self.rank}) would send every tensor of the model whole, as no product of factors is smaller: give a "
-            "smaller rank, or use OneShot.",
+            f"TwoTurns(rank={self.rank}) would send every tensor whole, as no product of two factors is smaller than its tensor: "
+            f"{remedy}.",
         )
 
     def collect(self, results: Iterable[Result], channel: Channel) -> Iterator[Upload]:
@@ -85,7 +87,7 @@ class TwoTurns(Exchange):
                     f"{name}{LEFT}": sketch(z, layout, self.rank, starts(name, z.device)).to(z.dtype)
                     for name, z in wanted.items()
                 }
-                seen = channel.send_up(result.client, sketches)
+                seen = channel.send_up(result.client, sketches, codec=Projection(self.rank))
                 waiting[result.client] = result, seen
                 if is_finite(seen, result.message, result.owned):
                     going_on.add(result.client)
@@ -104,7 +106,7 @@ class TwoTurns(Exchange):
 
 @dataclass(frozen=True)
 class Projection(Codec):
-    """The second turn: P̂ P̂ᵀ z, for which only Q' = zᵀ P̂ and the whole tensors are sent.
+    """P̂ P̂ᵀ z, for which only Q' = zᵀ P̂ and the whole tensors are sent; anything else, such as the first turn's P, crosses whole.
 
     Attributes:
         rank: r.
@@ -112,12 +114,20 @@ class Projection(Codec):
     """
 
     rank: int
-    lefts: Mapping[str, Tensor]
+    lefts: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def bits_by_tensor(self, name: str, payload: Payload, setting: Setting) -> dict[str, int] | None:
+        """Return the bits of each tensor's P, or of its Q' or numbers."""
+        if not compressible(name):
+            return None
+        width, is_first = 8 * payload[name].content.element_size(), name.endswith(LEFT)
+        shapes = matrices(setting.layout, self.rank)
+        return {tensor: width * (n * r if is_first else m * (r or n)) for tensor, n, m, r in shapes}
 
     def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
         """Encode all Q' (m, R) and the whole tensors, in the order of the layout; the new memory is e."""
         payload, kept = {name: Packed.whole(entry) for name, entry in message.items()}, dict(memory)
-        for name, z in _wanted(message, memory).items():
+        for name, z in _wanted({name: message[name] for name in self.lefts}, memory).items():
             payload[name] = Packed.whole(project(z, self.lefts[name], setting.layout, self.rank).to(z.dtype))
             kept[RESIDUAL + name] = z - self.decode({name: payload[name]}, setting)[name]
         return payload, kept

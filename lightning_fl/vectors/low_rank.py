@@ -6,6 +6,7 @@ The thin matrices of all tensors lie one after the other in one vector. Everythi
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from math import prod
 
 import torch
 from torch import Tensor
@@ -23,6 +24,12 @@ def matrices(layout: Layout, rank: int) -> Iterator[tuple[str, int, int, int]]:
         m = size // n
         r = min(rank, n, m)
         yield name, n, m, r if len(shape) > 1 and r * (n + m) < n * m else 0
+
+
+def largest_rank(layout: Layout) -> int:
+    """Return the largest rank with which some tensor does not stay whole; 0 if each always does."""
+    sizes = [(shape[0], prod(shape[1:])) for shape in layout.shapes if len(shape) > 1 and 0 not in shape]
+    return max(((n * m - 1) // (n + m) for n, m in sizes), default=0)
 
 
 def split(vector: Tensor, layout: Layout, rank: int) -> Iterator[tuple[str, Tensor, int]]:

@@ -178,7 +178,7 @@ def test_tensors_whose_factors_are_no_smaller_are_exact_and_alone_refused() -> N
     assert all(torch.equal(uploads[client].message["model"], delta) for client, delta in enumerate(deltas))
     assert (link.ledger.bits("up"), link.ledger.bits("down")) == (3 * 32 * NUMBERS, 0)
     with pytest.raises(
-        UserError, match=r"TwoTurns\(rank=6\) would send every tensor of the model whole, .* use OneShot"
+        UserError, match=r"TwoTurns\(rank=6\) would send every tensor whole, .*: give it a rank of at most 3\."
     ):
         exchange.check(setting, 3)
     TwoTurns(1).check(setting, 3)
@@ -290,8 +290,10 @@ def test_callbacks_see_what_arrives(make_trainer: MakeTrainer) -> None:
     columns = {name: float(x) for name, x in trainer.callback_metrics.items()}
     assert 0 < columns["codec/error"] < 1
     assert columns["codec/residual"] > 0
-    layers = [bits for name, bits in columns.items() if name.startswith("comm/uplink_bits/layer/")]
-    assert sum(layers) == columns["comm/uplink_bits"] == 3 * UP
+    layers = {name: bits for name, bits in columns.items() if name.startswith("comm/uplink_bits/layer/")}
+    assert sum(layers.values()) == columns["comm/uplink_bits"] == 3 * UP
+    assert layers["comm/uplink_bits/layer/hidden"] == 3 * 32 * (4 + 3 + 4)
+    assert layers["comm/uplink_bits/layer/output"] == 3 * 32 * (2 + 4 + 2)
 
 
 def test_what_does_not_fit_is_refused(make_trainer: MakeTrainer) -> None:
@@ -313,7 +315,7 @@ def test_what_does_not_fit_is_refused(make_trainer: MakeTrainer) -> None:
     trainer = make_trainer(callbacks=[MagnitudePruning(0.3, prune_epoch=1)])
     with pytest.raises(UserError, match=f"^MagnitudePruning sets a pruning mask, and {clause}"):
         trainer.fit(Perceptron(), federation(), METHOD)
-    with pytest.raises(UserError, match=r"TwoTurns\(rank=2\) would send every tensor of the model whole"):
+    with pytest.raises(UserError, match=r"TwoTurns\(rank=2\) would send every tensor whole, .* at most 1\."):
         make_trainer().fit(Perceptron(), federation(), Algorithm(exchange=TwoTurns()))
     for rank in (0, 1.5, True):
         with pytest.raises(UserError, match="rank, the columns of each factor, must be a whole number of at least 1"):
