@@ -20,6 +20,7 @@ class Members(Aggregator):
     """
 
     keeps_uploads = True
+    is_mean = False
     inner: Aggregator
 
     @property

@@ -22,6 +22,7 @@ class WeightedMean(Aggregator):
     """
 
     keeps_uploads = False
+    is_mean = True
     uses = frozenset[str]()
     weighting: Literal["samples", "uniform"] = "samples"
     uniform: tuple[str, ...] = ("moments/control",)

@@ -63,6 +63,7 @@ def misfits(slots: Slots) -> list[str]:
         *_chain(slots),
         *_unused(slots),
         *_uploads(slots),
+        *_compressed(slots),
         *_in_common(slots),
         *_downlink(slots),
         *_masks(slots),
@@ -173,6 +174,17 @@ def _uploads(slots: Slots) -> Iterator[str]:
         yield f"{name_of(slots.uplink)} fits the downlink only"
 
 
+def _compressed(slots: Slots) -> Iterator[str]:
+    """Yield the parts that do not fit an exchange that compresses the uploads itself."""
+    if not slots.exchange.compresses:
+        return
+    exchange, uplink, aggregator = map(name_of, (slots.sender, slots.uplink, slots.aggregator))
+    if any(slots.uplink.is_lossy_for(name) for name in slots.rule.provides | {"model"}):
+        yield f"{exchange} compresses the uploads, and the uplink {uplink} would compress them again: leave one of them out"
+    if not slots.aggregator.is_mean:
+        yield f"{exchange} compresses the mean of the uploads, which {aggregator} does not take: use WeightedMean"
+
+
 def _in_common(slots: Slots) -> Iterator[str]:
     """Yield the hyper-parameters that differ although two parts must have them in common."""
     parts: list[Part] = [slots.rule, *slots.step_rules, *slots.chain]
@@ -208,10 +220,13 @@ def _masks(slots: Slots) -> Iterator[str]:
 
 
 def mask_misfits(slots: Slots) -> list[str]:
-    """Return all reasons why the codecs do not fit a pruning mask, as clauses."""
+    """Return all reasons why the codecs and the exchange do not fit a pruning mask, as clauses."""
     changes = [change[1] for step in slots.chain if (change := step.change_entry())]
-    named = dict.fromkeys(repr(codec) for codec in [slots.uplink, *changes] if codec.needs_shapes)
-    return [f"{name} needs matrices, of which a mask leaves rows of numbers: use another codec" for name in named]
+    readers = [("codec", codec) for codec in (slots.uplink, *changes)] + [("exchange", slots.sender)]
+    named = dict.fromkeys((kind, repr(part)) for kind, part in readers if part.needs_shapes)
+    return [
+        f"{part} needs matrices, of which a mask leaves rows of numbers: use another {kind}" for kind, part in named
+    ]
 
 
 def name_of(part: Part) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lightning_fl.errors import require
 from lightning_fl.slots import KINDS, Codec, Message, Packed, Payload, Setting, State, compressible, kind_of
 
-BESIDE, ENCODED = "/beside/", "/encoded"
+BESIDE, ENCODED, CHANGE = "/beside/", "/encoded", "model/change"
 
 
 @dataclass(frozen=True)
@@ -14,17 +15,32 @@ class Followed(Codec):
     """Charge only the carrier of a broadcast; clients compute the model and its moments from it.
 
     A broadcast without a carrier, such as the first one, is sent whole. Clients keep the last broadcast and repeat the server's
-    step themselves, so each broadcast goes to all of them. Buffers are always sent whole.
+    step themselves, so each broadcast goes to all of them, or with `catch_up` to the round's clients together with what they
+    have missed. Buffers are always sent whole.
 
     Attributes:
         codec: codec of the carrier, the same as of the step that has encoded it.
         carrier: name of the entry that contains the server's step: `model/change` of the step `Compress`, `moments/momentum`
             of `WarmedUpMoments`.
+        catch_up: charge only the round's clients, each for the sum of the changes since it was last there, at most for a whole
+            model, as in STC's paper; if not given, charge all clients of the federation in each round.
     """
 
     needs_every_client = True
     codec: Codec
-    carrier: str = "model/change"
+    carrier: str = CHANGE
+    catch_up: bool | None = None
+
+    def __post_init__(self) -> None:
+        require(
+            not self.catch_up or self.carrier == CHANGE,
+            f"Followed(catch_up=True) adds up changes of the model, {CHANGE!r}, and {self.carrier!r} is none: leave it out.",
+        )
+
+    @property
+    def catches_up(self) -> bool:
+        """True with `catch_up`."""
+        return bool(self.catch_up)
 
     def check(self, setting: Setting) -> None:
         """Check the inner codec."""

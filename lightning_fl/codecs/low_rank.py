@@ -9,9 +9,7 @@ K uploads has a rank of up to K r.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from math import prod
 
 import torch
 from torch import Tensor
@@ -19,7 +17,7 @@ from torch import Tensor
 from lightning_fl.checks import check_whole
 from lightning_fl.errors import require
 from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State, compressible
-from lightning_fl.vectors.layout import Layout
+from lightning_fl.vectors.low_rank import largest_rank, left_size, matrices, orthonormal, product, split
 
 
 @dataclass(frozen=True)
@@ -28,7 +26,7 @@ class LowRank(Codec):
 
     A tensor of shape (n, …) is a matrix M of n rows and m columns. It has R = min(rank, n, m), and is sent whole unless
     R(n + m) < nm. A vector takes 32(Σ R(n + m) + numbers of the whole tensors) bits in float32. A rank that leaves every tensor
-    whole is refused.
+    whole is refused. The exchange `TwoTurns` gives the mean the rank R, as PowerSGD does.
 
     Each sender begins with the Q' of its last message (`data/q/…` in its memory), and with normal numbers if it has none of this
     shape. The step `Compress` keeps no such memory: there Q is drawn in every round. A pruning mask leaves no matrices, so it is
@@ -54,75 +52,55 @@ class LowRank(Codec):
         if not compressible(name):
             return None
         width = 8 * payload[name].content.element_size()
-        return {tensor: width * (r * (n + m) or n * m) for tensor, n, m, r in self._tensors(setting.layout)}
+        return {tensor: width * (r * (n + m) or n * m) for tensor, n, m, r in matrices(setting.layout, self.rank)}
 
     def check(self, setting: Setting) -> None:
         """Raise `UserError` if no tensor would be factored, so that every message would be sent whole."""
-        shapes = [shape for shape in setting.layout.shapes if len(shape) > 1 and 0 not in shape]
-        sizes = [(shape[0], prod(shape[1:])) for shape in shapes]
-        most = max(((n * m - 1) // (n + m) for n, m in sizes), default=0)
+        most = largest_rank(setting.layout)
         remedy = f"give it a rank of at most {most}" if most else "leave it out"
         require(
-            any(r for *_, r in self._tensors(setting.layout)),
+            left_size(setting.layout, self.rank) > 0,
             f"LowRank(rank={self.rank}) would send every tensor whole, as no product of two factors is smaller than its tensor: "
             f"{remedy}.",
         )
 
     def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
-        """Encode P̂ (n, R) and Q' (m, R), or the whole tensor, one after the other; the new memory is each Q'."""
+        """Encode all P̂ (n, R), then all Q' (m, R) and the whole tensors; the new memory is each Q'."""
         payload: Payload = {}
         kept = dict(memory)  # tensors that are not sent this time stay
         for name, vector in message.items():
             if not compressible(name):
                 payload[name] = Packed.whole(vector)
                 continue
-            parts = [vector.new_zeros(0)]
-            views = setting.layout.views(vector)
-            for tensor, n, m, r in self._tensors(setting.layout):
-                matrix, key = views[tensor].reshape(n, m), f"data/q/{name}/{tensor}"
+            lefts, rest = [vector.new_zeros(0)], [vector.new_zeros(0)]
+            for tensor, matrix, r in split(vector, setting.layout, self.rank):
                 if r == 0:
-                    parts.append(matrix.flatten())
+                    rest.append(matrix.flatten())
                     continue
+                key, form = f"data/q/{name}/{tensor}", (matrix.shape[1], r)
                 start = kept.get(key)
-                if start is None or start.shape != (m, r):
-                    start = torch.randn(m, r, generator=setting.draw.generator(key))
+                if start is None or start.shape != form:
+                    start = torch.randn(form, generator=setting.draw.generator(key))
                 left, right = _factors(matrix, start.to(vector.device))
-                parts += [left.flatten(), right.flatten()]
+                lefts.append(left.flatten())
+                rest.append(right.flatten())
                 kept[key] = torch.where(right.any(), right, start.to(right))  # M = 0 says nothing about the next M
-            payload[name] = Packed.whole(torch.cat(parts))
+            payload[name] = Packed.whole(torch.cat(lefts + rest))
         return payload, kept
 
     def decode(self, payload: Payload, setting: Setting) -> Message:
         """Return P̂ Q'ᵀ, and the tensors that were sent whole."""
-        message = {}
+        message, size = {}, left_size(setting.layout, self.rank)
         for name, packed in payload.items():
-            message[name] = self._vector(packed.content, setting.layout) if compressible(name) else packed.content
+            content = packed.content
+            if compressible(name):
+                content = product(content[:size], content[size:], setting.layout, self.rank)
+            message[name] = content
         return message
-
-    def _vector(self, content: Tensor, layout: Layout) -> Tensor:
-        vector, start = content.new_empty(layout.numel), 0
-        views = layout.views(vector)
-        for tensor, n, m, r in self._tensors(layout):
-            if r == 0:
-                matrix = content[start : start + n * m]
-            else:
-                left, right = content[start : start + r * (n + m)].split((r * n, r * m))
-                matrix = left.view(n, r).double() @ right.view(m, r).double().T
-            views[tensor].copy_(matrix.view(views[tensor].shape))
-            start += r * (n + m) or n * m
-        return vector
-
-    def _tensors(self, layout: Layout) -> Iterator[tuple[str, int, int, int]]:
-        """Yield the name of each tensor, its rows n, its columns m, and R; R is 0 for one that is sent whole."""
-        for name, shape, size in zip(layout.names, layout.shapes, layout.sizes, strict=True):
-            n = shape[0] if len(shape) > 1 and size else 1
-            m = size // n
-            r = min(self.rank, n, m)
-            yield name, n, m, r if len(shape) > 1 and r * (n + m) < n * m else 0
 
 
 def _factors(matrix: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
     """Return P̂ (n, R) and Q' (m, R) of a matrix (n, m), in its dtype, computed in float64 from the rounded P̂."""
     precise = matrix.double()
-    left = torch.linalg.qr(precise @ start.double()).Q.to(matrix.dtype)
+    left = orthonormal(precise @ start.double()).to(matrix.dtype)
     return left, (precise.T @ left.double()).to(matrix.dtype)

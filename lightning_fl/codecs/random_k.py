@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from lightning_fl.checks import check_between, check_choice
+from lightning_fl.errors import require
 from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State, compressible
+from lightning_fl.slots.codec import VALUES, check_values, inside_values, pack_values, unpack_values
 from lightning_fl.vectors.top_k import num_kept
 
 SEEDS = "scalars/seed/"
@@ -20,7 +22,7 @@ class RandomK(Codec):
     """Send k = max(1, ⌊alpha · d⌋) numbers of a vector (d,), drawn at random; the others arrive as zero.
 
     A vector takes 32k bits and those of the seed; 32d with alpha = 1. Own coordinates of K clients: the error of their mean falls
-    as 1/K. Common ones: it does not, but only k numbers change.
+    as 1/K. Common ones: it does not, but only k numbers change. EDEN below a bit for a number is `RandomK(b, values=EDEN(1))`.
 
     Attributes:
         alpha: share of the coordinates that are sent, in (0, 1].
@@ -28,47 +30,88 @@ class RandomK(Codec):
             is a contraction, for error feedback.
         common: True if all clients of a round send the same coordinates.
         seed_bits: 64, or 0 if both sides derive the seed from the seed of the run, which they then must share.
+        values: codec of the k numbers, which sees a model of k parameters; its bits replace 32k. It must be unbiased or, with
+            `scale` none, contract.
     """
 
     alpha: float = 0.05
     scale: Literal["unbiased", "none"] = "unbiased"
     common: bool = False
     seed_bits: int = 64
+    values: Codec | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         check_between("alpha, the share of numbers that are sent,", self.alpha, 0, 1, "(]")
         check_choice("scale", self.scale, ("unbiased", "none"))
         check_choice("seed_bits", self.seed_bits, (0, 64))
+        check_values(self, self.values)
+        if self.values is not None:
+            fits = self.values.is_unbiased if self.scale == "unbiased" else self.values.contracts
+            kind = "unbiased" if self.scale == "unbiased" else "a contraction"
+            require(
+                fits,
+                f"RandomK(scale={self.scale!r}) is {kind} only if the codec of its values is, and {self.values!r} is not: give "
+                "it another one, or another scale.",
+            )
 
     @property
     def deltas_only(self) -> bool:
-        """True unless everything is sent."""
-        return self.alpha < 1
+        """True unless everything is sent, through a codec that fits whole models."""
+        return self.alpha < 1 or (self.values is not None and self.values.deltas_only)
+
+    @property
+    def largest(self) -> float | None:
+        """Largest magnitude that the codec of the values sends."""
+        return None if self.values is None else self.values.largest
 
     @property
     def is_unbiased(self) -> bool:
-        """True if the numbers are scaled, or all are sent."""
-        return self.scale == "unbiased" or self.alpha == 1
+        """True if the numbers are scaled, or all are sent; through an unbiased codec."""
+        return self.scale == "unbiased" or (self.alpha == 1 and (self.values is None or self.values.is_unbiased))
 
     @property
     def contracts(self) -> bool:
-        """True if the numbers are not scaled, or all are sent."""
-        return self.scale == "none" or self.alpha == 1
+        """True if the numbers are not scaled, or all are sent; through a codec that contracts."""
+        return self.scale == "none" or (self.alpha == 1 and (self.values is None or self.values.contracts))
+
+    @property
+    def needs_error_feedback(self) -> bool:
+        """True if the codec of the values does."""
+        return self.values is not None and self.values.needs_error_feedback
 
     @property
     def is_idempotent(self) -> bool:
-        """True if the numbers are not scaled, or all are sent; of the same draw."""
-        return self.contracts
+        """True if the numbers are not scaled, or all are sent, without a codec of the values; of the same draw."""
+        return self.contracts and self.values is None
 
     def is_lossy_for(self, name: str) -> bool:
-        """True for the model and its moments, unless everything is sent."""
-        return self.alpha < 1 and compressible(name)
+        """True for the model and its moments, unless everything is sent as it is."""
+        return compressible(name) and (self.alpha < 1 or (self.values is not None and self.values.is_lossy_for(name)))
 
     def positions(self, name: str, payload: Payload, setting: Setting) -> Tensor | None:
         """Return the positions of a vector's numbers, in ascending order."""
-        if f"{SEEDS}{name}" not in payload:
+        vector = _vector_of(name)
+        if f"{SEEDS}{vector}" not in payload:
             return None
-        return self._drawn(self._seed(name, payload, setting), setting.layout.numel, payload[name].content.device)
+        chosen = self._chosen(vector, payload, setting)
+        if self.values is None or VALUES not in name:
+            return chosen
+        among = self.values.positions(*inside_values(name, payload), _inside(setting).at(chosen))
+        return chosen if among is None else chosen[among]
+
+    def bits_by_tensor(self, name: str, payload: Payload, setting: Setting) -> dict[str, int] | None:
+        """Return the bits of the codec of the values."""
+        if self.values is None or VALUES not in name:
+            return None
+        chosen = self._chosen(_vector_of(name), payload, setting)
+        return self.values.bits_by_tensor(*inside_values(name, payload), _inside(setting).at(chosen))
+
+    def symbols(self, name: str, payload: Payload, setting: Setting) -> tuple[Tensor, int] | None:
+        """Return the whole numbers that the codec of the values sends."""
+        if self.values is None or VALUES not in name:
+            return None
+        chosen = self._chosen(_vector_of(name), payload, setting)
+        return self.values.symbols(*inside_values(name, payload), _inside(setting).at(chosen))
 
     def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
         """Encode values (k,) under the vector's name, and the seed under `scalars/seed/name`."""
@@ -78,30 +121,46 @@ class RandomK(Codec):
                 payload[name] = Packed.whole(vector)
                 continue
             seed = setting.draw.seed(name, self.common)
-            values = vector[self._drawn(seed, len(vector), vector.device)]
+            positions = self._drawn(seed, len(vector), vector.device)
+            values = vector[positions]
             if self.scale == "unbiased":
-                values = values * (len(vector) / len(values))
-            payload[name] = Packed.whole(values)
-            sent = torch.tensor([seed] if self.seed_bits else [], dtype=torch.int64)
-            payload[f"{SEEDS}{name}"] = Packed(sent, self.seed_bits)
+                values = values * (len(vector) / max(1, len(values)))
+            payload |= pack_values(self.values, name, values, positions, _inside(setting))
+            bits = self.seed_bits if self.alpha < 1 else 0
+            payload[f"{SEEDS}{name}"] = Packed(torch.tensor([seed] if bits else [], dtype=torch.int64), bits)
         return payload, {}
 
     def decode(self, payload: Payload, setting: Setting) -> Message:
         """Decode; numbers that were not sent are zero."""
         message = {}
         for name, packed in payload.items():
-            positions = self.positions(name, payload, setting)
-            if positions is not None:
-                message[name] = packed.content.new_zeros(setting.layout.numel).index_copy_(0, positions, packed.content)
-            elif not name.startswith(SEEDS):
+            vector = name.removeprefix(SEEDS)
+            if vector != name:
+                positions = self._chosen(vector, payload, setting)
+                values = unpack_values(self.values, vector, payload, positions, _inside(setting))
+                message[vector] = values.new_zeros(setting.layout.numel).index_copy_(0, positions, values)
+            elif VALUES not in name and f"{SEEDS}{name}" not in payload:
                 message[name] = packed.content
         return message
 
-    def _seed(self, name: str, payload: Payload, setting: Setting) -> int:
-        sent = payload[f"{SEEDS}{name}"].content
-        return int(sent[0]) if self.seed_bits else setting.draw.seed(name, self.common)
+    def _chosen(self, vector: str, payload: Payload, setting: Setting) -> Tensor:
+        """Return the ascending positions (k,) of a vector's numbers, on their device."""
+        sent = payload[f"{SEEDS}{vector}"].content
+        seed = int(sent[0]) if len(sent) else setting.draw.seed(vector, self.common)
+        values = next(packed for name, packed in payload.items() if name == vector or f"{VALUES}{vector}:" in name)
+        return self._drawn(seed, setting.layout.numel, values.content.device)
 
     def _drawn(self, seed: int, count: int, device: torch.device) -> Tensor:
         """Return k of `count` positions, drawn on the CPU, so that all devices draw the same."""
         order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
         return order[: num_kept(self.alpha, count)].sort().values.to(device)
+
+
+def _inside(setting: Setting) -> Setting:
+    """Return the setting for the codec of the values, whose draws must not be those of the positions."""
+    return replace(setting, draw=setting.draw.inside())
+
+
+def _vector_of(name: str) -> str:
+    """Return the vector to which an entry belongs."""
+    return name.partition(VALUES)[2].partition(":")[0] or name

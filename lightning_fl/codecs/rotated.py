@@ -157,8 +157,9 @@ class EDEN(Rotated):
     """C(x) = S · DᵀHᵀc/√n, c the nearest centroids to the rotated numbers: b · Σn + 32 · chunks bits, Σn = 64⌈d/64⌉.
 
     With b = 1, 2, 3, 4 the error is ‖C(x) − x‖² ≈ 0.571, 0.133, 0.036, 0.0096 times ‖x‖²; one bit is DRIVE (Vargaftik et al.,
-    "EDEN: Communication-Efficient and Robust Distributed Mean Estimation for Federated Learning", ICML 2022). The paper's
-    fractions of a bit are not built.
+    "EDEN: Communication-Efficient and Robust Distributed Mean Estimation for Federated Learning", ICML 2022). With
+    less than a bit for a number, b < 1, it is `RandomK(b, values=EDEN(1))`: k = ⌊bd⌋ drawn numbers, Σn = 64⌈k/64⌉ + 64 bits of
+    the seed, an error of ≈ 1.571/b − 1.
 
     Attributes:
         bits: b, bits per number, from 1 to 8.

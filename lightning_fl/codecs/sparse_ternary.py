@@ -32,7 +32,8 @@ class STC(Codec):
     k'(b + 1) + ⌊(d − k') / 2^b⌋; d bits as a mask if that is above d; none if k' = d. b depends on alpha (`rice_width`).
 
     For compression both ways, as in the paper, use the uplink `ErrorFeedback(STC(…))`, the steps `Apply()` and
-    `Compress(STC(…))`, and the downlink `Followed(STC(…))`. Every client receives every broadcast then, in each round.
+    `Compress(STC(…))`, and the downlink `Followed(STC(…), catch_up=True)`: a client that was away then loads the sum of the
+    changes that it has missed, or the whole model if that is less. Without `catch_up` every client loads every broadcast.
 
     Attributes:
         alpha: share of the numbers that are sent, in (0, 1].

@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 
 from lightning_fl.checks import check_between, check_choice
-from lightning_fl.errors import require
-from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State, compressible, kind_of
-from lightning_fl.vectors.submodel import Submodel
+from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State, compressible
+from lightning_fl.slots.codec import VALUES, check_values, inside_values, pack_values, unpack_values
 from lightning_fl.vectors.top_k import (
     INDEX_BITS,
     IndexBits,
@@ -32,8 +31,6 @@ from lightning_fl.vectors.top_k import (
     top_k_of_max,
     unpack_positions,
 )
-
-VALUES = "/values/"
 
 
 @dataclass(frozen=True)
@@ -93,16 +90,7 @@ class TopK(Sparse):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        remembers = self.values is not None and (self.values.has_error_feedback or self.values.needs_every_client)
-        require(
-            not remembers,
-            f"TopK's values are other numbers each time, but {type(self.values).__name__} builds on the message before: give it "
-            "the codec inside, or ErrorFeedback(TopK(values=…)).",
-        )
-        require(
-            self.values is None or not self.values.needs_shapes,
-            f"TopK's values are a row of numbers, which {type(self.values).__name__} would send as they are: leave it out.",
-        )
+        check_values(self, self.values)
 
     @property
     def deltas_only(self) -> bool:
@@ -137,7 +125,7 @@ class TopK(Sparse):
         chosen = super().positions(name, payload, setting)
         if self.values is None or VALUES not in name or chosen is None:
             return chosen
-        among = self.values.positions(*_inside(name, payload), _setting_at(chosen, setting))
+        among = self.values.positions(*inside_values(name, payload), setting.at(chosen))
         return chosen if among is None else chosen[among]
 
     def bits_by_tensor(self, name: str, payload: Payload, setting: Setting) -> dict[str, int] | None:
@@ -145,14 +133,14 @@ class TopK(Sparse):
         chosen = super().positions(name, payload, setting) if VALUES in name else None
         if self.values is None or chosen is None:
             return None
-        return self.values.bits_by_tensor(*_inside(name, payload), _setting_at(chosen, setting))
+        return self.values.bits_by_tensor(*inside_values(name, payload), setting.at(chosen))
 
     def symbols(self, name: str, payload: Payload, setting: Setting) -> tuple[Tensor, int] | None:
         """Return the whole numbers that the codec of the values sends."""
         chosen = super().positions(name, payload, setting) if VALUES in name else None
         if self.values is None or chosen is None:
             return None
-        return self.values.symbols(*_inside(name, payload), _setting_at(chosen, setting))
+        return self.values.symbols(*inside_values(name, payload), setting.at(chosen))
 
     def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
         """Encode values (k,) under the vector's name, and their positions under `mask/name`."""
@@ -160,7 +148,7 @@ class TopK(Sparse):
         for name, vector in message.items():
             if compressible(name):
                 positions = top_k(vector, num_kept(self.alpha, len(vector)))
-                payload |= self._encode_values(name, vector[positions], positions, setting)
+                payload |= pack_values(self.values, name, vector[positions], positions, setting)
                 payload[f"mask/{name}"] = self.pack_mask(positions, len(vector))
             else:
                 payload[name] = Packed.whole(vector)
@@ -173,21 +161,11 @@ class TopK(Sparse):
             if name.startswith("mask/") and VALUES not in name:
                 entry = name.removeprefix("mask/")
                 positions = unpack_positions(packed.content, num_kept(self.alpha, count), count)
-                message[entry] = _among_zeros(self._decode_values(entry, payload, positions, setting), positions, count)
+                values = unpack_values(self.values, entry, payload, positions, setting)
+                message[entry] = _among_zeros(values, positions, count)
             elif VALUES not in name and f"mask/{name}" not in payload:
                 message[name] = packed.content
         return message
-
-    def _encode_values(self, name: str, values: Tensor, positions: Tensor, setting: Setting) -> Payload:
-        if self.values is None or not len(values):
-            return {name: Packed.whole(values)}
-        payload, _ = self.values.encode({name: values}, {}, _setting_at(positions, setting))
-        return {f"{kind_of(key)}{VALUES}{name}:{key}": packed for key, packed in payload.items()}
-
-    def _decode_values(self, name: str, payload: Payload, positions: Tensor, setting: Setting) -> Tensor:
-        if self.values is None or not len(positions):
-            return payload[name].content
-        return self.values.decode(_values_of(name, payload), _setting_at(positions, setting))[name]
 
 
 @dataclass(frozen=True)
@@ -267,25 +245,6 @@ class FairTopK(OneMask):
     def choose(self, vectors: Message, k: int) -> Tensor:
         """Return the positions of the largest numbers of all vectors, by `union`."""
         return (top_k_in_turns if self.union == "interleaved" else top_k_of_max)([*vectors.values()], k)
-
-
-def _inside(name: str, payload: Payload) -> tuple[str, Payload]:
-    """Return the name of an entry, and the payload around it, as the codec of the values made them."""
-    vector, _, key = name.partition(VALUES)[2].partition(":")
-    return key, _values_of(vector, payload)
-
-
-def _values_of(vector: str, payload: Payload) -> Payload:
-    """Return the payload of the codec of the values."""
-    prefix = f"{VALUES}{vector}:"
-    return {key.partition(prefix)[2]: packed for key, packed in payload.items() if prefix in key}
-
-
-def _setting_at(positions: Tensor, setting: Setting) -> Setting:
-    """Return the setting of the submodel of some positions (k,)."""
-    mask = torch.zeros(setting.layout.numel, dtype=torch.bool, device=positions.device)
-    mask[positions] = True
-    return setting.within(Submodel.from_masks(setting.layout, setting.buffer_layout, mask))
 
 
 def _among_zeros(values: Tensor, positions: Tensor, count: int) -> Tensor:

@@ -22,7 +22,7 @@ class Delivery:
 
     Attributes:
         client: index of the client that receives it; None for a broadcast, which every process sees.
-        num_charged: clients to which its bits are charged.
+        num_charged: clients to which its bits are charged; 0 if clients load what they have missed (`Codec.catches_up`).
         codec: codec of the downlink.
         payload: what it has made.
         setting: setting that it was given, of the submodel if only that was sent.

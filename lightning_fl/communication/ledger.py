@@ -6,6 +6,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from lightning_fl.communication.catch_up import CatchUp
 from lightning_fl.slots import KINDS, Payload, kind_of
 
 Direction = Literal["up", "down"]
@@ -26,12 +27,14 @@ class Ledger:
         total_bits: bits of the whole run: set-up, all rounds, and `coming_bits`.
         setup_bits: bits of the set-up before the first round.
         coming_bits: bits booked in advance for the next round.
+        catch_up: updates that clients have loaded, if the downlink charges them when clients are there again; else nothing.
     """
 
     round_bits: Bits = field(default_factory=_zero_bits)
     total_bits: Bits = field(default_factory=_zero_bits)
     setup_bits: Bits = field(default_factory=_zero_bits)
     coming_bits: Bits = field(default_factory=_zero_bits)
+    catch_up: CatchUp = field(default_factory=CatchUp)
 
     def book(self, direction: Direction, payload: Payload, recipients: int = 1) -> None:
         """Add a payload's bits, once for each recipient."""
@@ -57,9 +60,11 @@ class Ledger:
         """Count all bits booked so far as set-up."""
         self.setup_bits, self.round_bits = self.round_bits, _zero_bits()
 
-    def open_round(self) -> None:
-        """Start a new round with the bits that were booked for it in advance."""
+    def open_round(self, *parts: Bits) -> None:
+        """Start a new round with the bits that were booked for it in advance, and add these."""
         self.round_bits, self.coming_bits = self.coming_bits, _zero_bits()
+        for bits in parts:
+            self.add(bits)
 
     def bits(self, direction: Direction) -> int:
         """Return the bits of the present round in one direction."""
@@ -77,10 +82,13 @@ class Ledger:
 
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of the counts, for a checkpoint."""
-        return deepcopy(vars(self))
+        counts = {name: deepcopy(value) for name, value in vars(self).items() if name != "catch_up"}
+        return {**counts, "catch_up": self.catch_up.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the counts from a checkpoint."""
         self.round_bits, self.total_bits = state["round_bits"], state["total_bits"]
         self.setup_bits = state.get("setup_bits", _zero_bits())  # checkpoints of 0.1 lack both
         self.coming_bits = state.get("coming_bits", _zero_bits())
+        if "catch_up" in state:  # checkpoints of 0.2 lack it
+            self.catch_up.load_state_dict(state["catch_up"])

@@ -13,9 +13,10 @@ import numpy as np
 from torch import Tensor
 
 from lightning_fl.codecs import Dense
+from lightning_fl.communication.catch_up import CatchUp
 from lightning_fl.communication.crossing import Crossing, Delivery
 from lightning_fl.communication.ledger import Direction, Ledger
-from lightning_fl.slots import Codec, Draw, Message, Payload, Setting, State, Upload
+from lightning_fl.slots import Codec, Draw, Message, Payload, Setting, State, Upload, kind_of
 from lightning_fl.vectors.submodel import Submodel
 
 
@@ -48,6 +49,7 @@ class Link:
         mean: Callable[[Iterable[Upload]], Message] = _none,
         on_crossing: Callable[[Crossing], None] | None = None,
         on_delivery: Callable[[Delivery], None] | None = None,
+        catch_up: CatchUp | None = None,
     ) -> None:
         """Open the link.
 
@@ -63,6 +65,7 @@ class Link:
             mean: merges uploads over all processes; {} if there are none.
             on_crossing: called after each message of a client.
             on_delivery: called with each message of the server that its codec has encoded.
+            catch_up: updates that clients have loaded; not changed. None for none. The new one is `self.update`.
         """
         self.setting = setting
         self.uplink = uplink
@@ -78,6 +81,8 @@ class Link:
         self.mean = mean
         self.on_crossing = on_crossing
         self.on_delivery = on_delivery
+        self.catch_up = CatchUp() if catch_up is None else catch_up
+        self.update: tuple[dict[str, int], Sequence[int]] | None = None
         self._pending: dict[int, State] = {}
         self._num_sent: Counter[tuple[Direction, int]] = Counter()
 
@@ -95,14 +100,40 @@ class Link:
         """Send one message to every recipient; returns the decoded message.
 
         If the next broadcast builds on this one (`Codec.needs_every_client`), it goes to all clients of the federation, and its
-        bits count for all.
+        bits count for all, unless those that miss it load it later (`Codec.catches_up`).
         """
-        num_recipients = self.setting.num_clients if self.downlink.needs_every_client else len(recipients)
+        recipients, parts = self.charged(recipients), list[tuple[Codec, Payload]]()
+        num_copies = 0 if self.downlink.catches_up else len(recipients)
         self.received, self.server_memory = self._send(
-            "down", self.downlink, message, self.server_memory, self.setting.unpruned, num_recipients, follow=True
+            "down",
+            self.downlink,
+            message,
+            self.server_memory,
+            self.setting.unpruned,
+            num_copies,
+            follow=True,
+            parts=parts,
         )
+        if self.downlink.catches_up:
+            self._charge_missed(recipients, [payload for _, payload in parts])
         self.broadcast_bits = deepcopy(self.ledger.round_bits)
         return self.received
+
+    def charged(self, recipients: Sequence[int]) -> Sequence[int]:
+        """Return the clients to which a broadcast to these recipients is charged."""
+        goes_to_all = self.downlink.needs_every_client and not self.downlink.catches_up
+        return range(self.setting.num_clients) if goes_to_all else recipients
+
+    def _charge_missed(self, recipients: Sequence[int], payloads: Iterable[Payload]) -> None:
+        """Count a broadcast for its recipients with the updates that they have missed; buffers are not updates."""
+        update = Counter[str]()
+        for name, packed in (entry for payload in payloads for entry in payload.items()):
+            update[kind_of(name)] += packed.bits
+        buffers = {"buffers": update.pop("buffers", 0) * len(recipients)}
+        whole = (self.setting.unpruned or self.setting).layout.numel * self.received["model"].element_size() * 8
+        self.ledger.add({"down": buffers})
+        self.ledger.add({"down": self.catch_up.bits(recipients, update, whole)})
+        self.update = dict(update), recipients
 
     def send_down(self, client: int, message: Message) -> Message:
         """Send a message to one client, through the downlink codec; returns what the client receives."""
@@ -112,17 +143,21 @@ class Link:
         """Send the same message to each of some clients, uncompressed."""
         self._send("down", Dense(), message, {}, None, len(clients))
 
-    def send_up(self, client: int, message: Message, submodel: Submodel | None = None) -> Message:
-        """Send a client's message, or a submodel of it, to the server; returns what the server sees, 0 where nothing was sent."""
-        memory = self._pending[client] if client in self._pending else self._kept(client, message)
-        unpruned = self.setting.unpruned
+    def send_up(
+        self, client: int, message: Message, submodel: Submodel | None = None, codec: Codec | None = None
+    ) -> Message:
+        """Send a client's message, or a submodel of it, to the server; returns what the server sees, 0 where nothing was sent.
+
+        It goes through the uplink, or through `codec` if given.
+        """
+        memory, codec, unpruned = self.memory(client, message), codec or self.uplink, self.setting.unpruned
         if submodel is not None:
             submodel = submodel.intersect(unpruned, self.setting.layout, self.setting.buffer_layout)
         submodel, parts = submodel or unpruned, list[tuple[Codec, Payload]]()
-        seen, memory = self._send("up", self.uplink, message, memory, submodel, party=client, parts=parts)
+        seen, memory = self._send("up", codec, message, memory, submodel, party=client, parts=parts)
         if self.on_crossing is not None:
             sent = message if submodel is None else submodel.scatter(submodel.gather(message), {})
-            meant = {name: entry for name, entry in sent.items() if self.uplink.applies_to(name)}
+            meant = {name: entry for name, entry in sent.items() if codec.applies_to(name)}
             turn = self._num_sent["up", client] - 1
             setting = replace(self.setting, draw=replace(self.setting.draw, party=client, direction="up", turn=turn))
             setting = setting if submodel is None else setting.within(submodel)
@@ -131,8 +166,10 @@ class Link:
             self._pending[client] = memory
         return seen
 
-    def _kept(self, client: int, message: Message) -> State:
-        """Return a copy of a client's codec memory on the device of its message."""
+    def memory(self, client: int, message: Message) -> State:
+        """Return the codec memory of a client, on the device of its message and not to be changed; {} at first."""
+        if client in self._pending:
+            return self._pending[client]
         device = next((entry.device for entry in message.values()), None)
         return {name: entry.to(device, copy=True) for name, entry in self.client_memory.get(client, {}).items()}
 

@@ -173,11 +173,10 @@ class Federation:
             mean=partial(mean, fabric, method.aggregator, cohort.answering),
             on_crossing=self.on_crossing,
             on_delivery=self.on_delivery,
+            catch_up=run.ledger.catch_up,
         )
         if run.mask is not None:
-            recipients: Sequence[int] = method.exchange.recipients(cohort.selected, setting)
-            if method.downlink.needs_every_client:
-                recipients = range(self.data.num_clients)
+            recipients = link.charged(method.exchange.recipients(cohort.selected, setting))
             link.send_mask([client for client in recipients if client not in run.clients_with_mask], run.mask)
         return link
 

@@ -23,6 +23,9 @@ class Aggregator(Part, ABC):
     keeps_uploads = True
     """True if the accumulator keeps every upload; False if it holds only tensors, which are then summed over the processes."""
 
+    is_mean = False
+    """True if it merges each entry into a mean whose weights depend on the client alone."""
+
     @property
     def uses(self) -> frozenset[str]:
         """Names of the entries that it reads; `SENT` for the masks of what each client sent."""

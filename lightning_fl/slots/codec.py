@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lightning_fl.errors import require
 from lightning_fl.outputs.units import KINDS
 from lightning_fl.slots.message import Message, State, kind_of
 from lightning_fl.slots.part import Part
@@ -47,6 +48,11 @@ class Codec(Part, ABC):
     @property
     def needs_every_client(self) -> bool:
         """True if a broadcast must reach every client of the federation, because the next one builds on it."""
+        return False
+
+    @property
+    def catches_up(self) -> bool:
+        """True if a client that missed broadcasts loads them when it is there again, so that those that are not pay nothing."""
         return False
 
     @property
@@ -172,3 +178,49 @@ def through(codec: Codec, message: Message, setting: Setting) -> tuple[Message, 
     for name, packed in payload.items():
         bits[kind_of(name)] += packed.bits
     return arrived if unpruned is None else unpruned.scatter(arrived, {}), torch.tensor([*bits.values()])
+
+
+VALUES = "/values/"
+
+
+def check_values(outer: Codec, values: Codec | None) -> None:
+    """Raise `UserError` if a codec cannot encode values that are others each time, and a row of numbers."""
+    name, inner = type(outer).__name__, type(values).__name__
+    require(
+        values is None or not (values.has_error_feedback or values.needs_every_client),
+        f"{name}'s values are other numbers each time, but {inner} builds on the message before: give it the codec inside, or "
+        f"ErrorFeedback({name}(values=…)).",
+    )
+    require(
+        values is None or not values.needs_shapes,
+        f"{name}'s values are a row of numbers, which {inner} would send as they are: leave it out.",
+    )
+
+
+def pack_values(codec: Codec | None, name: str, values: Tensor, positions: Tensor, setting: Setting) -> Payload:
+    """Encode the values (k,) at some positions (k,) of a vector as a model of k parameters, as they are without a codec.
+
+    The names of the entries are `kind/values/VECTOR:NAME`, or the vector's as they are.
+    """
+    if codec is None or not len(values):
+        return {name: Packed.whole(values)}
+    payload, _ = codec.encode({name: values}, {}, setting.at(positions))
+    return {f"{kind_of(key)}{VALUES}{name}:{key}": packed for key, packed in payload.items()}
+
+
+def unpack_values(codec: Codec | None, name: str, payload: Payload, positions: Tensor, setting: Setting) -> Tensor:
+    """Return the values (k,) of a vector."""
+    if codec is None or not len(positions):
+        return payload[name].content
+    return codec.decode(_nested(name, payload), setting.at(positions))[name]
+
+
+def inside_values(name: str, payload: Payload) -> tuple[str, Payload]:
+    """Return the name of an entry, and the payload around it, as the codec of the values made them."""
+    vector, _, key = name.partition(VALUES)[2].partition(":")
+    return key, _nested(vector, payload)
+
+
+def _nested(vector: str, payload: Payload) -> Payload:
+    prefix = f"{VALUES}{vector}:"
+    return {key.partition(prefix)[2]: packed for key, packed in payload.items() if prefix in key}

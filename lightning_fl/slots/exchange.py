@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from torch import Tensor
 
+from lightning_fl.slots.codec import Codec
 from lightning_fl.slots.message import Message, State
 from lightning_fl.slots.part import Part
 from lightning_fl.slots.rule import Rule
@@ -95,17 +96,23 @@ class Channel(Protocol):
     setting: Setting
     received: Message
 
-    def send_up(self, client: int, message: Message, submodel: Submodel | None = None) -> Message:
+    def send_up(
+        self, client: int, message: Message, submodel: Submodel | None = None, codec: Codec | None = None
+    ) -> Message:
         """Send a message from a client to the server, through the uplink codec.
 
         Args:
             client: index of the client.
             message: vectors (d,) or (d_b,).
             submodel: coordinates to send; None for all.
+            codec: codec to send it through instead, if the exchange `compresses`.
 
         Returns:
             The decoded message, with vectors of full length that are 0 where nothing was sent.
         """
+
+    def memory(self, client: int, message: Message) -> State:
+        """Return the codec memory of a client, on the device of its message and not to be changed; {} at first."""
 
     def send_down(self, client: int, message: Message) -> Message:
         """Send a message to one client, through the downlink codec; returns what the client receives."""
@@ -133,6 +140,10 @@ class Exchange(Part, ABC):
 
     sends_whole = False
     """True if every accepted client has sent its whole message."""
+    compresses = False
+    """True if it compresses the uploads itself, by means of their mean, so that the uplink's codec must lose nothing."""
+    needs_shapes = False
+    """True if it reads the shapes of the tensors, which a pruning mask does not leave: it makes each tensor one row."""
 
     def check(self, setting: Setting, cohort_size: int) -> None:
         """Raise `UserError` if the exchange does not fit the run; called before the first round.

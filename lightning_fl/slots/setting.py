@@ -45,6 +45,10 @@ class Draw:
         entropy = [*self.purpose, *party, DIRECTIONS.index(self.direction), self.turn, crc32(name.encode())]
         return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
+    def inside(self) -> Draw:
+        """Return the source for a codec inside one that draws, too, so that their numbers are independent."""
+        return replace(self, purpose=(*self.purpose, 1))
+
     def generator(self, name: str) -> torch.Generator:
         """Return a new generator for an entry of the message, on the CPU, so that all devices draw the same numbers."""
         return torch.Generator().manual_seed(self.seed(name))
@@ -88,6 +92,12 @@ class Setting:
     def within(self, submodel: Submodel) -> Setting:
         """Return the setting of a submodel: its layouts, no layers, no mask."""
         return replace(self, layout=submodel.layout, buffer_layout=submodel.buffer_layout, groups=(), unpruned=None)
+
+    def at(self, positions: Tensor) -> Setting:
+        """Return the setting of the submodel of some positions (k,)."""
+        mask = torch.zeros(self.layout.numel, dtype=torch.bool, device=positions.device)
+        mask[positions] = True
+        return self.within(Submodel.from_masks(self.layout, self.buffer_layout, mask))
 
     def num_rounds_of(self, share: int | float) -> int:
         """Return a number of rounds, given as a count (int) or as a fraction of the run (float), which is at least 1 round."""

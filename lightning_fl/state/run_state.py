@@ -138,9 +138,9 @@ class Run:
         self.clients.release_replaced()  # rows of client states that the last round replaced
         self.client_memory.release_replaced()
         ledger = self.ledger
-        ledger.open_round()
-        ledger.add(link.broadcast_bits)
-        ledger.add(outcome.bits)
+        ledger.open_round(link.broadcast_bits, outcome.bits)
+        if link.update is not None:
+            ledger.catch_up.add(*link.update)
         self.simulated_seconds += seconds(ledger.bits("up"), ledger.bits("down"))
         self.num_steps += outcome.num_steps
         self.num_successive_steps += outcome.most_steps

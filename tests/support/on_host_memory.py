@@ -58,9 +58,11 @@ from lightning_fl.codecs import (
     LowRank,
     OneBit,
     Quantiser,
+    RandomK,
     TopK,
 )
 from lightning_fl.data import Digits, Dirichlet, Federated
+from lightning_fl.exchanges import TwoTurns
 from lightning_fl.modules import ImageClassifier
 from lightning_fl.steps import Apply, Compress
 
@@ -238,6 +240,14 @@ RUNS: dict[str, tuple[Make, Make, Make, dict[str, Any]]] = {
     ),
     "casts": (lambda: Algorithm(uplink=Cast(stochastic=True), downlink=Cast()), classifier, digits, {}),
     "low rank": (lambda: Algorithm(uplink=ErrorFeedback(LowRank())), classifier, digits, {}),
+    "half a bit": (lambda: Algorithm(uplink=RandomK(0.5, values=EDEN(1))), classifier, digits, {}),
+    "two turns": (lambda: Algorithm(exchange=TwoTurns()), classifier, digits, {}),
+    "missed changes": (
+        lambda: Algorithm(steps=[Apply(), Compress(STC(0.1))], downlink=Followed(STC(0.1), catch_up=True)),
+        classifier,
+        digits,
+        {},
+    ),
     "majority vote": (
         lambda: Algorithm(uplink=OneBit("unit"), aggregator=MajorityVote(), steps=[Apply(0.01)]),
         classifier,
