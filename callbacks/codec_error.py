@@ -84,7 +84,13 @@ class CodecError(Callback):
 
     def on_client_message(self, trainer: Any, pl_module: LightningModule, crossing: Any) -> None:
         """Add a client's upload to the sums."""
-        if not self._measures or "model" not in crossing.meant:
+        if not self._measures:
+            return
+        if "model" not in crossing.meant:
+            if any(
+                name.startswith("model/") for name in crossing.meant
+            ):  # an earlier turn of the upload, as in TwoTurns
+                self._counts[COUNTS.index("bits")] += crossing.bits
             return
         meant, arrived = (entry["model"].detach().cpu().double() for entry in (crossing.meant, crossing.arrived))
         if not (meant.isfinite().all() and arrived.isfinite().all()):

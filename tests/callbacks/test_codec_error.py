@@ -15,6 +15,7 @@ from lightning_fl.callbacks import CodecError
 from lightning_fl.codecs import Cast, Dense, ErrorFeedback, TopK
 from lightning_fl.codecs.cast import WARNINGS
 from lightning_fl.errors import UserError
+from lightning_fl.exchanges import TwoTurns
 from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State, compressible
 
 
@@ -80,6 +81,12 @@ def test_a_dense_codec_has_no_error(make_trainer: MakeTrainer, keeps_files: dict
                 "comm/uplink_ratio": 1,
             }
         )
+
+
+def test_the_ratio_is_that_of_all_turns(make_trainer: MakeTrainer, keeps_files: dict[str, Any], tmp_path: Path) -> None:
+    fitted(make_trainer, keeps_files, Algorithm(exchange=TwoTurns(1)), CodecError())
+    for measured, row in zip(codec_columns(tmp_path), read_rows(tmp_path), strict=True):
+        assert measured["comm/uplink_ratio"] == pytest.approx(32 * 26 * 3 / float(row["comm/uplink_bits"]))
 
 
 def test_a_scaled_upload(make_trainer: MakeTrainer, keeps_files: dict[str, Any], tmp_path: Path) -> None:
