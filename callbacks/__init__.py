@@ -3,13 +3,13 @@
 """
 
 from lightning_fl.callbacks.adapters import AdapterError, AdapterExport
-from lightning_fl.callbacks.adaptive_pruning import AdaptivePruning
 from lightning_fl.callbacks.client_evaluation import ClientEvaluation
 from lightning_fl.callbacks.codec_error import CodecError
 from lightning_fl.callbacks.communication_meter import CommunicationMeter
 from lightning_fl.callbacks.dynamic_gates import DynamicGates
-from lightning_fl.callbacks.filter_pruning import FilterPruning
-from lightning_fl.callbacks.magnitude_pruning import MagnitudePruning
+from lightning_fl.callbacks.pruning.adaptive_pruning import AdaptivePruning
+from lightning_fl.callbacks.pruning.filter_pruning import FilterPruning
+from lightning_fl.callbacks.pruning.magnitude_pruning import MagnitudePruning
 from lightning_fl.callbacks.sparse_updates import SparseUpdates
 from lightning_fl.callbacks.target_reached import TargetReached
 
