@@ -1,5 +1,5 @@
-"""Lightning callbacks that run in `L.Trainer` and in `FederatedTrainer`; `AdapterError`, `ClientEvaluation` and
-`CodecError` need its clients.
+"""Lightning callbacks that run in `L.Trainer` and in `FederatedTrainer`; `AdapterError`, `ClientEvaluation`, `CodecError` and
+`EnergyMeter` need its clients.
 """
 
 from lightning_fl.callbacks.adapters import AdapterError, AdapterExport
@@ -7,6 +7,7 @@ from lightning_fl.callbacks.client_evaluation import ClientEvaluation
 from lightning_fl.callbacks.codec_error import CodecError
 from lightning_fl.callbacks.communication_meter import CommunicationMeter
 from lightning_fl.callbacks.dynamic_gates import DynamicGates
+from lightning_fl.callbacks.energy_meter import EnergyMeter
 from lightning_fl.callbacks.pruning.adaptive_pruning import AdaptivePruning
 from lightning_fl.callbacks.pruning.filter_pruning import FilterPruning
 from lightning_fl.callbacks.pruning.magnitude_pruning import MagnitudePruning
@@ -21,6 +22,7 @@ __all__ = [
     "CodecError",
     "CommunicationMeter",
     "DynamicGates",
+    "EnergyMeter",
     "FilterPruning",
     "MagnitudePruning",
     "SparseUpdates",
