@@ -1,15 +1,16 @@
-"""Lightning callbacks that run in `L.Trainer` and in `FederatedTrainer`; `AdapterError`, `ClientEvaluation` and
-`CodecError` need its clients.
+"""Lightning callbacks that run in `L.Trainer` and in `FederatedTrainer`; `AdapterError`, `ClientEvaluation`, `CodecError` and
+`EnergyMeter` need its clients.
 """
 
 from lightning_fl.callbacks.adapters import AdapterError, AdapterExport
-from lightning_fl.callbacks.adaptive_pruning import AdaptivePruning
 from lightning_fl.callbacks.client_evaluation import ClientEvaluation
 from lightning_fl.callbacks.codec_error import CodecError
 from lightning_fl.callbacks.communication_meter import CommunicationMeter
 from lightning_fl.callbacks.dynamic_gates import DynamicGates
-from lightning_fl.callbacks.filter_pruning import FilterPruning
-from lightning_fl.callbacks.magnitude_pruning import MagnitudePruning
+from lightning_fl.callbacks.energy_meter import EnergyMeter
+from lightning_fl.callbacks.pruning.adaptive_pruning import AdaptivePruning
+from lightning_fl.callbacks.pruning.filter_pruning import FilterPruning
+from lightning_fl.callbacks.pruning.magnitude_pruning import MagnitudePruning
 from lightning_fl.callbacks.sparse_updates import SparseUpdates
 from lightning_fl.callbacks.target_reached import TargetReached
 
@@ -21,6 +22,7 @@ __all__ = [
     "CodecError",
     "CommunicationMeter",
     "DynamicGates",
+    "EnergyMeter",
     "FilterPruning",
     "MagnitudePruning",
     "SparseUpdates",

@@ -22,6 +22,7 @@ from lightning_fl.communication.simulated_clock import SimulatedClock
 from lightning_fl.data import FederatedDataModule, Source
 from lightning_fl.federation.callback_queries import CallbackQueries
 from lightning_fl.federation.intake import Intake
+from lightning_fl.federation.local_work import LocalWork
 from lightning_fl.federation.loss_guard import LossGuard
 from lightning_fl.federation.population import Cohort, Population
 from lightning_fl.federation.round_record import round_record
@@ -102,7 +103,8 @@ class Federation:
         merged |= {name: job.received[name] for name in method.exchange.provides if name in job.received}
         averages = self.flat_module.logs.averages([outcome.logs[k] for k in cohort.answering if k in outcome.logs])
 
-        stragglers = self._num_stragglers(cohort)
+        stragglers = self._work.num_stragglers(cohort.answering)
+        num_samples = self._work.num_samples(cohort.answering) * method.num_models
         run.book(outcome, link, partial(self._seconds, cohort), self.guard.later_initial_loss(initial_loss, averages))
         proposal = None
         if outcome.logs:
@@ -110,7 +112,7 @@ class Federation:
             proposal = take_steps(method, self.guard, turn, run.server, initial_loss)
         self._commit(proposal, outcome, intake.shares_uploads)
         reported = {} if proposal is None else proposal.metrics
-        return round_record(run, cohort, outcome, self.network, averages, stragglers, reported)
+        return round_record(run, cohort, outcome, self.network, averages, num_samples, stragglers, reported)
 
     @property
     def setting(self) -> Setting:
@@ -243,22 +245,15 @@ class Federation:
 
     def num_batches(self) -> int:
         """Batches of the next round, over all answering clients that this process trains, and companions trained afterwards."""
-        schedule, skips, sizes = self.schedule_of_round, self.flat_module.skips_single_samples, self.data.client_sizes
         companion = self.algorithm.companion
-        of_clients = (schedule.num_batches(int(sizes[k]), skips, self._steps(schedule, k)[0]) for k in self.cohort.mine)
-        return sum(of_clients) * (1 if companion is None or companion.alongside else 2)
+        return self._work.num_batches(self.cohort.mine) * (1 if companion is None or companion.alongside else 2)
 
-    def _steps(self, schedule: LocalSchedule, client: int) -> tuple[int, int]:
-        """Return the optimiser steps that a client makes in this round, and those that it would make with enough time."""
-        in_pass = schedule.pass_batches(int(self.data.client_sizes[client]), self.flat_module.skips_single_samples)
-        return schedule.steps_done(in_pass, self.run, client), schedule.num_steps(in_pass)
-
-    def _num_stragglers(self, cohort: Cohort) -> int | None:
-        """Return the number of clients that run out of time; None if clients never do."""
-        if not self.schedule.straggler_rate:
-            return None
-        schedule = self.schedule_of_round
-        return sum(done < planned for done, planned in (self._steps(schedule, client) for client in cohort.answering))
+    @property
+    def _work(self) -> LocalWork:
+        """Length of the clients' local training in the present round."""
+        return LocalWork(
+            self.schedule_of_round, self.run, self.data.client_sizes, self.flat_module.skips_single_samples
+        )
 
     def _seconds(self, cohort: Cohort, uplink_bits: int, downlink_bits: int) -> float:
         """Return the simulated seconds of a round, which lasts as long as the client with the most samples needs."""

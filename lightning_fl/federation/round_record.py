@@ -16,6 +16,7 @@ def round_record(
     outcome: Outcome,
     network: Network,
     averages: Mapping[str, float],
+    num_samples: int,
     num_stragglers: int | None,
     server: Mapping[str, float],
 ) -> dict[str, float]:
@@ -27,6 +28,7 @@ def round_record(
         outcome: outcome of its clients.
         network: network that they trained.
         averages: averages of the values that the module logged, by name.
+        num_samples: samples in all batches of the clients' local training, also of rejected clients, once for each model.
         num_stragglers: clients that ran out of time; None if clients never do.
         server: values that the server's steps report, by name.
     """
@@ -44,6 +46,7 @@ def round_record(
         "clients/rejected": len(cohort.answering) - len(outcome.logs),
         "clients/dropped": len(cohort.selected) - len(cohort.answering),
         **({} if num_stragglers is None else {"clients/straggling": num_stragglers}),
+        "clients/samples": num_samples,
         "model/parameters": network.num_parameters,
         **({} if num_trainable == network.num_parameters else {"model/trainable": num_trainable}),
         **({} if network.macs is None else {"model/macs": network.macs}),

@@ -85,6 +85,7 @@ def test_one_shot_makes_one_round_without_clients_and_ends(
         "clients/accepted": 0,
         "clients/rejected": 0,
         "clients/dropped": 0,
+        "clients/samples": 0,
         "comm/uplink_bits": 0,
         "comm/downlink_bits": 0,
         "comm/setup_uplink_bits": 6 * 2 * 64 * 26,

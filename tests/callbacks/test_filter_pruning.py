@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.callbacks import AdaptivePruning, FilterPruning, MagnitudePruning
-from lightning_fl.callbacks._training_samples import calibration_images
+from lightning_fl.callbacks.pruning._training_samples import calibration_images
 from lightning_fl.data import Arrays
 from lightning_fl.modules import ImageClassifier
 from lightning_fl.pruning import Prunable, load_pruned, masks_of, plans_of

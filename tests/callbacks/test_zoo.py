@@ -24,7 +24,7 @@ from lightning_fl.callbacks import (
     SparseUpdates,
     TargetReached,
 )
-from lightning_fl.callbacks.adaptive_rate import AdaptiveRate
+from lightning_fl.callbacks.pruning.adaptive_rate import AdaptiveRate
 from lightning_fl.gates import gates_of
 from lightning_fl.pruning import load_pruned
 from lightning_fl.vectors.top_k import positions_bits

@@ -24,7 +24,7 @@ from torch import nn
 from lightning_fl import algorithms, callbacks, cli, data, modules
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.algorithms.feddp import ClientGates
-from lightning_fl.callbacks._pruning_callback import PruningCallback, StructuredPruning
+from lightning_fl.callbacks.pruning._pruning_callback import PruningCallback, StructuredPruning
 from lightning_fl.checks import parameters_of
 from lightning_fl.cli import catalogue
 from lightning_fl.cli.commands import COMMANDS, FLAGS

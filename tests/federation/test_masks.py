@@ -15,7 +15,7 @@ from toys import Normalised, Perceptron, federation, vector
 from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.algorithms import IMC, FedAvg, FedDUM
 from lightning_fl.callbacks import MagnitudePruning
-from lightning_fl.callbacks.adaptive_rate import AdaptiveRate
+from lightning_fl.callbacks.pruning.adaptive_rate import AdaptiveRate
 
 MakeTrainer = Callable[..., FederatedTrainer]
 each_dense_algorithm = pytest.mark.parametrize("name", [name for name in ROSTER if not name.startswith("IMC")])

@@ -374,6 +374,7 @@ COLUMNS = {
     "clients/accepted",
     "clients/rejected",
     "clients/dropped",
+    "clients/samples",
     "model/parameters",
     "model/macs",
     "time/simulated_seconds",

@@ -22,7 +22,7 @@ from lightning.pytorch import Callback
 
 from lightning_fl.algorithms.algorithm import Algorithm
 from lightning_fl.callbacks import MagnitudePruning
-from lightning_fl.callbacks.adaptive_rate import AdaptiveRate
+from lightning_fl.callbacks.pruning.adaptive_rate import AdaptiveRate
 from lightning_fl.checks import check_choice
 from lightning_fl.errors import require
 

@@ -14,8 +14,8 @@ from typing import Any, Literal
 from lightning.pytorch import LightningModule
 from torch.utils.hooks import RemovableHandle
 
-from lightning_fl.callbacks._pruning_callback import PruningCallback
-from lightning_fl.callbacks.adaptive_rate import AdaptiveRate
+from lightning_fl.callbacks.pruning._pruning_callback import PruningCallback
+from lightning_fl.callbacks.pruning.adaptive_rate import AdaptiveRate
 from lightning_fl.checks import check_between, check_choice
 from lightning_fl.errors import require
 from lightning_fl.pruning import Masks, apply_masks, forget_masks, hold_masks, largest, masks_of, prunable

@@ -3,7 +3,7 @@
 Liu et al., Efficient Federated Learning Using Dynamic Update and Adaptive Pruning with Momentum on Shared Server Data, ACM TIST
 2024:
 
-    p*     from all sources of training data                               callbacks.adaptive_rate
+    p*     from all sources of training data                               callbacks.pruning.adaptive_rate
     𝒱      = the ⌊R p*⌋-th smallest magnitude of all R parameters
     layer l loses the ⌊p*_l c_l⌋ filters of the lowest ranks, p*_l the share of its weights below 𝒱
 """
@@ -16,9 +16,9 @@ import numpy as np
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.seed import isolate_rng
 
-from lightning_fl.callbacks._pruning_callback import StructuredPruning
-from lightning_fl.callbacks._training_samples import Source, calibration_images, example_input, sources_of
-from lightning_fl.callbacks.adaptive_rate import AdaptiveRate, seed_of
+from lightning_fl.callbacks.pruning._pruning_callback import StructuredPruning
+from lightning_fl.callbacks.pruning._training_samples import Source, calibration_images, example_input, sources_of
+from lightning_fl.callbacks.pruning.adaptive_rate import AdaptiveRate, seed_of
 from lightning_fl.checks import check_between, check_choice, check_whole, whole_share
 from lightning_fl.errors import require
 from lightning_fl.pruning import (

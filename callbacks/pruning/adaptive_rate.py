@@ -19,7 +19,7 @@ from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 
-from lightning_fl.callbacks._training_samples import Source, moved, sources_of
+from lightning_fl.callbacks.pruning._training_samples import Source, moved, sources_of
 from lightning_fl.checks import check_positive, check_whole
 from lightning_fl.errors import require
 from lightning_fl.pruning import SourceRate, TrainingLoss, check_curvature, plans_of, trainable

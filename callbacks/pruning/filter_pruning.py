@@ -14,8 +14,8 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
-from lightning_fl.callbacks._pruning_callback import StructuredPruning
-from lightning_fl.callbacks._training_samples import calibration_images, example_input
+from lightning_fl.callbacks.pruning._pruning_callback import StructuredPruning
+from lightning_fl.callbacks.pruning._training_samples import calibration_images, example_input
 from lightning_fl.checks import check_between, check_choice, check_whole
 from lightning_fl.pruning import (
     feature_map_ranks,

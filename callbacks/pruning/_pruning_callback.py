@@ -11,7 +11,7 @@ from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
-from lightning_fl.callbacks._training_samples import example_input
+from lightning_fl.callbacks.pruning._training_samples import example_input
 from lightning_fl.errors import UserError, require
 from lightning_fl.gates import gates_of
 from lightning_fl.pruning import Plan, Schedule, plans_of, prunable_layers, shrink_when_loading

@@ -1,0 +1,1 @@
+"""Callbacks that prune the module; import them from `lightning_fl.callbacks`."""

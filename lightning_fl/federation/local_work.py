@@ -1,0 +1,49 @@
+"""Length of the clients' local training in a round: batches, samples, and clients that run out of time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from lightning_fl.clients.local_schedule import LocalSchedule
+from lightning_fl.state.run_state import Run
+
+
+@dataclass(frozen=True)
+class LocalWork:
+    """Count what clients do in the present round.
+
+    Attributes:
+        schedule: length and batches of a client's local training in the round.
+        run: says which clients straggle.
+        sizes: number of samples of each client (N,).
+        skips_single_samples: True if batches of one sample are left out.
+    """
+
+    schedule: LocalSchedule
+    run: Run
+    sizes: np.ndarray
+    skips_single_samples: bool
+
+    def num_batches(self, clients: Iterable[int]) -> int:
+        """Return the number of batches of these clients' training."""
+        skips = self.skips_single_samples
+        return sum(self.schedule.num_batches(int(self.sizes[k]), skips, self._steps(k)[0]) for k in clients)
+
+    def num_samples(self, clients: Iterable[int]) -> int:
+        """Return the number of samples in these batches."""
+        skips = self.skips_single_samples
+        return sum(self.schedule.num_samples(int(self.sizes[k]), skips, self._steps(k)[0]) for k in clients)
+
+    def num_stragglers(self, clients: Iterable[int]) -> int | None:
+        """Return the number of these clients that run out of time; None if clients never do."""
+        if not self.schedule.straggler_rate:
+            return None
+        return sum(done < planned for done, planned in map(self._steps, clients))
+
+    def _steps(self, client: int) -> tuple[int, int]:
+        """Return the optimiser steps that a client makes in this round, and those that it would make with enough time."""
+        in_pass = self.schedule.pass_batches(int(self.sizes[client]), self.skips_single_samples)
+        return self.schedule.steps_done(in_pass, self.run, client), self.schedule.num_steps(in_pass)
