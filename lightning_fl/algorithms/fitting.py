@@ -67,6 +67,7 @@ def misfits(slots: Slots) -> list[str]:
         *_in_common(slots),
         *_downlink(slots),
         *_masks(slots),
+        *_moments(slots),
     ]
     return list(dict.fromkeys(problems))
 
@@ -217,6 +218,15 @@ def _masks(slots: Slots) -> Iterator[str]:
     for step in slots.chain:
         if step.sets_mask:
             yield from (f"{name_of(step)} sets a pruning mask, and {problem}" for problem in mask_misfits(slots))
+
+
+def _moments(slots: Slots) -> Iterator[str]:
+    """Yield the parts that keep numbers of coordinates which a step moves."""
+    for mover in (step for step in slots.chain if step.moves_coordinates):
+        keepers: list[Part] = [step for step in slots.chain if type(step).init is not Step.init]
+        keepers += [slots.rule] if any(name.startswith("moments/") for name in slots.rule.provides) else []
+        for keeper in keepers:
+            yield f"{name_of(mover)} moves the coordinates of the numbers that {name_of(keeper)} keeps: leave one out"
 
 
 def mask_misfits(slots: Slots) -> list[str]:
