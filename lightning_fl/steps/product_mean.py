@@ -1,4 +1,4 @@
-"""Average the products of LoRA's factors instead of the factors."""
+"""Average the products of LoRA's factors (Hu et al., ICLR 2022) instead of the factors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lightning_fl.errors import require
 from lightning_fl.slots import MEMBER_WEIGHTS, MEMBERS, ServerTurn, SetupTurn, State, Step
-from lightning_fl.vectors.layout import Layout
+from lightning_fl.vectors.layer_groups import factor_pairs
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class ProductMean(Step):
 
     def prepare(self, turn: SetupTurn) -> None:
         """Raise `UserError` if the model trains no pair of factors."""
-        found = factor_pairs(turn.setting.layout)
         require(
-            bool(found), "ProductMean needs both LoRA factors of a layer (lora_A, lora_B), and the model trains none."
+            bool(factor_pairs(turn.setting.layout.names)),
+            "ProductMean needs both LoRA factors of a layer (lora_A, lora_B), and the model trains none.",
         )
 
     def __call__(self, turn: ServerTurn, state: State) -> State:
@@ -40,20 +40,14 @@ class ProductMean(Step):
         shares = shares / shares.sum()
         start, deltas = turn.setting.layout.views(turn.params), turn.setting.layout.views(turn.merged[MEMBERS])
         proposal = turn.setting.layout.views(turn.proposal)
-        for a, b in factor_pairs(turn.setting.layout):
-            mean_b, mean_a = mean_product(
-                start[b].double() + deltas[b].double(), start[a].double() + deltas[a].double(), shares
-            )
-            proposal[b].copy_(mean_b)
-            proposal[a].copy_(mean_a)
+        for pair in factor_pairs(turn.setting.layout.names):
+            own_a, own_b = (start[name].double() + deltas[name].double() for name in pair)
+            found = mean_product(
+                own_b.flatten(2), own_a.flatten(2), shares
+            )  # the kernels of a convolution are columns of A
+            for name, mean in zip(reversed(pair), found, strict=True):
+                proposal[name].copy_(mean.view_as(proposal[name]))
         return state
-
-
-def factor_pairs(layout: Layout) -> list[tuple[str, str]]:
-    """Return the names of the factors A and B of each layer that trains both as matrices."""
-    shapes = dict(zip(layout.names, layout.shapes, strict=True))
-    pairs = [(name, name.replace("lora_A", "lora_B")) for name in layout.names if "lora_A" in name]
-    return [(a, b) for a, b in pairs if b in shapes and len(shapes[a]) == len(shapes[b]) == 2]
 
 
 def mean_product(b: Tensor, a: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:

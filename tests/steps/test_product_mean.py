@@ -1,19 +1,26 @@
 """Test the mean of the products of LoRA's factors."""
 
+import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import processes
 import pytest
 import torch
-from compared_runs import MakeTrainer
+from compared_runs import MakeTrainer, agree, result
 from torch import Tensor, nn
 from toys import SIZES, Perceptron, Recorded, federation, vector
 
-from lightning_fl.aggregators import Members, WeightedMean
+from lightning_fl import FederatedTrainer
+from lightning_fl.aggregators import MajorityVote, Members, WeightedMean
 from lightning_fl.algorithms import Algorithm
+from lightning_fl.codecs import ErrorFeedback, TopK
 from lightning_fl.errors import UserError
+from lightning_fl.rules import LocalAdam, SharedAdam
 from lightning_fl.steps import Momentum, ProductMean
 from lightning_fl.steps.product_mean import mean_product
+from lightning_fl.vectors.layer_groups import factor_pairs
 
 
 def factors(clients: int, rank: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -41,9 +48,29 @@ def test_a_mean_of_no_higher_rank_is_recovered() -> None:
     torch.testing.assert_close(mean_b @ mean_a, b[0] @ torch.tensordot(shares, a, 1), atol=1e-9, rtol=0)
 
 
-def test_a_step_with_moments_is_refused() -> None:
-    with pytest.raises(UserError, match="ProductMean moves the coordinates of the numbers that Momentum keeps"):
-        Algorithm(aggregator=Members(WeightedMean()), steps=(ProductMean(), Momentum()))
+@pytest.mark.parametrize(
+    ("keeper", "parts"),
+    [
+        ("Momentum", {"steps": (ProductMean(), Momentum())}),
+        ("LocalAdam", {"rule": LocalAdam()}),
+        ("SharedAdam", {"rule": SharedAdam()}),
+        ("ErrorFeedback", {"uplink": ErrorFeedback(TopK(0.5))}),
+    ],
+)
+def test_numbers_kept_of_coordinates_are_refused(keeper: str, parts: dict[str, Any]) -> None:
+    given: dict[str, Any] = {"aggregator": Members(WeightedMean()), "steps": (ProductMean(),), **parts}
+    with pytest.raises(UserError, match=f"ProductMean moves the coordinates of the numbers that {keeper} keeps"):
+        Algorithm(**given)
+
+
+def test_parts_of_models_are_refused() -> None:
+    with pytest.raises(UserError, match="averages whole models, and MajorityVote does not: use Members"):
+        Algorithm(aggregator=Members(MajorityVote()), steps=(ProductMean(),))
+
+
+def test_factors_of_convolutions_and_embeddings_are_pairs() -> None:
+    names = ["c.lora_A.default.weight", "c.lora_B.default.weight", "lora_embedding_A.x", "lora_embedding_B.x"]
+    assert factor_pairs([*names, "d.lora_B.default.weight", "c.bias"]) == [tuple(names[:2]), tuple(names[2:])]
 
 
 class LoRAPerceptron(Perceptron):
@@ -82,6 +109,56 @@ def test_a_round_averages_products_and_all_else_as_usual(weighting: str, make_tr
     product = found["lora_B.default.weight"] @ found["lora_A.default.weight"]
     torch.testing.assert_close(product, u[:, :2] * values[:2] @ vt[:2], atol=1e-9, rtol=0)
     torch.testing.assert_close(found["output.weight"], moved["output.weight"], atol=1e-9, rtol=0)
+
+
+class LoRAConvolution(LoRAPerceptron):
+    """The same with factors whose tensors have the four axes of convolutions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lora_A = nn.ModuleDict({"default": nn.Conv2d(1, 2, (1, 3), bias=False)})
+        self.lora_B = nn.ModuleDict({"default": nn.Conv2d(2, 3, 1, bias=False)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        change = self.lora_B["default"](self.lora_A["default"](x[:, None, None]))
+        return Perceptron.forward(self, x + change.flatten(1))
+
+
+def test_convolutions_are_averaged_as_matrices(make_trainer: MakeTrainer) -> None:
+    trained = []
+    for make in (LoRAPerceptron, LoRAConvolution):
+        torch.manual_seed(1)
+        module = make()
+        with torch.no_grad():
+            for seed, parameter in enumerate(module.parameters()):
+                parameter.copy_(
+                    torch.randn(parameter.numel(), generator=torch.Generator().manual_seed(seed)).view_as(parameter)
+                )
+        make_trainer(max_rounds=2).fit(module, federation(), method())
+        trained.append(module)
+    np.testing.assert_allclose(vector(trained[1]), vector(trained[0]), rtol=0, atol=1e-5)
+
+
+def train(folder: Path) -> None:
+    torch.manual_seed(0)
+    trainer = FederatedTrainer(
+        max_rounds=3,
+        clients_per_round=3,
+        local_epochs=1,
+        devices=int(os.environ.get("WORLD_SIZE", "1")),
+        accelerator="cpu",
+        default_root_dir=folder,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(LoRAPerceptron(), federation(), method())
+
+
+@pytest.mark.slow
+def test_two_processes_are_one(tmp_path: Path) -> None:
+    for num in (1, 2):
+        processes.run(train, tmp_path / str(num), num_processes=num)
+    agree(result(tmp_path / "1"), result(tmp_path / "2"))
 
 
 def test_a_model_without_factors_is_refused(make_trainer: MakeTrainer) -> None:
