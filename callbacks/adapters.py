@@ -15,9 +15,7 @@ from lightning.pytorch import Callback, LightningModule
 from torch import Tensor, nn
 
 from lightning_fl.errors import require
-
-FACTORS = {"lora_A": "lora_B", "lora_embedding_A": "lora_embedding_B"}
-"""Parts of the names of A and B in `peft`."""
+from lightning_fl.vectors.layer_groups import factor_pairs
 
 
 class AdapterExport(Callback):
@@ -133,11 +131,4 @@ def _adapted(module: nn.Module) -> dict[str, Any]:
 
 def _pairs(module: nn.Module) -> list[tuple[str, str]]:
     """Return the names of A and B of every adapted layer of which B is trained, and A too."""
-    trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
-    pairs = []
-    for name in sorted(trained):
-        for a, b in FACTORS.items():
-            partner = name.replace(f".{a}.", f".{b}.")
-            if partner != name and partner in trained:
-                pairs.append((name, partner))
-    return pairs
+    return factor_pairs(name for name, parameter in module.named_parameters() if parameter.requires_grad)

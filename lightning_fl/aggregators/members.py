@@ -7,13 +7,15 @@ from typing import Any
 
 import torch
 
-from lightning_fl.slots import MEMBERS, Aggregator, Message, Upload, forwards
+from lightning_fl.slots import MEMBER_WEIGHTS, MEMBERS, Aggregator, Message, Upload, forwards
 
 
 @forwards("inner")
 @dataclass(frozen=True)
 class Members(Aggregator):
     """Return the inner aggregator's message, and all uploads (K, ·) of a name as `members/<name>`. Memory grows with K.
+
+    The clients' weights n_k (K,) are `members/weight`, or all 1 if the inner aggregator weighs their models equally.
 
     Attributes:
         inner: aggregator that merges the uploads, for instance `WeightedMean()`.
@@ -32,9 +34,13 @@ class Members(Aggregator):
         """Add the upload to the inner aggregator, and keep it."""
         self.inner.add(accumulator.setdefault("inner", {}), upload)
         accumulator.setdefault("uploads", []).append(upload.message)
+        accumulator.setdefault("weights", []).append(
+            1.0 if self.inner.weighs_equally("model") else upload.result.weight
+        )
 
     def finish(self, accumulator: dict[str, Any]) -> Message:
         """Return the inner message and the stacked uploads."""
         uploads = accumulator["uploads"]
         members = {f"members/{name}": torch.stack([upload[name] for upload in uploads]) for name in uploads[0]}
+        members[MEMBER_WEIGHTS] = torch.tensor(accumulator["weights"], dtype=torch.float64)
         return self.inner.finish(accumulator["inner"]) | members

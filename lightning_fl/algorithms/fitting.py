@@ -67,6 +67,7 @@ def misfits(slots: Slots) -> list[str]:
         *_in_common(slots),
         *_downlink(slots),
         *_masks(slots),
+        *_moments(slots),
     ]
     return list(dict.fromkeys(problems))
 
@@ -217,6 +218,22 @@ def _masks(slots: Slots) -> Iterator[str]:
     for step in slots.chain:
         if step.sets_mask:
             yield from (f"{name_of(step)} sets a pruning mask, and {problem}" for problem in mask_misfits(slots))
+
+
+def _moments(slots: Slots) -> Iterator[str]:
+    """Yield the parts that do not fit a step which moves coordinates, and so needs each client's whole model."""
+    for mover in (step for step in slots.chain if step.moves_coordinates):
+        inner = getattr(slots.aggregator, "inner", slots.aggregator)
+        if not inner.is_mean:
+            yield f"{name_of(mover)} averages whole models, and {name_of(inner)} does not: use Members(WeightedMean())"
+        keepers: list[Part] = [step for step in slots.chain if type(step).init is not Step.init]
+        keeps = type(slots.rule).init is not Rule.init or any(
+            name.startswith("moments/") for name in slots.rule.provides
+        )
+        keepers += [slots.rule] if keeps else []
+        keepers += [slots.uplink] if slots.uplink.has_error_feedback else []
+        for keeper in keepers:
+            yield f"{name_of(mover)} moves the coordinates of the numbers that {name_of(keeper)} keeps: leave one out"
 
 
 def mask_misfits(slots: Slots) -> list[str]:

@@ -16,6 +16,7 @@ from lightning_fl.slots.exchange import Channel, Exchange, Job, Result, Upload
 from lightning_fl.slots.forwarding import forwards
 from lightning_fl.slots.message import (
     MEAN_GRADIENT,
+    MEMBER_WEIGHTS,
     MEMBERS,
     PROPOSAL,
     SENT,
@@ -38,6 +39,7 @@ __all__ = [
     "KINDS",
     "MEAN_GRADIENT",
     "MEMBERS",
+    "MEMBER_WEIGHTS",
     "PROPOSAL",
     "SENT",
     "Aggregator",

@@ -16,6 +16,8 @@ If a rule needs it, clients and server get a turn before the training (`lightnin
 """
 MEMBERS = "members/model"
 """Name of the clients' deltas (K, d), which an aggregator keeps for the steps."""
+MEMBER_WEIGHTS = "members/weight"
+"""Name of the clients' weights (K,) in the mean of their models, not yet divided by their sum; comes with `MEMBERS`."""
 SENT = "mask/sent"
 """Name of the masks of what each client sent (`Upload.sent`), which an exchange of parts provides for the aggregator."""
 PROPOSAL = "model/proposal"

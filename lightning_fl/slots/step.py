@@ -48,6 +48,11 @@ class Step(Part, ABC):
         return True
 
     @property
+    def moves_coordinates(self) -> bool:
+        """True if a coordinate of the next model may mean something else than before, so that no moment of it may be kept."""
+        return False
+
+    @property
     def sets_mask(self) -> bool:
         """True if it may prune parameters by a mask."""
         return False

@@ -3,6 +3,7 @@
 from lightning_fl.steps.apply import Apply
 from lightning_fl.steps.compress import Compress
 from lightning_fl.steps.distillation import Distillation
+from lightning_fl.steps.product_mean import ProductMean
 from lightning_fl.steps.reconfiguration import Reconfiguration
 from lightning_fl.steps.server_optimizers import Adagrad, Adam, Momentum, MomentumInStages, Yogi
 from lightning_fl.steps.server_update import DynamicServerUpdate, ServerAsClient, StaticServerUpdate
@@ -22,6 +23,7 @@ __all__ = [
     "Moments",
     "Momentum",
     "MomentumInStages",
+    "ProductMean",
     "Reconfiguration",
     "ServerAsClient",
     "ServerOptimizer",

@@ -20,7 +20,7 @@ fc: [fc.weight, fc.bias]
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import zip_longest
@@ -39,6 +39,8 @@ Groups = str | Mapping[str, Sequence[str]]
 CHOICES = ("layer", "tensor")
 FACTORS = {"lora_A", "lora_B"}
 """Children of a layer that `peft` has adapted, whose product counts."""
+PARTNERS = {"lora_A": "lora_B", "lora_embedding_A": "lora_embedding_B"}
+"""Parts of the names of the factors A and B in `peft`."""
 
 
 @dataclass(frozen=True)
@@ -206,3 +208,18 @@ def norms(groups: Sequence[Group], vector: Tensor, layout: Layout) -> Tensor:
     views = layout.views(vector)
     lengths = {name: torch.linalg.vector_norm(view, dtype=torch.float64) for name, view in views.items()}
     return torch.stack([torch.stack([lengths[name] for name in group.parameters]).norm() for group in groups])
+
+
+def factor_pairs(names: Iterable[str]) -> list[tuple[str, str]]:
+    """Return the names of LoRA's factors A and B of every layer that `peft` has adapted and of which both are among the names.
+
+    >>> factor_pairs(["c.lora_A.default.weight", "c.lora_B.default.weight", "d.lora_B.default.weight"])
+    [('c.lora_A.default.weight', 'c.lora_B.default.weight')]
+    """
+    known, pairs = set(names), []
+    for name in sorted(known):
+        for a, b in PARTNERS.items():
+            partner = f".{name}".replace(f".{a}.", f".{b}.")[1:]
+            if partner != name and partner in known:
+                pairs.append((name, partner))
+    return pairs

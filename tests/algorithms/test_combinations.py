@@ -373,7 +373,7 @@ SENSELESS = [
     ({"steps": (Apply(), UNREAD)}, ["DynamicServerUpdate needs 'scalars/importance'", "LocalOptimizer does not send"]),
     (
         {"aggregator": Members(WeightedMean())},
-        ["Members keeps 'members/model'", "use Distillation, or leave Members out"],
+        ["Members keeps 'members/model'", "use Distillation or ProductMean, or leave Members out"],
     ),
     ({"exchange": GradientTurn(OneShot())}, ["'moments/gradient' in GradientTurn", "LocalOptimizer", "leave it out"]),
     (

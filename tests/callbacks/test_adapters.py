@@ -11,12 +11,14 @@ from compared_runs import MakeTrainer, bits_of, fits
 from torch import Tensor, nn
 from toys import SIZES, Perceptron, Recorded, Sizes, federation, read_rows, vector
 
+from lightning_fl.aggregators import Members, WeightedMean
 from lightning_fl.algorithms import Algorithm, FedAdamSSM, FedLDF
 from lightning_fl.callbacks import AdapterError, AdapterExport
 from lightning_fl.codecs import ErrorFeedback, LowRank
 from lightning_fl.data import Arrays
 from lightning_fl.errors import UserError
 from lightning_fl.groups import layer_groups
+from lightning_fl.steps import ProductMean
 
 
 class Adapted(nn.Module):
@@ -240,3 +242,12 @@ def test_a_language_model_learns_and_sends_adapters_alone(
     module.eval(), loaded.eval()
     with torch.no_grad():
         assert torch.equal(module.model(input_ids=batch).logits, loaded(input_ids=batch).logits)
+
+
+def test_a_language_model_learns_with_the_mean_of_the_products(
+    make_trainer: MakeTrainer, keeps_files: dict[str, Any], tmp_path: Path
+) -> None:
+    method = Algorithm(aggregator=Members(WeightedMean()), steps=(ProductMean(),))
+    make_trainer(max_rounds=6, **keeps_files).fit(Writer(), sentences(), method)
+    losses = [float(row["val/loss"]) for row in read_rows(tmp_path)]
+    assert losses[-1] < losses[0] - 0.05
