@@ -68,7 +68,7 @@ def test_the_server_does_not_notice_it(
     base: str, make: Callable[..., Algorithm], make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
 ) -> None:
     """Check models, bits, logs and the base method's states bit for bit; only what a client predicts with differs."""
-    plain, runs = Logging(), []
+    plain, runs, samples = Logging(), [], []
     for name, algorithm in (("base", BASES[base]()), ("other", make(BASES[base]()))):
         module = copy.deepcopy(plain)
         flags = {"max_rounds": 3, "local_epochs": 2, "straggler_rate": 0.3, "runner": "serial"}
@@ -81,11 +81,13 @@ def test_the_server_does_not_notice_it(
         rows = [
             {n: x for n, x in row.items() if not n.startswith(("val/", "time/"))} for row in read_rows(tmp_path / name)
         ]
+        samples.append([int(row.pop("clients/samples")) for row in rows])
         ledger = trainer.run.ledger.state_dict()
         kept = {k: state for k, state in states.items() if state}
         runs.append([dict(module.state_dict()), trainer.run.server, kept, rows, ledger, trainer.run.num_steps])
     for expected, found in zip(*runs, strict=True):
         assert equal_states(expected, found)
+    assert samples[1] == [2 * trained for trained in samples[0]], "each client trains two models"
 
 
 @EACH_WITH_MODELS
