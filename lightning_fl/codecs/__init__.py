@@ -1,12 +1,11 @@
 """Codecs: encode a message as bits and decode it."""
 
 from lightning_fl.codecs.blockwise import Blockwise
+from lightning_fl.codecs.broadcasts import Changes, Followed
 from lightning_fl.codecs.cast import Cast
-from lightning_fl.codecs.changes import Changes
 from lightning_fl.codecs.dense import Dense
 from lightning_fl.codecs.error_feedback import ErrorFeedback
 from lightning_fl.codecs.few_bits import OneBit, Quantiser
-from lightning_fl.codecs.followed import Followed
 from lightning_fl.codecs.low_rank import LowRank
 from lightning_fl.codecs.random_k import RandomK
 from lightning_fl.codecs.rotated import DRIVE, EDEN
