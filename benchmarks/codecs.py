@@ -26,7 +26,7 @@ from torch import Tensor
 
 from lightning_fl import codecs
 from lightning_fl.checks import parameters_of
-from lightning_fl.codecs import TopK
+from lightning_fl.codecs import QSGD, TopK
 from lightning_fl.modules import ImageClassifier
 from lightning_fl.slots import Codec, Message, Setting, State
 from lightning_fl.vectors.layout import NO_LAYOUT, Layout
@@ -39,7 +39,9 @@ ARGUMENTS: dict[str, list[dict[str, Any]]] = {
     "EDEN": [{}, {"bits": 4}],
     "Quantiser": [{}, {"levels": "uniform", "bits": 4}],
 }
-"""Arguments of the codecs that are tried with several; the others get `TopK` for a codec inside them, and else their defaults."""
+"""Arguments of the codecs that are tried with several; the others get their defaults."""
+INSIDE: dict[str, Codec] = {"EntropyCoded": QSGD()}
+"""Codecs inside others; `TopK` for those that are not listed."""
 THREE_VECTORS = ("SharedTopK", "FairTopK")
 
 
@@ -49,8 +51,9 @@ def cases() -> Iterator[tuple[str, Codec]]:
         found = getattr(codecs, name)
         required = [key for key, given in parameters_of(found).items() if given.default is Parameter.empty]
         for arguments in ARGUMENTS.get(name, [{}]):
-            inner = {key: TopK(ALPHA) for key in required if key == "codec"}
-            shown = ", ".join(f"{key}={value!r}" for key, value in arguments.items()) or ("TopK" if inner else "")
+            inner = {"codec": INSIDE.get(name, TopK(ALPHA))} if "codec" in required else {}
+            named = [f"{key}={value!r}" for key, value in arguments.items()]
+            shown = ", ".join([*(type(codec).__name__ for codec in inner.values()), *named])
             yield f"{name}({shown})" if shown else name, found(**inner, **arguments)
 
 

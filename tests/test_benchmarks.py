@@ -134,5 +134,7 @@ def test_every_codec_is_timed_at_both_sizes(codec_times: ModuleType, capsys: pyt
         assert last["Changes"][0] < 5
         assert last["Changes"][1] == 0
         assert last["Followed(TopK)"] == last["TopK"] == last["ErrorFeedback(TopK)"]
+        assert last["EntropyCoded(QSGD)"][0] < last["QSGD"][0]
+        assert last["EntropyCoded(QSGD)"][1] == last["QSGD"][1]
         assert last["EDEN(bits=4)"][1] < last["EDEN"][1] < last["DRIVE"][1] < 0.7
         assert all(0 < bits <= 32 for bits, _ in last.values())

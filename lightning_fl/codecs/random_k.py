@@ -113,6 +113,12 @@ class RandomK(Codec):
         chosen = self._chosen(_vector_of(name), payload, setting)
         return self.values.symbols(*inside_values(name, payload), _inside(setting).at(chosen))
 
+    def from_symbols(self, name: str, symbols: Tensor, num_values: int) -> Tensor:
+        """Return what the codec of the values sends."""
+        if self.values is None:
+            return super().from_symbols(name, symbols, num_values)
+        return self.values.from_symbols(inside_values(name, {})[0], symbols, num_values)
+
     def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
         """Encode values (k,) under the vector's name, and the seed under `scalars/seed/name`."""
         payload = {}

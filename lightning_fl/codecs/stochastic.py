@@ -63,6 +63,10 @@ class Stochastic(Codec):
             return None
         return self.unpack(payload[name].content, setting.layout.numel), 2 * self.most + 1
 
+    def from_symbols(self, name: str, symbols: Tensor, num_values: int) -> Tensor:
+        """Return packed levels."""
+        return self.pack(symbols).content
+
     def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
         """Encode levels under the vector's name, and scales (groups,) under `scalars/scale/name`."""
         payload = {}

@@ -142,6 +142,12 @@ class TopK(Sparse):
             return None
         return self.values.symbols(*inside_values(name, payload), setting.at(chosen))
 
+    def from_symbols(self, name: str, symbols: Tensor, num_values: int) -> Tensor:
+        """Return what the codec of the values sends."""
+        if self.values is None:
+            return super().from_symbols(name, symbols, num_values)
+        return self.values.from_symbols(inside_values(name, {})[0], symbols, num_values)
+
     def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
         """Encode values (k,) under the vector's name, and their positions under `mask/name`."""
         payload: Payload = {}

@@ -13,6 +13,7 @@ from lightning_fl.outputs.units import KINDS
 from lightning_fl.slots.message import Message, State, kind_of
 from lightning_fl.slots.part import Part
 from lightning_fl.slots.setting import Setting
+from lightning_fl.vectors.bit_packing import bit_width, pack
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,10 @@ class Codec(Part, ABC):
     def symbols(self, name: str, payload: Payload, setting: Setting) -> tuple[Tensor, int] | None:
         """Return an entry's whole numbers in [0, A), and A, if they alone are its content; None for entries of other content."""
         return None
+
+    def from_symbols(self, name: str, symbols: Tensor, num_values: int) -> Tensor:
+        """Return the content of an entry with these whole numbers (n,), the inverse of `symbols`: by default, packed numbers."""
+        return pack(symbols, bit_width(num_values))
 
     def bits_by_tensor(self, name: str, payload: Payload, setting: Setting) -> dict[str, int] | None:
         """Return the bits of an entry that belong to each tensor, {} for none; None: to its numbers, as many to each."""

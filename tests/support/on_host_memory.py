@@ -49,10 +49,12 @@ from lightning_fl.callbacks import (
 from lightning_fl.codecs import (
     DRIVE,
     EDEN,
+    QSGD,
     STC,
     Blockwise,
     Cast,
     Changes,
+    EntropyCoded,
     ErrorFeedback,
     Followed,
     LowRank,
@@ -241,6 +243,7 @@ RUNS: dict[str, tuple[Make, Make, Make, dict[str, Any]]] = {
     "casts": (lambda: Algorithm(uplink=Cast(stochastic=True), downlink=Cast()), classifier, digits, {}),
     "low rank": (lambda: Algorithm(uplink=ErrorFeedback(LowRank())), classifier, digits, {}),
     "half a bit": (lambda: Algorithm(uplink=RandomK(0.5, values=EDEN(1))), classifier, digits, {}),
+    "range code": (lambda: Algorithm(uplink=EntropyCoded(QSGD())), classifier, digits, {}),
     "two turns": (lambda: Algorithm(exchange=TwoTurns()), classifier, digits, {}),
     "missed changes": (
         lambda: Algorithm(steps=[Apply(), Compress(STC(0.1))], downlink=Followed(STC(0.1), catch_up=True)),
