@@ -7,7 +7,7 @@ arXiv:2201.01741); range codes are Martin's (Video and Data Recording Conference
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
@@ -107,8 +107,8 @@ def _parts(part: Any) -> Iterator[Any]:
     """Yield a codec and the codecs inside it."""
     if isinstance(part, Codec):
         yield part
-        for field in fields(part):  # type: ignore[arg-type]
-            yield from _parts(getattr(part, field.name))
+        for value in vars(part).values():
+            yield from _parts(value)
 
 
 def _is_coded(name: str, payload: Payload) -> bool:

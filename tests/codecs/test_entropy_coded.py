@@ -33,7 +33,7 @@ from lightning_fl.codecs import (
 )
 from lightning_fl.communication.crossing import Crossing
 from lightning_fl.errors import UserError
-from lightning_fl.slots import Codec, Payload, Setting
+from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State
 from lightning_fl.vectors.layer_groups import Group
 from lightning_fl.vectors.layout import NO_LAYOUT, Layout
 
@@ -181,8 +181,24 @@ def test_from_the_command_line(tmp_path: Path) -> None:
     assert int(coded["comm/uplink_bits"]) < 0.6 * int(plain["comm/uplink_bits"])
 
 
+class Whole(Codec):
+    """Codec of one's own, no dataclass."""
+
+    def __init__(self, inner: Codec) -> None:
+        self.inner = inner
+
+    def __repr__(self) -> str:
+        return f"Whole({self.inner})"
+
+    def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
+        return {name: Packed.whole(vector) for name, vector in message.items()}, {}
+
+    def decode(self, payload: Payload, setting: Setting) -> Message:
+        return {name: packed.content for name, packed in payload.items()}
+
+
 def test_codecs_of_other_content_are_named_once() -> None:
-    for codec in (Dense(), Cast("bfloat16"), TopK(0.25)):
+    for codec in (Dense(), Cast("bfloat16"), TopK(0.25), Whole(Dense())):
         with pytest.warns(UserWarning, match="EntropyCoded changes nothing, as .* sends no whole numbers"):
             EntropyCoded(codec).encode({"model": torch.ones(9)}, {}, setting_of(9))
     payload, _ = EntropyCoded(STC(0.2)).encode({"model": torch.zeros(9)}, {}, setting_of(9))
@@ -190,7 +206,7 @@ def test_codecs_of_other_content_are_named_once() -> None:
 
 
 def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
-    for inner in (EntropyCoded(QSGD()), TopK(0.1, values=EntropyCoded(QSGD()))):
+    for inner in (EntropyCoded(QSGD()), TopK(0.1, values=EntropyCoded(QSGD())), Whole(EntropyCoded(QSGD()))):
         with pytest.raises(UserError, match=f"around {type(inner).__name__} would code the same numbers twice"):
             EntropyCoded(inner)
     monkeypatch.setattr(entropy_coded, "find_spec", lambda _: None)
