@@ -17,7 +17,10 @@ from typing import Any
 import torch
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["lightning_fl.cli", "pytest"])
+# `lightning_fl.cli` alone imports nothing before its command is known.
+CONTEXT.set_forkserver_preload(
+    ["lightning_fl.algorithms", "lightning_fl.cli.federated_cli", "pytest", "sklearn.datasets"]
+)
 LIMIT_S = 300
 
 
