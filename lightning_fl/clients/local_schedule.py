@@ -98,22 +98,20 @@ class LocalSchedule:
     def num_samples(self, num_samples: int, skip_single: bool, num_steps: int | None = None) -> int:
         """Return the number of samples that a client with `num_samples` reads in its local training, or in `num_steps` of it."""
         in_pass = self.pass_batches(num_samples, skip_single)
-        passes, rest = self._passes(in_pass, num_steps)
-        in_one_pass = min(num_samples, in_pass * self.batch_size)
-        return passes * in_one_pass * self.repeat + rest * self.batch_size
+        return self._read(in_pass, num_steps, min(num_samples, in_pass * self.batch_size), self.batch_size)
 
     def num_batches(self, num_samples: int, skip_single: bool, num_steps: int | None = None) -> int:
         """Return the number of batches of the whole local training, or of `num_steps` of it."""
         in_pass = self.pass_batches(num_samples, skip_single)
-        passes, rest = self._passes(in_pass, num_steps)
-        return passes * in_pass * self.repeat + rest
+        return self._read(in_pass, num_steps, in_pass, 1)
 
-    def _passes(self, in_pass: int, num_steps: int | None) -> tuple[int, int]:
-        """Return the complete passes in the local training, or in `num_steps` of it, and the batches after them."""
+    def _read(self, in_pass: int, num_steps: int | None, of_pass: int, of_batch: int) -> int:
+        """Return what the local training, or `num_steps` of it, reads: `of_pass` a pass, `of_batch` a batch but the last."""
         if not in_pass:
-            return 0, 0
+            return 0
         in_step = self.step_batches(in_pass)
-        passes, rest = divmod(
-            self.num_steps(in_pass) if num_steps is None else num_steps, ceil(in_pass / in_step) * self.repeat
-        )
-        return passes, rest * in_step
+        steps = self.num_steps(in_pass) if num_steps is None else num_steps
+        passes, rest = divmod(steps, ceil(in_pass / in_step) * self.repeat)
+        complete, repeats = divmod(rest, self.repeat)
+        before, after = (min(of_pass, count * in_step * of_batch) for count in (complete, complete + 1))
+        return self.repeat * (passes * of_pass + before) + repeats * (after - before)
