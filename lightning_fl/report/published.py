@@ -53,7 +53,7 @@ class PublishedRow:
 
     def differences(self, group: Group) -> list[str]:
         """Return a group's values of the settings that differ from this row's; empty if none differ."""
-        wanted = published_settings(self.paper, self.dataset, self.algorithm, self.setting)
+        wanted = published_settings(self.paper, self.dataset, self.network, self.algorithm, self.setting)
         return list(dict.fromkeys(phrase for curve in group.curves for phrase in differences(wanted, curve.record)))
 
 

@@ -1,7 +1,8 @@
 """Settings behind the published numbers, and how a run's settings differ from them.
 
 `papers.yaml` contains the published ones of FedDUMAP (Liu et al., ACM TIST 2024) and FedAdam-SSM (Deng et al., 2024). A setting
-that neither the paper nor its authors' code states, such as the minibatches of FedAdam-SSM, is not compared.
+that neither the paper nor its authors' code states, such as the minibatches of FedAdam-SSM, is not compared. Any other setting
+differs if it does not have its default, which the shipped configurations leave it.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
+from inspect import Parameter, signature
 from math import isclose
 from typing import Any
 
 import yaml
 
 from lightning_fl.outputs.run_folder import UNKNOWN
-from lightning_fl.report.labels import counted, shown
+from lightning_fl.report.labels import counted, setting, shown, what_is_done
 from lightning_fl.report.records import SOURCES, Record
 
 Settings = dict[str, Any]
@@ -40,6 +42,11 @@ OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
 PHRASES: dict[str, tuple[str | None, Callable[[Any], str]]] = {
     "data": (None, str),
     "partition": (None, str),
+    "model": (None, str),
+    "options": (
+        None,
+        lambda value: shown([f"{name}={shown(value[name])}" for name in value]) if value else "no network_options",
+    ),
     "p": ("data.server_fraction", lambda value: f"p={100 * value:g}%"),
     "server classes": (None, lambda value: f"server classes: {shown(value)}"),
     "tau_eff": ("algorithm.tau_eff", lambda value: f"tau_eff={shown(value)}"),
@@ -65,26 +72,39 @@ PHRASES: dict[str, tuple[str | None, Callable[[Any], str]]] = {
     "decay": ("model.lr_decay", "lr_decay {:g}".format),
     "share": ("data.client_fraction", "client_fraction {:g}".format),
     "augment": ("data.augment", lambda value: "augmented" if value else "not augmented"),
+    "computation": (None, "computation: {}".format),
 }
+# Flags that `settings_of` reads, or that do not change what is learned.
+READ_OR_HARMLESS = (
+    "algorithm algorithm.mask algorithm.max_sources data data.eval_batch_size data.partition data.partition.alpha "
+    "data.partition.shards_per_client data.partition.skip_full_clients data.server_classes data.server_degree model "
+    "model.network trainer.clients_per_round trainer.clock.computation_seconds trainer.local_epochs "
+    "trainer.local_steps trainer.max_rounds trainer.val_every_n_rounds"
+)
+OPTIONS_FLAG = "model.network_options."
 MAX_PHRASES = 5
 
 
-def published_settings(paper: str, dataset: str, algorithm: str, setting: str) -> Settings:
+def published_settings(paper: str, dataset: str, network: str, algorithm: str, setting: str) -> Settings:
     """Return the settings behind a row of a table.
 
     Args:
         paper: name of the paper for `--paper`.
         dataset: name of the data set in the paper.
+        network: name of the network.
         algorithm: name of the method in this package.
         setting: options that the row states, separated by `; `.
 
-    >>> published_settings("fedadam-ssm", "SVHN", "FedAdam", "Dirichlet(0.1)")["partition"]
+    >>> published_settings("fedadam-ssm", "SVHN", "resnet18", "FedAdam", "Dirichlet(0.1)")["partition"]
     'Dirichlet(0.1)'
     """
     known = papers()
     of_method = known["methods"].get(algorithm, {})
     partition = setting if paper == "fedadam-ssm" else f"Shards({known['shards'][dataset]})"
     wanted: Settings = {"data": dataset.replace("-", ""), "partition": partition}
+    wanted |= {"model": "ImageClassifier", "options": known["options"][paper].get(network, {})}
+    if network in known["computation"][paper]:
+        wanted["computation"] = f"{known['computation'][paper][network]:g} s"
     wanted |= known["settings"][paper] | of_method
     if "p" in of_method:
         wanted["server classes"] = known["server_classes"][dataset]
@@ -112,10 +132,16 @@ def settings_of(record: Record) -> Settings:
     if "algorithm.prune_round" in given:
         found["sources"] = given.get("algorithm.max_sources") or "all"
     degree = given.get("data.server_degree")
-    found["server classes"] = given.get("data.server_classes", "all")
+    found["server classes"] = given.get("data.server_classes") or "all"
     for known, num_classes in papers()["degrees"].items():
         if degree is not None and isclose(known, degree, abs_tol=5e-3):
             found["server classes"] = num_classes
+    found["model"] = given.get("model", "ImageClassifier")
+    found["options"] = {
+        flag.removeprefix(OPTIONS_FLAG): value for flag, value in given.items() if flag.startswith(OPTIONS_FLAG)
+    }
+    seconds = given.get("trainer.clock.computation_seconds")
+    found["computation"] = "estimated" if seconds is None else f"{seconds:g} s"
     found |= {name: given.get(flag) for name, (flag, _) in PHRASES.items() if flag}
     return {name: value for name, value in found.items() if value is not None}
 
@@ -123,11 +149,52 @@ def settings_of(record: Record) -> Settings:
 def differences(wanted: Settings, record: Record) -> list[str]:
     """Return a run's values of the settings that differ from the published ones, the most important first."""
     own = settings_of(record)
-    return [
+    named = [
         phrase(own[name])
         for name, (_, phrase) in PHRASES.items()
         if name in wanted and name in own and not _equal(wanted[name], own[name])
     ]
+    unknown = [
+        f"{name} unknown"
+        for name, (flag, _) in PHRASES.items()
+        if name in wanted and record.settings.get(flag or "") == UNKNOWN
+    ]
+    return [*named, *unknown, *(setting(record, flag) for flag in _others(record))]
+
+
+def _others(record: Record) -> list[str]:
+    """Return the flags that no row names and that do not have their default."""
+    left_out = {*READ_OR_HARMLESS.split(), *(flag for flag, _ in PHRASES.values())}
+    found = []
+    for flag, value in what_is_done(record.settings).items():
+        part, _, name = flag.partition(".")
+        if flag in left_out or flag.startswith(OPTIONS_FLAG) or value == UNKNOWN:
+            continue
+        root, _, leaf = name.partition(".")
+        # An unknown flag of a class is passed over; no paper has one that is not of a class, such as --optimizer.
+        default = _defaults(part, str(record.settings.get(part))).get(root, value if name else None)
+        if leaf and default is not None:
+            default = getattr(default, leaf, value)
+        if not _equal(default, value):
+            found.append(flag)
+    return found
+
+
+@cache
+def _defaults(part: str, name: str) -> Settings:
+    """Return the default values of a class's flags; {} for a class of another package."""
+    from lightning_fl import algorithms, data, modules, trainer  # here, as they import PyTorch
+
+    if part == "trainer":
+        known: Any = trainer.FederatedTrainer
+    else:
+        known = getattr({"algorithm": algorithms, "data": data, "model": modules}.get(part), name, None)
+    found = Settings()
+    for base in reversed(getattr(known, "__mro__", ())):
+        if "__init__" in vars(base):
+            parameters = signature(vars(base)["__init__"]).parameters.values()
+            found |= {each.name: each.default for each in parameters if each.default is not Parameter.empty}
+    return found
 
 
 def in_short(differing: list[str]) -> str:
@@ -151,5 +218,6 @@ def _partition(given: Settings) -> str:
 
 
 def _equal(wanted: Any, own: Any) -> bool:
+    wanted, own = (list(each) if isinstance(each, tuple) else each for each in (wanted, own))
     numbers = isinstance(wanted, (int, float)) and isinstance(own, (int, float))
     return isclose(wanted, own, rel_tol=1e-6) if numbers else str(wanted) == str(own)

@@ -58,6 +58,22 @@ class _Fit:
     began: float
 
 
+class _Pace:
+    """Rounds by second of the runs that are to be trained."""
+
+    def __init__(self, runs: Sequence[PlannedRun]) -> None:
+        self.runs, self.known, self.began = tuple(runs), sum(map(_rounds_done, runs)), time.monotonic()
+
+    def left(self, runs: Sequence[PlannedRun]) -> str:
+        """Return in words how many runs are left, and how long they take at this pace; empty if none are."""
+        if not runs:
+            return ""
+        trained = sum(map(_rounds_done, self.runs)) - self.known
+        rounds = sum(run.num_rounds - _rounds_done(run) for run in runs)
+        seconds = (time.monotonic() - self.began) * rounds / trained if trained else None
+        return f" ({len(runs)} of {len(self.runs)} left{'' if seconds is None else f', about {_duration(seconds)}'})"
+
+
 def train(runs: Sequence[PlannedRun], jobs: int, threads: int, retry: bool, num_accelerators: int = 0) -> Outcome:
     """Train all runs that are not done, `jobs` at once, and show the progress.
 
@@ -70,7 +86,7 @@ def train(runs: Sequence[PlannedRun], jobs: int, threads: int, retry: bool, num_
         retry: try runs again that failed before.
         num_accelerators: the processes get GPUs in turn if there are several.
     """
-    outcome, waiting, active = Outcome(), [], list[_Fit]()
+    outcome, waiting, active = Outcome(), list[PlannedRun](), list[_Fit]()
     for run in runs:
         if (run.folder / DONE).is_file():
             continue
@@ -78,6 +94,7 @@ def train(runs: Sequence[PlannedRun], jobs: int, threads: int, retry: bool, num_
             outcome.failed[run] = json.loads((run.folder / FAILED).read_text())["said"]
             continue
         waiting.append(run)
+    pace = _Pace(waiting)
     slots: SimpleQueue[int] = SimpleQueue()
     for slot in range(jobs):
         slots.put(slot)
@@ -94,11 +111,12 @@ def train(runs: Sequence[PlannedRun], jobs: int, threads: int, retry: bool, num_
             for fit in [fit for fit in active if fit.process.poll() is not None]:
                 active.remove(fit)
                 slots.put(fit.slot)
-                _end(fit, outcome, bar)
+                _end(fit, outcome, bar, pace.left([*waiting, *(other.run for other in active)]))
             bar.update(sum(map(_rounds_done, runs)) - bar.n)
             if active:
                 time.sleep(POLL_SECONDS)
     outcome.done = [run for run in runs if (run.folder / DONE).is_file()]
+    outcome.elsewhere = [run for run in outcome.elsewhere if run not in outcome.done]
     return outcome
 
 
@@ -116,7 +134,7 @@ def command(run: PlannedRun, threads: int) -> list[str]:
 
 
 def _begin(run: PlannedRun, slot: int, threads: int, device: int | None) -> _Fit | None:
-    """Start a fit; None if another process trains this run."""
+    """Start a fit; None if another process trains this run, or has trained it since this study began."""
     run.folder.mkdir(parents=True, exist_ok=True)
     lock = (run.folder / LOCK).open("ab")
     if fcntl is not None:
@@ -125,6 +143,9 @@ def _begin(run: PlannedRun, slot: int, threads: int, device: int | None) -> _Fit
         except BlockingIOError:
             lock.close()
             return None
+    if (run.folder / DONE).is_file():
+        lock.close()
+        return None
     (run.folder / FAILED).unlink(missing_ok=True)
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     if device is not None:
@@ -143,21 +164,21 @@ def _begin(run: PlannedRun, slot: int, threads: int, device: int | None) -> _Fit
     return _Fit(run, slot, process, lock, time.monotonic())
 
 
-def _end(fit: _Fit, outcome: Outcome, bar: tqdm[Any]) -> None:
-    """Note how a fit ended, and print a line about it."""
+def _end(fit: _Fit, outcome: Outcome, bar: tqdm[Any], left: str) -> None:
+    """Note how a fit ended, and print a line about it and about what is left."""
     run, seconds = fit.run, time.monotonic() - fit.began
     name = f"{run.cell}, seed {run.seed}"
     if fit.process.returncode == 0:
         with replacing(run.folder / DONE, "w") as file:
             file.write(json.dumps({"arguments": run.arguments, "seconds": round(seconds, 1)}, indent=1) + "\n")
-        bar.write(f"{name}: done in {_duration(seconds)}", file=sys.stderr)
+        bar.write(f"{name}: done in {_duration(seconds)}{left}", file=sys.stderr)
     else:
         lines = (run.folder / OUTPUT).read_text(errors="replace").split("\n")
         said = next((line.strip() for line in reversed(lines) if line.strip()), f"exit code {fit.process.returncode}")
         with replacing(run.folder / FAILED, "w") as file:
             file.write(json.dumps({"exit_code": fit.process.returncode, "said": said}, indent=1) + "\n")
         outcome.failed[run] = said
-        bar.write(f"{name}: failed: {said}", file=sys.stderr)
+        bar.write(f"{name}: failed{left}: {said}", file=sys.stderr)
     fit.lock.close()
 
 
@@ -207,4 +228,6 @@ def _rounds_done(run: PlannedRun) -> int:
 
 def _duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60} min"
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"

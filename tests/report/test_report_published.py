@@ -10,6 +10,7 @@ import yaml
 from made_runs import rising, write_run
 
 from lightning_fl import algorithms, data
+from lightning_fl.cli.planned_fit import resolve
 from lightning_fl.modules import NETWORKS
 from lightning_fl.report import report
 from lightning_fl.report.comparison import Curve, Group, Metric
@@ -38,11 +39,13 @@ def test_own_runs_stand_under_the_rows_of_their_method_and_setting(tmp_path: Pat
     cells = [[cell.strip() for cell in line] for line in lines]
     assert all("vgg11" not in line[1] for line in cells), "the runs use the CNN"
     place = cells.index(["FedDU", "CIFAR-10, cnn, p=5%", "–", "0.663"])
-    others = "unknown partition, server classes: all, 20 clients, 50 rounds"
+    others = "unknown partition, server classes: all, 20 clients, 50 rounds, computation: estimated"
     assert cells[place + 1] == ["↳ here: FedDU", others, "–", "0.620"]
     assert sum(line[0] == "↳ here: FedDU" for line in cells) == 1
     printed = report([*arguments, "--paper", "feddumap:10"])
-    assert re.search(r"here: FedAvg .* 50 rounds .* 0\.6 .* 0\.605 .* 100 \| +50 \| +4\.50 ", printed)
+    assert re.search(
+        r"here: FedAvg .* 50 rounds, computation: estimated .* 0\.6 .* 0\.605 .* 100 \| +50 \| +4\.50 ", printed
+    )
 
 
 PUBLISHED = [read_published(f"feddumap:{number}") for number in range(2, 14)] + [read_published("fedadam-ssm:I")]
@@ -54,7 +57,9 @@ def test_every_row_names_what_there_is() -> None:
     assert {row.network for row in ROWS} <= set(NETWORKS)
     assert {row.algorithm for row in ROWS} <= set(algorithms.__all__)
     for row in ROWS:
-        assert hasattr(data, published_settings(row.paper, row.dataset, row.algorithm, row.setting)["data"])
+        assert hasattr(
+            data, published_settings(row.paper, row.dataset, row.network, row.algorithm, row.setting)["data"]
+        )
 
 
 def shipped(task: Path, method: Path, **more: Any) -> Group:
@@ -87,11 +92,28 @@ def test_the_experiments_that_come_with_the_package_are_those_of_the_papers(task
                 num_rows += 1
                 assert row in published.nearest_rows(group) or row.setting, row
                 if row.setting in ("", setting) or "misprinted" in row.setting:
-                    assert row.differences(group) == []
+                    assert row.differences(group) == (["preset=light"] if method.stem == "fedkt" else [])
     assert num_rows > 2 or task.stem == "resnet18_cifar100", "only ResNet-18 is missing in the paper's table"
 
 
 TASK, METHODS = CONFIGS / "feddumap" / "cnn_cifar10.yaml", CONFIGS / "feddumap" / "methods"
+
+
+SHIPPED = [
+    (CONFIGS / folder / task, method)
+    for folder, task in (("feddumap", "cnn_cifar10.yaml"), ("fedadam_ssm", "resnet18_svhn_iid.yaml"))
+    for method in sorted((CONFIGS / folder / "methods").glob("*.yaml"))
+]
+
+
+@pytest.mark.parametrize(("task", "method"), SHIPPED, ids=lambda path: path.stem)
+def test_the_defaults_that_a_whole_configuration_also_has_are_no_differences(task: Path, method: Path) -> None:
+    whole = {"trainer.local_steps": None} | flatten(resolve([f"--config={task}", f"--config={method}"]))
+    group = shipped(task, method, **whole)
+    dataset = "CIFAR-10" if "cifar10" in task.stem else "SVHN"
+    rows = [row for row in ROWS if row.is_of(group) and row.dataset == dataset and row.setting in ("", "IID")]
+    found = {tuple(row.differences(group)) for row in rows}
+    assert found <= {("preset=light",) if method.stem == "fedkt" else ()}
 
 
 @pytest.mark.parametrize(
@@ -110,6 +132,17 @@ TASK, METHODS = CONFIGS / "feddumap" / "cnn_cifar10.yaml", CONFIGS / "feddumap" 
         ("data.server_degree", 0.61, "server classes: 2"),
         ("algorithm.C", 1.5, "C=1.5"),
         ("model.lr_decay", 1.0, "lr_decay 1"),
+        ("data.server_classes", None, "server classes: all"),
+        ("data.normalize", True, "normalize=true"),
+        ("data.val_fraction", 0.5, "val_fraction=0.5"),
+        ("model.network_options.width", 0.125, "width=0.125"),
+        ("model.momentum", 0.9, "momentum=0.9"),
+        ("model.learning_rate", "unknown", "learning rate unknown"),
+        ("trainer.clock.computation_seconds", 23.0, "computation: 23 s"),
+        ("trainer.clock.uplink_mebibytes_per_second", 1.0, "uplink_mebibytes_per_second=1.0"),
+        ("trainer.limit_train_batches", 1, "limit_train_batches=1"),
+        ("trainer.callbacks.0", "FilterPruning", "FilterPruning"),
+        ("optimizer", "Adam", "optimizer=Adam"),
     ],
 )
 def test_each_respect_in_which_a_run_differs_is_said(flag: str, value: Any, said: str) -> None:
@@ -126,6 +159,8 @@ def test_each_respect_in_which_a_run_differs_is_said(flag: str, value: Any, said
         ("feddumap", "serverm", "algorithm.beta", 0.3, "beta=0.3"),
         ("feddumap", "fedap", "algorithm.prune_round", 5, "prune_round=5"),
         ("feddumap", "feddumap", "algorithm.max_sources", 20, "20 sources"),
+        ("feddumap", "fedap", "algorithm.rate_mode", "gap", "rate_mode=gap"),
+        ("feddumap", "serverm", "algorithm.variant", "yogi", "variant=yogi"),
         ("feddumap", "imc", "algorithm.prune_round", 50, "prune_round=50"),
         ("feddumap", "data_sharing", "algorithm.cap", 0.1, "cap=0.1"),
         ("feddumap", "prunefl", "algorithm.interval", 5, "interval=5"),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -131,6 +132,39 @@ def test_a_study_that_is_stopped_does_not_train_a_run_twice(sent: signal.Signals
         (run.folder / "wait").unlink()
     assert train(runs, jobs=1, threads=1, retry=False).done == runs
     assert len(calls(run)) == 2
+
+
+def test_a_run_that_another_study_trains_meanwhile_is_not_trained_again(tmp_path: Path) -> None:
+    first, second = runs = planned(tmp_path, "a", "b")
+    first.folder.mkdir()
+    (first.folder / "wait").touch()
+    outcomes = []
+    thread = threading.Thread(target=lambda: outcomes.append(train(runs, jobs=1, threads=1, retry=False)))
+    # Signals are only handled in the main thread, where the other study is.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(signal, "signal", lambda *_: None)
+        thread.start()
+        while not (first.folder / "calls.txt").exists():
+            time.sleep(0.01)
+        other = train(runs, jobs=1, threads=1, retry=False)
+        assert (other.done, other.elsewhere) == ([second], [first])
+        (first.folder / "wait").unlink()
+        thread.join()
+    assert (outcomes[0].done, outcomes[0].elsewhere) == (runs, [])
+    assert [len(calls(run)) for run in runs] == [1, 1]
+
+
+def test_each_line_says_what_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = planned(tmp_path, "a", "b", "c")
+    train(runs[:1], jobs=1, threads=1, retry=False)
+    runs[1].folder.mkdir()
+    (runs[1].folder / "fails").touch()
+    capsys.readouterr()
+    train(runs, jobs=1, threads=1, retry=False)
+    failed, done = capsys.readouterr().err.splitlines()
+    said = r"b, seed 0: failed \(1 of 2 left, about \d+ s\): lightning-fl: error: it does not fit\."
+    assert re.fullmatch(said, failed)
+    assert re.fullmatch(r"c, seed 0: done in \d+ s", done)
 
 
 def test_several_accelerators_are_given_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
