@@ -60,7 +60,7 @@ class FedDP(Algorithm):
         Args:
             base: Method under the gates: FedAvg, FedProx, FedNova, SCAFFOLD …; SCAFFOLD if not given, as in the paper.
             keep: Share of each convolution's channels to keep, in (0, 1]; 0.7071 halves the MACs of a chain such as
-                VGG-11, about 0.65 those of ResNet-32, 1 is the base.
+                VGG-11, about 0.65 those of ResNet-32 (without those that read zeros), 1 is the base.
             penalty: Weight λ ≥ 0 of the lasso on the gates.
             gate_mode: Choose channels (ste), or also scale them (multiply).
             detach_gate_input: Stop a gate's gradient at its input.

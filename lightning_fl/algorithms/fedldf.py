@@ -9,6 +9,10 @@ server:    w^(l) ← w^(l) + Σ_k s_kl n_k Δ_k^(l) / Σ_k s_kl n_k           ag
 RandomLayers    s_kl = 1 for n clients drawn for each layer               exchange: DrawnLayers
 HDFL            n drawn clients send their whole models                   exchange: DrawnClients
 FedADP          each client sends the units that changed most             exchange: PrunedUnits
+
+HDFL and FedADP are as that paper uses them, to send as much as FedLDF. HDFL itself (Zawad et al., HDFL: A Heterogeneity and
+Client Dropout-Aware Federated Learning Framework, CCGrid 2023) does not choose clients at random. FedADP's rule is ours, as the
+paper only names its pruning ratio.
 """
 
 from __future__ import annotations

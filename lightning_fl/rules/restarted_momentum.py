@@ -17,7 +17,7 @@ class RestartedMomentum(Rule):
     Differs from `torch.optim.SGD(momentum=β, dampening=1 − β)`, whose first step sets v = g.
 
     Attributes:
-        beta: β in [0, 1); 0 is plain SGD. Default of the paper's code: 0.9.
+        beta: β in [0, 1); 0 is plain SGD. The default is ours.
     """
 
     changeable = frozenset({"beta"})

@@ -2,6 +2,7 @@
 
 import tarfile
 from pathlib import Path
+from statistics import fmean, stdev
 
 import pytest
 
@@ -42,6 +43,31 @@ def test_the_verdicts_are_those_of_the_kept_runs(archive: Path, tmp_path: Path) 
         here = "" if verdict.mean is None else f"{verdict.mean:.3g}{interval}"
         paper = "" if claim.paper is None else f"{claim.paper:.3g}"
         assert f"| {claim.text} | {paper} | {here} | {verdict.outcome} |" in PAGE
+
+
+@pytest.mark.parametrize("name", ["fedadam_ssm", "feddp", "feddumap", "fedldf"])
+def test_the_tables_of_the_papers_pages_are_those_of_the_kept_runs(name: str, tmp_path: Path) -> None:
+    """Check the mean and spread of the final accuracies, and of the rounds to the target where these are tens."""
+    file = read_study(ROOT / "configs" / "studies" / f"{name}_small.yaml")
+    runs = kept_runs(ROOT / "docs" / "results" / "runs" / f"{name}_small.tar.xz", tmp_path)
+    text = (ROOT / "docs" / "results" / f"{name}.md").read_text()
+    for cell, curves in curves_of(file, runs).items():
+        numbers = [curve.numbers for curve in curves.values()]
+        final = [number["final"] for number in numbers]
+        assert f"| {fmean(final):.3f} ± {stdev(final):.3f} |" in text, cell
+        rounds = [number.get("target_rounds") for number in numbers]
+        if name in ("feddumap", "fedldf") and None not in rounds:
+            assert f"| {fmean(rounds):.0f} ± {stdev(rounds):.0f} |" in text, cell
+
+
+FULL = ("feddumap", "fedldf", "feddp", "fedadam_ssm", "fedadam_ssm_dirichlet")
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_every_claim_of_a_paper_has_a_row(name: str) -> None:
+    for claim in read_study(ROOT / "configs" / "studies" / f"{name}.yaml").claims:
+        paper = "" if claim.paper is None else f"{claim.paper:.3g}"
+        assert f"| {claim.text} | {paper} |" in PAGE
 
 
 def test_the_table_of_accuracy_per_byte_is_that_of_the_kept_runs(tmp_path: Path) -> None:

@@ -1,11 +1,13 @@
-"""Momentum on one side: the baselines ServerM and DeviceM of FedDUMAP (Liu et al., ACM TIST 2024, doi:10.1145/3690648).
+"""Momentum on one side: the baselines ServerM and DeviceM of Liu et al., Efficient Federated Learning Using Dynamic Update and
+Adaptive Pruning with Momentum on Shared Server Data (FedDUMAP), ACM TIST 2024 (doi:10.1145/3690648).
 
 ServerM    Δ = Σ_k n_k Δ_k / Σ_k n_k;  m ← βm + (1 − β)Δ;  w ← w + η_g m      steps: Apply, Momentum (or Yogi)
 DeviceM    v ← βv + (1 − β)g;  y ← y − ηv;  v = 0 at the start of a round      rule: RestartedMomentum
 the rest is FedAvg; neither sends anything more
 
-The paper cites Yogi (Reddi et al., NeurIPS 2018) for the first and Mime (Karimireddy et al., 2021) for the second, but describes
-the above. The cited methods are variants: DeviceM's `mime_lite` is
+The paper cites Yogi (Zaheer et al., Adaptive Methods for Nonconvex Optimization, NeurIPS 2018) for the first and Mime
+(Karimireddy et al., Mime: Mimicking Centralized Stochastic Algorithms in Federated Learning, 2020, arXiv:2008.03606) for the
+second, but describes the above. The cited methods are variants: DeviceM's `mime_lite` is
 client k:  y ← y − η(βm + (1 − β)g);  sends y − w and ∇F_k(w)                  rule: FrozenMomentum
 server:    m ← βm + (1 − β) Σ_k n_k ∇F_k(w) / Σ_k n_k, sent down with w        step: GradientMomentum
 and costs twice FedAvg's bits in both directions. `mime`, the full method, replaces g by
