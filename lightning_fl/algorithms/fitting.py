@@ -158,9 +158,12 @@ def _uploads(slots: Slots) -> Iterator[str]:
     kept = [name for name in sorted(slots.rule.provides) if slots.uplink.is_lossy_for(name)]
     if slots.rule.needs_whole_upload and kept and not slots.uplink.has_error_feedback:
         codec = name_of(slots.uplink)
+        remedy = (
+            "one that contracts, with ErrorFeedback" if slots.uplink.error_may_grow else f"ErrorFeedback({codec}(…))"
+        )
         yield (
             f"clients of {name_of(slots.rule)} keep a copy of {_listed(kept)}, of which the uplink {codec} loses a part in "
-            f"every round: use ErrorFeedback({codec}(…))"
+            f"every round: use {remedy}"
         )
     if slots.uplink.needs_error_feedback and not slots.uplink.has_error_feedback:
         codec = name_of(slots.uplink)

@@ -112,6 +112,12 @@ class Followed(Codec):
             bits = dict(zip(KINDS, setting.encoded[self.carrier].tolist(), strict=True))
             payload = {f"{kind}{ENCODED}": Packed(message[self.carrier], count) for kind, count in bits.items()}
         elif self.carrier in message:  # from a checkpoint of 0.2, whose steps kept no bits
+            inner = type(self.codec).__name__
+            require(
+                self.codec.is_idempotent,
+                f"Followed({inner}) would encode {self.carrier!r} a second time, which loses more: the step that sends it must "
+                "return its bits from `encoded`.",
+            )
             payload, _ = self.codec.encode({self.carrier: message[self.carrier]}, {}, setting)
         for name, entry in message.items():
             if name != self.carrier:

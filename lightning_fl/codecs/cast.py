@@ -87,7 +87,8 @@ class Cast(Codec):
             WARNINGS.warn(
                 f"Cast to {self.dtype} sends numbers beyond ±{largest:,g} as ±{largest:,g}{wider}. This is said once."
             )
-        return torch.where(finite, vector.clamp(-largest, largest), vector)
+        wide = vector.to(torch.promote_types(vector.dtype, torch.float32))  # ±65,504 is no number of bfloat16
+        return torch.where(finite, wide.clamp(-largest, largest), wide)
 
 
 def _rounded_at_random(vector: Tensor, draws: Tensor, dtype: torch.dtype) -> Tensor:

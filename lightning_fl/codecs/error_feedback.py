@@ -32,9 +32,9 @@ class ErrorFeedback(Codec):
             f"ErrorFeedback around {inner} would add what was lost twice: give one of them alone.",
         )
         require(
-            self.codec.contracts or not self.codec.is_unbiased,
-            f"ErrorFeedback around {inner} would add up errors that may be larger than the messages: {inner} is unbiased as it "
-            "is, and needs none.",
+            not self.codec.error_may_grow,
+            f"ErrorFeedback around {inner} would add up errors that may be larger than the messages: leave ErrorFeedback out, or "
+            "give it a codec that contracts.",
         )
 
     def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:

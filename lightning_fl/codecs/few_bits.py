@@ -101,7 +101,7 @@ class FewBits(Codec):
 
 @dataclass(frozen=True)
 class OneBit(FewBits):
-    """C(z) = s · sgn(z), sgn(0) = +1: d bits and 32 for each group's scale s, which `unit` does not send.
+    """C(z) = s · sgn(z), sgn(0) = +1: d bits and those of a number, 32 or the model's, for each group's scale s; none for `unit`.
 
     Attributes:
         scale: `l2` is s = ‖z‖₂ / √n, the choice of 1-bit Adam's authors, which keeps a group's norm but may move further from z
@@ -113,7 +113,7 @@ class OneBit(FewBits):
     """
 
     deltas_only = True  # signs are too coarse for a whole model
-    is_idempotent = True
+    is_idempotent = True  # of numbers of up to 32 bits: in float64 the scale may differ in the last bit
     scale: Literal["l2", "l1", "unit"] = "l2"
     groups: Groups = "tensor"
     names: tuple[str, ...] = ()

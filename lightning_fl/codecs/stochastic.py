@@ -204,6 +204,11 @@ class TernGrad(Stochastic):
         return self.clip is None
 
     @property
+    def error_may_grow(self) -> bool:
+        """True, also if numbers are cut off: what is left of them is drawn as without."""
+        return True
+
+    @property
     def most(self) -> int:
         """Highest level, 1."""
         return 1
@@ -224,7 +229,11 @@ class TernGrad(Stochastic):
         parts = list(vector.split(sizes.tolist()))
         if self.clip is not None:
             limits = [self.clip * part.std(correction=0) for part in parts]
-            parts = [part.clamp(-limit, limit) for part, limit in zip(parts, limits, strict=True)]
+            # Equal numbers, such as a single one, have no deviation: nothing is cut off.
+            parts = [
+                torch.where(limit > 0, part.clamp(-limit, limit), part)
+                for part, limit in zip(parts, limits, strict=True)
+            ]
         if not parts:
             return vector, vector.new_zeros(0, dtype=torch.float32)
         return torch.cat(parts), torch.stack([part.abs().amax() for part in parts]).float()

@@ -108,6 +108,11 @@ class TopK(Sparse):
         return self.values is None or self.values.contracts
 
     @property
+    def error_may_grow(self) -> bool:
+        """True if that of the codec of the values may."""
+        return self.values is not None and self.values.error_may_grow
+
+    @property
     def is_idempotent(self) -> bool:
         """True without a codec of the values, after which others may be the largest."""
         return self.values is None

@@ -77,6 +77,11 @@ class Codec(Part, ABC):
         return False
 
     @property
+    def error_may_grow(self) -> bool:
+        """True if error feedback would add up errors that may be larger than the messages, as if it is unbiased and expands."""
+        return self.is_unbiased and not self.contracts
+
+    @property
     def is_idempotent(self) -> bool:
         """True if C(C(x)) = C(x), bit for bit."""
         return False
@@ -194,7 +199,7 @@ def check_values(outer: Codec, values: Codec | None) -> None:
     require(
         values is None or not (values.has_error_feedback or values.needs_every_client),
         f"{name}'s values are other numbers each time, but {inner} builds on the message before: give it the codec inside, or "
-        f"ErrorFeedback({name}(values=…)).",
+        f"ErrorFeedback({name}(values=…)) if that codec contracts.",
     )
     require(
         values is None or not values.needs_shapes,

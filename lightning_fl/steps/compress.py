@@ -21,7 +21,8 @@ class Compress(Step):
 
     Attributes:
         codec: C, a lossy codec, the same as inside the downlink.
-        feedback: add e, which is 0 otherwise; if not given, add it unless C is unbiased and does not contract.
+        feedback: add e, which is 0 otherwise; if not given, add it unless it may grow, as that of an unbiased C that does not
+            contract.
     """
 
     needs = uses = frozenset({PROPOSAL})
@@ -42,9 +43,8 @@ class Compress(Step):
         )
         inner = type(self.codec).__name__
         require(
-            not self.feedback or self.codec.contracts or not self.codec.is_unbiased,
-            f"Compress({inner}, feedback=True) would add up errors that may be larger than the changes: {inner} is unbiased "
-            "as it is, so leave feedback=True out.",
+            not (self.feedback and self.codec.error_may_grow),
+            f"Compress({inner}, feedback=True) would add up errors that may be larger than the changes: leave feedback=True out.",
         )
         require(
             self.feedback is not False or not self.codec.needs_error_feedback,
@@ -54,7 +54,7 @@ class Compress(Step):
     @property
     def adds_error(self) -> bool:
         """True if what one round loses is added to the next."""
-        return self.feedback if self.feedback is not None else self.codec.contracts or not self.codec.is_unbiased
+        return self.feedback if self.feedback is not None else not self.codec.error_may_grow
 
     def change_entry(self) -> tuple[str, Codec]:
         """Return the name of the change, and its codec."""

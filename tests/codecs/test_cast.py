@@ -44,6 +44,14 @@ def through(codec: Any, x: Tensor, seed: int = 0) -> Tensor:
     return codec.decode(payload, setting)["model"]
 
 
+def test_a_model_of_bfloat16_is_cut_off_as_others_are() -> None:
+    """Check that ±65,504, which is no number of bfloat16, is the limit there, too."""
+    x = torch.tensor([70000.0, 1.0, -65536.0], dtype=torch.bfloat16)
+    with pytest.warns(UserWarning, match="Cast to float16 sends numbers beyond"):
+        payload, _ = Cast().encode({"model": x}, {}, setting_of(3, dtype=x.dtype))
+    assert payload["model"].content.tolist() == [65504.0, 1.0, -65504.0]
+
+
 def normal(d: int, seed: int = 0) -> Tensor:
     return torch.randn(d, generator=torch.Generator().manual_seed(seed))
 
@@ -142,7 +150,7 @@ def test_flags_are_those_of_the_rounding() -> None:
     for codec in CODECS:
         flags = (codec.contracts, codec.is_unbiased, codec.is_idempotent, codec.deltas_only, codec.needs_error_feedback)
         assert flags == (not codec.stochastic, codec.stochastic, True, False, False)
-    with pytest.raises(UserError, match="Cast is unbiased"):
+    with pytest.raises(UserError, match="ErrorFeedback around Cast would add up errors"):
         ErrorFeedback(Cast(stochastic=True))
 
 

@@ -11,12 +11,29 @@ from compared_runs import MakeTrainer, bits_of, fits
 from toys import Perceptron, federation, vector
 
 from lightning_fl.algorithms import Algorithm
-from lightning_fl.codecs import Dense, ErrorFeedback, Followed
+from lightning_fl.codecs import (
+    EDEN,
+    QSGD,
+    STC,
+    Blockwise,
+    Cast,
+    Dense,
+    ErrorFeedback,
+    FairTopK,
+    Followed,
+    LowRank,
+    OneBit,
+    Quantiser,
+    RandomK,
+    TernGrad,
+    TopK,
+)
 from lightning_fl.errors import UserError
 from lightning_fl.slots import Codec, Draw, Message, Packed, Payload, Setting, State, compressible
 from lightning_fl.steps import Apply, Compress
-from lightning_fl.vectors.layout import NO_LAYOUT
+from lightning_fl.vectors.layout import NO_LAYOUT, Layout
 
+LAYOUT = Layout(("a", "b"), ((5, 4), (6,)), (False, False))
 SEEN: list[Draw] = []
 
 
@@ -110,11 +127,61 @@ def test_clients_receive_the_change_that_the_server_made(make_trainer: MakeTrain
     assert torch.equal(downlink.decode(payload, setting)["model/change"], change)
 
 
+def test_a_change_that_has_no_bits_is_not_encoded_again() -> None:
+    """Check that only a codec that loses nothing the second time encodes what another has encoded."""
+    change, setting = torch.arange(26.0), Setting(LAYOUT, NO_LAYOUT, num_clients=6)
+    message = {"model": change, "model/change": change}
+    with pytest.raises(UserError, match=r"Followed\(Noisy\) would encode 'model/change' a second time"):
+        Followed(Noisy()).encode(message, {}, setting)
+    Followed(TopK(0.5)).encode(message, {}, setting)
+
+
+GROWING = [
+    Noisy(),
+    QSGD(),
+    TernGrad(),
+    TernGrad(clip=2.5),
+    RandomK(0.2),
+    EDEN(4),
+    TopK(0.5, values=QSGD(1)),
+    TopK(0.5, values=RandomK(0.05)),
+]
+BOUNDED = [
+    *(
+        Dense(),
+        Cast(),
+        Quantiser(),
+        OneBit(),
+        OneBit("l1"),
+        Blockwise(bits=4),
+        TopK(0.5),
+        FairTopK(0.5),
+        STC(0.5),
+        LowRank(1),
+        EDEN(4, scale="min_mse"),
+    ),
+    *(TopK(0.5, values=Blockwise(bits=4)), RandomK(0.5, scale="none"), RandomK(0.5, scale="none", values=Quantiser())),
+]
+
+
 @pytest.mark.parametrize("make", [ErrorFeedback, lambda codec: Compress(codec, feedback=True)], ids=["uplink", "step"])
-def test_error_feedback_is_refused_where_errors_would_grow(make: Any) -> None:
-    with pytest.raises(UserError, match="Noisy is unbiased"):
-        make(Noisy())
-    make(Dense())
+@pytest.mark.parametrize("codec", GROWING, ids=str)
+def test_error_feedback_is_refused_where_errors_would_grow(codec: Codec, make: Any) -> None:
+    with pytest.raises(UserError, match="would add up errors that may be larger"):
+        make(codec)
+    if codec.is_unbiased:
+        assert not Compress(codec).adds_error
+
+
+@pytest.mark.parametrize("codec", BOUNDED, ids=str)
+def test_what_error_feedback_keeps_is_bounded_elsewhere(codec: Codec) -> None:
+    x, memory = torch.randn(26, generator=torch.Generator().manual_seed(0)), dict[str, torch.Tensor]()
+    feedback = ErrorFeedback(codec)
+    for index in range(60):
+        setting = Setting(LAYOUT, NO_LAYOUT, num_clients=6, draw=Draw((0, index, 11), 0, "up"))
+        _, memory = feedback.encode({"model": x}, memory, setting)
+    kept = memory.get("residual/model", torch.zeros(1))
+    assert kept.norm() < 10 * x.norm()
 
 
 def test_an_unbiased_change_needs_no_error_feedback() -> None:

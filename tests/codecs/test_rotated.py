@@ -215,7 +215,7 @@ def test_flags_are_those_of_the_scale() -> None:
             True,
         )
         assert not codec.needs_error_feedback
-    with pytest.raises(UserError, match="EDEN is unbiased"):
+    with pytest.raises(UserError, match="ErrorFeedback around EDEN would add up errors"):
         ErrorFeedback(EDEN())
 
 

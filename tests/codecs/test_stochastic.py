@@ -12,7 +12,7 @@ from hypothesis.extra.numpy import arrays
 from toys import Perceptron, federation, vector
 
 from lightning_fl.algorithms import Algorithm, FedAvg, FedPAQ
-from lightning_fl.codecs import QSGD, ErrorFeedback, Followed, RandomK, TernGrad
+from lightning_fl.codecs import QSGD, Followed, RandomK, TernGrad
 from lightning_fl.errors import UserError
 from lightning_fl.slots import Codec, Draw, Payload, Setting
 from lightning_fl.steps import Apply, Compress
@@ -212,9 +212,16 @@ def test_idempotence_and_contraction_are_as_declared() -> None:
     assert not any(codec.contracts for codec in (QSGD(), TernGrad(), RandomK(0.2)))
     assert not TernGrad(clip=2.5).is_unbiased
     for codec in (QSGD(), TernGrad(), RandomK(0.2)):
-        with pytest.raises(UserError, match="is unbiased"):
-            ErrorFeedback(codec)
-    ErrorFeedback(RandomK(0.2, scale="none"))
+        assert codec.error_may_grow
+
+
+@pytest.mark.parametrize("x", [torch.tensor([-0.3]), torch.full((4,), 0.3)])
+def test_equal_numbers_are_not_cut_off(x: torch.Tensor) -> None:
+    """Check that numbers without a deviation, such as a single one, are not taken for large ones."""
+    codec = TernGrad(clip=2.5)
+    assert torch.equal(sent(codec, x, setting_of((len(x),)))[0], x)
+    both = torch.cat([x, torch.tensor([1.0, -2.0, 0.5])])
+    assert torch.equal(sent(codec, both, setting_of((len(x),), (3,)))[0][: len(x)], x)
 
 
 @pytest.mark.parametrize(
