@@ -82,7 +82,9 @@ class AdapterError(Callback):
         )
         self._pairs = _pairs(pl_module)
         require(
-            bool(self._pairs), f"AdapterError compares adapters of LoRA, and {type(pl_module).__name__} trains none."
+            bool(self._pairs),
+            f"AdapterError compares pairs of LoRA's factors, and {type(pl_module).__name__} trains none: with one factor frozen, "
+            "as in FFA-LoRA, there is no such error.",
         )
 
     def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:

@@ -112,7 +112,12 @@ class EnergyMeter(Callback):
         """Bits, seconds and multiply-accumulates of the run so far, by the names of their coefficients."""
 
     def compare(self, other: EnergyMeter) -> Literal["less", "more", "depends"]:
-        """Return how this run's energy compares with another's wherever in this profile's ranges the coefficients are."""
+        """Return how this run's energy compares with another's wherever in the profile's ranges the coefficients are.
+
+        Raises:
+            UserError: the other run has another profile.
+        """
+        require(self.profile == other.profile, "EnergyMeter compares runs of one profile, and these have two.")
         found = takes_less(self.amounts, other.amounts, self.profile)
         return {"first": "less", "second": "more", "depends": "depends"}[found]  # type: ignore[return-value]
 

@@ -105,7 +105,7 @@ def test_the_error_of_the_product_is_the_covariance_of_the_factors(
 
 
 def test_with_frozen_a_there_is_no_such_error(make_trainer: MakeTrainer, keeps_files: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match="trains none"):
+    with pytest.raises(UserError, match="trains none: with one factor frozen"):
         fitted(make_trainer, keeps_files, LoRAPerceptron(freezes_a=True), AdapterError())
 
 

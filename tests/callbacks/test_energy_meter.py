@@ -178,6 +178,8 @@ def test_runs_are_compared(make_trainer: MakeTrainer) -> None:
     assert one.compare(one) == "depends"
     other.amounts["joules_per_mac"] = 1e9  # 0.01 to 1 J, while the bits of a round take 0.004 to 0.14 J in the network
     assert one.compare(other) == other.compare(one) == "depends"
+    with pytest.raises(UserError, match="of one profile"):
+        one.compare(EnergyMeter("wifi"))
 
 
 def test_a_resumed_run_equals_one_that_was_not_interrupted(
