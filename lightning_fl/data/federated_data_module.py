@@ -60,7 +60,8 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
         server_groups: share of the groups whose samples go to the server, in [0, 1); all of them, or with server_fraction as
             many as that says.
         shift: change of the images that differs from client to client, over any partition: Rotation, Noise or Corruption. It
-            changes training and validation parts, but neither the test set nor the server's samples; null: none.
+            changes training and validation parts, but neither the test set, of which the clients' own test samples are parts,
+            nor the server's samples; null: none.
         val_fraction: share of its samples that each client holds out for validation, in [0, 1); 0: validate on the test set.
         eval_batch_size: samples per batch in validation, test and prediction, at least 1.
         seed: seed of every split, at least 0.
@@ -184,7 +185,7 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
             round(self.client_fraction * num_samples), whole_share(1 / (1 + self.server_fraction), num_samples)
         )
         of_clients, of_server = order[:num_pooled], order[num_pooled:]
-        check_labels(self.train, self.num_classes, self)
+        check_labels(self.train, self.test, self.num_classes, self)
         groups = needed_groups(self.train, self.groups, self.partition, self.server_groups or 0.0)
         if self.server_groups and groups is not None:
             of_clients, of_server = server_pool(order, groups, self.server_groups, self._rng(GROUPS))

@@ -89,8 +89,8 @@ def _check_groups(data: SplitSettings) -> None:
     )
 
 
-def check_labels(train: Samples, num_classes: int | None, data: SplitSettings) -> None:
-    """Raise `UserError` if settings need classes that the training samples lack, or these are not 0..num_classes-1."""
+def check_labels(train: Samples, test: Samples | None, num_classes: int | None, data: SplitSettings) -> None:
+    """Raise `UserError` if settings need classes that the training samples lack, or some labels are not 0..num_classes-1."""
     labels = train.labels
     require(
         labels is not None or not data.partition.needs_labels,
@@ -102,10 +102,11 @@ def check_labels(train: Samples, num_classes: int | None, data: SplitSettings) -
         or (data.server_classes is None and data.server_degree is None),
         "server_classes and server_degree need the class of each sample and the number of classes, but the data lack them.",
     )
-    if labels is None or num_classes is None or not len(labels):
-        return
-    require(
-        bool(labels.min() >= 0 and labels.max() < num_classes),
-        f"The labels go from {labels.min()} to {labels.max()}, but num_classes={num_classes} allows 0 to "
-        f"{num_classes - 1}.",
-    )
+    for of_test, found in (("", labels), (" of the test set", None if test is None else test.labels)):
+        if found is None or num_classes is None or not len(found):
+            continue
+        require(
+            bool(found.min() >= 0 and found.max() < num_classes),
+            f"The labels{of_test} go from {found.min()} to {found.max()}, but num_classes={num_classes} allows 0 to "
+            f"{num_classes - 1}.",
+        )

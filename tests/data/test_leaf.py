@@ -94,6 +94,7 @@ GOOD = writer(2)
         ({"a": GOOD}, {"num_samples": None}, r"a\.json is no file of LEAF: it lacks a list 'num_samples'"),
         ({"a": GOOD}, {"user_data": []}, r"it lacks a mapping 'user_data'"),
         ({"a": GOOD}, {"users": ["a", "a"], "num_samples": [2, 2]}, "names a user twice"),
+        ({"a": GOOD, "": GOOD}, {}, r"a\.json has a user whose name is empty"),
         ({"a": GOOD}, {"users": ["b"]}, "has user_data of 'a', which users does not name"),
         ({"a": GOOD}, {"users": ["a", "b"], "num_samples": [2, 2]}, "user 'b': user_data lacks the lists x and y"),
         ({"a": ([[0.0] * 783, [0.0] * 784], [0, 1])}, {}, "user 'a', sample 0: x must have 784 numbers .* got 783"),
@@ -131,6 +132,10 @@ def test_files_that_cannot_be_read_are_named_with_the_line(tmp_path: Path) -> No
     (tmp_path / "bad.json").write_text('{"users": [],\n "num_samples": [}\n')
     with pytest.raises(UserError, match=r"bad\.json, line 2, is not JSON"):
         Leaf(str(tmp_path), str(tmp_path)).setup()
+    for content in (100_000 * "[", '{"users": ' + 5_000 * "1" + "}"):
+        (tmp_path / "bad.json").write_text(content)
+        with pytest.raises(UserError, match=r"bad\.json is not JSON that can be read \(.*\)\.$"):
+            Leaf(str(tmp_path), str(tmp_path)).setup()
     (tmp_path / "bad.json").write_bytes(b"\xff\xfe{}")
     with pytest.raises(UserError, match=r"bad\.json is not readable"):
         Leaf(str(tmp_path), str(tmp_path)).setup()

@@ -34,13 +34,28 @@ PARTITIONS = [
 ]
 
 
+def drawn_partitions() -> st.SearchStrategy[Partition]:
+    """Return partitions of any concentration and spread that hardly ever refuse eight clients."""
+    any_alpha, alpha = st.floats(1e-6, 1e9), st.floats(1.0, 1e9)
+    sizes = st.one_of(st.just(IID()), st.builds(LogNormalSizes, st.floats(0, 1.5)))
+    return st.one_of(
+        st.just(IID()),
+        st.builds(Shards, st.integers(1, 3)),
+        st.builds(Dirichlet, alpha, skip_full_clients=st.booleans(), min_samples=st.just(1)),
+        st.builds(Dirichlet, alpha, min_samples=st.just(1), block=st.integers(2, 9)),
+        st.builds(ClassPriors, any_alpha, sizes),
+        st.builds(QuantitySkew, alpha, min_samples=st.just(1)),
+        sizes,
+    )
+
+
 def rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
-    partition=st.sampled_from(PARTITIONS),
+    partition=drawn_partitions(),
     num_clients=st.integers(1, 8),
     labels=st.lists(st.integers(0, 4), min_size=60, max_size=150),
     seed=st.integers(0, 99),
@@ -302,6 +317,22 @@ def test_class_priors_keep_the_sizes_and_skew_the_labels() -> None:
     assert [len(part) for part in ClassPriors(0.5, LogNormalSizes(0.8))(labels, 50, rng())] == drawn.tolist()
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    alpha=st.floats(1e-6, 1e9),
+    sigma=st.floats(0, 1.5),
+    labels=st.lists(st.integers(0, 4), min_size=60, max_size=150),
+    num_clients=st.integers(1, 8),
+    seed=st.integers(0, 99),
+)
+def test_class_priors_keep_the_sizes_for_every_alpha(
+    alpha: float, sigma: float, labels: list[int], num_clients: int, seed: int
+) -> None:
+    for sizes in (IID(), LogNormalSizes(sigma)):
+        parts = ClassPriors(alpha, sizes)(np.array(labels), num_clients, rng(seed))
+        assert [len(part) for part in parts] == sizes.sizes(len(labels), num_clients, rng(seed)).tolist()
+
+
 @pytest.mark.parametrize("alpha", [1e-37, 1e-6])
 def test_class_priors_of_one_class_take_what_is_left(alpha: float) -> None:
     labels = np.arange(100) % 4
@@ -322,8 +353,14 @@ def test_partitions_by_size_leave_the_labels_alone(sizes: Sizes) -> None:
     assert [len(part) for part in parts[0]] == sizes.sizes(700, 7, rng()).tolist()
 
 
+@given(num_clients=st.integers(1, 200), more=st.integers(0, 5000), seed=st.integers(0, 99))
+def test_log_normal_sizes_without_spread_are_those_of_iid(num_clients: int, more: int, seed: int) -> None:
+    num_samples = num_clients + more
+    even = IID().sizes(num_samples, num_clients, rng())
+    assert np.array_equal(LogNormalSizes(0).sizes(num_samples, num_clients, rng(seed)), even)
+
+
 def test_sizes_spread_as_asked() -> None:
-    assert LogNormalSizes(0).sizes(23, 5, rng()).tolist() == IID().sizes(23, 5, rng()).tolist()
     spread = np.log(LogNormalSizes(0.5).sizes(10_000_000, 2000, rng())).std()
     assert 0.46 < spread < 0.54
     shares = QuantitySkew(2.0, min_samples=1).sizes(10_000_000, 2000, rng()) / 10_000_000

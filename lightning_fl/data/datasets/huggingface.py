@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from lightning_fl.checks import check_whole
+from lightning_fl.data.datasets.columns import Targets, column_values, number_classes, padded_tokens
 from lightning_fl.data.federated_data_module import FederatedDataModule
 from lightning_fl.data.samples.dataset_samples import DatasetSamples
 from lightning_fl.data.samples.tensor_samples import Samples, TensorSamples
@@ -40,8 +41,8 @@ class HuggingFace(FederatedDataModule):
         split: name of the training split; a single saved data set or file has none.
         test_split: name of the test split, or path of a folder or file with it; null: there are no test data.
         input: column of the inputs.
-        target: column of the targets: class labels, whole numbers and text are classes (text in sorted order), other numbers are
-            not; null: no targets.
+        target: column of the targets: class labels, whole numbers and text are classes (text in sorted order; test labels are
+            found by name), other numbers are not; null: no targets.
         transform: function of each training input as `datasets` decodes it (an image as PIL image), in every pass.
         test_transform: the same for test inputs.
         tokenizer: function from a list of texts to the tokens of each, whole numbers; rows are cut and padded with 0 to `length`.
@@ -81,7 +82,7 @@ class HuggingFace(FederatedDataModule):
 
     @property
     def num_classes(self) -> int | None:
-        """Number of class labels, or of different texts, or the largest label plus one (reads the data); None without classes."""
+        """Number of class labels, or of different training texts, or largest label plus one (reads the data); else None."""
         return self._classes[1]
 
     @property
@@ -104,26 +105,36 @@ class HuggingFace(FederatedDataModule):
         """Read inputs and targets, into memory unless they are large images or have a transform."""
         labels, transforms = self._classes[0], (self.transform, self.test_transform)
         train, test = (
-            None if part is None else self._samples(part, known, transform)
-            for part, known, transform in zip(self._parts, labels, transforms, strict=True)
+            None if part is None else self._samples(part, place, known, transform)
+            for part, place, known, transform in zip(self._parts, self._places, labels, transforms, strict=True)
         )
         assert train is not None
         return train, test
 
+    @property
+    def _places(self) -> tuple[str, str]:
+        """What sentences call the training and the test data: a path, or a split of it."""
+        return self.path, str(self.test_split) if self._has_own_test else f"split {self.test_split!r} of {self.path}"
+
+    @property
+    def _has_own_test(self) -> bool:
+        """True if the test data are in a folder or file of their own."""
+        return self.test_split is not None and Path(self.test_split).exists()
+
     @cached_property
     def _parts(self) -> tuple[Any, Any]:
         """Training and test data set; their columns exist."""
-        own_file = self.test_split is not None and Path(self.test_split).exists()
         train = _read(self.path, self.name, self.split)
         test = None
         if self.test_split is not None:
-            test = _read(self.test_split, None, "train") if own_file else _read(self.path, self.name, self.test_split)
-        for part in (train, test):
+            own = self._has_own_test
+            test = _read(self.test_split, None, "train") if own else _read(self.path, self.name, self.test_split)
+        for part, place in zip((train, test), self._places, strict=True):
             for key in ("input", "target"):
                 column = getattr(self, key)
                 require(
                     part is None or column is None or column in part.column_names,
-                    f"{key}={column!r} is no column of {self.path}; "
+                    f"{key}={column!r} is no column of {place}; "
                     f"{nearest(str(column), [] if part is None else part.column_names)}.",
                 )
         return train, test
@@ -131,19 +142,14 @@ class HuggingFace(FederatedDataModule):
     @cached_property
     def _classes(self) -> tuple[tuple[np.ndarray | None, np.ndarray | None], int | None]:
         """Class of each training and of each test sample, (n,) int64, and the number of classes; None without classes."""
-        train, test = self._parts
         if self.target is None:
             return (None, None), None
-        columns = [None if part is None else _column(part, self.target) for part in (train, test)]
-        values = np.concatenate([column for column in columns if column is not None])
-        names = getattr(train.features[self.target], "names", None)
-        if values.ndim != 1 or values.dtype.kind not in "iuU":
-            return (None, None), None
-        if values.dtype.kind == "U":
-            names = np.unique(values)
-            columns = [None if column is None else np.searchsorted(names, column) for column in columns]
-        first, second = (None if column is None else column.astype(np.int64) for column in columns)
-        return (first, second), len(names) if names is not None else int(values.max()) + 1
+        train, test = (
+            None if part is None else Targets.read(part, self.target, place)
+            for part, place in zip(self._parts, self._places, strict=True)
+        )
+        assert train is not None
+        return number_classes(train, test, self.target)
 
     @cached_property
     def _image_shape(self) -> tuple[int | None, int | None, int | None]:
@@ -152,11 +158,13 @@ class HuggingFace(FederatedDataModule):
         first = _pixels(train[0][self.input]) if _holds_images(train, self.input) and self.transform is None else None
         return (None, None, None) if first is None else (first.shape[0], first.shape[1], first.shape[2])
 
-    def _samples(self, part: Any, labels: np.ndarray | None, transform: Callable[[Any], Any] | None) -> Samples:
+    def _samples(
+        self, part: Any, place: str, labels: np.ndarray | None, transform: Callable[[Any], Any] | None
+    ) -> Samples:
         """Return the samples of a split."""
         targets = None
         if self.target is not None:
-            targets = torch.from_numpy(_column(part, self.target) if labels is None else labels)
+            targets = torch.from_numpy(column_values(part, self.target, place) if labels is None else labels)
             targets = targets.float() if targets.is_floating_point() else targets
         images = _holds_images(part, self.input)
         if images and transform is None and len(part) * _pixels(part[0][self.input]).size <= MOST_BYTES:
@@ -167,14 +175,14 @@ class HuggingFace(FederatedDataModule):
             read.source = part
             return read
         else:
-            inputs = self._numbers(part)
+            inputs = self._numbers(part, place)
         samples = TensorSamples(inputs, *([] if targets is None else [targets]), labels=labels)
         samples.source = part
         return samples
 
-    def _numbers(self, part: Any) -> Tensor:
+    def _numbers(self, part: Any, place: str) -> Tensor:
         """Return a column of numbers or of text as a tensor."""
-        values = _column(part, self.input)
+        values = column_values(part, self.input, place)
         if values.dtype.kind != "U":
             require(
                 self.tokenizer is None,
@@ -184,17 +192,7 @@ class HuggingFace(FederatedDataModule):
             return inputs.float() if inputs.is_floating_point() else inputs.long()
         require(self.tokenizer is not None, f"input={self.input!r} is a column of text: give a tokenizer.")
         assert self.tokenizer is not None
-        tokens = self.tokenizer(values.tolist())
-        tokens = tokens["input_ids"] if isinstance(tokens, Mapping) or hasattr(tokens, "input_ids") else tokens
-        require(
-            len(tokens) == len(values),
-            f"tokenizer returned {len(tokens):,} rows of tokens for {len(values):,} texts: return one for each.",
-        )
-        padded = torch.zeros(len(values), self.length, dtype=torch.int64)
-        for row, ids in zip(padded, tokens, strict=True):
-            known = torch.as_tensor(ids[: self.length])
-            row[: len(known)] = known
-        return padded
+        return padded_tokens(self.tokenizer(values.tolist()), len(values), self.length)
 
 
 class _Rows(Dataset):
@@ -246,25 +244,12 @@ def _read(path: str, name: str | None, split: str) -> Any:
     except UserError:
         raise
     except Exception as error:  # of any reader, and of the network
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
-        raise UserError(f"datasets cannot read {path!r} ({reason.rstrip('.')}).") from error
-
-
-def _column(part: Any, column: str) -> np.ndarray:
-    """Return a column as an array (n, …) of numbers or of text; no other column is read."""
-    table = part.select_columns(column).with_format("arrow")[:]
-    missing = table.column(0).null_count
-    require(missing == 0, f"column {column!r} has no value in {missing:,} of {len(part):,} rows: leave these rows out.")
-    values = part.select_columns(column).with_format("numpy")[:][column]
-    values = np.asarray(values)
-    if values.dtype.kind == "O" and all(isinstance(value, str) for value in values):
-        values = values.astype(str)
-    is_known = values.dtype.kind in "iufbU"
-    require(
-        is_known,
-        f"column {column!r} must have numbers, equally long lists of numbers, or text, got {part.features[column]}.",
-    )
-    return values.astype(np.int64) if values.dtype.kind == "b" else values
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        # The readers of CSV and JSON say why only in the cause of a general sentence.
+        reasons = dict.fromkeys(" ".join(str(known).split())[:300] or type(known).__name__ for known in (error, cause))
+        raise UserError(f"datasets cannot read {path!r} ({': '.join(reasons).rstrip('.')}).") from error
 
 
 def _holds_images(part: Any, column: str) -> bool:

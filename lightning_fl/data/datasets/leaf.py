@@ -139,6 +139,8 @@ def _users(file: Path) -> Iterator[_User]:
         raise UserError(f"{file}, line {error.lineno}, is not JSON ({error.msg}).") from error
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{file} is not readable ({error}).") from error
+    except (RecursionError, ValueError) as error:  # brackets nested too deeply, or a number too long
+        raise UserError(f"{file} is not JSON that can be read ({error}).") from error
     for key, kind in (("users", list), ("num_samples", list), ("user_data", dict)):
         require(
             isinstance(content, dict) and isinstance(content.get(key), kind),
@@ -147,6 +149,7 @@ def _users(file: Path) -> Iterator[_User]:
         )
     users, sizes, data = content["users"], content["num_samples"], content["user_data"]
     require(len(users) == len(sizes), f"{file} has {len(users):,} users but {len(sizes):,} num_samples.")
+    require("" not in users, f"{file} has a user whose name is empty in users: name every user.")
     require(len({str(user) for user in users}) == len(users), f"{file} names a user twice in users.")
     extra = sorted(data.keys() - {str(user) for user in users})
     require(not extra, f"{file} has user_data of {', '.join(map(repr, extra[:3]))}, which users does not name.")
