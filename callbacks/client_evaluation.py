@@ -34,8 +34,8 @@ class ClientEvaluation(Callback):
     """Measure every client, or a panel of them, with the model that it predicts with, on its own held-out samples.
 
     A client predicts with the server's model and the parameters that it owns, if any; before it has taken part, with those that
-    all begin with. Works in a `FederatedTrainer` only: after every n-th round and the last one, and in `validate` and `test`.
-    It changes nothing else: not the model, not the clients' states, not what others log.
+    all begin with. Works in a `FederatedTrainer` only: after every n-th round and the last one, even if the run stops early, and
+    in `validate` and `test`. It changes nothing else: not the model, not the clients' states, not what others log.
 
     Of each value that `validation_step` (or `test_step`) logs, such as `val/accuracy`, the row of the round gets
     `val/accuracy_clients_…`: `weighted` by samples, `mean`, `std`, `min`, `max`, `q10`, `q50`, `q90`, the mean of the worst tenth
@@ -94,6 +94,7 @@ class ClientEvaluation(Callback):
         self.file = file
         self.rows: list[dict[str, Any]] = []
         """Rows of the last evaluation, as in clients.csv."""
+        self._last_round = -1
         self._warned = self._may_write = False
 
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
@@ -108,7 +109,7 @@ class ClientEvaluation(Callback):
         )
         if stage == "predict":
             return
-        self.rows, self._warned, self._may_write = [], False, False
+        self.rows, self._warned, self._may_write, self._last_round = [], False, False, -1
         data, module, step = trainer.datamodule, type(pl_module).__name__, f"{self.part}_step"
         if self.part == "validation":
             require(
@@ -117,10 +118,18 @@ class ClientEvaluation(Callback):
                 "example.",
             )
         else:
+            owner, tested = type(data).__name__, data.client_test_indices
+            others = f"the test samples of {owner} belong to no client's users"
             require(
-                any(map(len, data.client_test_indices)),
-                f"ClientEvaluation finds no test samples of the clients' own, because {type(data).__name__} has one test set for "
-                "all: use part 'validation' with data.val_fraction.",
+                any(map(len, tested)),
+                "ClientEvaluation finds no test samples of the clients' own, because "
+                f"{others if len(tested) else f'{owner} has one test set for all'}: use part 'validation' with "
+                "data.val_fraction.",
+            )
+            require(
+                data.shift is None,
+                f"{data.shift} changes the clients' training images, but not their test images, on which ClientEvaluation would "
+                "measure them: use part 'validation' with data.val_fraction.",
             )
         require(is_overridden(step, pl_module), f"ClientEvaluation runs {step}, which {module} does not have.")
         require(
@@ -161,14 +170,23 @@ class ClientEvaluation(Callback):
         trainer.evaluate_clients(self.part, 0, True, self.finetune_epochs, self.finetune_lr)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Evaluate the clients after every n-th round and the last.
+        """Evaluate the clients after every n-th round and the last that is planned.
 
         Raises:
             UserError: a callback monitors a statistic that is not logged.
         """
         done = trainer.current_epoch + 1
-        if done % self.every_n_rounds and done < trainer.num_rounds and not trainer.should_stop:
-            return
+        if done % self.every_n_rounds == 0 or done >= trainer.num_rounds:
+            self._evaluate_round(trainer, pl_module)
+
+    def on_early_stop(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Evaluate the clients after the last round of a run that stops early, unless that is done."""
+        if self._last_round != trainer.current_epoch:
+            self._evaluate_round(trainer, pl_module)
+
+    def _evaluate_round(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Evaluate the clients after a round, and write and send their values."""
+        self._last_round = trainer.current_epoch
         columns = self._evaluate(trainer, pl_module)
         self._check_monitors(trainer.callbacks, columns)
         values: dict[str, list[float]] = {}
@@ -203,6 +221,13 @@ class ClientEvaluation(Callback):
             self.part, size, self.panel == "fixed", self.finetune_epochs, self.finetune_lr
         )
         measured = [result for result in results if result.num_samples]
+        logged = dict.fromkeys(name for result in measured for name in result.metrics)
+        taken, prefix = [name for name in logged if name in OF_CLIENT], "val" if self.part == "validation" else "test"
+        require(
+            not taken,
+            f"{type(module).__name__} logs {', '.join(map(repr, taken))}, but clients.csv has another column of this name: log "
+            f"another name in {self.part}_step, such as {prefix}/{''.join(taken[:1])}.",
+        )
         if not measured and not self._warned:
             self._warned = True
             rank_zero_warn("ClientEvaluation measured nothing: no client of the panel has held-out samples.")
@@ -213,7 +238,7 @@ class ClientEvaluation(Callback):
             "clients/newcomers": sum(result.is_newcomer for result in results),
             "clients/without_samples": len(results) - len(measured),
         }
-        for name in dict.fromkeys(name for result in measured for name in result.metrics):
+        for name in logged:
             found = _statistics(name, measured, falls(name) if self.lower_is_better is None else self.lower_is_better)
             columns |= {f"{name}_clients_{statistic}": value for statistic, value in found.items()}
         for name, value in columns.items():

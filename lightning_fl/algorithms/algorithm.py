@@ -184,9 +184,11 @@ class Algorithm(Remembering):
         """Return values to log with a validation, by name; they replace those of the server's model with the same names.
 
         With personal parameters, a model is complete only on a client. Then these are the means over the clients, each with its
-        personal parameters, and under `…_local` the means on the clients' own validation samples.
+        personal parameters, and under `…_local` the means on the clients' own validation samples. If clients keep models of
+        their own, the values of the server's model are under `…_server`.
         """
-        return mean_over_clients(validation, validation.clients()) if validation.owns else {}
+        means = mean_over_clients(validation, validation.clients()) if validation.owns else {}
+        return {**means, **of_server(validation)} if self.keeps_models else means
 
     def configure_callbacks(self) -> list[Callback]:
         """Return the callbacks that are part of the algorithm, such as its pruning."""
@@ -200,6 +202,11 @@ def mean_over_clients(validation: Validation, clients: Sequence[int]) -> dict[st
     measured = [begun if client in newcomers else validation.averages(client) for client in clients]
     local = [found for client in clients if (found := validation.local_averages(client))]
     return _means(measured) | {f"{name}_local": value for name, value in _means(local).items()}
+
+
+def of_server(validation: Validation) -> dict[str, float]:
+    """Return the logged averages of the server's model, which those of the clients' own models replace, under `…_server`."""
+    return {f"{name}_server": value for name, value in validation.averages().items()}
 
 
 def _means(measured: Sequence[dict[str, float]]) -> dict[str, float]:

@@ -21,7 +21,7 @@ from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.local_schedule import LocalSchedule
 from lightning_fl.clients.local_training import train_locally
 from lightning_fl.clients.module_logs import LogCollector
-from lightning_fl.data import FederatedDataModule
+from lightning_fl.data import ClientIndices, FederatedDataModule
 from lightning_fl.errors import require
 from lightning_fl.evaluation_mode import keeping_attributes
 from lightning_fl.processes import gather_by_client, share_of
@@ -106,7 +106,7 @@ class ClientEvaluator:
         """
         data, flat_module = self.data, self.flat_module
         rows = data.client_val_indices if stage == "validation" else data.client_test_indices
-        fabric, sizes = flat_module.fabric, np.array([len(of_client) for of_client in rows])
+        fabric, sizes = flat_module.fabric, ClientIndices.of(rows).sizes
         require(
             not finetune_epochs or finetune_lr is not None or not flat_module.optimizer.schedules.moves_within_round,
             f"fine-tuning cannot follow the scheduler that {type(flat_module.module).__name__} steps within a round, because it "

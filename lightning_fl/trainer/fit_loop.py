@@ -179,18 +179,27 @@ class FitLoop:
         trainer.hooks.call("on_train_epoch_end", monitoring=False)
         follow_pruning.follow(self.federation)
         self.federation.charge_queries()
-        record |= flat_module.logs.averages(gather_objects(trainer.fabric, flat_module.logs.take())[:1])
+        record |= self._logged()
         trainer.publish(record)
         flat_module.optimizer.schedules.end_plateau(run.round, trainer.callback_metrics)
         self._check_names(record)
         if run.round == self.folder.first_round + 1:
             self._begin_to_write()
         trainer.hooks.call("on_train_epoch_end", monitoring=True)
+        if trainer.should_stop:  # which a callback may have set after others had read it
+            trainer.hooks.call("on_early_stop")
+            record |= (late := self._logged())
+            trainer.publish(late)
         record["time/simulated_seconds"] = run.simulated_seconds
         record["time/round_seconds"] = time.perf_counter() - started
         self._log(record)
         if trainer.enable_checkpointing and self._is_due(trainer.checkpoint_every_n_rounds):
             trainer.save_checkpoint(Path(trainer.default_root_dir) / LAST)
+
+    def _logged(self) -> dict[str, float]:
+        """Return what callbacks and the module have logged since the last call, as process 0 has it."""
+        logs = self.trainer.active_module.logs
+        return logs.averages(gather_objects(self.trainer.fabric, logs.take())[:1])
 
     def _check_names(self, record: dict[str, float]) -> None:
         """Check what callbacks and the user watch, once the names of all metrics are known."""

@@ -12,7 +12,7 @@ import torch
 from compared_runs import equal_states
 from lightning.pytorch import Callback
 from torchmetrics import MeanMetric
-from toys import Normalised, Perceptron, Pruning, federation, read_rows
+from toys import Normalised, Perceptron, Pruning, federation, read_rows, samples
 
 from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.algorithms import APFL, SCAFFOLD, Algorithm, Ditto, FedAvg, FedBN, FedKT, FedProx, PFedMe, ServerM
@@ -68,7 +68,7 @@ def test_the_server_does_not_notice_it(
     base: str, make: Callable[..., Algorithm], make_trainer: MakeTrainer, tmp_path: Path, keeps_files: dict[str, Any]
 ) -> None:
     """Check models, bits, logs and the base method's states bit for bit; only what a client predicts with differs."""
-    plain, runs, samples = Logging(), [], []
+    plain, runs, counts = Logging(), [], []
     for name, algorithm in (("base", BASES[base]()), ("other", make(BASES[base]()))):
         module = copy.deepcopy(plain)
         flags = {"max_rounds": 3, "local_epochs": 2, "straggler_rate": 0.3, "runner": "serial"}
@@ -81,13 +81,40 @@ def test_the_server_does_not_notice_it(
         rows = [
             {n: x for n, x in row.items() if not n.startswith(("val/", "time/"))} for row in read_rows(tmp_path / name)
         ]
-        samples.append([int(row.pop("clients/samples")) for row in rows])
+        counts.append([int(row.pop("clients/samples")) for row in rows])
         ledger = trainer.run.ledger.state_dict()
         kept = {k: state for k, state in states.items() if state}
         runs.append([dict(module.state_dict()), trainer.run.server, kept, rows, ledger, trainer.run.num_steps])
     for expected, found in zip(*runs, strict=True):
         assert equal_states(expected, found)
-    assert samples[1] == [2 * trained for trained in samples[0]], "each client trains two models"
+    assert counts[1] == [2 * trained for trained in counts[0]], "each client trains two models"
+
+
+@EACH_WITH_MODELS
+def test_the_servers_model_is_measured_beside_those_of_the_clients(
+    method: Callable[[], Algorithm], make_trainer: MakeTrainer
+) -> None:
+    """Check validation and test, with newcomers and without; under Ditto and APFL the server's values are FedAvg's."""
+    plain, found = Normalised(), []
+    for algorithm, clients in ((method(), 2), (method(), 6), (FedAvg(), 6)):
+        module = copy.deepcopy(plain)
+        trainer = make_trainer(clients_per_round=clients, runner="serial")
+        trainer.fit(module, federation(), algorithm)
+        found.append(trainer.callback_metrics)
+        (tested,) = trainer.test(verbose=False)
+        loss = module.eval().loss(samples(10, seed=1)).item()
+        end = "" if isinstance(algorithm, FedAvg) else "_server"
+        assert float(found[-1][f"val/loss{end}"]) == pytest.approx(loss, rel=1e-6)
+        assert tested[f"test/loss{end}"] == pytest.approx(loss, rel=1e-6)
+        assert not end or tested["test/loss"] != pytest.approx(loss, rel=1e-6)
+    if method in (Ditto, APFL):
+        assert all(found[1][f"val/{name}_server"] == found[2][f"val/{name}"] for name in ("loss", "accuracy"))
+
+
+def test_without_models_of_clients_the_server_has_no_columns_of_its_own(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer()
+    trainer.fit(Normalised(), federation(), FedBN())
+    assert not any(name.endswith("_server") for name in trainer.callback_metrics)
 
 
 @EACH_WITH_MODELS

@@ -22,9 +22,9 @@ from torchmetrics import MeanMetric, MeanSquaredError, MetricCollection
 from toys import SIZES, Normalised, Perceptron, Sizes, read_rows, samples, vector
 
 from lightning_fl import FederatedTrainer, UserError
-from lightning_fl.algorithms import APFL, SCAFFOLD, Algorithm, Ditto, FedAvg, FedDP, FedRep, PFedMe
+from lightning_fl.algorithms import APFL, SCAFFOLD, Algorithm, Ditto, FedAvg, FedBN, FedDP, FedRep, PFedMe
 from lightning_fl.callbacks import ClientEvaluation, TargetReached
-from lightning_fl.data import Arrays, ByGroup, Digits, Dirichlet
+from lightning_fl.data import Arrays, ByGroup, Digits, Dirichlet, Rotation
 from lightning_fl.modules import ImageClassifier
 from lightning_fl.outputs import checkpoint_file
 from lightning_fl.outputs.clients.distribution import distribution, is_over_clients
@@ -248,6 +248,63 @@ def test_a_fixed_panel_stays_and_a_fresh_one_changes(
     assert len(set(map(tuple, panels["fresh"].values()))) > 1
 
 
+class Stops(L.Callback):
+    """Callback that stops the run after its second round."""
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        trainer.should_stop |= trainer.current_epoch == 1
+
+
+STOPS: dict[str, Callable[[], list[L.Callback]]] = {
+    "EarlyStopping": lambda: [EarlyStopping("val/loss", patience=1, min_delta=1e9)],
+    "TargetReached": lambda: [TargetReached(1e9, "val/loss")],
+    "another": lambda: [Stops()],
+    "max_time": list,
+}
+
+
+@pytest.mark.parametrize("stop", STOPS)
+@pytest.mark.parametrize("is_first", [True, False], ids=["before", "after"])
+@pytest.mark.parametrize("every", [5, 1])
+def test_a_run_that_stops_early_evaluates_its_last_round_once(
+    every: int, is_first: bool, stop: str, make_trainer: MakeTrainer, keeps_files: dict[str, Any], tmp_path: Path
+) -> None:
+    """Check both orders of the callbacks, in clients.csv, metrics.csv and the trainer's metrics."""
+    module, data, evaluation = Perceptron(), federation(), ClientEvaluation(every)
+    callbacks = [evaluation, *STOPS[stop]()] if is_first else [*STOPS[stop](), evaluation]
+    flags = {"max_time": {"microseconds": 1}} if stop == "max_time" else {}
+    trainer = make_trainer(max_rounds=9, callbacks=callbacks, **flags, **keeps_files)
+    trainer.fit(module, data)
+    num_rounds = trainer.current_epoch
+    assert num_rounds == (1 if stop in ("TargetReached", "max_time") else 2)
+    everyone = list(range(len(SIZES)))
+    assert evaluated(tmp_path) == {
+        index: everyone for index in range(num_rounds) if every == 1 or index > num_rounds - 2
+    }
+    losses = [numbers(row, "val/loss") for row in rows_of(tmp_path)[-len(SIZES) :]]
+    assert losses == pytest.approx([by_hand(module, data, client)[0] for client in everyone], rel=1e-6)
+    assert numbers(read_rows(tmp_path)[-1], "val/loss_clients_mean") == pytest.approx(np.mean(losses), rel=1e-12)
+    assert float(trainer.callback_metrics["val/loss_clients_mean"]) == pytest.approx(np.mean(losses), rel=1e-12)
+
+
+class Fails(L.Callback):
+    """Callback that stops the run after its second round, and fails there."""
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        if trainer.current_epoch == 1:
+            trainer.should_stop = True
+            raise RuntimeError("fails")
+
+
+def test_a_run_that_fails_is_not_evaluated(
+    make_trainer: MakeTrainer, keeps_files: dict[str, Any], tmp_path: Path
+) -> None:
+    trainer = make_trainer(max_rounds=9, callbacks=[ClientEvaluation(5), Fails()], **keeps_files)
+    with pytest.raises(RuntimeError, match="fails"):
+        trainer.fit(Perceptron(), federation())
+    assert not (tmp_path / "clients.csv").exists()
+
+
 def test_a_constant_rate_of_fine_tuning_replaces_that_of_the_schedule(
     make_trainer: MakeTrainer, keeps_files: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -328,8 +385,15 @@ class Counting(L.Callback):
 
 @pytest.mark.parametrize(
     ("algorithm", "runner"),
-    [(FedAvg, "serial"), (SCAFFOLD, "serial"), (lambda: Algorithm(personal=["output"]), "serial"), (FedAvg, "stacked")],
-    ids=["FedAvg", "SCAFFOLD", "personal", "stacked"],
+    [
+        (FedAvg, "serial"),
+        (SCAFFOLD, "serial"),
+        (lambda: Algorithm(personal=["output"]), "serial"),
+        (FedBN, "serial"),
+        (Ditto, "serial"),
+        (FedAvg, "stacked"),
+    ],
+    ids=["FedAvg", "SCAFFOLD", "personal", "FedBN", "Ditto", "stacked"],
 )
 def test_a_run_with_the_callback_is_that_without_it_bit_for_bit(
     algorithm: Any, runner: str, make_trainer: MakeTrainer, keeps_files: dict[str, Any], tmp_path: Path
@@ -343,9 +407,12 @@ def test_a_run_with_the_callback_is_that_without_it_bit_for_bit(
         torch.manual_seed(3)
         trainer.fit(fitted, federation(), algorithm())
         saved = checkpoint_file.load(folder / "checkpoints" / "last.ckpt")
-        runs.append((fitted.state_dict(), read_rows(folder), saved, torch.rand(3)))
-    (model, rows, saved, drawn), (model_too, rows_too, saved_too, drawn_too) = runs
+        kept = {"clients": dict(trainer.run.clients.items()), "memory": dict(trainer.run.client_memory.items())}
+        runs.append((fitted.state_dict(), read_rows(folder), saved, torch.rand(3), kept))
+    (model, rows, saved, drawn, kept), (model_too, rows_too, saved_too, drawn_too, kept_too) = runs
     assert equal_states(dict(model), dict(model_too))
+    assert equal_states(kept, kept_too)
+    assert bool(kept["clients"]) == (algorithm is not FedAvg)
     assert torch.equal(drawn, drawn_too)
     own = ("clients/evaluated", "clients/failed", "clients/newcomers", "clients/without_samples")
     for row, other in zip(rows, rows_too, strict=True):
@@ -686,6 +753,45 @@ def test_a_target_is_reached_in_the_round_whose_clients_reach_it(
     assert (target.reached["epoch"], target.reached["value"]) == (first, pytest.approx(values[first]))
     with pytest.raises(UserError, match="put ClientEvaluation before it"):
         make_trainer(callbacks=[target, evaluation]).fit(Perceptron(), federation())
+
+
+def test_test_samples_without_the_clients_shift_are_refused(make_trainer: MakeTrainer) -> None:
+    images, labels = np.zeros((40, 8, 8, 1), dtype=np.uint8), np.arange(40) % 2
+    data = WithTestParts(
+        train=(images, labels), test=(images[:10], labels[:10]), num_clients=6, batch_size=4, shift=Rotation()
+    )
+    with pytest.raises(
+        UserError, match=r"Rotation\(.*\) changes the clients' training images, but not .* 'validation'"
+    ):
+        make_trainer(callbacks=ClientEvaluation(part="test")).fit(Perceptron(), data)
+
+
+def test_test_samples_of_other_users_are_refused(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    path, labels = tmp_path / "data.npz", np.arange(6) % 2
+    train = {
+        "train_images": np.zeros((6, 4, 4), dtype=np.uint8),
+        "train_labels": labels,
+        "train_groups": list("aabbcc"),
+    }
+    test = {name.replace("train", "test"): x for name, x in train.items()} | {"test_groups": list("ddeeff")}
+    np.savez(path, **train, **test)
+    data = Arrays(str(path), partition=ByGroup(), num_clients=None)
+    with pytest.raises(
+        UserError, match=r"because the test samples of Arrays belong to no client's users: .*'validation'"
+    ):
+        make_trainer(callbacks=ClientEvaluation(part="test")).fit(Perceptron(), data)
+
+
+@pytest.mark.parametrize("name", ["round", "client", "name", "samples"])
+def test_a_metric_with_the_name_of_another_column_is_refused(name: str, make_trainer: MakeTrainer) -> None:
+    class Logs(Perceptron):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log(name, 1.0)
+
+    with pytest.raises(
+        UserError, match=f"Logs logs '{name}', .*: log another name in validation_step, such as val/{name}"
+    ):
+        make_trainer(callbacks=ClientEvaluation(1)).fit(Logs(), federation())
 
 
 @pytest.mark.parametrize(

@@ -18,13 +18,17 @@ from toys import SIZES, Normalised, Perceptron, Remembering, Served, federation,
 
 from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.algorithms import (
+    APFL,
     SCAFFOLD,
     Algorithm,
+    Ditto,
     FedAvg,
+    FedBN,
     FedDA,
     FedDU,
     FedDUM,
     FedOpt,
+    PFedMe,
     PruneFL,
     ServerAdam,
     ServerM,
@@ -249,9 +253,16 @@ class Explodes(Callback):
         (Normalised, ServerAdam),
         (Normalised, partial(FedOpt, torch.optim.Adam)),
         (Perceptron, partial(Algorithm, personal=["output"])),
+        (Normalised, FedBN),
+        (Normalised, Ditto),
+        (Normalised, APFL),
+        (Normalised, partial(PFedMe, strength=5.0)),
         (Perceptron, partial(PruneFL, interval=2, initial_passes=0, max_density=0.5)),
     ],
-    ids=["SCAFFOLD", "Remembering", "FedDUM", "ServerM", "ServerAdam", "FedOpt", "personal", "PruneFL"],
+    ids=(
+        *("SCAFFOLD", "Remembering", "FedDUM", "ServerM", "ServerAdam", "FedOpt"),
+        *("personal", "FedBN", "Ditto", "APFL", "PFedMe", "PruneFL"),
+    ),
 )
 def test_a_round_that_is_undone_leaves_no_trace(kind: Any, algorithm: Any, make_trainer: MakeTrainer) -> None:
     """Check the model and the states of server, clients and their codecs; steps and bits still count."""

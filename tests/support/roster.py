@@ -1,4 +1,4 @@
-"""All algorithms with their oracles: an entry of `ROSTER` each."""
+"""All algorithms with their oracles: an entry of `ROSTER` each, but for FedRep, which needs two passes over the data or more."""
 
 from collections.abc import Callable
 from functools import partial
@@ -228,7 +228,7 @@ ROSTER = {
         partial(PFedMe, strength=6.0, inner_steps=3, inner_learning_rate=0.05, server_learning_rate=0.7),
         lambda given, w: oracle.pfedme(given, w, strength=6.0, inner_steps=3, alpha=0.05, beta=0.7)[0],
     ),
-    "FedBN": Entry(FedBN, oracle.fedavg),  # the toy has no norm
+    "FedBN": Entry(FedBN, oracle.fedavg),  # the toy has no norm; test_fedbn.py has one
     "ServerM": Entry(partial(ServerM, beta=0.6), partial(oracle.server_momentum, beta=0.6)),
     "ServerM-first": Entry(
         partial(ServerM, beta=0.6, momentum_init="first"), partial(oracle.server_momentum, beta=0.6, first=True)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from lightning_fl.algorithms.algorithm import Algorithm
+from lightning_fl.algorithms.algorithm import Algorithm, of_server
 from lightning_fl.errors import require
-from lightning_fl.slots import Rule, Server, Setting, forwards
+from lightning_fl.slots import Rule, Server, Setting, Validation, forwards
 
 
 @forwards("base")
@@ -41,3 +41,7 @@ class WithCompanion(Algorithm):
         if self.companion is not None:
             self.companion.check(setting)
         self.base.check(setting, server, cohort_size)
+
+    def validate(self, validation: Validation) -> dict[str, float]:
+        """Return the values of the base method, and under `…_server` those of the server's model."""
+        return {**self.base.validate(validation), **of_server(validation)}

@@ -7,7 +7,8 @@ server:    as in the base method; FedAvg: w ← w + Σ_k n_k Δ_k / Σ_k n_k
 A layer of c channels keeps 4c numbers off the link: γ and β, which are trained, and the running mean and variance. A client's
 own b_k begin at the module's initial ones, so a client that has not yet taken part predicts poorly. The paper and the authors'
 code average with equal weights: base `Algorithm(aggregator=WeightedMean("uniform"))`. The code picks the layers by "bn" in
-their names, this class by their types.
+their names, this class by their types. Weight decay leaves out γ and β, as it does all personal parameters, so with it FedBN of
+one client is not FedAvg.
 """
 
 from __future__ import annotations
