@@ -164,7 +164,7 @@ def differences(wanted: Settings, record: Record) -> list[str]:
 
 def _others(record: Record) -> list[str]:
     """Return the flags that no row names and that do not have their default."""
-    left_out = {*READ_OR_HARMLESS.split(), *(flag for flag, _ in PHRASES.values())}
+    left_out = {*READ_OR_HARMLESS.split(), *SOURCES.values(), *(flag for flag, _ in PHRASES.values())}
     found = []
     for flag, value in what_is_done(record.settings).items():
         part, _, name = flag.partition(".")

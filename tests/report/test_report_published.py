@@ -151,6 +151,12 @@ def test_each_respect_in_which_a_run_differs_is_said(flag: str, value: Any, said
     assert row.differences(group) == [said]
 
 
+def test_a_file_of_images_is_said_once() -> None:
+    (row,) = (r for r in read_published("feddumap:12").rows if (r.network, r.method) == ("cnn", "FedDU"))
+    own = {"data": "Arrays", "data.path": "images/cifar10.npz", "data.num_classes": None}
+    assert row.differences(shipped(TASK, METHODS / "feddu.yaml", **own)) == ["Arrays of cifar10.npz"]
+
+
 @pytest.mark.parametrize(
     ("folder", "method", "flag", "value", "said"),
     [
