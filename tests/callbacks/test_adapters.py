@@ -109,6 +109,19 @@ def test_with_frozen_a_there_is_no_such_error(make_trainer: MakeTrainer, keeps_f
         fitted(make_trainer, keeps_files, LoRAPerceptron(freezes_a=True), AdapterError())
 
 
+def test_with_frozen_a_the_product_is_the_mean_of_the_clients_products(
+    make_trainer: MakeTrainer, keeps_files: dict[str, Any]
+) -> None:
+    seen, module = Recorded(), LoRAPerceptron(freezes_a=True).double()
+    a = module.hidden.lora_A["default"].weight.clone().numpy()
+    fitted(make_trainer, {**keeps_files, "precision": "64-true", "max_rounds": 1}, module, seen)
+    arrived = {c.client: c.arrived["model"].numpy()[:8].reshape(4, 2) for c in seen.rounds[0]}
+    mean = sum(SIZES[client] * b @ a for client, b in arrived.items()) / sum(SIZES[client] for client in arrived)
+    product = module.hidden.lora_B["default"].weight @ module.hidden.lora_A["default"].weight
+    np.testing.assert_allclose(product.detach().numpy(), mean, atol=1e-12)
+    assert np.abs(mean).max() > 1e-3
+
+
 def test_fedldf_takes_both_factors_of_a_client(make_trainer: MakeTrainer) -> None:
     seen = Recorded()
     trainer = make_trainer(callbacks=[seen], max_rounds=3, clients_per_round=4)
