@@ -113,5 +113,6 @@ class LocalSchedule:
         steps = self.num_steps(in_pass) if num_steps is None else num_steps
         passes, rest = divmod(steps, ceil(in_pass / in_step) * self.repeat)
         complete, repeats = divmod(rest, self.repeat)
-        before, after = (min(of_pass, count * in_step * of_batch) for count in (complete, complete + 1))
+        before = min(of_pass, complete * in_step * of_batch)
+        after = min(of_pass, (complete + 1) * in_step * of_batch)
         return self.repeat * (passes * of_pass + before) + repeats * (after - before)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -159,7 +158,7 @@ class Link:
             sent = message if submodel is None else submodel.scatter(submodel.gather(message), {})
             meant = {name: entry for name, entry in sent.items() if codec.applies_to(name)}
             turn = self._num_sent["up", client] - 1
-            setting = replace(self.setting, draw=replace(self.setting.draw, party=client, direction="up", turn=turn))
+            setting = self.setting.drawing(Draw(self.setting.draw.purpose, client, "up", turn))
             setting = setting if submodel is None else setting.within(submodel)
             self.on_crossing(Crossing(client, meant, seen, memory, parts, setting, self.setting.groups))
         if memory:
@@ -192,7 +191,7 @@ class Link:
         recipients must have received the earlier broadcasts. What was encoded, and by which codec, is added to `parts`.
         """
         shorter, known = message, memory
-        setting = replace(self.setting, draw=self._draw(direction, party))
+        setting = self.setting.drawing(self._draw(direction, party))
         if submodel is not None:
             setting, shorter, known = setting.within(submodel), submodel.gather(message), submodel.gather(memory)
         exact = {name: entry for name, entry in shorter.items() if not codec.applies_to(name)}
@@ -222,7 +221,7 @@ class Link:
         party = self.setting.num_clients if client is None else client
         turn = self._num_sent[direction, party]
         self._num_sent[direction, party] += 1
-        return replace(self.setting.draw, party=party, direction=direction, turn=turn)
+        return Draw(self.setting.draw.purpose, party, direction, turn)
 
     def commit(self, client: int) -> State:
         """Return a client's new codec memory, {} for none; called once the server has accepted the upload."""

@@ -30,20 +30,25 @@ class LocalWork:
     def num_batches(self, clients: Iterable[int]) -> int:
         """Return the number of batches of these clients' training."""
         skips = self.skips_single_samples
-        return sum(self.schedule.num_batches(int(self.sizes[k]), skips, self._steps(k)[0]) for k in clients)
+        return sum(self.schedule.num_batches(int(self.sizes[k]), skips, self._steps_done(k)) for k in clients)
 
     def num_samples(self, clients: Iterable[int]) -> int:
         """Return the number of samples in these batches."""
         skips = self.skips_single_samples
-        return sum(self.schedule.num_samples(int(self.sizes[k]), skips, self._steps(k)[0]) for k in clients)
+        return sum(self.schedule.num_samples(int(self.sizes[k]), skips, self._steps_done(k)) for k in clients)
 
     def num_stragglers(self, clients: Iterable[int]) -> int | None:
         """Return the number of these clients that run out of time; None if clients never do."""
         if not self.schedule.straggler_rate:
             return None
-        return sum(done < planned for done, planned in map(self._steps, clients))
+        return sum(self._steps_done(k) != self.schedule.num_steps(self._in_pass(k)) for k in clients)
 
-    def _steps(self, client: int) -> tuple[int, int]:
-        """Return the optimiser steps that a client makes in this round, and those that it would make with enough time."""
-        in_pass = self.schedule.pass_batches(int(self.sizes[client]), self.skips_single_samples)
-        return self.schedule.steps_done(in_pass, self.run, client), self.schedule.num_steps(in_pass)
+    def _steps_done(self, client: int) -> int | None:
+        """Return the optimiser steps that a client makes in this round; None for all, if clients never run out of time."""
+        if not self.schedule.straggler_rate:
+            return None
+        return self.schedule.steps_done(self._in_pass(client), self.run, client)
+
+    def _in_pass(self, client: int) -> int:
+        """Return the batches of one pass of a client."""
+        return self.schedule.pass_batches(int(self.sizes[client]), self.skips_single_samples)

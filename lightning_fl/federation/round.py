@@ -83,14 +83,14 @@ class Federation:
     def train_round(self) -> dict[str, float]:
         """Train one round; returns its numbers by their column names in `metrics.csv`."""
         run, method, setting = self.run, self.algorithm, self.setting
-        cohort = self.cohort
+        cohort, work = self.cohort, self._work
         initial_loss = self.guard.initial_loss(run, self.server)
-        link = self._open_link(cohort)
+        link = self._open_link(cohort, setting)
         shared = method.share(run.server)
         received = link.broadcast(method.exchange.recipients(cohort.selected, setting), self._model_message() | shared)
 
         received = {"buffers": run.buffers} | received
-        job = ClientJob(method.rule, setting, received, self.schedule_of_round, run)
+        job = ClientJob(method.rule, setting, received, work.schedule, run)
         job = replace(job, companion=method.companion, keeps_trained=method.keeps_trained)
         job, clients = method.exchange.before_training(job, cohort.mine, self._train, link)
         intake = Intake(method.aggregator, self.guard, self.flat_module.fabric, initial_loss)
@@ -103,9 +103,11 @@ class Federation:
         merged |= {name: job.received[name] for name in method.exchange.provides if name in job.received}
         averages = self.flat_module.logs.averages([outcome.logs[k] for k in cohort.answering if k in outcome.logs])
 
-        stragglers = self._work.num_stragglers(cohort.answering)
-        num_samples = self._work.num_samples(cohort.answering) * method.num_models
-        run.book(outcome, link, partial(self._seconds, cohort), self.guard.later_initial_loss(initial_loss, averages))
+        stragglers = work.num_stragglers(cohort.answering)
+        num_samples = work.num_samples(cohort.answering) * method.num_models
+        run.book(
+            outcome, link, partial(self._seconds, cohort, work), self.guard.later_initial_loss(initial_loss, averages)
+        )
         proposal = None
         if outcome.logs:
             turn = self._server_turn(setting, outcome, shared, merged)
@@ -143,11 +145,6 @@ class Federation:
         return self._drawn[1]
 
     @property
-    def schedule_of_round(self) -> LocalSchedule:
-        """Length and batches of a client's local training in the present round."""
-        return self.schedule.in_round(self.algorithm.rule, self.setting)
-
-    @property
     def server(self) -> ServerSide:
         """The server's own samples, and training on them, in the present round."""
         return ServerSide(
@@ -161,9 +158,9 @@ class Federation:
             self.accuracy,
         )
 
-    def _open_link(self, cohort: Cohort) -> Link:
+    def _open_link(self, cohort: Cohort, setting: Setting) -> Link:
         """Open the link of a round, and send the pruning mask, d bits, to clients that do not have it yet."""
-        run, method, fabric, setting = self.run, self.algorithm, self.flat_module.fabric, self.setting
+        run, method, fabric = self.run, self.algorithm, self.flat_module.fabric
         link = Link(
             setting,
             method.uplink,
@@ -251,15 +248,13 @@ class Federation:
     @property
     def _work(self) -> LocalWork:
         """Length of the clients' local training in the present round."""
-        return LocalWork(
-            self.schedule_of_round, self.run, self.data.client_sizes, self.flat_module.skips_single_samples
-        )
+        schedule = self.schedule.in_round(self.algorithm.rule, self.setting)
+        return LocalWork(schedule, self.run, self.data.client_sizes, self.flat_module.skips_single_samples)
 
-    def _seconds(self, cohort: Cohort, uplink_bits: int, downlink_bits: int) -> float:
+    def _seconds(self, cohort: Cohort, work: LocalWork, uplink_bits: int, downlink_bits: int) -> float:
         """Return the simulated seconds of a round, which lasts as long as the client with the most samples needs."""
         most = int(self.data.client_sizes[cohort.answering].max(initial=0))
-        schedule, skips = self.schedule_of_round, self.flat_module.skips_single_samples
-        num_samples = schedule.num_samples(most, skips) if most else 0
+        num_samples = work.schedule.num_samples(most, work.skips_single_samples) if most else 0
         macs, at_start = self.network.macs or 0, self.run.macs_at_start or 0
         share = macs / at_start if macs and at_start else 1.0
         return self.clock.seconds(uplink_bits, downlink_bits, macs * num_samples * self.algorithm.num_models, share)

@@ -89,6 +89,12 @@ class Setting:
     draw: Draw = Draw()
     encoded: Mapping[str, Tensor] = field(default_factory=dict)
 
+    def drawing(self, draw: Draw) -> Setting:
+        """Return the setting of a message with another source of draws: every message has one, and `replace` is slow."""
+        setting = object.__new__(Setting)
+        vars(setting).update(vars(self), draw=draw)
+        return setting
+
     def within(self, submodel: Submodel) -> Setting:
         """Return the setting of a submodel: its layouts, no layers, no mask."""
         return replace(self, layout=submodel.layout, buffer_layout=submodel.buffer_layout, groups=(), unpruned=None)
