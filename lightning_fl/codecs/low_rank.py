@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from lightning_fl.checks import check_whole
-from lightning_fl.errors import require
 from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State, compressible
-from lightning_fl.vectors.low_rank import largest_rank, left_size, matrices, orthonormal, product, split
+from lightning_fl.vectors.low_rank import check_rank, left_size, matrices, orthonormal, product, split
 
 
 @dataclass(frozen=True)
@@ -56,13 +55,7 @@ class LowRank(Codec):
 
     def check(self, setting: Setting) -> None:
         """Raise `UserError` if no tensor would be factored, so that every message would be sent whole."""
-        most = largest_rank(setting.layout)
-        remedy = f"give it a rank of at most {most}" if most else "leave it out"
-        require(
-            left_size(setting.layout, self.rank) > 0,
-            f"LowRank(rank={self.rank}) would send every tensor whole, as no product of two factors is smaller than its tensor: "
-            f"{remedy}.",
-        )
+        check_rank("LowRank", self.rank, setting.layout, "leave it out")
 
     def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
         """Encode all P̂ (n, R), then all Q' (m, R) and the whole tensors; the new memory is each Q'."""

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from lightning_fl.checks import check_whole
-from lightning_fl.errors import require
 from lightning_fl.slots import (
     Channel,
     Codec,
@@ -36,7 +35,7 @@ from lightning_fl.slots import (
     compressible,
     is_finite,
 )
-from lightning_fl.vectors.low_rank import all_orthonormal, largest_rank, left_size, matrices, product, project, sketch
+from lightning_fl.vectors.low_rank import all_orthonormal, check_rank, matrices, product, project, sketch
 
 RESIDUAL, LEFT = "residual/", "/left"
 
@@ -67,13 +66,7 @@ class TwoTurns(Exchange):
 
     def check(self, setting: Setting, cohort_size: int) -> None:
         """Raise `UserError` if every tensor would be sent whole."""
-        most = largest_rank(setting.layout)
-        remedy = f"give it a rank of at most {most}" if most else "use OneShot"
-        require(
-            left_size(setting.layout, self.rank) > 0,
-            f"TwoTurns(rank={self.rank}) would send every tensor whole, as no product of two factors is smaller than its tensor: "
-            f"{remedy}.",
-        )
+        check_rank("TwoTurns", self.rank, setting.layout, "use OneShot")
 
     def collect(self, results: Iterable[Result], channel: Channel) -> Iterator[Upload]:
         """Run the two turns."""

@@ -11,6 +11,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from lightning_fl.errors import require
 from lightning_fl.vectors.layout import Layout
 
 
@@ -30,6 +31,16 @@ def largest_rank(layout: Layout) -> int:
     """Return the largest rank with which some tensor does not stay whole; 0 if each always does."""
     sizes = [(shape[0], prod(shape[1:])) for shape in layout.shapes if len(shape) > 1 and 0 not in shape]
     return max(((n * m - 1) // (n + m) for n, m in sizes), default=0)
+
+
+def check_rank(sender: str, rank: int, layout: Layout, instead: str) -> None:
+    """Raise `UserError` if every tensor would stay whole; `instead` says what to do if each always does."""
+    most = largest_rank(layout)
+    require(
+        left_size(layout, rank) > 0,
+        f"{sender}(rank={rank}) would send every tensor whole, as no product of two factors is smaller than its tensor: "
+        f"{f'give it a rank of at most {most}' if most else instead}.",
+    )
 
 
 def split(vector: Tensor, layout: Layout, rank: int) -> Iterator[tuple[str, Tensor, int]]:

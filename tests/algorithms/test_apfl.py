@@ -9,7 +9,7 @@ import oracle
 import pytest
 import torch
 from roster import problem
-from toys import SIZES, Normalised, Perceptron, federation, samples, vector
+from toys import Perceptron, federation, vector
 
 from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.aggregators import WeightedMean
@@ -97,39 +97,6 @@ def test_equal_weights_as_in_the_paper(make_trainer: MakeTrainer) -> None:
         make_trainer(runner="serial").fit(module, federation(), algorithm)
         fitted.append(vector(module))
     np.testing.assert_array_equal(*fitted)
-
-
-def test_own_models_have_norms_of_their_own(make_trainer: MakeTrainer) -> None:
-    """Check one client in one round with α = 1: its own model, norm included, is that of FedAvg's client."""
-    plain = Normalised()
-    module = copy.deepcopy(plain)
-    flags = {"max_rounds": 3, "clients_per_round": 1, "precision": "64-true"}
-    make_trainer(**flags).fit(plain, federation(sizes=(10,)), FedAvg())
-    trainer = make_trainer(**flags)
-    trainer.fit(module, federation(sizes=(10,)), APFL(alpha=1.0, adaptive=False))
-    state = trainer.run.clients[0]
-    np.testing.assert_allclose(state[OWN], vector(plain), rtol=0, atol=1e-12)
-    statistics = torch.cat([plain.norm.running_mean, plain.norm.running_var])
-    torch.testing.assert_close(state["companion/buffers"], statistics, rtol=0, atol=1e-12)
-    assert torch.equal(state["companion/scalars/norm.num_batches_tracked"], plain.norm.num_batches_tracked)
-
-
-def test_each_client_predicts_with_its_mixture_and_newcomers_with_the_servers_model(make_trainer: MakeTrainer) -> None:
-    module = Normalised()
-    trainer = make_trainer(max_rounds=3, clients_per_round=2)
-    trainer.fit(module, federation(), APFL())
-    losses = []
-    for client in range(len(SIZES)):
-        model = copy.deepcopy(module).eval()
-        if client in trainer.run.clients:
-            state = trainer.run.clients[client]
-            w, share = torch.nn.utils.parameters_to_vector(model.parameters()), state[SHARE]
-            torch.nn.utils.vector_to_parameters(share * state[OWN] + (1 - share) * w, model.parameters())
-            model.norm.running_mean, model.norm.running_var = state["companion/buffers"].split(3)
-        losses.append(float(model.loss(samples(10, seed=1)).detach()))
-    assert 0 < len(trainer.run.clients) < len(SIZES)
-    assert float(trainer.callback_metrics["val/loss"]) == pytest.approx(np.mean(losses), rel=1e-5)
-    assert float(module.eval().loss(samples(10, seed=1)).detach()) != pytest.approx(np.mean(losses), rel=1e-5)
 
 
 @pytest.mark.parametrize("alpha", [-0.1, 1.5, "half"])

@@ -12,7 +12,7 @@ import torch
 from compared_runs import equal_states
 from lightning.pytorch import Callback
 from torchmetrics import MeanMetric
-from toys import Normalised, Perceptron, Pruning, federation, read_rows, samples
+from toys import SIZES, Normalised, Perceptron, Pruning, federation, read_rows, samples, vector
 
 from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.algorithms import APFL, SCAFFOLD, Algorithm, Ditto, FedAvg, FedBN, FedKT, FedProx, PFedMe, ServerM
@@ -263,3 +263,41 @@ def test_bad_input_is_refused_in_a_sentence(
         make_trainer(**flags).fit(Normalised(), federation(), make(method))
     said = str(error.value)
     assert [word for word in words if word.format(method.__name__) not in said] == []
+
+
+@pytest.mark.parametrize("algorithm", [Ditto(strength=0), APFL(alpha=1.0, adaptive=False)], ids=["Ditto", "APFL"])
+def test_own_models_have_norms_of_their_own(algorithm: Algorithm, make_trainer: MakeTrainer) -> None:
+    """Check one client that trains alone, in three rounds: its own model, norm included, is that of FedAvg's client."""
+    plain = Normalised()
+    module = copy.deepcopy(plain)
+    flags = {"max_rounds": 3, "clients_per_round": 1, "precision": "64-true"}
+    make_trainer(**flags).fit(plain, federation(sizes=(10,)), FedAvg())
+    trainer = make_trainer(**flags)
+    trainer.fit(module, federation(sizes=(10,)), algorithm)
+    state = trainer.run.clients[0]
+    np.testing.assert_allclose(own(trainer)[0], vector(plain), rtol=0, atol=1e-12)
+    statistics = torch.cat([plain.norm.running_mean, plain.norm.running_var])
+    torch.testing.assert_close(state["companion/buffers"], statistics, rtol=0, atol=1e-12)
+    assert torch.equal(state["companion/scalars/norm.num_batches_tracked"], plain.norm.num_batches_tracked)
+
+
+@EACH_WITH_MODELS
+def test_each_client_predicts_with_its_own_model_and_newcomers_with_the_servers(
+    method: Any, make_trainer: MakeTrainer
+) -> None:
+    """Check the mean loss on the common samples; the model of APFL's client is a mixture of its own and the server's."""
+    module = Normalised()
+    trainer = make_trainer(max_rounds=3, clients_per_round=2)
+    trainer.fit(module, federation(), method())
+    losses = []
+    for client in range(len(SIZES)):
+        model = copy.deepcopy(module).eval()
+        if client in trainer.run.clients:
+            state, w = trainer.run.clients[client], torch.from_numpy(vector(module)).float()
+            share = state.get("companion/share/scalars", torch.ones(()))
+            torch.nn.utils.vector_to_parameters(share * state["companion/model"] + (1 - share) * w, model.parameters())
+            model.norm.running_mean, model.norm.running_var = state["companion/buffers"].split(3)
+        losses.append(float(model.loss(samples(10, seed=1)).detach()))
+    assert 0 < len(trainer.run.clients) < len(SIZES)
+    assert float(trainer.callback_metrics["val/loss"]) == pytest.approx(np.mean(losses), rel=1e-5)
+    assert float(module.eval().loss(samples(10, seed=1)).detach()) != pytest.approx(np.mean(losses), rel=1e-5)

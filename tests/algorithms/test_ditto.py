@@ -1,19 +1,17 @@
 """Test Ditto: the paper's loop, its limits, and what clients predict with."""
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import oracle
 import pytest
-import torch
 from lightning.pytorch import Callback
 from roster import problem
-from toys import SIZES, Normalised, Perceptron, federation, samples, vector
+from toys import Perceptron, federation, vector
 
 from lightning_fl import FederatedTrainer, UserError
-from lightning_fl.algorithms import Algorithm, Ditto, FedAvg
+from lightning_fl.algorithms import Algorithm, Ditto
 
 MakeTrainer = Callable[..., FederatedTrainer]
 OWN = "companion/model"
@@ -62,38 +60,6 @@ def test_with_the_strongest_pull_a_client_keeps_what_it_received(make_trainer: M
     trainer.fit(Perceptron(), federation(), Ditto(strength=1e12, solver="implicit"))
     for model in own(trainer).values():
         np.testing.assert_allclose(model, received[-1], rtol=0, atol=1e-6)
-
-
-def test_own_models_have_norms_of_their_own(make_trainer: MakeTrainer) -> None:
-    """Check one client in one round at λ = 0: its own model, norm included, is that of FedAvg's client."""
-    plain = Normalised()
-    module = copy.deepcopy(plain)
-    flags = {"max_rounds": 3, "clients_per_round": 1, "precision": "64-true"}
-    make_trainer(**flags).fit(plain, federation(sizes=(10,)), FedAvg())
-    trainer = make_trainer(**flags)
-    trainer.fit(module, federation(sizes=(10,)), Ditto(strength=0))
-    state = trainer.run.clients[0]
-    np.testing.assert_allclose(state[OWN], vector(plain), rtol=0, atol=1e-12)
-    statistics = torch.cat([plain.norm.running_mean, plain.norm.running_var])
-    torch.testing.assert_close(state["companion/buffers"], statistics, rtol=0, atol=1e-12)
-    assert torch.equal(state["companion/scalars/norm.num_batches_tracked"], plain.norm.num_batches_tracked)
-
-
-def test_each_client_predicts_with_its_own_model_and_newcomers_with_the_servers(make_trainer: MakeTrainer) -> None:
-    module = Normalised()
-    trainer = make_trainer(max_rounds=2, clients_per_round=2)
-    trainer.fit(module, federation(), Ditto())
-    losses = []
-    for client in range(len(SIZES)):
-        model = copy.deepcopy(module).eval()
-        if client in trainer.run.clients:
-            state = trainer.run.clients[client]
-            torch.nn.utils.vector_to_parameters(state[OWN], model.parameters())
-            model.norm.running_mean, model.norm.running_var = state["companion/buffers"].split(3)
-        losses.append(float(model.loss(samples(10, seed=1))))
-    assert 0 < len(own(trainer)) < len(SIZES)
-    assert float(trainer.callback_metrics["val/loss"]) == pytest.approx(np.mean(losses), rel=1e-5)
-    assert float(module.eval().loss(samples(10, seed=1))) != pytest.approx(np.mean(losses), rel=1e-5)
 
 
 @pytest.mark.parametrize(

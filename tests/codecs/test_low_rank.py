@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from compared_runs import MakeTrainer, agree, assert_same, bits_of, equal_states, fits, ran
+from tensor_shapes import CNN, SMALL
 from toys import Perceptron, Pruning, federation, vector
 
 from lightning_fl.aggregators import MaskedMean
@@ -26,17 +27,6 @@ from lightning_fl.vectors.layer_groups import layer_groups
 from lightning_fl.vectors.layout import NO_LAYOUT, Layout
 from lightning_fl.vectors.submodel import Submodel
 
-CNN = {
-    "conv1": (10, 1, 5, 5),
-    "bias1": (10,),
-    "conv2": (20, 10, 5, 5),
-    "bias2": (20,),
-    "fc1": (50, 320),
-    "bias3": (50,),
-    "fc2": (10, 50),
-    "bias4": (10,),
-}
-SMALL = {"conv": (4, 3, 2, 2), "bias": (4,), "thin": (1, 9), "fc": (6, 8)}
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from compared_runs import MakeTrainer, agree, assert_same, bits_of, fits, ran
+from tensor_shapes import CNN, SMALL
 from torch import Tensor
 from toys import Perceptron, Pruning, federation, vector
 
@@ -23,17 +24,6 @@ from lightning_fl.slots import Aggregator, Draw, Exchange, Result, Setting, Stat
 from lightning_fl.steps import Apply, ControlUpdate, GradientMomentum, Reconfiguration
 from lightning_fl.vectors.layout import NO_LAYOUT, Layout
 
-CNN = {
-    "conv1": (10, 1, 5, 5),
-    "bias1": (10,),
-    "conv2": (20, 10, 5, 5),
-    "bias2": (20,),
-    "fc1": (50, 320),
-    "bias3": (50,),
-    "fc2": (10, 50),
-    "bias4": (10,),
-}
-SMALL = {"conv": (4, 3, 2, 2), "bias": (4,), "thin": (1, 9), "fc": (6, 8)}
 NUMBERS = 109
 METHOD = Algorithm(exchange=TwoTurns(1))
 WEIGHTS = (3.0, 1.0, 2.0)
