@@ -13,7 +13,7 @@ auxiliary heads of GoogLeNet, the graph is that of training, and both modes must
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from lightning_fl.pruning.trial import (
     arguments_of,
     call,
     call_as_in_training,
+    fit_norms,
     modules_run,
     random_like,
     randomise,
@@ -104,6 +105,8 @@ class Network:
             for part in self._twin.modules():
                 randomise(part)
             self._inputs = random_like(self._example)
+            with suppress(Exception):  # of a forward that refuses random numbers, as every trial will
+                fit_norms(self._twin, lambda: call(self._twin, self._inputs))
         self._obstacles: dict[str, str] = {}
         self.layers = self._find()
         self.widths = {name: self._width(name) for name in self.layers}

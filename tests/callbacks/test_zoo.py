@@ -141,7 +141,7 @@ def test_weights_become_zero_and_stay_zero(name: str, rate: Any, make_stock_trai
     if module is not None:
         num_zeros = sum(int((p == 0).sum()) for p in module.parameters())
         pruned = size_of(module) - int(trainer.callback_metrics["prune/kept"])
-        assert pruned <= num_zeros
+        assert pruned <= num_zeros + 1e-6 * size_of(module)  # Lightning keeps what is logged as float32
         assert pruned > 0 or rate != 0.5
         fresh = module_of(name)
         fresh.load_state_dict(module.state_dict())
