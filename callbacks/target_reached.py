@@ -18,11 +18,12 @@ COSTS = ("comm/total_uplink_bytes", "comm/total_downlink_bytes", "time/simulated
 class TargetReached(Callback):
     """Record when a metric reaches a target, and stop the training there if wanted.
 
-    Checks the metric at the end of every epoch (in a federation, of every round). From then on `reached` is a dictionary: `epoch`
-    (from 0), `step` (optimiser steps so far), `value`, and `comm/total_uplink_bytes`, `comm/total_downlink_bytes` and
-    `time/simulated_seconds` if the trainer's metrics contain them, as in a federation, or with a `CommunicationMeter` earlier in
-    the callbacks. It does not change if the metric falls back, and checkpoints contain it. The epoch is logged once, as
-    `target/epoch`. `watched` is the name of the metric once it is known, and `watched_falls` says if lower is better.
+    Checks the metric at the end of every epoch (in a federation, of every round), as it is; `lightning-fl report --target` reads
+    the smoothed curve. From then on `reached` is a dictionary: `epoch` (from 0), `step` (optimiser steps so far), `value`, and
+    `comm/total_uplink_bytes`, `comm/total_downlink_bytes` and `time/simulated_seconds` if the trainer's metrics contain them, as
+    in a federation, or with a `CommunicationMeter` earlier in the callbacks. It does not change if the metric falls back, and
+    checkpoints contain it. The epoch is logged once, as `target/epoch`. `watched` is the name of the metric once it is known, and
+    `watched_falls` says if lower is better.
 
     Args:
         target: value to reach; a value within rounding of it counts as reached.

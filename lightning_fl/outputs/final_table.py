@@ -14,6 +14,7 @@ from lightning.pytorch.loggers import Logger
 from torch import Tensor
 
 from lightning_fl.outputs.figures import curve_svg
+from lightning_fl.outputs.metric import AT_BEST_VALIDATION, validated_and_tested
 from lightning_fl.outputs.metrics_csv import RoundCSVLogger
 from lightning_fl.outputs.run_folder import EXPORT, METRICS
 from lightning_fl.outputs.units import in_bytes
@@ -143,6 +144,9 @@ def final_table(trainer: Finished, rows: Sequence[Mapping[str, float]]) -> Final
 def final_lines(trainer: Finished, rows: Sequence[Mapping[str, float]]) -> list[tuple[str, str]]:
     """Return name and value of accuracy, rounds, bytes, rejected uploads if there were any, curve and model.
 
+    The accuracy is that of the last evaluation. If the test set was measured after rounds, too, a line has the test value of the
+    round that was best in validation.
+
     Args:
         trainer: trainer after its fit.
         rows: rows of the rounds, from which the best value is read.
@@ -160,6 +164,9 @@ def final_lines(trainer: Finished, rows: Sequence[Mapping[str, float]]) -> list[
         best = best_of(trainer, rows)
         known = f" (best {best[target]:.4f} after round {best['round'] + 1:.0f})" if best else ""
         lines.insert(0, (target.replace("val/", ""), f"{float(trainer.callback_metrics[target]):.4f}{known}"))
+        if chosen := tested_at_best_validation(trainer, rows):
+            name, value, number = chosen
+            lines.insert(1, (AT_BEST_VALIDATION, f"{name} {value:.4f} (after round {number:.0f})"))
     if run.num_rejected:
         why = "not finite" if trainer.loss_guard.clients is None else "not finite, or loss exploded"
         uploads = f"{run.num_rejected:,} of {run.num_uploads:,} uploads"
@@ -176,6 +183,24 @@ def best_of(trainer: Finished, rows: Iterable[Mapping[str, float]]) -> Mapping[s
     name = trainer.metric or ""
     points = [row for row in rows if not isnan(row.get(name, nan))]
     return (min if trainer.metric_falls else max)(points, key=lambda row: row[name]) if points else None
+
+
+def tested_at_best_validation(
+    trainer: Finished, rows: Sequence[Mapping[str, float]]
+) -> tuple[str, float, float] | None:
+    """Return name and test value of the run's metric in the round that was best in validation, and that round's number from 1.
+
+    None if no round has both values. The test set is measured beside a validation only if that has other samples.
+    """
+    names = validated_and_tested(trainer.metric or "", {name for row in rows for name in row})
+    if names is None:
+        return None
+    validated, tested = names
+    points = [row for row in rows if not isnan(row.get(validated, nan)) and not isnan(row.get(tested, nan))]
+    if not points:
+        return None
+    chosen = (min if trainer.metric_falls else max)(points, key=lambda row: row[validated])
+    return tested, chosen[tested], chosen["round"] + 1
 
 
 def _curve(trainer: Finished) -> Path | None:

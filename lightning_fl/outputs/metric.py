@@ -1,14 +1,21 @@
 """Metric that a run is about: the one accuracy among the names that its module logs, or else the loss, or the only name.
 
-And its best values for the bytes that were spent.
+And what its values come to, in the same words wherever results are shown; none of them is smoothed:
+
+    last: the value of the last evaluation
+    final: the mean of the last evaluations, a tenth of all, at least 1 and at most 10; the default of reports and claims
+    best: the best value of all, which is chosen on the values that it reports: on test samples it is too good
+    at best validation: the test value of the round that was best in validation, which chooses on held-out samples
+
+`best (smoothed)` of a report is the best value of a smoothed curve (`lightning_fl.report.smoothing`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
-from math import log
+from math import fsum, isfinite, log
 from typing import Any
 
 import numpy as np
@@ -22,6 +29,12 @@ TRAINING_LOSS = "train/loss"
 ACCURACIES = {"accuracy", "acc"}
 STAGES = {"val", "valid", "validation", "test", "train", "training", "dev", "eval"}
 TRAINING = {"train", "training"}
+VALIDATION, TEST = r"(?<![A-Za-z])val(id(ation)?)?(?![A-Za-z])", r"(?<![A-Za-z])test(?![A-Za-z])"
+"""The words in the names of a validation's values, and of a test's."""
+MOST_FINAL = 10
+"""Evaluations of which `final` is the mean, at most."""
+FINAL = f"the mean of the last values of a run, a tenth of all, at least 1 and at most {MOST_FINAL}"
+AT_BEST_VALIDATION = "at best validation"
 LOWER_IS_BETTER = {"err", "mse", "rmse", "mae", "mape", "nll", "ppl", "perplexity", "wer", "cer"}
 
 
@@ -84,17 +97,50 @@ def find_metric(logged: Iterable[str]) -> str | None:
     return find_accuracy(names) or loss or _only(measured) or _only(in_training) or last
 
 
+def num_final(count: int) -> int:
+    """Return of how many of the last evaluations `final` is the mean: a tenth of all, at least 1 and at most 10.
+
+    >>> [num_final(count) for count in (1, 19, 20, 60, 500)]
+    [1, 1, 2, 6, 10]
+    """
+    return min(max(1, count // 10), MOST_FINAL)
+
+
+def final(values: Sequence[float]) -> float:
+    """Return the mean of the last `num_final(n)` of the values (n,), for n > 0.
+
+    >>> final([0.9] * 18 + [0.25, 0.75])
+    0.5
+    """
+    last = [float(value) for value in values[-num_final(len(values)) :]]
+    if not all(map(isfinite, last)):
+        return sum(last)
+    return 16 * (fsum(value / 16 for value in last) / len(last))  # of large losses the sum itself would overflow
+
+
+def validated_and_tested(name: str, logged: Container[str]) -> tuple[str, str] | None:
+    """Return the names of a metric in validation and in test, given either; None unless a run has logged both.
+
+    >>> validated_and_tested("test_acc", ["valid_acc", "test_acc"]), validated_and_tested("val/accuracy", ["val/accuracy"])
+    (('valid_acc', 'test_acc'), None)
+    """
+    tested = re.sub(VALIDATION, "test", name, count=1)
+    names = [re.sub(TEST, word, tested, count=1) for word in ("val", "valid", "validation")]
+    validated = next((each for each in (name, *names) if each != tested and each in logged), None)
+    return (validated, tested) if validated is not None and tested in logged else None
+
+
 @dataclass(frozen=True)
 class Spending:
-    """Best value of a metric within a budget of bytes.
+    """Value of a metric within a budget of bytes.
 
     Attributes:
-        best: a*(high), with a*(B) the best value until the last evaluation that B bytes had paid for, a step function.
+        final: a(high), with a(B) the `final` value of all evaluations that B bytes had paid for, a step function.
         spent: bytes at the last evaluation within the budget.
-        area: ∫ a*(B) d log B / log(high / low) from low to high: the mean of a* over all budgets on a logarithmic scale.
+        area: ∫ a(B) d log B / log(high / low) from low to high: the mean of a over all budgets on a logarithmic scale.
     """
 
-    best: float
+    final: float
     spent: float
     area: float
 
@@ -102,24 +148,25 @@ class Spending:
 def spend(sent: Any, values: Any, low: float, high: float, chance: float = 0.0) -> Spending:
     """Return what a run reaches within a budget of `high` bytes.
 
-    >>> round(spend([10, 100, 1000], [0.4, 0.2, 0.8], low=1, high=10_000).area, 9)  # (0 + 2 · 0.4 + 0.8) / 4
-    0.4
+    >>> round(spend([10, 100, 1000], [0.4, 0.2, 0.8], low=1, high=10_000).area, 9)  # (0 + 0.4 + 0.2 + 0.8) / 4
+    0.35
 
     Args:
         sent: bytes at each evaluation (n,), ascending.
-        values: the metric's values (n,), of which higher ones are better; after the last, the best one stays.
+        values: the metric's values (n,), of which higher ones are better; after the last, their `final` value stays.
         low: bytes from which the area counts.
         high: bytes that may be spent.
         chance: value before the first evaluation.
     """
-    sent, best = np.asarray(sent, dtype=float), np.maximum.accumulate(np.maximum(values, chance))
+    sent, values = np.asarray(sent, dtype=float), np.asarray(values, dtype=float)
+    finals = [chance, *(final(values[: count + 1]) for count in range(len(values)))]
     paid = int(np.searchsorted(sent, high, side="right"))  # evaluations within the budget
     edges = np.log(np.clip(np.append(sent, high), low, high))
     widths = np.diff(edges, prepend=log(low))  # of the step before each evaluation, and of the last
     return Spending(
-        best=float(best[paid - 1]) if paid else chance,
+        final=finals[paid],
         spent=float(sent[paid - 1]) if paid else 0.0,
-        area=float(np.dot(widths, np.insert(best, 0, chance)) / log(high / low)),
+        area=float(np.dot(widths, finals) / log(high / low)),
     )
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from lightning_fl.errors import CommandParser, UserError, require
 from lightning_fl.outputs.figures import FORMATS, Look
-from lightning_fl.outputs.metric import is_accuracy
+from lightning_fl.outputs.metric import AT_BEST_VALIDATION, FINAL, is_accuracy
 from lightning_fl.outputs.run_folder import require_writable
 from lightning_fl.report import tables
-from lightning_fl.report.comparison import Group, Metric, common_metric, group_runs
+from lightning_fl.report.comparison import VALUES, Group, Metric, common_metric, group_runs
 from lightning_fl.report.document import (
     Part,
     Picture,
@@ -32,21 +32,23 @@ from lightning_fl.report.smoothing import ORDER, WINDOW
 
 def _how(metric: Metric) -> str:
     """Return the paragraph that explains the numbers."""
-    smoothing, curve = "Curves are not smoothed.", "curve"
+    smoothing, curve, best = "Curves are not smoothed.", "curve", "best"
     if metric.window > 1:
         rounded = ", and accuracies are rounded to three decimals" if is_accuracy(metric.name) else ""
         smoothing = (
             f"Curves are smoothed with a Savitzky–Golay filter of window {metric.window} and order {ORDER} (a smaller window "
             f"for shorter curves, none for {ORDER} or fewer values){rounded}; pale lines are the raw values."
         )
-        curve = "smoothed curve"
+        curve, best = "smoothed curve", VALUES["best"]
     return (
-        f"{smoothing} `final` is the best value of the {curve}, `last` the last raw value. A target is reached in the first "
-        f"round in which the {curve} meets it. Bytes are the sum over all clients, including the set-up; 1 MB is 10^6 bytes. "
-        "`simulated time` is read from the run's simulated clock, `time here` from the machine that ran it. MFLOPs are "
-        "multiply-accumulates for one sample / 10^6. Runs that differ only in their seeds share one row: mean ± sample "
-        "standard deviation, or one number if all runs agree. Tables round their numbers; `runs.csv` and `curves.csv` "
-        "contain them in full."
+        f"`final` is {FINAL}, not smoothed; `last` is the last value. `{best}` is the best value of the {curve} (`best` in "
+        "`runs.csv`): it is chosen on the values that it reports, so on test samples it promises too much. "
+        f"`{AT_BEST_VALIDATION}` is the test value of the round that was best in validation, of the rounds that measured both. "
+        f"{smoothing} A target is reached in the first round in which the {curve} meets it; `TargetReached` reads values that "
+        "are not smoothed. Bytes are the sum over all clients, including the set-up; 1 MB is 10^6 bytes. `simulated time` is "
+        "read from the run's simulated clock, `time here` from the machine that ran it. MFLOPs are multiply-accumulates for one "
+        "sample / 10^6. Runs that differ only in their seeds share one row: mean ± sample standard deviation, or one number if "
+        "all runs agree. Tables round their numbers; `runs.csv` and `curves.csv` contain them in full."
     )
 
 
@@ -218,6 +220,7 @@ def _sections(
     if published:
         about = (
             "Each row of the paper is followed by your runs of the same method and network, measured at the paper's target. "
+            "The paper's final accuracy is the maximum of its smoothed curve, so it is compared with `best (smoothed)`. "
             "Their `setting` lists what differs from the paper's setting. Published times are simulated times on the paper's "
             "clock; published `rounds` are computed from these times."
         )

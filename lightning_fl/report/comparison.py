@@ -13,10 +13,27 @@ import numpy as np
 from lightning_fl.checks import reaches
 from lightning_fl.errors import UserError, nearest, require
 from lightning_fl.outputs.clients.distribution import without_statistic
-from lightning_fl.outputs.metric import ACCURACY, falls, find_metric, is_accuracy
+from lightning_fl.outputs.metric import (
+    ACCURACY,
+    AT_BEST_VALIDATION,
+    falls,
+    final,
+    find_metric,
+    is_accuracy,
+    num_final,
+    validated_and_tested,
+)
 from lightning_fl.report.labels import identity, labels, unknown_settings
 from lightning_fl.report.records import Record
 from lightning_fl.report.smoothing import ORDER, WINDOW, Floats, fitting_window, smooth
+
+VALUES = {
+    "final": "final",
+    "last": "last",
+    "best": "best (smoothed)",
+    "at_best_validation": AT_BEST_VALIDATION,
+}
+"""What a run's values come to, by its name in `runs.csv` and in claims, and how tables call it."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +126,7 @@ class Curve:
 
     @cached_property
     def smoothed(self) -> Floats:
-        """Smoothed values, from which results are read (n,)."""
+        """Smoothed values, of which the best one is shown, and which reach targets (n,)."""
         return smooth(self.raw, 3 if is_accuracy(self.metric.name) else None, self.metric.window)
 
     @property
@@ -121,13 +138,37 @@ class Curve:
         """Return one of the costs in `Record.spent` at each value (n,)."""
         return self.record.spent[name][self.positions]
 
+    @property
+    def num_final(self) -> int:
+        """Number of its last values of which `final` is the mean."""
+        return num_final(len(self.raw))
+
+    @property
+    def tested(self) -> str | None:
+        """Name of the test value at the best validation; None if the run has not validated and tested in the same round."""
+        names = validated_and_tested(self.metric.name, self.record.columns)
+        both = names and np.isfinite([self.record.columns[name] for name in names]).all(axis=0).any()
+        return names[1] if names and both else None
+
+    @cached_property
+    def at_best_validation(self) -> float | None:
+        """Test value of the first round that was best in validation, of those that were tested; None as for `tested`."""
+        names = validated_and_tested(self.metric.name, self.record.columns)
+        if names is None or self.tested is None:
+            return None
+        validated, tested = (self.record.columns[name] for name in names)
+        known = np.where(np.isnan(tested), np.nan, validated)
+        return float(tested[np.nanargmin(known) if self.metric.falls else np.nanargmax(known)])
+
     @cached_property
     def numbers(self) -> dict[str, float | None]:
         """All numbers that the tables show of the run; None if unknown, or if the target was not reached."""
         record = self.record
         found = {
-            "final": self.smoothed.min() if self.metric.falls else self.smoothed.max(),
+            "final": final(self.raw),
             "last": self.raw[-1],
+            "best": self.smoothed.min() if self.metric.falls else self.smoothed.max(),
+            "at_best_validation": self.at_best_validation,
             **{name: spent[-1] for name, spent in record.spent.items()},
             "mflops": record.column("model/macs")[-1] / 1e6,
             "parameters": record.column("model/parameters")[-1],

@@ -2,6 +2,7 @@
 
 `published.csv` has one line for each number of tables 2 to 13 of FedDUMAP (Liu et al., Efficient Federated Learning Using
 Dynamic Update and Adaptive Pruning with Momentum on Shared Server Data, ACM TIST 2024) and of table I of FedAdam-SSM (2024).
+The final accuracy of FedDUMAP is the maximum of a smoothed curve (`lightning_fl.report.smoothing`), here `best (smoothed)`.
 Times are the paper's simulated times. Times of methods whose final accuracy misses the target are left out.
 The papers do not print `rounds`: they are these times divided by the seconds of a round on the paper's clock, where that is a
 whole number. The megabits of FedAdam-SSM count one client; except for the CNN's, no parameter count explains them: compare
@@ -117,7 +118,7 @@ def measured(row: PublishedRow, group: Group) -> dict[str, tuple[float | None, f
     """Return a group's numbers for the metrics of a published row, as mean, spread and count, at the row's target."""
     found = []
     for curve in group.curves:
-        own = {"final_accuracy": curve.numbers["final"], "mflops": curve.numbers["mflops"]}
+        own = {"final_accuracy": curve.numbers["best"], "mflops": curve.numbers["mflops"]}
         if row.target is not None:
             own |= curve.price(Metric(target=row.target))
             if own["uplink"] is not None:

@@ -140,5 +140,6 @@ def _short_curves(groups: Sequence[Group]) -> list[str]:
     count = "One run has" if len(short) == 1 else f"{len(short)} runs have"
     return [
         f"{count} fewer than {2 * window} values: the smoothing window covers half of such a curve or more, so a steep beginning "
-        "shifts its later values. A smaller `--window` smooths less, `--window 1` does not smooth."
+        "shifts its later values, and `best (smoothed)` with them. A smaller `--window` smooths less, `--window 1` does not "
+        "smooth; `final` and `last` never are."
     ]

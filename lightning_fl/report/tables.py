@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from lightning_fl.outputs.metric import is_accuracy
 from lightning_fl.outputs.units import BYTES, SECONDS, decimals, magnitude, significant, unit_of
-from lightning_fl.report.comparison import Curve, Group, Metric
+from lightning_fl.report.comparison import VALUES, Curve, Group, Metric
 from lightning_fl.report.document import Table
 from lightning_fl.report.labels import SEEDS, differing, is_of_method, shown
 from lightning_fl.report.published import PublishedRow, PublishedTable, measured
@@ -50,7 +50,7 @@ COSTS = {
 }
 SIZES = {"mflops": Column("MFLOPs", "figures"), "parameters": Column("parameters", "count")}
 PUBLISHED = {
-    "final_accuracy": Column("final accuracy", "share"),
+    "final_accuracy": Column(VALUES["best"], "share"),
     "simulated_seconds": COSTS["simulated_seconds"],
     "rounds": COSTS["rounds"],
     "uplink_mbit_per_client": Column("uplink Mbit per client", "figures"),
@@ -130,9 +130,25 @@ def _fixed(value: float, num_decimals: int) -> str:
 def results(groups: Sequence[Group], metric: Metric) -> Table:
     """Return the results of each group over all its rounds, and their cost."""
     kind: Literal["share", "figures"] = "share" if is_accuracy(metric.name) else "figures"
-    columns = {"final": Column(f"final {metric.short}", kind), "last": Column("last", kind), **COSTS, **SIZES}
+    curves = [curve for group in groups for curve in group.curves]
+    columns = {
+        "final": Column(f"{VALUES['final']} {metric.short} ({of_last(curves)})", kind),
+        "last": Column(VALUES["last"], kind),
+        "best": Column(VALUES["best"] if any(curve.is_smoothed for curve in curves) else "best", kind),
+    }
+    if tested := next((curve.tested for curve in curves if curve.tested), None):
+        columns["at_best_validation"] = Column(f"{Metric(tested).short} {VALUES['at_best_validation']}", kind)
+    columns |= COSTS | SIZES
     rows = [([g.label, str(len(g.curves))], {name: g.spread(name) for name in columns}) for g in groups]
     return table(["method", "runs"], columns, rows)
+
+
+def of_last(curves: Sequence[Curve]) -> str:
+    """Return of how many values `final` is the mean, in words."""
+    counts = sorted({curve.num_final for curve in curves})
+    if counts == [1]:
+        return "the last value"
+    return f"mean of the last {' to '.join(dict.fromkeys((str(counts[0]), str(counts[-1]))))}"
 
 
 def prices(groups: Sequence[Group]) -> Table:

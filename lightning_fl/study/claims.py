@@ -2,9 +2,10 @@
 
     text: the claim in words
     better, than: two cells of the study
-    in: what is compared: `final` (the default), `last`, or the cost of reaching the target: `target_rounds`,
-        `target_uplink`, `target_downlink`, `target_simulated_seconds`
-    paper: what the paper has: the difference better − than for `final` and `last`, the ratio better / than for a cost;
+    in: what is compared: `final` (the default), `last`, `best` (of the smoothed curve, for papers that print it),
+        `at_best_validation`, as in the report's table, or the cost of reaching the target: `target_rounds`, `target_uplink`,
+        `target_downlink`, `target_simulated_seconds`
+    paper: what the paper has: the difference better − than of two values, the ratio better / than of two costs;
         without it the claim only says that one is better
     margin: how much worse `better` may be than `than` in a claim that little is lost (0 if not given; not for a cost)
 
@@ -24,15 +25,18 @@ from typing import Any
 
 from lightning_fl.checks import check_choice, is_real
 from lightning_fl.errors import nearest, require
+from lightning_fl.outputs.metric import FINAL
+from lightning_fl.report.comparison import VALUES
 from lightning_fl.report.document import Table
 
 LEGEND = (
+    f"`final` is {FINAL}; `{VALUES['best']}` is chosen on the values that it reports. "
     "Runs are paired by seed. In sign: the 95 % interval of the mean (Student's t) lies on the paper's side of 0, for a ratio "
     "of 1, with a margin of −margin; in size: it also contains the paper's value. A claim without a paper's value holds if the "
     "interval lies on the better side."
 )
 COSTS = ("target_rounds", "target_uplink", "target_downlink", "target_simulated_seconds")
-NUMBERS = ("final", "last", *COSTS)
+NUMBERS = (*VALUES, *COSTS)
 KEYS = ("text", "better", "than", "in", "paper", "margin")
 NEEDED = ("text", "better", "than")
 
@@ -66,7 +70,8 @@ class Claim:
         """Compare the cells' numbers.
 
         Args:
-            found: numbers of each run by cell and seed; costs are None where the target was not reached.
+            found: numbers of each run by cell and seed; None are costs of a target that was not reached, and the value at the
+                best validation of a run that tested nothing.
             falls: True if lower values of the metric are better.
         """
         yes, no = ("holds", "does not hold") if self.paper is None else ("reproduced in sign", "not reproduced")
@@ -79,7 +84,10 @@ class Claim:
         if len(known) < len(pairs):
             missing = {self.better: sum(a is None for a, _ in pairs), self.than: sum(b is None for _, b in pairs)}
             said = ", ".join(f"{name} in {n} of {len(pairs)}" for name, n in missing.items() if n)
-            return Verdict(f"{no}: the target was not reached by {said}", len(pairs))
+            what = (
+                "the target was not reached by" if self.is_ratio else "there is no test value at the best validation of"
+            )
+            return Verdict(f"{no}: {what} {said}", len(pairs))
         effects = [log(a / b) if self.is_ratio else a - b for a, b in known]
         low, high = student_interval(effects)
         border = self.margin if falls else 0 - self.margin  # not -0
@@ -100,7 +108,9 @@ class Claim:
         outcome = f"{no}{why}"
         if is_in_sign:
             outcome = "reproduced in size" if not one and low <= paper <= high else yes + one
-        shown = [exp(x) if self.is_ratio else x for x in (fmean(effects), low, high)]
+        # The noise of single precision in equal values reads as 0.
+        mean, noise = fmean(effects), 0 if self.is_ratio else 1e-6 * max(abs(a) for a, _ in known)
+        shown = [exp(x) if self.is_ratio else x for x in (mean if abs(mean) > noise else 0.0, low, high)]
         return Verdict(outcome, len(effects), *shown)
 
 
@@ -164,7 +174,7 @@ def claims_table(claims: Sequence[Claim], verdicts: Sequence[Verdict]) -> Table:
         paper = "" if claim.paper is None else f"{claim.paper:.3g}"
         mean = "–" if verdict.mean is None else f"{verdict.mean:.3g}"
         interval = "–" if verdict.mean is None or verdict.num_seeds < 2 else f"{verdict.low:.3g} to {verdict.high:.3g}"
-        compared = f"{claim.number.replace('_', ' ')}: {claim.better}{sign}{claim.than}"
+        compared = f"{VALUES.get(claim.number, claim.number.replace('_', ' '))}: {claim.better}{sign}{claim.than}"
         rows.append([claim.text, compared, verdict.outcome, paper, mean, interval, str(verdict.num_seeds)])
     return Table(["claim", "compared", "verdict", "paper", "here", "95 % interval", "seeds"], rows, num_texts=3)
 

@@ -10,8 +10,8 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lightning_fl.callbacks import CommunicationMeter, TargetReached
 from lightning_fl.errors import UserError, nearest
-from lightning_fl.outputs.final_table import best_of
-from lightning_fl.outputs.metric import ACCURACY, falls, find_metric, is_accuracy, is_result, penalised, spend
+from lightning_fl.outputs.final_table import best_of, tested_at_best_validation
+from lightning_fl.outputs.metric import ACCURACY, falls, final, find_metric, is_accuracy, is_result, penalised, spend
 from lightning_fl.trainer.lightning_interface import TrainerInterface
 
 UPLINK = "comm/total_uplink_bytes"
@@ -64,12 +64,14 @@ def kept_metric(trainer: TrainerInterface) -> dict[str, str] | None:
 
 
 def results_of(trainer: TrainerInterface, rows: Sequence[Mapping[str, float]]) -> dict[str, float | str]:
-    """Return a run's results by name: the metric's last and best value, and the costs that callbacks ask for.
+    """Return a run's results by name: what the metric's values come to, and the costs that callbacks ask for.
 
-    `bytes_to_target` and `rounds_to_target` belong to the first `TargetReached` if it has reached its target, and
-    `bytes_to_target_penalised` in any case: if it has not, all uplink bytes · (1 + |target − best| / |target|). The first
-    `CommunicationMeter` with a limit is the budget of `accuracy_at_budget`, the best value after rounds in which all clients
-    together had sent at most this, and of `area` (`Spending`), from a hundredth of it on. Values are not smoothed.
+    `final`, `last`, `best` (with `best_round`, from 1) and `at_best_validation` are those of `lightning_fl.outputs.metric`, the
+    last one if the test set was measured after rounds, too. `bytes_to_target` and `rounds_to_target` belong to the first
+    `TargetReached` if it has reached its target, and `bytes_to_target_penalised` in any case: if it has not, all uplink bytes ·
+    (1 + |target − best| / |target|). The first `CommunicationMeter` with a limit is the budget of `accuracy_at_budget`, the final
+    value of the rounds in which all clients together had sent at most this, and of `area` (`Spending`), from a hundredth of it
+    on. Values are not smoothed.
 
     Args:
         trainer: trainer at the end of a fit.
@@ -78,8 +80,11 @@ def results_of(trainer: TrainerInterface, rows: Sequence[Mapping[str, float]]) -
     found: dict[str, float | str] = {}
     if best := best_of(trainer, rows):
         name = str(trainer.metric)
-        last = [row[name] for row in rows if not isnan(row.get(name, nan))][-1]
-        found = {"metric": name, "final": last, "best": best[name], "best_round": best["round"] + 1}
+        values = [row[name] for row in rows if not isnan(row.get(name, nan))]
+        found = {"metric": name, "final": final(values), "last": values[-1]}
+        found |= {"best": best[name], "best_round": best["round"] + 1}
+    if chosen := tested_at_best_validation(trainer, rows):
+        found["at_best_validation"] = chosen[1]
     targets = [callback for callback in trainer.callbacks if isinstance(callback, TargetReached)]
     meters = [callback for callback in trainer.callbacks if isinstance(callback, CommunicationMeter)]
     budgets = [meter.max_uplink_bytes for meter in meters if meter.max_uplink_bytes is not None]
@@ -105,12 +110,12 @@ def _within(trainer: TrainerInterface, budget: float, rows: Sequence[Mapping[str
     at_budget = f"{'accuracy' if is_accuracy(name) else 'metric'}_at_budget"
     measured = [row for row in rows if not isnan(row.get(name, nan))]
     if trainer.metric_falls:
-        best = best_of(trainer, [row for row in measured if row[UPLINK] <= budget])
-        return {at_budget: best[name]} if best else {}
+        paid = [row[name] for row in measured if row[UPLINK] <= budget]
+        return {at_budget: final(paid)} if paid else {}
     if not measured:
         return {}
     spent = spend([row[UPLINK] for row in measured], [row[name] for row in measured], AREA_FROM * budget, budget)
-    return {at_budget: spent.best, "area": spent.area}
+    return {at_budget: spent.final, "area": spent.area}
 
 
 def _say(trainer: TrainerInterface, name: str | None, more: str) -> None:

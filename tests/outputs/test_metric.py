@@ -197,7 +197,13 @@ def test_wandb_shows_results_by_bytes_and_the_best(make_trainer: MakeTrainer) ->
         assert axes[name] == "comm/total_uplink_bytes"
     assert axes["clients_seen"] == axes["clients/accepted"] == "round"
     logger.run.summary.update.assert_called_with(
-        {"metric": "dice", "final": pytest.approx(0.2), "best": pytest.approx(0.9), "best_round": 2}
+        {
+            "metric": "dice",
+            "final": pytest.approx(0.2),
+            "last": pytest.approx(0.2),
+            "best": pytest.approx(0.9),
+            "best_round": 2,
+        }
     )
 
 
@@ -312,7 +318,7 @@ def test_a_report_reads_the_metric_that_the_run_kept(
     text = (tmp_path / "report" / "report.md").read_text()
     assert "final val_bits" in text
     with (tmp_path / "report" / "runs.csv").open() as file:
-        assert [float(row["final"]) for row in csv.DictReader(file)] == [2.0]
+        assert [(float(row["final"]), float(row["best"])) for row in csv.DictReader(file)] == [(3.0, 2.0)]
 
 
 def test_a_report_on_an_older_run_finds_the_metric(

@@ -72,20 +72,24 @@ def test_a_window_that_a_cubic_passes_through_smooths_nothing(window: int) -> No
 def test_the_numbers_of_a_run_are_those_of_its_rows(tmp_path: Path) -> None:
     (group,) = groups_of(write_run(tmp_path / "a", rising(50)), target=0.2)
     numbers = group.curves[0].numbers
-    assert numbers == {
-        "final": 0.5, "last": 0.5, "rounds": 50, "uplink": 50_000, "downlink": 150_000, "simulated_seconds": 100,
+    assert numbers == pytest.approx({
+        "final": 0.48, "last": 0.5, "best": 0.5, "at_best_validation": None,
+        "rounds": 50, "uplink": 50_000, "downlink": 150_000, "simulated_seconds": 100,
         "wall_seconds": 25, "mflops": 4.5, "parameters": 650, "target_rounds": 20, "target_uplink": 20_000,
         "target_downlink": 60_000, "target_simulated_seconds": 40, "target_wall_seconds": 10,
-    }  # fmt: skip
+    })  # fmt: skip
     (missed,) = groups_of(tmp_path / "a", target=0.6)
     assert {missed.curves[0].numbers[f"target_{name}"] for name in ("rounds", "uplink", "wall_seconds")} == {None}
 
 
-def test_final_is_the_best_of_the_smoothed_curve_not_its_last(tmp_path: Path) -> None:
-    (group,) = groups_of(write_run(tmp_path / "a", rising(60) + [0.6 - 0.01 * i for i in range(60)]))
-    assert group.curves[0].numbers["final"] == smooth(np.array(rising(60) + [0.6 - 0.01 * i for i in range(60)])).max()
-    assert 0.5 < group.curves[0].numbers["final"] < 0.6
-    assert group.curves[0].numbers["last"] == pytest.approx(0.01)
+def test_final_is_the_end_of_the_curve_and_best_that_of_the_smoothed_one(tmp_path: Path) -> None:
+    values = rising(60) + [0.6 - 0.01 * i for i in range(60)]
+    (group,) = groups_of(write_run(tmp_path / "a", values))
+    numbers = group.curves[0].numbers
+    assert numbers["best"] == smooth(np.array(values)).max()
+    assert 0.5 < numbers["best"] < 0.6
+    assert numbers["last"] == pytest.approx(0.01)
+    assert numbers["final"] == pytest.approx(np.mean(values[-10:]))
 
 
 def test_rounds_without_evaluation_and_lower_is_better(tmp_path: Path) -> None:
@@ -98,7 +102,8 @@ def test_rounds_without_evaluation_and_lower_is_better(tmp_path: Path) -> None:
     (tmp_path / "a" / "metrics.csv").write_text("".join(lines), newline="")
     (group,) = groups_of(tmp_path / "a", name="val/loss", target=0.8)
     numbers = group.curves[0].numbers
-    assert numbers["final"] == pytest.approx(0.4)
+    assert numbers["final"] == numbers["last"] == pytest.approx(0.4)  # of 15 values, the last alone
+    assert numbers["best"] == pytest.approx(0.4)
     assert numbers["target_rounds"] == 10
     assert numbers["target_uplink"] == 10_000
 
@@ -133,8 +138,8 @@ def test_seeds_become_mean_and_spread(tmp_path: Path) -> None:
     groups = groups_of(*folders, other, target=0.55)
     assert [(g.label, len(g.curves)) for g in groups] == [("FedDUM, beta=0.9", 2), ("FedDUM, beta=0.5", 1)]
     mean, spread, count = groups[0].spread("final")
-    assert (mean, count) == (pytest.approx(0.55), 2)
-    assert spread == pytest.approx(0.1 / 2**0.5)  # of 0.5 and 0.6
+    assert (mean, count) == (pytest.approx((0.48 + 0.576) / 2), 2)
+    assert spread == pytest.approx((0.576 - 0.48) / 2**0.5)
     assert groups[0].spread("target_rounds") == (46, None, 1)
     x, y, deviation = groups[0].mean_curve("uplink")
     assert x.tolist() == [1000.0 * (i + 1) for i in range(50)]
@@ -197,8 +202,8 @@ def test_a_report_is_files_that_need_nothing_else(tmp_path: Path) -> None:
     assert all((out / name).is_file() for name in shown)
     with (out / "runs.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert [(row["method"], row["final"], row["target_uplink"]) for row in rows] == [
-        ("FedAvg", "0.5", "40000"), ("FedProx", "0.6", "34000"),
+    assert [(row["method"], row["final"], row["last"], row["best"], row["target_uplink"]) for row in rows] == [
+        ("FedAvg", "0.48", "0.5", "0.5", "40000"), ("FedProx", "0.576", "0.6", "0.6", "34000"),
     ]  # fmt: skip
     with (out / "curves.csv").open() as file:
         assert sum(1 for _ in csv.DictReader(file)) == 100
