@@ -5,7 +5,7 @@ And what its values come to, in the same words wherever results are shown; none 
     last: the value of the last evaluation
     final: the mean of the last evaluations, a tenth of all, at least 1 and at most 10; the default of reports and claims
     best: the best value of all, which is chosen on the values that it reports: on test samples it is too good
-    at best validation: the test value of the round that was best in validation, which chooses on held-out samples
+    at best validation: the test value of the round with the best value in validation, which chooses on held-out samples
 
 `best (smoothed)` of a report is the best value of a smoothed curve (`lightning_fl.report.smoothing`).
 """
@@ -15,10 +15,11 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
-from math import fsum, isfinite, log
+from math import fsum, log
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lightning_fl.outputs.clients.distribution import is_over_clients
 
@@ -106,16 +107,17 @@ def num_final(count: int) -> int:
     return min(max(1, count // 10), MOST_FINAL)
 
 
-def final(values: Sequence[float]) -> float:
+def final(values: Sequence[float] | NDArray[np.float64]) -> float:
     """Return the mean of the last `num_final(n)` of the values (n,), for n > 0.
 
     >>> final([0.9] * 18 + [0.25, 0.75])
     0.5
     """
     last = [float(value) for value in values[-num_final(len(values)) :]]
-    if not all(map(isfinite, last)):
-        return sum(last)
-    return 16 * (fsum(value / 16 for value in last) / len(last))  # of large losses the sum itself would overflow
+    try:
+        return fsum(last) / len(last)
+    except (OverflowError, ValueError):  # very large losses, or infinite ones of both signs
+        return sum(value / len(last) for value in last)
 
 
 def validated_and_tested(name: str, logged: Container[str]) -> tuple[str, str] | None:

@@ -43,7 +43,7 @@ def _how(metric: Metric) -> str:
     return (
         f"`final` is {FINAL}, not smoothed; `last` is the last value. `{best}` is the best value of the {curve} (`best` in "
         "`runs.csv`): it is chosen on the values that it reports, so on test samples it promises too much. "
-        f"`{AT_BEST_VALIDATION}` is the test value of the round that was best in validation, of the rounds that measured both. "
+        f"`{AT_BEST_VALIDATION}` is the test value of the round with the best value in validation, of rounds that have both. "
         f"{smoothing} A target is reached in the first round in which the {curve} meets it; `TargetReached` reads values that "
         "are not smoothed. Bytes are the sum over all clients, including the set-up; 1 MB is 10^6 bytes. `simulated time` is "
         "read from the run's simulated clock, `time here` from the machine that ran it. MFLOPs are multiply-accumulates for one "

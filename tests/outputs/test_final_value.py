@@ -1,6 +1,7 @@
 """Test what a run's values come to: `final`, `last`, `best` and `at best validation`, the same wherever shown."""
 
 import csv
+from collections.abc import Mapping
 from math import inf, isinf, nan
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,17 +28,21 @@ accuracies = st.lists(st.floats(0, 1), min_size=1, max_size=150)
 METRICS = ("val/accuracy", "val/loss")
 
 
-def curve(values: list[float], name: str = METRICS[0], window: int = 39, **columns: list[float]) -> Curve:
-    """Return the curve of a run of 100 bytes a round."""
+def curve(
+    values: list[float], name: str = METRICS[0], window: int = 39, others: Mapping[str, list[float]] | None = None
+) -> Curve:
+    """Return the curve of a run of 100 bytes a round, which has logged other columns, too."""
     rounds = np.arange(len(values)) + 0.0
     known = {"round": rounds, "comm/total_uplink_bytes": 100 * (rounds + 1), name: np.array(values)}
-    known |= {other.replace("_", "/", 1): np.array(of) for other, of in columns.items()}
+    known |= {other: np.array(of) for other, of in (others or {}).items()}
     return Curve(Record(Path("run"), known, {}, "FedAvg", None, ()), Metric(name, window=window))
 
 
-def summary(values: list[float], name: str = METRICS[0], **columns: list[float]) -> dict[str, Any]:
+def summary(
+    values: list[float], name: str = METRICS[0], others: Mapping[str, list[float]] | None = None
+) -> dict[str, Any]:
     """Return what W&B's summary has of the same run, with a budget of all bytes."""
-    return results_of(trainer_of(name), rows_of(values, name, **columns))
+    return results_of(trainer_of(name), rows_of(values, name, others))
 
 
 def trainer_of(name: str) -> Any:
@@ -45,8 +50,8 @@ def trainer_of(name: str) -> Any:
     return SimpleNamespace(metric=name, metric_falls="loss" in name, callbacks=[meter])
 
 
-def rows_of(values: list[float], name: str, **columns: list[float]) -> list[dict[str, float]]:
-    named = {name: values, **{other.replace("_", "/", 1): of for other, of in columns.items()}}
+def rows_of(values: list[float], name: str, others: Mapping[str, list[float]] | None = None) -> list[dict[str, float]]:
+    named = {name: values, **(others or {})}
     return [
         {"round": i, "comm/total_uplink_bytes": 100.0 * (i + 1), **{key: of[i] for key, of in named.items()}}
         for i in range(len(values))
@@ -154,18 +159,18 @@ def test_at_best_validation_is_the_test_value_of_the_round_that_validation_chose
         both = [(held_out, tested) for held_out, tested in pairs if not np.isnan(tested)]
         expected = choose(both, key=lambda pair: pair[0])[1] if both else None
         validated, tested = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-        shown = curve(validated, f"val/{kind}", **{f"test_{kind}": tested}).numbers
+        shown = curve(validated, f"val/{kind}", others={f"test/{kind}": tested}).numbers
         assert shown["at_best_validation"] == expected
-        sent = summary(validated, f"val/{kind}", **{f"test_{kind}": tested})
+        sent = summary(validated, f"val/{kind}", others={f"test/{kind}": tested})
         assert sent.get("at_best_validation") == expected
         if both:  # the same if the test curve is compared
-            other = curve(tested, f"test/{kind}", **{f"val_{kind}": validated}).numbers
+            other = curve(tested, f"test/{kind}", others={f"val/{kind}": validated}).numbers
             assert other["at_best_validation"] == expected
 
 
 def test_at_best_validation_has_its_name_in_the_table_of_a_fit_in_reports_and_in_claims(tmp_path: Path) -> None:
     validated, tested = [0.2, 0.9, 0.4], [0.3, 0.6, 0.8]
-    rows = rows_of(validated, "val/accuracy", test_accuracy=tested)
+    rows = rows_of(validated, "val/accuracy", {"test/accuracy": tested})
     ledger = SimpleNamespace(total_bytes=lambda way: 300)
     trainer = trainer_of("val/accuracy")
     trainer.run = SimpleNamespace(round=3, ledger=ledger, num_rejected=0)
@@ -187,10 +192,10 @@ def test_at_best_validation_has_its_name_in_the_table_of_a_fit_in_reports_and_in
         assert [row["at_best_validation"] for row in csv.DictReader(file)] == ["0.6"]
     given = [{"text": "a claim", "better": "a", "than": "b", "in": "at_best_validation"}]
     (claim,) = read_claims(given, ["a", "b"], has_target=False)
-    found = {"a": {0: curve(validated, test_accuracy=tested).numbers}, "b": {0: curve(validated).numbers}}
+    found = {"a": {0: curve(validated, others={"test/accuracy": tested}).numbers}, "b": {0: curve(validated).numbers}}
     said = "does not hold: there is no test value at the best validation of b in 1 of 1"
     assert claim.judge(found).outcome == said
-    found["b"] = {0: curve(validated, test_accuracy=[0.3, 0.5, 0.8]).numbers}
+    found["b"] = {0: curve(validated, others={"test/accuracy": [0.3, 0.5, 0.8]}).numbers}
     assert claim.judge(found).outcome == "holds (one seed)"
     with pytest.raises(UserError, match="at_best_validation"):
         read_claims([{**given[0], "in": "at_best"}], ["a", "b"], has_target=False)
