@@ -134,15 +134,15 @@ def validated_and_tested(name: str, logged: Container[str]) -> tuple[str, str] |
 
 @dataclass(frozen=True)
 class Spending:
-    """Value of a metric within a budget of bytes.
+    """Best value of a metric within a budget of bytes.
 
     Attributes:
-        final: a(high), with a(B) the `final` value of all evaluations that B bytes had paid for, a step function.
+        best: a*(high), with a*(B) the best value until the last evaluation that B bytes had paid for, a step function.
         spent: bytes at the last evaluation within the budget.
-        area: ∫ a(B) d log B / log(high / low) from low to high: the mean of a over all budgets on a logarithmic scale.
+        area: ∫ a*(B) d log B / log(high / low) from low to high: the mean of a* over all budgets on a logarithmic scale.
     """
 
-    final: float
+    best: float
     spent: float
     area: float
 
@@ -150,25 +150,24 @@ class Spending:
 def spend(sent: Any, values: Any, low: float, high: float, chance: float = 0.0) -> Spending:
     """Return what a run reaches within a budget of `high` bytes.
 
-    >>> round(spend([10, 100, 1000], [0.4, 0.2, 0.8], low=1, high=10_000).area, 9)  # (0 + 0.4 + 0.2 + 0.8) / 4
-    0.35
+    >>> round(spend([10, 100, 1000], [0.4, 0.2, 0.8], low=1, high=10_000).area, 9)  # (0 + 2 · 0.4 + 0.8) / 4
+    0.4
 
     Args:
         sent: bytes at each evaluation (n,), ascending.
-        values: the metric's values (n,), of which higher ones are better; after the last, their `final` value stays.
+        values: the metric's values (n,), of which higher ones are better; after the last, the best one stays.
         low: bytes from which the area counts.
         high: bytes that may be spent.
         chance: value before the first evaluation.
     """
-    sent, values = np.asarray(sent, dtype=float), np.asarray(values, dtype=float)
-    finals = [chance, *(final(values[: count + 1]) for count in range(len(values)))]
+    sent, best = np.asarray(sent, dtype=float), np.maximum.accumulate(np.maximum(values, chance))
     paid = int(np.searchsorted(sent, high, side="right"))  # evaluations within the budget
     edges = np.log(np.clip(np.append(sent, high), low, high))
     widths = np.diff(edges, prepend=log(low))  # of the step before each evaluation, and of the last
     return Spending(
-        final=finals[paid],
+        best=float(best[paid - 1]) if paid else chance,
         spent=float(sent[paid - 1]) if paid else 0.0,
-        area=float(np.dot(widths, finals) / log(high / low)),
+        area=float(np.dot(widths, np.insert(best, 0, chance)) / log(high / low)),
     )
 
 

@@ -3,9 +3,8 @@
     budget: [1.0e6, 1.0e8]   # uplink bytes of all clients from which and up to which cells are compared
     chance: 0.1              # accuracy of a guess, which stands before the first evaluation; 0 if not given
 
-a(B) is the `final` value (`lightning_fl.outputs.metric`) of the evaluations that B bytes had paid for, a step function of values
-that are not smoothed, and not the best of them, which would be chosen on the values that it reports. The area is
-∫ a(B) d log B / log(high / low), the mean accuracy over all budgets on a logarithmic scale. After the last round a(B) stays.
+a*(B) is the best value of the smoothed curve until the last evaluation that B bytes had paid for, a step function. The area is
+∫ a*(B) d log B / log(high / low), the mean accuracy over all budgets on a logarithmic scale. After the last round a*(B) stays.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import numpy as np
 
 from lightning_fl.checks import is_real
 from lightning_fl.errors import require
-from lightning_fl.outputs.metric import FINAL, spend
+from lightning_fl.outputs.metric import spend
 from lightning_fl.outputs.units import in_bytes
 from lightning_fl.report.comparison import Curve, mean_and_spread
 from lightning_fl.report.document import Table
@@ -29,12 +28,12 @@ from lightning_fl.study.claims import student_interval
 NUM_RESAMPLES = 2000
 LEVEL = 0.05
 LEGEND = (
-    "`within budget` is the final accuracy of the rounds that the budget had paid for, and `area` the mean of it over all "
-    "budgets between both ends on a logarithmic scale; `*`: some runs end before the budget is spent, and their final accuracy "
-    f"stays. Final is {FINAL}. `difference` is "
-    "that of the areas from the first row, paired by seed, with its 95 % interval (Student's t); a winner has p < 0.05 after "
-    "Holm's correction for all rows. `front`: share of {resamples} resamples of the seeds in which no other row has more "
-    "accuracy for as many bytes or fewer. Bytes of a target that only some runs reach are a median, or more than what was sent."
+    "`within budget` is the best accuracy (smoothed) that the budget had paid for, chosen on the values that it reports, and "
+    "`area` the mean of it over all budgets between both ends on a logarithmic scale; `*`: some runs end before the budget is "
+    "spent, and their best value stays. `difference` is that of the areas from the first row, paired by seed, with its 95 % "
+    "interval (Student's t); a winner has p < 0.05 after Holm's correction for all rows. `front`: share of {resamples} resamples "
+    "of the seeds in which no other row has more accuracy for as many bytes or fewer. Bytes of a target that only some runs "
+    "reach are a median, or more than what was sent."
 )
 
 
@@ -43,15 +42,15 @@ class Efficiency:
     """What a run reaches within a budget.
 
     Attributes:
-        final: a(high); the accuracy of a guess if nothing was evaluated within the budget.
+        best: a*(high); the accuracy of a guess if nothing was evaluated within the budget.
         spent: uplink bytes at the last evaluation within the budget.
-        area: mean of a on the logarithmic scale.
+        area: mean of a* on the logarithmic scale.
         is_whole: True if the run spends the budget.
         sent: uplink bytes of the whole run.
         target: uplink bytes until the target is reached; infinite if it is not, None without a target.
     """
 
-    final: float
+    best: float
     spent: float
     area: float
     is_whole: bool
@@ -77,20 +76,20 @@ class Budget:
         """Return what a run reaches.
 
         Raises:
-            UserError: lower values of the metric are better, so that there is no area under its curve.
+            UserError: lower values of the metric are better, so that there is no area under its best values.
         """
         require(
             not curve.metric.falls,
-            f"a budget compares accuracies, and lower is better for {curve.metric.name}: give another metric.",
+            f"a budget compares the best accuracy, and lower is better for {curve.metric.name}: give another metric.",
         )
         sent = curve.axis("uplink")
-        found = spend(sent, curve.raw, self.low, self.high, self.chance)
+        found = spend(sent, curve.smoothed, self.low, self.high, self.chance)
         target = None
         if curve.metric.target is not None:
             price = curve.price(curve.metric)["uplink"]
             target = inf if price is None else price
         return Efficiency(
-            final=found.final,
+            best=found.best,
             spent=found.spent,
             area=found.area,
             is_whole=bool(sent[-1] >= self.high),
@@ -146,7 +145,7 @@ def efficiency_table(found: Found) -> Table:
                 name,
                 _outcome(differences, adjusted.get(name), baseline) if differences else "",
                 *target,
-                _spread([run.final for run in runs.values()]) + star,
+                _spread([run.best for run in runs.values()]) + star,
                 _spread([run.area for run in runs.values()]),
                 _difference(differences),
                 "" if fronts is None else f"{100 * fronts[name]:.0f} %",
@@ -184,7 +183,7 @@ def front_shares(found: Found) -> dict[str, float] | None:
     seeds = sorted(set.intersection(*(set(runs) for runs in found.values())))
     if len(seeds) < 3:
         return None
-    points = np.array([[[runs[seed].spent, runs[seed].final] for seed in seeds] for runs in found.values()])
+    points = np.array([[[runs[seed].spent, runs[seed].best] for seed in seeds] for runs in found.values()])
     draws = np.random.default_rng(0).integers(len(seeds), size=(NUM_RESAMPLES, len(seeds)))
     means = points[:, draws].mean(axis=2)  # (cells, resamples, 2)
     counts = sum(on_front(means[:, draw, 0], means[:, draw, 1]).astype(int) for draw in range(NUM_RESAMPLES))

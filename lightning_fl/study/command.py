@@ -120,7 +120,7 @@ def _within_budget(file: StudyFile, curves: Curves) -> Sections:
     low, high = in_bytes(file.budget.low), in_bytes(file.budget.high)
     parts: list[Part] = [efficiency_table(found), [budget.LEGEND.format(resamples=budget.NUM_RESAMPLES)]]
     parts.append(
-        Picture("front", f"Final {metric.short} within {high} of uplink", draw_front(found, choices, metric.short))
+        Picture("front", f"Best {metric.short} within {high} of uplink", draw_front(found, choices, metric.short))
     )
     if areas := draw_areas(found, choices):
         parts.append(Picture("areas", f"Mean {metric.short} over budgets from {low} to {high}", areas))

@@ -22,17 +22,17 @@ Choices = Mapping[str, Sequence[str]]
 
 
 def draw_front(found: Found, choices: Choices, short: str, look: Look = Look()) -> Figure:  # noqa: B008
-    """Draw the final accuracy within the budget over the bytes sent for it, with deviations over seeds, and the means' front.
+    """Draw the best accuracy within the budget over the bytes sent for it, with deviations over seeds, and the means' front.
 
     The first axis of the grid has colours, the others have markers.
     """
     spent = {name: [run.spent for run in runs.values()] for name, runs in found.items()}
-    reached = {name: [run.final for run in runs.values()] for name, runs in found.items()}
+    best = {name: [run.best for run in runs.values()] for name, runs in found.items()}
     colours, markers = _looks(choices, 0), _looks(choices, 1)
     with matplotlib.rc_context(look.style):
         figure = Figure(figsize=look.size, layout="constrained")
         axes = figure.subplots()
-        means = np.array([[fmean(spent[name]), fmean(reached[name])] for name in found])
+        means = np.array([[fmean(spent[name]), fmean(best[name])] for name in found])
         sent = means[means[:, 0] > 0, 0]
         if len(sent):
             # A logarithmic axis has few ticks between numbers of the same size.
@@ -40,8 +40,8 @@ def draw_front(found: Found, choices: Choices, short: str, look: Look = Look()) 
         for name in found:
             axes.errorbar(
                 fmean(spent[name]),
-                fmean(reached[name]),
-                yerr=stdev(reached[name]) if len(reached[name]) > 1 else None,
+                fmean(best[name]),
+                yerr=stdev(best[name]) if len(best[name]) > 1 else None,
                 **_colour(colours[choices[name][0]]),
                 marker=MARKERS[markers[choices[name][1:]] % len(MARKERS)],
                 linestyle="",
@@ -51,7 +51,7 @@ def draw_front(found: Found, choices: Choices, short: str, look: Look = Look()) 
         front = front[front[:, 0].argsort()]
         axes.plot(front[:, 0], front[:, 1], color="0.6", linewidth=1, zorder=0, drawstyle="steps-post")
         axes.set_xlabel(axes.get_xlabel().replace("clients", "clients within the budget"))
-        axes.set_ylabel(f"final {short} within the budget")
+        axes.set_ylabel(f"best {short} within the budget")
         entries = [
             Line2D([], [], linestyle="", marker="o", **_colour(index), label=name) for name, index in colours.items()
         ]

@@ -69,8 +69,8 @@ def results_of(trainer: TrainerInterface, rows: Sequence[Mapping[str, float]]) -
     `final`, `last`, `best` (with `best_round`, from 1) and `at_best_validation` are those of `lightning_fl.outputs.metric`, the
     last one if the test set was measured after rounds, too. `bytes_to_target` and `rounds_to_target` belong to the first
     `TargetReached` if it has reached its target, and `bytes_to_target_penalised` in any case: if it has not, all uplink bytes ·
-    (1 + |target − best| / |target|). The first `CommunicationMeter` with a limit is the budget of `accuracy_at_budget`, the final
-    value of the rounds in which all clients together had sent at most this, and of `area` (`Spending`), from a hundredth of it
+    (1 + |target − best| / |target|). The first `CommunicationMeter` with a limit is the budget of `accuracy_at_budget`, the best
+    value after rounds in which all clients together had sent at most this, and of `area` (`Spending`), from a hundredth of it
     on. Values are not smoothed.
 
     Args:
@@ -110,12 +110,12 @@ def _within(trainer: TrainerInterface, budget: float, rows: Sequence[Mapping[str
     at_budget = f"{'accuracy' if is_accuracy(name) else 'metric'}_at_budget"
     measured = [row for row in rows if not isnan(row.get(name, nan))]
     if trainer.metric_falls:
-        paid = [row[name] for row in measured if row[UPLINK] <= budget]
-        return {at_budget: final(paid)} if paid else {}
+        best = best_of(trainer, [row for row in measured if row[UPLINK] <= budget])
+        return {at_budget: best[name]} if best else {}
     if not measured:
         return {}
     spent = spend([row[UPLINK] for row in measured], [row[name] for row in measured], AREA_FROM * budget, budget)
-    return {at_budget: spent.final, "area": spent.area}
+    return {at_budget: spent.best, "area": spent.area}
 
 
 def _say(trainer: TrainerInterface, name: str | None, more: str) -> None:

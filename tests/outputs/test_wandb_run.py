@@ -191,7 +191,7 @@ def test_the_costs_that_callbacks_ask_for_are_numbers_of_the_summary(
     assert 1 < len(within) < len(rows)
     assert found["summary"]["bytes_to_target"] == reached["comm/total_uplink_bytes"]
     assert found["summary"]["rounds_to_target"] == reached["round"] + 1
-    assert found["summary"]["accuracy_at_budget"] == pytest.approx(within[-1])
+    assert found["summary"]["accuracy_at_budget"] == max(within)
     assert found["summary"]["bytes_to_target_penalised"] == reached["comm/total_uplink_bytes"]
     curve = [row["comm/total_uplink_bytes"] for row in rows], [row["val/accuracy"] for row in rows]
     assert found["summary"]["area"] == pytest.approx(spend(*curve, low=300, high=30000).area)
