@@ -53,8 +53,8 @@ MISHAPS = {
     "killed study": Mishap(studies.study_killed, 0.1),
     "study on a full disk": Mishap(studies.study_on_full_disk, 0.06),
     "two studies": Mishap(studies.two_studies, 0.06),
-    "catching up": Mishap(long_runs.catches_up, 0.04),
-    "3,000 rounds": Mishap(long_runs.keeps_memory, 0.04),
+    "catching up": Mishap(long_runs.catches_up, 0.06),
+    "3,000 rounds": Mishap(long_runs.keeps_memory, 0.06),
 }
 """What may happen; those that take long are rare, but a thousand trials have some of each."""
 

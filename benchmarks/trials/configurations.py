@@ -37,7 +37,7 @@ SENSIBLE: dict[str, tuple[Any, ...]] = {
     "device": ("cpu",),
 }
 """Values of parameters whose default does nothing in three rounds, or that have none."""
-STOPPING: tuple[dict[str, tuple[Any, ...]], ...] = (
+USUAL: tuple[dict[str, tuple[Any, ...]], ...] = (
     {"class_path": ("EarlyStopping",), "monitor": ("val/loss", "train/loss"), "patience": (1, 2)},
     {"class_path": ("EarlyStopping",), "monitor": ("val/accuracy",), "mode": ("max",), "patience": (1, 2)},
     {
@@ -50,8 +50,9 @@ STOPPING: tuple[dict[str, tuple[Any, ...]], ...] = (
     {"class_path": ("TargetReached",), "target": (1.4, 1.3), "monitor": ("val/loss", "train/loss")},
     {"class_path": ("CommunicationMeter",), "max_uplink_bytes": (1.0, 1e4, 5e4)},
     {"class_path": ("Timer",), "duration": ("00:01:00:00",)},
+    {"class_path": ("RichProgressBar", "TQDMProgressBar", "RichModelSummary")},
 )
-"""Callbacks that may end a run; the timer does not, because no two runs would then end after the same round."""
+"""Callbacks that users often give. The timer ends no run, because no two runs would then end after the same round."""
 CONTRACTING = ("TopK", "STC", "LowRank", "OneBit", "Quantiser", "Blockwise", "Cast")
 """Codecs that fit error feedback."""
 UNBIASED = ("QSGD", "TernGrad", "DRIVE", "EDEN", "RandomK", "Dense", "TopK", "Cast", "Blockwise", "OneBit")
@@ -170,9 +171,9 @@ class Draws:
         return self.part(self.one_of(*classes_under(key)), key)
 
     def callback(self) -> dict[str, Any]:
-        """Return a callback: one that may end the run, one of the package, or any."""
-        if self.maybe(0.5):
-            chosen = {name: self.one_of(*values) for name, values in self.one_of(*STOPPING).items()}
+        """Return a callback: a usual one, one of the package, or any."""
+        if self.maybe(0.65):
+            chosen = {name: self.one_of(*values) for name, values in self.one_of(*USUAL).items()}
             return {"class_path": chosen.pop("class_path"), "init_args": chosen}
         found = classes_under("callbacks")
         own = [name for name, c in found.items() if c.__module__.startswith("lightning_fl")]

@@ -18,6 +18,7 @@ TOLERANCE = 1e-6
 
 def process_dies(trial: Trial) -> None:
     """Kill one of its two processes: the other ends as well, and the run resumes."""
+    trial.draw_accepted()
     trial.flags += _processes(2)
     if _end(trial, run_anew(trial.command("whole"), trial.folder / "whole-output"), (0, 2)):
         return
@@ -53,13 +54,13 @@ def other_processes(trial: Trial) -> None:
     trial.outcomes["resumed identically"] += 1
 
 
-def require_gone(pids: Sequence[int]) -> None:
+def require_gone(pids: Sequence[int], patience_s: float = 30.0) -> None:
     """Wait until processes have ended.
 
     Raises:
-        FindingError: some have not after half a minute; they are killed.
+        FindingError: some have not after `patience_s`; they are killed.
     """
-    end = time.monotonic() + 30
+    end = time.monotonic() + patience_s
     while any(map(_lives, pids)) and time.monotonic() < end:
         time.sleep(0.1)
     if left := [pid for pid in pids if _lives(pid)]:

@@ -28,7 +28,7 @@ def study_killed(trial: Trial) -> None:
     by = trial.one_of(signal.SIGKILL, signal.SIGHUP, signal.SIGTERM, signal.SIGINT)
     command.kill_after(trial.moment(), by)
     trial.end(command)
-    require_gone(_processes_of(trial.folder / "killed"))
+    require_gone(processes_of(trial.folder / "killed"))
     _finish(trial, "killed", whole)
 
 
@@ -78,6 +78,7 @@ def _start(trial: Trial, name: str, output: str | None = None, *more: str) -> Co
 
 def _whole(trial: Trial) -> Path | None:
     """Run the study without a mishap; return its folder, or None if it or one of its runs is refused."""
+    trial.draw_accepted()
     started = time.monotonic()
     outcome = trial.end(_start(trial, "whole"))
     trial.seconds = time.monotonic() - started
@@ -107,7 +108,7 @@ def _numbers(folder: Path) -> list[dict[str, str]]:
         return [{k: v for k, v in row.items() if k not in HERE} for row in csv.DictReader(file)]
 
 
-def _processes_of(folder: Path) -> list[int]:
+def processes_of(folder: Path) -> list[int]:
     """Return the processes that have this folder in their command line."""
     found = []
     for entry in Path("/proc").iterdir():

@@ -61,6 +61,14 @@ class Trial:
             raise FindingError("it ended with exit code 1, though nothing happened to it")
         return self.folder / "whole" if outcome == "completed" else None
 
+    def draw_accepted(self, *more: str) -> None:
+        """Draw configurations until a run completes with these further flags, for trials that are too dear to be refused."""
+        self.flags += more
+        for turn in range(20):
+            if self.end(self.start(f"tried-{turn}")) == "completed":
+                return
+            self.flags = ["fit", *draw(self.random, self.folder / "images.npz"), *more]
+
     def resume(self, name: str, whole: Path) -> None:
         """Resume a run, and compare it with the unbroken one."""
         if self.end(self.start(name, "--ckpt_path=last")) != "completed":
