@@ -4,10 +4,12 @@
     python benchmarks/torture.py --trials 1 --first 123    # one trial again, with its folder kept if --keep is given
 
 A trial draws a configuration from the classes that `lightning-fl list` names, runs it, and runs it again with a mishap: a kill,
-a full disk, a flipped bit, a second run in the same folder, a process that dies. Every command must end with exit code 0, or with
-one sentence and exit code 2 (a mistake of the user's) or 1 (the machine's); none may end with a traceback or wait for ever. A run
-that is resumed after the mishap must give the rows, bits and weights of the unbroken one. Trials are forked from this process,
-which has imported everything; those with several processes start anew, which takes seconds.
+Ctrl-C twice, a full disk, a flipped bit, a second run in the same folder, a process that dies. Every command must end with exit
+code 0, or with one sentence and exit code 2 (a mistake of the user's), 1 (the machine's) or 130 (Ctrl-C); none may end with a
+traceback or wait for ever. A run that is resumed after the mishap, also one that a callback has stopped, must give the rows, bits
+and weights of the unbroken one; with another number of processes, the same counts, and averages and weights up to the order of
+summation. A few trials kill studies or run thousands of rounds. Trials are forked from this process, which has imported
+everything; those with several processes or studies start anew, which takes seconds.
 
 Each trial depends only on `--seed` and its number. The program exits with 1 if there is a finding.
 """
@@ -19,10 +21,42 @@ import shutil
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
-from trials.mishaps import MISHAPS, FindingError, Trial
+from trials import long_runs, mishaps, processes, studies
+from trials.commands import FindingError
+from trials.trial import Trial
+
+
+class Mishap(NamedTuple):
+    """Mishap, and how often it is drawn in relation to others."""
+
+    happen: Callable[[Trial], None]
+    weight: float
+
+
+MISHAPS = {
+    "none": Mishap(mishaps.nothing, 4),
+    "kill -9": Mishap(mishaps.killed, 3),
+    "SIGTERM": Mishap(mishaps.terminated, 1),
+    "Ctrl-C twice": Mishap(mishaps.interrupted_twice, 1),
+    "out of time": Mishap(mishaps.out_of_time, 0.3),
+    "limited files": Mishap(mishaps.small_files, 1),
+    "full disk": Mishap(mishaps.full_disk, 1),
+    "flipped bit": Mishap(mishaps.flipped_bit, 2),
+    "two runs": Mishap(mishaps.two_in_one_folder, 1),
+    "dead process": Mishap(processes.process_dies, 0.1),
+    "other processes": Mishap(processes.other_processes, 0.1),
+    "killed study": Mishap(studies.study_killed, 0.1),
+    "study on a full disk": Mishap(studies.study_on_full_disk, 0.06),
+    "two studies": Mishap(studies.two_studies, 0.06),
+    "catching up": Mishap(long_runs.catches_up, 0.06),
+    "3,000 rounds": Mishap(long_runs.keeps_memory, 0.06),
+}
+"""What may happen; those that take long are rare, but a thousand trials have some of each."""
 
 
 def main() -> None:

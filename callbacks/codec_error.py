@@ -48,7 +48,7 @@ class CodecError(Callback):
         check_choice("per_layer", per_layer, (True, False))
         self.every_n_rounds = every_n_rounds
         self.per_layer = per_layer
-        self._measures = False
+        self._measures = self._has_begun = False
         self._parts: dict[str, Tensor | slice] = {}  # end of a column's name: its positions in a vector (d,)
         self._sums = self._counts = self._error = self._delta = torch.zeros(0)
         self._drift = self._moved = torch.zeros(0, dtype=torch.float64)
@@ -67,9 +67,15 @@ class CodecError(Callback):
         )
 
     def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Begin the sums of a round that is measured."""
+        """Find out whether the round is measured."""
         self._measures = (trainer.current_epoch + 1) % self.every_n_rounds == 0
-        layout = trainer.run.layout
+        self._has_begun = False
+
+    def _begin(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Begin the sums of a round at its first message: when the round starts, a callback may still prune the model."""
+        if self._has_begun:
+            return
+        self._has_begun, layout = True, trainer.run.layout
         self._parts = {"": slice(None)}
         if self.per_layer:
             positions = layout.views(torch.arange(layout.numel))
@@ -86,6 +92,7 @@ class CodecError(Callback):
         """Add a client's upload to the sums."""
         if not self._measures:
             return
+        self._begin(trainer, pl_module)
         if "model" not in crossing.meant:
             if any(
                 name.startswith("model/") for name in crossing.meant
@@ -115,6 +122,7 @@ class CodecError(Callback):
         """Log the round's values, of the clients of all processes."""
         if not self._measures:
             return
+        self._begin(trainer, pl_module)  # in a process without clients
         sizes = [self._sums.numel(), len(COUNTS), len(self._error), len(self._delta)]
         mine = torch.cat([self._sums.flatten(), self._counts, self._error, self._delta])
         sums, counts, error, delta = trainer.strategy.reduce(mine, reduce_op="sum").cpu().split(sizes)

@@ -1,14 +1,37 @@
 """Test runs under mishaps: a short part of benchmarks/torture.py with a fixed seed, and that the program can find something."""
 
 import importlib
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-MISHAPS = ("none", "kill -9", "SIGTERM", "limited files", "flipped bit", "two runs")
+MISHAPS = ("none", "kill -9", "SIGTERM", "Ctrl-C twice", "limited files", "flipped bit", "two runs")
+
+
+@pytest.fixture
+def part(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Function that imports a module of the program."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return importlib.import_module
+
+
+def left_by_run(folder: Path, loss: float = 1.0, bits: int = 8, weight: float = 0.0) -> Path:
+    """Write what a run leaves of which the program compares something."""
+    folder.mkdir()
+    (folder / "metrics.csv").write_text(
+        f"round,train/loss,comm/uplink_bits,time/round_seconds\n0,{loss},{bits},{len(folder.name) / 3}\n"
+    )
+    (folder / "communication.json").write_text(f'{{"up": {bits}}}')
+    torch.save({"state_dict": {"weight": torch.full((2,), weight)}}, folder / "model.ckpt")
+    return folder
 
 
 def test_nothing_is_found(tmp_path: Path) -> None:
@@ -19,20 +42,91 @@ def test_nothing_is_found(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [], "the folders of trials without a finding are removed"
 
 
-@pytest.mark.parametrize("difference", ["row", "weight", "bits"])
-def test_runs_that_differ_are_found(difference: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    import torch
+@pytest.mark.parametrize("difference", [{"loss": 2.0}, {"bits": 7}, {"weight": 1.0}])
+def test_runs_that_differ_are_found(difference: dict[str, Any], tmp_path: Path, part: Any) -> None:
+    commands = part("trials.commands")
+    whole, other = left_by_run(tmp_path / "whole"), left_by_run(tmp_path / "other", **difference)
+    for tolerance in (0.0, 1e-6):
+        with pytest.raises(commands.FindingError, match="differ"):
+            commands.require_same(whole, other, tolerance)
+        commands.require_same(whole, whole, tolerance)
 
-    commands = importlib.import_module("trials.commands")
-    for name in ("whole", "other"):
-        changed = difference if name == "other" else None
-        folder = tmp_path / name
-        folder.mkdir()
-        loss = 2 if changed == "row" else 1
-        (folder / "metrics.csv").write_text(f"round,loss,time/round_seconds\n0,{loss},{len(name) / 3}\n")
-        (folder / "communication.json").write_text(f'{{"up": {7 if changed == "bits" else 8}}}')
-        torch.save({"state_dict": {"weight": torch.full((2,), float(changed == "weight"))}}, folder / "model.ckpt")
-    with pytest.raises(commands.FindingError, match="differ"):
-        commands.require_same(tmp_path / "whole", tmp_path / "other")
-    commands.require_same(tmp_path / "whole", tmp_path / "whole")
+
+def test_a_tolerance_is_for_averages_and_weights_alone(tmp_path: Path, part: Any) -> None:
+    commands = part("trials.commands")
+    whole, rounded = left_by_run(tmp_path / "whole"), left_by_run(tmp_path / "rounded", loss=1 + 1e-8, weight=1e-8)
+    commands.require_same(whole, rounded, 1e-6)
+    with pytest.raises(commands.FindingError, match="rows differ"):
+        commands.require_same(whole, rounded)
+    with pytest.raises(commands.FindingError, match="comm/uplink_bits"):
+        commands.require_same(whole, left_by_run(tmp_path / "more", bits=8_000_001), 1e9)
+
+
+def test_draws_depend_on_their_seed_and_reach_everything(part: Any) -> None:
+    draw = part("trials.configurations").draw
+    drawn = [draw(np.random.default_rng([0, number]), Path("images.npz")) for number in range(400)]
+    assert drawn[:9] == [draw(np.random.default_rng([0, number]), Path("images.npz")) for number in range(9)]
+    flags = {flag for flags in drawn for flag in flags}
+    for name in ("enable_model_summary", "enable_progress_bar"):
+        assert {f"--trainer.{name}={value}" for value in ("true", "false")} <= flags
+    assert {f"--trainer.precision={name}" for name in ("32-true", "64-true", "bf16-true", "bf16-mixed")} <= flags
+    given = [json.loads(flag.partition("=")[2]) for flag in flags if flag.startswith("--trainer.callbacks=[{")]
+    assert {"EarlyStopping", "TargetReached", "CommunicationMeter", "Timer", "RichProgressBar", "EnergyMeter"} <= {
+        callback["class_path"] for callbacks in given for callback in callbacks
+    }
+    composed = [json.loads(flag.partition("=")[2])["init_args"] for flag in flags if flag.startswith("--algorithm={")]
+    assert {"TwoTurns", "OneShot", "LayerDivergence"} <= {
+        slots.get("exchange", {}).get("class_path") for slots in composed
+    }
+    assert {"ErrorFeedback", "EntropyCoded", "EDEN"} <= {
+        slots.get("uplink", {}).get("class_path") for slots in composed
+    }
+    followed = [slots["downlink"]["init_args"] for slots in composed if "carrier" in str(slots.get("downlink"))]
+    assert {True, False} <= {arguments.get("catch_up") for arguments in followed}
+
+
+def test_a_thousand_trials_have_some_of_each_mishap(part: Any) -> None:
+    mishaps = part("torture").MISHAPS.values()
+    assert 1000 * min(mishap.weight for mishap in mishaps) / sum(mishap.weight for mishap in mishaps) > 3
+
+
+def test_a_process_that_lives_on_is_found_and_ended(tmp_path: Path, part: Any) -> None:
+    commands, processes, studies = (part(f"trials.{name}") for name in ("commands", "processes", "studies"))
+    orphan = subprocess.Popen(["sh", "-c", "sleep 60; true", f"{tmp_path}/cell/seed-0"])
+    try:
+        found = studies.processes_of(tmp_path)
+        assert found == [orphan.pid]
+        with pytest.raises(commands.FindingError, match="1 processes lived on"):
+            processes.require_gone(found, patience_s=0.1)
+        assert orphan.wait(10) < 0
+        processes.require_gone(found, patience_s=0.1)
+    finally:
+        orphan.kill()
+        orphan.wait()
+
+
+@pytest.mark.parametrize(("code", "text", "outcome"), [
+    (0, "", "completed"),
+    (2, "lightning-fl: error: no.", "refused"),
+    (1, "lightning-fl: error: full.", "stopped"),
+    (130, "lightning-fl: interrupted; resume.", "stopped"),
+    (130, "", None),
+    (1, "Traceback (most recent call last):", None),
+    (70, "lightning-fl: error: no.", None),
+])  # fmt: skip
+def test_ends_are_told_apart(
+    code: int, text: str, outcome: str | None, tmp_path: Path, part: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands = part("trials.commands")
+
+    def main() -> None:
+        os.write(2, f"{text}\n".encode())  # as pytest keeps sys.stderr for itself
+        sys.exit(code)
+
+    monkeypatch.setattr(commands, "main", main)
+    command = commands.Command.start(["fit"], tmp_path / "output")
+    if outcome is not None:
+        assert command.end() == outcome
+        return
+    with pytest.raises(commands.FindingError, match=f"exit code {code}"):
+        command.end()

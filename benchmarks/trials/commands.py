@@ -20,7 +20,12 @@ import torch
 
 from lightning_fl.cli import main
 
-PATIENCE_S = 120.0
+PATIENCE_S = 240.0
+INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
+EXACT = ("round", "step", "comm", "clients", "model")
+"""Columns of metrics.csv that are the same for any number of processes; the others may differ by rounding."""
+KILLED = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, 128 + signal.SIGTERM, 128 + signal.SIGHUP)
 
 
 class FindingError(Exception):
@@ -32,10 +37,12 @@ class Command:
     """One command of `lightning-fl` in a process of its own.
 
     Attributes:
+        name: its first word, such as `fit`.
         process: its number.
         folder: folder of its output.
     """
 
+    name: str
     process: int
     folder: Path
     _status: int | None = field(default=None, init=False)
@@ -55,7 +62,7 @@ class Command:
         sys.stdout.flush()
         process = os.fork()
         if process:
-            return cls(process, folder)
+            return cls(flags[0], process, folder)
         code = 70
         try:
             os.setsid()
@@ -82,7 +89,7 @@ class Command:
         """Wait until a condition holds or the process has ended.
 
         Raises:
-            FindingError: neither happens in two minutes; the process is killed.
+            FindingError: neither happens in four minutes; the process is killed.
         """
         end = time.monotonic() + PATIENCE_S
         while self.is_running() and not condition():
@@ -96,22 +103,31 @@ class Command:
         if self.is_running():
             os.kill(self.process, by)
 
+    def kill_after(self, seconds: float, by: int = signal.SIGKILL) -> None:
+        """Let the process run for some seconds, and then send it a signal."""
+        end = time.monotonic() + seconds
+        self.wait_until(lambda: time.monotonic() > end)
+        self.kill(by)
+
     def end(self) -> str:
         """Wait for the end, and return how the command ended: completed, refused, stopped or killed.
 
         Raises:
-            FindingError: it ended in another way than with exit code 0, one sentence and exit code 2 or 1, or a signal of ours.
+            FindingError: it ended in another way than with exit code 0, one sentence and exit code 2, 1 or 130, or a signal of
+                ours. A study may also end with exit code 1 and the list of the runs that are left.
         """
         self.wait_until(lambda: False)
         assert self._status is not None
         code = os.waitstatus_to_exitcode(self._status)
         errors = (self.folder / "stderr").read_text(errors="replace")
-        if code in (-signal.SIGKILL, -signal.SIGTERM, 128 + signal.SIGTERM):
+        if code in KILLED:
             return "killed"
-        if "Traceback" in errors or code not in (0, 1, 2):
+        if "Traceback" in errors or code not in (0, 1, 2, INTERRUPTED):
             raise FindingError(f"exit code {code}: {_tail(errors)}")
         if code == 0:
             return "completed"
+        if self.name == "study" and code == 1 and ", seed " in (self.folder / "stdout").read_text(errors="replace"):
+            return "stopped"
         sentences = [line for line in errors.splitlines() if line.startswith("lightning-fl")]
         if len(sentences) != 1 or len(sentences[0]) > 1200:
             raise FindingError(f"exit code {code} with {len(sentences)} sentences: {_tail(errors)}")
@@ -128,6 +144,8 @@ def _exit_code() -> int:
 
         traceback.print_exc()
         return 70
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # from here on it would only stop this program's own lines
     return 0
 
 
@@ -146,25 +164,30 @@ def run_anew(flags: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
         return subprocess.Popen(program, stdout=out, stderr=errors, start_new_session=True)
 
 
-def require_same(whole: Path, other: Path) -> None:
+def require_same(whole: Path, other: Path, tolerance: float = 0.0) -> None:
     """Compare two runs' rows but for times, their bits sent and their weights.
+
+    Args:
+        whole: folder of a run.
+        other: folder of another one.
+        tolerance: distance of averages and weights, relative to the larger one or to 1, that counts as equal; counts are exact.
 
     Raises:
         FindingError: they differ.
     """
     expected, found = rows(whole / "metrics.csv"), rows(other / "metrics.csv")
-    if expected != found:
-        differing = [
-            f"round {a.get('round')}: {key} {a.get(key)} and {b.get(key)}"
-            for a, b in zip(expected, found, strict=False)
-            for key in {**a, **b}
-            if a.get(key) != b.get(key)
-        ]
+    differing = [
+        f"round {a.get('round')}: {key} {a.get(key)} and {b.get(key)}"
+        for a, b in zip(expected, found, strict=False)
+        for key in {**a, **b}
+        if not _same_value(a.get(key), b.get(key), 0.0 if key.startswith(EXACT) else tolerance)
+    ]
+    if differing or len(expected) != len(found):
         raise FindingError(f"rows differ ({len(expected)} and {len(found)}): {'; '.join(differing[:3])}")
     if _bits(whole) != _bits(other):
         raise FindingError("communication.json differs")
     weights, others = (torch.load(folder / "model.ckpt", weights_only=True)["state_dict"] for folder in (whole, other))
-    if weights.keys() != others.keys() or any(not _equal(weights[name], others[name]) for name in weights):
+    if weights.keys() != others.keys() or any(not _equal(weights[name], others[name], tolerance) for name in weights):
         raise FindingError("the weights differ")
 
 
@@ -181,11 +204,15 @@ def _bits(folder: Path) -> Any:
     return json.loads(path.read_text()) if path.is_file() else None
 
 
-def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+def _same_value(a: str | None, b: str | None, tolerance: float) -> bool:
+    if a == b or not tolerance or not a or not b:
+        return a == b
+    return math.isclose(float(a), float(b), rel_tol=tolerance, abs_tol=tolerance)
+
+
+def _equal(a: torch.Tensor, b: torch.Tensor, tolerance: float) -> bool:
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    return (
-        bool(torch.equal(a.nan_to_num(nan=math.pi), b.nan_to_num(nan=math.pi)))
-        if a.is_floating_point()
-        else bool(torch.equal(a, b))
-    )
+    if not a.is_floating_point():
+        return bool(torch.equal(a, b))
+    return bool(torch.allclose(a, b, rtol=tolerance, atol=tolerance, equal_nan=True))

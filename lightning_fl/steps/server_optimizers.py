@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lightning_fl.checks import check_between, check_choice, check_positive
+from lightning_fl.checks import LARGEST, check_between, check_choice, check_positive
 from lightning_fl.errors import require
 from lightning_fl.slots import PROPOSAL, Rule, Server, ServerTurn, SetupTurn, State, Step
 
@@ -79,6 +79,11 @@ class Adaptive(Step):
         check_between("the server momentum beta", self.beta, 0, 1, "[)")
         check_positive("the server learning rate", self.learning_rate)
         check_positive(f"{type(self).__name__}'s epsilon", self.epsilon)
+        require(
+            self.epsilon**2 <= LARGEST,
+            f"{type(self).__name__}'s epsilon begins the second moment with its square, which must be finite in float32: "
+            f"give at most {LARGEST**0.5:.2g}, got {self.epsilon!r}.",
+        )
 
     def init(self, params: Tensor) -> State:
         """Return m = 0 and u = ε²."""

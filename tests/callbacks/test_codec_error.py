@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from compared_runs import MakeTrainer
-from toys import SIZES, Perceptron, Recorded, federation, read_rows, vector
+from toys import SIZES, Perceptron, Pruning, Recorded, federation, read_rows, vector
 
 from lightning_fl.algorithms import Algorithm, FedLDF
 from lightning_fl.callbacks import CodecError
@@ -174,6 +174,18 @@ def test_uploads_that_are_not_finite_or_0_are_left_out(
 ) -> None:
     fitted(make_trainer, keeps_files, Algorithm(uplink=Scaled(float("nan"))), CodecError(), max_rounds=1)
     assert codec_columns(tmp_path) == [{}]
+
+
+@pytest.mark.parametrize("per_layer", [False, True])
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_pruning_ends_and_begins_sums(
+    is_first: bool, per_layer: bool, make_trainer: MakeTrainer, keeps_files: dict[str, Any], tmp_path: Path
+) -> None:
+    callbacks = [Pruning(1), CodecError(per_layer=per_layer)]
+    fitted(make_trainer, keeps_files, Algorithm(uplink=TopK(0.5)), *callbacks[:: 1 if is_first else -1])
+    sizes, errors = zip(*((row["model/parameters"], row["codec/error"]) for row in read_rows(tmp_path)), strict=True)
+    assert sizes[0] > sizes[1] == sizes[2]
+    assert all(0 < float(error) < 1 for error in errors)
 
 
 def test_it_needs_clients(make_stock_trainer: Any) -> None:
