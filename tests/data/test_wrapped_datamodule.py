@@ -181,6 +181,15 @@ def test_what_cannot_be_divided(source: object, sentence: str) -> None:
         Federated(source, num_clients=2).setup()  # type: ignore[arg-type]
 
 
+def test_a_loader_that_changes_its_batches_is_named() -> None:
+    class Halving(DataLoader):
+        def __iter__(self) -> Iterator:
+            return (batch / 2 for batch in super().__iter__())
+
+    with pytest.warns(UserWarning, match="is a Halving with an __iter__ of its own, which clients do not use"):
+        Federated(Loader(Halving(X, batch_size=4)), num_clients=2).setup()  # type: ignore[arg-type]
+
+
 def own_samples(data: Federated) -> list[int]:
     """Return what the clients train with: each sample of `Images` is filled with its index."""
     return sorted(int(image.mean()) for k in range(data.num_clients) for image, _ in data.client(k).batches(1))

@@ -20,6 +20,7 @@ from lightning_fl.errors import UserError, nearest, require
 
 KEYS = ("train_images", "train_labels", "test_images", "test_labels")
 GROUPS = ("train_groups", "test_groups")
+ARRAYS = (Tensor, np.ndarray)
 
 
 class Arrays(ImageDataModule):
@@ -30,7 +31,8 @@ class Arrays(ImageDataModule):
             `test_groups` (n,), the user of each image.
         train: (x, y) or x alone, as tensors or arrays, instead of a path. A uint8 x holds images n×H×W×C or n×H×W; any
             other x stays unchanged, so float images are n×C×H×W. An integer y (n,) holds the class of each sample, any
-            other y a target.
+            other y a target. A batch is the list [x, y]; of x alone the tensor x, and of (x,) the list [x], as of a
+            `TensorDataset`: in training, validation and test, and on the server.
         test: same format as train; both are given, or neither.
         num_classes: number of classes, at least 1; None: the largest label plus one.
         **kwargs: arguments of ImageDataModule and FederatedDataModule.
@@ -72,18 +74,22 @@ class Arrays(ImageDataModule):
         """Height and width of the images in pixels (reads the data); None if they are not n×C×H×H."""
         return self._shape[2]
 
-    def read(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    def read(self) -> tuple[tuple[Tensor, ...] | Tensor, tuple[Tensor, ...] | Tensor]:
         """Read and check the arrays."""
-        tensors = self._tensors
+        train, test = self._tensors
         # Cache the shape first: after this, only TensorSamples keeps the tensors.
         _ = self._shape
         del self._tensors
-        return tensors
+        return (train[0], test[0]) if isinstance(self._given[0], ARRAYS) else (train, test)
 
     @cached_property
     def _tensors(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         given = self._given if self.path is None else _read_file(self.path)
         train, test = _tensors_of("train", given[0]), _tensors_of("test", given[1])
+        require(
+            isinstance(given[0], ARRAYS) == isinstance(given[1], ARRAYS),
+            "train and test must have one form: (x, y), (x,) or x alone in both.",
+        )
         shapes = [[tuple(tensor.shape[1:]) for tensor in part] for part in (train, test)]
         require(
             shapes[0] == shapes[1],
@@ -155,7 +161,7 @@ def _read_file(path: str) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...
 
 def _tensors_of(name: str, given: Any) -> tuple[Tensor, ...]:
     parts = tuple(given) if isinstance(given, (tuple, list)) else (given,)
-    arrays = all(isinstance(part, (Tensor, np.ndarray)) for part in parts)
+    arrays = all(isinstance(part, ARRAYS) for part in parts)
     require(
         arrays and len(parts) in (1, 2),
         f"{name} must be (x, y) or x alone, as tensors or arrays, not {type(given).__name__}.",
