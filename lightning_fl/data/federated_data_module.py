@@ -74,6 +74,8 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
     """True if the training files are already in random order, which is kept; otherwise samples are shuffled first."""
     changeable = frozenset({"batch_size", "eval_batch_size"})
     """Parameters that a resumed run may change; the others decide which samples a client has."""
+    test_remedy = "give it some"
+    """How to give it test data, for the sentence that it has none."""
 
     def __init__(
         self,
@@ -262,7 +264,9 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
 
     def test_dataloader(self) -> Any:
         """Return a loader of the test set, in order."""
-        require(self.test is not None, f"{type(self).__name__} has no test data: give it some, or set val_fraction.")
+        require(
+            self.test is not None, f"{type(self).__name__} has no test data: {self.test_remedy}, or set val_fraction."
+        )
         assert self.test is not None
         return SampleLoader(self.test, None, self.eval_batch_size)
 

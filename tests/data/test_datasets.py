@@ -1,5 +1,6 @@
 """Test each data set on a few fabricated files in the real formats."""
 
+import os
 import pickle
 import struct
 from pathlib import Path
@@ -209,6 +210,47 @@ def test_image_folder_mistakes(tmp_path: Path) -> None:
         ImageFolder(str(tmp_path), num_clients=2).setup()
     (tmp_path / "train" / "c").mkdir()
     with pytest.raises(UserError, match=f"has no images .*{layout}"):
+        ImageFolder(str(tmp_path), num_clients=2).setup()
+
+
+@pytest.mark.parametrize("mode", ["I;16", "I;16B", "I", "F"])
+def test_images_of_more_than_8_bits_are_refused(mode: str, tmp_path: Path) -> None:
+    """Test that they do not become white, as Pillow clips them."""
+    write_folder(tmp_path)
+    values = np.full((5, 6), 20_000, dtype={"I;16": "<u2", "I;16B": ">u2", "I": "<i4", "F": "<f4"}[mode])
+    image = Image.frombytes(mode, (6, 5), values.tobytes())
+    image.save(tmp_path / "train" / "b" / "deep.tiff")
+    with pytest.raises(UserError, match=r"deep\.tiff has pixels of .* without a scale: convert such images to 8 bits"):
+        ImageFolder(str(tmp_path), num_clients=2).setup()
+
+
+def test_a_very_large_image_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_folder(tmp_path)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
+    with pytest.raises(UserError, match=r"0\.png is not a readable image \(Image size \(30 pixels\) exceeds limit"):
+        ImageFolder(str(tmp_path), num_clients=2).setup()
+
+
+def test_links_do_not_lead_round_in_circles(tmp_path: Path) -> None:
+    write_folder(tmp_path)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    Image.fromarray(random_images(5, 6, 3)).save(elsewhere / "more.png")
+    (tmp_path / "train" / "b" / "linked").symlink_to(elsewhere, target_is_directory=True)
+    data = ImageFolder(str(tmp_path), num_clients=2)
+    data.setup()
+    count = len(list((tmp_path / "train").rglob("*.png")))
+    assert len(data.train) == count + 1
+    (tmp_path / "train" / "a" / "loop").symlink_to(tmp_path / "train", target_is_directory=True)
+    with pytest.raises(UserError, match=r"leads to the folder of .*a again, whose images would count twice: remove"):
+        ImageFolder(str(tmp_path), num_clients=2).setup()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_is_no_image(tmp_path: Path) -> None:
+    write_folder(tmp_path)
+    os.mkfifo(tmp_path / "train" / "b" / "pipe.png")
+    with pytest.raises(UserError, match=r"pipe\.png is no file"):
         ImageFolder(str(tmp_path), num_clients=2).setup()
 
 

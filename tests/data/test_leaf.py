@@ -1,6 +1,7 @@
 """Test LEAF's JSON files: what is read, and which sentence a malformed file gives."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -153,4 +154,11 @@ def test_a_user_in_two_files_is_an_error(tmp_path: Path) -> None:
     write(tmp_path / "a.json", {"u": GOOD})
     write(tmp_path / "b.json", {"u": GOOD})
     with pytest.raises(UserError, match=r"User 'u' is in .*a\.json and again in .*b\.json"):
+        Leaf(str(tmp_path), str(tmp_path)).setup()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_is_no_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.json")
+    with pytest.raises(UserError, match=r"pipe\.json is no file"):
         Leaf(str(tmp_path), str(tmp_path)).setup()

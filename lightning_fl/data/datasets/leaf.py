@@ -133,6 +133,7 @@ def _read(path: str, kind: str) -> TensorSamples:
 
 def _users(file: Path) -> Iterator[_User]:
     """Yield the users of a file; all lengths fit."""
+    require(file.is_file(), f"{file} is no file.")  # a pipe would never end
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:

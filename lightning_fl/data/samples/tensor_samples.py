@@ -86,7 +86,7 @@ class Samples(ABC):
 
 
 class TensorSamples(Samples):
-    """Samples that are rows of tensors. A batch is a list of tensors, as a `TensorDataset`'s, or the tensor itself if there is one.
+    """Samples that are rows of tensors. A batch is a list, as a `TensorDataset`'s, or the tensor itself if there is one.
 
     A uint8 first tensor contains images: it is stored as uint8 and read as float32 in [0, 1]. Batches are copies, which a module
     may change in place.
