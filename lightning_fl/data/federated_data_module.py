@@ -20,7 +20,7 @@ import torch
 
 from lightning_fl.checks import Remembering, whole_share
 from lightning_fl.data.descriptions import describe_split, settings_in_one_line
-from lightning_fl.data.groups import Groups, groups_of_test
+from lightning_fl.data.groups import Groups, as_names, groups_of_test
 from lightning_fl.data.non_iid_degree import label_histograms, non_iid_degree
 from lightning_fl.data.partitions.client_indices import ClientIndices
 from lightning_fl.data.partitions.partition import Partition, Pool, require_enough
@@ -103,7 +103,7 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
         self.server_fraction = server_fraction
         self.server_classes = server_classes
         self.server_degree = server_degree
-        self.groups = np.asarray(groups) if isinstance(groups, (list, tuple)) else groups
+        self.groups = as_names(groups) if isinstance(groups, (list, tuple)) else groups
         self.server_groups = server_groups
         self.shift = shift
         self.val_fraction = val_fraction

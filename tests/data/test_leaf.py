@@ -96,6 +96,11 @@ GOOD = writer(2)
         ({"a": GOOD}, {"user_data": []}, r"it lacks a mapping 'user_data'"),
         ({"a": GOOD}, {"users": ["a", "a"], "num_samples": [2, 2]}, "names a user twice"),
         ({"a": GOOD, "": GOOD}, {}, r"a\.json has a user whose name is empty"),
+        (
+            {"a": GOOD},
+            {"users": [None]},
+            r"a\.json has the user None in users: name every user by text or a whole number",
+        ),
         ({"a": GOOD}, {"users": ["b"]}, "has user_data of 'a', which users does not name"),
         ({"a": GOOD}, {"users": ["a", "b"], "num_samples": [2, 2]}, "user 'b': user_data lacks the lists x and y"),
         ({"a": ([[0.0] * 783, [0.0] * 784], [0, 1])}, {}, "user 'a', sample 0: x must have 784 numbers .* got 783"),

@@ -117,7 +117,7 @@ class TensorSamples(Samples):
     ) -> None:
         require(len(tensors) > 0, "TensorSamples needs at least one tensor.")
         lengths = [len(tensor) for tensor in tensors]
-        if labels is None and len(tensors) > 1 and tensors[1].ndim == 1 and not tensors[1].is_floating_point():
+        if labels is None and len(tensors) > 1 and tensors[1].ndim == 1 and not _is_real(tensors[1]):
             labels = tensors[1].cpu().numpy()
         lengths += [] if labels is None else [len(labels)]
         lengths += [] if groups is None else [len(groups.codes)]
@@ -219,6 +219,10 @@ class TensorSamples(Samples):
     @staticmethod
     def _as_float(tensor: Tensor) -> Tensor:
         return tensor.float().div_(255) if tensor.dtype == torch.uint8 else tensor
+
+
+def _is_real(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 class TensorSelection(Selection):
