@@ -125,3 +125,21 @@ def check_labels(train: Samples, test: Samples | None, num_classes: int | None, 
                 f"{unseen.sum():,} of {len(unseen):,} test samples have a label that no training sample has ({named}), so no "
                 "client can learn it: correct the labels if that is a mistake."
             )
+
+
+def describe_largest(labels: np.ndarray, num_classes: int) -> str:
+    """Return the start of a sentence about labels that count too many classes."""
+    return f"the largest label is {num_classes - 1:,}, but only {len(np.unique(labels)):,} different labels occur"
+
+
+def warn_of_gaps(labels: np.ndarray, num_classes: int, remedy: str) -> None:
+    """Warn if less than half of the classes occur, because a single wrong label can make many classes.
+
+    Args:
+        labels: (n,) integers.
+        num_classes: largest label plus one.
+        remedy: what to do about it.
+    """
+    if 2 * len(np.unique(labels)) < num_classes:
+        largest = describe_largest(labels, num_classes)
+        rank_zero_warn(f"{largest}, so the model gets {num_classes:,} classes: {remedy} if that is a mistake.")

@@ -10,12 +10,12 @@ from zipfile import is_zipfile
 
 import numpy as np
 import torch
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lightning_fl.checks import check_whole
 from lightning_fl.data.datasets.image_data_module import ImageDataModule
 from lightning_fl.data.groups import Groups
+from lightning_fl.data.split_checks import describe_largest, warn_of_gaps
 from lightning_fl.errors import UserError, nearest, require
 
 KEYS = ("train_images", "train_labels", "test_images", "test_labels")
@@ -95,6 +95,8 @@ class Arrays(ImageDataModule):
             shapes[0] == shapes[1],
             f"A training sample has the shapes {shapes[0]}, but a test sample has {shapes[1]}: make them equal.",
         )
+        dtypes = [", ".join(str(tensor.dtype).removeprefix("torch.") for tensor in part) for part in (train, test)]
+        require(dtypes[0] == dtypes[1], f"train has the types {dtypes[0]}, but test has {dtypes[1]}: make them equal.")
         for name, part in (("train", train), ("test", test)):
             require(len(part[0]) > 0, f"{self.path or 'Arrays'} has no {name} samples: give at least one.")
         return train, test
@@ -109,13 +111,12 @@ class Arrays(ImageDataModule):
 
     def _counted(self, labels: Tensor) -> int:
         """Return the number of classes of labels (n,); refuse more than samples, and warn if few of them occur."""
-        count, occurring = int(labels.max()) + 1, len(labels.unique())
+        count, values = int(labels.max()) + 1, labels.numpy()
         if self._num_classes is None:
-            largest = f"the largest label is {count - 1:,}, but only {occurring:,} different labels occur"
             remedy = "correct the labels, or give num_classes"
+            largest = describe_largest(values, count)
             require(count <= len(labels), f"{largest} in {len(labels):,} samples: {remedy}.")
-            if 2 * occurring < count:
-                rank_zero_warn(f"{largest}, so the model gets {count:,} classes: {remedy} if that is a mistake.")
+            warn_of_gaps(values, count, remedy)
         return count
 
     @cached_property

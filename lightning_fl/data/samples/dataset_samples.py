@@ -245,8 +245,8 @@ def dataset_labels(dataset: Any) -> np.ndarray | None:
             continue
         try:
             labels = np.asarray(found)
-        except ValueError:
-            # Ragged targets, such as boxes, are not one class per sample.
+        except (RuntimeError, TypeError, ValueError):
+            # Ragged targets, such as boxes, and tensors on an accelerator or with a gradient, are not one class per sample.
             continue
         if labels.shape == (len(dataset),) and labels.dtype.kind in "iu":
             return labels.astype(np.int64)
