@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import NoReturn
 
@@ -48,6 +49,31 @@ def nearest(given: str, allowed: Iterable[str]) -> str:
     match = get_close_matches(given.lower(), lower, n=1)
     listed = ", ".join(names) or "none"
     return f"did you mean '{lower[match[0]]}'? Allowed: {listed}" if match else f"allowed: {listed}"
+
+
+@contextmanager
+def noting(note: Callable[[], str]) -> Iterator[None]:
+    """Add a sentence to every error that is raised inside, such as which client was training.
+
+    >>> with noting(lambda: "Client 3 was training."):
+    ...     raise IndexError("Target 4 is out of bounds.")
+    Traceback (most recent call last):
+    IndexError: Target 4 is out of bounds.
+    Client 3 was training.
+    """
+    try:
+        yield
+    except Exception as error:
+        add_note(error, note())
+        raise
+
+
+def add_note(error: Exception, note: str) -> None:
+    """Add a sentence to an error, which its traceback shows below the message."""
+    if hasattr(error, "add_note"):
+        error.add_note(note)
+    elif error.args and isinstance(error.args[0], str):  # before Python 3.11
+        error.args = (f"{error.args[0]}\n{note}", *error.args[1:])
 
 
 def require(condition: bool, sentence: str) -> None:

@@ -118,7 +118,10 @@ ROWS = {  # the tests by the row's first words
         (WRAPPED, "test_samplers_that_clients_would_not_follow"),
         (WRAPPED, "test_what_cannot_be_divided"),
     ],
+    "training loader of your own class": [(WRAPPED, "test_a_loader_that_changes_its_batches_is_named")],
     "batches of any structure": [
+        ("data/test_batches.py", "test_all_steps_see_the_batches_of_the_stock_trainer"),
+        ("data/test_batches.py", "test_a_module_may_change_its_batches"),
         (BATCHES, "test_any_structure_of_batches"),
         (BATCHES, "test_a_value_without_batch_size_of_a_batch_of_an_own_class"),
     ],

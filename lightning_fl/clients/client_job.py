@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, is_dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_flatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_map
 
 from lightning_fl.clients.local_schedule import LocalSchedule
 from lightning_fl.errors import UserError
@@ -94,6 +95,10 @@ class Batch:
         """Tensors and other leaves of the content, and its structure."""
         return tree_flatten(self.content)
 
+    def copied(self) -> Batch:
+        """Return the batch with a copy of its content, because a module may change what it reads."""
+        return replace(self, content=tree_map(_copied, self.content))
+
     @property
     def signature(self) -> Any:
         """Key that is equal for batches that can be stacked: same structure, same shapes, equal values except in tensors.
@@ -109,6 +114,12 @@ class Batch:
                 )
         shapes = tuple((x.shape, x.dtype) if isinstance(x, Tensor) else x for x in leaves)
         return structure, shapes, self.batch_index
+
+
+def _copied(leaf: Any) -> Any:
+    if isinstance(leaf, Tensor):
+        return leaf.clone()
+    return leaf if isinstance(leaf, VALUES) else deepcopy(leaf)
 
 
 def local_batches(
@@ -139,7 +150,7 @@ def _repeated(batches: Iterator[Batch], repeat: int) -> Iterator[Batch]:
         of_step.append(batch)
         if batch.ends_step:
             for again in of_step * repeat:
-                yield replace(again, batch_index=count)
+                yield replace(again.copied(), batch_index=count)
                 count += 1
             of_step.clear()
 

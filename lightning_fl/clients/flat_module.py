@@ -20,7 +20,8 @@ from lightning_fl.clients.module_buffers import ModuleBuffers, bind, unsaved_buf
 from lightning_fl.clients.module_logs import LogCollector
 from lightning_fl.clients.optimizers.module_optimizer import ModuleOptimizer
 from lightning_fl.clients.optimizers.personal_optimizer import PersonalOptimizer
-from lightning_fl.errors import UserError, require
+from lightning_fl.data.descriptions import describe_batch
+from lightning_fl.errors import UserError, add_note, require
 from lightning_fl.pruning import Plan, plans_of
 from lightning_fl.pruning.apply_plan import PLANS
 from lightning_fl.slots import State
@@ -285,7 +286,11 @@ class FlatModule:
             The loss (None if the module skips the batch), and the complete output of the step.
         """
         step = self.module.training_step
-        output = step(batch, index) if self.takes_index else step(batch)
+        try:
+            output = step(batch, index) if self.takes_index else step(batch)
+        except Exception as error:
+            add_note(error, f"training_step read batch {index}: {describe_batch(batch)}.")
+            raise
         return output["loss"] if isinstance(output, Mapping) else output, output
 
     def zero_gradient(self) -> None:

@@ -113,7 +113,7 @@ def gradient_here(flat_module: FlatModule, of_step: Sequence[Batch], treat: Call
     Buffers change as in training. Values that the module logs are dropped.
     """
     for batch in of_step:
-        _backward(flat_module, batch.content, batch.batch_index, batch.factor)
+        _backward(flat_module, batch.copied().content, batch.batch_index, batch.factor)
     treat()
     return _take_gradient(flat_module)
 

@@ -60,7 +60,7 @@ def train_locally(
         if keeps_batches:
             if reads_at_received and not of_step:
                 flat_module.seed(seeds[1] + step)
-            of_step.append(batch)
+            of_step.append(batch.copied())
         for listener in listeners.on_train_batch_start:
             listener(batch.content, batch.batch_index)
         with forward_context():

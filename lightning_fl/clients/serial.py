@@ -9,6 +9,7 @@ from lightning_fl.clients.companion import companion_alongside, keep_trained, ta
 from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.local_training import finish, train_locally
 from lightning_fl.data import FederatedDataModule
+from lightning_fl.errors import noting
 from lightning_fl.slots import Result
 from lightning_fl.state.run_state import CLIENT
 
@@ -38,7 +39,10 @@ def serial(
         num_steps = schedule.steps_done(in_pass, run, client)
         alongside = companion_alongside(flat_module, job, companion)
         beside = None if alongside is None else alongside.step
-        local = train_locally(flat_module, job, selection, state, (order, own), data.train.resident, num_steps, beside)
+        with noting(lambda: f"Client {client} was training in round {run.round}."):  # noqa: B023  (called inside)
+            local = train_locally(
+                flat_module, job, selection, state, (order, own), data.train.resident, num_steps, beside
+            )
         message = finish(flat_module, job, local)
         owned = flat_module.read_personal()
         result = Result(
@@ -57,8 +61,9 @@ def serial(
         elif alongside is not None:
             result.state |= alongside.finish()
         elif job.companion is not None:
-            result.state |= train_companion(
-                flat_module, job, selection, companion, (order, own), data.train.resident, num_steps
-            )
+            with noting(lambda: f"Client {client} was training its own model in round {run.round}."):  # noqa: B023
+                result.state |= train_companion(
+                    flat_module, job, selection, companion, (order, own), data.train.resident, num_steps
+                )
         yield result
     flat_module.progress = None

@@ -24,6 +24,7 @@ from lightning_fl.clients.local_training import move_schedules, rule_step
 from lightning_fl.clients.module_logs import LogCollector, RowLogs
 from lightning_fl.clients.stack import Stack
 from lightning_fl.data import FederatedDataModule
+from lightning_fl.errors import noting
 from lightning_fl.slots import Gradients, LocalTraining, Message, Result, State
 from lightning_fl.state.run_state import CLIENT
 
@@ -79,7 +80,10 @@ def stacked(
                 seeds = run.torch_seeds(CLIENT, client)
                 selection = data.client(client)
                 members.append(Member(client, selection, in_pass[client], num_steps[client], state, seeds))
-            yield from train_stack(flat_module, job, members, data.train.resident)
+            names = ", ".join(str(member.client) for member in members)
+            with noting(lambda: f"Clients {names} were training at once in round {run.round}."):  # noqa: B023
+                results = train_stack(flat_module, job, members, data.train.resident)
+            yield from results
     flat_module.progress = None
 
 

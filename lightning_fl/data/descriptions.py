@@ -8,6 +8,8 @@ from typing import Any, Protocol
 import numpy as np
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.utilities import CombinedLoader
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from lightning_fl.checks import parameters_of
 from lightning_fl.data.non_iid_degree import label_histograms, non_iid_degree
@@ -159,3 +161,19 @@ def _num_samples(loader: Any, num_batches: int | float) -> int:
 
 def _unit(data: SplitData) -> str:
     return "samples" if data.in_channels is None else "images"
+
+
+def describe_batch(batch: Any) -> str:
+    """Return type and shape of each part of a batch.
+
+    >>> describe_batch([torch.zeros(8, 3), torch.zeros(8, dtype=torch.int64), "text"])
+    'float32 (8, 3), int64 (8,), str'
+    """
+    leaves = tree_leaves(batch)
+    parts = [
+        f"{str(leaf.dtype).removeprefix('torch.')} {tuple(leaf.shape)}"
+        if isinstance(leaf, Tensor)
+        else type(leaf).__name__
+        for leaf in leaves[:8]
+    ]
+    return ", ".join(parts + ["…"] * (len(leaves) > 8)) or "empty"

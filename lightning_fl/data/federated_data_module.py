@@ -20,7 +20,7 @@ import torch
 
 from lightning_fl.checks import Remembering, whole_share
 from lightning_fl.data.descriptions import describe_split, settings_in_one_line
-from lightning_fl.data.groups import Groups, groups_of_test
+from lightning_fl.data.groups import Groups, as_names, groups_of_test
 from lightning_fl.data.non_iid_degree import label_histograms, non_iid_degree
 from lightning_fl.data.partitions.client_indices import ClientIndices
 from lightning_fl.data.partitions.partition import Partition, Pool, require_enough
@@ -74,6 +74,8 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
     """True if the training files are already in random order, which is kept; otherwise samples are shuffled first."""
     changeable = frozenset({"batch_size", "eval_batch_size"})
     """Parameters that a resumed run may change; the others decide which samples a client has."""
+    test_remedy = "give it some"
+    """How to give it test data, for the sentence that it has none."""
 
     def __init__(
         self,
@@ -101,7 +103,7 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
         self.server_fraction = server_fraction
         self.server_classes = server_classes
         self.server_degree = server_degree
-        self.groups = np.asarray(groups) if isinstance(groups, (list, tuple)) else groups
+        self.groups = as_names(groups) if isinstance(groups, (list, tuple)) else groups
         self.server_groups = server_groups
         self.shift = shift
         self.val_fraction = val_fraction
@@ -262,7 +264,9 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
 
     def test_dataloader(self) -> Any:
         """Return a loader of the test set, in order."""
-        require(self.test is not None, f"{type(self).__name__} has no test data: give it some, or set val_fraction.")
+        require(
+            self.test is not None, f"{type(self).__name__} has no test data: {self.test_remedy}, or set val_fraction."
+        )
         assert self.test is not None
         return SampleLoader(self.test, None, self.eval_batch_size)
 

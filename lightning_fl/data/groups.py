@@ -56,14 +56,9 @@ class Groups:
         >>> Groups.of(["b", "a", "b"]).codes.tolist(), Groups.of([10, 9]).names.tolist()
         ([1, 0, 1], ['9', '10'])
         """
-        named = np.asarray(values)
+        named = as_names(values)
         require(named.ndim == 1, f"groups must name one group per sample, (n,), but has the shape {named.shape}.")
-        if named.dtype.kind == "O":
-            missing = np.array([value is None or value != value or value in ("", b"") for value in named], dtype=bool)
-        elif named.dtype.kind == "f":
-            missing = np.isnan(named)
-        else:
-            missing = named == named.dtype.type() if named.dtype.kind in "US" else np.zeros(len(named), dtype=bool)
+        missing = _missing(named) | np.ma.getmaskarray(values if isinstance(values, np.ma.MaskedArray) else named)
         require(
             not missing.any(),
             f"groups has no name for {missing.sum():,} of {len(named):,} samples, the first of which is sample "
@@ -98,6 +93,34 @@ class Groups:
         order = np.argsort(self.names)
         places = np.minimum(np.searchsorted(self.names, names, sorter=order), len(order) - 1)
         return np.where(self.names[order[places]] == names, order[places], -1)
+
+
+def as_names(values: Any) -> np.ndarray:
+    """Return names as an array, in which a missing one stays missing: NumPy would write NaN among texts as the text 'nan'."""
+    named = np.asarray(values)
+    is_text = named.dtype.kind in "US" and isinstance(values, (list, tuple))
+    if is_text and any(not isinstance(value, (str, bytes)) and _is_missing(value) for value in values):
+        return np.array(values, dtype=object)
+    return named
+
+
+def _missing(named: np.ndarray) -> np.ndarray:
+    """Return for each name whether it is missing: empty, None, NaN, NaT or pandas' NA."""
+    kind = named.dtype.kind
+    if kind == "O":
+        return np.array([_is_missing(value) for value in named], dtype=bool)
+    if kind in "fc":
+        return np.isnan(named)
+    if kind in "mM":
+        return np.isnat(named)
+    return named == named.dtype.type() if kind in "US" else np.zeros(len(named), dtype=bool)
+
+
+def _is_missing(value: Any) -> bool:
+    try:
+        return value is None or bool(value != value) or (isinstance(value, (str, bytes)) and not value)
+    except (TypeError, ValueError):  # pandas' NA is neither equal to itself nor different
+        return True
 
 
 def groups_of(samples: Samples, given: Any = None) -> Groups | None:
@@ -190,7 +213,7 @@ def _named(dataset: Any, name: str) -> Groups | None:
             return Groups(sorted_names.codes[column.indices.to_numpy()], sorted_names.names)
         found = [None if number is None else names[number] for number in column.indices.to_pylist()]
     try:
-        values = np.asarray(found)
+        values = as_names(found)
     except ValueError:
         return None
     return Groups.of(values) if values.ndim == 1 and len(values) == len(dataset) else None

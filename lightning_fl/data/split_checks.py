@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+import numpy as np
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+
 from lightning_fl.checks import LARGEST_SEED, check_between, check_whole
 from lightning_fl.data.partitions.partition import Partition
 from lightning_fl.data.samples.tensor_samples import Samples
@@ -90,7 +93,10 @@ def _check_groups(data: SplitSettings) -> None:
 
 
 def check_labels(train: Samples, test: Samples | None, num_classes: int | None, data: SplitSettings) -> None:
-    """Raise `UserError` if settings need classes that the training samples lack, or some labels are not 0..num_classes-1."""
+    """Raise `UserError` if settings need classes that the training samples lack, or some labels are not 0..num_classes-1.
+
+    Warns of test samples whose label no training sample has.
+    """
     labels = train.labels
     require(
         labels is not None or not data.partition.needs_labels,
@@ -110,3 +116,30 @@ def check_labels(train: Samples, test: Samples | None, num_classes: int | None, 
             f"The labels{of_test} go from {found.min()} to {found.max()}, but num_classes={num_classes} allows 0 to "
             f"{num_classes - 1}.",
         )
+    if labels is not None and test is not None and test.labels is not None:
+        unseen = ~np.isin(test.labels, labels)
+        if unseen.any():
+            classes = np.unique(test.labels[unseen]).tolist()
+            named = ", ".join(map(str, classes[:5])) + (", …" if len(classes) > 5 else "")
+            rank_zero_warn(
+                f"{unseen.sum():,} of {len(unseen):,} test samples have a label that no training sample has ({named}), so no "
+                "client can learn it: correct the labels if that is a mistake."
+            )
+
+
+def describe_largest(labels: np.ndarray, num_classes: int) -> str:
+    """Return the start of a sentence about labels that count too many classes."""
+    return f"the largest label is {num_classes - 1:,}, but only {len(np.unique(labels)):,} different labels occur"
+
+
+def warn_of_gaps(labels: np.ndarray, num_classes: int, remedy: str) -> None:
+    """Warn if less than half of the classes occur, because a single wrong label can make many classes.
+
+    Args:
+        labels: (n,) integers.
+        num_classes: largest label plus one.
+        remedy: what to do about it.
+    """
+    if 2 * len(np.unique(labels)) < num_classes:
+        largest = describe_largest(labels, num_classes)
+        rank_zero_warn(f"{largest}, so the model gets {num_classes:,} classes: {remedy} if that is a mistake.")

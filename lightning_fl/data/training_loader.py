@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -39,6 +40,11 @@ def read_loader(loader: Any, owner: str) -> tuple[Samples, int]:
         "divided over clients.",
     )
     require_map_style(loader.dataset)
+    if type(loader).__iter__ is not DataLoader.__iter__:
+        rank_zero_warn(
+            f"{owner}'s training loader is a {type(loader).__name__} with an __iter__ of its own, which clients do not use: they "
+            "read its dataset in batches of its collate_fn, so change samples and batches there."
+        )
     dataset, batches = loader.dataset, loader.batch_sampler
     if batches is None and isinstance(loader.sampler, BatchSampler):
         dataset, batches = ReadInBatches(dataset), loader.sampler

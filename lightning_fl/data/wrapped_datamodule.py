@@ -14,6 +14,7 @@ from lightning_fl.data.partitions.partition import Partition
 from lightning_fl.data.partitions.sizes import IID
 from lightning_fl.data.samples.dataset_samples import DatasetSamples
 from lightning_fl.data.samples.tensor_samples import Samples, TensorSamples
+from lightning_fl.data.split_checks import warn_of_gaps
 from lightning_fl.data.training_loader import read_loader
 from lightning_fl.errors import require
 
@@ -157,6 +158,7 @@ class Federated(FederatedDataModule):
             self.batch_size = batch_size
         if not self._num_classes_given and train.labels is not None and len(train.labels):
             self._num_classes = int(train.labels.max()) + 1
+            warn_of_gaps(train.labels, self._num_classes, "correct the labels, or give num_classes")
         return train, None
 
     def val_dataloader(self) -> Any:

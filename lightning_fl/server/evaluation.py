@@ -17,7 +17,8 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
 from lightning_fl.clients.flat_module import FlatModule
-from lightning_fl.errors import UserError, require
+from lightning_fl.data.descriptions import describe_batch
+from lightning_fl.errors import UserError, noting, require
 from lightning_fl.evaluation_mode import evaluating
 from lightning_fl.processes import gather_objects
 
@@ -126,7 +127,7 @@ def evaluate(
             place = (index, loader_index) if several else (index,)
             hooks.call(f"on_{stage}_batch_start", batch, *place)
             arguments = [batch] + [index] * takes_index + [loader_index] * takes_loader
-            with fabric.autocast():
+            with fabric.autocast(), noting(lambda: f"{stage}_step read batch {index}: {describe_batch(batch)}."):  # noqa: B023
                 output = step(*arguments)
             hooks.call(f"on_{stage}_batch_end", output, batch, *place)
             if stage == "predict":

@@ -20,6 +20,7 @@ from lightning_fl.errors import UserError, require
 from lightning_fl.federation.round import Federation
 from lightning_fl.outputs import checkpoint_file
 from lightning_fl.processes import gather_objects
+from lightning_fl.server.data_for_module import check_loaders
 from lightning_fl.server.evaluation import as_loaders, evaluate, is_sequential, num_batches
 from lightning_fl.server.validation import ModelValidation, owned_by_clients
 from lightning_fl.state.run_state import VALIDATION
@@ -58,6 +59,8 @@ def run_evaluation(trainer: TrainerInterface, stage: str) -> tuple[list[dict[str
     given = getattr(trainer.data, f"{short}_dataloader")()
     setattr(trainer, f"{short}_dataloaders", given)
     loaders = as_loaders(given)
+    if stage != "predict":
+        check_loaders(module, loaders.flattened, stage)
     require(
         stage != "predict" or is_sequential(loaders),
         f"predict_dataloader() returns a CombinedLoader of mode {loaders._mode!r}, but predictions are made loader by loader: "
@@ -163,6 +166,7 @@ class RoundEvaluation:
         if is_overridden("validation_step", trainer.lightning_module):
             trainer.val_dataloaders = data.val_dataloader()
             self.loaders["validation"] = as_loaders(trainer.val_dataloaders)
+            check_loaders(trainer.lightning_module, self.loaders["validation"].flattened, "validation")
         trainer.num_val_batches = num_batches(self.loaders["validation"], trainer.limits["limit_val_batches"])
         if trainer.test_every_n_rounds is not None:
             self._load_test_data(data)
@@ -177,6 +181,7 @@ class RoundEvaluation:
         )
         trainer.test_dataloaders = data.test_dataloader()
         self.loaders["test"] = as_loaders(trainer.test_dataloaders)
+        check_loaders(module, self.loaders["test"].flattened, "test")
         trainer.num_test_batches = num_batches(self.loaders["test"], limit)
         require(
             sum(trainer.num_test_batches) > 0,

@@ -228,6 +228,12 @@ def build_fabric(accelerator: Any, strategy: Any, devices: Any, num_nodes: int, 
             plugins=plugins,
         )
     except (RuntimeError, ValueError, TypeError, MisconfigurationException) as error:
+        name = accelerator if isinstance(accelerator, str) else type(accelerator).__name__
+        require(
+            not any(words in str(error) for words in ("No supported gpu backend found", "can not run on your system")),
+            f"accelerator {name!r} finds no device on this machine that torch can use: set accelerator cpu "
+            "(--trainer.accelerator cpu).",
+        )
         raise UserError(
             f"Fabric cannot be set up with accelerator={accelerator!r}, strategy={strategy!r}, devices={devices!r}: {error}"
         ) from error

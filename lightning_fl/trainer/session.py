@@ -28,6 +28,7 @@ from lightning_fl.outputs.progress_bar import RoundProgressBar
 from lightning_fl.outputs.reservation import Reservation
 from lightning_fl.outputs.wandb_run import WandbRun, is_used
 from lightning_fl.processes import gather_objects
+from lightning_fl.server.data_for_module import check_dtype, check_labels
 from lightning_fl.trainer import checkpointing
 from lightning_fl.trainer.flags import cohort_size
 from lightning_fl.trainer.lightning_interface import TrainerInterface
@@ -78,6 +79,8 @@ def session(
         if trainer.fitting:
             check_module(model)
             _check_images(model, datamodule)
+        check_labels(model, datamodule)
+        if trainer.fitting:
             num_eligible = int((datamodule.client_sizes > 0).sum())
             cohort_size(trainer.clients_per_round, datamodule.num_clients, num_eligible)
             _reserve_folder(trainer)
@@ -86,6 +89,7 @@ def session(
         trainer.profiler.setup(stage=fn.value, local_rank=trainer.local_rank, log_dir=trainer.default_root_dir)
         _set_up(trainer, fn, model, brings_data)
         _place(trainer, model, datamodule)
+        check_dtype(model, datamodule, trainer.fabric)
         yield
         datamodule.teardown(fn.value)
         trainer.hooks.call("teardown", fn.value)

@@ -1,5 +1,6 @@
 """Test CelebA's files: who becomes a client, with which images and classes, and which sentence a malformed file gives."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -112,3 +113,13 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "img_align_celeba" / "000000.jpg").unlink()
     with pytest.raises(UserError, match=r"000000.jpg is not a readable image"):
         CelebA(str(tmp_path), image_size=5).setup()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_is_no_file(tmp_path: Path) -> None:
+    for name, message in (("identity_CelebA.txt", "is no file"), ("img_align_celeba/000000.jpg", "is no file")):
+        folder = write(tmp_path / name.partition(".")[0])
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+        with pytest.raises(UserError, match=message):
+            CelebA(str(folder), image_size=5).setup()

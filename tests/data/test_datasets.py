@@ -1,7 +1,9 @@
 """Test each data set on a few fabricated files in the real formats."""
 
+import os
 import pickle
 import struct
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -212,6 +214,47 @@ def test_image_folder_mistakes(tmp_path: Path) -> None:
         ImageFolder(str(tmp_path), num_clients=2).setup()
 
 
+@pytest.mark.parametrize("mode", ["I;16", "I;16B", "I", "F"])
+def test_images_of_more_than_8_bits_are_refused(mode: str, tmp_path: Path) -> None:
+    """Test that they do not become white, as Pillow clips them."""
+    write_folder(tmp_path)
+    values = np.full((5, 6), 20_000, dtype={"I;16": "<u2", "I;16B": ">u2", "I": "<i4", "F": "<f4"}[mode])
+    image = Image.frombytes(mode, (6, 5), values.tobytes())
+    image.save(tmp_path / "train" / "b" / "deep.tiff")
+    with pytest.raises(UserError, match=r"deep\.tiff has pixels of .* without a scale: convert such images to 8 bits"):
+        ImageFolder(str(tmp_path), num_clients=2).setup()
+
+
+def test_a_very_large_image_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_folder(tmp_path)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
+    with pytest.raises(UserError, match=r"0\.png is not a readable image \(Image size \(30 pixels\) exceeds limit"):
+        ImageFolder(str(tmp_path), num_clients=2).setup()
+
+
+def test_links_do_not_lead_round_in_circles(tmp_path: Path) -> None:
+    write_folder(tmp_path)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    Image.fromarray(random_images(5, 6, 3)).save(elsewhere / "more.png")
+    (tmp_path / "train" / "b" / "linked").symlink_to(elsewhere, target_is_directory=True)
+    data = ImageFolder(str(tmp_path), num_clients=2)
+    data.setup()
+    count = len(list((tmp_path / "train").rglob("*.png")))
+    assert len(data.train) == count + 1
+    (tmp_path / "train" / "a" / "loop").symlink_to(tmp_path / "train", target_is_directory=True)
+    with pytest.raises(UserError, match=r"leads to the folder of .*a again, whose images would count twice: remove"):
+        ImageFolder(str(tmp_path), num_clients=2).setup()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_is_no_image(tmp_path: Path) -> None:
+    write_folder(tmp_path)
+    os.mkfifo(tmp_path / "train" / "b" / "pipe.png")
+    with pytest.raises(UserError, match=r"pipe\.png is no file"):
+        ImageFolder(str(tmp_path), num_clients=2).setup()
+
+
 # Arrays
 
 
@@ -260,6 +303,8 @@ def test_arrays_of_grey_images_with_labels_in_a_column(tmp_path: Path) -> None:
         ({"train_images": random_images(8, 3, 6, 5)}, "with channels first: pass uint8 images as n×H×W×C"),
         ({"test_labels": np.arange(4.0)}, "test_labels of .* is float64 .4,.: expected integer labels"),
         ({"test_labels": np.arange(3)}, "test has 4 samples but 3 labels"),
+        ({"test_labels": np.int64(3)}, r"test_labels of .* is int64 \(\): expected integer labels"),
+        ({"train_groups": np.array([{}] * 8)}, "train_groups of .* has objects, which may run code"),
         ({"test_images": random_images(4, 6, 6, 3)}, "make them equal"),
         ({"train_labels": np.array([{}] * 8)}, "is not a readable .npz file"),
     ],
@@ -279,6 +324,20 @@ def test_unreadable_files(tmp_path: Path) -> None:
     np.save(tmp_path / "c.npy", np.zeros(3))
     with pytest.raises(UserError, match="is a single array"):
         Arrays(str(tmp_path / "c.npy")).setup()
+
+
+def test_an_array_that_claims_more_than_the_memory_is_refused(tmp_path: Path) -> None:
+    path = write_arrays(tmp_path / "a.npz")
+    with zipfile.ZipFile(path) as file:
+        members = {name: file.read(name) for name in file.namelist()}
+    true, huge = b"'shape': (4, 6, 5, 3), }", b"'shape': (4, 600000000000, 5, 3), }"
+    claimed = members["test_images.npy"].replace(true + (len(huge) - len(true)) * b" ", huge)
+    assert claimed != members["test_images.npy"]
+    with zipfile.ZipFile(path, "w") as file:
+        for name, content in (members | {"test_images.npy": claimed}).items():
+            file.writestr(name, content)
+    with pytest.raises(UserError, match=r"test_images of .*a\.npz does not fit into memory"):
+        Arrays(str(path)).setup()
 
 
 def test_arrays_from_python() -> None:
@@ -309,6 +368,40 @@ def test_mistakes_from_python() -> None:
         Arrays(train="x", test=x).setup()
     with pytest.raises(UserError, match="augment=True needs images"):
         Arrays(train=(x, y), test=(x, y), augment=True).setup()
+
+
+@pytest.mark.parametrize(
+    ("train", "sentence"),
+    [
+        ((np.zeros(()), np.zeros(4)), "x of train is a single number"),
+        ((np.zeros((4, 2)), np.zeros(())), "y of train is a single number"),
+        ((np.array([{}] * 4), np.zeros(4)), "x of train has the type object: pass an array or a tensor of numbers"),
+        ((np.zeros((4, 2)), np.array(["a"] * 4)), "y of train has the type <U1: pass an array or a tensor of numbers"),
+        ((np.zeros((4, 2), dtype=np.uint16), np.zeros(4)), "x of train has the type uint16, which torch cannot index"),
+        ((np.ma.masked_equal(np.ones((4, 2)), 1), np.zeros(4)), "x of train has masked entries"),
+    ],
+)
+def test_arrays_that_are_no_samples_are_refused(train: tuple, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        Arrays(train=train, test=train, num_clients=2).setup()
+
+
+def test_numpy_arrays_of_any_layout_are_read() -> None:
+    x, y = np.arange(8.0, dtype=">f4").reshape(4, 2)[::-1], np.arange(4, dtype=">i8")[::-1]
+    data = Arrays(train=(x, y), test=(x, y), num_clients=2)
+    data.setup()
+    read, labels = next(data.train.batches(4))
+    assert (read.tolist(), labels.tolist()) == (x.tolist(), y.tolist())
+    turns = Arrays(train=(x, 1j * y), test=(x, 1j * y), num_clients=2)
+    turns.setup()
+    assert (turns.num_classes, turns.train.labels) == (None, None), "complex targets are no classes"
+
+
+def test_a_test_label_that_no_training_sample_has_is_said() -> None:
+    x, y = torch.zeros(20, 2), torch.arange(20) % 4
+    data = Arrays(train=(x, y.clamp(max=2)), test=(x, y), num_clients=2)
+    with pytest.warns(UserWarning, match=r"5 of 20 test samples have a label that no training sample has \(3\)"):
+        data.setup()
 
 
 def test_a_part_without_samples_is_named() -> None:

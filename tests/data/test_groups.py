@@ -248,6 +248,16 @@ def test_the_server_may_draw_from_its_groups_and_clients_may_be_divided_otherwis
     assert data.client_names is None
 
 
+class Unknown:
+    """Name that is neither equal to itself nor different, as pandas' NA."""
+
+    def __ne__(self, other: object) -> bool:
+        raise TypeError("boolean value of NA is ambiguous")
+
+    __eq__ = __ne__
+    __hash__ = object.__hash__
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -267,6 +277,12 @@ def test_the_server_may_draw_from_its_groups_and_clients_may_be_divided_otherwis
         ({"client_fraction": 0.5, "server_groups": 0.5}, "exclude each other"),
         ({"server_groups": 1.0}, r"server_groups must lie in \[0, 1\)"),
         ({"groups": ["a", "b"]}, "groups names the groups of 2 samples, but the data have 8 training samples"),
+        ({"groups": ["a", float("nan"), *"abcdef"]}, "groups has no name for 1 of 8 samples, .* sample 1: name"),
+        ({"groups": [1.0, float("nan"), *range(6)]}, "groups has no name for 1 of 8 samples, .* sample 1: name"),
+        ({"groups": np.array(["2026-01-01"] * 7 + ["NaT"], dtype="datetime64[D]")}, "no name for 1 of 8 .* sample 7"),
+        ({"groups": np.array([*"abcdefg", np.datetime64("NaT")], dtype=object)}, "no name for 1 of 8 .* sample 7"),
+        ({"groups": np.array([*"abcdefg", Unknown()], dtype=object)}, "no name for 1 of 8 .* sample 7"),
+        ({"groups": np.ma.masked_equal(range(8), 3)}, "no name for 1 of 8 .* sample 3"),
         (
             {"groups": ["a", None, "b", "", *"abcd"]},
             "groups has no name for 2 of 8 samples, the first of which is sample 1",

@@ -212,6 +212,35 @@ def test_colour_images_have_three_channels_and_other_sizes_are_refused(tmp_path:
 
 
 @needs_datasets
+@pytest.mark.parametrize("most_bytes", [2**32, 0], ids=["decoded once", "read in each pass"])
+def test_images_without_8_bits_per_channel_are_named(
+    most_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huggingface, "MOST_BYTES", most_bytes)
+    deep = [Image.fromarray(digits(1)[0]), Image.fromarray(np.full((28, 28), 20_000, dtype=np.uint16))]
+    Dataset.from_dict({"image": deep, "label": [0, 1]}).save_to_disk(tmp_path / "deep")
+    with pytest.raises(
+        UserError, match=r"image 1 in column 'image' of .*deep has pixels of 16 .*, or give a transform"
+    ):
+        everything(set_up(str(tmp_path / "deep")))
+    names = Features({"image": ImageColumn(), "label": Value("int64")})
+    Dataset.from_dict({"image": [deep[0], None], "label": [0, 1]}, features=names).save_to_disk(tmp_path / "gap")
+    with pytest.raises(UserError, match=r"image 1 in column 'image' of .*gap is missing: leave this row out"):
+        everything(set_up(str(tmp_path / "gap")))
+    Dataset.from_dict({"image": deep[:1] * 2, "label": [0, 1]}).save_to_disk(tmp_path / "large")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
+    with pytest.raises(UserError, match=r"image 0 in column 'image' of .*large is not readable \(Image size"):
+        everything(set_up(str(tmp_path / "large")))
+
+
+@needs_datasets
+def test_without_test_data_the_sentence_names_their_split(tmp_path: Path) -> None:
+    DatasetDict(train=image_set(), test=image_set()).save_to_disk(tmp_path / "dict")
+    with pytest.raises(UserError, match=r"no test data: name their split, .*\(--data.test_split test\), or set val_fr"):
+        set_up(str(tmp_path / "dict")).val_dataloader()
+
+
+@needs_datasets
 def test_what_cannot_be_read_is_refused_in_a_sentence(tmp_path: Path) -> None:
     image_set().save_to_disk(tmp_path / "saved")
     DatasetDict(train=image_set()).save_to_disk(tmp_path / "dict")

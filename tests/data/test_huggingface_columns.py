@@ -211,3 +211,9 @@ def test_a_tokenizer_may_return_lists_arrays_and_tensors(tmp_path: Path, tokeniz
     column_set(["abc", "de"], TEXT, "x").save_to_disk(tmp_path / "a")
     (tokens,) = set_up(tmp_path / "a", target=None, tokenizer=tokenizer, length=3).train.batches(2)
     assert tokens.tolist() == [[1, 2, 3], [0, 0, 0]]
+
+
+def test_a_stray_whole_number_is_said(tmp_path: Path) -> None:
+    column_set([0, 1, 0, 77], WHOLE).save_to_disk(tmp_path / "train")
+    with pytest.warns(UserWarning, match="the largest label is 77, but only 3 different .*: correct the column 'y' if"):
+        assert set_up(tmp_path / "train").num_classes == 78

@@ -1,6 +1,7 @@
 """Test LEAF's JSON files: what is read, and which sentence a malformed file gives."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -95,6 +96,11 @@ GOOD = writer(2)
         ({"a": GOOD}, {"user_data": []}, r"it lacks a mapping 'user_data'"),
         ({"a": GOOD}, {"users": ["a", "a"], "num_samples": [2, 2]}, "names a user twice"),
         ({"a": GOOD, "": GOOD}, {}, r"a\.json has a user whose name is empty"),
+        (
+            {"a": GOOD},
+            {"users": [None]},
+            r"a\.json has the user None in users: name every user by text or a whole number",
+        ),
         ({"a": GOOD}, {"users": ["b"]}, "has user_data of 'a', which users does not name"),
         ({"a": GOOD}, {"users": ["a", "b"], "num_samples": [2, 2]}, "user 'b': user_data lacks the lists x and y"),
         ({"a": ([[0.0] * 783, [0.0] * 784], [0, 1])}, {}, "user 'a', sample 0: x must have 784 numbers .* got 783"),
@@ -153,4 +159,11 @@ def test_a_user_in_two_files_is_an_error(tmp_path: Path) -> None:
     write(tmp_path / "a.json", {"u": GOOD})
     write(tmp_path / "b.json", {"u": GOOD})
     with pytest.raises(UserError, match=r"User 'u' is in .*a\.json and again in .*b\.json"):
+        Leaf(str(tmp_path), str(tmp_path)).setup()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_is_no_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.json")
+    with pytest.raises(UserError, match=r"pipe\.json is no file"):
         Leaf(str(tmp_path), str(tmp_path)).setup()

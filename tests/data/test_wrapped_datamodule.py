@@ -181,6 +181,26 @@ def test_what_cannot_be_divided(source: object, sentence: str) -> None:
         Federated(source, num_clients=2).setup()  # type: ignore[arg-type]
 
 
+def test_a_stray_label_is_said_unless_the_number_of_classes_is_given() -> None:
+    stray = TensorDataset(X, torch.where(torch.arange(60) == 17, 77, Y))
+    loader = Loader(DataLoader(stray, batch_size=4))
+    with pytest.warns(
+        UserWarning, match="the largest label is 77, but only 4 different labels occur, so the model gets 78"
+    ):
+        Federated(loader, num_clients=2).setup()  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="The labels go from 0 to 77, but num_classes=3 allows 0 to 2"):
+        Federated(loader, num_clients=2, num_classes=3).setup()  # type: ignore[arg-type]
+
+
+def test_a_loader_that_changes_its_batches_is_named() -> None:
+    class Halving(DataLoader):
+        def __iter__(self) -> Iterator:
+            return (batch / 2 for batch in super().__iter__())
+
+    with pytest.warns(UserWarning, match="is a Halving with an __iter__ of its own, which clients do not use"):
+        Federated(Loader(Halving(X, batch_size=4)), num_clients=2).setup()  # type: ignore[arg-type]
+
+
 def own_samples(data: Federated) -> list[int]:
     """Return what the clients train with: each sample of `Images` is filled with its index."""
     return sorted(int(image.mean()) for k in range(data.num_clients) for image, _ in data.client(k).batches(1))

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import zlib
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile, is_zipfile
+from zipfile import is_zipfile
 
 import numpy as np
 import torch
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lightning_fl.checks import check_whole
 from lightning_fl.data.datasets.image_data_module import ImageDataModule
 from lightning_fl.data.groups import Groups
+from lightning_fl.data.split_checks import describe_largest, warn_of_gaps
 from lightning_fl.errors import UserError, nearest, require
 
 KEYS = ("train_images", "train_labels", "test_images", "test_labels")
 GROUPS = ("train_groups", "test_groups")
+ARRAYS = (Tensor, np.ndarray)
 
 
 class Arrays(ImageDataModule):
@@ -30,7 +31,8 @@ class Arrays(ImageDataModule):
             `test_groups` (n,), the user of each image.
         train: (x, y) or x alone, as tensors or arrays, instead of a path. A uint8 x holds images n×H×W×C or n×H×W; any
             other x stays unchanged, so float images are n×C×H×W. An integer y (n,) holds the class of each sample, any
-            other y a target.
+            other y a target. A batch is the list [x, y]; of x alone the tensor x, and of (x,) the list [x], as of a
+            `TensorDataset`: in training, validation and test, and on the server.
         test: same format as train; both are given, or neither.
         num_classes: number of classes, at least 1; None: the largest label plus one.
         **kwargs: arguments of ImageDataModule and FederatedDataModule.
@@ -72,23 +74,29 @@ class Arrays(ImageDataModule):
         """Height and width of the images in pixels (reads the data); None if they are not n×C×H×H."""
         return self._shape[2]
 
-    def read(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    def read(self) -> tuple[tuple[Tensor, ...] | Tensor, tuple[Tensor, ...] | Tensor]:
         """Read and check the arrays."""
-        tensors = self._tensors
+        train, test = self._tensors
         # Cache the shape first: after this, only TensorSamples keeps the tensors.
         _ = self._shape
         del self._tensors
-        return tensors
+        return (train[0], test[0]) if isinstance(self._given[0], ARRAYS) else (train, test)
 
     @cached_property
     def _tensors(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         given = self._given if self.path is None else _read_file(self.path)
         train, test = _tensors_of("train", given[0]), _tensors_of("test", given[1])
+        require(
+            isinstance(given[0], ARRAYS) == isinstance(given[1], ARRAYS),
+            "train and test must have one form: (x, y), (x,) or x alone in both.",
+        )
         shapes = [[tuple(tensor.shape[1:]) for tensor in part] for part in (train, test)]
         require(
             shapes[0] == shapes[1],
             f"A training sample has the shapes {shapes[0]}, but a test sample has {shapes[1]}: make them equal.",
         )
+        dtypes = [", ".join(str(tensor.dtype).removeprefix("torch.") for tensor in part) for part in (train, test)]
+        require(dtypes[0] == dtypes[1], f"train has the types {dtypes[0]}, but test has {dtypes[1]}: make them equal.")
         for name, part in (("train", train), ("test", test)):
             require(len(part[0]) > 0, f"{self.path or 'Arrays'} has no {name} samples: give at least one.")
         return train, test
@@ -97,19 +105,18 @@ class Arrays(ImageDataModule):
         """Return the groups that the file has, if any."""
         if self.path is None:
             return None, None
-        with np.load(self.path, allow_pickle=False) as file:
-            train, test = (Groups.of(file[key]) if key in file else None for key in GROUPS)
+        arrays = _load(self.path, (), GROUPS)
+        train, test = (Groups.of(arrays[key]) if key in arrays else None for key in GROUPS)
         return train, test
 
     def _counted(self, labels: Tensor) -> int:
         """Return the number of classes of labels (n,); refuse more than samples, and warn if few of them occur."""
-        count, occurring = int(labels.max()) + 1, len(labels.unique())
+        count, values = int(labels.max()) + 1, labels.numpy()
         if self._num_classes is None:
-            largest = f"the largest label is {count - 1:,}, but only {occurring:,} different labels occur"
             remedy = "correct the labels, or give num_classes"
+            largest = describe_largest(values, count)
             require(count <= len(labels), f"{largest} in {len(labels):,} samples: {remedy}.")
-            if 2 * occurring < count:
-                rank_zero_warn(f"{largest}, so the model gets {count:,} classes: {remedy} if that is a mistake.")
+            warn_of_gaps(values, count, remedy)
         return count
 
     @cached_property
@@ -117,16 +124,34 @@ class Arrays(ImageDataModule):
         """Numbers of classes, of channels, and of pixels per side."""
         train, test = self._tensors
         inputs, targets = train[0], [*train[1:], *test[1:]]
-        are_classes = bool(targets) and all(
-            part.ndim == 1 and len(part) and not part.is_floating_point() for part in targets
-        )
+        are_classes = bool(targets) and all(part.ndim == 1 and len(part) and _are_whole(part) for part in targets)
         num_classes = self._counted(torch.cat(targets)) if are_classes else None
         _, channels, height, width = inputs.shape if inputs.ndim == 4 else (None,) * 4
         return num_classes, channels, height if height == width else None
 
 
 def _read_file(path: str) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
+    """Return the training and the test arrays of a file."""
+    arrays = _load(path, KEYS)
+    for key, array in arrays.items():
+        images = key.endswith("images")
+        is_allowed = (
+            array.dtype == np.uint8 and array.ndim in (3, 4) if images else array.dtype.kind in "iu" and array.ndim
+        )
+        wanted = "uint8 images n×H×W×C or n×H×W" if images else "integer labels (n,)"
+        require(bool(is_allowed), f"{key} of {path} is {array.dtype} {array.shape}: expected {wanted}.")
+    train_x, train_y, test_x, test_y = (arrays[key] for key in KEYS)
+    return (train_x, train_y), (test_x, test_y)
+
+
+def _load(path: str, required: Sequence[str], optional: Sequence[str] = ()) -> dict[str, np.ndarray]:
+    """Return arrays of an `.npz` file by name.
+
+    Raises:
+        UserError: there is no such file, it cannot be read, or a required array is missing.
+    """
     require(Path(path).is_file(), f"There is no file {Path(path).resolve()}.")
+    place = path
     try:
         file = np.load(path, allow_pickle=False)
         require(
@@ -134,40 +159,62 @@ def _read_file(path: str) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...
             f"{path} is a single array: use an .npz file with {', '.join(KEYS)}.",
         )
         with file:
-            missing = [key for key in KEYS if key not in file]
+            missing = [key for key in required if key not in file]
             if missing:
                 hints = [f"{key} ({nearest(key, file.files)})" for key in missing] if file.files else missing
                 raise UserError(f"{path} lacks {'; '.join(hints)}.")
-            arrays = [file[key] for key in KEYS]
+            arrays = {}
+            for key in (*required, *(key for key in optional if key in file)):
+                place = f"{key} of {path}"
+                arrays[key] = file[key]
+            return arrays
     except UserError:
         raise
-    except (ValueError, OSError, BadZipFile, EOFError, zlib.error) as error:
+    except MemoryError as error:
+        raise UserError(f"{place} does not fit into memory ({error}).") from error
+    except Exception as error:  # of NumPy, zipfile and zlib, which a damaged file can make fail anywhere
         # For a file that is not a zip, NumPy suggests loading a pickle: leave its message out.
         reason = f" ({error})" if is_zipfile(path) else ""
+        reason = (
+            f": {place} has objects, which may run code when they are read" if "Object arrays" in reason else reason
+        )
         raise UserError(f"{path} is not a readable .npz file{reason}.") from error
-    for key, array in zip(KEYS, arrays, strict=True):
-        images = key.endswith("images")
-        is_allowed = array.dtype == np.uint8 and array.ndim in (3, 4) if images else array.dtype.kind in "iu"
-        wanted = "uint8 images n×H×W×C or n×H×W" if images else "integer labels (n,)"
-        require(is_allowed, f"{key} of {path} is {array.dtype} {array.shape}: expected {wanted}.")
-    return (arrays[0], arrays[1]), (arrays[2], arrays[3])
 
 
 def _tensors_of(name: str, given: Any) -> tuple[Tensor, ...]:
     parts = tuple(given) if isinstance(given, (tuple, list)) else (given,)
-    arrays = all(isinstance(part, (Tensor, np.ndarray)) for part in parts)
+    arrays = all(isinstance(part, ARRAYS) for part in parts)
     require(
         arrays and len(parts) in (1, 2),
         f"{name} must be (x, y) or x alone, as tensors or arrays, not {type(given).__name__}.",
     )
-    tensors = [_images(name, torch.as_tensor(parts[0]))]
+    inputs = _tensor(f"x of {name}", parts[0])
+    require(
+        inputs.dtype not in (torch.uint16, torch.uint32, torch.uint64),
+        f"x of {name} has the type {str(inputs.dtype).removeprefix('torch.')}, which torch cannot index: pass uint8 images, or "
+        "floats such as x / 65535.",
+    )
+    tensors = [_images(name, inputs)]
     if len(parts) == 2:
-        tensors.append(_labels(torch.as_tensor(parts[1])))
+        tensors.append(_labels(_tensor(f"y of {name}", parts[1])))
         require(
             len(tensors[0]) == len(tensors[1]),
             f"{name} has {len(tensors[0]):,} samples but {len(tensors[1]):,} labels: give one label per sample.",
         )
     return tuple(tensors)
+
+
+def _tensor(name: str, given: Tensor | np.ndarray) -> Tensor:
+    """Return a tensor of samples; raise `UserError` if an array has no samples or no numbers."""
+    try:
+        # torch takes neither another byte order nor negative strides.
+        native = given if isinstance(given, Tensor) else np.ascontiguousarray(given, given.dtype.newbyteorder("="))
+        tensor = torch.as_tensor(native)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{name} has the type {given.dtype}: pass an array or a tensor of numbers.") from error
+    require(given.ndim > 0, f"{name} is a single number: pass one entry per sample.")
+    require(not np.ma.is_masked(given), f"{name} has masked entries: leave these samples out, or fill them.")
+    return tensor
 
 
 def _images(name: str, inputs: Tensor) -> Tensor:
@@ -186,6 +233,11 @@ def _images(name: str, inputs: Tensor) -> Tensor:
 
 
 def _labels(targets: Tensor) -> Tensor:
-    if targets.is_floating_point():
+    if not _are_whole(targets):
         return targets
     return (targets.squeeze(1) if targets.ndim == 2 and targets.shape[1] == 1 else targets).long()
+
+
+def _are_whole(targets: Tensor) -> bool:
+    """True for whole numbers, which may be classes."""
+    return not (targets.is_floating_point() or targets.is_complex())

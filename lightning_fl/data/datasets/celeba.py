@@ -136,6 +136,7 @@ class CelebA(ImageDataModule):
 
 def _lines(file: Path) -> list[str]:
     """Return the lines of a text file."""
+    require(file.is_file() or not file.exists(), f"{file} is no file: root must have CelebA's own files.")
     try:
         return file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

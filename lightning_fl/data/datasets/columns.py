@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_fl.data.split_checks import warn_of_gaps
 from lightning_fl.errors import UserError, nearest, require
 
 TEXT, CLASS_LABELS, WHOLE, REAL, LISTS = "text", "class labels", "whole numbers", "real numbers", "lists"
@@ -73,7 +74,11 @@ def number_classes(
     if test is not None:
         by_name = train.names is not None and test.names is not None
         codes.append(_renumbered(test, train, column) if by_name else test.values.astype(np.int64))
-    num_classes = int(np.concatenate(codes).max()) + 1 if train.names is None else len(train.names)
+    if train.names is None:
+        num_classes = int(np.concatenate(codes).max()) + 1
+        warn_of_gaps(np.concatenate(codes), num_classes, f"correct the column {column!r}")
+    else:
+        num_classes = len(train.names)
     return (codes[0], codes[1] if len(codes) > 1 else None), num_classes
 
 

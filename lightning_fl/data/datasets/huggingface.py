@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 
 from lightning_fl.checks import check_whole
 from lightning_fl.data.datasets.columns import Targets, column_values, number_classes, padded_tokens
+from lightning_fl.data.datasets.image_folder import check_depth
 from lightning_fl.data.federated_data_module import FederatedDataModule
 from lightning_fl.data.samples.dataset_samples import DatasetSamples
 from lightning_fl.data.samples.tensor_samples import Samples, TensorSamples
@@ -54,6 +55,7 @@ class HuggingFace(FederatedDataModule):
     """
 
     changeable = FederatedDataModule.changeable | {"path"}
+    test_remedy = "name their split, such as test_split='test' (--data.test_split test)"
 
     def __init__(
         self,
@@ -155,7 +157,8 @@ class HuggingFace(FederatedDataModule):
     def _image_shape(self) -> tuple[int | None, int | None, int | None]:
         """Channels, height and width of the first image, or None."""
         train = self._parts[0]
-        first = _pixels(train[0][self.input]) if _holds_images(train, self.input) and self.transform is None else None
+        reads = _holds_images(train, self.input) and self.transform is None
+        first = _pixels(train, 0, self.input, self._places[0]) if reads else None
         return (None, None, None) if first is None else (first.shape[0], first.shape[1], first.shape[2])
 
     def _samples(
@@ -167,11 +170,11 @@ class HuggingFace(FederatedDataModule):
             targets = torch.from_numpy(column_values(part, self.target, place) if labels is None else labels)
             targets = targets.float() if targets.is_floating_point() else targets
         images = _holds_images(part, self.input)
-        if images and transform is None and len(part) * _pixels(part[0][self.input]).size <= MOST_BYTES:
-            inputs = _decoded(part, self.input)
+        if images and transform is None and len(part) * _pixels(part, 0, self.input, place).size <= MOST_BYTES:
+            inputs = _decoded(part, self.input, place)
         elif images or transform is not None:
             require(self.tokenizer is None, "HuggingFace takes a transform or a tokenizer, not both.")
-            read: Samples = DatasetSamples(_Rows(part, self.input, targets, labels, transform or _scaled))
+            read: Samples = DatasetSamples(_Rows(part, place, self.input, targets, labels, transform))
             read.source = part
             return read
         else:
@@ -196,17 +199,18 @@ class HuggingFace(FederatedDataModule):
 
 
 class _Rows(Dataset):
-    """Inputs and targets of a split, read and transformed one by one."""
+    """Inputs and targets of a split, read and transformed one by one; images without a transform are float32 in [0, 1]."""
 
     def __init__(
         self,
         part: Any,
+        place: str,
         column: str,
         targets: Tensor | None,
         labels: np.ndarray | None,
-        transform: Callable[[Any], Any],
+        transform: Callable[[Any], Any] | None,
     ) -> None:
-        self.part = part.select_columns(column)
+        self.part, self.place = part.select_columns(column), place
         self.column, self.targets, self.transform = column, targets, transform
         self.labels = labels
 
@@ -214,7 +218,11 @@ class _Rows(Dataset):
         return len(self.part)
 
     def __getitem__(self, index: int) -> Any:
-        value = self.transform(self.part[int(index)][self.column])
+        if self.transform is None:
+            pixels = _pixels(self.part, int(index), self.column, self.place)
+            value: Any = torch.from_numpy(pixels.copy()).float().div_(255)
+        else:
+            value = self.transform(self.part[int(index)][self.column])
         return value if self.targets is None else (value, self.targets[index])
 
 
@@ -257,24 +265,37 @@ def _holds_images(part: Any, column: str) -> bool:
     return type(part.features[column]).__name__ == "Image"
 
 
-def _pixels(image: Any) -> np.ndarray:
-    """Return the pixels of a PIL image, (C, H, W) uint8: grey ones as they are, all others as RGB."""
-    pixels = np.asarray(image if image.mode == "L" else image.convert("RGB"))
+def _pixels(part: Any, row: int, column: str, place: str, rows: Iterator[Any] | None = None) -> np.ndarray:
+    """Return the pixels of an image, (C, H, W) uint8: grey ones as they are, all others as RGB.
+
+    Args:
+        part: data set.
+        row: row of the image.
+        column: column of the images.
+        place: what sentences call the data set.
+        rows: iterator whose next row it is, which is faster; None: the row is looked up.
+    """
+    name = f"image {row:,} in column {column!r} of {place}"
+    try:
+        image = (part[row] if rows is None else next(rows))[column]
+        require(image is not None, f"{name} is missing: leave this row out.")
+        check_depth(image, name, "or give a transform")
+        pixels = np.asarray(image if image.mode == "L" else image.convert("RGB"))
+    except UserError:
+        raise
+    except Exception as error:  # of any decoder; also of very large images, against which Pillow protects
+        raise UserError(f"{name} is not readable ({error}).") from error
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
-def _scaled(image: Any) -> Tensor:
-    """Return a PIL image as float32 (C, H, W) in [0, 1]."""
-    return torch.from_numpy(_pixels(image).copy()).float().div_(255)
-
-
-def _decoded(part: Any, column: str) -> Tensor:
+def _decoded(part: Any, column: str, place: str) -> Tensor:
     """Decode images of one size, (n, C, H, W) uint8."""
     images = part.select_columns(column)
-    first = _pixels(images[0][column])
+    first = _pixels(images, 0, column, place)
     decoded = np.empty((len(images), *first.shape), dtype=np.uint8)
-    for row, example in enumerate(images):
-        pixels = _pixels(example[column])
+    rows = iter(images)
+    for row in range(len(images)):
+        pixels = _pixels(images, row, column, place, rows)
         require(
             pixels.shape == first.shape,
             f"image {row} in column {column!r} is {_size(pixels.shape)}, but the first one is {_size(first.shape)}: give a "

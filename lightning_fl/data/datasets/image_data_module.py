@@ -30,8 +30,11 @@ class ImageDataModule(FederatedDataModule):
         self.normalize = normalize
 
     @abstractmethod
-    def read(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Read the training and the test tensors: images (n, C, H, W) first, then int64 classes (n,). Called once."""
+    def read(self) -> tuple[tuple[Tensor, ...] | Tensor, tuple[Tensor, ...] | Tensor]:
+        """Read the training and the test tensors: images (n, C, H, W) first, then int64 classes (n,). Called once.
+
+        Of a tensor in place of a tuple, a batch is that tensor alone, and not a list.
+        """
 
     def read_groups(self) -> tuple[Groups | None, Groups | None]:
         """Return the groups of the training and the test images; without any unless a subclass overrides it."""
@@ -39,7 +42,9 @@ class ImageDataModule(FederatedDataModule):
 
     def load(self) -> tuple[Samples, Samples]:
         """Read the images into `TensorSamples`."""
-        train, test = self.read()
+        parts = self.read()
+        lists = [not isinstance(part, Tensor) for part in parts]
+        train, test = ((part,) if isinstance(part, Tensor) else part for part in parts)
         for asked, name in ((self.augment, "augment"), (self.normalize, "normalize")):
             shape = tuple(train[0].shape)
             require(
@@ -47,7 +52,10 @@ class ImageDataModule(FederatedDataModule):
             )
         groups = self.read_groups()
         augment = crop_and_flip if self.augment else None
-        return TensorSamples(*train, groups=groups[0], augment=augment), TensorSamples(*test, groups=groups[1])
+        return (
+            TensorSamples(*train, groups=groups[0], augment=augment, lists=lists[0]),
+            TensorSamples(*test, groups=groups[1], lists=lists[1]),
+        )
 
     def after_split(self) -> None:
         """Normalise by the mean and standard deviation of the clients' images, without those of the test or the server."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -64,19 +65,51 @@ class ImageFolder(ImageDataModule):
         return classes
 
     def _files(self, part: str) -> list[tuple[str, int]]:
-        """Return the paths and classes of the images."""
-        from torchvision.datasets import ImageFolder as Files
+        """Return the paths and classes of the images, in sorted order."""
+        from torchvision.datasets.folder import IMG_EXTENSIONS
 
-        self._classes(part)
-        try:
-            return Files(str(Path(self.root) / part)).samples
-        except FileNotFoundError as error:
-            raise UserError(f"A class folder of {self.root}/{part} has no images ({error}): {LAYOUT}.") from error
+        found: list[tuple[str, int]] = []
+        folders: dict[str, str] = {}
+        for label, name in enumerate(self._classes(part)):
+            folder = os.path.join(self.root, part, name)
+            files = [path for path in _walk(folder, folders) if path.lower().endswith(IMG_EXTENSIONS)]
+            require(
+                len(files) > 0,
+                f"The class folder {folder} has no images with the suffixes {', '.join(IMG_EXTENSIONS)}: {LAYOUT}.",
+            )
+            found += [(path, label) for path in files]
+        return found
 
     def _decode(self, part: str) -> tuple[Tensor, Tensor]:
         files = self._files(part)
         images = decode_images([path for path, _ in files], self._image_size, part)
         return images, torch.tensor([label for _, label in files])
+
+
+def _walk(folder: str, seen: dict[str, str]) -> list[str]:
+    """Return the files in a folder at any depth, in sorted order; links are followed.
+
+    Args:
+        folder: the folder.
+        seen: path by which each folder was read, by its path without links; the folders that are read now are added.
+
+    Raises:
+        UserError: a folder cannot be read, or is read a second time through a link.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise UserError(f"{error.filename} cannot be read ({error.strerror}).") from error
+
+    found = []
+    for place, _, names in os.walk(folder, onerror=refuse, followlinks=True):
+        real = os.path.realpath(place)
+        require(
+            real not in seen,
+            f"{place} leads to the folder of {seen.get(real)} again, whose images would count twice: remove the link.",
+        )
+        seen[real] = place
+        found.append((place, names))
+    return [os.path.join(place, name) for place, names in sorted(found) for name in sorted(names)]
 
 
 def decode_images(paths: Sequence[str], image_size: int | None, name: str) -> Tensor:
@@ -110,17 +143,41 @@ def decode_images(paths: Sequence[str], image_size: int | None, name: str) -> Te
 
 
 def read_pixels(path: str, image_size: int | None) -> np.ndarray:
-    """Return the pixels of an image, (H, W, 3) uint8, resized unless the size is None."""
+    """Return the pixels of an image, (H, W, 3) uint8, resized unless the size is None.
+
+    Raises:
+        UserError: the file is no image, or its pixels have no 8 bits per channel.
+    """
     from PIL import Image
 
+    # A pipe would never end.
+    require(os.path.isfile(path) or not os.path.exists(path), f"{path} is no file, so it is not a readable image.")
     try:
         with Image.open(path) as opened:
+            check_depth(opened, path, "or read them in Python and give Arrays floats in [0, 1]")
             image = opened.convert("RGB")
-    except OSError as error:
+    except UserError:
+        raise
+    except Exception as error:  # of any decoder; also of very large images, against which Pillow protects
         raise UserError(f"{path} is not a readable image ({error}).") from error
     if image_size is not None:
         image = image.resize((image_size, image_size), Image.Resampling.BILINEAR)
     return np.array(image)
+
+
+def check_depth(image: Any, place: str, remedy: str) -> None:
+    """Raise `UserError` for a PIL image whose pixels have more than 8 bits, which Pillow would not scale but clip to white.
+
+    Args:
+        image: the image.
+        place: what the sentence calls it.
+        remedy: end of the sentence after the first remedy.
+    """
+    require(
+        not image.mode.startswith(("I", "F")),
+        f"{place} has pixels of {'floats' if image.mode == 'F' else '16 or 32 bits'} (Pillow's mode {image.mode}), which cannot "
+        f"become bytes without a scale: convert such images to 8 bits per channel, {remedy}.",
+    )
 
 
 def _size(pixels: np.ndarray) -> str:

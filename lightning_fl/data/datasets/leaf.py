@@ -133,6 +133,7 @@ def _read(path: str, kind: str) -> TensorSamples:
 
 def _users(file: Path) -> Iterator[_User]:
     """Yield the users of a file; all lengths fit."""
+    require(file.is_file(), f"{file} is no file.")  # a pipe would never end
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
@@ -149,6 +150,8 @@ def _users(file: Path) -> Iterator[_User]:
         )
     users, sizes, data = content["users"], content["num_samples"], content["user_data"]
     require(len(users) == len(sizes), f"{file} has {len(users):,} users but {len(sizes):,} num_samples.")
+    unnamed = next((user for user in users if type(user) not in (str, int)), "")
+    require(unnamed == "", f"{file} has the user {unnamed!r} in users: name every user by text or a whole number.")
     require("" not in users, f"{file} has a user whose name is empty in users: name every user.")
     require(len({str(user) for user in users}) == len(users), f"{file} names a user twice in users.")
     extra = sorted(data.keys() - {str(user) for user in users})

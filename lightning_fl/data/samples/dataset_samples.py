@@ -203,15 +203,18 @@ def samples_of(
 ) -> Samples:
     """Return `TensorSamples`, which are faster, for a plain `TensorDataset` or its `Subset`; else `DatasetSamples`."""
     base, indices = dataset, None
-    while isinstance(base, Subset):
+    while type(base) is Subset:  # a subclass may change the samples
         positions = np.asarray(base.indices, dtype=np.int64)
         indices = positions if indices is None else positions[indices]
         base = base.dataset
-    plain = type(base) is TensorDataset and collate_fn in (None, default_collate)
+    tensors: tuple[Tensor, ...] = base.tensors if type(base) is TensorDataset else ()
+    plain = collate_fn in (None, default_collate) and all(
+        type(t) is Tensor and t.layout is torch.strided for t in tensors
+    )
     # TensorSamples treats uint8 as images and scales them to [0, 1], which users of this dataset do not expect.
-    if plain and base.tensors[0].dtype != torch.uint8:  # type: ignore[attr-defined]
-        tensors: tuple[torch.Tensor, ...] = base.tensors  # type: ignore[attr-defined]
-        samples = TensorSamples(*(t if indices is None else t[torch.from_numpy(indices)] for t in tensors))
+    if tensors and plain and tensors[0].dtype != torch.uint8:
+        rows = (t if indices is None else t[torch.from_numpy(indices)] for t in tensors)
+        samples = TensorSamples(*rows, lists=True)
         samples.source = dataset
         return samples
     return DatasetSamples(dataset, collate_fn, num_workers, **options)
@@ -242,8 +245,8 @@ def dataset_labels(dataset: Any) -> np.ndarray | None:
             continue
         try:
             labels = np.asarray(found)
-        except ValueError:
-            # Ragged targets, such as boxes, are not one class per sample.
+        except (RuntimeError, TypeError, ValueError):
+            # Ragged targets, such as boxes, and tensors on an accelerator or with a gradient, are not one class per sample.
             continue
         if labels.shape == (len(dataset),) and labels.dtype.kind in "iu":
             return labels.astype(np.int64)

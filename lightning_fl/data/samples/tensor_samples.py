@@ -86,9 +86,10 @@ class Samples(ABC):
 
 
 class TensorSamples(Samples):
-    """Samples that are rows of tensors. A batch is a tuple of tensors, or the tensor itself if there is only one.
+    """Samples that are rows of tensors. A batch is a list, as a `TensorDataset`'s, or the tensor itself if there is one.
 
-    A uint8 first tensor contains images: it is stored as uint8 and read as float32 in [0, 1].
+    A uint8 first tensor contains images: it is stored as uint8 and read as float32 in [0, 1]. Batches are copies, which a module
+    may change in place.
 
     Args:
         *tensors: tensors of equal first dimension n, usually (n, C, H, W) images and (n,) int64 classes.
@@ -96,6 +97,7 @@ class TensorSamples(Samples):
         groups: group of each sample; None if it is unknown.
         transform: function of float batches of the first tensor, such as `Normalize`; a module moves with `place`.
         augment: function applied to a client's images anew in every shuffled pass, before `transform`.
+        lists: True if a batch of a single tensor is a list, too, as of a `TensorDataset` of one tensor.
 
     Raises:
         UserError: there is no tensor, or tensors or labels differ in length.
@@ -111,10 +113,11 @@ class TensorSamples(Samples):
         groups: Groups | None = None,
         transform: Callable[[Tensor], Tensor] | None = None,
         augment: Augment | None = None,
+        lists: bool = False,
     ) -> None:
         require(len(tensors) > 0, "TensorSamples needs at least one tensor.")
         lengths = [len(tensor) for tensor in tensors]
-        if labels is None and len(tensors) > 1 and tensors[1].ndim == 1 and not tensors[1].is_floating_point():
+        if labels is None and len(tensors) > 1 and tensors[1].ndim == 1 and not _is_real(tensors[1]):
             labels = tensors[1].cpu().numpy()
         lengths += [] if labels is None else [len(labels)]
         lengths += [] if groups is None else [len(groups.codes)]
@@ -126,6 +129,7 @@ class TensorSamples(Samples):
         self.groups = groups
         self.transform = transform
         self.augment = augment
+        self._lists = lists or len(tensors) > 1
         self._stored = [tensor.contiguous() for tensor in tensors]
         self._channels_last = False
 
@@ -166,19 +170,21 @@ class TensorSamples(Samples):
         if self.transform is not None and self.augment is None:
             first = self.transform(self._shown(first))
             first = first.permute(0, 2, 3, 1) if self._channels_last and first.ndim == 4 else first
-        return TensorSelection([first, *stored[1:]], self._channels_last, self.augment, late)
+        return TensorSelection([first, *stored[1:]], self._channels_last, self.augment, late, self._lists)
 
     def batches(self, batch_size: int, indices: np.ndarray | None = None) -> Iterator[Any]:
         """Yield the samples in order, converted batch by batch: see `Samples.batches`."""
         for start in range(0, len(self) if indices is None else len(indices), batch_size):
             if indices is None:
-                stored = [tensor[start : start + batch_size] for tensor in self._stored]
+                stored = [
+                    tensor[start : start + batch_size].clone() for tensor in self._stored
+                ]  # not the data set itself
             else:
                 stored = self._gather(indices[start : start + batch_size])
             first = self._shown(self._as_float(stored[0]))
             if self.transform is not None:
                 first = self.transform(first)
-            yield (first, *map(self._shown, stored[1:])) if len(stored) > 1 else first
+            yield [first, *map(self._shown, stored[1:])] if self._lists else first
 
     def stored(self, indices: np.ndarray) -> list[Tensor]:
         """Return the tensors' rows: see `Samples.stored`."""
@@ -215,10 +221,14 @@ class TensorSamples(Samples):
         return tensor.float().div_(255) if tensor.dtype == torch.uint8 else tensor
 
 
+def _is_real(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
 class TensorSelection(Selection):
     """Rows of `TensorSamples`, gathered and converted."""
 
-    __slots__ = ("_any_nhwc", "_augment", "_nhwc", "_on_cpu", "_stored", "_transform")
+    __slots__ = ("_any_nhwc", "_augment", "_lists", "_nhwc", "_on_cpu", "_stored", "_transform")
 
     def __init__(
         self,
@@ -226,6 +236,7 @@ class TensorSelection(Selection):
         channels_last: bool,
         augment: Augment | None,
         transform: Callable[[Tensor], Tensor] | None,
+        lists: bool,
     ) -> None:
         self._stored = stored
         self._nhwc = [channels_last and tensor.ndim == 4 for tensor in stored]
@@ -233,13 +244,14 @@ class TensorSelection(Selection):
         self._on_cpu = stored[0].device.type == "cpu"
         self._augment = augment
         self._transform = transform
+        self._lists = lists
 
     def __len__(self) -> int:
         """Number of samples."""
         return len(self._stored[0])
 
     def batches(self, batch_size: int, generator: torch.Generator | None = None) -> Iterator[Any]:
-        """Yield every sample once, as views of one gather: see `Selection.batches`."""
+        """Yield every sample once, as views of one copy: see `Selection.batches`."""
         tensors = self._stored
         num_samples = len(tensors[0])
         if generator is not None:
@@ -247,6 +259,8 @@ class TensorSelection(Selection):
             if not self._on_cpu:
                 order = order.to(tensors[0].device)
             tensors = [tensor.index_select(0, order) for tensor in tensors]
+        else:
+            tensors = [tensor.clone() for tensor in tensors]
         if self._any_nhwc:
             tensors = [t.permute(0, 3, 1, 2) if nhwc else t for t, nhwc in zip(tensors, self._nhwc, strict=True)]
         if self._augment is not None and generator is not None and num_samples:
@@ -255,10 +269,10 @@ class TensorSelection(Selection):
             tensors = [self._transform(tensors[0]), *tensors[1:]]
         if num_samples <= batch_size:
             # Many federated clients have a single batch: skip the split, which would take a third of the pass.
-            return iter((tuple(tensors) if len(tensors) > 1 else tensors[0],) if num_samples else ())
-        if len(tensors) == 1:
+            return iter((tensors if self._lists else tensors[0],) if num_samples else ())
+        if not self._lists:
             return iter(tensors[0].split(batch_size))
-        return zip(*[tensor.split(batch_size) for tensor in tensors], strict=True)
+        return map(list, zip(*[tensor.split(batch_size) for tensor in tensors], strict=True))
 
 
 class Normalize(nn.Module):
