@@ -99,6 +99,13 @@ class RandomK(Codec):
         among = self.values.positions(*inside_values(name, payload), _inside(setting).at(chosen))
         return chosen if among is None else chosen[among]
 
+    def choice(self, name: str, payload: Payload, setting: Setting) -> tuple[int, int] | None:
+        """Return what the codec of the values says."""
+        if self.values is None or VALUES not in name:
+            return None
+        chosen = self._chosen(_vector_of(name), payload, setting)
+        return self.values.choice(*inside_values(name, payload), _inside(setting).at(chosen))
+
     def bits_by_tensor(self, name: str, payload: Payload, setting: Setting) -> dict[str, int] | None:
         """Return the bits of the codec of the values."""
         if self.values is None or VALUES not in name:

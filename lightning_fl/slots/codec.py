@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lightning_fl.errors import require
 from lightning_fl.outputs.units import KINDS
-from lightning_fl.slots.message import Message, State, kind_of
+from lightning_fl.slots.message import Message, State, compressible, kind_of
 from lightning_fl.slots.part import Part
 from lightning_fl.slots.setting import Setting
 from lightning_fl.vectors.bit_packing import bit_width, pack
@@ -123,6 +123,17 @@ class Codec(Part, ABC):
     def positions(self, name: str, payload: Payload, setting: Setting) -> Tensor | None:
         """Return the ascending positions (k,) of the numbers of a vector that a payload contains; None: it contains all."""
         return None
+
+    def choice(self, name: str, payload: Payload, setting: Setting) -> tuple[int, int] | None:
+        """Return d and k if an entry says which k of d positions a payload contains, and nothing else; None for other entries.
+
+        By default the entries `mask` and `mask/VECTOR` do, for a vector that has `positions`.
+        """
+        if kind_of(name) != "mask":
+            return None
+        vectors = [vector for vector in payload if compressible(vector) and name in ("mask", f"mask/{vector}")]
+        positions = self.positions(vectors[0], payload, setting) if vectors else None
+        return None if positions is None else (setting.layout.numel, len(positions))
 
     def symbols(self, name: str, payload: Payload, setting: Setting) -> tuple[Tensor, int] | None:
         """Return an entry's whole numbers in [0, A), and A, if they alone are its content; None for entries of other content."""
