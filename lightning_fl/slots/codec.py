@@ -68,18 +68,26 @@ class Codec(Part, ABC):
 
     @property
     def is_unbiased(self) -> bool:
-        """True if E C(x) = x over its random draws."""
+        """True if E C(x) = x over its random draws, for each x up to the `largest` number, whatever x is."""
         return False
 
     @property
+    def is_nearly_unbiased(self) -> bool:
+        """True if E C(x) is about x for most x, which need no error feedback then, though it may be far from other x."""
+        return self.is_unbiased
+
+    @property
     def contracts(self) -> bool:
-        """True if E‖C(x) − x‖² ≤ (1 − δ)‖x‖² with δ > 0, so that what error feedback keeps stays bounded."""
+        """True if E‖C(x) − x‖² ≤ (1 − δ)‖x‖² with δ > 0, so that what error feedback keeps stays bounded.
+
+        It need not hold beyond the `largest` number, nor for numbers too small for the codec, which arrive as 0.
+        """
         return False
 
     @property
     def error_may_grow(self) -> bool:
         """True if error feedback would add up errors that may be larger than the messages, as if it is unbiased and expands."""
-        return self.is_unbiased and not self.contracts
+        return self.is_nearly_unbiased and not self.contracts
 
     @property
     def is_idempotent(self) -> bool:
