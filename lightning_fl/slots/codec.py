@@ -166,7 +166,8 @@ class Codec(Part, ABC):
             setting: facts about the run.
 
         Returns:
-            The payload and the sender's new memory. A client's new memory is kept only if the server accepts the upload.
+            The payload and the sender's new memory. A client's new memory is kept only if the server accepts the upload, which it
+            does not if a number of either is not finite.
         """
 
     @abstractmethod
