@@ -16,6 +16,7 @@ from lightning_fl.checks import check_choice, check_whole
 from lightning_fl.errors import require
 from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State, compressible
 from lightning_fl.vectors.bit_packing import nearest_level, pack, unpack
+from lightning_fl.vectors.magnitudes import scale_dtype
 
 Levels = Literal["linear", "nf4"]
 SCALES, TOPS = "scalars/scale/", "scalars/scale_of_scales/"
@@ -35,7 +36,7 @@ class Blockwise(Codec):
     """C(x) = a · the nearest level to x/a, a = ‖x‖∞ of a block of consecutive numbers: b · d + 32⌈d/block_size⌉ bits.
 
     An outlier makes only its own block coarse, so that it fits whole models, too. Blocks are those of the whole vector, across
-    tensors. The code book is configuration, and costs nothing.
+    tensors. The code book is configuration, and costs nothing. Numbers of 32 bits here have 64 in a float64 model.
 
     Attributes:
         levels: `linear` are the 2^b − 1 levels q/(2^(b−1) − 1) for whole q, with an error of at most half a step,
@@ -83,7 +84,7 @@ class Blockwise(Codec):
             if not compressible(name):
                 payload[name] = Packed.whole(vector)
                 continue
-            blocks = _in_blocks(vector.to(torch.promote_types(vector.dtype, torch.float32)), self.block_size)
+            blocks = _in_blocks(vector.to(scale_dtype(vector.dtype)), self.block_size)
             scales = _largest(blocks)
             if self.nested:
                 tops = _largest(_in_blocks(scales, NESTED_BLOCK))
@@ -110,12 +111,13 @@ class Blockwise(Codec):
         return message
 
     def _scales(self, payload: Payload, name: str) -> Tensor:
-        """Return the scales (blocks,) as they arrive, float32."""
+        """Return the scales (blocks,) as they arrive, float32 or float64."""
         scales = payload[f"{SCALES}{name}"].content
         if not self.nested:
             return scales
-        shares = _in_blocks(scales.float() / MOST, NESTED_BLOCK)
-        return (shares * payload[f"{TOPS}{name}"].content[:, None]).view(-1)[: len(scales)]
+        tops = payload[f"{TOPS}{name}"].content
+        shares = _in_blocks(scales.to(tops.dtype) / MOST, NESTED_BLOCK)
+        return (shares * tops[:, None]).view(-1)[: len(scales)]
 
     @property
     def _most(self) -> int:
@@ -145,8 +147,8 @@ def _in_blocks(vector: Tensor, size: int) -> Tensor:
 
 
 def _largest(blocks: Tensor) -> Tensor:
-    """Return the largest magnitude of each block, float32."""
-    return torch.linalg.vector_norm(blocks, torch.inf, dim=1).float()
+    """Return the largest magnitude of each block."""
+    return torch.linalg.vector_norm(blocks, torch.inf, dim=1)
 
 
 def _ratios(blocks: Tensor, scales: Tensor) -> Tensor:

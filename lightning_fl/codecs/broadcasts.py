@@ -44,6 +44,13 @@ class Changes(Codec):
             payload |= sparse
         return payload, vectors
 
+    def choice(self, name: str, payload: Payload, setting: Setting) -> tuple[int, int] | None:
+        """Return d and u for the positions of the changes."""
+        if name != POSITIONS:
+            return None
+        changed = next(packed for entry, packed in payload.items() if compressible(entry))
+        return setting.layout.numel, len(changed.content)
+
     def decode(self, payload: Payload, setting: Setting) -> Message:
         """Decode a whole broadcast; changes need `decode_incremental`."""
         if POSITIONS in payload:

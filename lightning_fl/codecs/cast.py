@@ -71,7 +71,7 @@ class Cast(Codec):
 
     def _rounded(self, name: str, vector: Tensor, setting: Setting) -> Tensor:
         dtype = getattr(torch, self.dtype)
-        vector = self._limited(vector, self.largest)
+        vector = self._limited(vector, min(self.largest, _largest_of(vector.dtype, dtype)))
         if not self.stochastic:
             return vector.to(dtype)
         draws = torch.rand(len(vector), generator=setting.draw.generator(name)).to(vector.device)
@@ -79,16 +79,23 @@ class Cast(Codec):
 
     def _limited(self, vector: Tensor, largest: float) -> Tensor:
         """Return the vector with finite numbers in ±`largest`; warn if there are larger ones."""
-        if not len(vector) or not torch.linalg.vector_norm(vector, torch.inf) > largest:
+        if not len(vector) or not float(torch.linalg.vector_norm(vector, torch.inf)) > largest:
             return vector
         finite = vector.isfinite()
-        if (vector[finite].abs() > largest).any():
+        if (vector[finite].double().abs() > largest).any():
             wider = "; dtype='bfloat16' has the range of float32" if self.dtype == "float16" else ""
             WARNINGS.warn(
                 f"Cast to {self.dtype} sends numbers beyond ±{largest:,g} as ±{largest:,g}{wider}. This is said once."
             )
         wide = vector.to(torch.promote_types(vector.dtype, torch.float32))  # ±65,504 is no number of bfloat16
         return torch.where(finite, wide.clamp(-largest, largest), wide)
+
+
+def _largest_of(wide: torch.dtype, narrow: torch.dtype) -> float:
+    """Return the largest number of a narrow dtype that is one of another dtype, too: 65,280 for float16 and bfloat16."""
+    most = torch.tensor(torch.finfo(wide).max, dtype=torch.float64).clamp(max=torch.finfo(narrow).max)
+    nearest = most.to(narrow)
+    return float(nearest if nearest.double() <= most else torch.nextafter(nearest, nearest.new_zeros(())))
 
 
 def _rounded_at_random(vector: Tensor, draws: Tensor, dtype: torch.dtype) -> Tensor:

@@ -83,6 +83,10 @@ class EntropyCoded(Codec):
         """Return the positions of the codec inside."""
         return None if name.startswith(IS_CODED) else self.codec.positions(name, self._plain(payload), setting)
 
+    def choice(self, name: str, payload: Payload, setting: Setting) -> tuple[int, int] | None:
+        """Return the choice of the codec inside."""
+        return None if name.startswith(IS_CODED) else self.codec.choice(name, self._plain(payload), setting)
+
     def symbols(self, name: str, payload: Payload, setting: Setting) -> tuple[Tensor, int] | None:
         """Return the whole numbers of the codec inside."""
         return None if name.startswith(IS_CODED) else self.codec.symbols(name, self._plain(payload), setting)

@@ -22,7 +22,7 @@ class ErrorFeedback(Codec):
     """
 
     has_error_feedback = True
-    needs_error_feedback = is_unbiased = is_idempotent = False
+    needs_error_feedback = is_unbiased = is_nearly_unbiased = is_idempotent = False
     codec: Codec
 
     def __post_init__(self) -> None:

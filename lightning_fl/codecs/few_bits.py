@@ -21,6 +21,7 @@ from torch import Tensor
 from lightning_fl.checks import check_choice, check_whole
 from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State, compressible
 from lightning_fl.vectors.bit_packing import pack, unpack
+from lightning_fl.vectors.magnitudes import by_largest, scale_dtype
 
 Groups = Literal["tensor", "global"]
 SCALES = "scalars/scale/"
@@ -43,7 +44,7 @@ class FewBits(Codec):
 
     @abstractmethod
     def restore(self, codes: Tensor, count: int, dtype: torch.dtype) -> Tensor:
-        """Return the numbers (d,) that the codes stand for, as shares of the scales; d = `count`."""
+        """Return the numbers (d,) that the codes stand for, as shares of the scales, in a dtype or a wider one; d = `count`."""
 
     @property
     @abstractmethod
@@ -90,7 +91,7 @@ class FewBits(Codec):
                 vector = self.restore(packed.content, setting.layout.numel, scales.dtype)
                 for part, scale in zip(vector.split(self._sizes(setting)), scales, strict=True):
                     part.mul_(scale)
-                message[name] = vector
+                message[name] = vector.to(scales.dtype)
             elif not name.startswith(SCALES):
                 message[name] = packed.content
         return message
@@ -113,7 +114,7 @@ class OneBit(FewBits):
     """
 
     deltas_only = True  # signs are too coarse for a whole model
-    is_idempotent = True  # of numbers of up to 32 bits: in float64 the scale may differ in the last bit
+    is_idempotent = True
     scale: Literal["l2", "l1", "unit"] = "l2"
     groups: Groups = "tensor"
     names: tuple[str, ...] = ()
@@ -146,10 +147,11 @@ class OneBit(FewBits):
         signs = Packed(pack(vector >= 0, 1), len(vector))
         if self.scale == "unit":
             return signs, None
-        # In float64 a decoded vector has exactly the same scale, so encoding it again changes nothing.
+        # Computed in float64, a decoded vector has exactly the same scale, so encoding it again changes nothing.
         order = 2 if self.scale == "l2" else 1
-        parts = [part.double() for part in vector.split(sizes)]
-        scales = torch.stack([part.norm(order) / max(len(part), 1) ** (1 / order) for part in parts])
+        parts = [by_largest(part) for part in vector.split(sizes)]
+        means = [shares.double().norm(order) / max(len(shares), 1) ** (1 / order) for shares, _ in parts]
+        scales = torch.stack([mean * largest[0] for mean, (_, largest) in zip(means, parts, strict=True)])
         return signs, scales.to(vector.dtype)
 
     def restore(self, codes: Tensor, count: int, dtype: torch.dtype) -> Tensor:
@@ -186,9 +188,9 @@ class Quantiser(FewBits):
 
     def shrink(self, vector: Tensor, sizes: list[int]) -> tuple[Packed, Tensor]:
         """Return levels with signs, and the scales."""
-        ratio = vector.abs()
+        ratio = vector.abs().to(self._precision(vector.dtype))
         parts = ratio.split(sizes)
-        scales = torch.stack([part.amax() if len(part) else part.new_zeros(()) for part in parts])
+        scales = torch.stack([part.amax() if len(part) else part.new_zeros(()) for part in parts]).to(vector.dtype)
         for part, scale in zip(parts, scales, strict=True):
             part.div_(scale)
         ratio = ratio.nan_to_num_(0.0).to(torch.promote_types(ratio.dtype, torch.float32))
@@ -200,10 +202,14 @@ class Quantiser(FewBits):
         """Return signed levels."""
         code = unpack(codes, count, self.bits)
         if self.bits > 8:
-            return self._value(code, dtype)
+            return self._value(code, self._precision(dtype))
         # There are few codes: compute the value of each once.
         all_codes = torch.arange(2**self.bits, device=code.device)
         return self._value(all_codes, dtype).index_select(0, code.int())
+
+    def _precision(self, dtype: torch.dtype) -> torch.dtype:
+        """Return a dtype that tells apart the levels of numbers of some dtype: float64 if they are too many for the others."""
+        return torch.float64 if self.bits > 16 else dtype
 
     @property
     def _most(self) -> int:
@@ -229,7 +235,7 @@ class Quantiser(FewBits):
                 level > 0
             )  # subtract first: floats round large levels alike
         else:
-            share = level.to(dtype) / self._most
+            share = (level.to(scale_dtype(dtype)) / self._most).to(dtype)
         return torch.where(code > self._most, -share, share)
 
     @property

@@ -17,6 +17,7 @@ from torch import Tensor
 from lightning_fl.checks import check_whole
 from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State, compressible
 from lightning_fl.vectors.low_rank import check_rank, left_size, matrices, orthonormal, product, split
+from lightning_fl.vectors.magnitudes import power_of_two
 
 
 @dataclass(frozen=True)
@@ -95,5 +96,6 @@ class LowRank(Codec):
 def _factors(matrix: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
     """Return P̂ (n, R) and Q' (m, R) of a matrix (n, m), in its dtype, computed in float64 from the rounded P̂."""
     precise = matrix.double()
-    left = orthonormal(precise @ start.double()).to(matrix.dtype)
+    power = power_of_two(precise.flatten())
+    left = orthonormal((precise if power == 1 else precise * power) @ start.double()).to(matrix.dtype)
     return left, (precise.T @ left.double()).to(matrix.dtype)

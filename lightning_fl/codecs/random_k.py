@@ -30,8 +30,8 @@ class RandomK(Codec):
             is a contraction, for error feedback.
         common: True if all clients of a round send the same coordinates.
         seed_bits: 64, or 0 if both sides derive the seed from the seed of the run, which they then must share.
-        values: codec of the k numbers, which sees a model of k parameters; its bits replace 32k. It must be unbiased or, with
-            `scale` none, contract.
+        values: codec of the k numbers, which sees a model of k parameters; its bits replace 32k. It must be unbiased, or
+            nearly so, or with `scale` none contract.
     """
 
     alpha: float = 0.05
@@ -46,7 +46,7 @@ class RandomK(Codec):
         check_choice("seed_bits", self.seed_bits, (0, 64))
         check_values(self, self.values)
         if self.values is not None:
-            fits = self.values.is_unbiased if self.scale == "unbiased" else self.values.contracts
+            fits = self.values.is_nearly_unbiased if self.scale == "unbiased" else self.values.contracts
             kind = "unbiased" if self.scale == "unbiased" else "a contraction"
             require(
                 fits,
@@ -67,7 +67,12 @@ class RandomK(Codec):
     @property
     def is_unbiased(self) -> bool:
         """True if the numbers are scaled, or all are sent; through an unbiased codec."""
-        return self.scale == "unbiased" or (self.alpha == 1 and (self.values is None or self.values.is_unbiased))
+        return self._keeps_means and (self.values is None or self.values.is_unbiased)
+
+    @property
+    def is_nearly_unbiased(self) -> bool:
+        """True if the numbers are scaled, or all are sent; through a codec that is at least nearly unbiased."""
+        return self._keeps_means and (self.values is None or self.values.is_nearly_unbiased)
 
     @property
     def contracts(self) -> bool:
@@ -98,6 +103,13 @@ class RandomK(Codec):
             return chosen
         among = self.values.positions(*inside_values(name, payload), _inside(setting).at(chosen))
         return chosen if among is None else chosen[among]
+
+    def choice(self, name: str, payload: Payload, setting: Setting) -> tuple[int, int] | None:
+        """Return what the codec of the values says."""
+        if self.values is None or VALUES not in name:
+            return None
+        chosen = self._chosen(_vector_of(name), payload, setting)
+        return self.values.choice(*inside_values(name, payload), _inside(setting).at(chosen))
 
     def bits_by_tensor(self, name: str, payload: Payload, setting: Setting) -> dict[str, int] | None:
         """Return the bits of the codec of the values."""
@@ -148,6 +160,10 @@ class RandomK(Codec):
             elif VALUES not in name and f"{SEEDS}{name}" not in payload:
                 message[name] = packed.content
         return message
+
+    @property
+    def _keeps_means(self) -> bool:
+        return self.scale == "unbiased" or self.alpha == 1
 
     def _chosen(self, vector: str, payload: Payload, setting: Setting) -> Tensor:
         """Return the ascending positions (k,) of a vector's numbers, on their device."""

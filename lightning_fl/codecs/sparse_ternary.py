@@ -18,6 +18,7 @@ from lightning_fl.checks import check_between
 from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State, compressible
 from lightning_fl.vectors.bit_packing import bit_width, pack, unpack
 from lightning_fl.vectors.golomb import pack_gaps, rice_width, unpack_gaps
+from lightning_fl.vectors.magnitudes import by_largest, scale_dtype
 from lightning_fl.vectors.top_k import num_kept, top_k
 
 SCALE, COUNT, POSITIONS = "scalars/scale/", "mask/count/", "mask/"
@@ -27,9 +28,9 @@ SCALE, COUNT, POSITIONS = "scalars/scale/", "mask/count/", "mask/"
 class STC(Codec):
     """Send the signs of the k largest numbers of a vector (d,), one scale for all of them, and their positions.
 
-    k = max(1, ⌊alpha · d⌋). Signs, μ in float32 and the number of signs, k' ≤ k, take k' + 32 + ⌈log2(k + 1)⌉ bits. The positions
-    take k'(b + 1) + Σ⌊(g − 1) / 2^b⌋ bits for the gaps g between them in Golomb-Rice codes, at most
-    k'(b + 1) + ⌊(d − k') / 2^b⌋; d bits as a mask if that is above d; none if k' = d. b depends on alpha (`rice_width`).
+    k = max(1, ⌊alpha · d⌋). Signs, μ in float32 and the number of signs, k' ≤ k, take k' + 32 + ⌈log2(k + 1)⌉ bits; μ takes 64 in
+    a float64 model. The positions take k'(b + 1) + Σ⌊(g − 1) / 2^b⌋ bits for the gaps g between them in Golomb-Rice codes, at
+    most k'(b + 1) + ⌊(d − k') / 2^b⌋; d bits as a mask if that is above d; none if k' = d. b depends on alpha (`rice_width`).
 
     For compression both ways, as in the paper, use the uplink `ErrorFeedback(STC(…))`, the steps `Apply()` and
     `Compress(STC(…))`, and the downlink `Followed(STC(…), catch_up=True)`: a client that was away then loads the sum of the
@@ -89,12 +90,13 @@ class STC(Codec):
         signs = Packed(pack(values > 0, 1), len(values))
         if d == 0:
             return {name: signs}
-        scale = values.double().abs().mean().float() if len(values) else values.new_zeros((), dtype=torch.float32)
+        shares, largest = by_largest(values)
+        scale = shares.double().abs().mean() * largest[0] if len(values) else values.new_zeros(())
         width = bit_width(k + 1)
         count = torch.full((1,), len(values), device=vector.device)
         return {
             name: signs,
-            f"{SCALE}{name}": Packed.whole(scale),
+            f"{SCALE}{name}": Packed.whole(scale.to(scale_dtype(vector.dtype))),
             f"{COUNT}{name}": Packed(pack(count, width), width),
             f"{POSITIONS}{name}": Packed(*pack_gaps(positions, d, rice_width(k, d))),
         }

@@ -19,6 +19,7 @@ from lightning_fl.checks import check_choice, check_positive, check_whole
 from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State, compressible
 from lightning_fl.vectors.bit_packing import bit_width, pack, unpack
 from lightning_fl.vectors.elias import decode_levels, encode_levels
+from lightning_fl.vectors.magnitudes import by_largest, power_of_two, scale_dtype
 
 SCALES = "scalars/scale/"
 MOST_LEVELS = 2**22  # float32 holds the whole numbers up to four times as many
@@ -42,7 +43,7 @@ class Stochastic(Codec):
 
     @abstractmethod
     def scale(self, vector: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a vector, perhaps clipped, and the scale v of each group, float32."""
+        """Return a vector, perhaps clipped, and the scale v of each group, of at least 32 bits."""
 
     def pack(self, codes: Tensor) -> Packed:
         """Pack whole numbers in [0, 2s], each in as many bits."""
@@ -76,9 +77,9 @@ class Stochastic(Codec):
                 continue
             sizes = self.sizes(setting).to(vector.device)
             clipped, scales = self.scale(vector, sizes)
-            wide = clipped.to(torch.promote_types(vector.dtype, torch.float32))
-            share = wide.abs() / scales.to(wide.dtype).repeat_interleave(sizes)  # first: the product may overflow
-            share = share.nan_to_num_(0.0).clamp_(max=1.0).mul_(self.most)
+            wide = clipped.to(scales.dtype)
+            share = wide.abs() / scales.repeat_interleave(sizes)  # first: the product may overflow
+            share = share.nan_to_num_(0.0, posinf=0.0).clamp_(max=1.0).mul_(self.most)  # infinite if the scale is 0
             level = share.floor()
             drawn = torch.rand(len(vector), generator=setting.draw.generator(name)).to(vector.device)
             level += drawn < share - level
@@ -93,11 +94,9 @@ class Stochastic(Codec):
             if self.is_lossy_for(name):
                 levels = self.unpack(packed.content, setting.layout.numel).to(torch.int32) - self.most
                 scales = payload[f"{SCALES}{name}"].content
-                wide = torch.promote_types(setting.dtype, torch.float32)
-                share = levels.to(wide).div_(self.most)
-                message[name] = share.mul_(scales.to(wide).repeat_interleave(self.sizes(setting).to(scales.device))).to(
-                    setting.dtype
-                )
+                share = levels.to(scales.dtype).div_(self.most)
+                sizes = self.sizes(setting).to(scales.device)
+                message[name] = share.mul_(scales.repeat_interleave(sizes)).to(setting.dtype)
             elif not name.startswith(SCALES):
                 message[name] = packed.content
         return message
@@ -108,7 +107,8 @@ class QSGD(Stochastic):
     """C(x) = v · sgn(x) ℓ / s, where ℓ is |x| s / v, rounded up with the probability of its fraction; v is a bucket's norm.
 
     E C(x) = x, and E‖C(x) − x‖² = (v/s)² Σ f (1 − f) ≤ min(n/s², √n/s) ‖x‖² for a bucket of n numbers with fractions f. A vector
-    takes d ⌈log2(2s + 1)⌉ + 32 ⌈d / bucket⌉ bits, or fewer in Elias's code, which has few bits where most levels are 0.
+    takes d ⌈log2(2s + 1)⌉ + 32 ⌈d / bucket⌉ bits, 64 for each norm in a float64 model, or fewer in Elias's code, which has few
+    bits where most levels are 0.
 
     Attributes:
         levels: s, from 1.
@@ -148,8 +148,10 @@ class QSGD(Stochastic):
         padded[: len(vector)] = vector
         buckets = padded.view(len(sizes), self.bucket)
         if self.norm == "max":
-            return vector, buckets.abs().amax(1).float()
-        return vector, torch.linalg.vector_norm(buckets, dim=1, dtype=torch.float64).float()
+            return vector, buckets.abs().amax(1).to(scale_dtype(vector.dtype))
+        shares, largest = by_largest(buckets)
+        norms = torch.linalg.vector_norm(shares, dim=1, dtype=torch.float64) * largest.view(-1)
+        return vector, norms.to(scale_dtype(vector.dtype))
 
     def bits_by_tensor(self, name: str, payload: Payload, setting: Setting) -> dict[str, int] | None:
         """Return {} for Elias's code, in which numbers take more bits or fewer."""
@@ -182,7 +184,9 @@ class QSGD(Stochastic):
 class TernGrad(Stochastic):
     """C(x) = v · sgn(x) with the probability |x| / v, else 0; v is the largest magnitude of a tensor.
 
-    E C(x) = x, and E‖C(x) − x‖² = v‖x‖₁ − ‖x‖². A vector takes 8 ⌈d/5⌉ + 32 G bits for G tensors, or 2d + 32 G.
+    E C(x) = x, and E‖C(x) − x‖² = v‖x‖₁ − ‖x‖². A vector takes 8 ⌈d/5⌉ + 32 G bits for G tensors, or 2d + 32 G; 64 G
+    in a float64 model. In the paper all workers scale a tensor by the largest of their v (scaler sharing), so that their messages
+    add up to whole numbers. Here each client has a v of its own, in one turn and with a smaller error.
 
     Attributes:
         clip: numbers beyond so many standard deviations of their tensor are cut off first, which biases them: 2.5 in the paper
@@ -228,15 +232,15 @@ class TernGrad(Stochastic):
         """Return the vector, clipped, and the largest magnitude of each tensor."""
         parts = list(vector.split(sizes.tolist()))
         if self.clip is not None:
-            limits = [self.clip * part.std(correction=0) for part in parts]
+            limits = [self.clip * _deviation(part) for part in parts]
             # Equal numbers, such as a single one, have no deviation: nothing is cut off.
             parts = [
                 torch.where(limit > 0, part.clamp(-limit, limit), part)
                 for part, limit in zip(parts, limits, strict=True)
             ]
         if not parts:
-            return vector, vector.new_zeros(0, dtype=torch.float32)
-        return torch.cat(parts), torch.stack([part.abs().amax() for part in parts]).float()
+            return vector, vector.new_zeros(0, dtype=scale_dtype(vector.dtype))
+        return torch.cat(parts), torch.stack([part.abs().amax() for part in parts]).to(scale_dtype(vector.dtype))
 
     def pack(self, codes: Tensor) -> Packed:
         """Pack the numbers 0, 1 and 2."""
@@ -254,3 +258,9 @@ class TernGrad(Stochastic):
             return super().unpack(packed, count)
         worth = torch.tensor(POWERS, dtype=torch.uint8, device=packed.device)
         return (packed[:, None] // worth % 3).view(-1)[:count]
+
+
+def _deviation(numbers: Tensor) -> Tensor:
+    """Return the standard deviation () of numbers (n,), whose squares may lie outside the range of their dtype."""
+    power = power_of_two(numbers)
+    return numbers.std(correction=0) if power == 1 else (numbers * power).std(correction=0) / power

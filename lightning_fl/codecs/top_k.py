@@ -133,6 +133,16 @@ class TopK(Sparse):
         among = self.values.positions(*inside_values(name, payload), setting.at(chosen))
         return chosen if among is None else chosen[among]
 
+    def choice(self, name: str, payload: Payload, setting: Setting) -> tuple[int, int] | None:
+        """Return d and k for the positions of a vector, and what the codec of the values says of its own."""
+        if VALUES not in name:
+            is_mask = name.startswith("mask/") and name in payload
+            return (setting.layout.numel, num_kept(self.alpha, setting.layout.numel)) if is_mask else None
+        chosen = super().positions(name, payload, setting)
+        if self.values is None or chosen is None:
+            return None
+        return self.values.choice(*inside_values(name, payload), setting.at(chosen))
+
     def bits_by_tensor(self, name: str, payload: Payload, setting: Setting) -> dict[str, int] | None:
         """Return the bits of the codec of the values."""
         chosen = super().positions(name, payload, setting) if VALUES in name else None

@@ -9,7 +9,7 @@ from math import ceil, lgamma, log
 import torch
 
 from lightning_fl.codecs.error_feedback import RESIDUAL
-from lightning_fl.slots import Codec, Message, Payload, Setting, State, compressible, kind_of
+from lightning_fl.slots import Codec, Message, Payload, Setting, State, compressible
 from lightning_fl.vectors.layer_groups import Group
 
 SHARED = "shared"
@@ -77,7 +77,8 @@ class Crossing:
         """Bits that an ideal code of the same content would take, with its model.
 
         n symbols out of A values, n_v of them equal to v, take ⌈log2 C(n+A−1, A−1)⌉ bits for the counts and ⌈log2(n! / Π n_v!)⌉
-        for their order, which an enumerative code attains; k of d positions take ⌈log2 C(d, k)⌉. All else counts in full.
+        for their order, which an enumerative code attains; k of d positions take ⌈log2 C(d, k)⌉. All else counts in full, as does
+        an entry that is shorter as it is sent.
         """
         return sum(_entropy(codec, name, payload, self.setting) for codec, payload in self.parts for name in payload)
 
@@ -122,19 +123,17 @@ class Crossing:
 
 
 def _entropy(codec: Codec, name: str, payload: Payload, setting: Setting) -> int:
-    """Return the ideal bits of an entry."""
+    """Return the ideal bits of an entry, never more than it takes."""
+    sent = payload[name].bits
     if (found := codec.symbols(name, payload, setting)) is not None:
         symbols, num_values = found
         counts = torch.bincount(symbols.flatten().long(), minlength=num_values).tolist()
         n = sum(counts)
         of_order = log2_factorial(n) - sum(map(log2_factorial, counts))
-        return _whole(log2_choices(n + num_values - 1, num_values - 1)) + _whole(of_order)
-    if kind_of(name) == "mask":
-        vectors = [vector for vector in payload if compressible(vector) and name in ("mask", f"mask/{vector}")]
-        positions = codec.positions(vectors[0], payload, setting) if vectors else None
-        if positions is not None:
-            return _whole(log2_choices(setting.layout.numel, len(positions)))
-    return payload[name].bits
+        return min(sent, _whole(log2_choices(n + num_values - 1, num_values - 1)) + _whole(of_order))
+    if (choice := codec.choice(name, payload, setting)) is not None:
+        return min(sent, _whole(log2_choices(*choice)))
+    return sent
 
 
 def log2_factorial(n: int) -> float:

@@ -9,13 +9,14 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lightning_fl.codecs import Dense
 from lightning_fl.communication.catch_up import CatchUp
 from lightning_fl.communication.crossing import Crossing, Delivery
 from lightning_fl.communication.ledger import Direction, Ledger
-from lightning_fl.slots import Codec, Draw, Message, Payload, Setting, State, Upload, kind_of
+from lightning_fl.slots import Codec, Draw, Message, Payload, Setting, State, Upload, is_finite, kind_of
 from lightning_fl.vectors.submodel import Submodel
 
 
@@ -31,8 +32,8 @@ def _none(uploads: Iterable[Upload]) -> Message:
 class Link:
     """Sends messages through the codecs and counts their bits in a ledger of its own, which `Run.book` adds to the run's.
 
-    `commit` returns a client's new codec memory, such as the residual of error feedback, once the server has accepted its
-    upload. After a rejected upload the client's old memory stays. The run stores new memories at the end of the round.
+    `commit` returns a client's new codec memory, such as the residual of error feedback, which the server takes with its upload.
+    After a rejected upload the client's old memory stays. The run stores new memories at the end of the round.
     """
 
     def __init__(
@@ -113,6 +114,12 @@ class Link:
             follow=True,
             parts=parts,
         )
+        if not is_finite(self.server_memory):  # which would spoil all later broadcasts
+            self.server_memory = {}
+            rank_zero_warn(
+                f"What {type(self.downlink).__name__} keeps of the broadcast of round {self.setting.round + 1} is not finite, so "
+                "the next broadcast is encoded as the first one was."
+            )
         if self.downlink.catches_up:
             self._charge_missed(recipients, [payload for _, payload in parts])
         self.broadcast_bits = deepcopy(self.ledger.round_bits)
@@ -224,5 +231,5 @@ class Link:
         return Draw(self.setting.draw.purpose, party, direction, turn)
 
     def commit(self, client: int) -> State:
-        """Return a client's new codec memory, {} for none; called once the server has accepted the upload."""
+        """Return a client's new codec memory, {} for none; called once the server has its upload."""
         return self._pending.pop(client, {})

@@ -31,15 +31,16 @@ class Intake:
         self.shares_uploads = self._merge.shares_uploads
 
     def take(self, upload: Upload, link: Link) -> None:
-        """Accept an upload, or reject one that is not finite or whose loss explodes."""
+        """Accept an upload, or reject one whose loss explodes, or which, or what its client would keep, is not finite."""
         result = upload.result
         self.outcome.num_steps += result.num_steps
         self.outcome.most_steps = max(self.outcome.most_steps, result.num_steps)
-        # Check all three: a codec may drop numbers that are not finite, and personal parameters are not sent.
-        finite = is_finite(upload.message, result.message, result.owned)
+        memory = link.commit(result.client)
+        # Check all: a codec may drop numbers that are not finite, and states and memories, which stay, would spoil later uploads.
+        finite = is_finite(upload.message, result.message, result.owned, result.state, memory)
         if finite and not self._guard.rejects(result, self._initial_loss):
             self._merge.add(upload)
-            self.outcome.accept(result, link.commit(result.client))
+            self.outcome.accept(result, memory)
 
     def finish(self, cohort: Cohort, link: Link) -> tuple[Message, Outcome]:
         """Merge over all processes; returns the merged message, {} if no upload was accepted, and the outcome."""

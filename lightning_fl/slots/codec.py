@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lightning_fl.errors import require
 from lightning_fl.outputs.units import KINDS
-from lightning_fl.slots.message import Message, State, kind_of
+from lightning_fl.slots.message import Message, State, compressible, kind_of
 from lightning_fl.slots.part import Part
 from lightning_fl.slots.setting import Setting
 from lightning_fl.vectors.bit_packing import bit_width, pack
@@ -68,18 +68,26 @@ class Codec(Part, ABC):
 
     @property
     def is_unbiased(self) -> bool:
-        """True if E C(x) = x over its random draws."""
+        """True if E C(x) = x over its random draws, for each x up to the `largest` number, whatever x is."""
         return False
 
     @property
+    def is_nearly_unbiased(self) -> bool:
+        """True if E C(x) is about x for most x, which need no error feedback then, though it may be far from other x."""
+        return self.is_unbiased
+
+    @property
     def contracts(self) -> bool:
-        """True if E‖C(x) − x‖² ≤ (1 − δ)‖x‖² with δ > 0, so that what error feedback keeps stays bounded."""
+        """True if E‖C(x) − x‖² ≤ (1 − δ)‖x‖² with δ > 0, so that what error feedback keeps stays bounded.
+
+        It need not hold beyond the `largest` number, nor for numbers too small for the codec, which arrive as 0.
+        """
         return False
 
     @property
     def error_may_grow(self) -> bool:
         """True if error feedback would add up errors that may be larger than the messages, as if it is unbiased and expands."""
-        return self.is_unbiased and not self.contracts
+        return self.is_nearly_unbiased and not self.contracts
 
     @property
     def is_idempotent(self) -> bool:
@@ -124,6 +132,17 @@ class Codec(Part, ABC):
         """Return the ascending positions (k,) of the numbers of a vector that a payload contains; None: it contains all."""
         return None
 
+    def choice(self, name: str, payload: Payload, setting: Setting) -> tuple[int, int] | None:
+        """Return d and k if an entry says which k of d positions a payload contains, and nothing else; None for other entries.
+
+        By default the entries `mask` and `mask/VECTOR` do, for a vector that has `positions`.
+        """
+        if kind_of(name) != "mask":
+            return None
+        vectors = [vector for vector in payload if compressible(vector) and name in ("mask", f"mask/{vector}")]
+        positions = self.positions(vectors[0], payload, setting) if vectors else None
+        return None if positions is None else (setting.layout.numel, len(positions))
+
     def symbols(self, name: str, payload: Payload, setting: Setting) -> tuple[Tensor, int] | None:
         """Return an entry's whole numbers in [0, A), and A, if they alone are its content; None for entries of other content."""
         return None
@@ -147,7 +166,8 @@ class Codec(Part, ABC):
             setting: facts about the run.
 
         Returns:
-            The payload and the sender's new memory. A client's new memory is kept only if the server accepts the upload.
+            The payload and the sender's new memory. A client's new memory is kept only if the server accepts the upload, which it
+            does not if a number of either is not finite.
         """
 
     @abstractmethod

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from lightning_fl.errors import require
-from lightning_fl.slots import PROPOSAL, Codec, Message, ServerTurn, State, Step, through
+from lightning_fl.slots import PROPOSAL, Codec, Message, ServerTurn, State, Step, is_finite, through
 
 CHANGE, BITS = "model/change", "scalars/bits"
 
@@ -76,5 +76,9 @@ class Compress(Step):
         arrived, bits = through(self.codec, {CHANGE: wanted}, turn.setting)
         change = arrived[CHANGE]
         turn.proposal = turn.params + change
-        error = {"error": wanted - change} if self.adds_error else {}
-        return {"change": change, BITS: bits, **error}
+        new = {"change": change, BITS: bits}
+        if self.adds_error:
+            # An error that is not finite, beyond the dtype's largest number, would spoil all later changes.
+            error = {"error": wanted - change}
+            new |= error if is_finite(error) else {name: state[name] for name in error if name in state}
+        return new

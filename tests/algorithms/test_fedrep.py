@@ -47,6 +47,15 @@ def test_is_the_papers(decay: float, flags: dict[str, Any], runner: str, make_tr
     assert trainer.callback_metrics["comm/uplink_bits"] == 5 * 16 * 64
 
 
+def test_equal_weights_are_the_papers(make_trainer: MakeTrainer) -> None:
+    """Check that bodies of clients with one batch and with three count as much."""
+    module = Perceptron()
+    w, _ = oracle.fedrep(problem(rounds=2, epochs=2, cohort_size=5), vector(module), OWN, head_epochs=1, uniform=True)
+    trainer = make_trainer(max_rounds=2, clients_per_round=5, local_epochs=2, precision="64-true")
+    trainer.fit(module, federation(), FedRep(["output"], weighting="uniform"))
+    np.testing.assert_allclose(vector(module)[SHARED], w[SHARED], rtol=0, atol=1e-10)
+
+
 @RUNNERS
 def test_without_a_head_it_is_fedper_without_one_and_fedavg_bit_for_bit(runner: str, make_trainer: MakeTrainer) -> None:
     plain, fitted = Perceptron(), []

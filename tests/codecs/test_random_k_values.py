@@ -87,7 +87,7 @@ def test_bits_of_the_cnn_below_a_bit(alpha: float, bits: int) -> None:
     assert {name.partition("/")[0] for name in payload} == {"model", "scalars"}
 
 
-def test_it_is_unbiased_and_its_error_is_that_of_both() -> None:
+def test_it_is_nearly_unbiased_and_its_error_is_that_of_both() -> None:
     """EDEN with one bit has an error of 0.571 ‖x‖², so the values of a half of the numbers one of 2 · 1.571 − 1."""
     x, codec, seeds = torch.randn(512, generator=torch.Generator().manual_seed(1)), RandomK(0.5, values=EDEN(1)), 1_000
     total, square, error = torch.zeros(512), torch.zeros(512), 0.0
@@ -123,9 +123,10 @@ def test_fifty_clients_average_out_also_with_common_coordinates() -> None:
         (RandomK(0.1), (True, False, False, True, True)),
         (RandomK(0.1, "none"), (False, True, True, True, True)),
         (RandomK(1.0), (True, True, True, False, False)),
-        (RandomK(0.1, values=EDEN(1)), (True, False, False, True, True)),
+        (RandomK(0.1, values=QSGD()), (True, False, False, True, True)),
+        (RandomK(0.1, values=EDEN(1)), (False, False, False, True, True)),
         (RandomK(0.1, "none", values=EDEN(1, scale="min_mse")), (False, True, False, True, True)),
-        (RandomK(1.0, values=EDEN(1)), (True, False, False, True, True)),
+        (RandomK(1.0, values=EDEN(1)), (False, False, False, True, True)),
         (RandomK(1.0, "none", values=Cast()), (False, True, False, False, True)),
         (RandomK(1.0, values=Dense()), (True, True, False, False, False)),
     ],

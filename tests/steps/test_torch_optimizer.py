@@ -103,6 +103,31 @@ def test_rounds_are_those_of_torch_with_the_change_as_gradient(name: str, channe
         torch.testing.assert_close(w, layout.flatten(theirs), rtol=0, atol=1e-12)
 
 
+def test_factored_rounds_are_those_of_the_paper() -> None:
+    """Check Adafactor (Shazeer and Stern, ICML 2018, algorithms 4 and 5) in plain arithmetic, on a matrix and a vector."""
+    layout, rate = Layout.of({"matrix": torch.empty(3, 2), "vector": torch.empty(4)}), 0.1
+    w = torch.linspace(-1, 1, layout.numel, dtype=torch.float64)
+    models = {key: view.clone() for key, view in layout.views(w).items()}
+    rows, columns, variance = torch.zeros(3), torch.zeros(2), torch.zeros(4)
+    step = ServerOptimizer(partial(Adafactor, lr=rate))
+    state = step.init(w)
+    for t, change in enumerate(changes(layout), start=1):
+        gradients = {key: -view for key, view in layout.views(change).items()}
+        decay = 1 - t**-0.8
+        square = gradients["matrix"].square()
+        rows = decay * rows + (1 - decay) * square.mean(1)
+        columns = decay * columns + (1 - decay) * square.mean(0)
+        variance = decay * variance + (1 - decay) * gradients["vector"].square()
+        for key, second in (("matrix", rows[:, None] * columns / rows.mean()), ("vector", variance)):
+            update = gradients[key] / second.sqrt()
+            size = max(1e-3, float(models[key].square().mean().sqrt())) * min(rate, t**-0.5)
+            models[key] -= size * update / max(1.0, float(update.square().mean().sqrt()))
+        given = turn(layout, w, change)
+        state = step(given, state)
+        w = given.proposal
+        torch.testing.assert_close(w, layout.flatten(models), rtol=0, atol=1e-9)
+
+
 def test_the_state_has_vectors_of_the_model_and_everything_else_by_parameter() -> None:
     layout = Layout.of({key: torch.empty(shape) for key, shape in SHAPES.items()})
     states = {}

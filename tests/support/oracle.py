@@ -166,7 +166,13 @@ def fedper(
 
 
 def fedrep(
-    problem: Problem, w: np.ndarray, own: slice, head_epochs: int, clip: float = np.inf, decay: float = 0.0
+    problem: Problem,
+    w: np.ndarray,
+    own: slice,
+    head_epochs: int,
+    clip: float = np.inf,
+    decay: float = 0.0,
+    uniform: bool = False,
 ) -> tuple[np.ndarray, dict[int, np.ndarray]]:
     """Collins et al. 2021, algorithm 1: a client trains its head alone, then the shared body alone."""
     start, heads = w[own].copy(), dict[int, np.ndarray]()
@@ -185,7 +191,7 @@ def fedrep(
                 y = y - problem.learning_rate * (g + decay * y * (phase & ~head))
             heads[k] = y[own]
             models.append(y)
-        sizes = [len(problem.x[k]) for k in cohort]
+        sizes = [1 if uniform else len(problem.x[k]) for k in cohort]
         w = sum(n * model for n, model in zip(sizes, models, strict=True)) / sum(sizes)
     return w, heads
 

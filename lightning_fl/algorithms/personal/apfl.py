@@ -11,6 +11,9 @@ server's models are those of the base method, whatever α. v_k begins at the mod
 has not taken part predicts with the server's model. Norms have running statistics of the mixture, which stay with the client.
 The paper averages with equal weights: base `Algorithm(aggregator=WeightedMean("uniform"))`. A client computes twice as much as
 in the base method; its steps for v_k, which are plain SGD, are not counted as steps of the run.
+
+The gradient is the paper's, that of the mixture of both models. The authors' code has the mixture of both models' gradients,
+α∇F_k(v_k) + (1 − α)∇F_k(w), which is the same only where the gradient is linear.
 """
 
 from __future__ import annotations

@@ -7,15 +7,18 @@ client k:  (φ, h) ← (w, h_k)                                       h: the per
 server:    w ← w + Σ_k n_k Δ_k / Σ_k n_k                           aggregator: WeightedMean, step: Apply
 
 A head of g numbers stays off the link. FedPer (Arivazhagan et al., 2019, arXiv:1912.00818), `Algorithm(personal=[…])`, trains
-both together. With E_h = 0 the heads stay at their initial values.
+both together. With E_h = 0 the heads stay at their initial values. The paper averages with equal weights
+(`weighting="uniform"`), the authors' code by samples.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from torch import nn
 
+from lightning_fl.aggregators import WeightedMean
 from lightning_fl.algorithms.algorithm import Algorithm
 from lightning_fl.errors import require
 from lightning_fl.rules import HeadThenBody
@@ -26,17 +29,24 @@ class FedRep(Algorithm):
     """FedAvg of a shared body; every client trains a head of its own first, then the body."""
 
     def __init__(
-        self, personal: Sequence[str] | None = None, head_epochs: int | None = None, body_epochs: int = 1
+        self,
+        personal: Sequence[str] | None = None,
+        head_epochs: int | None = None,
+        body_epochs: int = 1,
+        weighting: Literal["samples", "uniform"] = "samples",
     ) -> None:
-        """Fill the rule slot.
+        """Fill the rule and aggregator slots.
 
         Args:
             personal: Names of the head's parameters, or of its parts, that every client keeps; the last layer if not given.
             head_epochs: Passes E_h ≥ 0 of a round that train the head alone, 10 in the authors' code; all before the last
                 E_b if not given.
             body_epochs: Passes E_b ≥ 1 at the end that train the body alone; local_epochs is E_h + E_b.
+            weighting: Average the bodies by `samples`, or with `uniform` weights as in the paper.
         """
-        super().__init__(rule=HeadThenBody(head_epochs, body_epochs), personal=personal or ())
+        super().__init__(
+            rule=HeadThenBody(head_epochs, body_epochs), aggregator=WeightedMean(weighting), personal=personal or ()
+        )
         self._keeps_last_layer = personal is None
         require(
             personal is None or bool(personal) or head_epochs == 0,

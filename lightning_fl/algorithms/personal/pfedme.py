@@ -9,6 +9,10 @@ server:    w ← w + β mean_k Δ_k                                        aggre
 A client predicts with the θ_k of its last round, and the running statistics of its norms then; a client that has not taken part
 predicts with the server's model. η is the module's learning rate. `local_steps` is R, the number of minibatches of a round, 20 in
 the authors' code; each is K steps of the run. With K = 1, ηλ = 1 and β = 1 it is FedAvg with equal weights and learning rate α.
+
+In the paper all N clients train in each round, and the sample decides only whose models the server averages. Here, as in other
+methods, only the round's clients train: with `clients_per_round` below N the others keep the θ_k of their last round. The
+authors' code also has a weight decay of 0.001: `weight_decay` of the module's SGD.
 """
 
 from __future__ import annotations
