@@ -159,7 +159,7 @@ def final_lines(trainer: Finished, rows: Sequence[Mapping[str, float]]) -> list[
     if target is not None and target in trainer.callback_metrics:
         best = best_of(trainer, rows)
         known = f" (best {best[target]:.4f} after round {best['round'] + 1:.0f})" if best else ""
-        lines.insert(0, (target.replace("val/", ""), f"{float(trainer.callback_metrics[target]):.4f}{known}"))
+        lines.insert(0, (target.removeprefix("val/"), f"{float(trainer.callback_metrics[target]):.4f}{known}"))
     if run.num_rejected:
         why = "not finite" if trainer.loss_guard.clients is None else "not finite, or loss exploded"
         uploads = f"{run.num_rejected:,} of {run.num_uploads:,} uploads"
