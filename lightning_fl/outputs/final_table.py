@@ -33,6 +33,8 @@ class Finished(Protocol):
     enable_checkpointing: bool
     callback_metrics: dict[str, Tensor]
     metric: str | None
+    num_rounds: int
+    stop: Any
 
     @property
     def metric_falls(self) -> bool:
@@ -147,9 +149,10 @@ def final_lines(trainer: Finished, rows: Sequence[Mapping[str, float]]) -> list[
         trainer: trainer after its fit.
         rows: rows of the rounds, from which the best value is read.
     """
-    run = trainer.run
+    run, stop = trainer.run, trainer.stop
+    stopped = f" of {trainer.num_rounds:,} ({stop})" if stop is not None and run.round < trainer.num_rounds else ""
     lines = [
-        ("rounds", f"{run.round:,}"),
+        ("rounds", f"{run.round:,}{stopped}"),
         ("uplink", in_bytes(run.ledger.total_bytes("up"))),
         ("downlink", in_bytes(run.ledger.total_bytes("down"))),
     ]

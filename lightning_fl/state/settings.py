@@ -87,7 +87,7 @@ def settings_of(trainer: Any, data: FederatedDataModule) -> RunSettings:
     settings = RunSettings()
     for name in (*trainer.changeable, *trainer.unchangeable):
         settings.add(f"trainer.{name}", getattr(trainer, name), name in trainer.changeable)
-    settings.add("trainer.callbacks", [type(callback).__name__ for callback in trainer.given_callbacks], True)
+    settings.add("trainer.callbacks", list(trainer.given_callbacks), True)
     settings.add("data", data, False)
     settings.add(SAMPLES, _digest(data), False)
     for name, value in _settings_in(trainer.algorithm):
@@ -135,16 +135,15 @@ def _settings_in(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def kept_arguments(callback: Callback) -> dict[str, Any]:
-    """Return the arguments of a callback's constructor by name: what it keeps under the name, also with `_` before it.
+    """Return the arguments of a callback's constructor by name, as it keeps them under these names; `UNKEPT` for others."""
 
-    Others are `UNKEPT`.
-    """
-    own = vars(callback)
-    found = {}
-    for name in parameters_of(type(callback)):
-        private = f"_{name}"
-        found[name] = own[private] if private in own and name not in own else getattr(callback, name, UNKEPT)
-    return found
+    def kept(name: str) -> Any:
+        try:
+            return getattr(callback, name)
+        except Exception:  # a property may need a trainer
+            return UNKEPT
+
+    return {name: kept(name) for name in parameters_of(type(callback))}
 
 
 def plain(value: Any) -> Any:

@@ -13,6 +13,7 @@ from types import FunctionType
 from typing import Any
 
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
+from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ModelSummary, ProgressBar, Timer
 from torch import nn
 
 from lightning_fl.algorithms import Algorithm
@@ -24,6 +25,8 @@ from lightning_fl.state.settings import DEEPEST, UNKEPT, kept_arguments, plain
 from lightning_fl.steps.torch_optimizer import OptimizerMaker
 
 BARE = (LightningModule, LightningDataModule)
+ONLOOKERS = (Checkpoint, EarlyStopping, ModelSummary, ProgressBar, Timer)
+"""Lightning's callbacks whose arguments under other names than their own, such as when to look, train nothing else."""
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 FROM_DATA = ("num_classes", "in_channels", "image_size")
 """Parameters of a model that a configuration leaves out if they are those of the data."""
@@ -102,7 +105,9 @@ def _arguments(value: Any) -> dict[str, Any]:
     own = getattr(value, "__dict__", {})
     own = own | own.get("_modules", {})
     if isinstance(value, Callback):
-        return {name: UNKNOWN if kept is UNKEPT else kept for name, kept in kept_arguments(value).items()}
+        kept = kept_arguments(value)
+        own = {name: vars(value).get(f"_{name}", UNKNOWN) for name in kept if not isinstance(value, ONLOOKERS)}
+        return {name: own.get(name) if argument is UNKEPT else argument for name, argument in kept.items()}
     if isinstance(value, Part) or is_dataclass(value):
         return {name: getattr(value, name) for name in parameters if hasattr(value, name)}
     for name in parameters:

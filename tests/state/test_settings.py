@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from all_classes import DATA, GIVEN, classes
+from lightning.pytorch.callbacks import EarlyStopping
 from torch import nn
 
 from lightning_fl import UserError
@@ -177,7 +178,10 @@ class Forgetful(L.Callback):
 
 def test_an_argument_that_a_callback_does_not_keep_is_unknown() -> None:
     assert written(Forgetful(0.1, 2)) == {"it": "Forgetful", "it.rate": UNKNOWN, "it.depth": "2"}
-    assert kept(Forgetful(0.1, 2)).values == {"it": "Forgetful", "it.depth": 2}
+    assert kept(Forgetful(0.1, 2)).values == {"it": "Forgetful"}
+    written_once = written(EarlyStopping("val/loss", patience=5))
+    assert UNKNOWN not in written_once.values(), "its arguments that are unknown train nothing else"
+    assert written_once["it.patience"] == "5"
 
 
 def test_networks_of_one_size_are_distinguished_by_their_layers() -> None:
