@@ -100,14 +100,15 @@ def class_misfit(given: Any, key: str, shown_key: str) -> str | None:
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             if hidden := _hidden(module):
                 return f"{shown_key} {name!r} is unknown: {hidden}."
-            return f"{shown_key} {name!r} is unknown: there is no module {error.name!r}; {nearest(last, known)}."
+            return f"{shown_key} {name!r} is unknown: there is no module {error.name!r}; {_remedy(last, known)}."
         return f"{shown_key} {name!r}: importing {module} failed ({type(error).__name__}: {error})."
     if found is None and (hidden := _hidden(module)):
         return f"{shown_key} {name!r} is unknown: {hidden}."
     if found is None:
         own = [n for n, x in vars(sys.modules[module]).items() if isinstance(x, type) and x.__module__ == module]
-        others = nearest(last, known if module.partition(".")[0] == "lightning_fl" else own)
-        return f"{shown_key} {name!r} is unknown: the module {module!r} has no {last!r}, {others}."
+        is_ours = module.partition(".")[0] == "lightning_fl"
+        others = _remedy(last, known) if is_ours or last in known else nearest(last, own)
+        return f"{shown_key} {name!r} is unknown: the module {module!r} has no {last!r}; {others}."
     if not (isinstance(found, type) and issubclass(found, base)):
         if leaf == "data" and isinstance(found, type) and issubclass(found, LightningDataModule):
             return (
@@ -116,6 +117,11 @@ def class_misfit(given: Any, key: str, shown_key: str) -> str | None:
             )
         return f"{shown_key} {name!r} is not a subclass of {base.__name__}; {nearest(last, known)}."
     return None
+
+
+def _remedy(name: str, known: Mapping[str, type]) -> str:
+    """Return the end of a sentence about a class that was looked for in another module than its own."""
+    return f"its name alone is enough: {name}" if name in known else nearest(name, known)
 
 
 def _hidden(module: str) -> str | None:

@@ -212,6 +212,9 @@ class FederatedCLI(LightningCLI):
         command = parser._subcommands_action.choices[self.config.subcommand]  # type: ignore[union-attr]
         misspelt = unknown_variable(f"PL_{self.config.subcommand.upper()}__", os.environ, command)
         require(misspelt is None, misspelt or "")
+        trainer = self.config[self.config.subcommand].trainer
+        if trainer.callbacks is not None and not isinstance(trainer.callbacks, list):
+            trainer.callbacks = [trainer.callbacks]  # else the parser hides why a callback cannot be made
         config = self.config[self.config.subcommand].as_dict()
         check_numbers(sys.argv[1:] if args is None else args if isinstance(args, list) else [], config)
         seed, most = config["seed_everything"], 2**32 - 1
