@@ -174,10 +174,9 @@ def resume(trainer: TrainerInterface, federation: Federation, path: str) -> int 
     states = checkpoint.get("callbacks", {})
     for callback in trainer.callbacks:
         if callback.state_key in states:
-            patience = getattr(callback, "patience", None)
+            own = {"patience": callback.patience} if isinstance(callback, EarlyStopping) else {}
             callback.load_state_dict(states[callback.state_key])
-            if isinstance(callback, EarlyStopping):  # its state has its patience, which a resumed run may change
-                callback.patience = patience
+            vars(callback).update(own)  # which the state of EarlyStopping replaces, but a resumed run may change
     if type(trainer.data).__qualname__ in checkpoint:
         trainer.data.load_state_dict(checkpoint[type(trainer.data).__qualname__])
     trainer.current_epoch = trainer.run.round

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict, dataclass, field
+from types import FrameType
 from typing import Any, Protocol
 
 from lightning.pytorch import Callback, LightningModule
@@ -64,14 +65,15 @@ def stoppers_of(trainer: Stoppable) -> list[tuple[Any, dict[str, Any]]]:
 
 def stop_of(trainer: Stoppable) -> Stop:
     """Return who sets `should_stop` just now: the callback or module whose method is running."""
-    frame = sys._getframe()
-    while frame is not None and (frame := frame.f_back) is not None:
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
         running = frame.f_locals.get("self")
         for owner, settings in trainer.stoppers:
             if owner is running:
                 watched = getattr(owner, "watched", None) or getattr(owner, "monitor", None)
                 by = "max_time" if owner is trainer.timer else type(owner).__name__
                 return Stop(by, watched if isinstance(watched, str) else "", settings)
+        frame = frame.f_back
     return Stop("")
 
 
