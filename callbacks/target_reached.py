@@ -14,6 +14,9 @@ from lightning_fl.outputs.metric import ACCURACY, falls, find_metric
 # Costs to record, if the trainer has them.
 COSTS = ("comm/total_uplink_bytes", "comm/total_downlink_bytes", "time/simulated_seconds")
 
+# Arguments that say when the target is reached; checkpoints of earlier versions lack them.
+ASKED = ("target", "monitor", "mode")
+
 
 class TargetReached(Callback):
     """Record when a metric reaches a target, and stop the training there if wanted.
@@ -132,8 +135,9 @@ class TargetReached(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
-        return {"reached": self.reached}
+        return {"reached": self.reached, **{name: getattr(self, name) for name in ASKED}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the state of a checkpoint."""
-        self.reached = state_dict["reached"]
+        """Load the state of a checkpoint, unless it is about another target."""
+        if all(state_dict.get(name, getattr(self, name)) == getattr(self, name) for name in ASKED):
+            self.reached = state_dict["reached"]

@@ -3,65 +3,16 @@
 import re
 from collections.abc import Iterator
 from dataclasses import is_dataclass
-from importlib.util import find_spec
-from inspect import isabstract
 from math import inf, nan
-from types import ModuleType
 from typing import Any, get_args, get_type_hints
 
-import lightning as L  # noqa: N812
 import pytest
-import torch
-from torch.utils.data import TensorDataset
+from all_classes import GIVEN, classes
 
-from lightning_fl import FederatedTrainer, aggregators, algorithms, codecs, exchanges, rules, steps
-from lightning_fl import callbacks as all_callbacks
-from lightning_fl import data as all_data
-from lightning_fl.aggregators import WeightedMean
+from lightning_fl import FederatedTrainer
 from lightning_fl.checks import parameters_of
-from lightning_fl.codecs import Dense
-from lightning_fl.communication.simulated_clock import SimulatedClock
-from lightning_fl.exchanges import OneShot
-from lightning_fl.federation.loss_guard import LossGuard
-from lightning_fl.modules import ImageClassifier
-from lightning_fl.rules import LocalOptimizer, SquaredGradients
-from lightning_fl.steps import Apply, Momentum
 
 ABSURD = (inf, -inf, nan, 1e300, -1e300, 10**39, -(10**39), 10**400)
-DATA = TensorDataset(torch.zeros(8, 1), torch.zeros(8, dtype=torch.long))
-GIVEN: dict[str, dict[str, Any]] = {
-    "ErrorFeedback": {"codec": Dense()},
-    "Followed": {"codec": Dense()},
-    "Compress": {"codec": Dense()},
-    "WarmedUpMoments": {"codec": Dense()},
-    "Members": {"inner": WeightedMean()},
-    "GradientTurn": {"inner": OneShot()},
-    "Thresholded": {"inner": LocalOptimizer()},
-    "Reconfiguration": {"rule": SquaredGradients(interval=1)},
-    "ServerOptimizer": {"optimizer": torch.optim.SGD},
-    "MomentumInStages": {"stages": (Apply(),), "momentum": Momentum()},
-    "DatasetSamples": {"dataset": DATA},
-    "Federated": {"datamodule": L.LightningDataModule.from_datasets(DATA), "num_clients": 2},
-    "CelebA": {"root": ".", "num_clients": 2, "partition": all_data.IID()},
-    "ImageFolder": {"root": "."},
-    "HuggingFace": {"path": "."},
-    "Leaf": {"train": ".", "test": ".", "num_clients": 2, "partition": all_data.IID()},
-    "Arrays": {"train": DATA.tensors, "test": DATA.tensors},
-    "TargetReached": {"target": 0.5},
-    "ImageClassifier": {"network": "linear", "in_channels": 1, "image_size": 8},
-}
-"""Parameters without a default."""
-
-
-def classes() -> Iterator[type]:
-    packages: list[ModuleType] = [rules, codecs, exchanges, aggregators, steps, algorithms, all_callbacks, all_data]
-    for package in packages:
-        for name in package.__all__:
-            found = getattr(package, name)
-            left_out = ("SampleLoader", "Source", *([] if find_spec("datasets") else ["HuggingFace"]))
-            if isinstance(found, type) and not isabstract(found) and name not in left_out:
-                yield found
-    yield from (SimulatedClock, LossGuard, ImageClassifier, FederatedTrainer)
 
 
 def numbers() -> Iterator[Any]:

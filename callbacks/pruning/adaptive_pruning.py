@@ -98,7 +98,8 @@ class AdaptivePruning(StructuredPruning):
         )
         self.rate_mode, self.rate, self.epsilon = rate_mode, rate, epsilon
         self.max_sources, self.curvature = max_sources, curvature
-        self.batch_size = batch_size
+        self.batch_size, self.lanczos_steps = batch_size, lanczos_steps
+        self.probes, self.max_rate = probes, max_rate
         self.rank_samples = rank_samples
         self.ranked_by: int | None = None
         """Client whose images were ranked; None if the server's were, or none."""

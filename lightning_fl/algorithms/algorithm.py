@@ -195,6 +195,12 @@ class Algorithm(Remembering):
         return []
 
 
+def is_or_wraps(method: Algorithm, kind: type[Algorithm]) -> bool:
+    """True if a method is of this class, or has one that is as its base."""
+    base = vars(method).get("base")
+    return isinstance(method, kind) or (base is not None and is_or_wraps(base, kind))
+
+
 def mean_over_clients(validation: Validation, clients: Sequence[int]) -> dict[str, float]:
     """Return the means over clients of their logged averages, each measured with the client's personal parameters."""
     newcomers = [client for client in clients if not validation.has_taken_part(client)]

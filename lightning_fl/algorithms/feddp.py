@@ -26,7 +26,7 @@ from lightning.pytorch import Callback, LightningModule
 from torch import nn
 
 from lightning_fl.aggregators import WeightedMean
-from lightning_fl.algorithms.algorithm import Algorithm, mean_over_clients
+from lightning_fl.algorithms.algorithm import Algorithm, is_or_wraps, mean_over_clients
 from lightning_fl.callbacks import DynamicGates
 from lightning_fl.checks import check_at_least, check_choice, check_whole
 from lightning_fl.errors import require
@@ -40,7 +40,6 @@ from lightning_fl.steps import Apply, ControlUpdate
 class FedDP(Algorithm):
     """Any method, with clients that prune channels dynamically by their own gates."""
 
-    name = Algorithm.name
     changeable = frozenset({"validation_clients"})
 
     def __init__(
@@ -72,10 +71,11 @@ class FedDP(Algorithm):
         check_choice("variant", variant, ("gates", "threshold"))
         if validation_clients is not None:
             check_whole("validation_clients", validation_clients, 1)
-        given = "FedDP itself" if isinstance(base, FedDP) else repr(base)
+        is_itself = isinstance(base, Algorithm) and is_or_wraps(base, FedDP)
         require(
-            base is None or (isinstance(base, Algorithm) and not isinstance(base, FedDP)),
-            f"base must be the method under the gates, such as FedAvg(), FedProx(), FedNova() or SCAFFOLD(), got {given}.",
+            base is None or (isinstance(base, Algorithm) and not is_itself and base.trains_in_rounds),
+            "base must be a method that trains clients in rounds, such as FedAvg(), FedProx(), FedNova() or SCAFFOLD(), got "
+            f"{'FedDP itself' if is_itself else repr(base)}.",
         )
         self.gates = ClientGates(DynamicGates(keep, penalty, gate_mode, detach_gate_input, seed=seed))
         base = _scaffold() if base is None else copy(base)

@@ -6,6 +6,7 @@ import inspect
 import sys
 from collections.abc import Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -97,12 +98,17 @@ def class_misfit(given: Any, key: str, shown_key: str) -> str | None:
         found = getattr(import_module(module), last, None)
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
-            return f"{shown_key} {name!r} is unknown: there is no module {error.name!r}; {nearest(last, known)}."
+            if hidden := _hidden(module):
+                return f"{shown_key} {name!r} is unknown: {hidden}."
+            return f"{shown_key} {name!r} is unknown: there is no module {error.name!r}; {_remedy(last, known)}."
         return f"{shown_key} {name!r}: importing {module} failed ({type(error).__name__}: {error})."
+    if found is None and (hidden := _hidden(module)):
+        return f"{shown_key} {name!r} is unknown: {hidden}."
     if found is None:
         own = [n for n, x in vars(sys.modules[module]).items() if isinstance(x, type) and x.__module__ == module]
-        others = nearest(last, known if module.partition(".")[0] == "lightning_fl" else own)
-        return f"{shown_key} {name!r} is unknown: the module {module!r} has no {last!r}, {others}."
+        is_ours = module.partition(".")[0] == "lightning_fl"
+        others = _remedy(last, known) if is_ours or last in known else nearest(last, own)
+        return f"{shown_key} {name!r} is unknown: the module {module!r} has no {last!r}; {others}."
     if not (isinstance(found, type) and issubclass(found, base)):
         if leaf == "data" and isinstance(found, type) and issubclass(found, LightningDataModule):
             return (
@@ -111,3 +117,18 @@ def class_misfit(given: Any, key: str, shown_key: str) -> str | None:
             )
         return f"{shown_key} {name!r} is not a subclass of {base.__name__}; {nearest(last, known)}."
     return None
+
+
+def _remedy(name: str, known: Mapping[str, type]) -> str:
+    """Return the end of a sentence about a class that was looked for in another module than its own."""
+    return f"its name alone is enough: {name}" if name in known else nearest(name, known)
+
+
+def _hidden(module: str) -> str | None:
+    """Return why a module of the current folder is not found: an installed one has its name; None if that is not so."""
+    first = module.partition(".")[0]
+    own = next((path for path in (Path(f"{first}.py"), Path(first)) if path.exists()), None)
+    taken = getattr(sys.modules.get(first), "__file__", None)
+    if own is None or taken is None or Path(taken).is_relative_to(Path.cwd()):
+        return None
+    return f"{own} in the current folder has the name of the installed package {taken}, which Python finds first: rename it"

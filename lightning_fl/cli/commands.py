@@ -116,9 +116,10 @@ def _check_configurations(given: list[str]) -> None:
 def _prepare() -> None:
     """Set up the process, before torch and Lightning are imported."""
     warnings.filterwarnings("ignore", ".*isinstance.treespec, LeafSpec.*")  # Lightning's own, at the start of every run
-    # Find the user's own classes; an absolute path, because the parser changes to the folder of the file that it reads.
+    # Find the user's own classes; an absolute path, because the parser changes to the folder of the file that it reads. It comes
+    # last, because a file such as lightning.py in the current folder must not replace an installed package.
     if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+        sys.path.append(os.getcwd())
     for name in filter(CONFIG_VARIABLE.fullmatch, list(os.environ)):
         os.environ[name] = shipped_configs.find(os.environ[name])
     if find_spec("shtab"):

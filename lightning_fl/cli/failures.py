@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from errno import ENAMETOOLONG
 from importlib.metadata import PackageNotFoundError, requires
+from importlib.util import find_spec
 from typing import NoReturn
 
 from lightning_fl.errors import FileError, UserError, shortened
@@ -40,7 +41,22 @@ def sentence_of(error: BaseException) -> str | None:
     commands = [command for text in texts for command in re.findall(r"pip install (?:-U )?['\w][^`\s]*", text)]
     named = re.search(r"class_path '(?:\w+\.)*(\w+)'|`([A-Z]\w+)`", "\n".join(map(str, causes)))
     owner = (named[1] or named[2]) if named else "a class of the configuration"
-    return f"{owner} needs a package that is not installed: {_declared(commands[-1])}." if commands else None
+    if commands:
+        return f"{owner} needs a package that is not installed: {_declared(commands[-1])}."
+    missing = [
+        cause.name.partition(".")[0] for cause in causes if isinstance(cause, ModuleNotFoundError) and cause.name
+    ]
+    return next(
+        (f"{owner} needs the package {name}, which is not installed." for name in missing if not _is_found(name)), None
+    )
+
+
+def _is_found(package: str) -> bool:
+    """True if a package is installed."""
+    try:
+        return find_spec(package) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 def _declared(command: str) -> str:

@@ -30,6 +30,7 @@ from lightning_fl.cli.config_checks import (
     free_parameters,
     replaced_work,
 )
+from lightning_fl.cli.default_parts import named_parts, with_default_init_args, with_default_parts
 from lightning_fl.cli.error_messages import explain, unknown_variable
 from lightning_fl.cli.failures import fail
 from lightning_fl.cli.help_formatter import PlainHelpFormatter, arrange, inner_usage
@@ -55,6 +56,9 @@ LINKED = OFFERED
 
 class FederatedArgumentParser(LightningArgumentParser):
     """Parser that accepts a FederatedTrainer and reports an error in one sentence."""
+
+    _named: frozenset[str] = frozenset()
+    """Parameters whose value is a class that the user names, so that nothing of the default part is left."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **{"description": DESCRIPTION, "formatter_class": PlainHelpFormatter, **options})
@@ -85,7 +89,18 @@ class FederatedArgumentParser(LightningArgumentParser):
         if dropped := replaced_work(words):
             words.append(dropped[0])
             rank_zero_info(dropped[1])
+        if hasattr(self, "_inner_parser"):  # of a class, whose parameters come one by one
+            options["namespace"] = with_default_parts(self, words, options.get("namespace"))
         return super().parse_args(words, *arguments, **options)
+
+    def parse_object(self, obj: Any, *arguments: Any, **options: Any) -> Any:
+        """Parse the parameters of a class; a part whose class is named starts from the defaults of that class."""
+        given = with_default_init_args(self, obj, options.get("namespace"))
+        before, self._named = self._named, named_parts(given)
+        try:
+            return super().parse_object(given, *arguments, **options)
+        finally:
+            self._named = before
 
     def parse_path(self, path: Any, *arguments: Any, **options: Any) -> Any:
         """Parse a file after `check_file`, because jsonargparse ignores much of a file that is not a configuration."""
@@ -96,6 +111,8 @@ class FederatedArgumentParser(LightningArgumentParser):
     def get_defaults(self, *arguments: Any, **options: Any) -> Any:
         """Return the defaults with members of string enumerations as strings, because jsonargparse cannot save the members."""
         defaults = super().get_defaults(*arguments, **options)
+        for key in self._named:
+            defaults.pop(key, None)
         for key, value in defaults.items():
             if isinstance(value, str) and isinstance(value, Enum):
                 defaults[key] = str(value.value)
@@ -195,6 +212,9 @@ class FederatedCLI(LightningCLI):
         command = parser._subcommands_action.choices[self.config.subcommand]  # type: ignore[union-attr]
         misspelt = unknown_variable(f"PL_{self.config.subcommand.upper()}__", os.environ, command)
         require(misspelt is None, misspelt or "")
+        trainer = self.config[self.config.subcommand].trainer
+        if trainer.callbacks is not None and not isinstance(trainer.callbacks, list):
+            trainer.callbacks = [trainer.callbacks]  # else the parser hides why a callback cannot be made
         config = self.config[self.config.subcommand].as_dict()
         check_numbers(sys.argv[1:] if args is None else args if isinstance(args, list) else [], config)
         seed, most = config["seed_everything"], 2**32 - 1

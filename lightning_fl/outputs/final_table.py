@@ -34,6 +34,8 @@ class Finished(Protocol):
     enable_checkpointing: bool
     callback_metrics: dict[str, Tensor]
     metric: str | None
+    num_rounds: int
+    stop: Any
 
     @property
     def metric_falls(self) -> bool:
@@ -151,9 +153,10 @@ def final_lines(trainer: Finished, rows: Sequence[Mapping[str, float]]) -> list[
         trainer: trainer after its fit.
         rows: rows of the rounds, from which the best value is read.
     """
-    run = trainer.run
+    run, stop = trainer.run, trainer.stop
+    stopped = f" of {trainer.num_rounds:,} ({stop})" if stop is not None and run.round < trainer.num_rounds else ""
     lines = [
-        ("rounds", f"{run.round:,}"),
+        ("rounds", f"{run.round:,}{stopped}"),
         ("uplink", in_bytes(run.ledger.total_bytes("up"))),
         ("downlink", in_bytes(run.ledger.total_bytes("down"))),
     ]
@@ -163,7 +166,7 @@ def final_lines(trainer: Finished, rows: Sequence[Mapping[str, float]]) -> list[
     if target is not None and target in trainer.callback_metrics:
         best = best_of(trainer, rows)
         known = f" (best {best[target]:.4f} after round {best['round'] + 1:.0f})" if best else ""
-        lines.insert(0, (target.replace("val/", ""), f"{float(trainer.callback_metrics[target]):.4f}{known}"))
+        lines.insert(0, (target.removeprefix("val/"), f"{float(trainer.callback_metrics[target]):.4f}{known}"))
         if chosen := tested_at_best_validation(trainer, rows):
             name, value, number = chosen
             lines.insert(1, (AT_BEST_VALIDATION, f"{name} {value:.4f} (after round {number:.0f})"))

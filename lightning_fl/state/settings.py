@@ -26,6 +26,12 @@ from lightning_fl.steps.torch_optimizer import OptimizerMaker
 SAMPLES = "data.samples"
 """Key of the digest of the clients' samples, which differs if a setting that nobody declares gives them others."""
 SLOTS = tuple(parameters_of(Algorithm))
+PARTS = (*SLOTS, "companion")
+"""Attributes of an algorithm with its parts, also the rule of the clients' own models, which is no slot."""
+DEEPEST = 10
+"""Number of dots in the key of the innermost setting: objects may contain each other."""
+UNKEPT = object()
+"""Stands for an argument that its object does not keep."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +87,7 @@ def settings_of(trainer: Any, data: FederatedDataModule) -> RunSettings:
     settings = RunSettings()
     for name in (*trainer.changeable, *trainer.unchangeable):
         settings.add(f"trainer.{name}", getattr(trainer, name), name in trainer.changeable)
-    settings.add("trainer.callbacks", [type(callback).__name__ for callback in trainer.given_callbacks], True)
+    settings.add("trainer.callbacks", list(trainer.given_callbacks), True)
     settings.add("data", data, False)
     settings.add(SAMPLES, _digest(data), False)
     for name, value in _settings_in(trainer.algorithm):
@@ -107,6 +113,8 @@ def _walk(key: str, value: Any, changeable: bool) -> Iterator[tuple[str, Any, bo
             yield from list(_walk(f"{key}.{position}", item, changeable))[1:]  # the list above has its class
         return
     yield key, type(value).__name__, changeable
+    if key.count(".") > DEEPEST:
+        return
     declared = getattr(value, "changeable", None)
     for name, inner in _settings_in(value):
         yield from _walk(f"{key}.{name}", inner, changeable if declared is None else name in declared)
@@ -115,13 +123,27 @@ def _walk(key: str, value: Any, changeable: bool) -> Iterator[tuple[str, Any, bo
 def _settings_in(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the names and values of an object's own settings: the parameters of its class that it keeps."""
     if isinstance(value, Algorithm):
-        names = [*SLOTS, *(name for name in parameters_of(type(value)) if name not in SLOTS)]
+        names = dict.fromkeys((*PARTS, *parameters_of(type(value))))
         yield from ((name, getattr(value, name)) for name in names if hasattr(value, name))
         yield from ((type(callback).__name__, callback) for callback in value.configure_callbacks())
-    elif isinstance(value, Part | Callback | FederatedDataModule) or is_dataclass(value):
+    elif isinstance(value, Callback):
+        yield from ((name, kept) for name, kept in kept_arguments(value).items() if kept is not UNKEPT)
+    elif isinstance(value, Part | FederatedDataModule) or is_dataclass(value):
         yield from ((name, getattr(value, name)) for name in parameters_of(type(value)) if hasattr(value, name))
     else:  # a LightningDataModule under `Federated`
         yield from getattr(value, "hparams", {}).items()
+
+
+def kept_arguments(callback: Callback) -> dict[str, Any]:
+    """Return the arguments of a callback's constructor by name, as it keeps them under these names; `UNKEPT` for others."""
+
+    def kept(name: str) -> Any:
+        try:
+            return getattr(callback, name)
+        except Exception:  # a property may need a trainer
+            return UNKEPT
+
+    return {name: kept(name) for name in parameters_of(type(callback))}
 
 
 def plain(value: Any) -> Any:

@@ -5,12 +5,15 @@ Arguments are shown as they were given: FedProx(mu=0.1) is `algorithm: FedProx` 
 
 from __future__ import annotations
 
+import re
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
 from types import FunctionType
 from typing import Any
 
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
+from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ModelSummary, ProgressBar, Timer
 from torch import nn
 
 from lightning_fl.algorithms import Algorithm
@@ -18,15 +21,17 @@ from lightning_fl.checks import Remembering, parameters_of
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.outputs.run_folder import UNKNOWN
 from lightning_fl.slots import Part
-from lightning_fl.state.settings import plain
+from lightning_fl.state.settings import DEEPEST, UNKEPT, kept_arguments, plain
 from lightning_fl.steps.torch_optimizer import OptimizerMaker
 
+BARE = (LightningModule, LightningDataModule)
+ONLOOKERS = (Checkpoint, EarlyStopping, ModelSummary, ProgressBar, Timer)
+"""Lightning's callbacks whose arguments under other names than their own, such as when to look, train nothing else."""
+ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 FROM_DATA = ("num_classes", "in_channels", "image_size")
 """Parameters of a model that a configuration leaves out if they are those of the data."""
 DEFAULTS = {"precision": "32-true"}
 """Values of the trainer's attributes whose flags were not given."""
-DEEPEST = 10
-"""Number of dots in the key of the innermost setting."""
 
 
 def written_settings(
@@ -65,7 +70,7 @@ def _flat(key: str, value: Any) -> Iterator[tuple[str, Any]]:
         return
     except TypeError:
         pass
-    if key.count(".") > DEEPEST:  # objects may contain each other
+    if key.count(".") > DEEPEST:
         yield key, UNKNOWN
     elif isinstance(value, OptimizerMaker):
         yield key, value.name
@@ -81,6 +86,7 @@ def _flat(key: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield key, value.__qualname__
     elif isinstance(value, nn.Module) and not isinstance(value, LightningModule):
         yield key, f"{type(value).__name__} of {sum(p.numel() for p in value.parameters()):,} parameters"
+        yield f"{key}.layers", f"{zlib.crc32(ADDRESS.sub('', repr(value)).encode()):08x}"
     else:
         yield key, type(value).__name__
         for name, argument in _arguments(value).items():
@@ -98,12 +104,17 @@ def _arguments(value: Any) -> dict[str, Any]:
     kept = dict(getattr(value, "hparams", {}))
     own = getattr(value, "__dict__", {})
     own = own | own.get("_modules", {})
-    if isinstance(value, Part | Callback) or is_dataclass(value):
+    if isinstance(value, Callback):
+        kept = kept_arguments(value)
+        own = {name: vars(value).get(f"_{name}", UNKNOWN) for name in kept if not isinstance(value, ONLOOKERS)}
+        return {name: own.get(name) if argument is UNKEPT else argument for name, argument in kept.items()}
+    if isinstance(value, Part) or is_dataclass(value):
         return {name: getattr(value, name) for name in parameters if hasattr(value, name)}
     for name in parameters:
         found = own.get(name, UNKNOWN)
         # ImageClassifier's hyper-parameter is None if its network is an object.
         if name not in kept or (kept[name] is None and isinstance(found, nn.Module)):
             kept[name] = found
-    describes = kept or isinstance(value, LightningModule | LightningDataModule)
-    return kept if describes else {"settings": UNKNOWN}  # of a class of another package, which keeps nothing
+    # `LightningDataModule.from_datasets` and classes of other packages keep nothing of what they were given.
+    describes = kept or (isinstance(value, LightningModule | LightningDataModule) and type(value) not in BARE)
+    return kept if describes else {"settings": UNKNOWN}

@@ -13,7 +13,7 @@ from typing import Any
 import lightning
 import torch
 from lightning.pytorch import LightningModule
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from lightning_fl.clients.choose_runner import describe_runner
@@ -30,6 +30,7 @@ from lightning_fl.trainer.build_federation import build_runner
 from lightning_fl.trainer.lightning_interface import TrainerInterface
 from lightning_fl.trainer.resumed_settings import NO_SETTINGS, changes_since, earlier_settings
 from lightning_fl.trainer.run_metric import kept_metric
+from lightning_fl.trainer.stops import Stop, remaining_stop
 
 
 def build_checkpoint(
@@ -70,6 +71,8 @@ def build_checkpoint(
             "format": checkpoint_file.FORMAT,
             "algorithm": trainer.algorithm.name,
             "settings": trainer.settings.values,
+            # A stop in the middle of a round comes again with that round.
+            "stop": trainer.stop.state_dict() if trainer.stop is not None and before_round is None else None,
             "metric": kept_metric(trainer),
             "learning_rates": trainer.active_module.optimizer.schedules.state_dict(),
             "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
@@ -171,7 +174,9 @@ def resume(trainer: TrainerInterface, federation: Federation, path: str) -> int 
     states = checkpoint.get("callbacks", {})
     for callback in trainer.callbacks:
         if callback.state_key in states:
+            own = {"patience": callback.patience} if isinstance(callback, EarlyStopping) else {}
             callback.load_state_dict(states[callback.state_key])
+            vars(callback).update(own)  # which the state of EarlyStopping replaces, but a resumed run may change
     if type(trainer.data).__qualname__ in checkpoint:
         trainer.data.load_state_dict(checkpoint[type(trainer.data).__qualname__])
     trainer.current_epoch = trainer.run.round
@@ -183,18 +188,27 @@ def resume(trainer: TrainerInterface, federation: Federation, path: str) -> int 
         federation.accuracy = trainer.metric
     trainer.publish(saved.get("metrics", {}))  # checkpoints of version 0.1 have none
     _keep_numerics(trainer, federation, saved)
-    done = trainer.run.round
-    if done < trainer.max_rounds:
+    done, planned = trainer.run.round, earlier_settings(saved).get("trainer.max_rounds", trainer.max_rounds)
+    stopped = Stop(**saved["stop"]) if saved.get("stop") else None
+    if stopped is not None and trainer.max_rounds <= planned:
+        trainer.stop = remaining_stop(trainer, stopped)
+    if done >= trainer.max_rounds:
+        rank_zero_info(f"Nothing is left to do: max_rounds is {trainer.max_rounds}, and {path} contains {done} rounds.")
+    elif trainer.stop is not None:
+        rank_zero_info(
+            f"Nothing is left to do: {trainer.stop.in_words(done, planned)}, as {path} says; a larger max_rounds, or another "
+            "setting of what stopped it, lets the run go on."
+        )
+    else:
         rank_zero_info(f"Resumed {path} after round {done} of {trainer.max_rounds}.")
+        if stopped is not None:
+            rank_zero_info(f"{stopped.in_words(done, planned)}; it goes on, because that has changed.")
         if changes:
             rank_zero_info(f"Changed since the checkpoint: {', '.join(map(str, changes))}.")
         if "settings" not in saved:
             rank_zero_info(NO_SETTINGS)
-        planned = earlier_settings(saved).get("trainer.max_rounds", trainer.max_rounds)
         if note := trainer.algorithm.rule.note_on_resume(federation.setting, planned):
             rank_zero_info(note)
-    else:
-        rank_zero_info(f"Nothing is left to do: max_rounds is {trainer.max_rounds}, and {path} contains {done} rounds.")
     return saved.get("logged_rows")  # not in checkpoints of earlier versions
 
 

@@ -38,6 +38,7 @@ from lightning_fl.trainer.build_federation import assemble, keep_client_states
 from lightning_fl.trainer.evaluation_loop import RoundEvaluation
 from lightning_fl.trainer.lightning_interface import TrainerInterface
 from lightning_fl.trainer.run_metric import kept_metric, results_of, say_given_metric, settle_metric
+from lightning_fl.trainer.stops import stoppers_of
 
 
 class FitLoop:
@@ -85,7 +86,7 @@ class FitLoop:
         )
         self.federation = assemble(trainer)
         data = self.federation.data
-        trainer.settings = settings_of(trainer, data)
+        trainer.settings, trainer.stoppers = settings_of(trainer, data), stoppers_of(trainer)
         keep_client_states(trainer)
         self.saved_states = self._new_saved_states()
         rank_zero_info(data.description())
@@ -126,6 +127,8 @@ class FitLoop:
             with suppress(FileError):  # of two errors the first is shown
                 self._write_communication()
             raise
+        if trainer.stop is not None and self.folder.first_round < run.round < trainer.num_rounds:
+            rank_zero_info(f"{trainer.stop.in_words(run.round, trainer.num_rounds)}.")
         if run.round == self.folder.first_round and self.folder.goes_on_here:
             self._note_bits()  # of a run that was killed after its last round
         self._write_communication()

@@ -32,6 +32,7 @@ from lightning_fl.state.saved_states import LoadedRun
 from lightning_fl.state.settings import RunSettings
 from lightning_fl.trainer.flags import TrainerFlags
 from lightning_fl.trainer.lightning_parts import StrategyView
+from lightning_fl.trainer.stops import Stop, stop_of
 
 STOCK: Any = Trainer
 """Lightning's trainer, whose properties serve here where they read only attributes that both trainers have."""
@@ -73,6 +74,8 @@ class TrainerInterface(TrainerFlags, ABC):
         evaluated: facts about the run of the model that is validated or tested.
         learning_rates: state of the module's schedulers after the last fit; None before it.
         most_local_steps: optimiser steps of the client with the most samples in a round.
+        stop: who has stopped the run; None while nobody has.
+        stoppers: callbacks and module, which may stop the run, with their settings; set when `fit` begins.
     """
 
     run: Run
@@ -90,7 +93,8 @@ class TrainerInterface(TrainerFlags, ABC):
     ckpt_path: str | None = None
     weights_only: bool = True
     reservation: Reservation
-    should_stop = False
+    stop: Stop | None = None
+    stoppers: list[tuple[Any, dict[str, Any]]] = []  # noqa: RUF012 -- a fit replaces it
     current_epoch = 0
     num_rounds = 0
     round_batches = 0
@@ -151,6 +155,18 @@ class TrainerInterface(TrainerFlags, ABC):
     def fitting(self) -> bool:
         """True while a `fit` runs."""
         return self.state.fn == TrainerFn.FITTING and self.state.stage is not None
+
+    @property
+    def should_stop(self) -> bool:
+        """True if the run ends after the current round; a callback or the module sets it."""
+        return self.stop is not None
+
+    @should_stop.setter
+    def should_stop(self, value: bool) -> None:
+        if not value:
+            self.stop = None
+        elif self.stop is None:
+            self.stop = stop_of(self)
 
     @property
     def max_epochs(self) -> int:

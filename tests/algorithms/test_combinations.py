@@ -26,9 +26,10 @@ import torch
 from torch import Tensor, nn
 from toys import SIZES, Perceptron, Served
 
-from lightning_fl import FederatedTrainer, UserError
+from lightning_fl import FederatedTrainer, UserError, algorithms
 from lightning_fl.aggregators import MaskedMean, Members, NormalisedMean, WeightedMean
-from lightning_fl.algorithms import Algorithm
+from lightning_fl.algorithms import Algorithm, FedKT, FedProx
+from lightning_fl.checks import parameters_of
 from lightning_fl.codecs import (
     Changes,
     Dense,
@@ -499,3 +500,21 @@ class OwnStep(Step):
 )
 def test_parts_that_declare_nothing_are_taken(slots: dict[str, Any], make_trainer: MakeTrainer) -> None:
     trained(Algorithm(**slots), make_trainer)
+
+
+WRAPPERS = [found for found in map(partial(getattr, algorithms), algorithms.__all__) if "base" in parameters_of(found)]
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_a_wrapper_takes_a_method_with_rounds_that_has_no_such_wrapper_yet(wrapper: type[Algorithm]) -> None:
+    with pytest.raises(UserError, match=r"base must be a method that trains .* in rounds, .* got FedKT"):
+        wrapper(FedKT(mode="one_shot"))
+    assert wrapper(FedKT(mode="init_fedavg")).base.name == "FedKT"
+    assert wrapper(FedProx(0.1)).given_arguments["base"].rule.mu == 0.1
+    for between in WRAPPERS:
+        with pytest.raises(UserError, match="base must be a method that trains"):
+            wrapper(between(wrapper()))
+
+
+def test_there_are_wrappers() -> None:
+    assert {"APFL", "Ditto", "FedBN", "FedDP"} <= {wrapper.__name__ for wrapper in WRAPPERS}

@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import fields
+from importlib import import_module
 from importlib.metadata import requires
 from importlib.util import find_spec
 from pathlib import Path
@@ -469,6 +470,22 @@ MISTAKES = {
         ["--algorithm", "torch.nn.Linear"],
         ["'torch.nn.Linear'", "not a subclass of Algorithm", "FedAvg"],
     ),
+    "one callback with a bad value": (
+        ["--trainer.callbacks=CommunicationMeter", "--trainer.callbacks.max_uplink_bytes=-1"],
+        ["max_uplink_bytes must be positive", "-1"],
+    ),
+    "class of another module": (
+        ["--data.partition", "lightning_fl.data.partitions.Dirichlet"],
+        ["'lightning_fl.data.partitions' has no 'Dirichlet'", "its name alone is enough: Dirichlet."],
+    ),
+    "callback of another module": (
+        ["--trainer.callbacks", "lightning.pytorch.EarlyStopping"],
+        ["'lightning.pytorch' has no 'EarlyStopping'", "its name alone is enough: EarlyStopping."],
+    ),
+    "method of a missing module": (
+        ["--algorithm", "lightning_fl.methods.FedProx"],
+        ["no module 'lightning_fl.methods'", "its name alone is enough: FedProx."],
+    ),
     "missing module": (["--algorithm", "oddd.Odd"], ["'oddd.Odd'", "no module 'oddd'", "FedAvg"]),
     "base method": (["--algorithm", "FedDP", "--algorithm.base", "FedAvgg"], ["'FedAvgg'", "did you mean 'FedAvg'"]),
     "base that is the same again": (
@@ -867,6 +884,26 @@ def test_a_missing_package_ends_with_what_to_install(
     sentence = lightning_fl("fit", "--config", small, flag).sentence
     assert re.search(rf"\w+Logger needs a package that is not installed: pip install .*{package}", sentence), sentence
     assert not Path("run").exists()
+
+
+@pytest.mark.parametrize("flag", ["--trainer.callbacks=", "--trainer.callbacks+="])
+@pytest.mark.parametrize("name", ["RichProgressBar", "RichModelSummary"])
+def test_a_callback_without_its_package_ends_with_what_to_install(
+    flag: str, name: str, lightning_fl: Command, small: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lightning.pytorch.callbacks.progress.rich_progress._RICH_AVAILABLE", False)
+    monkeypatch.setattr("lightning.pytorch.callbacks.rich_model_summary._RICH_AVAILABLE", False)
+    sentence = lightning_fl("fit", "--config", small, f"{flag}{name}").sentence
+    assert f"{name} needs a package that is not installed: pip install" in sentence
+    assert "rich" in sentence.partition("pip install")[2]
+
+
+def test_a_module_that_is_not_installed_is_named() -> None:
+    with pytest.raises(ModuleNotFoundError) as raised:
+        import_module("package_that_nobody_has.inner")
+    sentence = sentence_of(raised.value) or ""
+    assert sentence.endswith("needs the package package_that_nobody_has, which is not installed.")
+    assert sentence_of(ModuleNotFoundError("No module named 'torch.nothing'", name="torch.nothing")) is None
 
 
 @pytest.mark.parametrize("hint", ["pip install -U 'wandb>=0.12.10'", "pip install -U wandb", "pip install wandb"])

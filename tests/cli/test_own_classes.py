@@ -2,13 +2,14 @@
 
 import sys
 from collections.abc import Callable
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 import pytest
 import yaml
 from test_cli import Outcome, metrics
 
-from lightning_fl.cli import main
+from lightning_fl.cli import commands, main
 
 Command = Callable[..., Outcome]
 ADAM = ["--optimizer", "Adam", "--optimizer.lr", "0.02"]
@@ -173,3 +174,29 @@ def test_a_class_that_takes_any_parameter_gets_them(fit: Command) -> None:
     assert fit("Takes", "--model.dict_kwargs.x", "3", "--optimizer", "SGD").code == 0
     config = yaml.safe_load(Path("run/config.yaml").read_text())
     assert config["model"]["dict_kwargs"] == {"x": 3}
+
+
+# ------------------------------------------------------------------------------------------------------- the current folder
+
+
+def test_a_file_in_the_current_folder_does_not_replace_an_installed_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in ("lightning", "only_here"):
+        Path(f"{name}.py").write_text("raise SystemExit('the current folder was read first')")
+    commands._prepare()
+    found = {name: PathFinder.find_spec(name) for name in ("lightning", "only_here")}
+    origins = {name: Path(spec.origin).parent for name, spec in found.items() if spec and spec.origin}
+    assert origins["lightning"] != tmp_path
+    assert origins["only_here"] == tmp_path
+
+
+@pytest.mark.parametrize("name", ["yaml.Own", "yaml.inner.Own"])
+def test_an_own_module_with_the_name_of_an_installed_package_is_named(name: str, fit: Command) -> None:
+    Path("yaml.py").write_text("class Own: pass")
+    outcome = fit("Bare", *ADAM, "--algorithm", name)
+    assert outcome.code == 2
+    assert "yaml.py in the current folder has the name of the installed package" in outcome.err
+    assert outcome.err.rstrip().endswith("which Python finds first: rename it.")

@@ -324,3 +324,12 @@ def test_leaf_files_and_a_saved_copy_give_equal_runs(tmp_path: Path) -> None:
     own = Leaf(str(folders["train"]), str(folders["test"]))
     own.setup()
     assert own.client_names.tolist() == ["f0", "f1", "f2"]
+
+
+def test_a_script_beside_the_data_is_not_run(tmp_path: Path) -> None:
+    folder = tmp_path / "scripted"
+    folder.mkdir()
+    (folder / "scripted.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    with pytest.raises(UserError):
+        HuggingFace(str(folder), num_clients=1).setup("fit")
+    assert not (tmp_path / "ran").exists()

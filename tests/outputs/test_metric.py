@@ -111,6 +111,13 @@ def test_the_metric_is_the_same_in_table_bar_and_target(
     assert "val_acc=0.5" in capsys.readouterr().err
 
 
+def test_the_table_leaves_out_val_only_where_a_name_begins_with_it(make_trainer: MakeTrainer) -> None:
+    for name, shown in (("val__accuracy", "accuracy"), ("eval__accuracy", "eval/accuracy")):
+        trainer = make_trainer(max_rounds=1, logger=True)
+        trainer.fit(Own(**{name: [0.5]}), federation())
+        assert final_lines(trainer, trainer.fit_loop.rows)[0][0] == shown
+
+
 @pytest.mark.parametrize("sanity", [0, 2])
 def test_the_only_value_of_a_validation_is_taken_and_its_direction_said(
     make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture, sanity: int

@@ -24,7 +24,7 @@ from lightning_fl import (
     rules,
     steps,
 )
-from lightning_fl.algorithms import FedAP, FedProx, ServerM
+from lightning_fl.algorithms import APFL, Ditto, FedAP, FedProx, ServerM
 from lightning_fl.checks import parameters_of
 from lightning_fl.codecs import ErrorFeedback, Followed, OneBit, TopK
 from lightning_fl.data import Digits, Dirichlet, Federated, Shards
@@ -203,6 +203,18 @@ def test_a_method_s_parameters_are_kept_with_their_parts(make_trainer: MakeTrain
     fit(make_trainer, tmp_path / "prox", 1, algorithm=FedProx(0.1))
     trainer, _ = fit(make_trainer, tmp_path / "prox", 2, algorithm=FedProx(0.2))
     assert trainer.settings.values["algorithm.rule.mu"] == 0.2
+
+
+def test_the_parameters_of_clients_own_models_are_kept(
+    make_trainer: MakeTrainer, tmp_path: Path, said: list[str]
+) -> None:
+    fit(make_trainer, tmp_path / "apfl", 1, algorithm=APFL(alpha=0.5))
+    with pytest.raises(UserError, match=r"algorithm\.companion\.alpha 0\.5 → 0\.25"):
+        fit(make_trainer, tmp_path / "apfl", 2, algorithm=APFL(alpha=0.25))
+    fit(make_trainer, tmp_path / "ditto", 1, algorithm=Ditto(FedProx(0.1)))
+    fit(make_trainer, tmp_path / "ditto", 2, algorithm=Ditto(FedProx(0.1), strength=0.5, solver="implicit"))
+    (line,) = changes_in(said)
+    assert "algorithm.companion.strength 1.0 → 0.5, algorithm.companion.solver explicit → implicit" in line
 
 
 @pytest.mark.parametrize(

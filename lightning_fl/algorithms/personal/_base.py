@@ -15,7 +15,7 @@ class WithCompanion(Algorithm):
         base: Method that trains the server's model: FedAvg, FedProx, SCAFFOLD …; FedAvg if not given.
     """
 
-    name, num_models, keeps_models = Algorithm.name, Algorithm.num_models, Algorithm.keeps_models
+    num_models, keeps_models = Algorithm.num_models, Algorithm.keeps_models
     companion: Rule | None = None
 
     def __init__(self, base: Algorithm | None, companion: Rule) -> None:

@@ -18,7 +18,7 @@ from typing import Literal
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import nn
 
-from lightning_fl.algorithms.algorithm import Algorithm
+from lightning_fl.algorithms.algorithm import Algorithm, is_or_wraps
 from lightning_fl.checks import check_choice
 from lightning_fl.errors import require
 from lightning_fl.slots import forwards
@@ -36,9 +36,6 @@ ALL_NORMS: tuple[type[nn.Module], ...] = (
 class FedBN(Algorithm):
     """Any method, with clients that keep their normalisation layers."""
 
-    name = Algorithm.name
-    changeable = frozenset[str]()
-
     def __init__(self, base: Algorithm | None = None, norms: Literal["batch", "all"] = "batch") -> None:
         """Take over the slots of the base method.
 
@@ -47,10 +44,11 @@ class FedBN(Algorithm):
             norms: Keep the batch norms, as in the paper, or `all` norms: group, layer and instance norms, too.
         """
         check_choice("norms", norms, ("batch", "all"))
-        given = "FedBN itself" if isinstance(base, FedBN) else repr(base)
+        is_itself = isinstance(base, Algorithm) and is_or_wraps(base, FedBN)
         require(
-            base is None or (isinstance(base, Algorithm) and not isinstance(base, FedBN) and base.trains_in_rounds),
-            f"base must be a method that trains clients in rounds, such as FedAvg(), FedProx() or SCAFFOLD(), got {given}.",
+            base is None or (isinstance(base, Algorithm) and not is_itself and base.trains_in_rounds),
+            "base must be a method that trains clients in rounds, such as FedAvg(), FedProx() or SCAFFOLD(), got "
+            f"{'FedBN itself' if is_itself else repr(base)}.",
         )
         self.base = Algorithm() if base is None else base
         base = self.base

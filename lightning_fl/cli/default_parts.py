@@ -1,0 +1,76 @@
+"""Parts that are the default of a parameter: a class that the user names instead starts from its own defaults.
+
+The parser merges what the user gives into the default. So FedOpt, whose default is SGD(lr=1.0, momentum=0.9), would train with
+momentum 0.9 if the user names SGD with another learning rate, and with lr 1.0 if he names Adam. Parameters that are given
+without a class still change the default part alone: `--algorithm.server_optimizer.lr 0.5` keeps its momentum.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from typing import Any
+
+from jsonargparse import Namespace, dict_to_namespace
+
+
+def named_parts(given: Any) -> frozenset[str]:
+    """Return the parameters whose value names a class."""
+    return frozenset(key for key, value in _top(given) if isinstance(value, str) or "class_path" in _keys(value))
+
+
+def with_default_init_args(parser: ArgumentParser, given: Any, earlier: Any) -> Any:
+    """Return parameters of a class; those of a part without its class are completed by the default part.
+
+    Args:
+        parser: parser of the class.
+        given: parameters by name.
+        earlier: parameters that were given before, which the parser merges itself.
+    """
+    known = {key for key, _ in _top(earlier)}
+    for key, value in _top(given):
+        default = _default_part(parser, key)
+        if default is None or key in known or "class_path" in _keys(value) or not _keys(value):
+            continue
+        own = value["init_args"] if _keys(value) == {"init_args"} else value
+        default["init_args"].update(own if isinstance(own, Namespace) else dict_to_namespace(dict(own)))
+        given = deepcopy(given)
+        given[key] = default
+    return given
+
+
+def with_default_parts(parser: ArgumentParser, words: Sequence[str], earlier: Any) -> Any:
+    """Return the parameters that were given before, with the default part whose parameter a flag gives now.
+
+    Args:
+        parser: parser of a class.
+        words: flags with the parameters of the class.
+        earlier: parameters that were given before; None without.
+    """
+    for word in words:
+        key, _, inner = word.partition("=")[0].removeprefix("--").partition(".")
+        default = _default_part(parser, key)
+        if default is not None and inner and inner != "class_path" and key not in {name for name, _ in _top(earlier)}:
+            earlier = Namespace() if earlier is None else deepcopy(earlier)
+            earlier[key] = default
+    return earlier
+
+
+def _default_part(parser: ArgumentParser, key: str) -> Namespace | None:
+    """Return a copy of the class and the parameters of a default part; None if the default is none, or has no parameters."""
+    default = next((action.default for action in parser._actions if action.dest == key), None)
+    if not {"class_path", "init_args"} <= _keys(default):
+        return None
+    return dict_to_namespace(default) if isinstance(default, Mapping) else deepcopy(default)
+
+
+def _top(given: Any) -> list[tuple[str, Any]]:
+    """Return the parameters with their values, without those inside."""
+    if isinstance(given, Namespace):
+        return list(vars(given).items())
+    return list(given.items()) if isinstance(given, Mapping) else []
+
+
+def _keys(value: Any) -> set[str]:
+    return {key for key, _ in _top(value)}

@@ -1,0 +1,208 @@
+"""Test that a run which was stopped before its last round stays stopped when it is resumed, until something lets it go on."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import lightning as L  # noqa: N812
+import pytest
+import torch
+from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint
+from toys import Perceptron, federation, read_rows
+
+from lightning_fl import FederatedTrainer
+from lightning_fl.callbacks import CommunicationMeter, TargetReached
+from lightning_fl.outputs import checkpoint_file
+from lightning_fl.outputs.final_table import final_lines
+
+MakeTrainer = Callable[..., FederatedTrainer]
+PLANNED = 4
+
+
+class Stops(L.Callback):
+    """Callback that stops a run after some rounds, and counts them down in its own argument."""
+
+    def __init__(self, rounds: int = 2, hook: str = "on_train_epoch_end") -> None:
+        self.left, self.rounds = rounds, rounds
+        setattr(self, hook, self._count)
+
+    def _count(self, trainer: Any, pl_module: Any) -> None:
+        self.left -= 1
+        if self.left == 0:
+            trainer.should_stop = True
+
+
+class StopsItself(Perceptron):
+    """Module that stops its training in the second round."""
+
+    def on_train_epoch_end(self) -> None:
+        if self.trainer.current_epoch == 1:
+            self.trainer.should_stop = True
+
+
+def stop_second(trainer: Any, _: Any) -> None:
+    if trainer.current_epoch == 1:
+        trainer.should_stop = True
+
+
+def never_better(**options: Any) -> EarlyStopping:
+    return EarlyStopping("val/loss", **{"patience": 1, "min_delta": 1e9, **options})
+
+
+STOPPING: dict[str, tuple[Callable[[], Any], str]] = {
+    "EarlyStopping": (never_better, "EarlyStopping: val/loss"),
+    "TargetReached": (lambda: [Rising(), TargetReached(1.0, "val/rising")], "TargetReached: val/rising"),
+    "CommunicationMeter": (lambda: CommunicationMeter(max_uplink_bytes=400), "CommunicationMeter"),
+    "own": (Stops, "Stops"),
+    "at the start": (lambda: Stops(hook="on_train_epoch_start"), "Stops"),
+    "after the validation": (lambda: Stops(hook="on_validation_end"), "Stops"),
+    "function": (lambda: LambdaCallback(on_train_epoch_end=stop_second), "should_stop was set"),
+    "two at once": (lambda: [ModelCheckpoint(filename="own"), Stops(), never_better()], "Stops"),
+}
+
+
+class Rising(L.Callback):
+    """Callback that logs the number of the round, from 0."""
+
+    def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        pl_module.log("val/rising", float(trainer.current_epoch))
+
+
+@pytest.fixture
+def fit(make_trainer: MakeTrainer, tmp_path: Path) -> Callable[..., FederatedTrainer]:
+    """Return a function that fits in a folder, or resumes the run in it."""
+
+    def fit(callbacks: Any = (), module: Any = None, folder: str = "run", **flags: Any) -> FederatedTrainer:
+        given = {"max_rounds": PLANNED, "logger": True, "enable_checkpointing": True, **flags}
+        trainer = make_trainer(callbacks=callbacks, default_root_dir=tmp_path / folder, **given)
+        resumes = (tmp_path / folder / "checkpoints" / "last.ckpt").is_file()
+        torch.manual_seed(0)
+        trainer.fit(module or Perceptron(), federation(), ckpt_path="last" if resumes else None)
+        assert len(read_rows(tmp_path / folder)) == trainer.run.round
+        return trainer
+
+    return fit
+
+
+def rounds_in_table(trainer: FederatedTrainer) -> str:
+    return dict(final_lines(trainer, trainer.fit_loop.rows))["rounds"]
+
+
+@pytest.mark.parametrize("name", STOPPING)
+def test_a_stopped_run_stays_stopped_and_says_who_stopped_it(
+    name: str, fit: Callable[..., FederatedTrainer], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make, shown = STOPPING[name]
+    with caplog.at_level("INFO", "lightning.pytorch.utilities.rank_zero"):
+        trainer = fit(make())
+        assert rounds_in_table(trainer) == f"2 of 4 ({shown})"
+        who = shown.replace(": ", " (") + ")" * (": " in shown)
+        who = who.replace("should_stop was set", "Something that set should_stop")
+        assert f"{who} stopped the run after round 2 of 4." in caplog.messages
+        written = (tmp_path / "run" / "checkpoints" / "last.ckpt").read_bytes()
+        for _ in range(2):
+            caplog.clear()
+            trainer = fit(make())
+            assert rounds_in_table(trainer) == f"2 of 4 ({shown})"
+            assert any(f"Nothing is left to do: {who} stopped the run after round 2 of 4" in m for m in caplog.messages)
+    assert (tmp_path / "run" / "checkpoints" / "last.ckpt").read_bytes() == written
+    if name != "CommunicationMeter":  # which knows that the budget is spent
+        assert fit(make(), max_rounds=PLANNED + 1).run.round > 2, "a larger max_rounds lets it go on"
+
+
+def test_a_module_may_stop_the_run(fit: Callable[..., FederatedTrainer]) -> None:
+    for _ in range(2):
+        assert rounds_in_table(fit(module=StopsItself())) == "2 of 4 (StopsItself)"
+    assert fit(module=Perceptron()).run.round == PLANNED
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "rounds"),
+    [
+        (never_better, list, 4),
+        (never_better, lambda: never_better(patience=2), 3),
+        (never_better, lambda: never_better(min_delta=0.0), 4),
+        (Stops, lambda: Stops(1), 3),
+        (Stops, never_better, 4),
+        (lambda: [Rising(), TargetReached(1.0, "val/rising")], lambda: [Rising(), TargetReached(2.0, "val/rising")], 3),
+        (
+            lambda: [Rising(), TargetReached(1.0, "val/rising")],
+            lambda: [Rising(), TargetReached(1.0, "val/rising", stop=False)],
+            4,
+        ),
+    ],
+    ids=["left out", "more patience", "less to gain", "own", "another callback", "another target", "without a stop"],
+)
+def test_a_stopped_run_goes_on_if_what_stopped_it_has_changed(
+    first: Callable[[], Any], then: Callable[[], Any], rounds: int, fit: Callable[..., FederatedTrainer], caplog: Any
+) -> None:
+    assert fit(first()).run.round == 2
+    with caplog.at_level("INFO", "lightning.pytorch.utilities.rank_zero"):
+        assert fit(then()).run.round == rounds
+    assert any("it goes on" in message for message in caplog.messages)
+
+
+def test_a_stopped_run_that_went_on_is_as_one_in_one_go(fit: Callable[..., FederatedTrainer]) -> None:
+    fit(never_better())
+    in_two, in_one = fit(), fit(folder="other")
+    assert torch.equal(in_two.run.params, in_one.run.params)
+    assert rounds_in_table(in_two) == "4"
+
+
+def test_a_changed_argument_of_a_callback_is_said(fit: Callable[..., FederatedTrainer], caplog: Any) -> None:
+    fit(never_better(patience=9), max_rounds=1)
+    with caplog.at_level("INFO", "lightning.pytorch.utilities.rank_zero"):
+        trainer = fit(never_better(patience=1))
+    assert trainer.run.round == 2
+    assert any("trainer.callbacks.0.patience 9 → 1" in message for message in caplog.messages)
+
+
+class Interrupts(L.Callback):
+    """Callback that interrupts the run in its second round, also while another stops it."""
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        if trainer.current_epoch == 1:
+            trainer.should_stop = True
+            trainer.save_checkpoint(Path(trainer.default_root_dir) / "inside.ckpt")
+            raise KeyboardInterrupt
+
+
+def test_an_interrupted_run_goes_on(fit: Callable[..., FederatedTrainer], tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        fit(Interrupts())
+    inside = checkpoint_file.load(tmp_path / "run" / "inside.ckpt")["federation"]
+    assert (inside["run"]["round"], inside["stop"]) == (1, None), "the stop comes again with its round"
+    assert fit().run.round == PLANNED
+
+
+def test_a_run_killed_after_its_last_checkpoint_stays_stopped(fit: Callable[..., FederatedTrainer]) -> None:
+    class Dies(L.Callback):
+        def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+            raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError, match="killed"):
+        fit([Stops(), Dies()])
+    assert fit(Stops()).run.round == 2
+
+
+def test_a_run_out_of_time_goes_on_with_more_of_it(
+    fit: Callable[..., FederatedTrainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Test a clock on which each round takes a minute."""
+    clock: Iterator[float] = iter(range(0, 10**6, 60))
+    monkeypatch.setattr("lightning.pytorch.callbacks.timer.time.monotonic", lambda: float(next(clock)))
+    done = fit(max_time={"minutes": 2}).run.round
+    assert done < PLANNED
+    trainer = fit(max_time={"minutes": 2})
+    assert rounds_in_table(trainer) == f"{done} of 4 (max_time)"
+    assert fit(max_time={"minutes": 2}, max_rounds=9).run.round == done
+    assert fit(max_time={"hours": 9}).run.round == PLANNED
+
+
+def test_a_checkpoint_without_the_entry_goes_on(fit: Callable[..., FederatedTrainer], tmp_path: Path) -> None:
+    fit(Stops())
+    last = tmp_path / "run" / "checkpoints" / "last.ckpt"
+    content = torch.load(last, weights_only=True)
+    del content["federation"]["stop"]
+    checkpoint_file.save_atomically(content, last)
+    assert fit(Stops()).run.round == PLANNED
