@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import NoReturn
 
@@ -54,6 +55,15 @@ def require(condition: bool, sentence: str) -> None:
     """Raise `UserError(sentence)` unless `condition` holds."""
     if not condition:
         raise UserError(sentence)
+
+
+@contextmanager
+def collecting(sentences: list[str]) -> Iterator[None]:
+    """Add the sentence of a `UserError` in the block to a list, in place of raising it."""
+    try:
+        yield
+    except UserError as error:
+        sentences.append(str(error))
 
 
 class CommandParser(ArgumentParser):

@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from lightning_fl.outputs.clients.distribution import distribution
-from lightning_fl.outputs.figures import Look, line_style
+from lightning_fl.outputs.figures import Look, in_picture, line_style
 from lightning_fl.outputs.metric import is_accuracy
 from lightning_fl.outputs.run_folder import CLIENTS
 from lightning_fl.report.comparison import Group, Metric, mean_and_spread
@@ -110,8 +110,8 @@ def draw_clients(groups: Sequence[Group], metric: Metric, look: Look = Look()) -
             is_tuned = label not in order
             style = line_style(order[label.removesuffix(KINDS["_tuned"])]) | ({"linestyle": ":"} if is_tuned else {})
             shares = np.histogram(values, edges)[0] / len(values)
-            axes.stairs(shares, edges, label=label, linewidth=1.8, **style)
-        axes.set_xlabel(f"{metric.short} on a client's own samples")
+            axes.stairs(shares, edges, label=in_picture(label), linewidth=1.8, **style)
+        axes.set_xlabel(f"{in_picture(metric.short)} on a client's own samples")
         axes.set_ylabel("share of clients")
         longest = max(map(len, pooled)) + 12
         figure.legend(
