@@ -15,7 +15,6 @@ from lightning_fl.outputs.run_folder import require_writable
 from lightning_fl.report import tables
 from lightning_fl.report.comparison import Curve, Group, Metric, common_metric, curves_with, group_runs
 from lightning_fl.report.document import (
-    WRITTEN,
     Part,
     Picture,
     Sections,
@@ -156,7 +155,7 @@ def report(
     names = [*pages, "runs.csv", "curves.csv", *(name for picture in pictures for name in picture.files)]
     with writing(folder):
         remove_earlier(folder)
-        aside = set_others_aside(folder, [*names, WRITTEN] if (folder / WRITTEN).is_dir() else names)
+        aside = set_others_aside(folder, names)
         for name, page in pages.items():
             (folder / name).write_text(page, encoding="utf-8", errors="replace")
         tables.write_runs(folder / "runs.csv", groups)
@@ -212,7 +211,7 @@ def _sections(
     groups: Sequence[Group], metric: Metric, published: PublishedTable | None, look: Look, notes: list[str]
 ) -> Sections:
     """Return the report's content, without what is empty."""
-    from lightning_fl.report.clients import clients_table, draw_clients
+    from lightning_fl.report.clients import clients_table, draw_clients, unreadable
     from lightning_fl.report.codecs import codec_parts
     from lightning_fl.report.plots import AXES, draw_bits, draw_curves, is_logarithmic
 
@@ -254,7 +253,7 @@ def _sections(
         sections[f"Published: {published.title}"] = [about, tables.beside(published, groups), left_out]
     sections["Settings in common" if len(groups) > 1 else "Settings"] = [in_common(groups)]
     sections["Settings that differ"] = [*tables.settings(groups)]
-    sections["Remarks"] = [notes + remarks(groups)]
+    sections["Remarks"] = [notes + remarks(groups) + unreadable(groups)]
     sections["How to read it"] = [_how(metric)]
     return {heading: kept for heading, parts in sections.items() if (kept := [part for part in parts if part])}
 

@@ -215,6 +215,9 @@ def set_others_aside(folder: Path, names: Iterable[str]) -> Path | None:
         The folder to which something was moved; None if nothing was.
     """
     present = [folder / name for name in names if os.path.lexists(folder / name)]
+    record = folder / WRITTEN
+    if os.path.lexists(record) and (record.is_symlink() or not record.is_file()):
+        present.append(record)
     if not present:
         return None
     aside = next(path for number in count(1) if not os.path.lexists(path := folder / f"earlier-{number}"))
