@@ -127,7 +127,7 @@ def read_run(path: str | Path) -> Record:
     gaps += problem
     rounds = columns["round"]
     every = settings.get("trainer.log_every_n_rounds")
-    num_rounds, every = int(rounds[-1]) + 1, max(1, int(every)) if is_real(every) else 1
+    num_rounds, every = int(rounds[-1]) + 1, max(1, int(every)) if every is not None and is_real(every) else 1
     if num_rounds > every * len(rounds):
         gaps.append(f"{num_rounds - every * len(rounds)} of its first {num_rounds} rounds have no row")
     planned = settings.get("trainer.max_rounds")

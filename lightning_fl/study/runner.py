@@ -217,8 +217,9 @@ def _is_done(run: PlannedRun) -> bool:
     except UserError:
         return False
     limit = _content(run, DONE).get("max_seconds", _earlier_limit(record.settings))
-    is_raised = is_real(limit) and (run.max_seconds is None or run.max_seconds > limit)
-    return not (is_raised and record.num_rounds < run.num_rounds)
+    if limit is None or not is_real(limit) or record.num_rounds >= run.num_rounds:
+        return True
+    return run.max_seconds is not None and run.max_seconds <= limit
 
 
 def _earlier_limit(settings: Mapping[str, Any]) -> float | None:
