@@ -82,6 +82,15 @@ def require(condition: bool, sentence: str) -> None:
         raise UserError(sentence)
 
 
+@contextmanager
+def collecting(sentences: list[str]) -> Iterator[None]:
+    """Add the sentence of a `UserError` in the block to a list, in place of raising it."""
+    try:
+        yield
+    except UserError as error:
+        sentences.append(str(error))
+
+
 class CommandParser(ArgumentParser):
     """Parser of a command's flags that raises a `UserError`, so that the command ends with one sentence."""
 

@@ -2,9 +2,12 @@
 
 import logging
 import os
+import re
 import sys
 import typing
+import warnings
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +55,22 @@ def _no_open_run_of_wandb() -> Iterator[None]:
     wandb = sys.modules.get("wandb")
     if wandb is not None and wandb.run is not None:
         wandb.finish()
+
+
+@pytest.fixture
+def says_lost(caplog: pytest.LogCaptureFixture) -> Callable[[str], AbstractContextManager[None]]:
+    """Return a context manager that checks that its block logs, whatever the filters of warnings, that something is lost."""
+
+    @contextmanager
+    def check(pattern: str) -> Iterator[None]:
+        caplog.clear()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+        said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+        assert any(re.search(pattern, sentence) for sentence in said), said
+
+    return check
 
 
 @pytest.fixture

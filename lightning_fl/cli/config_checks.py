@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pydoc import locate
-from typing import Any, TextIO
+from typing import Any
 
 import yaml
 
@@ -20,112 +20,23 @@ from lightning_fl.checks import parameters_of
 from lightning_fl.cli.failures import causes_of
 from lightning_fl.cli.type_descriptions import allows_null, group_of, in_words, shown
 from lightning_fl.errors import UserError, nearest, require
+from lightning_fl.outputs.yaml_files import is_misread, read_strictly
 
 KEYS = "seed_everything, trainer, model, data, algorithm, optimizer, lr_scheduler and ckpt_path"
-MAX_VALUES = 100_000
-MAX_DEPTH = 100
 
 
 def check_file(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Check that a file can be a configuration, and return its content.
 
     Raises:
-        UserError: it is not text, not YAML, empty, not a mapping, grows without bound, or has a key twice, a class_path without a
-            name, or a number such as 010, which YAML reads as 8.
+        UserError: `read_strictly` refuses it, or it is empty or not a mapping.
     """
-    try:
-        with open(path, encoding="utf-8") as file:
-            content = _read(file)
-    except UnicodeDecodeError:
-        raise UserError(f"{path} is not a text file: a configuration is YAML with the keys {KEYS}.") from None
-    except yaml.YAMLError as error:
-        raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from error
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}).") from error
+    content = read_strictly(path, f"a configuration is YAML with the keys {KEYS}")
     require(content not in (None, {}), f"{path} is empty: a configuration has the keys {KEYS}.")
     require(isinstance(content, dict), f"{path} must be a mapping with the keys {KEYS}, got {shown(content)}.")
     without = [key for key, value in content.items() if value is None]
     require(len(without) < len(content), f"{path} has no value under {', '.join(map(str, without))}.")
     return content
-
-
-def _read(file: TextIO) -> Any:
-    """Return the content of a YAML file whose size with all aliases written out is within bounds."""
-    loader = _StrictLoader(file)
-    try:
-        node = loader.get_single_node()
-        if node is None:
-            return None
-        _check_extent(node, loader.name)
-        return loader.construct_document(node)
-    except RecursionError:
-        raise UserError(f"{loader.name} is nested more than {MAX_DEPTH} levels deep.") from None
-    finally:
-        loader.dispose()
-
-
-def _check_extent(root: yaml.Node, name: str) -> None:
-    """Refuse a document that contains itself, or that is huge with its aliases written out: the parser walks each of them."""
-    extents: dict[yaml.Node, tuple[int, int]] = {}
-    inside: set[yaml.Node] = set()
-
-    def extent(node: yaml.Node) -> tuple[int, int]:
-        """Return the number of values and of levels of a node."""
-        where = f"the value in line {node.start_mark.line + 1} of {name}"
-        require(node not in inside, f"{where} contains itself, by an alias (*) of its own anchor (&).")
-        if node not in extents:
-            inside.add(node)
-            parts = node.value if isinstance(node, yaml.CollectionNode) else []
-            found = [extent(part) for entry in parts for part in (entry if isinstance(entry, tuple) else (entry,))]
-            inside.remove(node)
-            extents[node] = 1 + sum(count for count, _ in found), 1 + max((levels for _, levels in found), default=0)
-            count, levels = extents[node]
-            require(
-                count <= MAX_VALUES, f"{where} has more than {MAX_VALUES:,} values with its aliases (*) written out."
-            )
-            require(levels <= MAX_DEPTH, f"{where} is nested more than {MAX_DEPTH} levels deep.")
-        return extents[node]
-
-    extent(root)
-
-
-class _StrictLoader(yaml.SafeLoader):
-    """Loader that refuses a mapping with a key twice, of which YAML would keep only the last."""
-
-    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
-        node = super().compose_mapping_node(anchor)
-        keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        for i, key in enumerate(keys):
-            twice = f"{self.name} has the key {key.value} twice in one mapping, the second in line {key.start_mark.line + 1}."
-            require(key.value not in [earlier.value for earlier in keys[:i]], twice)
-        for key, value in node.value:
-            require(
-                getattr(key, "value", None) != "class_path" or value.tag != "tag:yaml.org,2002:null",
-                f"{self.name} has a class_path without the name of a class in line {key.start_mark.line + 1}.",
-            )
-        return node
-
-    def construct_number(self, node: yaml.ScalarNode) -> int | float:
-        """Return a number as YAML 1.1 reads it; refuse one that most readers read otherwise, such as 010 or 1:30."""
-        construct = self.construct_yaml_int if node.tag.endswith(":int") else self.construct_yaml_float
-        number = construct(node)
-        require(
-            not _is_misread(node),
-            f"{self.name} has {node.value} in line {node.start_mark.line + 1}, which YAML reads as {number}: write {number}, or "
-            f"'{node.value}' in quotes for the text.",
-        )
-        return number
-
-
-_StrictLoader.add_constructor("tag:yaml.org,2002:int", _StrictLoader.construct_number)
-_StrictLoader.add_constructor("tag:yaml.org,2002:float", _StrictLoader.construct_number)
-
-
-def _is_misread(node: yaml.Node) -> bool:
-    """True for a number in base 8 or 60, which most readers take for another."""
-    is_whole = isinstance(node, yaml.ScalarNode) and node.tag.endswith(":int")
-    is_number = is_whole or (isinstance(node, yaml.ScalarNode) and node.tag.endswith(":float"))
-    return is_number and (":" in node.value or (is_whole and bool(re.match(r"[-+]?0[\d_]", node.value))))
 
 
 def check_numbers(words: Sequence[str], config: Any) -> None:
@@ -144,7 +55,7 @@ def check_numbers(words: Sequence[str], config: Any) -> None:
             continue
         with suppress(yaml.YAMLError, RecursionError):
             for node in _nodes(yaml.compose(value, Loader=yaml.SafeLoader)):
-                if _is_misread(node) and node.value not in kept:
+                if is_misread(node) and node.value not in kept:
                     number = yaml.safe_load(node.value)
                     raise UserError(
                         f"{flag} has {node.value}, which YAML reads as {number}: write the number that you mean."

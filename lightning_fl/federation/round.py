@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lightning_fl.algorithms import Algorithm
@@ -27,6 +26,7 @@ from lightning_fl.federation.loss_guard import LossGuard
 from lightning_fl.federation.population import Cohort, Population
 from lightning_fl.federation.round_record import round_record
 from lightning_fl.federation.server_steps import take_steps
+from lightning_fl.outputs.losses import say_lost
 from lightning_fl.processes import gather_by_client, mean, share_states
 from lightning_fl.pruning import Plan
 from lightning_fl.server.network import Network
@@ -99,7 +99,7 @@ class Federation:
             intake.take(upload, link)
             self.on_upload(upload.result.client, position, len(clients))
         merged, outcome = intake.finish(cohort, link)
-        self._warn_if_none_accepted(outcome)
+        self._say_if_none_accepted(outcome)
         merged |= {name: job.received[name] for name in method.exchange.provides if name in job.received}
         averages = self.flat_module.logs.averages([outcome.logs[k] for k in cohort.answering if k in outcome.logs])
 
@@ -205,13 +205,13 @@ class Federation:
             mask=run.mask,
         )
 
-    def _warn_if_none_accepted(self, outcome: Outcome) -> None:
-        """Warn in the first round in which every upload is rejected; the table at the end of the run counts them all."""
+    def _say_if_none_accepted(self, outcome: Outcome) -> None:
+        """Say so in the first round in which every upload is rejected; the table at the end of the run counts them all."""
         if outcome.num_accepted or not outcome.num_uploads or self._warned:
             return
         self._warned = True
         why = "not finite" if self.guard.clients is None else "not finite, or their loss exploded"
-        rank_zero_warn(
+        say_lost(
             f"Round {self.run.round + 1}: all uploads ({outcome.num_uploads}) were rejected ({why}), so the model did not "
             "change. Most likely the learning rate is too high, or the inputs have values that are not finite."
         )

@@ -16,12 +16,12 @@ from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch.serialization import get_unsafe_globals_in_checkpoint
 from torch.utils.serialization import config
 
 from lightning_fl.errors import UserError, require
 from lightning_fl.outputs.files import replacing
+from lightning_fl.outputs.losses import say_lost
 
 FORMAT = 2
 
@@ -45,9 +45,7 @@ def plain(values: dict[str, Any]) -> dict[str, Any]:
     """Return the hyper-parameters that `torch.load(weights_only=True)` can read, and name the others in a warning."""
     kept = {name: value for name, value in values.items() if _is_plain(value)}
     if left_out := sorted(values.keys() - kept.keys()):
-        rank_zero_warn(
-            f"hyper-parameters that are not plain values are not saved in checkpoints: {', '.join(left_out)}."
-        )
+        say_lost(f"hyper-parameters that are not plain values are not saved in checkpoints: {', '.join(left_out)}.")
     return kept
 
 

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from lightning_fl.checks import LARGEST
 from lightning_fl.outputs.files import replacing
 from lightning_fl.outputs.run_folder import COMMUNICATION
 
@@ -44,19 +45,47 @@ def read_communication(root: str | os.PathLike[str]) -> Bits | None:
     Raises:
         ValueError: the file does not contain them.
     """
-    path = Path(root, COMMUNICATION)
-    if not path.is_file():
+    content = _content(root)
+    if content is None:
         return None
-    content = json.loads(path.read_text())
     try:
-        return {direction: {str(k): int(n) for k, n in content[key].items()} for direction, key in KEYS.items()}
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} lacks {error}") from error
+        return as_bits({direction: content[key] for direction, key in KEYS.items()})
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{Path(root, COMMUNICATION)} lacks {error}") from error
+
+
+def as_bits(content: Any) -> Bits:
+    """Return bits by direction and kind.
+
+    Raises:
+        ValueError: the content is something else.
+    """
+    try:
+        found = {direction: {str(kind): int(n) for kind, n in content[direction].items()} for direction in KEYS}
+    except (KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise ValueError(f"no bits by direction and kind: {error}") from error
+    if not all(0 <= n <= LARGEST for of_kind in found.values() for n in of_kind.values()):
+        raise ValueError("bits are numbers from 0 on")
+    return found
 
 
 def read_metric(root: str | os.PathLike[str]) -> dict[str, str] | None:
     """Return name and mode of the metric that a run is about; None if no file says it."""
     with suppress(OSError, ValueError, KeyError, TypeError):
-        metric = json.loads(Path(root, COMMUNICATION).read_text())["metric"]
-        return {key: str(metric[key]) for key in ("name", "mode")}
+        metric = (_content(root) or {})["metric"]
+        if metric["mode"] in ("max", "min"):
+            return {key: str(metric[key]) for key in ("name", "mode")}
     return None
+
+
+def _content(root: str | os.PathLike[str]) -> Any:
+    """Return the content of the file; None if there is none.
+
+    Raises:
+        ValueError: it is not JSON.
+    """
+    path = Path(root, COMMUNICATION)
+    try:
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    except RecursionError as error:
+        raise ValueError(f"{path} is nested too deep") from error

@@ -76,6 +76,22 @@ class Look:
         return int(120 * self.size[0] / self.font_size)
 
 
+def in_picture(text: str) -> str:
+    r"""Return a text as matplotlib shows it: it hides labels that begin with `_`, and fails on a `$` that begins no formula.
+
+    >>> in_picture("_a"), in_picture("$5, $x_{$"), in_picture(r"$\mu$ = 0.1")
+    (' _a', '\\$5, \\$x_{\\$', '$\\mu$ = 0.1')
+    """
+    from matplotlib.mathtext import MathTextParser
+
+    text = "".join(each if each.isprintable() else " " for each in text)
+    try:
+        MathTextParser("path").parse(text)
+    except ValueError:
+        text = text.replace("$", r"\$")
+    return f" {text}" if text.startswith("_") else text
+
+
 def line_style(index: int) -> dict[str, Any]:
     """Return colour and dashes of the index-th line of a picture.
 

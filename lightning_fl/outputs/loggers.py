@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
+from lightning_fl.outputs.losses import say_lost
 from lightning_fl.outputs.metrics_csv import RoundCSVLogger
 
 
@@ -34,7 +34,7 @@ def tell(trainer: HasLoggers, message: Callable[[Any], Any], kind: type[Logger] 
             if isinstance(logger, RoundCSVLogger):
                 raise
             trainer.loggers = [other for other in trainer.loggers if other is not logger]
-            rank_zero_warn(
+            say_lost(
                 f"{type(logger).__name__} failed and is not used any more; metrics.csv and the checkpoints are still written "
                 f"({type(error).__name__}: {' '.join(str(error).split())})."
             )

@@ -13,9 +13,10 @@ from typing import Any
 from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
-from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lightning_fl.outputs.files import replacing, writing
+from lightning_fl.outputs.losses import say_lost
 
 UNREADABLE = "\ufffd"
 """Character that stands for bytes that are not UTF-8."""
@@ -55,7 +56,7 @@ class _RoundWriter(ExperimentWriter):
         path = Path(self.metrics_file_path)
         present = path.stat().st_size if path.is_file() else None
         if self._size is not None and present != self._size:
-            rank_zero_warn(
+            say_lost(
                 f"{path} was changed or deleted by another program; it is written again with all of the run's rows."
             )
         if new_columns or self._size is None or present != self._size:

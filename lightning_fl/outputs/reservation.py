@@ -19,6 +19,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lightning_fl.errors import FileError, UserError, require
 from lightning_fl.outputs.files import reason_of, remove_leftovers, writing
+from lightning_fl.outputs.losses import say_lost
 from lightning_fl.outputs.run_folder import (
     LAST,
     WRITTEN,
@@ -94,7 +95,7 @@ class Reservation:
                 f"{self._root} cannot be written (it was deleted or moved during the run, and another run uses it now: {holder})"
             )
         if is_empty:
-            rank_zero_warn(
+            say_lost(
                 f"The folder {self._root} was deleted or moved during the run; it is made again, but without the files that "
                 "a run writes once, such as config.yaml, and without earlier checkpoints."
             )

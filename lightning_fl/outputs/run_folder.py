@@ -18,6 +18,7 @@ import yaml
 
 from lightning_fl.errors import UserError
 from lightning_fl.outputs.files import replacing, writing
+from lightning_fl.outputs.losses import say_lost
 
 if TYPE_CHECKING:
     from lightning.pytorch.loggers import Logger
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from lightning_fl.outputs.metrics_csv import RoundCSVLogger
 
 LAST = Path("checkpoints") / "last.ckpt"
+PREVIOUS = LAST.with_name("previous.ckpt")
 EXPORT = "model.ckpt"
 METRICS = "metrics.csv"
 HPARAMS = "hparams.yaml"
@@ -36,7 +38,7 @@ COMMUNICATION = "communication.json"
 CLIENTS = "clients.csv"
 DAMAGED = "metrics-damaged.csv"
 FILES = (METRICS, CLIENTS, DAMAGED, COMMUNICATION, HPARAMS, CONFIG, SETTINGS, EXPORT, LAST.parent)
-WRITTEN = (METRICS, CLIENTS, COMMUNICATION, HPARAMS, CONFIG, SETTINGS, EXPORT, LAST, LAST.with_name("previous.ckpt"))
+WRITTEN = (METRICS, CLIENTS, COMMUNICATION, HPARAMS, CONFIG, SETTINGS, EXPORT, LAST, PREVIOUS)
 """Files that a run writes."""
 
 RENAMED = {"data.partition.balanced": "data.partition.skip_full_clients"}
@@ -93,7 +95,7 @@ class RunFolder:
                     shutil.copy(config, self._root)
             elif self._lacks_rows and Path(self._root, METRICS).is_file():
                 shutil.copyfile(Path(self._root, METRICS), Path(self._root, DAMAGED))
-                _warn(f"The damaged {METRICS} was copied to {DAMAGED}.")
+                say_lost(f"The damaged {METRICS} was copied to {DAMAGED}.")
         if self._home is not None:
             from lightning_fl.outputs.clients.rows import keep_rows_before
 
@@ -116,7 +118,7 @@ class RunFolder:
             found = logger.resume(self._home / METRICS, first_round) or 0  # None in processes that write nothing
             self._lacks_rows = num_rows is not None and found < num_rows
             if self._lacks_rows:
-                _warn(
+                say_lost(
                     f"{self._home / METRICS} lacks {(num_rows or 0) - found} of the {num_rows} rows that the run logged in its "
                     f"first {first_round} rounds; the run goes on without them."
                 )
@@ -198,12 +200,6 @@ def write_settings(root: str | os.PathLike[str], resumed: bool, settings: Mappin
     with replacing(Path(root, config_name(root, resumed, SETTINGS)), "w", sync=False, encoding="utf-8") as file:
         file.write("# Settings of a run from Python, for reports. This is no configuration for the command line.\n")
         yaml.safe_dump(dict(settings), file, sort_keys=False, allow_unicode=True)
-
-
-def _warn(sentence: str) -> None:
-    from lightning.pytorch.utilities.rank_zero import rank_zero_warn
-
-    rank_zero_warn(sentence)
 
 
 def require_writable(root: str, flag: str = "default_root_dir") -> list[Path]:

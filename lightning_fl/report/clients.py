@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
@@ -11,7 +12,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from lightning_fl.outputs.clients.distribution import distribution
-from lightning_fl.outputs.figures import Look, line_style
+from lightning_fl.outputs.figures import Look, in_picture, line_style
 from lightning_fl.outputs.metric import is_accuracy
 from lightning_fl.outputs.run_folder import CLIENTS
 from lightning_fl.report.comparison import Group, Metric, mean_and_spread
@@ -50,16 +51,57 @@ class Clients(NamedTuple):
 def read_clients(record: Record, column: str) -> Clients | None:
     """Return a column of a run's clients.csv in its last round; None without the file or without a finite value."""
     try:
-        with (record.folder / CLIENTS).open(encoding="utf-8", newline="") as file:
-            cells = [(row["round"], row.get(column) or "nan", row["samples"]) for row in csv.DictReader(file)]
-        found = np.array(cells, dtype=float).reshape(-1, 3)
-    except (OSError, KeyError, ValueError):
+        rows = _read_rows(record)
+        found = np.array(
+            [(row["round"], row.get(column) or "nan", row["samples"]) for row in rows], dtype=float
+        ).reshape(-1, 3)
+    except ValueError:
         return None
     found = found[np.isfinite(found).all(axis=1)]
     if not len(found):
         return None
     last = found[found[:, 0] == found[:, 0].max()]
     return Clients(int(last[0, 0]), last[:, 1], last[:, 2])
+
+
+def unreadable(groups: Sequence[Group]) -> list[str]:
+    """Return a remark for each run whose clients.csv is damaged."""
+    records = [curve.record for group in groups for curve in group.curves]
+    return [
+        f"{record.folder}: its {CLIENTS} cannot be read and is ignored." for record in records if _is_damaged(record)
+    ]
+
+
+def _is_damaged(record: Record) -> bool:
+    try:
+        _read_rows(record)
+    except ValueError:
+        return True
+    return False
+
+
+def _read_rows(record: Record) -> list[dict[str, str]]:
+    """Return the rows of a run's clients.csv; [] if there is none.
+
+    Raises:
+        ValueError: it is no table of clients.
+    """
+    path = record.folder / CLIENTS
+    if not os.path.lexists(path):
+        return []
+    try:
+        if not path.is_file():
+            raise ValueError(f"{path} is not a file")
+        with path.open(encoding="utf-8", newline="") as file:
+            reader = csv.DictReader(file)
+            rows = list(reader)
+        is_table = {"round", "samples"} <= {*(reader.fieldnames or ())}
+        is_table &= all(float(row["round"]) >= 0 and float(row["samples"]) > 0 for row in rows)
+    except (OSError, KeyError, TypeError, csv.Error) as error:
+        raise ValueError(f"{path} is no table of clients") from error
+    if not is_table:
+        raise ValueError(f"{path} has no rounds and samples, or a client without any")
+    return rows
 
 
 def _lines(groups: Sequence[Group], metric: Metric) -> list[tuple[str, list[Clients]]]:
@@ -110,8 +152,8 @@ def draw_clients(groups: Sequence[Group], metric: Metric, look: Look = Look()) -
             is_tuned = label not in order
             style = line_style(order[label.removesuffix(KINDS["_tuned"])]) | ({"linestyle": ":"} if is_tuned else {})
             shares = np.histogram(values, edges)[0] / len(values)
-            axes.stairs(shares, edges, label=label, linewidth=1.8, **style)
-        axes.set_xlabel(f"{metric.short} on a client's own samples")
+            axes.stairs(shares, edges, label=in_picture(label), linewidth=1.8, **style)
+        axes.set_xlabel(f"{in_picture(metric.short)} on a client's own samples")
         axes.set_ylabel("share of clients")
         longest = max(map(len, pooled)) + 12
         figure.legend(

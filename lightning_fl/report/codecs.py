@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from lightning_fl.outputs.figures import Look, line_style
+from lightning_fl.outputs.figures import Look, in_picture, line_style
 from lightning_fl.report.comparison import Curve, Group, Metric, mean_and_spread
 from lightning_fl.report.document import Part, Picture, Table
 from lightning_fl.report.plots import draw_curves
@@ -109,17 +109,17 @@ def draw_layers(groups: Sequence[Group], look: Look) -> Figure | None:
         for axes, (title, bars) in zip(both, found.items(), strict=True):
             height = 0.8 / len(order)
             for i, values in bars:
-                style = {"color": line_style(i)["color"], "label": groups[i].label}
+                style = {"color": line_style(i)["color"], "label": in_picture(groups[i].label)}
                 offset = (order.index(i) - (len(order) - 1) / 2) * height
                 places = np.array([layers.index(name) for name in values]) + offset
                 axes.barh(places, [*values.values()], height=height, **style)
             _scale(axes, title, len(found), look)
-        both[0].set_yticks(range(len(layers)), layers)
+        both[0].set_yticks(range(len(layers)), [*map(in_picture, layers)])
         both[0].set_ylim(len(layers) - 0.4, -0.6)
         entries = {
             label: handle for axes in both for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
         }
-        handles = {groups[i].label: entries[groups[i].label] for i in order}
+        handles = {label: entries[label] for i in order if (label := in_picture(groups[i].label))}
         num_columns = max(1, min(len(order), look.line_length // (max(map(len, handles)) + 12)))
         figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=num_columns, frameon=False)
     return figure

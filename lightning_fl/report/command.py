@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from lightning_fl.errors import CommandParser, UserError, require
 from lightning_fl.outputs.figures import FORMATS, Look
+from lightning_fl.outputs.files import writing
 from lightning_fl.outputs.metric import AT_BEST_VALIDATION, FINAL, is_accuracy
 from lightning_fl.outputs.run_folder import require_writable
 from lightning_fl.report import tables
-from lightning_fl.report.comparison import VALUES, Group, Metric, common_metric, group_runs
+from lightning_fl.report.comparison import VALUES, Curve, Group, Metric, common_metric, curves_with, group_runs
 from lightning_fl.report.document import (
     Part,
     Picture,
@@ -20,6 +21,7 @@ from lightning_fl.report.document import (
     Table,
     note_written,
     remove_earlier,
+    set_others_aside,
     to_html,
     to_markdown,
 )
@@ -113,12 +115,15 @@ def build_parser() -> ArgumentParser:
     return parser
 
 
-def report(arguments: Sequence[str], claims: Sections | None = None) -> str:
+def report(
+    arguments: Sequence[str], claims: Sections | None = None, lines: Mapping[str, Sequence[str]] | None = None
+) -> str:
     """Read runs and write a report of them.
 
     Args:
         arguments: command line after `report`.
         claims: section with a study's claims and their verdicts, if any.
+        lines: folders of the runs of each line by its name; None: runs that differ only in their seeds share a line.
 
     Returns:
         Text to print: tables, remarks, and the path of the report.
@@ -129,31 +134,43 @@ def report(arguments: Sequence[str], claims: Sections | None = None) -> str:
     given = build_parser().parse_args(arguments)
     look = _look(given)
     published = read_published(given.paper) if given.paper else None
-    records, found_below = read_runs(given.runs)
+    records, notes = read_runs(given.runs)
     metric = common_metric(records, given.metric, given.target, given.window)
     if published and not is_accuracy(metric.name):
         raise UserError(
             f"the published numbers are accuracies and cannot be compared with {metric.name}; leave out --paper."
         )
-    require_same_data(records)
-    groups = _labelled(group_runs(records, metric), given.label)
+    curves, without = curves_with(records, metric)
+    records = [curve.record for curve in curves.values()]
+    notes += [f"Left out: {problem}" for problem in without]
+    require_same_data({str(record.folder): record.settings for record in records})
+    groups = _labelled(group_runs(records, metric), given.label) if lines is None else _groups(lines, curves)
     folder = Path(given.out)
     require_writable(given.out, flag="--out")
-    sections = {**(claims or {}), **_sections(groups, metric, published, look, found_below)}
+    sections = {**(claims or {}), **_sections(groups, metric, published, look, notes)}
     title = f"{', '.join(dict.fromkeys(group.algorithm for group in groups))}: {metric.short}"
     pages = {"report.md": to_markdown(title, sections)} | (
         {"report.html": to_html(title, sections)} if given.html else {}
     )
 
-    remove_earlier(folder)
-    for name, page in pages.items():
-        (folder / name).write_text(page)
-    tables.write_runs(folder / "runs.csv", groups)
-    tables.write_curves(folder / "curves.csv", groups, metric)
     pictures = [part for parts in sections.values() for part in parts if isinstance(part, Picture)]
-    drawn = [name for picture in pictures for name in picture.save(folder)]
-    note_written(folder, [*pages, "runs.csv", "curves.csv", *drawn])
-    return _printed(sections, folder / list(pages)[-1])
+    names = [*pages, "runs.csv", "curves.csv", *(name for picture in pictures for name in picture.files)]
+    with writing(folder):
+        remove_earlier(folder)
+        aside = set_others_aside(folder, names)
+        for name, page in pages.items():
+            (folder / name).write_text(page, encoding="utf-8", errors="replace")
+        tables.write_runs(folder / "runs.csv", groups)
+        tables.write_curves(folder / "curves.csv", groups, metric)
+        for picture in pictures:
+            picture.save(folder)
+        note_written(folder, names)
+    kept = (
+        f"\nkept    {aside}, with files that stood in the way and that no report had written as they were"
+        if aside
+        else ""
+    )
+    return _printed(sections, folder / list(pages)[-1]) + kept
 
 
 def _look(given: Namespace) -> Look:
@@ -183,11 +200,20 @@ def _labelled(groups: Sequence[Group], names: Sequence[str] | None) -> Sequence[
     return [replace(group, label=name) for group, name in zip(groups, names, strict=True)]
 
 
+def _groups(lines: Mapping[str, Sequence[str]], curves: Mapping[Path, Curve]) -> list[Group]:
+    """Return the groups of a study's runs, those of each cell in a line of its own."""
+    found = {
+        name: tuple(curves[Path(folder)] for folder in folders if Path(folder) in curves)
+        for name, folders in lines.items()
+    }
+    return [Group(name, of_line) for name, of_line in found.items() if of_line]
+
+
 def _sections(
-    groups: Sequence[Group], metric: Metric, published: PublishedTable | None, look: Look, found_below: list[str]
+    groups: Sequence[Group], metric: Metric, published: PublishedTable | None, look: Look, notes: list[str]
 ) -> Sections:
     """Return the report's content, without what is empty."""
-    from lightning_fl.report.clients import clients_table, draw_clients
+    from lightning_fl.report.clients import clients_table, draw_clients, unreadable
     from lightning_fl.report.codecs import codec_parts
     from lightning_fl.report.plots import AXES, draw_bits, draw_curves, is_logarithmic
 
@@ -230,7 +256,7 @@ def _sections(
         sections[f"Published: {published.title}"] = [about, tables.beside(published, groups), left_out]
     sections["Settings in common" if len(groups) > 1 else "Settings"] = [in_common(groups)]
     sections["Settings that differ"] = [*tables.settings(groups)]
-    sections["Remarks"] = [found_below + remarks(groups)]
+    sections["Remarks"] = [notes + remarks(groups) + unreadable(groups)]
     sections["How to read it"] = [_how(metric)]
     return {heading: kept for heading, parts in sections.items() if (kept := [part for part in parts if part])}
 

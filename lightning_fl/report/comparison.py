@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
+from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
 
 from lightning_fl.checks import reaches
-from lightning_fl.errors import UserError, nearest, require
+from lightning_fl.errors import UserError, collecting, nearest, require
 from lightning_fl.outputs.clients.distribution import without_statistic
 from lightning_fl.outputs.metric import (
     ACCURACY,
@@ -259,6 +260,21 @@ def common_metric(records: Sequence[Record], given: str | None, target: float | 
     )
     name = given or kept[0][0]
     return Metric(name, target, window, next((mode for known, mode in kept if known == name), None))
+
+
+def curves_with(records: Sequence[Record], metric: Metric) -> tuple[dict[Path, Curve], list[str]]:
+    """Return the curves of the runs that have a metric, by folder, and why the others have none.
+
+    Raises:
+        UserError: no run has the metric.
+    """
+    curves: dict[Path, Curve] = {}
+    problems: list[str] = []
+    for record in records:
+        with collecting(problems):
+            curves[record.folder] = Curve(record, metric)
+    require(bool(curves), "".join(problems[:1]))
+    return curves, problems
 
 
 def group_runs(records: Sequence[Record], metric: Metric) -> list[Group]:

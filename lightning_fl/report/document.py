@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -12,6 +13,7 @@ from hashlib import sha256
 from html import escape
 from importlib.resources import files
 from io import BytesIO
+from itertools import count
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any
@@ -47,7 +49,7 @@ class Table:
         |:-------|-------:|
         | FedAvg |     60 |
         """
-        rows = [[cell.replace("|", "\\|") for cell in row] for row in (self.header, *self.rows)]
+        rows = [[plain(cell).replace("|", "\\|") for cell in row] for row in (self.header, *self.rows)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         sides = ["<" if position < self.num_texts else ">" for position in range(len(widths))]
         columns = list(zip(sides, widths, strict=True))
@@ -90,15 +92,18 @@ class Picture:
     figure: Figure
     formats: Sequence[str] = Look.formats
 
-    def save(self, folder: Path) -> list[str]:
-        """Write a file in each format, and return their names."""
-        names = [f"{self.name}.{kind}" for kind in self.formats]
-        for name in names:
+    @property
+    def files(self) -> list[str]:
+        """Names of its files."""
+        return [f"{self.name}.{kind}" for kind in self.formats]
+
+    def save(self, folder: Path) -> None:
+        """Write a file in each format."""
+        for name in self.files:
             self._draw(folder / name, Path(name).suffix[1:])
             self.figure.set_layout_engine(
                 "none"
             )  # all files share the first one's layout, which takes half of the time
-        return names
 
     def _draw(self, to: Path | BytesIO, kind: str) -> None:
         from matplotlib import rc_context
@@ -110,7 +115,8 @@ class Picture:
     def markdown(self) -> str:
         """Return a Markdown reference to the first file that a page can show, or a link to a PDF."""
         shown = next((kind for kind in self.formats if kind != "pdf"), None)
-        return f"![{self.caption}]({self.name}.{shown})" if shown else f"[{self.caption}]({self.name}.pdf)"
+        caption = plain(self.caption)
+        return f"![{caption}]({self.name}.{shown})" if shown else f"[{caption}]({self.name}.pdf)"
 
     def html(self) -> str:
         """Return HTML with the picture embedded."""
@@ -133,16 +139,30 @@ Sections = Mapping[str, Sequence[Part]]
 
 def to_markdown(title: str, sections: Sections) -> str:
     """Return the report as Markdown."""
-    blocks = [f"# {title}"]
+    blocks = [f"# {plain(title)}"]
     for heading, parts in sections.items():
-        blocks += [f"## {heading}", *map(_markdown, parts)]
+        blocks += [f"## {plain(heading)}", *map(_markdown, parts)]
     return "\n\n".join(blocks) + "\n"
 
 
 def _markdown(part: Part) -> str:
     if isinstance(part, (Table, Picture)):
         return part.markdown()
-    return part if isinstance(part, str) else "\n".join(f"- {line}" for line in part)
+    return plain(part) if isinstance(part, str) else "\n".join(f"- {plain(line)}" for line in part)
+
+
+def plain(text: str) -> str:
+    r"""Return a text for Markdown on one line, with nothing but the parts between single backticks as markup.
+
+    >>> print(plain("`<b>` <b>bold</b>\n[here](x) 1 < 2"))
+    `<b>` \<b>bold\</b> [here\](x) 1 < 2
+    """
+    text = "".join(each if each.isprintable() or each == "\u00a0" else " " for each in text)
+    ends = re.split(r"((?<!`)`(?!`)[^`]+(?<!`)`(?!`))", text)  # every second part is code
+    return "".join(
+        part if position % 2 else re.sub(r"(<)(?=[A-Za-z/!?])|(\])(?=\()|(`)", r"\\\g<0>", part)
+        for position, part in enumerate(ends)
+    )
 
 
 def to_html(title: str, sections: Sections) -> str:
@@ -174,11 +194,37 @@ def _code(text: str) -> str:
 
 def remove_earlier(folder: Path) -> None:
     """Remove the files of the previous report, except those that were changed since."""
-    with suppress(FileNotFoundError, ValueError, AttributeError):  # no earlier report, or a record that was edited
-        for name, digest in json.loads((folder / WRITTEN).read_text()).items():
+    with suppress(
+        OSError, ValueError, AttributeError, RecursionError
+    ):  # no earlier report, or a record that was edited
+        record = folder / WRITTEN
+        for name, digest in (json.loads(record.read_text()) if record.is_file() else {}).items():
             path = folder / Path(name).name
             if path.is_file() and _digest(path) == digest:
                 path.unlink()
+
+
+def set_others_aside(folder: Path, names: Iterable[str]) -> Path | None:
+    """Move what stands where the report writes, and is not of an earlier report, to `earlier-1` (2, 3 …) in its folder.
+
+    Args:
+        folder: folder of the report, without the files of the previous one.
+        names: names of the files that are to be written.
+
+    Returns:
+        The folder to which something was moved; None if nothing was.
+    """
+    present = [folder / name for name in names if os.path.lexists(folder / name)]
+    record = folder / WRITTEN
+    if os.path.lexists(record) and (record.is_symlink() or not record.is_file()):
+        present.append(record)
+    if not present:
+        return None
+    aside = next(path for number in count(1) if not os.path.lexists(path := folder / f"earlier-{number}"))
+    aside.mkdir()
+    for path in present:
+        os.replace(path, aside / path.name)
+    return aside
 
 
 def note_written(folder: Path, names: Iterable[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import ceil
 from typing import Any
 
@@ -13,7 +14,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from lightning_fl.outputs.figures import COLOURS, Look, line_style
+from lightning_fl.outputs.figures import COLOURS, Look, in_picture, line_style
 from lightning_fl.outputs.units import KINDS, SECONDS, unit_of
 from lightning_fl.report.comparison import Group, Metric
 from lightning_fl.report.smoothing import Floats
@@ -54,14 +55,14 @@ def draw_curves(groups: Sequence[Group], metric: Metric, axis: str, look: Look =
             if group.curves:  # the others keep their colours
                 draw_group(axes, group, axis, unit, line_style(index))
         is_smoothed = any(curve.is_smoothed for group in groups for curve in group.curves)
-        axes.set_ylabel(metric.short + " (smoothed)" * is_smoothed)
+        axes.set_ylabel(in_picture(metric.short) + " (smoothed)" * is_smoothed)
         if metric.target is not None:
             axes.axhline(metric.target, color="0.4", linewidth=1, linestyle=":", label=f"target {metric.target:g}")
         # Outside the axes the legend cannot cover a curve.
         longest = max(len(group.label) for group in groups) + 12
-        num_entries = len(axes.get_legend_handles_labels()[0])
-        num_rows = ceil(num_entries / max(1, min(4, look.line_length // longest)))
-        figure.legend(loc="outside lower center", ncols=ceil(num_entries / num_rows), frameon=False)
+        if num_entries := len(axes.get_legend_handles_labels()[0]):
+            num_rows = ceil(num_entries / max(1, min(4, look.line_length // longest)))
+            figure.legend(loc="outside lower center", ncols=ceil(num_entries / num_rows), frameon=False)
     return figure
 
 
@@ -105,13 +106,17 @@ def draw_group(axes: Axes, group: Group, axis: str, unit: float, style: dict[str
     for curve in group.curves:
         if curve.is_smoothed or len(group.curves) > 1:
             axes.plot(curve.axis(axis) / unit, curve.raw, linewidth=0.9, alpha=0.4, **pale)
-    spent, mean, spread = group.mean_curve(axis)
+    measured = replace(group, curves=tuple(curve for curve in group.curves if (curve.axis(axis) > 0).any()))
+    if not measured.curves:
+        return
+    spent, mean, spread = measured.mean_curve(axis)
     known = spent > 0
     spent, mean, spread = spent[known] / unit, mean[known], spread[known]
     if not len(spent):
         return
-    number = f" ({len(group.curves)} seeds)" if len(group.curves) > 1 else ""
-    axes.plot(spent, mean, label=group.label + number, linewidth=1.8, marker="o" * (len(spent) == 1), **style)
+    number = f" ({len(measured.curves)} seeds)" if len(measured.curves) > 1 else ""
+    label = in_picture(group.label + number)
+    axes.plot(spent, mean, label=label, linewidth=1.8, marker="o" * (len(spent) == 1), **style)
     if spread.any():
         axes.fill_between(spent, mean - spread, mean + spread, alpha=0.18, linewidth=0, **pale)
 
@@ -136,7 +141,7 @@ def draw_bits(groups: Sequence[Group], look: Look = Look()) -> Figure | None:  #
             axes.xaxis.set_major_formatter(EngFormatter(unit="B"))
             axes.xaxis.set_major_locator(MaxNLocator(max(2, min(4, look.line_length // 22))))
             axes.grid(visible=False, axis="y")
-        both[0].set_yticks(range(len(known)), [group.label for group, _ in known])
+        both[0].set_yticks(range(len(known)), [in_picture(group.label) for group, _ in known])
         both[0].invert_yaxis()
         handles, labels = both[0].get_legend_handles_labels()
         num_columns = max(1, min(len(kinds), look.line_length // 12))

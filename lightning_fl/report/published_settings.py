@@ -150,8 +150,8 @@ def differences(wanted: Settings, record: Record) -> list[str]:
     """Return a run's values of the settings that differ from the published ones, the most important first."""
     own = settings_of(record)
     named = [
-        phrase(own[name])
-        for name, (_, phrase) in PHRASES.items()
+        _phrase(name, own[name])
+        for name in PHRASES
         if name in wanted and name in own and not _equal(wanted[name], own[name])
     ]
     unknown = [
@@ -160,6 +160,14 @@ def differences(wanted: Settings, record: Record) -> list[str]:
         if name in wanted and record.settings.get(flag or "") == UNKNOWN
     ]
     return [*named, *unknown, *(setting(record, flag) for flag in _others(record))]
+
+
+def _phrase(name: str, value: Any) -> str:
+    """Return a setting's value as a phrase; a value that is no number, although the setting is one, as it is."""
+    try:
+        return PHRASES[name][1](value)
+    except (TypeError, ValueError):
+        return f"{name} {shown(value)}"
 
 
 def _others(record: Record) -> list[str]:

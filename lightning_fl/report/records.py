@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,17 +12,37 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
-from lightning_fl.errors import UserError, nearest, require
-from lightning_fl.outputs.communication_json import Bits, read_communication, read_metric
-from lightning_fl.outputs.run_folder import COMMUNICATION, HPARAMS, LAST, METRICS, configs_of_legs, with_present_names
+from lightning_fl.checks import LARGEST, MOST, is_real
+from lightning_fl.errors import UserError, collecting, nearest, require, shortened
+from lightning_fl.outputs.communication_json import Bits, as_bits, read_communication, read_metric
+from lightning_fl.outputs.run_folder import (
+    COMMUNICATION,
+    HPARAMS,
+    LAST,
+    METRICS,
+    UNKNOWN,
+    configs_of_legs,
+    with_present_names,
+)
 from lightning_fl.outputs.units import KINDS
+from lightning_fl.outputs.yaml_files import read_written
 from lightning_fl.report.smoothing import Floats
 
 ASIDE = re.compile(r"\.|earlier-\d+")
 """Names of folders in which runs do not count."""
 MOST_NAMES = 20
+NUMBERS = (
+    *(
+        f"trainer.{flag}"
+        for flag in ("clients_per_round", "local_epochs", "local_steps", "log_every_n_rounds", "max_rounds")
+    ),
+    *("trainer.clock.computation_seconds", "data.num_clients", "data.seed", "data.server_degree", "data.val_fraction"),
+    "seed_everything",
+)
+"""Settings that are numbers in every run."""
+NAMES = ("algorithm", "data", "model")
+"""Settings that are names of classes."""
 
 
 @dataclass(frozen=True)
@@ -97,12 +118,16 @@ def read_run(path: str | Path) -> Record:
         folder = folder.parent
     if not (folder / METRICS).is_file():
         raise UserError(f"there is no run in {path}: {_where_runs_are(folder)}.")
-    columns, not_finite, gaps = _read_metrics(folder / METRICS)
+    try:
+        columns, not_finite, gaps = _read_metrics(folder / METRICS)
+    except OSError as error:
+        raise UserError(f"{folder / METRICS} cannot be read ({error.strerror}).") from error
     legs, problem = _read_settings(folder)
     settings = legs[-1] if legs else {}
     gaps += problem
     rounds = columns["round"]
-    num_rounds, every = int(rounds[-1]) + 1, int(settings.get("trainer.log_every_n_rounds") or 1)
+    every = settings.get("trainer.log_every_n_rounds")
+    num_rounds, every = int(rounds[-1]) + 1, max(1, int(every)) if every is not None and is_real(every) else 1
     if num_rounds > every * len(rounds):
         gaps.append(f"{num_rounds - every * len(rounds)} of its first {num_rounds} rounds have no row")
     planned = settings.get("trainer.max_rounds")
@@ -123,34 +148,48 @@ def read_runs(paths: Sequence[str | Path]) -> tuple[list[Record], list[str]]:
         below a folder, and why some were left out.
 
     Raises:
-        UserError: a folder has no run, and none below it.
+        UserError: a folder does not exist, or there is no run at all that can be read.
     """
-    found: list[Record] = []
-    remarks = []
+    found: dict[Path, Record] = {}
+    remarks: list[str] = []
+    problems: list[str] = []
     for path in map(Path, paths):
-        if not path.is_dir() or (path / METRICS).is_file():
-            found.append(read_run(path))
+        if not path.is_dir() and path.name != METRICS:
+            read_run(path)  # says what is wrong
+        is_run = not path.is_dir() or (path / METRICS).exists()
+        folders = [path] if is_run else runs_below(path)
+        if not folders:
+            problems.append(f"there is no run in {path} or below it: no folder has a {METRICS}.")
             continue
-        read = [_run_or_problem(folder) for folder in runs_below(path)]
-        below = [run for run in read if isinstance(run, Record)]
-        problems = [problem for problem in read if isinstance(problem, str)]
-        if not below:
-            raise UserError(
-                problems[0] if problems else f"there is no run in {path} or below it: no folder has a {METRICS}."
-            )
-        names = [record.folder.relative_to(path).as_posix() for record in below]
-        more = f" and {len(names) - MOST_NAMES} more, which `runs.csv` lists" if len(names) > MOST_NAMES else ""
-        remarks.append(f"Below {path}: {', '.join(names[:MOST_NAMES])}{more}.")
-        remarks += [f"Left out: {problem}" for problem in problems]
-        found += below
-    return list({record.folder.resolve(): record for record in found}.values()), remarks
+        read, failed = _readable(folders)
+        problems += failed
+        if read and not is_run:
+            names = [record.folder.relative_to(path).as_posix() for record in read.values()]
+            more = f" and {len(names) - MOST_NAMES} more, which `runs.csv` lists" if len(names) > MOST_NAMES else ""
+            remarks.append(f"Below {path}: {', '.join(names[:MOST_NAMES])}{more}.")
+        found |= {record.folder.resolve(): record for record in read.values()}
+    require(bool(found), "".join(problems[:1]))
+    return list(found.values()), remarks + [f"Left out: {problem}" for problem in problems]
 
 
-def _run_or_problem(folder: Path) -> Record | str:
-    try:
-        return read_run(folder)
-    except UserError as error:
-        return str(error)
+def readable(folders: Sequence[Path]) -> tuple[dict[Path, Record], list[str]]:
+    """Return the runs in these folders that can be read, by folder, and why the others cannot.
+
+    Raises:
+        UserError: none can be read.
+    """
+    found, problems = _readable(folders)
+    require(bool(found), "".join(problems[:1]))
+    return found, problems
+
+
+def _readable(folders: Sequence[Path]) -> tuple[dict[Path, Record], list[str]]:
+    found: dict[Path, Record] = {}
+    problems: list[str] = []
+    for folder in folders:
+        with collecting(problems):
+            found[folder] = read_run(folder)
+    return found, problems
 
 
 def runs_below(folder: Path) -> list[Path]:
@@ -163,7 +202,7 @@ def runs_below(folder: Path) -> list[Path]:
 def _where_runs_are(folder: Path) -> str:
     """Return why a folder has no `metrics.csv`, and the runs near it."""
     if folder.is_dir():
-        return f"it has no {METRICS}"
+        return f"its {METRICS} is not a file" if os.path.lexists(folder / METRICS) else f"it has no {METRICS}"
     names = [path.parent.name for path in folder.parent.glob(f"*/{METRICS}")]
     what = "it is not a folder" if folder.exists() else "the folder does not exist"
     return what + (f"; {nearest(folder.name, names)}" if names else "")
@@ -171,31 +210,42 @@ def _where_runs_are(folder: Path) -> str:
 
 def _read_metrics(path: Path) -> tuple[dict[str, Floats], dict[str, int], list[str]]:
     """Return the columns of the complete rows by round, the count of non-finite cells by column, and remarks on other rows."""
-    lines = path.read_text(errors="replace").replace("\0", "").splitlines(keepends=True)
-    names = next(csv.reader(lines[:1]), [])
+    lines = path.read_text(encoding="utf-8", errors="replace").replace("\0", "").splitlines(keepends=True)
+    names = _cells("".join(lines[:1]))
     require("round" in names, f"{path} is not from a run: its first line has no column round.")
+    twice = [name for name in names if name and names.count(name) > 1]
+    require(not twice, f"{path} is not from a run: its first line has the column {''.join(twice[:1])} twice.")
     position = names.index("round")
-    rows: dict[float, list[str]] = {}
+    rows: dict[float, tuple[list[float], list[bool]]] = {}
     num_broken = 0
     for line in lines[1:]:
-        cells = next(csv.reader([line]), [])
+        cells = _cells(line)
         try:
-            values = [float(cell or "nan") for cell in cells]
+            values = [float(cell) if cell else 0.0 for cell in cells]
         except ValueError:
             values = []
         # A line that a kill cut short has no line ending, even if only its last cell is cut.
-        if line.endswith(("\n", "\r")) and len(values) == len(names) and values[position].is_integer():
-            rows[values[position]] = cells
+        is_whole = line.endswith(("\n", "\r")) and len(values) == len(names) and bool(cells[position])
+        if is_whole and values[position].is_integer() and 0 <= values[position] < MOST:
+            rows[values[position]] = values, [not cell for cell in cells]
         else:
             num_broken += 1
     require(bool(rows), f"{path} has no complete row: nothing was logged, or the file was cut short.")
     gaps = [f"incomplete or broken rows left out: {num_broken}"] if num_broken else []
-    written = np.array([rows[index] for index in sorted(rows)])
-    table = np.where(written == "", "nan", written).astype(float)
-    broken = (written != "") & ~np.isfinite(table)
-    table[broken] = np.nan
+    order = sorted(rows)
+    table, is_empty = np.array([rows[index][0] for index in order]), np.array([rows[index][1] for index in order])
+    broken = ~is_empty & ~(np.abs(table) <= LARGEST)
+    table[broken | is_empty] = np.nan
     not_finite = {name: int(count) for name, count in zip(names, broken.sum(axis=0), strict=True) if count}
-    return dict(zip(names, table.T, strict=True)), not_finite, gaps
+    return {name: column for name, column in zip(names, table.T, strict=True) if name}, not_finite, gaps
+
+
+def _cells(line: str) -> list[str]:
+    """Return the cells of a line; [] if it has a cell that is too long."""
+    try:
+        return next(csv.reader([line]), [])
+    except csv.Error:
+        return []
 
 
 def _read_settings(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
@@ -208,17 +258,27 @@ def _read_settings(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
     configs = configs_of_legs(folder)
     for path in configs or [folder / HPARAMS] * (folder / HPARAMS).is_file():
         try:
-            content = yaml.safe_load(path.read_text())
-        except (yaml.YAMLError, UnicodeDecodeError):
-            problems.append(f"its {path.name} is not valid YAML and is ignored")
+            content = read_written(path)
+        except UserError as error:
+            problems.append(f"its {path.name} is ignored ({str(error).rstrip('.')})")
             continue
         if isinstance(content, dict):
             given = content if configs else {"algorithm": content.get("algorithm"), "model": content}
             flat = with_present_names(flatten(given))
+            if odd := [key for key in (*NUMBERS, *NAMES) if not _is_possible(key, flat.get(key))]:
+                problems.append(f"its {path.name} is ignored: it has {odd[0]} {shortened(repr(flat[odd[0]]))}")
+                continue
             if "trainer.local_epochs" in flat and not (flat["trainer.local_epochs"] or flat.get("trainer.local_steps")):
                 flat["trainer.local_epochs"] = 1  # the trainer's default
             found.append(flat)
     return found, problems
+
+
+def _is_possible(key: str, value: Any) -> bool:
+    """True if a setting that is a number or a name in every run has such a value here."""
+    if value is None or value == UNKNOWN or isinstance(value, bool):
+        return True
+    return is_real(value) if key in NUMBERS else isinstance(value, str | int | float)
 
 
 def flatten(node: Any, prefix: str = "") -> dict[str, Any]:
@@ -251,8 +311,8 @@ def _read_bits(folder: Path) -> tuple[Bits | None, list[str]]:
             from lightning_fl.outputs import checkpoint_file  # imports torch, which newer runs do not need
 
             source = LAST
-            bits = checkpoint_file.load(folder / LAST)["federation"]["run"]["ledger"]["total_bits"]
-    except (ValueError, KeyError):
+            bits = as_bits(checkpoint_file.load(folder / LAST)["federation"]["run"]["ledger"]["total_bits"])
+    except (ValueError, KeyError, TypeError, AttributeError, OSError):
         return None, [f"its {source} cannot be read, so its bits by kind are unknown"]
     return bits, []
 
@@ -268,25 +328,29 @@ SOURCES = {
 }
 
 
-def require_same_data(records: Sequence[Record]) -> None:
+def require_same_data(settings: Mapping[str, Mapping[str, Any]], what: str = "report") -> None:
     """Raise unless all runs use the same data; accuracies on different tasks cannot be compared.
 
     Files of one name may lie in different folders on different machines; files of different names are different data.
+
+    Args:
+        settings: settings of each run by its folder or name.
+        what: report or study, of which each data set needs its own.
 
     Raises:
         UserError: the runs use different data sets.
     """
     found: dict[tuple[str, str], str] = {}
-    for record in records:
-        if "data" in record.settings:
-            data = str(record.settings["data"])
-            source = record.settings.get(SOURCES.get(data, ""))
+    for name, given in settings.items():
+        if "data" in given:
+            data = str(given["data"])
+            source = given.get(SOURCES.get(data, ""))
             named = data if source is None else f"{data} of {source}"
-            found.setdefault((data, file_name(source or "")), f"{named} in {record.folder}")
+            found.setdefault((data, file_name(source or "")), f"{named} in {name}")
     require(
         len(found) < 2,
         "the runs use different data, so their accuracies cannot be compared: "
-        f"{', '.join(found.values())}; make a report for each.",
+        f"{', '.join(found.values())}; make a {what} for each.",
     )
 
 

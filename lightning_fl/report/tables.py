@@ -165,7 +165,7 @@ def beside(published: PublishedTable, groups: Sequence[Group]) -> Table:
 
     Only networks of the groups are shown, if the table has any of them.
     """
-    networks = {group.settings.get("model.network") for group in groups} & {row.network for row in published.rows}
+    networks = {str(group.settings.get("model.network")) for group in groups} & {row.network for row in published.rows}
     shown = [row for row in published.rows if not networks or row.network in networks]
     nearest = [(group, published.nearest_rows(group)) for group in groups]
     columns = {name: of for name, of in PUBLISHED.items() if any(name in row.numbers for row in shown)}
@@ -250,12 +250,12 @@ def write_runs(path: Path, groups: Sequence[Group]) -> None:
 
 def write_curves(path: Path, groups: Sequence[Group], metric: Metric) -> None:
     """Write a line for each value of each run's curve."""
-    rows = [
-        {"method": label, "folder": str(curve.record.folder), **{name: curve.axis(name)[i] for name in COSTS}}
-        | {metric.name: raw, f"{metric.name} smoothed": smoothed}
-        for label, curve in _curves(groups)
-        for i, (raw, smoothed) in enumerate(zip(curve.raw, curve.smoothed, strict=True))
-    ]
+    names = [*COSTS, metric.name, f"{metric.name} smoothed"]
+    rows: list[dict[str, Any]] = []
+    for label, curve in _curves(groups):
+        line = {"method": label, "folder": str(curve.record.folder)}
+        columns = [*(curve.axis(name) for name in COSTS), curve.raw, curve.smoothed]
+        rows += [line | dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
     _write(path, rows)
 
 
@@ -266,7 +266,7 @@ def _curves(groups: Sequence[Group]) -> list[tuple[str, Curve]]:
 
 def _write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write rows to a CSV file; cells are empty where a row has no value."""
-    with path.open("w", newline="") as file:
+    with path.open("w", newline="", encoding="utf-8", errors="replace") as file:
         writer = csv.DictWriter(file, dict.fromkeys(name for row in rows for name in row))
         writer.writeheader()
         writer.writerows({name: _plain(value) for name, value in row.items()} for row in rows)

@@ -21,7 +21,7 @@ from lightning_fl.checks import is_real
 from lightning_fl.errors import require
 from lightning_fl.outputs.metric import spend
 from lightning_fl.outputs.units import in_bytes
-from lightning_fl.report.comparison import Curve, mean_and_spread
+from lightning_fl.report.comparison import Curve, Metric, mean_and_spread
 from lightning_fl.report.document import Table
 from lightning_fl.study.claims import student_interval
 
@@ -72,16 +72,20 @@ class Budget:
     high: float
     chance: float = 0.0
 
+    def check(self, metric: Metric) -> None:
+        """Raise `UserError` if lower values of the metric are better, so that there is no area under its best values."""
+        require(
+            not metric.falls,
+            f"a budget compares the best accuracy, and lower is better for {metric.name}: give another metric.",
+        )
+
     def measure(self, curve: Curve) -> Efficiency:
         """Return what a run reaches.
 
         Raises:
-            UserError: lower values of the metric are better, so that there is no area under its best values.
+            UserError: lower values of the metric are better.
         """
-        require(
-            not curve.metric.falls,
-            f"a budget compares the best accuracy, and lower is better for {curve.metric.name}: give another metric.",
-        )
+        self.check(curve.metric)
         sent = curve.axis("uplink")
         found = spend(sent, curve.smoothed, self.low, self.high, self.chance)
         target = None
@@ -108,7 +112,7 @@ def read_budget(content: Mapping[str, Any]) -> Budget | None:
         require("chance" not in content, "chance belongs to a budget: give budget, too.")
         return None
     given, chance = content["budget"], content.get("chance", 0.0)
-    ends = [_number(end) for end in given] if isinstance(given, list) else []
+    ends = [number(end) for end in given] if isinstance(given, list) else []
     is_range = len(ends) == 2 and all(map(is_real, ends)) and 0 < ends[0] < ends[1] < inf
     require(
         is_range, f"budget must be two numbers of uplink bytes, the lower first, such as [1.0e6, 1.0e8], got {given!r}."
@@ -117,7 +121,7 @@ def read_budget(content: Mapping[str, Any]) -> Budget | None:
     return Budget(float(ends[0]), float(ends[1]), float(chance))
 
 
-def _number(given: Any) -> Any:
+def number(given: Any) -> Any:
     """Return a number that YAML reads as text, such as 1.0e6, which lacks the sign of its exponent."""
     try:
         return float(given) if isinstance(given, str) else given

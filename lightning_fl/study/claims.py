@@ -146,6 +146,7 @@ def read_claims(given: Any, cells: Sequence[str], has_target: bool) -> tuple[Cla
             require(key in KEYS, f"a claim has the key {key!r}; {nearest(str(key), KEYS)}.")
         for key in NEEDED:
             require(key in entry, f"the claim {entry.get('text', entry)!r} needs the key {key!r}.")
+        entry = {**entry, "better": str(entry["better"]), "than": str(entry["than"])}
         number = str(entry.get("in", "final"))
         check_choice(f"in of the claim {entry['text']!r}", number, NUMBERS)
         for name in (entry["better"], entry["than"]):

@@ -9,14 +9,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lightning_fl.checks import check_whole
-from lightning_fl.errors import CommandParser
-from lightning_fl.outputs.run_folder import require_writable
+from lightning_fl.errors import CommandParser, require
+from lightning_fl.outputs.run_folder import remove_empty, require_writable
 from lightning_fl.outputs.units import in_bytes
 from lightning_fl.report import report
-from lightning_fl.report.comparison import Curve, common_metric
+from lightning_fl.report.comparison import Curve, common_metric, curves_with
 from lightning_fl.report.document import Part, Picture, Sections
-from lightning_fl.report.records import read_run
-from lightning_fl.report.smoothing import WINDOW
+from lightning_fl.report.records import readable
 from lightning_fl.study import budget
 from lightning_fl.study.budget import efficiency_table
 from lightning_fl.study.claims import LEGEND, Verdict, claims_table
@@ -73,7 +72,7 @@ def study(arguments: Sequence[str], resolve: Resolve, find: Callable[[str], Path
     threads = max(1, cores // jobs)
     if given.dry_run:
         return "\n".join(shlex.join(["lightning-fl", *command(run, threads)]) for run in runs), True
-    require_writable(str(out), flag="--out")
+    remove_empty(require_writable(str(out / "report"), flag="--out"))
     from torch.cuda import device_count
 
     outcome = train(runs, jobs, threads, given.retry, device_count())
@@ -86,14 +85,14 @@ def _reported(file: StudyFile, out: Path, outcome: Outcome) -> str:
     """Write the report of the runs that are done, with the claims, and return it as text."""
     place = {cell.name: position for position, cell in enumerate(file.cells)}
     done = sorted(outcome.done, key=lambda run: (place[run.cell], run.seed))
-    labels = [f"--label={name}" for name in dict.fromkeys(run.cell for run in done)]
-    folders = [str(run.folder) for run in done]
-    curves = curves_of(file, done)
+    curves, left_out = _read(file, done)
+    lines = {cell: [str(curve.record.folder) for curve in runs.values()] for cell, runs in curves.items()}
     claims: Sections = (
         {"Claims": [claims_table(file.claims, verdicts_of(file, curves)), [LEGEND]]} if file.claims else {}
     )
-    sections = {**claims, **_within_budget(file, curves)}
-    return report([*folders, *labels, *file.report_flags, "--out", str(out / "report"), "--html"], sections)
+    sections = {**claims, **_within_budget(file, curves), **({"Left out": [left_out]} if left_out else {})}
+    folders = [folder for of_line in lines.values() for folder in of_line]
+    return report([*folders, *file.report_flags, "--out", str(out / "report"), "--html"], sections, lines)
 
 
 Curves = dict[str, dict[int, Curve]]
@@ -128,15 +127,26 @@ def _within_budget(file: StudyFile, curves: Curves) -> Sections:
 
 
 def curves_of(file: StudyFile, done: Sequence[PlannedRun]) -> Curves:
-    """Read the runs that are done."""
-    flags = dict(flag.removeprefix("--").split("=", 1) for flag in file.report_flags)
-    records = {run: read_run(run.folder) for run in done}
-    target = float(flags["target"]) if "target" in flags else None
-    metric = common_metric(list(records.values()), flags.get("metric"), target, int(flags.get("window", WINDOW)))
+    """Read the runs that are done.
+
+    Raises:
+        UserError: one of them cannot be read, or has no value of the metric.
+    """
+    curves, problems = _read(file, done)
+    require(not problems, " ".join(problems))
+    return curves
+
+
+def _read(file: StudyFile, done: Sequence[PlannedRun]) -> tuple[Curves, list[str]]:
+    """Return the curves of the runs that are done, and why others have none."""
+    records, problems = readable([run.folder for run in done])
+    metric = common_metric(list(records.values()), file.metric, file.target, file.window)
+    curves, without = curves_with(list(records.values()), metric)
     found: Curves = {}
-    for run, record in records.items():
-        found.setdefault(run.cell, {})[run.seed] = Curve(record, metric)
-    return found
+    for run in done:
+        if curve := curves.get(run.folder):
+            found.setdefault(run.cell, {})[run.seed] = curve
+    return found, problems + without
 
 
 def _left(outcome: Outcome) -> list[str]:

@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from lightning_fl.outputs.figures import COLOURS, Look
+from lightning_fl.outputs.figures import COLOURS, Look, in_picture
 from lightning_fl.report.plots import scale_axis
 from lightning_fl.study.budget import Found, on_front
 
@@ -51,12 +51,20 @@ def draw_front(found: Found, choices: Choices, short: str, look: Look = Look()) 
         front = front[front[:, 0].argsort()]
         axes.plot(front[:, 0], front[:, 1], color="0.6", linewidth=1, zorder=0, drawstyle="steps-post")
         axes.set_xlabel(axes.get_xlabel().replace("clients", "clients within the budget"))
-        axes.set_ylabel(f"best {short} within the budget")
+        axes.set_ylabel(f"best {in_picture(short)} within the budget")
         entries = [
-            Line2D([], [], linestyle="", marker="o", **_colour(index), label=name) for name, index in colours.items()
+            Line2D([], [], linestyle="", marker="o", **_colour(index), label=in_picture(name))
+            for name, index in colours.items()
         ]
         entries += [
-            Line2D([], [], linestyle="", marker=MARKERS[index % len(MARKERS)], color="0.4", label="-".join(names))
+            Line2D(
+                [],
+                [],
+                linestyle="",
+                marker=MARKERS[index % len(MARKERS)],
+                color="0.4",
+                label=in_picture("-".join(names)),
+            )
             for names, index in markers.items()
             if names
         ]
@@ -87,8 +95,10 @@ def draw_areas(found: Found, choices: Choices, look: Look = Look()) -> Figure | 
             if not np.isnan(area):
                 colour = "black" if area > middle else "white"
                 axes.text(column, row, f"{area:.3f}", ha="center", va="center", color=colour)
-        axes.set_xticks(range(len(columns)), columns, rotation=30 if sum(map(len, columns)) > 40 else 0)
-        axes.set_yticks(range(len(rows)), rows)
+        axes.set_xticks(
+            range(len(columns)), [*map(in_picture, columns)], rotation=30 if sum(map(len, columns)) > 40 else 0
+        )
+        axes.set_yticks(range(len(rows)), [*map(in_picture, rows)])
         axes.grid(visible=False)
         axes.spines[:].set_visible(False)
         figure.colorbar(shown, label="area")

@@ -8,17 +8,22 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, BinaryIO
 
 from tqdm import tqdm
 
-from lightning_fl.outputs.files import replacing
-from lightning_fl.outputs.run_folder import LAST, METRICS
-from lightning_fl.study.study_file import PlannedRun
+from lightning_fl.checks import is_real
+from lightning_fl.errors import UserError
+from lightning_fl.outputs.files import reason_of, replacing
+from lightning_fl.outputs.run_folder import LAST, METRICS, PREVIOUS
+from lightning_fl.report.records import read_run
+from lightning_fl.study.study_file import PlannedRun, seconds_of
 
 try:
     import fcntl
@@ -27,6 +32,17 @@ except ImportError:  # Windows
 
 DONE, FAILED, LOCK, OUTPUT = "done.json", "failed.json", ".study.lock", "output.txt"
 PROGRAM = "from lightning_fl.cli import main; main()"
+WATCH = """
+import os, signal, threading
+_study, _nothing = os.dup(0), os.open(os.devnull, os.O_RDONLY)
+os.dup2(_nothing, 0)
+os.close(_nothing)
+def _end():
+    os.read(_study, 1)
+    os.kill(os.getpid(), signal.SIGTERM)
+threading.Thread(target=_end, daemon=True).start()
+"""
+"""What a fit's process does first: watch the pipe from its study, which the system closes however the study ends, and end too."""
 QUIET = ("--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false")
 POLL_SECONDS = 0.5
 PATIENCE_SECONDS = 60.0
@@ -57,27 +73,35 @@ class _Fit:
     lock: BinaryIO
     began: float
 
+    def close(self) -> None:
+        """Let go of the lock and of the pipe that the fit watches."""
+        self.lock.close()
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+
 
 class _Pace:
     """Rounds by second of the runs that are to be trained."""
 
     def __init__(self, runs: Sequence[PlannedRun]) -> None:
-        self.runs, self.known, self.began = tuple(runs), sum(map(_rounds_done, runs)), time.monotonic()
+        self.runs, self.known, self.began = tuple(runs), sum(map(_rounds_logged, runs)), time.monotonic()
 
     def left(self, runs: Sequence[PlannedRun]) -> str:
         """Return in words how many runs are left, and how long they take at this pace; empty if none are."""
         if not runs:
             return ""
-        trained = sum(map(_rounds_done, self.runs)) - self.known
-        rounds = sum(run.num_rounds - _rounds_done(run) for run in runs)
-        seconds = (time.monotonic() - self.began) * rounds / trained if trained else None
-        return f" ({len(runs)} of {len(self.runs)} left{'' if seconds is None else f', about {_duration(seconds)}'})"
+        trained = sum(map(_rounds_logged, self.runs)) - self.known
+        rounds = sum(run.num_rounds - _rounds_logged(run) for run in runs)
+        seconds = (time.monotonic() - self.began) * rounds / trained if trained > 0 else 0.0
+        about = f", about {_duration(seconds)}" if round(seconds) else ""
+        return f" ({len(runs)} of {len(self.runs)} left{about})"
 
 
 def train(runs: Sequence[PlannedRun], jobs: int, threads: int, retry: bool, num_accelerators: int = 0) -> Outcome:
     """Train all runs that are not done, `jobs` at once, and show the progress.
 
-    A run that was stopped is resumed. Ctrl-C stops the fits, which can be resumed by the same call.
+    A run that was stopped is resumed, also if `max_time` stopped it and has been raised since. A run that is done, but whose rows
+    can no longer be read, is trained again. Ctrl-C stops the fits, which can be resumed by the same call.
 
     Args:
         runs: runs in the order in which they begin.
@@ -88,10 +112,10 @@ def train(runs: Sequence[PlannedRun], jobs: int, threads: int, retry: bool, num_
     """
     outcome, waiting, active = Outcome(), list[PlannedRun](), list[_Fit]()
     for run in runs:
-        if (run.folder / DONE).is_file():
+        if _is_done(run):
             continue
         if (run.folder / FAILED).is_file() and not retry:
-            outcome.failed[run] = json.loads((run.folder / FAILED).read_text())["said"]
+            outcome.failed[run] = str(_content(run, FAILED).get("said", f"{FAILED} cannot be read"))
             continue
         waiting.append(run)
     pace = _Pace(waiting)
@@ -99,10 +123,18 @@ def train(runs: Sequence[PlannedRun], jobs: int, threads: int, retry: bool, num_
     for slot in range(jobs):
         slots.put(slot)
     with _progress(runs, waiting) as bar, _stopping(active):
+        for run in waiting:
+            if note := _beginning(run)[1]:
+                bar.write(f"{run.cell}, seed {run.seed}: {note}", file=sys.stderr)
         while waiting or active:
             while waiting and not slots.empty():
                 run, slot = waiting.pop(0), slots.get()
-                fit = _begin(run, slot, threads, slot % num_accelerators if num_accelerators > 1 else None)
+                try:
+                    fit = _begin(run, slot, threads, slot % num_accelerators if num_accelerators > 1 else None)
+                except OSError as error:
+                    outcome.failed[run] = f"{error.filename or run.folder} cannot be written ({reason_of(error)})"
+                    slots.put(slot)
+                    continue
                 if fit is None:
                     outcome.elsewhere.append(run)
                     slots.put(slot)
@@ -115,14 +147,16 @@ def train(runs: Sequence[PlannedRun], jobs: int, threads: int, retry: bool, num_
             bar.update(sum(map(_rounds_done, runs)) - bar.n)
             if active:
                 time.sleep(POLL_SECONDS)
-    outcome.done = [run for run in runs if (run.folder / DONE).is_file()]
+    outcome.done = [run for run in runs if run not in outcome.failed and _is_done(run)]
     outcome.elsewhere = [run for run in outcome.elsewhere if run not in outcome.done]
     return outcome
 
 
 def command(run: PlannedRun, threads: int) -> list[str]:
     """Return the arguments of a run's fit."""
-    resumed = ["--ckpt_path=last"] if (run.folder / LAST).is_file() else []
+    checkpoint = _beginning(run)[0]
+    last = run.folder / LAST
+    resumed = [] if checkpoint is None else [f"--ckpt_path={'last' if checkpoint == last else checkpoint}"]
     return [
         "fit",
         f"--trainer.threads={threads}",  # first, so that the study's own value wins
@@ -133,27 +167,109 @@ def command(run: PlannedRun, threads: int) -> list[str]:
     ]
 
 
+def _beginning(run: PlannedRun) -> tuple[Path | None, str | None]:
+    """Return the checkpoint with which a run goes on, None for a run that begins, and a note on what is damaged."""
+    problem = _problem(run)
+    has_ended = (run.folder / DONE).is_file() or _content(run, FAILED).get("exit_code") == 0
+    if has_ended and problem is not None:
+        return None, f"it was done, and is trained again from the beginning: {problem}"
+    last, previous = run.folder / LAST, run.folder / PREVIOUS
+    if not last.is_file() or _is_whole(last):
+        return (last if last.is_file() else None), None
+    if _is_whole(previous):
+        return previous, f"{last} is damaged, so the run goes on from {previous}."
+    return None, f"{last} is damaged, so the run begins again."
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    """True if a checkpoint is a file of torch's in which no part is damaged."""
+    try:
+        with zipfile.ZipFile(checkpoint) as archive:
+            return archive.testzip() is None
+    except Exception:  # a damaged file raises any type of error
+        return False
+
+
+def _problem(run: PlannedRun) -> str | None:
+    """Return why the rows of a run cannot be read; None if they can."""
+    try:
+        read_run(run.folder)
+    except UserError as error:
+        return str(error)
+    return None
+
+
+def _content(run: PlannedRun, name: str) -> dict[str, Any]:
+    """Return the content of done.json or failed.json; {} if there is none, or if it is damaged."""
+    path = run.folder / name
+    with suppress(OSError, ValueError, RecursionError):
+        content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        return content if isinstance(content, dict) else {}
+    return {}
+
+
+def _is_done(run: PlannedRun) -> bool:
+    """True if a run has ended with rows that can be read, unless it may now last longer than the time after which it ended."""
+    if not (run.folder / DONE).is_file():
+        return False
+    try:
+        record = read_run(run.folder)
+    except UserError:
+        return False
+    limit = _content(run, DONE).get("max_seconds", _earlier_limit(record.settings))
+    if limit is None or not is_real(limit) or record.num_rounds >= run.num_rounds:
+        return True
+    return run.max_seconds is not None and run.max_seconds <= limit
+
+
+def _earlier_limit(settings: Mapping[str, Any]) -> float | None:
+    """Return the seconds after which a run ended, from its configuration: earlier versions did not write them to done.json."""
+    flag = "trainer.max_time"
+    parts = {key.removeprefix(f"{flag}."): value for key, value in settings.items() if key.startswith(f"{flag}.")}
+    return seconds_of(parts or settings.get(flag))
+
+
 def _begin(run: PlannedRun, slot: int, threads: int, device: int | None) -> _Fit | None:
-    """Start a fit; None if another process trains this run, or has trained it since this study began."""
+    """Start a fit; None if another process trains this run, or has trained it since this study began.
+
+    Raises:
+        OSError: a file of the run's folder cannot be written.
+    """
     run.folder.mkdir(parents=True, exist_ok=True)
     lock = (run.folder / LOCK).open("ab")
-    if fcntl is not None:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.close()
-            return None
-    if (run.folder / DONE).is_file():
+    try:
+        process = _start(run, threads, device, lock)
+    except BlockingIOError:
+        process = None
+    except BaseException:
+        lock.close()
+        raise
+    if process is None:
         lock.close()
         return None
-    (run.folder / FAILED).unlink(missing_ok=True)
+    return _Fit(run, slot, process, lock, time.monotonic())
+
+
+def _start(run: PlannedRun, threads: int, device: int | None, lock: BinaryIO) -> subprocess.Popen[bytes] | None:
+    """Lock a run and start its fit; None if it is done.
+
+    Raises:
+        BlockingIOError: another process trains the run.
+    """
+    if fcntl is not None:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    if _is_done(run):
+        return None
+    words = command(run, threads)
+    for name in (DONE, FAILED):
+        (run.folder / name).unlink(missing_ok=True)
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     if device is not None:
         environment["CUDA_VISIBLE_DEVICES"] = str(device)
     with (run.folder / OUTPUT).open("ab") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, *command(run, threads)],
-            stdin=subprocess.DEVNULL,
+        return subprocess.Popen(
+            [sys.executable, "-c", WATCH + PROGRAM, *words],
+            stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
             env=environment,
@@ -161,25 +277,27 @@ def _begin(run: PlannedRun, slot: int, threads: int, device: int | None) -> _Fit
             # The fit holds the lock too: a study that is killed and begun again does not train its run a second time.
             pass_fds=(lock.fileno(),) if fcntl is not None else (),
         )
-    return _Fit(run, slot, process, lock, time.monotonic())
 
 
 def _end(fit: _Fit, outcome: Outcome, bar: tqdm[Any], left: str) -> None:
     """Note how a fit ended, and print a line about it and about what is left."""
     run, seconds = fit.run, time.monotonic() - fit.began
     name = f"{run.cell}, seed {run.seed}"
-    if fit.process.returncode == 0:
+    problem = _problem(run)
+    if fit.process.returncode == 0 and problem is None:
         with replacing(run.folder / DONE, "w") as file:
-            file.write(json.dumps({"arguments": run.arguments, "seconds": round(seconds, 1)}, indent=1) + "\n")
+            done = {"arguments": run.arguments, "seconds": round(seconds, 1), "max_seconds": run.max_seconds}
+            file.write(json.dumps(done, indent=1) + "\n")
         bar.write(f"{name}: done in {_duration(seconds)}{left}", file=sys.stderr)
     else:
         lines = (run.folder / OUTPUT).read_text(errors="replace").split("\n")
-        said = next((line.strip() for line in reversed(lines) if line.strip()), f"exit code {fit.process.returncode}")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), f"exit code {fit.process.returncode}")
+        said = last if problem is None or fit.process.returncode else problem
         with replacing(run.folder / FAILED, "w") as file:
             file.write(json.dumps({"exit_code": fit.process.returncode, "said": said}, indent=1) + "\n")
         outcome.failed[run] = said
         bar.write(f"{name}: failed{left}: {said}", file=sys.stderr)
-    fit.lock.close()
+    fit.close()
 
 
 @contextmanager
@@ -199,11 +317,16 @@ def _stopping(active: list[_Fit]) -> Iterator[None]:
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {number: signal.getsignal(number) for number in numbers}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:  # of SIGHUP, by nohup
+            signal.signal(number, interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
         for fit in active:
             with suppress(ProcessLookupError):
                 fit.process.terminate()  # a program that runs in the background may ignore SIGINT
@@ -212,15 +335,19 @@ def _stopping(active: list[_Fit]) -> Iterator[None]:
                 fit.process.wait(PATIENCE_SECONDS)
             except subprocess.TimeoutExpired:
                 fit.process.kill()
-            fit.lock.close()
+            fit.close()
 
 
 def _rounds_done(run: PlannedRun) -> int:
+    """Return the number of rounds that a run has logged, all of them if it has ended."""
+    return run.num_rounds if (run.folder / DONE).is_file() else _rounds_logged(run)
+
+
+def _rounds_logged(run: PlannedRun) -> int:
     """Return the number of rounds that a run has logged."""
-    if (run.folder / DONE).is_file():
-        return run.num_rounds
+    path = run.folder / METRICS
     try:
-        with (run.folder / METRICS).open("rb") as file:
+        with path.open("rb") if path.is_file() else open(os.devnull, "rb") as file:
             return min(max(sum(1 for _ in file) - 1, 0), run.num_rounds)
     except OSError:
         return 0

@@ -18,23 +18,34 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from itertools import product
+from math import prod
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from lightning_fl.checks import LARGEST_SEED, check_whole, is_real, is_whole
 from lightning_fl.errors import UserError, nearest, require
+from lightning_fl.outputs.metric import ACCURACY
+from lightning_fl.outputs.yaml_files import read_strictly
+from lightning_fl.report.comparison import Metric
 from lightning_fl.report.labels import what_is_done
-from lightning_fl.report.records import flatten
-from lightning_fl.study.budget import Budget, read_budget
+from lightning_fl.report.records import flatten, require_same_data
+from lightning_fl.report.smoothing import WINDOW
+from lightning_fl.study.budget import Budget, number, read_budget
 from lightning_fl.study.claims import Claim, read_claims
 
 KEYS = ("base", "seeds", "grid", "exclude", "target", "metric", "window", "budget", "chance", "claims")
 NEEDED = ("seeds", "grid")
+MOST_COMBINATIONS, MOST_RUNS = 10_000, 100_000
+"""Combinations of a grid, of which each takes a good part of a second to check, and runs of a study."""
+LONGEST_NAME = 200
+"""Bytes of a cell's name, which names a folder."""
 BLANK = re.compile(r"^([^\s=]+)\s+")
 """Flag, and the blank before its value."""
 Resolve = Callable[[Sequence[str]], Mapping[str, Any]]
@@ -66,6 +77,7 @@ class PlannedRun:
         folder: its folder, which contains a digest of its configuration: another configuration is another run.
         arguments: arguments of its fit, without the folder.
         num_rounds: rounds that it has.
+        max_seconds: seconds after which it ends before its last round; None for no limit.
     """
 
     cell: str
@@ -73,6 +85,7 @@ class PlannedRun:
     folder: Path
     arguments: tuple[str, ...]
     num_rounds: int
+    max_seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -82,16 +95,26 @@ class StudyFile:
     Attributes:
         cells: combinations of choices that are not excluded.
         seeds: seeds of each cell.
-        report_flags: flags of the report.
+        target: value whose cost is reported, or None.
+        metric: metric to compare; None for the one that the runs are about.
+        window: length of the smoothing window in values.
         claims: claims of a paper to be judged.
         budget: uplink bytes within which the cells are compared; None for no such comparison.
     """
 
     cells: tuple[Cell, ...]
     seeds: tuple[int, ...]
-    report_flags: tuple[str, ...]
     claims: tuple[Claim, ...]
     budget: Budget | None = None
+    target: float | None = None
+    metric: str | None = None
+    window: int = WINDOW
+
+    @property
+    def report_flags(self) -> list[str]:
+        """Flags of the report."""
+        given = {"target": self.target, "metric": self.metric, "window": self.window}
+        return [f"--{name}={value}" for name, value in given.items() if value is not None]
 
     def runs(self, out: Path, resolve: Resolve) -> list[PlannedRun]:
         """Return all runs, seed by seed, so that a study that is stopped has whole comparisons.
@@ -101,34 +124,50 @@ class StudyFile:
             resolve: function that checks arguments and returns the configuration.
 
         Raises:
-            UserError: some cells do not fit, or two are the same; the message names them.
+            UserError: some cells do not fit, two are the same, or they cannot be compared; the message names them.
         """
-        resolved, misfits = {}, dict[str, list[str]]()
+        resolved, misfits = dict[str, Mapping[str, Any]](), dict[str, list[str]]()
         for cell in self.cells:  # the digest and the rounds are the same for all seeds
             try:
                 config = resolve((*cell.arguments, *_seeded(self.seeds[0])))
+                self._check_metric(config)
             except UserError as error:
                 misfits.setdefault(str(error).rstrip("."), []).append(cell.name)
                 continue
-            resolved[cell.name] = _digest(config), int(config["trainer"]["max_rounds"])
+            resolved[cell.name] = config
         same: dict[str, list[str]] = {}
-        for name, (digest, _) in resolved.items():
-            same.setdefault(digest, []).append(name)
+        for name, config in resolved.items():
+            same.setdefault(_digest(config), []).append(name)
         for names in same.values():
             require(
                 len(names) == 1, f"{' and '.join(names)} have the same settings, apart from where and how they run."
             )
         require(not misfits, "; ".join(f"{', '.join(names)}: {why}" for why, names in misfits.items()) + ".")
+        require_same_data({name: flatten(config) for name, config in resolved.items()}, "study")
+        digests = {name: _digest(config) for name, config in resolved.items()}
         return [
             PlannedRun(
                 cell.name,
                 seed,
-                out / cell.name / f"seed-{seed}-{resolved[cell.name][0]}",
+                out / cell.name / f"seed-{seed}-{digests[cell.name]}",
                 (*cell.arguments, *_seeded(seed)),
-                resolved[cell.name][1],
+                int(resolved[cell.name]["trainer"]["max_rounds"]),
+                seconds_of(resolved[cell.name]["trainer"].get("max_time")),
             )
             for seed, cell in product(self.seeds, self.cells)
         ]
+
+    def _check_metric(self, config: Mapping[str, Any]) -> None:
+        """Raise `UserError` unless the target and the budget fit the metric of a run, as far as its configuration tells it."""
+        trainer, model = config["trainer"], config.get("model")
+        name = self.metric or trainer.get("metric")
+        mode = trainer.get("metric_mode") if name == trainer.get("metric") else None
+        path = model.get("class_path", "") if isinstance(model, Mapping) else ""
+        if name is None and path.startswith("lightning_fl.modules."):
+            name = ACCURACY
+        metric = Metric(name or "", self.target, self.window, mode)
+        if self.budget is not None:
+            self.budget.check(metric)
 
 
 def read_study(path: Path) -> StudyFile:
@@ -138,40 +177,81 @@ def read_study(path: Path) -> StudyFile:
         UserError: there is no such file, or its content is not a study.
     """
     require(path.is_file(), f"there is no study file {path}.")
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from error
+    content = read_strictly(path, f"a study is YAML with the keys {', '.join(KEYS)}")
     require(isinstance(content, dict), f"{path} must contain the keys of a study: {', '.join(KEYS)}.")
     for key in content:
         require(key in KEYS, f"{path} has the key {key!r}; {nearest(str(key), KEYS)}.")
     for key in NEEDED:
         require(bool(content.get(key)), f"{path} needs the key {key!r}.")
     seeds = content["seeds"]
-    is_seeds = isinstance(seeds, list) and all(isinstance(seed, int) and not isinstance(seed, bool) for seed in seeds)
+    is_seeds = isinstance(seeds, list) and all(is_whole(seed) for seed in seeds)
     require(is_seeds and len(set(seeds)) == len(seeds), f"seeds must be different whole numbers, got {seeds!r}.")
+    for seed in seeds:
+        check_whole("a seed", seed, 0, LARGEST_SEED)
     base = _words(content.get("base", []), "base")
     cells = tuple(_cells(base, _grid(content["grid"]), content.get("exclude", [])))
     require(bool(cells), f"{path} excludes every combination of its grid.")
-    names = [cell.name for cell in cells]
-    flags = tuple(f"--{key}={content[key]}" for key in ("target", "metric", "window") if key in content)
-    claims = read_claims(content.get("claims", []), names, has_target="target" in content)
-    return StudyFile(cells, tuple(seeds), flags, claims, read_budget(content))
+    _check_names(cells)
+    require(
+        len(cells) * len(seeds) <= MOST_RUNS,
+        f"{path} has {len(cells) * len(seeds):,} runs, but a study has {MOST_RUNS:,} at most: make several studies.",
+    )
+    claims = read_claims(content.get("claims", []), [cell.name for cell in cells], has_target="target" in content)
+    return StudyFile(cells, tuple(seeds), claims, read_budget(content), *_comparison(content))
+
+
+def _comparison(content: Mapping[str, Any]) -> tuple[float | None, str | None, int]:
+    """Return target, metric and window of a study file."""
+    target, metric, window = number(content.get("target")), content.get("metric"), content.get("window", WINDOW)
+    require("target" not in content or is_real(target), f"target must be a number, got {content.get('target')!r}.")
+    is_name = isinstance(metric, str) and bool(metric.strip())
+    require("metric" not in content or is_name, f"metric must be the name of a column of metrics.csv, got {metric!r}.")
+    check_whole("window", window, 1)
+    Metric(metric or "", None if target is None else float(target), window)
+    return None if target is None else float(target), metric, window
+
+
+def _check_names(cells: Sequence[Cell]) -> None:
+    """Raise `UserError` if two combinations have the same name, or if a name is too long for a folder."""
+    known: dict[str, Cell] = {}
+    for cell in cells:
+        other = known.setdefault(cell.name, cell)
+        require(
+            other is cell,
+            f"the combinations {' and '.join(other.choices)}, and {' and '.join(cell.choices)}, are both called {cell.name}: "
+            "rename a choice.",
+        )
+        require(
+            len(cell.name.encode()) <= LONGEST_NAME,
+            f"the combination {cell.name} names a folder, but is longer than {LONGEST_NAME} bytes: shorten its choices.",
+        )
 
 
 def _grid(given: Any) -> dict[str, dict[str, tuple[str, ...]]]:
     """Return the choices of each axis by name."""
     grid: dict[str, dict[str, tuple[str, ...]]] = {}
     require(isinstance(given, dict), f"grid must name axes, each with its choices, got {given!r}.")
-    for axis, choices in given.items():
+    for name, choices in given.items():
+        axis = str(name)
+        require(axis not in grid, f"grid has the axis {axis!r} twice.")
         require(
             isinstance(choices, dict) and bool(choices),
             f"the axis {axis!r} must name its choices, each a list of files and flags, got {choices!r}.",
         )
+        names = [str(name) for name in choices]
+        for name in names:
+            is_name = name.isprintable() and bool(name) and not set(name) & set("/\\ ") and not name.startswith(".")
+            require(
+                is_name,
+                f"a choice names a folder, so it has no dot in front, no spaces or slashes; got {name!r}.",
+            )
+            require(names.count(name) == 1, f"the axis {axis!r} has the choice {name!r} twice.")
         grid[axis] = {str(name): _words(words, f"the choice {name!r} of {axis!r}") for name, words in choices.items()}
-        for name in grid[axis]:
-            is_name = bool(name) and not set(name) & set("/\\ \t") and not name.startswith(".")
-            require(is_name, f"a choice names a folder, so it has no spaces or slashes; got {name!r}.")
+    num_combinations = prod(map(len, grid.values()))
+    require(
+        num_combinations <= MOST_COMBINATIONS,
+        f"the grid has {num_combinations:,} combinations, but a study has {MOST_COMBINATIONS:,} at most: make several studies.",
+    )
     return grid
 
 
@@ -181,20 +261,30 @@ def _words(given: Any, what: str) -> tuple[str, ...]:
         isinstance(given, list) and all(isinstance(word, str) for word in given),
         f"{what} must be a list of files and flags, got {given!r}.",
     )
-    return tuple(BLANK.sub(r"\1=", word) if word.startswith("-") else f"--config={word}" for word in given)
+    words = [BLANK.sub(r"\1=", word) if word.startswith("-") else f"--config={word}" for word in given]
+    for word in words:
+        path = os.path.expanduser(word.removeprefix("--config="))
+        is_pipe = word.startswith("--config=") and os.path.exists(path) and not os.path.isfile(path)
+        require(
+            not is_pipe or os.path.isdir(path), f"{what} names {path}, which is no file that every run can read again."
+        )
+    return tuple(words)
 
 
 def _cells(base: tuple[str, ...], grid: Mapping[str, Mapping[str, tuple[str, ...]]], exclude: Any) -> Iterator[Cell]:
     """Generate the combinations that are not excluded."""
     require(isinstance(exclude, list), f"exclude must be a list of combinations, got {exclude!r}.")
+    left_out: list[dict[str, str]] = []
     for combination in exclude:
         require(isinstance(combination, dict), f"a combination to exclude names choices by axis, got {combination!r}.")
-        for axis, name in combination.items():
-            require(axis in grid, f"exclude names the axis {axis!r}; {nearest(str(axis), grid)}.")
-            require(str(name) in grid[axis], f"exclude names the choice {name!r}; {nearest(str(name), grid[axis])}.")
+        named = {str(axis): str(name) for axis, name in combination.items()}
+        for axis, name in named.items():
+            require(axis in grid, f"exclude names the axis {axis!r}; {nearest(axis, grid)}.")
+            require(name in grid[axis], f"exclude names the choice {name!r}; {nearest(name, grid[axis])}.")
+        left_out.append(named)
     for names in product(*grid.values()):
         chosen = dict(zip(grid, names, strict=True))
-        if any(all(chosen[axis] == str(name) for axis, name in left_out.items()) for left_out in exclude):
+        if any(named.items() <= chosen.items() for named in left_out):
             continue
         words = [word for axis, name in chosen.items() for word in grid[axis][name]]
         yield Cell("-".join(names), (*base, *words), names)
@@ -203,6 +293,22 @@ def _cells(base: tuple[str, ...], grid: Mapping[str, Mapping[str, tuple[str, ...
 def _seeded(seed: int) -> tuple[str, str]:
     """Return the flags of a seed, which decides the partition too."""
     return f"--seed_everything={seed}", f"--data.seed={seed}"
+
+
+def seconds_of(max_time: Any) -> float | None:
+    """Return a `trainer.max_time` in seconds; None if there is no limit.
+
+    >>> seconds_of("01:00:00:30"), seconds_of({"hours": 1}), seconds_of("1 day, 0:00:30"), seconds_of(None)
+    (86430.0, 3600.0, 86430.0, None)
+    """
+    if isinstance(max_time, Mapping):
+        with suppress(TypeError):
+            return timedelta(**max_time).total_seconds()
+    parts = re.fullmatch(r"(?:(\d+)(?: days?, |:))?(\d+):(\d+):(\d+(?:\.\d+)?)", str(max_time))
+    if parts is None:
+        return None
+    days, hours, minutes, seconds = (float(part or 0) for part in parts.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def _digest(config: Mapping[str, Any]) -> str:

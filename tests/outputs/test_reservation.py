@@ -5,8 +5,9 @@ import os
 import shutil
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -112,12 +113,12 @@ def test_a_file_system_without_locks_is_used_with_a_warning(root: str, monkeypat
     mine.end()
 
 
-def test_a_folder_that_is_deleted_is_made_again(root: str, held: Reservation) -> None:
+def test_a_folder_that_is_deleted_is_made_again(root: str, held: Reservation, says_lost: Callable[..., Any]) -> None:
     held.renew()
     Path(root, reservation.LOCK).unlink()
     held.renew()
     os.rename(root, f"{root}-moved")
-    with pytest.warns(UserWarning, match="was deleted or moved during the run"):
+    with says_lost("was deleted or moved during the run"):
         held.renew()
     with pytest.raises(UserError, match="in use by another run"):
         Reservation(root).begin()

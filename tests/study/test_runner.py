@@ -1,5 +1,6 @@
 """Test the runner with programs that stand for fits."""
 
+import fcntl
 import json
 import os
 import re
@@ -8,7 +9,9 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,14 +20,14 @@ from lightning_fl.study.runner import command, train
 from lightning_fl.study.study_file import PlannedRun
 
 FIT = """
-import os, pathlib, sys, time
+import os, pathlib, sys, time, zipfile
 flags = dict(word[2:].split("=", 1) for word in sys.argv[2:])
 folder = pathlib.Path(flags["trainer.default_root_dir"])
 (folder / "checkpoints").mkdir(exist_ok=True)
 with (folder / "calls.txt").open("a") as file:
     file.write(" ".join(sys.argv[1:]) + f" threads={os.environ['OMP_NUM_THREADS']}\\n")
-(folder / "metrics.csv").write_text("round\\n0\\n1\\n")
-(folder / "checkpoints" / "last.ckpt").touch()
+(folder / "metrics.csv").write_text("round\\n0\\n1\\n" if not (folder / "short").exists() else "round\\n0\\n")
+zipfile.ZipFile(folder / "checkpoints" / "last.ckpt", "w").close()
 while (folder / "wait").exists():
     time.sleep(0.01)
 if (folder / "fails").exists():
@@ -101,6 +104,90 @@ def test_a_run_that_failed_is_tried_again_when_told(tmp_path: Path) -> None:
     assert json.loads((run.folder / "done.json").read_text())["arguments"] == ["--algorithm=FedAvg"]
 
 
+ROWS = {"gone": None, "empty": b"", "only columns": b"round\r\n", "cut": b"round\r\n0", "no text": b"\xff\0\xfe"}
+
+
+@pytest.mark.parametrize("content", ROWS.values(), ids=ROWS.keys())
+def test_a_run_whose_rows_cannot_be_read_is_trained_again(
+    content: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damaged, other = runs = planned(tmp_path, "a", "b")
+    train(runs, jobs=1, threads=1, retry=False)
+    path = damaged.folder / "metrics.csv"
+    path.unlink() if content is None else path.write_bytes(content)
+    assert train(runs, jobs=1, threads=1, retry=False).done == runs
+    assert [len(calls(run)) for run in runs] == [2, 1]
+    assert "ckpt_path" not in calls(damaged)[1], "there is nothing to go on with"
+    assert "a, seed 0: it was done, and is trained again from the beginning: " in capsys.readouterr().err
+    assert calls(other) == calls(other)[:1]
+
+
+def test_a_run_that_ends_without_rows_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (run,) = runs = planned(tmp_path, "a")
+    monkeypatch.setattr(runner, "PROGRAM", FIT + "\n(folder / 'metrics.csv').unlink()")
+    outcome = train(runs, jobs=1, threads=1, retry=False)
+    assert outcome.done == []
+    assert "it has no metrics.csv" in outcome.failed[run]
+    monkeypatch.setattr(runner, "PROGRAM", FIT)
+    assert train(runs, jobs=1, threads=1, retry=True).done == runs
+    assert "ckpt_path" not in calls(run)[1]
+
+
+@pytest.mark.parametrize("has_previous", [True, False])
+def test_a_run_with_a_damaged_checkpoint_goes_on_from_the_previous_one(has_previous: bool, tmp_path: Path) -> None:
+    (run,) = runs = planned(tmp_path, "a")
+    train(runs, jobs=1, threads=1, retry=False)
+    (run.folder / "done.json").unlink()
+    checkpoints = run.folder / "checkpoints"
+    if has_previous:
+        (checkpoints / "previous.ckpt").write_bytes((checkpoints / "last.ckpt").read_bytes())
+    (checkpoints / "last.ckpt").write_bytes((checkpoints / "last.ckpt").read_bytes()[:-5])
+    assert train(runs, jobs=1, threads=1, retry=False).done == runs
+    assert (f"--ckpt_path={checkpoints / 'previous.ckpt'} " in calls(run)[1]) == has_previous
+    assert ("ckpt_path" in calls(run)[1]) == has_previous
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b"\xff", b"[" * 100_000])
+def test_a_damaged_note_of_a_failure_is_no_failure_of_the_study(content: bytes, tmp_path: Path) -> None:
+    (run,) = runs = planned(tmp_path, "a")
+    run.folder.mkdir()
+    (run.folder / "failed.json").write_bytes(content)
+    assert train(runs, jobs=1, threads=1, retry=False).failed == {run: "failed.json cannot be read"}
+    assert train(runs, jobs=1, threads=1, retry=True).done == runs
+
+
+def test_a_file_in_place_of_a_folder_costs_one_run(tmp_path: Path) -> None:
+    runs = planned(tmp_path, "a", "b")
+    runs[0].folder.write_text("mine")
+    outcome = train(runs, jobs=1, threads=1, retry=False)
+    assert outcome.failed == {runs[0]: f"{runs[0].folder} cannot be written (File exists)"}
+    assert outcome.done == runs[1:]
+
+
+@pytest.mark.parametrize("in_config", [True, False], ids=["earlier version", "done.json"])
+def test_a_run_that_max_time_stopped_goes_on_when_it_is_raised(in_config: bool, tmp_path: Path) -> None:
+    (run,) = planned(tmp_path, "a")
+    limited = replace(run, max_seconds=60.0)
+    run.folder.mkdir()
+    (run.folder / "short").touch()
+    train([limited], jobs=1, threads=1, retry=False)
+    if in_config:
+        (run.folder / "done.json").write_text("{}")
+        (run.folder / "config.yaml").write_text("trainer: {max_time: '00:00:01:00'}\n")
+    for limit, num_calls in ((60.0, 1), (30.0, 1), (90.0, 2), (90.0, 2), (None, 3)):
+        again = replace(run, max_seconds=limit)
+        assert train([again], jobs=1, threads=1, retry=False).done == [again]
+        assert len(calls(run)) == num_calls
+    assert all("--ckpt_path=last" in call for call in calls(run)[1:])
+
+
+def test_a_run_with_all_its_rounds_is_done_whatever_max_time_was(tmp_path: Path) -> None:
+    (run,) = planned(tmp_path, "a")
+    train([replace(run, max_seconds=60.0)], jobs=1, threads=1, retry=False)
+    assert train([run], jobs=1, threads=1, retry=False).done == [run]
+    assert len(calls(run)) == 1
+
+
 STUDY = """
 import sys
 from pathlib import Path
@@ -111,27 +198,35 @@ runner.train([PlannedRun("a", 0, Path(sys.argv[2]), (), 2)], 1, 1, False)
 """
 
 
-@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGKILL])
-def test_a_study_that_is_stopped_does_not_train_a_run_twice(sent: signal.Signals, tmp_path: Path) -> None:
-    """Check that SIGTERM ends the fits, and that a fit that outlives its study keeps its folder."""
+@pytest.mark.parametrize("sent", ["SIGTERM", "SIGHUP", "SIGKILL"])
+def test_no_fit_outlives_its_study(sent: str, tmp_path: Path) -> None:
+    """Check that a fit ends, however its study does, and that the run is then trained once more."""
     (run,) = runs = planned(tmp_path, "a")
     run.folder.mkdir()
     (run.folder / "wait").touch()
     process = subprocess.Popen([sys.executable, "-c", STUDY, FIT, str(run.folder)], stderr=subprocess.DEVNULL)
-    while not (run.folder / "checkpoints" / "last.ckpt").exists():
+    deadline = time.monotonic() + 60
+    while not (run.folder / "checkpoints" / "last.ckpt").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
-    process.send_signal(sent)
-    assert process.wait(30) != 0
-    if sent == signal.SIGKILL:
-        assert train(runs, jobs=1, threads=1, retry=False).elsewhere == runs
-        (run.folder / "wait").unlink()
-        deadline = time.monotonic() + 30
-        while train(runs, jobs=1, threads=1, retry=False).elsewhere and time.monotonic() < deadline:
-            time.sleep(0.05)
-    else:
-        (run.folder / "wait").unlink()
+    process.send_signal(getattr(signal, sent))
+    assert process.wait(60) != 0
+    with (run.folder / runner.LOCK).open() as lock:  # which the fit holds too
+        while not is_free(lock) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert is_free(lock), "the fit goes on without its study"
+    (run.folder / "wait").unlink()
     assert train(runs, jobs=1, threads=1, retry=False).done == runs
     assert len(calls(run)) == 2
+
+
+def is_free(lock: Any) -> bool:
+    """True if nobody else holds a lock."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    fcntl.flock(lock, fcntl.LOCK_UN)
+    return True
 
 
 def test_a_run_that_another_study_trains_meanwhile_is_not_trained_again(tmp_path: Path) -> None:
@@ -162,14 +257,15 @@ def test_each_line_says_what_is_left(tmp_path: Path, capsys: pytest.CaptureFixtu
     capsys.readouterr()
     train(runs, jobs=1, threads=1, retry=False)
     failed, done = capsys.readouterr().err.splitlines()
-    said = r"b, seed 0: failed \(1 of 2 left, about \d+ s\): lightning-fl: error: it does not fit\."
+    said = r"b, seed 0: failed \(1 of 2 left(, about [1-9]\d* s)?\): lightning-fl: error: it does not fit\."
     assert re.fullmatch(said, failed)
     assert re.fullmatch(r"c, seed 0: done in \d+ s", done)
 
 
 def test_several_accelerators_are_given_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = "import os, pathlib, sys; f = next(x for x in sys.argv if 'root_dir' in x).split('=', 1)[1]; "
-    said += "pathlib.Path(f, 'device').write_text(os.environ.get('CUDA_VISIBLE_DEVICES', 'all'))"
+    said += "pathlib.Path(f, 'device').write_text(os.environ.get('CUDA_VISIBLE_DEVICES', 'all')); "
+    said += "pathlib.Path(f, 'metrics.csv').write_text('round\\n0\\n')"
     monkeypatch.setattr(runner, "PROGRAM", said)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     for num_accelerators, expected in ((2, {"0", "1"}), (1, {"all"})):

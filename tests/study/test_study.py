@@ -13,10 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from made_runs import rising, write_run
 
 from lightning_fl.cli import main
 from lightning_fl.cli.planned_fit import resolve
-from lightning_fl.study.study_file import read_study
+from lightning_fl.outputs.figures import Look
+from lightning_fl.study.command import _reported
+from lightning_fl.study.runner import Outcome
+from lightning_fl.study.study_file import PlannedRun, read_study
 
 ROOT = Path(__file__).parents[2]
 STUDIES = sorted((ROOT / "configs" / "studies").glob("*.yaml"))
@@ -99,6 +103,23 @@ def test_a_study_that_is_killed_goes_on_and_gives_what_fit_gives(capsys: pytest.
     assert {path: path.stat().st_mtime_ns for path in done} == before, "what is done is skipped"
 
 
+def test_a_run_that_cannot_be_compared_is_left_out_of_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Look, "formats", ("svg",))
+    claims = [{"text": "a pull changes little", "better": "FedProx", "than": "FedAvg"}]
+    file = read_study(written(claims=claims, budget=[1e3, 1e6]))
+    runs = [PlannedRun(cell, seed, Path(cell, str(seed)), (), 9) for seed in (0, 1) for cell in ("FedAvg", "FedProx")]
+    for run in runs:
+        write_run(run.folder, rising(9), run.cell, run.seed)
+    diverged, without_settings = runs[0].folder, runs[3].folder
+    rows = (diverged / "metrics.csv").read_text()
+    (diverged / "metrics.csv").write_text(re.sub(r"\n(\d),[^,]+,", r"\n\1,nan,", rows))
+    (without_settings / "config.yaml").write_text("trainer: &a [*a]")
+    said = _reported(file, Path("out"), Outcome(done=runs))
+    assert "## Left out\n\n- val/accuracy of the run in FedAvg/0 has no finite value; choose another" in said
+    assert re.search(r"^\| FedAvg +\| +1 \|.*\n\| FedProx +\| +2 \|", said, re.MULTILINE)
+    assert "FedProx/1: its config.yaml is ignored" in said
+
+
 def test_misfits_of_all_cells_are_told_before_the_first_run(capsys: pytest.CaptureFixture[str]) -> None:
     grid = {"mu": {"small": ["--algorithm=FedProx", "--algorithm.mu=-1"], "word": ["--algorithm=FedPrx"], "fine": []}}
     written(grid=grid)
@@ -141,6 +162,7 @@ def test_a_dry_run_prints_commands_that_can_be_run(capsys: pytest.CaptureFixture
     [
         (["none.yaml"], "there is no study file 'none.yaml'; of the package's, allowed: "),
         (["fedldf_smal"], "did you mean 'fedldf_small'"),
+        (["study.yaml", "--out", "study.yaml"], "cannot be written to"),
         (["study.yaml", "--jobs", "0"], "--jobs must be a whole number of at least 1, got 0"),
         (["study.yaml", "--job", "2"], "has no flag --job; did you mean '--jobs'"),
         ([], "the following arguments are required: FILE"),

@@ -1,13 +1,18 @@
 """Test study files: their combinations, folders and mistakes."""
 
+from contextlib import suppress
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from lightning_fl import UserError
-from lightning_fl.study.study_file import read_study
+from lightning_fl.study import study_file
+from lightning_fl.study.study_file import KEYS, read_study
 
 GRID = {
     "method": {"avg": [], "prox": ["--algorithm=FedProx"]},
@@ -110,6 +115,22 @@ def test_all_cells_that_do_not_fit_are_named_at_once(tmp_path: Path) -> None:
         ({"grid": {"method": {"a/b": []}}}, "no spaces or slashes; got 'a/b'"),
         ({"base": "configs/quickstart.yaml"}, "base must be a list"),
         ({"exclude": [{"methods": "avg"}]}, "did you mean 'method'"),
+        ({"exclude": [{1: "avg"}]}, "exclude names the axis '1'; allowed: method, work"),
+        ({"seeds": [0, -1]}, "a seed must be a whole number from 0 to 4294967295, got -1"),
+        ({"seeds": [0, 2**32]}, "a seed must be a whole number from 0 to 4294967295, got 4294967296"),
+        ({"target": "abc"}, "target must be a number, got 'abc'"),
+        ({"target": True}, "target must be a number, got True"),
+        ({"target": 60, "metric": "val/accuracy"}, "write 60 % as 0.6"),
+        ({"metric": 5}, "metric must be the name of a column of metrics.csv, got 5"),
+        ({"window": 4}, "window must be 1 (no smoothing) or an odd number"),
+        ({"window": "5"}, "window must be a whole number"),
+        ({"grid": {"method": {True: [], "True": ["a.yaml"]}}}, "the axis 'method' has the choice 'True' twice"),
+        ({"grid": {True: {"a": []}, "True": {"b": []}}}, "grid has the axis 'True' twice"),
+        ({"grid": {"method": {"a\0b": []}}}, "that is no text: 'a\\x00b'"),
+        ({"grid": {"method": {"a\nb": []}}}, "no spaces or slashes; got 'a\\nb'"),
+        ({"grid": {"method": {"a" * 201: []}}}, "is longer than 200 bytes"),
+        ({"grid": {f"axis{i}": {str(j): [] for j in range(10)} for i in range(8)}}, "has 100,000,000 combinations"),
+        ({"base": ["/dev/null"]}, "base names /dev/null, which is no file that every run can read again"),
         ({"exclude": [{"method": "pro"}]}, "did you mean 'prox'"),
         ({"exclude": [{}]}, "excludes every combination"),
         ({"claims": [{"text": "x", "better": "avg-short", "than": "prox", "paper": 1}]}, "did you mean 'prox-"),
@@ -131,6 +152,133 @@ def test_mistakes_are_said_in_a_sentence(content: dict[str, Any], said: str, tmp
         read_study(written(tmp_path, **content))
     assert said in str(error.value)
     assert "\n" not in str(error.value)
+
+
+GRIDS = {
+    "a key": "seeds: [0]\ngrid: {a: {x: [], y: []}}\nseeds: [1]\n",
+    "an axis": "seeds: [0]\ngrid:\n  a: {x: []}\n  a: {y: []}\n",
+    "a choice": "seeds: [0]\ngrid: {a: {x: [one.yaml], x: [two.yaml]}}\n",
+}
+
+
+@pytest.mark.parametrize("text", GRIDS.values(), ids=GRIDS.keys())
+def test_nothing_is_given_twice(text: str, tmp_path: Path) -> None:
+    (tmp_path / "study.yaml").write_text(text)
+    with pytest.raises(UserError, match=r"has the key .* twice"):
+        read_study(tmp_path / "study.yaml")
+
+
+choices = st.lists(st.text("xy-", min_size=1, max_size=3), min_size=1, max_size=4, unique=True)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(grid=st.lists(choices, min_size=1, max_size=3))
+def test_each_combination_has_a_name_of_its_own(grid: list[list[str]], tmp_path: Path) -> None:
+    names = {f"axis{i}": {name: [f"--model.a{i}={name}"] for name in axis} for i, axis in enumerate(grid)}
+    path = written(tmp_path, grid=names)
+    found = [*map("-".join, product(*grid))]
+    if len(set(found)) < len(found):
+        with pytest.raises(UserError, match="are both called"):
+            read_study(path)
+    else:
+        assert [cell.name for cell in read_study(path).cells] == found
+
+
+def test_two_combinations_with_one_name_are_both_named(tmp_path: Path) -> None:
+    grid = {"a": {"x": [], "x-y": []}, "b": {"y-z": [], "z": []}}
+    with pytest.raises(UserError, match=r"the combinations x and y-z, and x-y and z, are both called x-y-z: rename a"):
+        read_study(written(tmp_path, grid=grid))
+    assert len(read_study(written(tmp_path, grid=grid, exclude=[{"a": "x", "b": "y-z"}])).cells) == 3
+
+
+def test_a_study_has_a_largest_number_of_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(study_file, "MOST_RUNS", 7)
+    with pytest.raises(UserError, match="has 8 runs, but a study has 7 at most"):
+        read_study(written(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("content", "given", "said"),
+    [
+        ({"target": 60}, {"model": {"class_path": "lightning_fl.modules.ImageClassifier"}}, "write 60 % as 0.6"),
+        ({"target": 60}, {"trainer": {"max_rounds": 3, "metric": "val_accuracy"}}, "write 60 % as 0.6"),
+        ({"budget": [1.0, 2.0], "metric": "val/loss"}, {}, "lower is better for val/loss"),
+        ({"budget": [1.0, 2.0]}, {"trainer": {"max_rounds": 3, "metric": "f1", "metric_mode": "min"}}, "better for f1"),
+        ({"target": 60}, {}, None),
+        ({"budget": [1.0, 2.0]}, {}, None),
+    ],
+)
+def test_what_a_report_would_refuse_is_refused_before_the_first_run(
+    content: dict[str, Any], given: dict[str, Any], said: str | None, tmp_path: Path
+) -> None:
+    study = read_study(written(tmp_path, **content))
+    if said is None:
+        assert len(study.runs(tmp_path, lambda arguments: resolve(arguments) | given)) == 8
+        return
+    with pytest.raises(UserError) as error:
+        study.runs(tmp_path, lambda arguments: resolve(arguments) | given)
+    assert said in str(error.value)
+
+
+def test_cells_with_different_data_are_refused_before_the_first_run(tmp_path: Path) -> None:
+    grid = {"data": {"digits": ["file.yaml", "--data=Digits"], "cifar": ["file.yaml", "--data=CIFAR10"]}}
+
+    def with_data(arguments: Any) -> dict[str, Any]:
+        return resolve(arguments) | {"data": {"class_path": arguments[1].partition("=")[2]}}
+
+    said = r"Digits in digits, CIFAR10 in cifar; make a study for each"
+    with pytest.raises(UserError, match=said):
+        read_study(written(tmp_path, grid=grid)).runs(tmp_path, with_data)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.dates(),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text("ab1", max_size=2) | st.integers(0, 2), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(key=st.sampled_from(KEYS), value=VALUES, inside=st.sampled_from([None, "method", "claim", "exclude"]))
+def test_any_value_gives_a_study_or_a_sentence(key: str, value: Any, inside: str | None, tmp_path: Path) -> None:
+    claim = {"text": "x", "better": "avg-short", "than": "avg-long"}
+    content = {
+        None: {key: value},
+        "method": {"grid": {"method": value, "work": {"short": [value]}}},
+        "claim": {
+            "claims": [claim | {name: value} for name in ("better", "in", "paper", "margin", "text")[:1]] + [value]
+        },
+        "exclude": {"exclude": [value, {"method": value}]},
+    }[inside]
+    with suppress(UserError):
+        read_study(written(tmp_path, **content)).runs(tmp_path, resolve)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.binary(max_size=60) | st.text("&*[]{}:,-!'\"%@<x0 \n\t", max_size=40))
+def test_any_file_gives_a_study_or_a_sentence(tmp_path: Path, content: bytes | str) -> None:
+    (tmp_path / "study.yaml").write_bytes(content if isinstance(content, bytes) else content.encode())
+    with suppress(UserError):
+        read_study(tmp_path / "study.yaml")
+
+
+BOMBS = {
+    "laughs": "\n".join(["a0: &a0 [x]", *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12))]),
+    "itself": "seeds: &a [*a]\ngrid: {a: {x: []}}\n",
+    "deep": "seeds: " + "[" * 600,
+    "a date that does not exist": "seeds: 2001-99-99\n",
+    "a number with too many digits": f"seeds: {'9' * 5000}\n",
+    "half a character": 'seeds: "\\ud800"\n',
+}
+
+
+@pytest.mark.parametrize("text", BOMBS.values(), ids=BOMBS.keys())
+def test_a_file_without_bounds_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "study.yaml").write_text(text)
+    with pytest.raises(UserError):
+        read_study(tmp_path / "study.yaml")
 
 
 def test_a_file_that_is_no_study_is_refused(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from lightning_fl.algorithms.algorithm import Algorithm
 from lightning_fl.checks import check_choice, check_positive, check_whole
 from lightning_fl.data.samples.tensor_samples import Selection
 from lightning_fl.errors import UserError
+from lightning_fl.outputs.losses import say_lost
 from lightning_fl.slots import Message, Server, Setting, SetupTurn, is_finite
 
 PRESETS = {"paper": (2, 5, 100), "light": (1, 2, 20)}
@@ -106,7 +107,7 @@ class FedKT(Algorithm):
             f"FedKT: the clients' votes give {labelled.sum():,} of the server's {len(public):,} inputs a label."
         )
         if not labelled.any():
-            rank_zero_warn("no input of the server got a vote, so FedKT leaves the initial model as it is.")
+            say_lost("no input of the server got a vote, so FedKT leaves the initial model as it is.")
             return
         chosen = data.train.select(data.server_indices[labelled])
         random = np.random.default_rng(turn.server.seed)
@@ -137,7 +138,7 @@ class FedKT(Algorithm):
             if is_finite(seen):
                 ballots.append(learner.votes({name: x + seen.get(name, 0) for name, x in initial.items()}, public))
         if len(ballots) < self.s:
-            rank_zero_warn(f"a student of client {client} is not finite, so its votes do not count.")
+            say_lost(f"a student of client {client} is not finite, so its votes do not count.")
             return torch.zeros((), dtype=torch.int64)
         return tally(torch.stack(ballots), self.consistent)
 

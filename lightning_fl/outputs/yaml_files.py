@@ -1,0 +1,142 @@
+"""YAML files, read within bounds; those that a user writes also strictly, because YAML itself drops and misreads in silence."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lightning_fl.errors import UserError, require
+
+MAX_VALUES = 100_000
+MAX_DEPTH = 100
+
+
+def read_strictly(path: str | os.PathLike[str], allowed: str) -> Any:
+    """Return the content of a file that a user has written.
+
+    Args:
+        path: path of the file.
+        allowed: end of the sentence about a file that is not text, such as "a study is YAML with the keys base, seeds".
+
+    Raises:
+        UserError: the file cannot be read, is not text or not YAML, grows without bound, or has a key twice, a class_path without
+            a name, or a number such as 010, which YAML reads as 8.
+    """
+    return _read(path, _StrictLoader, MAX_VALUES, allowed)
+
+
+def read_written(path: str | os.PathLike[str]) -> Any:
+    """Return the content of a file that a program has written, however long; only aliases must not make it longer.
+
+    Raises:
+        UserError: the file cannot be read, is not text or not YAML, or grows without bound.
+    """
+    size = os.path.getsize(path) if os.path.isfile(path) else 0
+    return _read(path, _BoundedLoader, max(MAX_VALUES, size), "it must be YAML")
+
+
+def _read(path: str | os.PathLike[str], kind: type[_BoundedLoader], most: int, allowed: str) -> Any:
+    try:
+        require(os.path.isfile(path), f"{path} is not a file.")
+        return _content(Path(path).read_text(encoding="utf-8"), str(path), kind, most)
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is not a text file: {allowed}.") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}).") from error
+
+
+def _content(text: str, name: str, kind: type[_BoundedLoader], most: int) -> Any:
+    """Return the content of a YAML text whose size with all aliases written out is within bounds."""
+    try:
+        loader = kind(text)
+        loader.name = name
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _check_extent(node, name, most)
+        return loader.construct_document(node)
+    except UserError:
+        raise
+    except RecursionError:
+        raise UserError(f"{name} is nested more than {MAX_DEPTH} levels deep.") from None
+    except Exception as error:  # a date or a number that does not exist raises any type of error
+        raise UserError(f"{name} is not valid YAML: {' '.join(str(error).split())}.") from error
+
+
+def _check_extent(root: yaml.Node, name: str, most: int) -> None:
+    """Refuse a document that contains itself, or that is huge with its aliases written out: the parser walks each of them."""
+    extents: dict[yaml.Node, tuple[int, int]] = {}
+    inside: set[yaml.Node] = set()
+
+    def extent(node: yaml.Node) -> tuple[int, int]:
+        """Return the number of values and of levels of a node."""
+        where = f"the value in line {node.start_mark.line + 1} of {name}"
+        require(node not in inside, f"{where} contains itself, by an alias (*) of its own anchor (&).")
+        if node not in extents:
+            inside.add(node)
+            parts = node.value if isinstance(node, yaml.CollectionNode) else []
+            found = [extent(part) for entry in parts for part in (entry if isinstance(entry, tuple) else (entry,))]
+            inside.remove(node)
+            extents[node] = 1 + sum(count for count, _ in found), 1 + max((levels for _, levels in found), default=0)
+            count, levels = extents[node]
+            require(count <= most, f"{where} has more than {most:,} values with its aliases (*) written out.")
+            require(levels <= MAX_DEPTH, f"{where} is nested more than {MAX_DEPTH} levels deep.")
+        return extents[node]
+
+    extent(root)
+
+
+class _BoundedLoader(yaml.SafeLoader):
+    """Loader that refuses texts with characters that no file or command can hold."""
+
+    def construct_scalar(self, node: Any) -> Any:
+        """Return the text of a node."""
+        text = super().construct_scalar(node)
+        is_text = "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
+        require(is_text, f"{self.name} has a character in line {node.start_mark.line + 1} that is no text: {text!a}.")
+        return text
+
+
+class _StrictLoader(_BoundedLoader):
+    """Loader that refuses a mapping with a key twice, of which YAML would keep only the last."""
+
+    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen = set()
+        for key, value in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                line = key.start_mark.line + 1
+                twice = f"{self.name} has the key {key.value} twice in one mapping, the second in line {line}."
+                require(key.value not in seen, twice)
+                seen.add(key.value)
+            require(
+                getattr(key, "value", None) != "class_path" or value.tag != "tag:yaml.org,2002:null",
+                f"{self.name} has a class_path without the name of a class in line {key.start_mark.line + 1}.",
+            )
+        return node
+
+    def construct_number(self, node: yaml.ScalarNode) -> int | float:
+        """Return a number as YAML 1.1 reads it; refuse one that most readers read otherwise, such as 010 or 1:30."""
+        construct = self.construct_yaml_int if node.tag.endswith(":int") else self.construct_yaml_float
+        number = construct(node)
+        require(
+            not is_misread(node),
+            f"{self.name} has {node.value} in line {node.start_mark.line + 1}, which YAML reads as {number}: write {number}, or "
+            f"'{node.value}' in quotes for the text.",
+        )
+        return number
+
+
+_StrictLoader.add_constructor("tag:yaml.org,2002:int", _StrictLoader.construct_number)
+_StrictLoader.add_constructor("tag:yaml.org,2002:float", _StrictLoader.construct_number)
+
+
+def is_misread(node: yaml.Node) -> bool:
+    """True for a number in base 8 or 60, which most readers take for another."""
+    is_whole = isinstance(node, yaml.ScalarNode) and node.tag.endswith(":int")
+    is_number = is_whole or (isinstance(node, yaml.ScalarNode) and node.tag.endswith(":float"))
+    return is_number and (":" in node.value or (is_whole and bool(re.match(r"[-+]?0[\d_]", node.value))))
