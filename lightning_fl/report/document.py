@@ -160,7 +160,7 @@ def plain(text: str) -> str:
     text = "".join(each if each.isprintable() or each == "\u00a0" else " " for each in text)
     ends = re.split(r"((?<!`)`(?!`)[^`]+(?<!`)`(?!`))", text)  # every second part is code
     return "".join(
-        part if position % 2 else re.sub(r"(<)(?=[A-Za-z/!?])|(\])(?=\()|(`)", r"\\\g<0>", part)
+        part if position % 2 else re.sub(r"\\(?=[\\<\]`])|<(?=[A-Za-z/!?])|\](?=\()|`", r"\\\g<0>", part)
         for position, part in enumerate(ends)
     )
 

@@ -217,12 +217,12 @@ def in_short(differing: list[str]) -> str:
 
 def _partition(given: Settings) -> str:
     """Return the partition's class and parameter, such as `Shards(2)`."""
-    name = given.get("data.partition", "unknown partition")
+    name = str(given.get("data.partition", "unknown partition"))
     option = {"Shards": "shards_per_client", "Dirichlet": "alpha"}.get(name)
     number = given.get(f"data.partition.{option}")
     plain = given.get("data.partition.skip_full_clients") is False
     skipping = ", full clients not skipped" if name == "Dirichlet" and plain else ""
-    return str(name) if number is None else f"{name}({shown(number)}{skipping})"
+    return name if number is None else f"{name}({shown(number)}{skipping})"
 
 
 def _equal(wanted: Any, own: Any) -> bool:
