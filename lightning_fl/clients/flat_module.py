@@ -105,6 +105,13 @@ class FlatModule:
         """Prunings of the module since it was laid out."""
         return plans_of(self.module)[len(self._plans) :]
 
+    def bind_replaced(self) -> None:
+        """Adopt parameters whose data a callback has replaced (`parameter.data = …`), and make them views of `params` again."""
+        for parameter, view in zip(self.parameters, self.layout.views(self.params).values(), strict=True):
+            if parameter.data_ptr() != view.data_ptr() and parameter.shape == view.shape:
+                view.copy_(parameter.data)
+                parameter.data = view
+
     def adopt_plans(self, plans: list[Plan]) -> None:
         """Record these prunings for a module that has the resulting shapes, even if it was created with them."""
         vars(self.module)[PLANS] = list(plans)

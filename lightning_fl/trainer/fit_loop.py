@@ -247,6 +247,7 @@ class FitLoop:
         """Adopt callbacks' changes to the server's model; clone it, because a step may have kept the old tensors."""
         follow_pruning.follow(self.federation)
         run, flat_module = self.trainer.run, self.trainer.active_module
+        flat_module.bind_replaced()
         run.replace_model(flat_module.params.clone(), flat_module.read_buffers().clone())
         if masks := masks_of(flat_module.module):
             mask = torch.ones_like(run.params, dtype=torch.bool)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
-from lightning.pytorch.callbacks import Checkpoint, ModelSummary, ProgressBar
+from lightning.pytorch.callbacks import Checkpoint, ModelPruning, ModelSummary, ProgressBar
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerStatus
 from torch.utils.data import DataLoader
 
@@ -288,7 +288,9 @@ def _place(trainer: TrainerInterface, model: LightningModule, datamodule: Federa
     """Move model and data to the accelerator, and bind the model to flat storage."""
     model.to(trainer.fabric.device)
     trainer.fabric.strategy.precision.convert_module(model)
-    channels_last = prefers_channels_last(model, trainer.fabric.device)
+    # torch's prunings, which Lightning's callback calls, cannot read weights in this format.
+    prunes = any(isinstance(callback, ModelPruning) for callback in trainer.callbacks)
+    channels_last = not prunes and prefers_channels_last(model, trainer.fabric.device)
     personal = [*trainer.algorithm.personal_parameters(model), *trainer.algorithm.personal_buffers(model)]
     has_companions = trainer.algorithm.keeps_models
     require(

@@ -18,6 +18,7 @@ from lightning.pytorch.callbacks import (
     LambdaCallback,
     LearningRateMonitor,
     ModelCheckpoint,
+    ModelPruning,
     OnExceptionCheckpoint,
     StochasticWeightAveraging,
     Timer,
@@ -228,6 +229,17 @@ def test_a_learning_rate_monitor_keeps_to_one_row_a_round(
     assert [float(row["lr-SGD"]) for row in rows] == [0.5, 0.25, 0.125]
 
 
+class Imaging(Perceptron):
+    """Perceptron whose first layer is a convolution of an image with three channels and one pixel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = torch.nn.Conv2d(3, 4, 3, padding=1)  # type: ignore[assignment]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.output(torch.tanh(self.hidden(x[..., None, None]))[..., 0, 0])
+
+
 class EveryRound(EMAWeightAveraging):
     def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
         return epoch_idx is not None
@@ -269,6 +281,54 @@ def test_stochastic_weight_averaging_is_that_of_a_stock_trainer(
     make_stock_trainer(max_epochs=6, callbacks=swa()).fit(stock, loader)
     torch.testing.assert_close(torch.tensor(vector(ours)), torch.tensor(vector(stock)), rtol=0, atol=1e-6)
     assert np.abs(vector(plain) - vector(stock)).max() > 1e-3
+
+
+class Replaces(Callback):
+    """Give parameters other tensors, as Lightning's ModelPruning does when it goes back to the first weights."""
+
+    def __init__(self, when: str) -> None:
+        setattr(self, when, self.replace)
+
+    def replace(self, trainer: Any, pl_module: L.LightningModule) -> None:
+        for parameter in pl_module.parameters():
+            parameter.data = 0.5 * parameter.data
+
+
+def pruning(**options: Any) -> ModelPruning:
+    return ModelPruning("l1_unstructured", amount=0.4, **options)
+
+
+@pytest.mark.parametrize(
+    "callback",
+    [
+        lambda: Replaces("on_train_epoch_start"),
+        lambda: Replaces("on_train_epoch_end"),
+        lambda: pruning(use_lottery_ticket_hypothesis=False),
+        # Later resets do nothing on a CPU in Lightning, because the weights share their memory with the copy of the first.
+        lambda: pruning(apply_pruning=lambda epoch: epoch == 0),
+    ],
+    ids=["start", "end", "pruning", "lottery"],
+)
+@pytest.mark.parametrize("network", [Perceptron, Imaging])
+def test_callbacks_that_replace_weights_do_as_in_a_stock_trainer(
+    network: Callable[[], L.LightningModule],
+    callback: Callable[[], Callback],
+    make_trainer: MakeTrainer,
+    make_stock_trainer: Callable[..., L.Trainer],
+) -> None:
+    """Compare one client with one batch a round, and what the server has of it."""
+    ours = network()
+    stock = copy.deepcopy(ours)
+    trainer = make_trainer(max_rounds=3, clients_per_round=1, callbacks=callback())
+    trainer.fit(ours, federation(sizes=(12,), batch_size=12))
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*samples(12)), batch_size=12)
+    # torch prunes by the weights of the last forward pass, which is that of a validation in both.
+    make_stock_trainer(max_epochs=3, callbacks=callback()).fit(stock, loader, loader)
+    server = trainer.run.layout.views(trainer.run.params)
+    for name, value in stock.state_dict().items():
+        torch.testing.assert_close(ours.state_dict()[name], value, rtol=0, atol=1e-6)
+        if not name.endswith("_mask"):
+            torch.testing.assert_close(server[name.removesuffix("_orig")], value, rtol=0, atol=1e-6)
 
 
 def test_averages_that_need_one_more_epoch_are_refused(make_trainer: MakeTrainer) -> None:
