@@ -210,5 +210,9 @@ def of_server(validation: Validation) -> dict[str, float]:
 
 
 def _means(measured: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Return the unweighted mean over clients of each name."""
-    return {name: sum(found[name] for found in measured) / len(measured) for name in (measured[0] if measured else ())}
+    """Return the unweighted mean of each name over the clients that logged it: a client may lack some classes, for example."""
+    by_name: dict[str, list[float]] = {}
+    for found in measured:
+        for name, value in found.items():
+            by_name.setdefault(name, []).append(value)
+    return {name: sum(values) / len(values) for name, values in by_name.items()}
