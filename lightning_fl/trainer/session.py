@@ -282,8 +282,12 @@ def _all_callbacks(trainer: TrainerInterface, model: LightningModule) -> list[Ca
 
 def _place(trainer: TrainerInterface, model: LightningModule, datamodule: FederatedDataModule) -> None:
     """Move model and data to the accelerator, and bind the model to flat storage."""
+    precision = trainer.fabric.strategy.precision
     model.to(trainer.fabric.device)
-    trainer.fabric.strategy.precision.convert_module(model)
+    precision.convert_module(model)
+    if not str(trainer.precision).endswith("mixed"):  # which leaves the module as it is
+        # ModelSummary runs it through the converted module, without the conversion that every batch gets.
+        model.example_input_array = precision.convert_input(model.example_input_array)
     channels_last = prefers_channels_last(model, trainer.fabric.device)
     personal = [*trainer.algorithm.personal_parameters(model), *trainer.algorithm.personal_buffers(model)]
     has_companions = trainer.algorithm.keeps_models
