@@ -24,7 +24,7 @@ from lightning_fl.clients.local_training import finish, train_locally
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.data.non_iid_degree import non_iid_degree
 from lightning_fl.errors import UserError, nearest, require
-from lightning_fl.evaluation_mode import evaluating
+from lightning_fl.evaluation_mode import evaluating, keeping_attributes
 from lightning_fl.outputs.metric import ACCURACY, falls, find_accuracy
 from lightning_fl.server.evaluation import mean_training_loss, measure
 from lightning_fl.server.macs import count_layer_macs
@@ -122,9 +122,10 @@ class ServerSide:
         schedule = self.schedule if epochs is None else replace(self.schedule, epochs=epochs, steps=None)
         schedule = schedule.in_round(rule, setting)
         job = ClientJob(rule, setting, received, schedule, run, self.counters)
-        local = train_locally(flat_module, job, samples, state, (order, own), resident)
-        flat_module.progress = None
-        flat_module.logs.forget()
+        with keeping_attributes(flat_module.metrics):  # which count the clients' batches
+            local = train_locally(flat_module, job, samples, state, (order, own), resident)
+            flat_module.progress = None
+            flat_module.logs.forget()
         message = finish(flat_module, job, local)
         if flat_module.fabric.world_size > 1:
             message = {name: flat_module.fabric.broadcast(x).to(x.device) for name, x in message.items()}
