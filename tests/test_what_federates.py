@@ -9,6 +9,7 @@ PAGE = TESTS.parent / "docs" / "federates.md"
 
 FLAT, HOOKS, LOGS = "clients/test_flat_module.py", "clients/test_hooks.py", "clients/test_module_logs.py"
 OPTIMISERS, SCHEDULERS = "clients/test_stock_optimizers.py", "clients/test_stock_schedulers.py"
+LENGTHS = "clients/test_schedule_lengths.py"
 FACE, STOCK, BATCHES = (
     f"trainer/{name}.py" for name in ("test_trainer_face", "test_stock_parts", "test_batches_and_loaders")
 )
@@ -41,6 +42,11 @@ ROWS = {  # the tests by the row's first words
     "schedulers of interval `step`": [
         (SCHEDULERS, "test_step_wise_schedulers_start_from_the_rates_of_the_round"),
         (SCHEDULERS, "test_a_frequency_counts_batches"),
+    ],
+    "a schedule longer": [(LENGTHS, "test_a_schedule_longer_than_a_local_training_is_said_once")],
+    "`OneCycleLR` with": [
+        (LENGTHS, "test_too_few_steps_for_a_client_are_refused"),
+        (LENGTHS, "test_too_few_steps_for_the_rounds_are_refused"),
     ],
     "`ReduceLROnPlateau` of": [(SCHEDULERS, "test_a_plateau_of_steps_is_refused")],
     "manual optimisation": [
