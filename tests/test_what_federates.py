@@ -10,6 +10,7 @@ PAGE = TESTS.parent / "docs" / "federates.md"
 FLAT, HOOKS, LOGS = "clients/test_flat_module.py", "clients/test_hooks.py", "clients/test_module_logs.py"
 OPTIMISERS, SCHEDULERS = "clients/test_stock_optimizers.py", "clients/test_stock_schedulers.py"
 LENGTHS = "clients/test_schedule_lengths.py"
+BUFFERS = "clients/test_buffers.py"
 FACE, STOCK, BATCHES = (
     f"trainer/{name}.py" for name in ("test_trainer_face", "test_stock_parts", "test_batches_and_loaders")
 )
@@ -62,7 +63,14 @@ ROWS = {  # the tests by the row's first words
         (FLAT, "test_frozen_parameters_are_neither_trained_nor_sent"),
         (FLAT, "test_tied_parameters_stay_tied_and_are_sent_once"),
     ],
-    "float buffers with `persistent=False`": [
+    "float buffers": [(BUFFERS, "test_each_buffer_is_averaged_counted_kept_or_refused")],
+    "integer and boolean buffers": [(BUFFERS, "test_each_buffer_is_averaged_counted_kept_or_refused")],
+    "integer and boolean buffers of": [
+        (BUFFERS, "test_each_buffer_is_averaged_counted_kept_or_refused"),
+        (BUFFERS, "test_a_client_keeps_the_buffers_that_are_named"),
+    ],
+    "buffers with `persistent=False`": [
+        (BUFFERS, "test_each_buffer_is_averaged_counted_kept_or_refused"),
         ("callbacks/test_adapters.py", "test_buffers_that_are_not_saved_are_not_sent"),
         ("callbacks/test_adapters.py", "test_what_a_client_writes_to_an_unsaved_buffer_reaches_no_other"),
     ],

@@ -99,8 +99,9 @@ class FlatModule:
         self._buffer_shapes = {name: (buffer.shape, buffer.dtype) for name, buffer in all_buffers.items()}
         own = {name: buffer for name, buffer in all_buffers.items() if name in self._personal_names}
         shared = {name: buffer for name, buffer in all_buffers.items() if name not in own}
-        bound = dtype, self.fabric.device, self.buffer, unsaved_buffers(self.module)
-        self._shared_buffers, self.personal_buffers = ModuleBuffers(shared, *bound), ModuleBuffers(own, *bound)
+        bound = dtype, self.fabric.device, self.buffer
+        self._shared_buffers = ModuleBuffers(shared, *bound, unsaved_buffers(self.module))
+        self.personal_buffers = ModuleBuffers(own, *bound)
         self.buffer_layout, self.buffers = self._shared_buffers.layout, self._shared_buffers.vector
 
     @property

@@ -14,6 +14,7 @@ from lightning_fl.clients.choose_runner import Runner
 from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.local_schedule import LocalSchedule
+from lightning_fl.clients.module_buffers import check_counters
 from lightning_fl.clients.serial import serial
 from lightning_fl.codecs import Dense
 from lightning_fl.communication.crossing import Crossing, Delivery
@@ -93,7 +94,9 @@ class Federation:
         job = ClientJob(method.rule, setting, received, work.schedule, run)
         job = replace(job, companion=method.companion, keeps_trained=method.keeps_trained)
         job, clients = method.exchange.before_training(job, cohort.mine, self._train, link)
-        intake = Intake(method.aggregator, self.guard, self.flat_module.fabric, initial_loss)
+        module, fabric = self.flat_module.module, self.flat_module.fabric
+        check = partial(check_counters, module, run.counters)
+        intake = Intake(method.aggregator, self.guard, fabric, initial_loss, check)
         uploads = method.exchange.collect(self._train(job, clients), link)
         for position, upload in enumerate(uploads, start=1):
             intake.take(upload, link)

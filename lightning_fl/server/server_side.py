@@ -21,6 +21,7 @@ from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.local_schedule import LocalSchedule
 from lightning_fl.clients.local_training import finish, train_locally
+from lightning_fl.clients.module_buffers import check_counters
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.data.non_iid_degree import non_iid_degree
 from lightning_fl.errors import UserError, nearest, require
@@ -132,8 +133,9 @@ class ServerSide:
         self.num_steps += local.num_steps
         if not is_finite(message):
             return ServerTraining({name: torch.zeros_like(x) for name, x in message.items()}, 0.0, local.num_steps)
-        reached = flat_module.read_counters().items()
-        self.counters = self.counters | {name: self.counters[name].maximum(x) for name, x in reached}
+        reached = flat_module.read_counters()
+        check_counters(flat_module.module, self.counters, reached)
+        self.counters = self.counters | {name: self.counters[name].maximum(x) for name, x in reached.items()}
         return ServerTraining(message, float(len(samples)), local.num_steps)
 
     def accuracy(self, params: Tensor, buffers: Tensor, rows: slice = slice(None)) -> float:
