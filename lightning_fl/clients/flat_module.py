@@ -288,10 +288,32 @@ class FlatModule:
 
         Returns:
             The loss (None if the module skips the batch), and the complete output of the step.
+
+        Raises:
+            UserError: it returns something else.
         """
         step = self.module.training_step
         output = step(batch, index) if self.takes_index else step(batch)
-        return output["loss"] if isinstance(output, Mapping) else output, output
+        loss = output.get("loss", output) if isinstance(output, Mapping) else output
+        if loss is not None and not isinstance(loss, Tensor):
+            found = (
+                f"a mapping of {', '.join(map(repr, loss)) or 'nothing'}"
+                if isinstance(loss, Mapping)
+                else type(loss).__name__
+            )
+            raise UserError(
+                f"training_step of {type(self.module).__name__} returns {found}: return the loss, a tensor, or a mapping with "
+                "'loss'."
+            )
+        return loss, output
+
+    def require_gradient(self, loss: Tensor) -> None:
+        """Raise `UserError` if a loss does not depend on anything that is trained."""
+        if not loss.requires_grad:
+            raise UserError(
+                f"training_step of {type(self.module).__name__} returns a loss without a gradient: compute it from trainable "
+                "parameters, without detach(), item() or torch.no_grad()."
+            )
 
     def zero_gradient(self) -> None:
         """Reset the gradient of the last step; restore views of the flat gradient that something removed."""

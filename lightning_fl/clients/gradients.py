@@ -137,6 +137,7 @@ def _backward(flat_module: FlatModule, batch: Any, index: int, factor: float) ->
     with flat_module.lending({}, _drop), flat_module.fabric.autocast():
         loss, _ = flat_module.training_step(batch, index)
     if loss is not None:
+        flat_module.require_gradient(loss)
         flat_module.fabric.backward(loss * factor)
         flat_module.after_backward()
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
@@ -80,6 +81,7 @@ class Federation:
     _queries: CallbackQueries = field(default_factory=CallbackQueries, init=False, repr=False)
     _drawn: tuple[tuple[int, int], Cohort] | None = field(default=None, init=False, repr=False)
     _warned: bool = field(default=False, init=False, repr=False)
+    _warned_without_loss: bool = field(default=False, init=False, repr=False)
 
     def train_round(self) -> dict[str, float]:
         """Train one round; returns its numbers by their column names in `metrics.csv`."""
@@ -103,6 +105,7 @@ class Federation:
             self.on_upload(upload.result.client, position, len(clients))
         merged, outcome = intake.finish(cohort, link)
         self._warn_if_none_accepted(outcome)
+        self._warn_without_loss(outcome, work)
         merged |= {name: job.received[name] for name in method.exchange.provides if name in job.received}
         averages = self.flat_module.logs.averages([outcome.logs[k] for k in cohort.answering if k in outcome.logs])
 
@@ -115,6 +118,7 @@ class Federation:
         if outcome.logs:
             turn = self._server_turn(setting, outcome, shared, merged)
             proposal = take_steps(method, self.guard, turn, run.server, initial_loss)
+        self._warn_if_nothing_changes(proposal, outcome)
         self._commit(proposal, outcome, intake.shares_uploads)
         reported = {} if proposal is None else proposal.metrics
         return round_record(run, cohort, outcome, self.network, averages, num_samples, stragglers, reported)
@@ -218,6 +222,29 @@ class Federation:
             f"Round {self.run.round + 1}: all uploads ({outcome.num_uploads}) were rejected ({why}), so the model did not "
             "change. Most likely the learning rate is too high, or the inputs have values that are not finite."
         )
+
+    def _warn_without_loss(self, outcome: Outcome, work: LocalWork) -> None:
+        """Warn in the first round in which clients have batches, but no loss to train on."""
+        if outcome.num_steps or self._warned_without_loss or not work.num_samples(self.cohort.answering):
+            return
+        self._warned_without_loss = True
+        name = type(self.flat_module.module).__name__
+        rank_zero_warn(
+            f"Round {self.run.round + 1}: training_step of {name} returned None for every batch of all clients, so "
+            "nothing was trained: end it with `return loss`."
+        )
+
+    def _warn_if_nothing_changes(self, proposal: Proposal | None, outcome: Outcome) -> None:
+        """Warn in the first round if the clients' steps leave the server's model as it was."""
+        run = self.run
+        if run.round or proposal is None or proposal.is_undone or not outcome.num_steps:
+            return
+        if torch.equal(proposal.params, run.params) and not run.personal_layout.names:
+            rate = self.flat_module.optimizer.largest_rate
+            why = "the learning rate is 0" if not rate else "most likely the loss does not depend on what is trained"
+            rank_zero_warn(
+                f"Round 1: {outcome.num_steps} optimiser steps of the clients changed no parameter of the model; {why}."
+            )
 
     def _commit(self, proposal: Proposal | None, outcome: Outcome, shares_uploads: bool) -> None:
         """End the round; unless it is undone, store the server's proposal and the clients' states in the run."""
