@@ -127,6 +127,34 @@ def test_a_client_keeps_the_buffers_that_are_named(persistent: bool, make_traine
     assert not module.labels.any(), "the exported model has the initial queue"
 
 
+@pytest.mark.parametrize("dtype", [torch.long, torch.float32], ids=str)
+@pytest.mark.parametrize("replaces", [True, False])
+def test_clients_of_a_stack_share_no_unsaved_buffer(
+    dtype: torch.dtype, replaces: bool, make_trainer: MakeTrainer
+) -> None:
+    class Counting(Perceptron):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("steps", torch.zeros((), dtype=dtype), persistent=False)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            if replaces:
+                self.steps = self.steps + 1
+            else:
+                self.steps.add_(1)
+            self.log("steps", self.steps.float(), reduce_fx="max")
+            return self.loss(batch)
+
+    data = federation(sizes=(4,) * 12)
+    with pytest.raises(
+        UserError, match="'steps', registered with persistent=False, which clients of a stack would share"
+    ):
+        make_trainer(runner="stacked").fit(Counting(), data)
+    trainer = make_trainer(max_rounds=1, clients_per_round=12)
+    trainer.fit(Counting(), data)
+    assert trainer.callback_metrics["steps"] == 1
+
+
 def test_a_buffer_that_falls_is_said_to_be_no_counter(make_trainer: MakeTrainer) -> None:
     class Falling(Perceptron):
         def __init__(self) -> None:
