@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from copy import copy
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torchmetrics import Metric
 
 CONTAINERS = (list, dict, set, deque, Counter, OrderedDict, defaultdict)
 OF_TORCH = frozenset(vars(nn.Module()))
@@ -31,21 +32,39 @@ def evaluating(module: nn.Module, sets_mode: bool = True, restores_mode: bool = 
 
 
 @contextmanager
-def keeping_attributes(module: nn.Module) -> Iterator[None]:
-    """Restore the plain attributes of every part afterwards: counts, lists of outputs, states of torchmetrics objects.
+def keeping_attributes(parts: Iterable[nn.Module]) -> Iterator[None]:
+    """Restore the plain attributes of these modules afterwards: counts, lists of outputs, states of torchmetrics objects.
 
-    Parameters, buffers, submodules and hooks are left to the caller.
+    Parameters, buffers and hooks are left to the caller; submodules that were added are removed.
     """
-    before = [(vars(part), {n: x for n, x in vars(part).items() if n not in OF_TORCH}) for part in module.modules()]
-    for attributes, own in before:
+    before = [
+        (vars(part), {n: x for n, x in vars(part).items() if n not in OF_TORCH}, dict(part._modules)) for part in parts
+    ]
+    for attributes, own, _ in before:
         attributes.update({name: _copied(value) for name, value in own.items()})
     try:
         yield
     finally:
-        for attributes, own in before:
+        for attributes, own, children in before:
             for name in attributes.keys() - own.keys() - OF_TORCH:
                 del attributes[name]
             attributes.update(own)
+            for name in attributes["_modules"].keys() - children.keys():
+                del attributes["_modules"][name]
+
+
+@contextmanager
+def measuring(module: nn.Module) -> Iterator[None]:
+    """Begin with empty torchmetrics objects, and restore these and all other plain attributes of the module afterwards.
+
+    So the user's own validation sees neither the samples of a measurement nor tensors of another autograd mode.
+    """
+    parts = list(module.modules())
+    with keeping_attributes(parts):
+        for part in parts:
+            if isinstance(part, Metric):
+                part.reset()
+        yield
 
 
 def _copied(value: Any) -> Any:
@@ -53,4 +72,16 @@ def _copied(value: Any) -> Any:
     if isinstance(value, (Tensor, np.ndarray)):
         with torch.no_grad():
             return value.clone() if isinstance(value, Tensor) else value.copy()
-    return copy(value) if type(value) in CONTAINERS else value
+    return _copied_container(value)
+
+
+def _copied_container(value: Any) -> Any:
+    """Return a copy of a container and of those inside it, with the same elements; any other value itself."""
+    if type(value) not in CONTAINERS:
+        return value
+    copied = copy(value)
+    if isinstance(copied, dict):
+        copied.update({key: _copied_container(element) for key, element in value.items()})
+    elif isinstance(copied, list):
+        copied[:] = map(_copied_container, value)
+    return copied

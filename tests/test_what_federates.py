@@ -9,6 +9,8 @@ PAGE = TESTS.parent / "docs" / "federates.md"
 
 FLAT, HOOKS, LOGS = "clients/test_flat_module.py", "clients/test_hooks.py", "clients/test_module_logs.py"
 OPTIMISERS, SCHEDULERS = "clients/test_stock_optimizers.py", "clients/test_stock_schedulers.py"
+LENGTHS = "clients/test_schedule_lengths.py"
+BUFFERS = "clients/test_buffers.py"
 FACE, STOCK, BATCHES = (
     f"trainer/{name}.py" for name in ("test_trainer_face", "test_stock_parts", "test_batches_and_loaders")
 )
@@ -42,6 +44,11 @@ ROWS = {  # the tests by the row's first words
         (SCHEDULERS, "test_step_wise_schedulers_start_from_the_rates_of_the_round"),
         (SCHEDULERS, "test_a_frequency_counts_batches"),
     ],
+    "a schedule longer": [(LENGTHS, "test_a_schedule_longer_than_a_local_training_is_said_once")],
+    "`OneCycleLR` with": [
+        (LENGTHS, "test_too_few_steps_for_a_client_are_refused"),
+        (LENGTHS, "test_too_few_steps_for_the_rounds_are_refused"),
+    ],
     "`ReduceLROnPlateau` of": [(SCHEDULERS, "test_a_plateau_of_steps_is_refused")],
     "manual optimisation": [
         (FLAT, "test_modules_that_cannot_be_federated_are_refused"),
@@ -56,7 +63,14 @@ ROWS = {  # the tests by the row's first words
         (FLAT, "test_frozen_parameters_are_neither_trained_nor_sent"),
         (FLAT, "test_tied_parameters_stay_tied_and_are_sent_once"),
     ],
-    "float buffers with `persistent=False`": [
+    "float buffers": [(BUFFERS, "test_each_buffer_is_averaged_counted_kept_or_refused")],
+    "integer and boolean buffers": [(BUFFERS, "test_each_buffer_is_averaged_counted_kept_or_refused")],
+    "integer and boolean buffers of": [
+        (BUFFERS, "test_each_buffer_is_averaged_counted_kept_or_refused"),
+        (BUFFERS, "test_a_client_keeps_the_buffers_that_are_named"),
+    ],
+    "buffers with `persistent=False`": [
+        (BUFFERS, "test_each_buffer_is_averaged_counted_kept_or_refused"),
         ("callbacks/test_adapters.py", "test_buffers_that_are_not_saved_are_not_sent"),
         ("callbacks/test_adapters.py", "test_what_a_client_writes_to_an_unsaved_buffer_reaches_no_other"),
     ],

@@ -113,10 +113,13 @@ def calibration_images(
 
 
 def moved(trainer: Any, batch: Any) -> Any:
-    """Move a batch to the accelerator, through the batch hooks, in the precision of the training."""
+    """Move a batch to the accelerator, through the batch hooks, in the precision of the parameters."""
     module = trainer.lightning_module
-    batch = module._on_before_batch_transfer(trainer.precision_plugin.convert_input(batch))
-    return module._apply_batch_transfer_handler(batch)
+    if not str(trainer.precision).endswith(
+        "mixed"
+    ):  # in mixed precision the parameters are float32, as the samples are
+        batch = trainer.precision_plugin.convert_input(batch)
+    return module._apply_batch_transfer_handler(module._on_before_batch_transfer(batch))
 
 
 def example_input(trainer: Any) -> Any:

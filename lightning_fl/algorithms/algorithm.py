@@ -32,7 +32,7 @@ from lightning_fl.slots import (
     Validation,
 )
 from lightning_fl.steps import Apply
-from lightning_fl.vectors.personal import personal_names
+from lightning_fl.vectors.personal import personal_buffer_names, personal_names
 
 
 class Algorithm(Remembering):
@@ -70,7 +70,8 @@ class Algorithm(Remembering):
             exchange: Turns of a round, and the parts that clients upload.
             aggregator: Merges the uploads.
             steps: The server's steps after aggregation, in this order; Apply() alone if not given.
-            personal: Names of the module's parameters, or of its parts, that every client keeps for itself.
+            personal: Names of the module's parameters and buffers, or of its parts, that every client keeps for itself; of a part
+                that trains parameters these alone.
 
         Raises:
             UserError: some slots do not fit each other; the message names all problems.
@@ -139,7 +140,7 @@ class Algorithm(Remembering):
 
     def personal_buffers(self, module: nn.Module) -> list[str]:
         """Return the names of the buffers that each client keeps and never sends; the others are averaged."""
-        return []
+        return personal_buffer_names(module, self.personal)
 
     def arrange_data(self, data: FederatedDataModule) -> FederatedDataModule:
         """Return the data as the clients hold them: the user's data, or a changed copy. A resumed run calls it again."""
@@ -216,5 +217,9 @@ def of_server(validation: Validation) -> dict[str, float]:
 
 
 def _means(measured: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Return the unweighted mean over clients of each name."""
-    return {name: sum(found[name] for found in measured) / len(measured) for name in (measured[0] if measured else ())}
+    """Return the unweighted mean of each name over the clients that logged it: a client may lack some classes, for example."""
+    by_name: dict[str, list[float]] = {}
+    for found in measured:
+        for name, value in found.items():
+            by_name.setdefault(name, []).append(value)
+    return {name: sum(values) / len(values) for name, values in by_name.items()}

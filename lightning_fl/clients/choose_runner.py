@@ -19,12 +19,14 @@ from torchmetrics import Metric
 from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.hooks import StepListeners
+from lightning_fl.clients.module_buffers import unsaved_buffers
 from lightning_fl.clients.serial import serial
 from lightning_fl.clients.stacked import Member, stacked, train_stack
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError, require
 from lightning_fl.slots import Result
 from lightning_fl.state.run_state import CLIENT
+from lightning_fl.vectors.layout import holders_of
 
 Runner = Callable[[FlatModule, ClientJob, Sequence[int], FederatedDataModule], Iterator[Result]]
 
@@ -115,6 +117,7 @@ def _try(flat_module: FlatModule, job: ClientJob, data: FederatedDataModule) -> 
     twins = [Member(client, selection, in_pass, 1, state, seeds) for _ in range(2)]
     metrics = [m for m in flat_module.module.modules() if isinstance(m, Metric)]
     updates, attributes = [metric.update_count for metric in metrics], _plain_attributes(flat_module.module)
+    unsaved = _unsaved(flat_module)
     saved_bytes = 0
 
     def count(saved: Tensor) -> Tensor:
@@ -146,6 +149,11 @@ def _try(flat_module: FlatModule, job: ClientJob, data: FederatedDataModule) -> 
         obstacles.append(
             f"training_step changes {' and '.join(map(repr, changed))} of the module, which clients of a stack would share "
             "(use self.log(name, value), or a buffer, instead)"
+        )
+    if changed := _restore_unsaved(unsaved):
+        names = " and ".join(map(repr, changed))
+        obstacles.append(
+            f"training_step changes {names}, registered with persistent=False, which clients of a stack would share"
         )
     if any(parameter.grad is not None for parameter in flat_module.module.parameters()):
         obstacles.append("it does not read its parameters from its attributes")
@@ -197,6 +205,25 @@ def _restore(before: dict[tuple[nn.Module, str], Any], after: dict[tuple[nn.Modu
         else:
             del vars(part)[name]
     return sorted({name for _, name in changed})
+
+
+def _unsaved(flat_module: FlatModule) -> list[tuple[dict[str, Any], str, Tensor, Tensor]]:
+    """Return home, name, tensor and a copy of each buffer that is not saved, which a stack does not hold for each client."""
+    names = unsaved_buffers(flat_module.module)
+    homes = [holder for name, holders in holders_of(flat_module.module).items() if name in names for holder in holders]
+    return [(home, leaf, home[leaf], home[leaf].clone()) for home, leaf in homes]
+
+
+def _restore_unsaved(unsaved: list[tuple[dict[str, Any], str, Tensor, Tensor]]) -> list[str]:
+    """Restore these buffers, and return the names of those that have changed."""
+    changed = [
+        (home, leaf, buffer, before)
+        for home, leaf, buffer, before in unsaved
+        if home[leaf] is not buffer or not torch.allclose(buffer, before, rtol=0, atol=0, equal_nan=True)
+    ]
+    for home, leaf, buffer, before in changed:
+        home[leaf] = buffer.copy_(before)
+    return sorted({leaf for _, leaf, _, _ in changed})
 
 
 def _identity(value: Any) -> Any:

@@ -11,18 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import replace
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
-from torchmetrics import Metric
 
 from lightning_fl.clients.client_job import Batch, ClientJob, Selection
 from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.gradients import gradient_here, gradient_treatment, keeping_gradient
 from lightning_fl.clients.local_training import train_locally
+from lightning_fl.evaluation_mode import keeping_attributes
 from lightning_fl.rules.personal.mixed import SHARE
 from lightning_fl.slots import LocalTraining, State, is_finite
 
@@ -90,7 +89,7 @@ class CompanionAlongside:
         """
         assert job.companion is not None
         self._flat_module, self._rule, self._earlier = flat_module, job.companion, companion
-        self._treat, self._metrics = gradient_treatment(flat_module, job), _metrics(flat_module)
+        self._treat = gradient_treatment(flat_module, job)
         received, state = job.received, dict(companion)
         if not companion:
             state = _entries(received["model"], received["buffers"], job.counters) | self._rule.init(received["model"])
@@ -104,7 +103,7 @@ class CompanionAlongside:
         flat_module, local = self._flat_module, self._local
         local.learning_rate = beside.learning_rate
         other = flat_module.other_model(self._rule.point(local), self._buffers, self._counters)
-        with isolate_rng(), _keeping_metrics(self._metrics), keeping_gradient(flat_module), other:
+        with isolate_rng(), keeping_attributes(flat_module.metrics), keeping_gradient(flat_module), other:
             local.gradient = gradient_here(flat_module, of_step, self._treat)
             self._buffers, self._counters = flat_module.read_buffers().clone(), flat_module.read_counters()
         self._rule.step(local)
@@ -165,24 +164,9 @@ def client_model(flat_module: FlatModule, state: Mapping[str, Tensor]) -> Iterat
 @contextmanager
 def _without_logs(flat_module: FlatModule) -> Iterator[None]:
     """Drop the values that the module logs, and restore its torchmetrics objects, which have seen the client's batches once."""
-    with _keeping_metrics(_metrics(flat_module)):
+    with keeping_attributes(flat_module.metrics):
         yield
         flat_module.logs.take()
-
-
-def _metrics(flat_module: FlatModule) -> list[Metric]:
-    """Return the torchmetrics objects of the module."""
-    return [metric for metric in flat_module.module.modules() if isinstance(metric, Metric)]
-
-
-@contextmanager
-def _keeping_metrics(metrics: Sequence[Metric]) -> Iterator[None]:
-    """Restore torchmetrics objects afterwards."""
-    kept = [({name: deepcopy(getattr(m, name)) for name in m._defaults}, m._update_count) for m in metrics]
-    yield
-    for metric, (states, count) in zip(metrics, kept, strict=True):
-        vars(metric).update(states)
-        metric._update_count, metric._computed = count, None
 
 
 def _entries(params: Tensor, buffers: Tensor, counters: Mapping[str, Tensor]) -> State:

@@ -13,6 +13,7 @@ from lightning.fabric import Fabric
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
+from torchmetrics import Metric, MetricCollection, MetricTracker
 
 from lightning_fl.clients.hooks import Hooks, changed_shape, check_real, check_sizes
 from lightning_fl.clients.local_schedule import LocalProgress
@@ -46,6 +47,7 @@ class FlatModule:
         optimizer: drives the module's optimiser; set by `configure_optimizer`.
         personal_optimizer: steps the personal parameters; set by `configure_optimizer`.
         reads_gradient: True if gradients are gathered in `gradient`.
+        metrics: the module's torchmetrics objects and collections.
         takes_index: True if `training_step` takes the batch's index.
         skips_single_samples: True if a last batch of one sample is left out.
         has_companions: True if each client predicts with a second model.
@@ -80,6 +82,8 @@ class FlatModule:
         """Gather parameters and float buffers in flat vectors, and make the module's own tensors views of them."""
         check_sizes(self.module)
         self._plans = plans_of(self.module)
+        kinds = (Metric, MetricCollection, MetricTracker)
+        self.metrics = [part for part in self.module.modules() if isinstance(part, kinds)]
         named = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
         trainable = {name: p for name, p in named.items() if name not in self._personal_names}
         self.personal_leaves = {name: p for name, p in named.items() if name in self._personal_names}
@@ -96,8 +100,9 @@ class FlatModule:
         self._buffer_shapes = {name: (buffer.shape, buffer.dtype) for name, buffer in all_buffers.items()}
         own = {name: buffer for name, buffer in all_buffers.items() if name in self._personal_names}
         shared = {name: buffer for name, buffer in all_buffers.items() if name not in own}
-        bound = dtype, self.fabric.device, self.buffer, unsaved_buffers(self.module)
-        self._shared_buffers, self.personal_buffers = ModuleBuffers(shared, *bound), ModuleBuffers(own, *bound)
+        bound = dtype, self.fabric.device, self.buffer
+        self._shared_buffers = ModuleBuffers(shared, *bound, unsaved_buffers(self.module))
+        self.personal_buffers = ModuleBuffers(own, *bound)
         self.buffer_layout, self.buffers = self._shared_buffers.layout, self._shared_buffers.vector
 
     @property
@@ -291,6 +296,9 @@ class FlatModule:
 
         Returns:
             The loss (None if the module skips the batch), and the complete output of the step.
+
+        Raises:
+            UserError: it returns something else.
         """
         step = self.module.training_step
         try:
@@ -298,7 +306,26 @@ class FlatModule:
         except Exception as error:
             add_note(error, f"training_step read batch {index}: {describe_batch(batch)}.")
             raise
-        return output["loss"] if isinstance(output, Mapping) else output, output
+        loss = output.get("loss", output) if isinstance(output, Mapping) else output
+        if loss is not None and not isinstance(loss, Tensor):
+            found = (
+                f"a mapping of {', '.join(map(repr, loss)) or 'nothing'}"
+                if isinstance(loss, Mapping)
+                else type(loss).__name__
+            )
+            raise UserError(
+                f"training_step of {type(self.module).__name__} returns {found}: return the loss, a tensor, or a mapping with "
+                "'loss'."
+            )
+        return loss, output
+
+    def require_gradient(self, loss: Tensor) -> None:
+        """Raise `UserError` if a loss does not depend on anything that is trained."""
+        if not loss.requires_grad:
+            raise UserError(
+                f"training_step of {type(self.module).__name__} returns a loss without a gradient: compute it from trainable "
+                "parameters, without detach(), item() or torch.no_grad()."
+            )
 
     def zero_gradient(self) -> None:
         """Reset the gradient of the last step; restore views of the flat gradient that something removed."""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from lightning_fl.clients.client_job import Batch, ClientJob
 from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.stack import Stack
+from lightning_fl.evaluation_mode import keeping_attributes
 
 
 def gradient_treatment(flat_module: FlatModule, job: ClientJob) -> Callable[[], None]:
@@ -67,7 +68,7 @@ def _clip_rows(gradients: Sequence[Tensor], value: float, algorithm: str) -> Non
 def full_gradient(flat_module: FlatModule, batches: Iterable[Any], sizes: list[int], resident: bool) -> Tensor:
     """Return the mean over samples of the training loss's gradient at the module's parameters, plus any weight decay.
 
-    Buffers change as in training. Values that the module logs are dropped.
+    Buffers change as in training. Values that the module logs are dropped, and its torchmetrics objects do not change.
 
     Args:
         flat_module: module that is set up to gather gradients; its parameters stay unchanged.
@@ -79,8 +80,9 @@ def full_gradient(flat_module: FlatModule, batches: Iterable[Any], sizes: list[i
         Gradient (d,).
     """
     flat_module.zero_gradient()
-    for index, (batch, size) in enumerate(zip(batches, sizes, strict=False)):
-        _backward(flat_module, flat_module.transfer(batch, resident), index, size / sum(sizes))
+    with keeping_attributes(flat_module.metrics):
+        for index, (batch, size) in enumerate(zip(batches, sizes, strict=False)):
+            _backward(flat_module, flat_module.transfer(batch, resident), index, size / sum(sizes))
     return _take_gradient(flat_module)
 
 
@@ -89,7 +91,7 @@ def gradient_at_received(
 ) -> Tensor:
     """Return the gradient of a step's batches at the received model, plus any weight decay.
 
-    The flat module and its gradient are restored afterwards. Values that the module logs are dropped.
+    The flat module, its gradient and its torchmetrics objects are restored afterwards. Values that the module logs are dropped.
 
     Args:
         flat_module: module that is set up to gather gradients.
@@ -102,6 +104,7 @@ def gradient_at_received(
     """
     with (
         keeping_gradient(flat_module),
+        keeping_attributes(flat_module.metrics),
         flat_module.other_model(job.received["model"], job.received["buffers"], job.counters),
     ):
         return gradient_here(flat_module, of_step, treat)
@@ -134,6 +137,7 @@ def _backward(flat_module: FlatModule, batch: Any, index: int, factor: float) ->
     with flat_module.lending({}, _drop), flat_module.fabric.autocast():
         loss, _ = flat_module.training_step(batch, index)
     if loss is not None:
+        flat_module.require_gradient(loss)
         flat_module.fabric.backward(loss * factor)
         flat_module.after_backward()
 

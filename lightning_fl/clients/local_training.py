@@ -203,6 +203,7 @@ def _backward(
     listeners: StepListeners,
 ) -> Tensor:
     """Add the gradient of a batch to that of the step, and return the batch's part of the step's loss."""
+    flat_module.require_gradient(loss)
     flat_module.logs.add_loss(loss)
     if schedule.full_batch:
         loss = loss * batch.factor

@@ -1,4 +1,4 @@
-"""Buffers of a module in flat storage: all that are sent, or all that each client keeps."""
+"""Buffers of a module: float buffers are averaged, integers and booleans are counters, and each client may keep some."""
 
 from __future__ import annotations
 
@@ -6,21 +6,23 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import reduce
 
 import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
+from lightning_fl.errors import UserError
 from lightning_fl.vectors.layout import Layout, Tree
 
 
 class ModuleBuffers:
-    """Some buffers of a module: the float ones are views of one vector, the integer ones are counters.
+    """Some buffers of a module: the float ones are views of one vector, the integer and boolean ones are counters.
 
-    Float buffers that the module does not save (`persistent=False`) are in neither, as they are no part of the model: they are
-    not sent, and each client begins with the values that they had when the buffers were bound.
+    Buffers that the module does not save (`persistent=False`) are in neither, as they are no part of the model: they are not
+    sent, and each client begins with the values that they had when the buffers were bound.
 
     Attributes:
         layout, vector: position of each float buffer, and the vector (d_b,).
         views: the float buffers by name, as views of the vector.
-        counter_names: names of the integer buffers.
+        counter_names: names of the integer and boolean buffers.
     """
 
     def __init__(
@@ -40,9 +42,10 @@ class ModuleBuffers:
             current: returns the module's present buffer of a name, because a module may replace it by another tensor.
             unsaved: names of the buffers that the module does not save.
         """
-        floats = {name: buffer for name, buffer in buffers.items() if buffer.is_floating_point()}
-        self.counter_names = [name for name in buffers if name not in floats]
-        self._unsaved = {name: floats.pop(name).to(device, copy=True) for name in [*floats] if name in unsaved}
+        self._unsaved = {name: buffers[name].to(device, copy=True) for name in buffers if name in unsaved}
+        saved = {name: buffer for name, buffer in buffers.items() if name not in unsaved}
+        floats = {name: buffer for name, buffer in saved.items() if buffer.is_floating_point()}
+        self.counter_names = [name for name in saved if name not in floats]
         self.layout = Layout.of(floats)
         widest = reduce(torch.promote_types, (buffer.dtype for buffer in floats.values()), dtype)
         self.vector = bind(self.layout, floats, widest, device)
@@ -79,9 +82,45 @@ class ModuleBuffers:
 
 
 def unsaved_buffers(module: nn.Module) -> set[str]:
-    """Return the names of the buffers that were registered with `persistent=False`."""
-    inside = ((path, name) for path, child in module.named_modules() for name in child._non_persistent_buffers_set)
-    return {f"{path}.{name}" if path else name for path, name in inside}
+    """Return the names of the buffers that were registered with `persistent=False`, in all modules that share them."""
+    saved = {
+        id(buffer)
+        for child in module.modules()
+        for name, buffer in child._buffers.items()
+        if name not in child._non_persistent_buffers_set
+    }
+    return {name for name, buffer in module.named_buffers() if id(buffer) not in saved}
+
+
+def check_counters(module: nn.Module, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> None:
+    """Check that integer and boolean buffers that a training has changed are counters, of which the largest value counts.
+
+    Args:
+        module: module that was trained.
+        before: its counters by name before the training.
+        after: the same after it.
+
+    Raises:
+        UserError: an integer buffer of several elements has changed.
+    """
+    for name, count in after.items():
+        if name.endswith("num_batches_tracked"):
+            continue
+        described = f"the buffer {name!r} of {type(module).__name__}, of dtype {count.dtype}"
+        remedy = (
+            "register it with persistent=False, so that each client begins with its first values, or let each client keep its "
+            f"own, as Algorithm(personal=[{name!r}]) does"
+        )
+        if count.numel() > 1 and not torch.equal(count, before[name]):
+            raise UserError(
+                f"{described} and shape {tuple(count.shape)}, changed in a client's training, but integers cannot be averaged: "
+                f"{remedy}."
+            )
+        if count.numel() == 1 and bool(count < before[name]):
+            rank_zero_warn(
+                f"{described}, became smaller in a client's training, but the server keeps the largest value, as that of a "
+                f"counter: {remedy}."
+            )
 
 
 def bind(layout: Layout, tensors: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -132,6 +132,7 @@ class Stack:
         """
         if len(rows) == len(self.params):
             losses = self._losses(batches, logs)
+            self._flat_module.require_gradient(losses)
             with warnings.catch_warnings():
                 # Autograd prefers dense gradients; a row of a stack is not dense, which costs nothing here.
                 warnings.filterwarnings("ignore", "grad and param do not obey")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
 from lightning.fabric import Fabric
 from lightning.fabric.utilities import move_data_to_device
+from torch import Tensor
 
 from lightning_fl.communication.link import Link
 from lightning_fl.federation.loss_guard import LossGuard
@@ -24,8 +26,16 @@ class Intake:
         shares_uploads: True if every process merges the uploads of all processes itself.
     """
 
-    def __init__(self, aggregator: Aggregator, guard: LossGuard, fabric: Fabric, initial_loss: float | None) -> None:
+    def __init__(
+        self,
+        aggregator: Aggregator,
+        guard: LossGuard,
+        fabric: Fabric,
+        initial_loss: float | None,
+        check_counters: Callable[[Mapping[str, Tensor]], None],
+    ) -> None:
         self.outcome = Outcome()
+        self._check_counters = check_counters
         self._aggregator, self._guard, self._fabric, self._initial_loss = aggregator, guard, fabric, initial_loss
         self._merge = UploadMerge(fabric, aggregator)
         self.shares_uploads = self._merge.shares_uploads
@@ -39,6 +49,7 @@ class Intake:
         # Check all: a codec may drop numbers that are not finite, and states and memories, which stay, would spoil later uploads.
         finite = is_finite(upload.message, result.message, result.owned, result.state, memory)
         if finite and not self._guard.rejects(result, self._initial_loss):
+            self._check_counters(result.counters)
             self._merge.add(upload)
             self.outcome.accept(result, memory)
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lightning_fl.algorithms import Algorithm
@@ -13,6 +15,7 @@ from lightning_fl.clients.choose_runner import Runner
 from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.local_schedule import LocalSchedule
+from lightning_fl.clients.module_buffers import check_counters
 from lightning_fl.clients.serial import serial
 from lightning_fl.codecs import Dense
 from lightning_fl.communication.crossing import Crossing, Delivery
@@ -79,6 +82,7 @@ class Federation:
     _queries: CallbackQueries = field(default_factory=CallbackQueries, init=False, repr=False)
     _drawn: tuple[tuple[int, int], Cohort] | None = field(default=None, init=False, repr=False)
     _warned: bool = field(default=False, init=False, repr=False)
+    _warned_without_loss: bool = field(default=False, init=False, repr=False)
 
     def train_round(self) -> dict[str, float]:
         """Train one round; returns its numbers by their column names in `metrics.csv`."""
@@ -93,13 +97,16 @@ class Federation:
         job = ClientJob(method.rule, setting, received, work.schedule, run)
         job = replace(job, companion=method.companion, keeps_trained=method.keeps_trained)
         job, clients = method.exchange.before_training(job, cohort.mine, self._train, link)
-        intake = Intake(method.aggregator, self.guard, self.flat_module.fabric, initial_loss)
+        module, fabric = self.flat_module.module, self.flat_module.fabric
+        check = partial(check_counters, module, run.counters)
+        intake = Intake(method.aggregator, self.guard, fabric, initial_loss, check)
         uploads = method.exchange.collect(self._train(job, clients), link)
         for position, upload in enumerate(uploads, start=1):
             intake.take(upload, link)
             self.on_upload(upload.result.client, position, len(clients))
         merged, outcome = intake.finish(cohort, link)
         self._say_if_none_accepted(outcome)
+        self._warn_without_loss(outcome, work)
         merged |= {name: job.received[name] for name in method.exchange.provides if name in job.received}
         averages = self.flat_module.logs.averages([outcome.logs[k] for k in cohort.answering if k in outcome.logs])
 
@@ -112,6 +119,7 @@ class Federation:
         if outcome.logs:
             turn = self._server_turn(setting, outcome, shared, merged)
             proposal = take_steps(method, self.guard, turn, run.server, initial_loss)
+        self._warn_if_nothing_changes(proposal, outcome)
         self._commit(proposal, outcome, intake.shares_uploads)
         reported = {} if proposal is None else proposal.metrics
         return round_record(run, cohort, outcome, self.network, averages, num_samples, stragglers, reported)
@@ -215,6 +223,29 @@ class Federation:
             f"Round {self.run.round + 1}: all uploads ({outcome.num_uploads}) were rejected ({why}), so the model did not "
             "change. Most likely the learning rate is too high, or the inputs have values that are not finite."
         )
+
+    def _warn_without_loss(self, outcome: Outcome, work: LocalWork) -> None:
+        """Warn in the first round in which clients have batches, but no loss to train on."""
+        if outcome.num_steps or self._warned_without_loss or not work.num_samples(self.cohort.answering):
+            return
+        self._warned_without_loss = True
+        name = type(self.flat_module.module).__name__
+        rank_zero_warn(
+            f"Round {self.run.round + 1}: training_step of {name} returned None for every batch of all clients, so "
+            "nothing was trained: end it with `return loss`."
+        )
+
+    def _warn_if_nothing_changes(self, proposal: Proposal | None, outcome: Outcome) -> None:
+        """Warn in the first round if the clients' steps leave the server's model as it was."""
+        run = self.run
+        if run.round or proposal is None or proposal.is_undone or not outcome.num_steps:
+            return
+        if torch.equal(proposal.params, run.params) and not run.personal_layout.names:
+            rate = self.flat_module.optimizer.largest_rate
+            why = "the learning rate is 0" if not rate else "most likely the loss does not depend on what is trained"
+            rank_zero_warn(
+                f"Round 1: {outcome.num_steps} optimiser steps of the clients changed no parameter of the model; {why}."
+            )
 
     def _commit(self, proposal: Proposal | None, outcome: Outcome, shares_uploads: bool) -> None:
         """End the round; unless it is undone, store the server's proposal and the clients' states in the run."""

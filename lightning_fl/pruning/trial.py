@@ -20,7 +20,7 @@ TOLERANCE = 1e-8
 
 
 def twin_of(module: nn.Module) -> nn.Module:
-    """Return a copy on the CPU in float64, without the trainer, in which all parameters require gradients."""
+    """Return a copy on the CPU in float64, without the trainer, in which all parameters require gradients that can."""
     attached = [vars(part).get(name) for part in module.modules() for name in ("_trainer", "_fabric", "log")]
     try:
         twin = copy.deepcopy(module, {id(thing): None for thing in attached if thing is not None})
@@ -29,7 +29,10 @@ def twin_of(module: nn.Module) -> nn.Module:
             f"pruning: {type(module).__name__} cannot be copied, but its filters are found on a copy: {error}"
         ) from None
     vars(twin).pop(PLANS, None)
-    return twin.cpu().double().eval().requires_grad_(True)
+    twin = twin.cpu().double().eval()
+    for parameter in twin.parameters():
+        parameter.requires_grad_(parameter.is_floating_point() or parameter.is_complex())
+    return twin
 
 
 @contextmanager
@@ -123,8 +126,10 @@ def tensors_of(module: nn.Module) -> dict[str, Tensor]:
 
 
 def randomise(module: nn.Module) -> None:
-    """Fill the module with random numbers: no symmetries, and outputs about as large as inputs."""
+    """Fill the module's floats with random numbers: no symmetries, and outputs about as large as inputs."""
     for name, tensor in module.named_parameters(recurse=False):
+        if not tensor.is_floating_point():
+            continue
         scale = (6 / max(1, tensor[0].numel())) ** 0.5 if tensor.dim() > 1 else 0.1
         shift = 1.0 if tensor.dim() == 1 and name == "weight" else 0.0
         tensor.uniform_(shift - scale, shift + scale)

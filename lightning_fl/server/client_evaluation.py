@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 from lightning.pytorch.utilities.seed import isolate_rng
-from torchmetrics import Metric
 
 from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.clients.companion import COMPANION, client_model
@@ -163,14 +162,11 @@ def _leaving_no_trace(flat_module: FlatModule) -> Iterator[None]:
     """Restore model, logs, random generators and attributes of the module afterwards, and call no callback inside."""
     module, own = flat_module.module, flat_module.logs
     present = flat_module.params.clone(), flat_module.read_buffers().clone(), flat_module.read_counters()
-    with isolate_rng(), keeping_attributes(module), flat_module.hooks.without_callbacks():
+    with isolate_rng(), keeping_attributes(list(module.modules())), flat_module.hooks.without_callbacks():
         flat_module.logs = LogCollector(lambda: flat_module.progress is not None, module)
         # Metrics of torchmetrics would otherwise wait for other processes, which evaluate other clients.
         flat_module.logs.gather = _of_this_process if own.gather is not None else None
         module.log = flat_module.logs.log  # type: ignore[method-assign]
-        for part in module.modules():
-            if isinstance(part, Metric):
-                part.reset()
         try:
             yield
         finally:

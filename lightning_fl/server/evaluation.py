@@ -19,7 +19,7 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.data.descriptions import describe_batch
 from lightning_fl.errors import UserError, noting, require
-from lightning_fl.evaluation_mode import evaluating
+from lightning_fl.evaluation_mode import evaluating, measuring
 from lightning_fl.processes import gather_objects
 
 
@@ -147,7 +147,8 @@ def measure(
 ) -> dict[str, float]:
     """Return the averages that a module logs when `<stage>_step` runs over `batches` in evaluation mode; ranks take turns.
 
-    The module's own hooks before and after the epoch run, too, because some modules log there; callbacks are not called.
+    The module's own hooks before and after the epoch run, too, because some modules log there; callbacks are not called. The
+    module's torchmetrics objects and other attributes are afterwards what they were.
 
     Args:
         flat_module: holds the model.
@@ -163,24 +164,25 @@ def measure(
     step = getattr(module, f"{stage}_step")
     takes_index = is_param_in_hook_signature(step, "batch_idx", min_args=2)
     logs.take()
-    with evaluating(module), torch.no_grad():
-        getattr(module, f"on_{stage}_epoch_start")()
-        for index, batch in enumerate(batches):
-            if alone or index % fabric.world_size == fabric.global_rank:
-                batch = flat_module.transfer(batch, resident)
-                logs.batch_size = partial(_batch_size, batch)
-                with fabric.autocast():
-                    step(batch, *[index] * takes_index)
-        logs.batch_size = 1
-        getattr(module, f"on_{stage}_epoch_end")()
-    mine = move_data_to_device(logs.take(), torch.device("cpu"))
-    return logs.averages([mine] if alone else gather_objects(fabric, mine))
+    with evaluating(module), measuring(module):
+        with torch.no_grad():
+            getattr(module, f"on_{stage}_epoch_start")()
+            for index, batch in enumerate(batches):
+                if alone or index % fabric.world_size == fabric.global_rank:
+                    batch = flat_module.transfer(batch, resident)
+                    logs.batch_size = partial(_batch_size, batch)
+                    with fabric.autocast():
+                        step(batch, *[index] * takes_index)
+            logs.batch_size = 1
+            getattr(module, f"on_{stage}_epoch_end")()
+        mine = move_data_to_device(logs.take(), torch.device("cpu"))
+        return logs.averages([mine] if alone else gather_objects(fabric, mine))
 
 
 def mean_training_loss(flat_module: FlatModule, batches: Iterable[Any], sizes: Sequence[int], resident: bool) -> float:
     """Return the mean over samples of the loss of `training_step` in evaluation mode; ranks take turns.
 
-    Values that the module logs are dropped.
+    Values that the module logs are dropped, and its attributes are afterwards what they were.
 
     Args:
         flat_module: holds the model.
@@ -193,7 +195,7 @@ def mean_training_loss(flat_module: FlatModule, batches: Iterable[Any], sizes: S
     """
     module, fabric = flat_module.module, flat_module.fabric
     total = num_samples = 0.0
-    with evaluating(module), torch.no_grad(), flat_module.lending({}, _nothing):
+    with evaluating(module), measuring(module), torch.no_grad(), flat_module.lending({}, _nothing):
         for index, (batch, size) in enumerate(zip(batches, sizes, strict=True)):
             if index % fabric.world_size == fabric.global_rank:
                 batch = flat_module.transfer(batch, resident)

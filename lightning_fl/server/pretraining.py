@@ -62,7 +62,8 @@ class ModuleLearner:
     ) -> Message:
         """Train in training mode, with the augmentation of the data, if any; `forward` takes the first part of each batch."""
         flat_module = self.flat_module
-        kept = [*flat_module.personal_leaves, *flat_module.personal_buffers.views]
+        buffers = flat_module.personal_buffers
+        kept = [*flat_module.personal_leaves, *buffers.views, *buffers.counter_names]
         require(
             not kept,
             f"models are trained before the first round, each as a whole, but clients keep {kept[0] if kept else ''!r}: use a "

@@ -21,10 +21,11 @@ from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.local_schedule import LocalSchedule
 from lightning_fl.clients.local_training import finish, train_locally
+from lightning_fl.clients.module_buffers import check_counters
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.data.non_iid_degree import non_iid_degree
 from lightning_fl.errors import UserError, nearest, noting, require
-from lightning_fl.evaluation_mode import evaluating
+from lightning_fl.evaluation_mode import evaluating, keeping_attributes
 from lightning_fl.outputs.metric import ACCURACY, falls, find_accuracy
 from lightning_fl.server.evaluation import mean_training_loss, measure
 from lightning_fl.server.macs import count_layer_macs
@@ -122,18 +123,20 @@ class ServerSide:
         schedule = self.schedule if epochs is None else replace(self.schedule, epochs=epochs, steps=None)
         schedule = schedule.in_round(rule, setting)
         job = ClientJob(rule, setting, received, schedule, run, self.counters)
-        with noting(lambda: f"The server was training in round {run.round}."):
+        turn = noting(lambda: f"The server was training in round {run.round}.")
+        with turn, keeping_attributes(flat_module.metrics):  # which count the clients' batches
             local = train_locally(flat_module, job, samples, state, (order, own), resident)
-        flat_module.progress = None
-        flat_module.logs.forget()
+            flat_module.progress = None
+            flat_module.logs.forget()
         message = finish(flat_module, job, local)
         if flat_module.fabric.world_size > 1:
             message = {name: flat_module.fabric.broadcast(x).to(x.device) for name, x in message.items()}
         self.num_steps += local.num_steps
         if not is_finite(message):
             return ServerTraining({name: torch.zeros_like(x) for name, x in message.items()}, 0.0, local.num_steps)
-        reached = flat_module.read_counters().items()
-        self.counters = self.counters | {name: self.counters[name].maximum(x) for name, x in reached}
+        reached = flat_module.read_counters()
+        check_counters(flat_module.module, self.counters, reached)
+        self.counters = self.counters | {name: self.counters[name].maximum(x) for name, x in reached.items()}
         return ServerTraining(message, float(len(samples)), local.num_steps)
 
     def accuracy(self, params: Tensor, buffers: Tensor, rows: slice = slice(None)) -> float:

@@ -59,6 +59,7 @@ def assemble(trainer: TrainerInterface) -> Federation:
     selected, trainer.num_rounds = num_clients, trainer.max_rounds
     if not algorithm.trains_in_rounds:
         selected, trainer.num_rounds = 0, min(1, trainer.max_rounds)
+    _check_schedules(trainer, data)
     federation = Federation(
         algorithm=algorithm,
         flat_module=flat_module,
@@ -91,6 +92,15 @@ def assemble(trainer: TrainerInterface) -> Federation:
     federation.runner = build_runner(federation, trainer.runner, trainer.clients_at_once, trainer.world_size)
     flat_module.load_server_model(run)  # checks may have changed the model
     return federation
+
+
+def _check_schedules(trainer: TrainerInterface, data: FederatedDataModule) -> None:
+    """Check the lengths of the module's schedules against the rounds of the run and the steps of a client in a round."""
+    schedules, module = trainer.active_module.optimizer.schedules, type(trainer.lightning_module).__name__
+    schedules.check_rounds(module, trainer.num_rounds)
+    if trainer.algorithm.trains_in_rounds:
+        largest = int(data.client_sizes.argmax())
+        schedules.check_steps(module, largest, trainer.most_local_steps, trainer.accumulate_grad_batches)
 
 
 def _hook(trainer: TrainerInterface, name: str) -> Callable[..., None] | None:

@@ -11,7 +11,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from lightning.pytorch.utilities.rank_zero import rank_zero_info
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.seed import isolate_rng
 
 from lightning_fl.data import FederatedDataModule
@@ -162,6 +162,7 @@ class RoundEvaluation:
         self.trainer = trainer
         self.tested: set[str] | None = None
         self._validated: set[str] = set()
+        self._expects_values = True
         self.loaders = {"validation": as_loaders(None), "test": as_loaders(None)}
         if is_overridden("validation_step", trainer.lightning_module):
             trainer.val_dataloaders = data.val_dataloader()
@@ -267,6 +268,12 @@ class RoundEvaluation:
             trainer.run.random(VALIDATION),
         )
         averages, _ = evaluate_with_method(trainer, validation)
+        if not averages and self._expects_values:
+            rank_zero_warn(
+                f"validation_step of {type(trainer.lightning_module).__name__} logs nothing, so there is no val/…: call self.log "
+                "in it."
+            )
+        self._expects_values = False
         self._validated |= averages.keys()
         trainer.state.stage = RunningStage.TRAINING
         return averages

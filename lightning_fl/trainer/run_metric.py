@@ -37,7 +37,10 @@ def settle_metric(trainer: TrainerInterface, logged: Iterable[str], is_all: bool
     is_lost = trainer.given_metric[0] is None and not is_all and name not in {*names, *trainer.callback_metrics}
     if name is None or is_lost:
         # Methods log accuracies of their own, such as feddu/accuracy, in a round but not in a validation.
-        trainer.metric = find_metric(filter(is_result, names) if is_all else names)
+        # The only value of a validation is a result, whatever its name; in a round it may be a method's own.
+        trainer.metric = find_metric(filter(is_result, names) if is_all else names) or (
+            names[0] if len(names) == 1 and not is_all else None
+        )
         if trainer.metric not in (None, ACCURACY):
             is_known = is_accuracy(trainer.metric) or falls(trainer.metric)
             reverse = f"{UNSURE}; trainer.metric {trainer.metric} with trainer.metric_mode min reverses that"

@@ -286,8 +286,12 @@ def _all_callbacks(trainer: TrainerInterface, model: LightningModule) -> list[Ca
 
 def _place(trainer: TrainerInterface, model: LightningModule, datamodule: FederatedDataModule) -> None:
     """Move model and data to the accelerator, and bind the model to flat storage."""
+    precision = trainer.fabric.strategy.precision
     model.to(trainer.fabric.device)
-    trainer.fabric.strategy.precision.convert_module(model)
+    precision.convert_module(model)
+    if not str(trainer.precision).endswith("mixed"):  # which leaves the module as it is
+        # ModelSummary runs it through the converted module, without the conversion that every batch gets.
+        model.example_input_array = precision.convert_input(model.example_input_array)
     # torch's prunings, which Lightning's callback calls, cannot read weights in this format.
     prunes = any(isinstance(callback, ModelPruning) for callback in trainer.callbacks)
     channels_last = not prunes and prefers_channels_last(model, trainer.fabric.device)

@@ -71,6 +71,14 @@ def test_matches_its_oracle(name: str, runner: Any, make_trainer: MakeTrainer) -
     np.testing.assert_allclose(vector(module), expected, rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("precision", ["64-true", "bf16-true", "bf16-mixed"])
+def test_it_prunes_in_every_precision(precision: str, make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer(max_rounds=2, precision=precision)
+    trainer.fit(Convolved(), Served(9), FedAP(prune_round=1, rate_mode="fixed", rate=0.6))
+    make_trainer(max_rounds=2, precision=precision).fit(Convolved(), Served(9), FedAP(prune_round=1))
+    assert trainer.callback_metrics["model/parameters"] < 26
+
+
 @pytest.mark.parametrize("name", ["FedAP-gap", "FedDUMAP"])
 @pytest.mark.parametrize("stop", [1, 3])
 def test_resumed_equals_uninterrupted_bit_for_bit(

@@ -10,10 +10,11 @@ import pytest
 import torch
 from lightning.fabric import Fabric
 from torch import Tensor, nn
-from toys import Perceptron, Statistics, Tied, federation, samples, vector
+from toys import Convolved, Perceptron, Statistics, Tied, federation, samples, vector
 
 from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.algorithms import DeviceM, FedAvg, FedProx
+from lightning_fl.callbacks import FilterPruning
 from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.hooks import Hooks
 from lightning_fl.clients.optimizers.module_optimizer import ELEMENTWISE
@@ -175,6 +176,45 @@ def test_frozen_parameters_are_neither_trained_nor_sent(algorithm: Any, make_tra
         assert torch.equal(value, before[name]) == name.startswith("hidden"), name
     assert trainer.callback_metrics["comm/uplink_bits"] == 3 * 32 * (4 * 2 + 2)
     assert trainer.callback_metrics["model/parameters"] == 26
+
+
+FROZEN = (torch.uint8, torch.int8, torch.int64, torch.bool, torch.float16, torch.complex64)
+
+
+def with_frozen(dtype: torch.dtype, module: Perceptron, optimizer: Callable[..., Any]) -> Perceptron:
+    """Return the module with a frozen parameter of a dtype, as quantised layers pack their weights, in its optimiser, too."""
+    module.register_parameter("packed", nn.Parameter(torch.tensor([0, 1]).to(dtype), requires_grad=False))
+    module.configure = lambda m: optimizer(m.parameters(), lr=0.1)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("runner", "optimizer"),
+    [("serial", torch.optim.SGD), ("stacked", torch.optim.SGD), ("serial", torch.optim.Adagrad)],
+)
+@pytest.mark.parametrize("dtype", FROZEN, ids=str)
+def test_frozen_parameters_of_any_dtype_change_nothing(
+    dtype: torch.dtype, runner: str, optimizer: Callable[..., Any], make_trainer: MakeTrainer
+) -> None:
+    plain, packed = (Perceptron(configure=lambda m: optimizer(m.parameters(), lr=0.1)) for _ in range(2))
+    packed.load_state_dict(plain.state_dict())
+    packed = with_frozen(dtype, packed, optimizer)
+    before = packed.packed.clone()
+    for module in (plain, packed):
+        make_trainer(max_rounds=1, runner=runner).fit(module, federation())
+    assert torch.equal(packed.packed, before)
+    assert packed.packed.dtype == dtype
+    for name, value in plain.state_dict().items():
+        assert torch.equal(packed.state_dict()[name], value), name
+
+
+@pytest.mark.parametrize("dtype", FROZEN[:4], ids=str)
+def test_filters_of_a_module_with_packed_parameters_are_pruned(dtype: torch.dtype, make_trainer: MakeTrainer) -> None:
+    module = with_frozen(dtype, Convolved(), torch.optim.SGD)
+    trainer = make_trainer(callbacks=FilterPruning(rate=0.5, prune_epoch=1, importance="magnitude"))
+    trainer.fit(module, federation())
+    assert module.hidden.weight.shape == (2, 3, 1, 1)
+    assert module.packed.dtype == dtype
 
 
 class HalfUsed(Perceptron):

@@ -133,6 +133,21 @@ def test_the_only_value_of_a_validation_is_taken_and_its_direction_said(
     )
 
 
+@pytest.mark.parametrize("sanity", [0, 2])
+@pytest.mark.parametrize("name", ["mae", "score"])
+def test_the_only_value_of_a_validation_wins_over_the_training_loss(
+    make_trainer: MakeTrainer, name: str, sanity: int
+) -> None:
+    class Plain(Perceptron):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log(name, 1.0, batch_size=1)
+
+    trainer = make_trainer(num_sanity_val_steps=sanity)
+    trainer.fit(Plain(), Served(9), FedAvg())
+    assert trainer.metric == name
+    assert trainer.metric_falls == (name == "mae")
+
+
 def test_the_shipped_names_are_taken_silently(make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture) -> None:
     trainer = make_trainer()
     with caplog.at_level("INFO", LOGGER):

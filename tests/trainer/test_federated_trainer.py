@@ -19,6 +19,7 @@ from toys import Perceptron, federation, read_rows, vector
 
 from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.algorithms import Algorithm, DeviceM, FedAvg, FedProx
+from lightning_fl.trainer.lightning_parts import PRECISIONS
 
 MakeTrainer = Callable[..., FederatedTrainer]
 each_rule = pytest.mark.parametrize("algorithm", [FedAvg(), FedProx(mu=0)], ids=lambda algorithm: algorithm.name)
@@ -286,6 +287,22 @@ def test_precisions_give_nearly_the_same(
     difference = np.abs(vector(module) - vector(exact)).max()
     assert difference <= tolerance
     assert (difference > 0) == (tolerance > 0)
+
+
+@pytest.mark.parametrize("example", ["tensor", "tuple", "dictionary"])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_every_precision_takes_the_example_of_the_summary(
+    precision: str, example: str, make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    inputs, module, data = torch.zeros(2, 3), Perceptron(), federation()
+    module.example_input_array = {"tensor": inputs, "tuple": (inputs,), "dictionary": {"x": inputs}}[example]
+    flags = {"enable_model_summary": True, "enable_progress_bar": True, "num_sanity_val_steps": 1}
+    trainer = make_trainer(max_rounds=1, precision=precision, **flags)
+    with caplog.at_level("INFO", "lightning.pytorch.callbacks.model_summary"):
+        trainer.fit(module, data)
+    assert "In sizes" in caplog.text
+    for stage in (trainer.validate, trainer.test, trainer.predict):
+        stage(module, data)
 
 
 @pytest.mark.parametrize("algorithm", [FedAvg(), FedProx(), DeviceM()], ids=lambda a: a.name)

@@ -246,7 +246,8 @@ class ModuleOptimizer:
 def _check_rates(optimizer: torch.optim.Optimizer) -> None:
     """Refuse rates that the parameters' type cannot hold: torch overflows in the first step."""
     for group in optimizer.param_groups:
-        largest = min((torch.finfo(p.dtype).max for p in group["params"]), default=float("inf"))
+        floats = [p for p in group["params"] if p.is_floating_point()]  # frozen ones may be packed in integers
+        largest = min((torch.finfo(p.dtype).max for p in floats), default=float("inf"))
         for name in ("lr", "weight_decay"):
             value = float(group.get(name) or 0)
             require(

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
 
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 from torch.optim import Optimizer
@@ -24,7 +25,8 @@ from torch.optim.lr_scheduler import (
     SequentialLR,
 )
 
-from lightning_fl.errors import UserError
+from lightning_fl.clients.optimizers.schedule_lengths import most_steps, schedule_length
+from lightning_fl.errors import UserError, require
 from lightning_fl.state.settings import Change, RunSettings
 
 ABSOLUTE = (CyclicLR, OneCycleLR)
@@ -101,7 +103,51 @@ class Schedules:
         for config in self._of_steps:
             if num_batches % config.frequency == 0:
                 scheduler: Any = config.scheduler
-                scheduler.step()
+                try:
+                    scheduler.step()
+                except ValueError as error:
+                    raise UserError(
+                        f"{type(scheduler).__name__} fails after {num_batches} batches of a local training: {error}"
+                    ) from error
+
+    def check_rounds(self, module: str, num_rounds: int) -> None:
+        """Raise `UserError` if an epoch-wise scheduler, which steps once a round, refuses so many steps."""
+        for config in self.configs:
+            most, steps = most_steps(config.scheduler), num_rounds // config.frequency
+            require(
+                config.interval == "step" or steps <= most,
+                f"{_name(config.scheduler)} of {module} has total_steps={most:g}, but steps {steps} times, after "
+                f"{_every(config.frequency, 'round')}: give it total_steps=trainer.max_epochs, or the interval 'step'.",
+            )
+
+    def check_steps(self, module: str, client: int, num_steps: int, accumulate: int) -> None:
+        """Check the step-wise schedulers against the longest local training of a client; warn of longer schedules.
+
+        Args:
+            module: name of the module, for messages.
+            client: client that makes the most steps in a round.
+            num_steps: its optimiser steps.
+            accumulate: batches of a step.
+
+        Raises:
+            UserError: a scheduler refuses so many steps.
+        """
+        for config in self._of_steps:
+            if config.frequency > 1 and accumulate > 1:
+                continue  # a frequency counts batches, so that it may pass over the ends of steps
+            name, steps = _name(config.scheduler), num_steps // config.frequency
+            most, length = most_steps(config.scheduler), schedule_length(config.scheduler)
+            require(
+                steps <= most,
+                f"{name} of {module} has total_steps={most:g}, but client {client} makes {steps} steps in a round: give it "
+                "total_steps=trainer.estimated_stepping_batches.",
+            )
+            if length > steps:
+                rank_zero_warn(
+                    f"The schedule of {name} is made for {length} steps, but a client makes at most {steps} in a round, and each "
+                    "client begins it anew, so that none gets past its beginning: make it for "
+                    "trainer.estimated_stepping_batches, the steps of a client, or give it the interval 'epoch', the rounds."
+                )
 
     def end_round(self, num_rounds: int) -> None:
         """Advance the epoch-wise schedulers, with a round as the epoch; `end_plateau` advances those that monitor a metric.
@@ -241,6 +287,16 @@ def parts_of(scheduler: Any) -> Iterator[Any]:
     yield scheduler
     for part in getattr(scheduler, "_schedulers", ()):
         yield from parts_of(part)
+
+
+def _name(scheduler: Any) -> str:
+    """Return the class of the scheduler, or of the part that limits its steps."""
+    limits = [part for part in parts_of(scheduler) if isinstance(part, OneCycleLR)]
+    return type(limits[0] if limits else scheduler).__name__
+
+
+def _every(frequency: int, unit: str) -> str:
+    return f"each {unit}" if frequency == 1 else f"every {frequency} {unit}s"
 
 
 def _moves_rates(change: Change) -> bool:

@@ -1,0 +1,171 @@
+"""Test what becomes of each kind of buffer: averaged, the largest value, kept by the client, or refused."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from toys import Perceptron, Served, federation
+
+from lightning_fl import FederatedTrainer, UserError
+from lightning_fl.algorithms import Algorithm, FedAvg, FedDU
+
+MakeTrainer = Callable[..., FederatedTrainer]
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
+SIZES = (4, 8, 12)
+BATCHES, MEAN = max(SIZES) // 4, sum(size * size / 4 for size in SIZES) / sum(SIZES)
+"""Batches of the largest client, and the mean over samples of the clients' numbers of batches."""
+
+
+class Kind(NamedTuple):
+    """Buffer of a dtype and shape; `changes` if each training step adds 1 to it, `tied` if two parts share it."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    persistent: bool
+    nested: bool
+    tied: bool
+    changes: bool
+
+
+KINDS = st.builds(
+    Kind,
+    st.sampled_from((*FLOATS, *INTEGERS, torch.complex64)),
+    st.sampled_from([(), (1,), (0,), (3,), (2, 2)]),
+    *[st.booleans()] * 4,
+)
+
+
+class Buffered(Perceptron):
+    """Module with a buffer of each of some kinds."""
+
+    def __init__(self, kinds: list[Kind]) -> None:
+        super().__init__()
+        self.kinds = kinds
+        self.queue = nn.Module()
+        self.names = []
+        for index, kind in enumerate(kinds):
+            home = self.queue if kind.nested else self
+            buffer = torch.zeros(kind.shape, dtype=kind.dtype)
+            home.register_buffer(f"b{index}", buffer, persistent=kind.persistent)
+            if kind.tied:
+                self.output.register_buffer(f"b{index}", buffer, persistent=kind.persistent)
+            self.names.append(f"queue.b{index}" if kind.nested else f"output.b{index}" if kind.tied else f"b{index}")
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        for name, kind in zip(self.names, self.kinds, strict=True):
+            if kind.changes:
+                buffer = self.get_buffer(name)
+                buffer.logical_or_(torch.ones_like(buffer)) if kind.dtype == torch.bool else buffer.add_(1)
+        return self.loss(batch)
+
+
+def is_refused(kind: Kind) -> bool:
+    several = torch.Size(kind.shape).numel() > 1
+    return kind.dtype.is_complex or (several and kind.changes and kind.persistent and kind.dtype in INTEGERS)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(kinds=st.lists(KINDS, min_size=1, max_size=8), clean=st.booleans())
+def test_each_buffer_is_averaged_counted_kept_or_refused(
+    kinds: list[Kind], clean: bool, make_trainer: MakeTrainer
+) -> None:
+    kinds = [kind for kind in kinds if not (clean and is_refused(kind))]
+    module = Buffered(kinds)
+    trainer = make_trainer(max_rounds=1, runner="serial")
+    if any(map(is_refused, kinds)):
+        with pytest.raises(UserError, match=r"'(queue\.|output\.)?b[0-9]+' of Buffered"):
+            trainer.fit(module, federation(sizes=SIZES))
+        return
+    trainer.fit(module, federation(sizes=SIZES))
+    for name, kind in zip(module.names, kinds, strict=True):
+        after = 0.0
+        if kind.changes and kind.persistent:
+            after = MEAN if kind.dtype in FLOATS else 1 if kind.dtype == torch.bool else BATCHES
+        expected = torch.full(kind.shape, after, dtype=torch.float64)
+        buffer = module.get_buffer(name)
+        assert buffer.dtype == kind.dtype
+        torch.testing.assert_close(buffer.double(), expected, rtol=1e-2, atol=0)
+
+
+class Queue(Perceptron):
+    """Module with a queue of labels and its position."""
+
+    def __init__(self, persistent: bool = True) -> None:
+        super().__init__()
+        self.register_buffer("labels", torch.zeros(6, dtype=torch.long), persistent=persistent)
+        self.register_buffer("position", torch.zeros((), dtype=torch.long), persistent=persistent)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        labels = batch[1].argmax(1)
+        where = (self.position + torch.arange(len(labels))) % 6
+        self.labels[where] = labels + 1
+        self.position.copy_((self.position + len(labels)) % 6)
+        return self.loss(batch)
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg(), FedDU()], ids=lambda a: a.name)
+def test_a_queue_of_labels_is_refused_with_a_remedy(algorithm: Algorithm, make_trainer: MakeTrainer) -> None:
+    with pytest.raises(UserError, match=r"'labels' of Queue.*persistent=False.*Algorithm\(personal=\['labels'\]\)"):
+        make_trainer().fit(Queue(), Served(9), algorithm)
+    make_trainer().fit(Queue(persistent=False), Served(9), algorithm)
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_a_client_keeps_the_buffers_that_are_named(persistent: bool, make_trainer: MakeTrainer) -> None:
+    module = Queue(persistent)
+    trainer = make_trainer(max_rounds=3, clients_per_round=2)
+    trainer.fit(module, federation(sizes=(4, 4)), Algorithm(personal=["labels", "position"]))
+    for client in range(2):
+        own = trainer.run.clients[client]
+        assert int(own["personal/counters/position"]) == 3 * 4 % 6
+        assert (own["personal/counters/labels"] > 0).all(), "three batches of four fill a queue of six"
+    assert not module.labels.any(), "the exported model has the initial queue"
+
+
+@pytest.mark.parametrize("dtype", [torch.long, torch.float32], ids=str)
+@pytest.mark.parametrize("replaces", [True, False])
+def test_clients_of_a_stack_share_no_unsaved_buffer(
+    dtype: torch.dtype, replaces: bool, make_trainer: MakeTrainer
+) -> None:
+    class Counting(Perceptron):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("steps", torch.zeros((), dtype=dtype), persistent=False)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            if replaces:
+                self.steps = self.steps + 1
+            else:
+                self.steps.add_(1)
+            self.log("steps", self.steps.float(), reduce_fx="max")
+            return self.loss(batch)
+
+    data = federation(sizes=(4,) * 12)
+    with pytest.raises(
+        UserError, match="'steps', registered with persistent=False, which clients of a stack would share"
+    ):
+        make_trainer(runner="stacked").fit(Counting(), data)
+    trainer = make_trainer(max_rounds=1, clients_per_round=12)
+    trainer.fit(Counting(), data)
+    assert trainer.callback_metrics["steps"] == 1
+
+
+def test_a_buffer_that_falls_is_said_to_be_no_counter(make_trainer: MakeTrainer) -> None:
+    class Falling(Perceptron):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("left", torch.tensor(9))
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            self.left -= 1
+            return self.loss(batch)
+
+    module = Falling()
+    with pytest.warns(UserWarning, match="'left' of Falling.* became smaller .* keeps the largest value"):
+        make_trainer().fit(module, federation())
+    assert module.left == 9
