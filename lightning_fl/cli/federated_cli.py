@@ -212,9 +212,6 @@ class FederatedCLI(LightningCLI):
         command = parser._subcommands_action.choices[self.config.subcommand]  # type: ignore[union-attr]
         misspelt = unknown_variable(f"PL_{self.config.subcommand.upper()}__", os.environ, command)
         require(misspelt is None, misspelt or "")
-        trainer = self.config[self.config.subcommand].trainer
-        if trainer.callbacks is not None and not isinstance(trainer.callbacks, list):
-            trainer.callbacks = [trainer.callbacks]  # else the parser hides why a callback cannot be made
         config = self.config[self.config.subcommand].as_dict()
         check_numbers(sys.argv[1:] if args is None else args if isinstance(args, list) else [], config)
         seed, most = config["seed_everything"], 2**32 - 1
@@ -230,11 +227,17 @@ class FederatedCLI(LightningCLI):
 
     def instantiate_classes(self) -> None:
         """Instantiate all classes, and refuse parameters of the model that contradict the data."""
+        trainer = self.config[self.config.subcommand].trainer
+        callbacks = trainer.callbacks
+        if callbacks is not None and not isinstance(callbacks, list):
+            trainer.callbacks = [callbacks]  # else the parser hides why a callback cannot be made
         try:
             super().instantiate_classes()
         except Exception as error:
             check_free_parameters(error, self._free_parameters)
             raise
+        finally:
+            trainer.callbacks = callbacks  # as given, for config.yaml and the digests of studies
         model, of_data = self._given_model, type(self.datamodule).__name__
         parameters = parameters_of(locate(model["class_path"]))
         for name in LINKED:
