@@ -20,6 +20,7 @@ from lightning.pytorch.callbacks import (
     ModelCheckpoint,
     ModelPruning,
     OnExceptionCheckpoint,
+    SpikeDetection,
     StochasticWeightAveraging,
     Timer,
     TQDMProgressBar,
@@ -485,3 +486,8 @@ def test_gradient_accumulation_scheduler_decides_for_each_round(runner: str, mak
     make_trainer(**flags).fit(module, federation())
     np.testing.assert_array_equal(vector(always), vector(scheduled))
     assert not np.array_equal(vector(always), vector(module))
+
+
+def test_a_callback_that_compares_steps_of_different_clients_is_refused(make_trainer: MakeTrainer) -> None:
+    with pytest.raises(UserError, match="belong to different clients: trainer.loss_guard"):
+        make_trainer(callbacks=SpikeDetection()).fit(Perceptron(), federation())
