@@ -53,14 +53,7 @@ def nearest(given: str, allowed: Iterable[str]) -> str:
 
 @contextmanager
 def noting(note: Callable[[], str]) -> Iterator[None]:
-    """Add a sentence to every error that is raised inside, such as which client was training.
-
-    >>> with noting(lambda: "Client 3 was training."):
-    ...     raise IndexError("Target 4 is out of bounds.")
-    Traceback (most recent call last):
-    IndexError: Target 4 is out of bounds.
-    Client 3 was training.
-    """
+    """Add a sentence to every error that is raised inside, such as which client was training."""
     try:
         yield
     except Exception as error:
