@@ -158,11 +158,11 @@ def plain(text: str) -> str:
     `<b>` \<b>bold\</b> [here\](x) 1 < 2
     """
     text = "".join(each if each.isprintable() or each == "\u00a0" else " " for each in text)
-    ends = re.split(r"((?<!`)`(?!`)[^`]+(?<!`)`(?!`))", text)  # every second part is code
-    return "".join(
-        part if position % 2 else re.sub(r"\\(?=[\\<\]`])|<(?=[A-Za-z/!?])|\](?=\()|`", r"\\\g<0>", part)
-        for position, part in enumerate(ends)
-    )
+    parts = re.split(r"((?<!`)`(?!`)[^`]+(?<!`)`(?!`))", text)  # every second one is code
+    for position in range(0, len(parts), 2):
+        own = re.sub(r"\\(?=[\\<\]`|]|$)", r"\\\\", parts[position])  # else it would undo the backslashes that follow
+        parts[position] = re.sub(r"<(?=[A-Za-z/!?])|\](?=\()|`", r"\\\g<0>", own)
+    return "".join(parts)
 
 
 def to_html(title: str, sections: Sections) -> str:
