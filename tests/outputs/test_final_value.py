@@ -173,7 +173,7 @@ def test_at_best_validation_has_its_name_in_the_table_of_a_fit_in_reports_and_in
     trainer = trainer_of("val/accuracy")
     trainer.run = SimpleNamespace(round=3, ledger=ledger, num_rejected=0)
     trainer.callback_metrics, trainer.loggers, trainer.enable_checkpointing = {"val/accuracy": 0.4}, [], False
-    trainer.default_root_dir = str(tmp_path)
+    trainer.default_root_dir, trainer.stop = str(tmp_path), None
     lines = final_lines(trainer, rows)
     assert lines[:2] == [
         ("accuracy", "0.4000 (best 0.9000 after round 2)"),

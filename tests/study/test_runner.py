@@ -58,7 +58,7 @@ def test_every_run_is_trained_once(tmp_path: Path, capsys: pytest.CaptureFixture
         calls(run) == [" ".join(command(run, 3)).replace(" --ckpt_path=last", "") + " threads=3"] for run in runs
     )
     said = capsys.readouterr().err
-    assert all(said.count(f"{run.cell}, seed 0: done in 0 s") == 1 for run in runs)
+    assert all(said.count(f"{run.cell}, seed 0: done in ") == 1 for run in runs)
 
 
 def test_threads_that_a_study_gives_are_not_overridden(tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def test_all_cells_that_do_not_fit_are_named_at_once(tmp_path: Path) -> None:
             {"claims": [{"text": "x", "better": "avg-short", "than": "avg-long", "paper": -1, "margin": 1}]},
             "other than paper's",
         ),
-        ({"claims": [{"text": "x", "better": "avg-short", "than": "avg-long", "paper": 2, "in": "best"}]}, "'best'"),
+        ({"claims": [{"text": "x", "better": "avg-short", "than": "avg-long", "paper": 2, "in": "most"}]}, "'most'"),
         (
             {"claims": [{"text": "x", "better": "avg-short", "than": "avg-long", "paper": 2, "in": "target_rounds"}]},
             "give a target",
