@@ -113,10 +113,10 @@ class TargetReached(Callback):
             trainer.should_stop = True
 
     def on_train_end(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Warn if the metric was never logged."""
-        if not self._seen:
+        """Warn if the metric was never logged, neither now nor before the run was resumed."""
+        watched = self.watched or ACCURACY
+        if not self._seen and watched not in trainer.callback_metrics:
             names = [name for name in trainer.callback_metrics if name.startswith(("val", "train"))]
-            watched = self.watched or ACCURACY
             rank_zero_warn(f"TargetReached: {watched!r} was never logged; {nearest(watched, names)}.")
 
     def _find(self, trainer: Any) -> None:

@@ -81,4 +81,4 @@ def test_own_method(run: Run) -> None:
 def test_a_misspelt_class_of_ones_own(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         run("lightning-fl fit --config own_module.yaml --algorithm own_method.FedDynn")
-    assert "the module 'own_method' has no 'FedDynn', did you mean 'FedDyn'?" in capsys.readouterr().err
+    assert "the module 'own_method' has no 'FedDynn'; did you mean 'FedDyn'?" in capsys.readouterr().err
