@@ -33,7 +33,8 @@ class DynamicGates(Callback):
     Args:
         keep: share of the channels to keep, in (0, 1]; 1 adds no gates. 0.7071 halves the MACs of a chain.
         penalty: weight λ ≥ 0 of the lasso on the gates.
-        mode: `ste` chooses channels; `multiply` also scales the kept ones by sigmoid(z).
+        mode: `ste` chooses channels; `multiply` also scales the kept ones by sigmoid(z); `index` chooses, and only the penalty
+            trains the gates.
         detach_input: stop a gate's gradient at its input.
         skip: words; a convolution with one of them in its name gets no gate.
         seed: seed of the gates' initial weights.
@@ -46,7 +47,7 @@ class DynamicGates(Callback):
         self,
         keep: float = 0.7071,
         penalty: float = 1e-8,
-        mode: Literal["ste", "multiply"] = "ste",
+        mode: Literal["ste", "multiply", "index"] = "ste",
         detach_input: bool = True,
         skip: Sequence[str] = SKIPPED,
         seed: int = 0,

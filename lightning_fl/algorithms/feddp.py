@@ -9,6 +9,9 @@ client k:  w ← w,  w_g its own gates, at first the same for all clients
            keeps w_g; the upload is the base method's               callback: DynamicGates, owned by the clients
 server:    as in the base method
 
+Where all samples of a step switch a channel off, the correction c − c_k alone moves its filter; `masked_correction=False` leaves
+it where it is, the other reading of "no gradient retained for them".
+
 Gates never cross, so the bits are the base method's. The printed algorithm has errors, such as a second gradient for the gates
 after the step, and 1/(Eη) in place of the number of steps; the rules of the base methods correct them. With a top-K without a
 gradient, only the lasso would train the gates; the straight-through estimator adds the task's gradient. The authors' released
@@ -20,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
+from dataclasses import replace
 from typing import Any, Literal
 
 from lightning.pytorch import Callback, LightningModule
@@ -47,12 +51,13 @@ class FedDP(Algorithm):
         base: Algorithm | None = None,
         keep: float = 0.7071,
         penalty: float = 1e-8,
-        gate_mode: Literal["ste", "multiply"] = "ste",
+        gate_mode: Literal["ste", "multiply", "index"] = "ste",
         detach_gate_input: bool = True,
         seed: int = 0,
         validation_clients: int | None = None,
         variant: Literal["gates", "threshold"] = "gates",
         pruning_threshold: float = 1e-3,
+        masked_correction: bool = True,
     ) -> None:
         """Take over the slots of the base method.
 
@@ -61,12 +66,15 @@ class FedDP(Algorithm):
             keep: Share of each convolution's channels to keep, in (0, 1]; 0.7071 halves the MACs of a chain such as
                 VGG-11, about 0.65 those of ResNet-32 (without those that read zeros), 1 is the base.
             penalty: Weight λ ≥ 0 of the lasso on the gates.
-            gate_mode: Choose channels (ste), or also scale them (multiply).
+            gate_mode: Choose channels (ste), also scale them (multiply), or choose without the task's gradient (index), so that
+                only the lasso trains the gates.
             detach_gate_input: Stop a gate's gradient at its input.
             seed: Seed of the gates that all clients start with.
             validation_clients: Number of clients whose gates are validated, drawn anew every time; all if not given.
             variant: Prune by gates, or by threshold as in the authors' released code.
             pruning_threshold: Largest magnitude that the threshold variant sets to 0, at least 0.
+            masked_correction: Correct SCAFFOLD's gradient also where a step's samples switch a channel off, as the paper's
+                algorithm prints; False corrects only where the gradient is not 0.
         """
         check_choice("variant", variant, ("gates", "threshold"))
         if validation_clients is not None:
@@ -80,6 +88,12 @@ class FedDP(Algorithm):
         self.gates = ClientGates(DynamicGates(keep, penalty, gate_mode, detach_gate_input, seed=seed))
         base = _scaffold() if base is None else copy(base)
         check_at_least("pruning_threshold, a magnitude,", pruning_threshold, 0)
+        if not masked_correction:
+            require(
+                isinstance(base.rule, ControlVariates),
+                f"masked_correction=False is for SCAFFOLD, which corrects gradients; {base.name} does not.",
+            )
+            base.rule = replace(base.rule, masked_correction=False)
         if variant == "threshold":
             base.rule = Thresholded(base.rule, pruning_threshold)
         self.base = base

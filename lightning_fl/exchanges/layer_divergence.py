@@ -16,26 +16,30 @@ from lightning_fl.vectors.layer_groups import Group, norms
 
 @dataclass(frozen=True)
 class LayerDivergence(GroupChoice):
-    """Send δ_kl = ‖w_k^(l) − w^(l)‖ up (L numbers); the n clients with the largest δ_kl send layer l.
+    """Send δ_kl = ‖w_k^(l) − w^(l)‖ up (L numbers); the n clients with the largest (or smallest) δ_kl send layer l.
 
     Every client of the round trains, and its delta is kept until all divergences are known.
 
     Attributes:
         broadcast: clients that the model is charged to, the K `selected` or `all` N of the federation, as in the paper.
+        choose: send each layer from the clients that diverged `most`, as in the paper, or `least`, to see what the choice does.
     """
 
     broadcast: Literal["selected", "all"] = "selected"
+    choose: Literal["most", "least"] = "most"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("broadcast", self.broadcast, ("selected", "all"))
+        check_choice("choose", self.choose, ("most", "least"))
 
     def recipients(self, cohort: Sequence[int], setting: Setting) -> Sequence[int]:
         """Return the cohort, or all clients."""
         return cohort if self.broadcast == "selected" else range(setting.num_clients)
 
     def score(self, result: Result, layers: tuple[Group, ...], channel: Channel) -> Tensor:
-        """Return the divergences, which the client sends."""
+        """Return the divergences, which the client sends; with the sign turned where the least are chosen."""
         delta = result.message["model"]
         divergence = norms(layers, delta, channel.setting.layout).to(delta.dtype)
-        return channel.send_up(result.client, {"scalars/divergence": divergence})["scalars/divergence"]
+        arrived = channel.send_up(result.client, {"scalars/divergence": divergence})["scalars/divergence"]
+        return arrived if self.choose == "most" else -arrived

@@ -6,7 +6,8 @@ M = 1 for the K largest π of each sample (ties: the first channel), K = max(1, 
 output ← output ⊙ m
 
 m = M + (π − stopgrad π), the straight-through estimator: exactly 0 or 1, with the gradient of π for every channel. With
-`mode="multiply"`, m = M ⊙ π, which also scales the kept channels.
+`mode="multiply"`, m = M ⊙ π, which also scales the kept channels. With `mode="index"`, m = M, FedDP's equation read literally:
+no gradient of the task reaches the gate, so that only the lasso trains it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 from lightning_fl.checks import check_between, check_choice
 
-MODES = ("ste", "multiply")
+MODES = ("ste", "multiply", "index")
 
 
 def num_kept(keep: float, channels: int) -> int:
@@ -57,7 +58,7 @@ class Gate(nn.Module):
         out_channels: int,
         kept: int,
         pixel_axes: int = 2,
-        mode: Literal["ste", "multiply"] = "ste",
+        mode: Literal["ste", "multiply", "index"] = "ste",
         detach_input: bool = True,
         generator: torch.Generator | None = None,
     ) -> None:
@@ -68,7 +69,7 @@ class Gate(nn.Module):
             out_channels: C_out of the layer.
             kept: number of channels that stay, K.
             pixel_axes: number of spatial axes of the layer: 2 for images.
-            mode: `ste` or `multiply`.
+            mode: `ste`, `multiply` or `index`.
             detach_input: True if the gate's gradient stops at its input, so that the rest of the network has exactly
                 the gradient of the masked network.
             generator: generator of the initial weights.
@@ -96,6 +97,8 @@ class Gate(nn.Module):
         scores = pi.mean(0, keepdim=True).expand_as(pi) if self.shared and pi.dim() > 1 else pi
         best = scores.argsort(dim=-1, descending=True, stable=True)[..., : self.kept]
         chosen = torch.zeros_like(pi).scatter(-1, best, 1.0)
+        if self.mode == "index":
+            return chosen
         return chosen * pi if self.mode == "multiply" else chosen + (pi - pi.detach())
 
     def look(self, layer: nn.Module, inputs: tuple[Any, ...]) -> None:

@@ -21,7 +21,7 @@ SKIPPED = ("shortcut", "downsample")
 def add_gates(
     network: nn.Module,
     keep: float = 0.7071,
-    mode: Literal["ste", "multiply"] = "ste",
+    mode: Literal["ste", "multiply", "index"] = "ste",
     detach_input: bool = True,
     skip: Sequence[str] = SKIPPED,
     seed: int = 0,
@@ -35,7 +35,7 @@ def add_gates(
     Args:
         network: any module with convolutions.
         keep: share of the channels that stay, in (0, 1]. The MACs of a chain fall with its square.
-        mode: `ste`, or `multiply`, which also scales by π.
+        mode: `ste`, `multiply`, which also scales by π, or `index`, which only the lasso trains.
         detach_input: True if a gate's gradient stops at its input.
         skip: name parts of convolutions that get no gate; by default the shortcuts of residual blocks.
         seed: seed of the gates' initial weights.

@@ -22,7 +22,14 @@ class ControlVariates(Rule):
 
     The steps are plain SGD's, and g includes weight decay: with heavy-ball momentum ρ the estimate (w − y)/Σ_s η_s would be
     about 1/(1 − ρ) times too large.
+
+    Attributes:
+        masked_correction: False corrects in each step only the coordinates whose gradient is not exactly 0, and so not those
+            of a channel that dynamic gates switch off for all samples of the step. c_k⁺ is the mean gradient in both cases:
+            with m_s the coordinates that step s corrects, c_k⁺ = (w − y)/Σ_s η_s − (c − c_k) Σ_s η_s m_s / Σ_s η_s.
     """
+
+    masked_correction: bool = True
 
     own_step = True
     why_plain_sgd = (
@@ -39,9 +46,19 @@ class ControlVariates(Rule):
         """Compute c − c_k, which is the same in all steps."""
         local.memory["correction"] = local.received[CONTROL] - local.state["control"]
 
+    def observe(self, local: LocalTraining) -> None:
+        """Note where the gradient is not 0, before weight decay is added to it."""
+        if not self.masked_correction:
+            local.memory["trained"] = (local.gradient != 0).to(local.gradient.dtype)
+
     def correct(self, local: LocalTraining) -> None:
         """Correct the gradient: g ← g − c_k + c."""
-        local.gradient.add_(local.memory["correction"])
+        if self.masked_correction:
+            local.gradient.add_(local.memory["correction"])
+            return
+        trained = local.memory["trained"]
+        local.gradient.add_(local.memory["correction"] * trained)
+        local.memory["corrected"] = local.memory.get("corrected", 0.0) + trained * local.learning_rate
 
     def step(self, local: LocalTraining) -> None:
         """Take a step of SGD: y ← y − ηg."""
@@ -51,6 +68,10 @@ class ControlVariates(Rule):
         """Return y − w and c_k⁺ − c_k; the client keeps c_k⁺."""
         delta = local.params - local.received["model"]
         total = torch.as_tensor(local.sum_learning_rate, dtype=delta.dtype, device=delta.device)
-        change = torch.where(total > 0, -local.received[CONTROL] - delta / total, 0.0)
+        correction = local.received[CONTROL]
+        if not self.masked_correction and local.num_steps:  # Σ_s η_s m_s (c − c_k) / Σ_s η_s in place of c − c_k
+            own = local.state["control"]
+            correction = own + local.memory["correction"] * local.memory["corrected"] / total
+        change = torch.where(total > 0, -correction - delta / total, 0.0)
         local.state = {"control": local.state["control"] + change}
         return {"model": delta, CONTROL: change}

@@ -59,16 +59,16 @@ def own(trainer: FederatedTrainer) -> dict[int, np.ndarray]:
 
 @each_base
 @RUNNERS
-@pytest.mark.parametrize("multiply", [False, True])
-def test_is_the_papers(base: str, runner: str, multiply: bool, make_trainer: MakeTrainer) -> None:
+@pytest.mark.parametrize("mode", ["ste", "multiply", "index"])
+def test_is_the_papers(base: str, runner: str, mode: Any, make_trainer: MakeTrainer) -> None:
     module = Convolutions(configure=lambda m: torch.optim.SGD(m.parameters(), lr=0.1, weight_decay=0.01))
     mu = 0.5 if base == "FedProx" else 0.0
     # The gates are initialised in float32 and trained in float64.
     w, gates, variates = oracle.feddp(
-        problem(rounds=5, epochs=2), vector(module), first_gates(), base, 0.02, multiply, decay=0.01, mu=mu
+        problem(rounds=5, epochs=2), vector(module), first_gates(), base, 0.02, mode, decay=0.01, mu=mu
     )
     trainer = make_trainer(max_rounds=5, local_epochs=2, precision="64-true", runner=runner)
-    algorithm = FedDP(BASES[base](), keep=0.5, penalty=0.02, gate_mode="multiply" if multiply else "ste")
+    algorithm = FedDP(BASES[base](), keep=0.5, penalty=0.02, gate_mode=mode)
     trainer.fit(module, federation(), algorithm)
     np.testing.assert_allclose(vector(module), w, rtol=0, atol=1e-10)
     assert own(trainer).keys() == gates.keys()
@@ -79,6 +79,34 @@ def test_is_the_papers(base: str, runner: str, multiply: bool, make_trainer: Mak
         np.testing.assert_allclose(control, expected, rtol=0, atol=1e-10)
     start = first_gates()
     assert all(np.abs(gate - start).max() > 1e-3 for gate in gates.values())
+
+
+@RUNNERS
+def test_masked_correction_decides_whether_closed_channels_are_corrected(
+    runner: str, make_trainer: MakeTrainer
+) -> None:
+    """Check both readings against the oracle, and that they differ: some steps' samples close a channel together."""
+    results = {}
+    for corrected in (True, False):
+        torch.manual_seed(0)
+        module = Convolutions(configure=lambda m: torch.optim.SGD(m.parameters(), lr=0.1, weight_decay=0.01))
+        w, _, variates = oracle.feddp(
+            problem(rounds=6, epochs=1),
+            vector(module),
+            first_gates(),
+            "SCAFFOLD",
+            0.02,
+            decay=0.01,
+            masked_correction=corrected,
+        )
+        trainer = make_trainer(max_rounds=6, precision="64-true", runner=runner)
+        trainer.fit(module, federation(), FedDP(keep=0.5, penalty=0.02, masked_correction=corrected))
+        np.testing.assert_allclose(vector(module), w, rtol=0, atol=1e-10)
+        for client, expected in variates.items():
+            control = trainer.run.clients[client]["control"].double().numpy()
+            np.testing.assert_allclose(control, expected, rtol=0, atol=1e-10)
+        results[corrected] = w
+    assert np.abs(results[True] - results[False]).max() > 1e-4
 
 
 @each_base
@@ -317,6 +345,7 @@ def momentum(module: Any) -> Any:
         (lambda fit: FedDP(gate_mode="straight"), ["'straight'", "ste"]),  # type: ignore[arg-type]
         (lambda fit: FedDP(variant="thresholds"), ["did you mean 'threshold'"]),  # type: ignore[arg-type]
         (lambda fit: FedDP(variant="threshold", pruning_threshold=-1), ["threshold", "got -1"]),
+        (lambda fit: FedDP(FedAvg(), masked_correction=False), ["for SCAFFOLD", "FedAvg does not"]),
         (lambda fit: FedDP(validation_clients=0), ["validation_clients", "got 0"]),
         (lambda fit: fit(Perceptron(), FedDP()), ["Perceptron has no convolution"]),
         (lambda fit: fit(Perceptron(), FedDP(variant="threshold")), ["no convolution"]),

@@ -913,14 +913,19 @@ def the_largest(scores: dict[int, float], n: int) -> list[int]:
 
 
 def fedldf(
-    problem: Problem, w: np.ndarray, n: int, layers: list[list[int]] = LAYERS, trace: list | None = None
+    problem: Problem,
+    w: np.ndarray,
+    n: int,
+    layers: list[list[int]] = LAYERS,
+    trace: list | None = None,
+    sign: int = 1,
 ) -> np.ndarray:
-    """Wang et al. 2024, Algorithm 1."""
+    """Wang et al. 2024, Algorithm 1; with sign −1 from the clients that diverged least."""
 
     def sends(t: int, w: np.ndarray, models: dict[int, np.ndarray]) -> dict[int, list[int]]:
         sent: dict[int, list[int]] = {k: [] for k in models}
         for layer in layers:
-            divergence = {k: np.sqrt(np.sum((y[layer] - w[layer]) ** 2)) for k, y in models.items()}
+            divergence = {k: sign * np.sqrt(np.sum((y[layer] - w[layer]) ** 2)) for k, y in models.items()}
             for k in the_largest(divergence, n):
                 sent[k] += layer
         return sent
@@ -1283,9 +1288,10 @@ def gated_forward(w: np.ndarray, g: np.ndarray, x: np.ndarray, multiply: bool = 
 
 
 def gated_gradient(
-    w: np.ndarray, g: np.ndarray, x: np.ndarray, y: np.ndarray, lam: float, multiply: bool
+    w: np.ndarray, g: np.ndarray, x: np.ndarray, y: np.ndarray, lam: float, mode: str
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the gradients by w and g of mean ½‖output − y‖² + λ Σ mean ‖z‖₁, straight-through, none through a gate's input."""
+    multiply, trains = mode == "multiply", mode != "index"
     u1, z1, pi1, mask1, hidden, u2, z2, pi2, mask2, out = gated_forward(w, g, x, multiply)
     d_out = (out - y) / len(x)
     m1, m2 = mask1 * (pi1 if multiply else 1), mask2 * (pi2 if multiply else 1)
@@ -1293,7 +1299,8 @@ def gated_gradient(
     d_pre = (d_u2 @ w[16:24].reshape(2, 4)) * (1 - hidden**2)
     d_u1, d_pi1 = d_pre * m1, d_pre * u1 * (mask1 if multiply else 1)
     d_z1, d_z2 = (
-        d_pi * pi * (1 - pi) + lam * np.sign(z) / len(x) for d_pi, pi, z in ((d_pi1, pi1, z1), (d_pi2, pi2, z2))
+        trains * d_pi * pi * (1 - pi) + lam * np.sign(z) / len(x)
+        for d_pi, pi, z in ((d_pi1, pi1, z1), (d_pi2, pi2, z2))
     )
 
     def flat(d1: np.ndarray, d2: np.ndarray) -> np.ndarray:
@@ -1308,9 +1315,10 @@ def feddp(
     g: np.ndarray,
     base: str,
     lam: float = 0.0,
-    multiply: bool = False,
+    mode: str = "ste",
     decay: float = 0.0,
     mu: float = 0.0,
+    masked_correction: bool = True,
 ) -> tuple[np.ndarray, dict[int, np.ndarray], dict[int, np.ndarray]]:
     """Yu et al. 2023, Algorithm 1 with its errors fixed, over one of its baselines: w, the clients' gates and their variates."""
     gates, variates, c = dict[int, np.ndarray](), dict[int, np.ndarray](), np.zeros_like(w)
@@ -1319,12 +1327,16 @@ def feddp(
         cohort, deltas, taus, changes = problem.cohort(t), [], [], []
         for k in cohort:
             y, own, variate, tau = w.copy(), gates.get(k, g).copy(), variates.get(k, np.zeros_like(w)), 0
+            descents = []
             for batch in problem.batches(t, k):
-                d_y, d_own = gated_gradient(y, own, *batch, lam, multiply)
-                y, own, tau = y - eta * (d_y + decay * y + mu * (y - w) + c - variate), own - eta * d_own, tau + 1
+                d_y, d_own = gated_gradient(y, own, *batch, lam, mode)
+                corrected = np.ones_like(w) if masked_correction else np.array([float(slope != 0) for slope in d_y])
+                descents.append(d_y + decay * y)
+                y = y - eta * (descents[-1] + mu * (y - w) + corrected * (c - variate))
+                own, tau = own - eta * d_own, tau + 1
             gates[k] = own
             if base == "SCAFFOLD":
-                variates[k] = variate - c + (w - y) / (tau * eta)
+                variates[k] = sum(descents) / tau
                 changes.append(variates[k] - variate)
             deltas.append(y - w)
             taus.append(tau)

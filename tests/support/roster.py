@@ -9,7 +9,7 @@ import oracle
 import torch
 import toys
 
-from lightning_fl.aggregators import Members, WeightedMean
+from lightning_fl.aggregators import MaskedMean, Members, WeightedMean
 from lightning_fl.algorithms import (
     APFL,
     HDFL,
@@ -51,6 +51,7 @@ from lightning_fl.algorithms import (
     ServerYogi,
 )
 from lightning_fl.data import FederatedDataModule
+from lightning_fl.exchanges import LayerDivergence
 from lightning_fl.steps import Apply, Distillation
 
 D = 26
@@ -384,6 +385,11 @@ ROSTER = {
         partial(FedLDF, n=2, groups="tensor"),
         partial(oracle.fedldf, n=2, layers=oracle.TENSORS),
         chosen(2, layers=4, feedback=True),
+    ),
+    "FedLDF-least": Entry(
+        partial(Algorithm, exchange=LayerDivergence(n=1, choose="least"), aggregator=MaskedMean()),
+        partial(oracle.fedldf, n=1, sign=-1),
+        chosen(1, layers=2, feedback=True),
     ),
     "FedLDF-map": Entry(
         partial(
