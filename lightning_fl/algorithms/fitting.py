@@ -59,6 +59,7 @@ class Slots:
 def misfits(slots: Slots) -> list[str]:
     """Return all reasons why the parts do not fit, as clauses that name the parts and the remedy."""
     problems = [
+        *_second_models(slots),
         *_unmet(slots),
         *_chain(slots),
         *_unused(slots),
@@ -70,6 +71,13 @@ def misfits(slots: Slots) -> list[str]:
         *_moments(slots),
     ]
     return list(dict.fromkeys(problems))
+
+
+def _second_models(slots: Slots) -> Iterator[str]:
+    """Yield a rule that steps a second model of each client beside the one that it uploads, but not that one."""
+    if slots.rule.alongside:
+        name = name_of(slots.rule)
+        yield f"{name} trains a second model beside the client's, which another rule must train (APFL has {name} beside its base)"
 
 
 def _unmet(slots: Slots) -> Iterator[str]:

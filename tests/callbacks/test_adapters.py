@@ -1,5 +1,7 @@
 """Test adapters: a small GPT-2 with LoRA from `peft` where it is installed, and a layer with the same names elsewhere."""
 
+import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 import torch
 from compared_runs import MakeTrainer, bits_of, fits
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 from toys import SIZES, Perceptron, Recorded, Sizes, federation, read_rows, vector
 
 from lightning_fl.aggregators import Members, WeightedMean
@@ -264,3 +267,33 @@ def test_a_language_model_learns_with_the_mean_of_the_products(
     make_trainer(max_rounds=6, **keeps_files).fit(Writer(), sentences(), method)
     losses = [float(row["val/loss"]) for row in read_rows(tmp_path)]
     assert losses[-1] < losses[0] - 0.05
+
+
+def test_the_servers_adapters_are_the_mean_of_those_that_lightning_trains(
+    make_trainer: MakeTrainer, make_stock_trainer: Callable[..., L.Trainer]
+) -> None:
+    """Compare a round with one minibatch a client, in which the order of its samples does not matter."""
+    torch.manual_seed(0)
+    first = Writer()
+    for part in first.modules():
+        if isinstance(part, nn.Dropout):
+            part.p = 0.0
+    text = torch.from_numpy(np.random.default_rng(0).integers(1, 3, size=(40, 16)).cumsum(1) % 8)
+    data = Arrays(
+        train=(text, torch.zeros(40)), test=(text, torch.zeros(40)), partition=Sizes(), num_clients=6, batch_size=12
+    )
+    trainer, module = make_trainer(max_rounds=1, clients_per_round=6), copy.deepcopy(first)
+    trainer.fit(module, data)
+    mean = {name: torch.zeros_like(p) for name, p in first.named_parameters() if p.requires_grad}
+    for size, indices in zip(SIZES, data.client_indices, strict=True):
+        client = copy.deepcopy(first)
+        loader = DataLoader(TensorDataset(text[torch.from_numpy(np.asarray(indices))]), batch_size=12)
+        make_stock_trainer(max_epochs=1).fit(client, loader)
+        for name, parameter in client.named_parameters():
+            if name in mean:
+                mean[name] += size / sum(SIZES) * parameter.detach()
+    assert len(mean) == 4
+    for name, parameter in module.named_parameters():
+        torch.testing.assert_close(
+            parameter.detach(), mean.get(name, first.get_parameter(name).detach()), rtol=0, atol=1e-6
+        )

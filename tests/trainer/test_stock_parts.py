@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import lightning as L  # noqa: N812
 import numpy as np
 import pytest
 import torch
+from compared_runs import equal_states
 from lightning.fabric.accelerators import CPUAccelerator
 from lightning.pytorch.callbacks import (
     Callback,
@@ -230,6 +232,17 @@ def test_a_learning_rate_monitor_keeps_to_one_row_a_round(
     assert [float(row["lr-SGD"]) for row in rows] == [0.5, 0.25, 0.125]
 
 
+class StopsAfter(Callback):
+    """End a fit as Ctrl-C does, when a number of rounds are done."""
+
+    def __init__(self, rounds: int) -> None:
+        self.rounds = rounds
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        if trainer.current_epoch == self.rounds:
+            raise KeyboardInterrupt
+
+
 class Imaging(Perceptron):
     """Perceptron whose first layer is a convolution of an image with three channels and one pixel."""
 
@@ -330,6 +343,28 @@ def test_callbacks_that_replace_weights_do_as_in_a_stock_trainer(
         torch.testing.assert_close(ours.state_dict()[name], value, rtol=0, atol=1e-6)
         if not name.endswith("_mask"):
             torch.testing.assert_close(server[name.removesuffix("_orig")], value, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("stop", [1, 3, 4, 6], ids=lambda stop: f"after {stop}")
+@pytest.mark.parametrize("configure", [None, lambda m: ([o := torch.optim.SGD(m.parameters(), lr=0.1)], [halving(o)])])
+def test_stochastic_weight_averaging_goes_on_as_if_uninterrupted(
+    stop: int, configure: Any, make_trainer: MakeTrainer, keeps_files: dict[str, Any], tmp_path: Path
+) -> None:
+    first = Perceptron(configure=configure)
+    found = {}
+    for part, ends in {"whole": (6,), "resumed": (stop, 6)}.items():
+        for number, end in enumerate(ends):
+            module = copy.deepcopy(first)
+            swa = StochasticWeightAveraging(0.3, swa_epoch_start=2, annealing_epochs=2)
+            watch = StopsAfter(end) if end < 6 else Callback()
+            trainer = make_trainer(
+                max_rounds=6, callbacks=[swa, watch], default_root_dir=tmp_path / part, **keeps_files
+            )
+            with suppress(KeyboardInterrupt):
+                trainer.fit(module, federation(), ckpt_path="last" if number else None)
+        found[part] = vector(module), read_rows(tmp_path / part)
+    np.testing.assert_array_equal(found["whole"][0], found["resumed"][0])
+    assert equal_states(found["whole"][1], found["resumed"][1])
 
 
 def test_averages_that_need_one_more_epoch_are_refused(make_trainer: MakeTrainer) -> None:

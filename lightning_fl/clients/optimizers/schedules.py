@@ -277,7 +277,8 @@ class Schedules:
         for of_round, first, rate, options in zip(self._round, self._first, state["round_rates"], changed, strict=True):
             of_round.update(deepcopy({**first, **options, "lr": rate}))
         of_rounds = [config for config in self.configs if config.interval == "epoch"]
-        for config, saved in zip(of_rounds, state["schedulers"], strict=True):
+        # Lightning's StochasticWeightAveraging adds a scheduler in the middle of a run, and restores it itself.
+        for config, saved in zip(of_rounds, state["schedulers"], strict=False):
             config.scheduler.load_state_dict(saved)
         self._prepare_clients()
 
