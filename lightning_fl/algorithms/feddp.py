@@ -57,7 +57,7 @@ class FedDP(Algorithm):
         validation_clients: int | None = None,
         variant: Literal["gates", "threshold"] = "gates",
         pruning_threshold: float = 1e-3,
-        masked_correction: bool = True,
+        masked_correction: bool | None = None,
     ) -> None:
         """Take over the slots of the base method.
 
@@ -74,7 +74,7 @@ class FedDP(Algorithm):
             variant: Prune by gates, or by threshold as in the authors' released code.
             pruning_threshold: Largest magnitude that the threshold variant sets to 0, at least 0.
             masked_correction: Correct SCAFFOLD's gradient also where a step's samples switch a channel off, as the paper's
-                algorithm prints; False corrects only where the gradient is not 0.
+                algorithm prints and if not given; False corrects only where the gradient is not 0.
         """
         check_choice("variant", variant, ("gates", "threshold"))
         if validation_clients is not None:
@@ -88,7 +88,7 @@ class FedDP(Algorithm):
         self.gates = ClientGates(DynamicGates(keep, penalty, gate_mode, detach_gate_input, seed=seed))
         base = _scaffold() if base is None else copy(base)
         check_at_least("pruning_threshold, a magnitude,", pruning_threshold, 0)
-        if not masked_correction:
+        if masked_correction is False:
             require(
                 isinstance(base.rule, ControlVariates),
                 f"masked_correction=False is for SCAFFOLD, which corrects gradients; {base.name} does not.",

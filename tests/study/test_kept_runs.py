@@ -4,8 +4,10 @@ import tarfile
 from pathlib import Path
 from statistics import fmean, stdev
 
+import numpy as np
 import pytest
 
+from lightning_fl.cli.planned_fit import resolve
 from lightning_fl.report.clients import clients_table
 from lightning_fl.report.comparison import Curve, Group, Metric
 from lightning_fl.report.records import read_run
@@ -101,3 +103,19 @@ def test_the_tables_over_clients_are_those_of_the_kept_runs(study: str, page: st
     assert len(rows) >= len(groups) > 3
     for row in rows:
         assert f"| {' | '.join(row)} |" in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("archive", KEPT, ids=lambda path: path.name.partition(".")[0])
+def test_the_study_finds_its_kept_runs(archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check the digests in the folders' names: a new parameter has the default null, or parts old runs from new ones."""
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
+    monkeypatch.chdir(tmp_path)
+    labels = np.arange(20) % 10
+    images = np.zeros((20, 32, 32, 3), np.uint8)
+    np.savez("cifar10.npz", train_images=images, train_labels=labels, test_images=images, test_labels=labels)
+    name = archive.name.partition(".")[0]
+    with tarfile.open(archive) as file:
+        kept = {Path(path).parent.relative_to(name) for path in file.getnames() if path.endswith("metrics.csv")}
+    study = read_study(ROOT / "configs" / "studies" / f"{name}.yaml")
+    assert kept <= {run.folder for run in study.runs(Path(), resolve)}

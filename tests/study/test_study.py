@@ -182,8 +182,10 @@ def test_mistakes_of_the_command(words: list[str], said: str, capsys: pytest.Cap
 def test_the_packages_studies_fit(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that every choice makes a configuration, and that no two are the same."""
     monkeypatch.setitem(os.environ, "PL_GLOBAL_SEED", "0")
-    images, labels = np.zeros((20, 32, 32, 3), np.uint8), np.arange(20) % 10
-    np.savez("cifar10.npz", train_images=images, train_labels=labels, test_images=images, test_labels=labels)
+    labels = np.arange(20) % 10
+    for name, shape in {"cifar10.npz": (20, 32, 32, 3), "fashion_mnist.npz": (20, 28, 28)}.items():
+        images = np.zeros(shape, np.uint8)
+        np.savez(name, train_images=images, train_labels=labels, test_images=images, test_labels=labels)
     study = read_study(path)
     seen: set[str] = set()
     cells = tuple(

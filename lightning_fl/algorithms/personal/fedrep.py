@@ -33,7 +33,7 @@ class FedRep(Algorithm):
         personal: Sequence[str] | None = None,
         head_epochs: int | None = None,
         body_epochs: int = 1,
-        weighting: Literal["samples", "uniform"] = "samples",
+        weighting: Literal["samples", "uniform"] | None = None,
     ) -> None:
         """Fill the rule and aggregator slots.
 
@@ -42,10 +42,12 @@ class FedRep(Algorithm):
             head_epochs: Passes E_h ≥ 0 of a round that train the head alone, 10 in the authors' code; all before the last
                 E_b if not given.
             body_epochs: Passes E_b ≥ 1 at the end that train the body alone; local_epochs is E_h + E_b.
-            weighting: Average the bodies by `samples`, or with `uniform` weights as in the paper.
+            weighting: Average the bodies by `samples` (if not given), or with `uniform` weights as in the paper.
         """
         super().__init__(
-            rule=HeadThenBody(head_epochs, body_epochs), aggregator=WeightedMean(weighting), personal=personal or ()
+            rule=HeadThenBody(head_epochs, body_epochs),
+            aggregator=WeightedMean(weighting or "samples"),
+            personal=personal or (),
         )
         self._keeps_last_layer = personal is None
         require(
