@@ -108,12 +108,20 @@ def test_a_process_that_lives_on_is_found_and_ended(tmp_path: Path, part: Any) -
         orphan.wait()
 
 
+IN_A_CALLBACK = """Exception ignored in: <function cb at 0x7f>
+Traceback (most recent call last):
+  File "<frozen importlib._bootstrap>", line 199, in cb
+KeyboardInterrupt:
+"""
+
+
 @pytest.mark.parametrize(("code", "text", "outcome"), [
     (0, "", "completed"),
     (2, "lightning-fl: error: no.", "refused"),
     (1, "lightning-fl: error: full.", "stopped"),
     (130, "lightning-fl: interrupted; resume.", "stopped"),
     (130, "", None),
+    (130, IN_A_CALLBACK + "lightning-fl: interrupted; resume.", "stopped"),
     (1, "Traceback (most recent call last):", None),
     (70, "lightning-fl: error: no.", None),
 ])  # fmt: skip

@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -26,6 +27,10 @@ INTERRUPTED = 130
 EXACT = ("round", "step", "comm", "clients", "model")
 """Columns of metrics.csv that are the same for any number of processes; the others may differ by rounding."""
 KILLED = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, 128 + signal.SIGTERM, 128 + signal.SIGHUP)
+
+
+IGNORED = re.compile(r"^Exception ignored in.*?^KeyboardInterrupt: ?$", re.MULTILINE | re.DOTALL)
+"""Python's own report of an interrupt inside one of its callbacks, such as those of the import lock, which it swallows."""
 
 
 class FindingError(Exception):
@@ -122,7 +127,7 @@ class Command:
         errors = (self.folder / "stderr").read_text(errors="replace")
         if code in KILLED:
             return "killed"
-        if "Traceback" in errors or code not in (0, 1, 2, INTERRUPTED):
+        if "Traceback" in IGNORED.sub("", errors) or code not in (0, 1, 2, INTERRUPTED):
             raise FindingError(f"exit code {code}: {_tail(errors)}")
         if code == 0:
             return "completed"
