@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import replace
 from typing import Any, Literal
 
 from lightning.pytorch import Callback, LightningModule
@@ -93,7 +92,7 @@ class FedDP(Algorithm):
                 isinstance(base.rule, ControlVariates),
                 f"masked_correction=False is for SCAFFOLD, which corrects gradients; {base.name} does not.",
             )
-            base.rule = replace(base.rule, masked_correction=False)
+            base.rule = ControlVariates(masked_correction=False)
         if variant == "threshold":
             base.rule = Thresholded(base.rule, pruning_threshold)
         self.base = base

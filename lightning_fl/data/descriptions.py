@@ -166,6 +166,7 @@ def _unit(data: SplitData) -> str:
 def describe_batch(batch: Any) -> str:
     """Return type and shape of each part of a batch.
 
+    >>> import torch
     >>> describe_batch([torch.zeros(8, 3), torch.zeros(8, dtype=torch.int64), "text"])
     'float32 (8, 3), int64 (8,), str'
     """
