@@ -23,6 +23,7 @@ from lightning.pytorch.callbacks import (
     LearningRateFinder,
     LearningRateMonitor,
     ModelCheckpoint,
+    ModelPruning,
     SpikeDetection,
     StochasticWeightAveraging,
     ThroughputMonitor,
@@ -54,6 +55,8 @@ REFUSED_CALLBACKS: dict[type[Callback], str] = {
     LearningRateFinder: "tries learning rates in a separate training, which a federation does not have: compare runs "
     "with different model.learning_rate",
     DeviceStatsMonitor: "logs every step, but a federation logs rounds: --trainer.profiler simple reports where time goes",
+    ModelPruning: "gives pruned parameters other names between rounds, and resets them to their first values, which clients that "
+    "are trained at once and resumed runs do not follow: use lightning_fl.callbacks.MagnitudePruning",
     SpikeDetection: "compares the losses of successive steps, which in a federation belong to different clients: "
     "trainer.loss_guard rejects uploads, and undoes rounds, whose loss explodes",
     ThroughputMonitor: "logs every step, but a federation logs rounds: metrics.csv contains time/round_seconds",

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
-from lightning.pytorch.callbacks import Checkpoint, ModelPruning, ModelSummary, ProgressBar
+from lightning.pytorch.callbacks import Checkpoint, ModelSummary, ProgressBar
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerStatus
 from torch.utils.data import DataLoader
 
@@ -292,9 +292,7 @@ def _place(trainer: TrainerInterface, model: LightningModule, datamodule: Federa
     if not str(trainer.precision).endswith("mixed"):  # which leaves the module as it is
         # ModelSummary runs it through the converted module, without the conversion that every batch gets.
         model.example_input_array = precision.convert_input(model.example_input_array)
-    # torch's prunings, which Lightning's callback calls, cannot read weights in this format.
-    prunes = any(isinstance(callback, ModelPruning) for callback in trainer.callbacks)
-    channels_last = not prunes and prefers_channels_last(model, trainer.fabric.device)
+    channels_last = prefers_channels_last(model, trainer.fabric.device)
     personal = [*trainer.algorithm.personal_parameters(model), *trainer.algorithm.personal_buffers(model)]
     has_companions = trainer.algorithm.keeps_models
     require(
