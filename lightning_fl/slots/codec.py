@@ -225,6 +225,12 @@ def check_values(outer: Codec, values: Codec | None) -> None:
         values is None or not values.needs_shapes,
         f"{name}'s values are a row of numbers, which {inner} would send as they are: leave it out.",
     )
+    leaders = ", ".join(sorted(values.needs)) if values is not None else ""
+    require(
+        not leaders,
+        f"{name}'s values are those of one vector, but {inner} chooses by {leaders}: give it a codec that reads each vector "
+        "alone, such as TopK.",
+    )
 
 
 def pack_values(codec: Codec | None, name: str, values: Tensor, positions: Tensor, setting: Setting) -> Payload:

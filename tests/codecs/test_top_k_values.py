@@ -21,6 +21,8 @@ from lightning_fl.codecs import (
     Followed,
     OneBit,
     Quantiser,
+    RandomK,
+    SharedTopK,
     TopK,
 )
 from lightning_fl.communication.crossing import Crossing
@@ -188,3 +190,9 @@ def test_a_federation_trains_and_the_ledger_is_exact(make_trainer: MakeTrainer) 
     assert_same(pair, tolerance=0.05, of_metrics=0.05)
     for _, trainer in pair:
         assert bits_of(trainer, "up") == {"model": 4 * 5 * 10, "scalars": 4 * 32, "mask": 4 * 26}
+
+
+@pytest.mark.parametrize("outer", [TopK, RandomK])
+def test_values_by_the_mask_of_another_vector_are_refused(outer: Any) -> None:
+    with pytest.raises(UserError, match="chooses by model: give it a codec that reads each vector alone"):
+        outer(0.5, values=SharedTopK(0.5))
