@@ -56,7 +56,7 @@ MISHAPS = {
     "catching up": Mishap(long_runs.catches_up, 0.06),
     "3,000 rounds": Mishap(long_runs.keeps_memory, 0.06),
 }
-"""What may happen; those that take long are rare, but a thousand trials have some of each."""
+"""Mishaps by name, with weights that make those that take long rare."""
 
 
 def main() -> None:

@@ -34,7 +34,7 @@ VALUES = {
     "best": "best (smoothed)",
     "at_best_validation": AT_BEST_VALIDATION,
 }
-"""What a run's values come to, by its name in `runs.csv` and in claims, and how tables call it."""
+"""Headings of tables by the names that `runs.csv` and claims use for what a run's values come to."""
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ def _end():
     os.kill(os.getpid(), signal.SIGTERM)
 threading.Thread(target=_end, daemon=True).start()
 """
-"""What a fit's process does first: watch the pipe from its study, which the system closes however the study ends, and end too."""
+"""Start of a fit's process: it watches the pipe from its study, which the system closes however the study ends, and ends too."""
 QUIET = ("--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false")
 POLL_SECONDS = 0.5
 PATIENCE_SECONDS = 60.0
