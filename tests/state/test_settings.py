@@ -46,6 +46,7 @@ VALUES: dict[str, Sequence[Any]] = {
     "angles": [(0, 90), (0, 180)],
     "assign": ["merge", "one"],
     "broadcast": ["selected", "all"],
+    "choose": ["most", "least"],
     "datamodule": [L.LightningDataModule.from_datasets(DATA, batch_size=size) for size in (1, 2)],
     "groups": ["layer", "tensor", {"one": ["a"]}, {"one": ["b"]}, np.zeros(8), np.ones(8)],
     "head_epochs": [1, 2],
