@@ -1,6 +1,5 @@
 """Imports, the contents of the wheel, the rooms and their picture."""
 
-import ast
 import re
 import subprocess
 import sys
@@ -71,19 +70,6 @@ def test_every_public_name_is_there() -> None:
     assert set(lightning_fl.__all__) <= set(dir(lightning_fl))
     with pytest.raises(AttributeError, match="no attribute 'FederatedTrainr'"):
         lightning_fl.FederatedTrainr  # noqa: B018
-
-
-@pytest.mark.parametrize("source", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_modules_and_callbacks_go_by_their_full_names(source: Path) -> None:
-    for node in ast.walk(ast.parse(source.read_text())):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"line {node.lineno}: imports must be absolute"
-            names = [node.module or ""]
-        else:
-            continue
-        assert not {name.partition(".")[0] for name in names} & {"modules", "callbacks"}, f"line {node.lineno}"
 
 
 def test_every_package_is_listed_for_the_wheel() -> None:
