@@ -331,7 +331,7 @@ def shown(value: float, is_ratio: bool = False) -> str:
     ['0.12', '0.98', '1.2', '31']
     """
     if is_ratio:
-        return f"{value:.2g}" if value < 10 else f"{value:,.0f}"
+        return f"{value:#.2g}" if value < 9.95 else f"{value:,.0f}"
     text = f"{value:.3f}"
     return text if float(text) else f"{value:.1g}"
 

@@ -207,7 +207,7 @@ def test_the_table_has_a_row_for_each_claim() -> None:
     assert first[3:5] == ["0.1", "2.250"]
     assert second == [
         *("a is better", "target uplink: a / b", "not reproduced: the other sign"),
-        *("0.5", "2", "2 to 2", "2"),
+        *("0.5", "2.0", "2.0 to 2.0", "2"),
     ]
     assert third[3] == ""
     assert legend(claims) == legend(claims[:1])
