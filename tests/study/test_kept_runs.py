@@ -8,6 +8,7 @@ from statistics import fmean, stdev
 
 import numpy as np
 import pytest
+from made_runs import rising, write_run
 
 from lightning_fl.cli.planned_fit import resolve
 from lightning_fl.report.clients import clients_table
@@ -38,6 +39,25 @@ def test_the_tables_of_the_pages_are_those_of_the_kept_runs(page: Path) -> None:
     """Check every claim's figures and verdict, and the tables of runs: `python docs/claims.py` writes them."""
     text = page.read_text(encoding="utf-8")
     assert claims.with_tables(text) == text
+
+
+def test_an_archive_fills_the_rows_of_its_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for cell, slope in {"FedDP": 0.015, "SCAFFOLD": 0.016}.items():
+        write_run(tmp_path / "feddp_width" / cell / "seed-0-0", rising(40, slope))
+    with tarfile.open(tmp_path / "feddp_width.tar.xz", "w:xz") as file:
+        file.add(tmp_path / "feddp_width", "feddp_width")
+    monkeypatch.setattr(claims, "RUNS", tmp_path)
+    monkeypatch.setattr(claims, "read_kept", claims.read_kept.__wrapped__)
+    rows = claims.claims_of("FedDP").splitlines()
+    assert rows[2].endswith("| -0.040 | one seed: beyond the margin |")
+    assert rows[-1].endswith("|  | not run yet: `lightning-fl study feddp_controls`, 6 core hours |")
+    assert len(rows) == 2 + sum(
+        len(read_study(claims.STUDIES / f"{name}.yaml").claims) for name in claims.TABLES["FedDP"]
+    )
+    page = claims.with_tables("a\n\n<!-- runs: feddp_width -->\n\nold\n\n<!-- end -->\n\nb\n")
+    assert "| SCAFFOLD |    1 | " in page
+    assert "old" not in page
+    assert claims.with_tables(page) == page
 
 
 def test_every_claim_and_every_archive_has_a_place() -> None:
@@ -130,9 +150,10 @@ def test_the_study_finds_its_kept_runs(archive: Path, tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     labels = np.arange(20) % 10
     images = np.zeros((20, 32, 32, 3), np.uint8)
-    np.savez("cifar10.npz", train_images=images, train_labels=labels, test_images=images, test_labels=labels)
+    for file, of_file in (("cifar10.npz", images), ("fashion_mnist.npz", images[:, :28, :28, 0])):
+        np.savez(file, train_images=of_file, train_labels=labels, test_images=of_file, test_labels=labels)
     name = archive.name.partition(".")[0]
-    with tarfile.open(archive) as file:
-        kept = {Path(path).parent.relative_to(name) for path in file.getnames() if path.endswith("metrics.csv")}
+    with tarfile.open(archive) as runs:
+        kept = {Path(path).parent.relative_to(name) for path in runs.getnames() if path.endswith("metrics.csv")}
     study = read_study(ROOT / "configs" / "studies" / f"{name}.yaml")
     assert kept <= {run.folder for run in study.runs(Path(), resolve)}
