@@ -4,6 +4,7 @@
 Dynamic Update and Adaptive Pruning with Momentum on Shared Server Data, ACM TIST 2024) and of table I of FedAdam-SSM (2024).
 The final accuracy of FedDUMAP is the maximum of a smoothed curve (`lightning_fl.report.smoothing`), here `best (smoothed)`.
 Times are the paper's simulated times. Times of methods whose final accuracy misses the target are left out.
+The rows that tables 10 to 13 call ServerM, DeviceM and FedDA are FedDU-SM, FedDU-DM and FedDU-DA, as section 4.2.2 says.
 The papers do not print `rounds`: they are these times divided by the seconds of a round on the paper's clock, where that is a
 whole number. The megabits of FedAdam-SSM count one client; except for the CNN's, no parameter count explains them: compare
 only ratios.

@@ -13,12 +13,12 @@ from lightning_fl.errors import CommandParser, require
 from lightning_fl.outputs.run_folder import remove_empty, require_writable
 from lightning_fl.outputs.units import in_bytes
 from lightning_fl.report import report
-from lightning_fl.report.comparison import Curve, common_metric, curves_with
+from lightning_fl.report.comparison import Curve, Metric, common_metric, curves_with
 from lightning_fl.report.document import Part, Picture, Sections
 from lightning_fl.report.records import readable
 from lightning_fl.study import budget
 from lightning_fl.study.budget import efficiency_table
-from lightning_fl.study.claims import LEGEND, Verdict, claims_table
+from lightning_fl.study.claims import Verdict, claims_table, legend
 from lightning_fl.study.runner import Outcome, command, train
 from lightning_fl.study.study_file import KEYS, PlannedRun, Resolve, StudyFile, read_study
 
@@ -87,9 +87,7 @@ def _reported(file: StudyFile, out: Path, outcome: Outcome) -> str:
     done = sorted(outcome.done, key=lambda run: (place[run.cell], run.seed))
     curves, left_out = _read(file, done)
     lines = {cell: [str(curve.record.folder) for curve in runs.values()] for cell, runs in curves.items()}
-    claims: Sections = (
-        {"Claims": [claims_table(file.claims, verdicts_of(file, curves)), [LEGEND]]} if file.claims else {}
-    )
+    claims: Sections = {"Claims": _claims(file, curves)} if file.claims else {}
     sections = {**claims, **_within_budget(file, curves), **({"Left out": [left_out]} if left_out else {})}
     folders = [folder for of_line in lines.values() for folder in of_line]
     return report([*folders, *file.report_flags, "--out", str(out / "report"), "--html"], sections, lines)
@@ -101,9 +99,14 @@ Curves = dict[str, dict[int, Curve]]
 
 def verdicts_of(file: StudyFile, curves: Curves) -> list[Verdict]:
     """Return the verdict on each claim, from the runs that are done."""
-    found = {cell: {seed: curve.numbers for seed, curve in runs.items()} for cell, runs in curves.items()}
-    falls = any(curve.metric.falls for runs in curves.values() for curve in runs.values())
-    return [claim.judge(found, falls) for claim in file.claims]
+    metric = next((curve.metric for runs in curves.values() for curve in runs.values()), Metric())
+    return [claim.judge(claim.pairs(curves), metric) for claim in file.claims]
+
+
+def _claims(file: StudyFile, curves: Curves) -> list[Part]:
+    """Return the table of the claims, and how to read it."""
+    regimes = [f"In the paper: {file.regime.paper}. Here: {file.regime.here}."] if file.regime else []
+    return [*regimes, claims_table(file.claims, verdicts_of(file, curves)), legend(file.claims)]
 
 
 def _within_budget(file: StudyFile, curves: Curves) -> Sections:

@@ -10,6 +10,10 @@ target: 0.9                               # also report the cost of reaching it
 metric: val/accuracy                      # by default the one that the runs are about
 window: 5                                 # smoothing window of the report
 budget: [1.0e6, 1.0e8]                    # compare within these uplink bytes, see `lightning_fl.study.budget`
+takes: two minutes of one core            # what all runs take, in words
+regime:                                   # network, data, clients and rounds behind a paper's figures, and of these runs
+  paper: CNN, CIFAR-10, 100 clients, 500 rounds
+  here: LeNet-5, digits, 100 clients, 30 rounds
 claims:                                   # see `lightning_fl.study.claims`
   - {text: FedProx sends less, better: FedProx, than: FedAvg, in: target_uplink, paper: 0.8}
 """
@@ -40,7 +44,10 @@ from lightning_fl.report.smoothing import WINDOW
 from lightning_fl.study.budget import Budget, number, read_budget
 from lightning_fl.study.claims import Claim, read_claims
 
-KEYS = ("base", "seeds", "grid", "exclude", "target", "metric", "window", "budget", "chance", "claims")
+KEYS = (
+    *("base", "seeds", "grid", "exclude", "target", "metric", "window", "budget", "chance"),
+    *("takes", "regime", "claims"),
+)
 NEEDED = ("seeds", "grid")
 MOST_COMBINATIONS, MOST_RUNS = 10_000, 100_000
 """Combinations of a grid, of which each takes a good part of a second to check, and runs of a study."""
@@ -89,6 +96,19 @@ class PlannedRun:
 
 
 @dataclass(frozen=True)
+class Regime:
+    """Network, data, clients and rounds, in words.
+
+    Attributes:
+        paper: those behind the paper's figures.
+        here: those of the study's runs.
+    """
+
+    paper: str
+    here: str
+
+
+@dataclass(frozen=True)
 class StudyFile:
     """Content of a study file.
 
@@ -100,6 +120,8 @@ class StudyFile:
         window: length of the smoothing window in values.
         claims: claims of a paper to be judged.
         budget: uplink bytes within which the cells are compared; None for no such comparison.
+        regime: regimes of the paper and of the runs; None if the file does not say them.
+        takes: what all runs take, in words; empty if the file does not say it.
     """
 
     cells: tuple[Cell, ...]
@@ -109,6 +131,8 @@ class StudyFile:
     target: float | None = None
     metric: str | None = None
     window: int = WINDOW
+    regime: Regime | None = None
+    takes: str = ""
 
     @property
     def report_flags(self) -> list[str]:
@@ -197,7 +221,24 @@ def read_study(path: Path) -> StudyFile:
         f"{path} has {len(cells) * len(seeds):,} runs, but a study has {MOST_RUNS:,} at most: make several studies.",
     )
     claims = read_claims(content.get("claims", []), [cell.name for cell in cells], has_target="target" in content)
-    return StudyFile(cells, tuple(seeds), claims, read_budget(content), *_comparison(content))
+    takes = content.get("takes", "")
+    require(isinstance(takes, str), f"takes must be words, got {takes!r}.")
+    regime = _regime(content.get("regime"))
+    return StudyFile(
+        cells, tuple(seeds), claims, read_budget(content), *_comparison(content), regime=regime, takes=takes
+    )
+
+
+def _regime(given: Any) -> Regime | None:
+    """Return the regimes of the paper and of the runs; None if none are given."""
+    if given is None:
+        return None
+    is_regime = isinstance(given, dict) and given.keys() == {"paper", "here"}
+    require(
+        is_regime and all(isinstance(words, str) and bool(words) for words in given.values()),
+        f"regime has the words paper and here, got {given!r}.",
+    )
+    return Regime(**given)
 
 
 def _comparison(content: Mapping[str, Any]) -> tuple[float | None, str | None, int]:

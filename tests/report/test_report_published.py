@@ -29,6 +29,25 @@ def test_the_published_rows_are_those_of_the_paper() -> None:
     assert ssm["Fashion-MNIST", "IID", "1-bit Adam"].numbers == {"uplink_mbit_per_client": float("inf")}
 
 
+def test_rows_of_momentum_are_those_of_methods_with_server_data() -> None:
+    """Check the differences and ratios that section 4.2.2 prints, which names the rows' methods."""
+    rows = {(row.network, row.method): row for row in read_published("feddumap:10").rows}
+    for method in ("ServerM", "DeviceM", "FedDA"):
+        assert not any(row.algorithm == method for row in rows.values()), "it uses no server data"
+    assert all(published_settings("feddumap", "CIFAR-10", "cnn", f"FedDU{end}", "")["p"] == 0.1 for end in ENDS)
+    ours = {row.network: row.numbers for row in read_published("feddumap:12").rows if row.method == "FedDUM"}
+    (sm, dm, da) = (rows["vgg11", f"FedDU-{end}"].numbers for end in ENDS)
+    assert [round(ours["vgg11"]["final_accuracy"] - of["final_accuracy"], 3) for of in (sm, dm)] == [0.044, 0.016]
+    assert round(ours["lenet5"]["final_accuracy"] - rows["lenet5", "FedDU-DA"].numbers["final_accuracy"], 3) == 0.062
+    seconds = ours["vgg11"]["simulated_seconds"]
+    found = [round(of["simulated_seconds"] / seconds - 1, 3) for of in (sm, dm)]
+    assert found == [0.442, 0.429]
+    assert da["simulated_seconds"] > sm["simulated_seconds"]
+
+
+ENDS = ("SM", "DM", "DA")
+
+
 def test_own_runs_stand_under_the_rows_of_their_method_and_setting(tmp_path: Path) -> None:
     five = {"data": {"server_fraction": 0.05}}
     write_run(tmp_path / "du", rising(50, 0.0124), "FedDU", **five)
@@ -162,11 +181,13 @@ def test_a_file_of_images_is_said_once() -> None:
     [
         ("feddumap", "feddum", "algorithm.beta", 0.3, "beta=0.3"),
         ("feddumap", "feddum", "algorithm.local_beta", 0.5, "local_beta=0.5"),
-        ("feddumap", "serverm", "algorithm.beta", 0.3, "beta=0.3"),
+        ("feddumap", "feddusm", "algorithm.beta", 0.3, "beta=0.3"),
+        ("feddumap", "feddudm", "algorithm.local_beta", 0.3, "local_beta=0.3"),
+        ("feddumap", "fedduda", "algorithm.beta", 0.3, "beta=0.3"),
         ("feddumap", "fedap", "algorithm.prune_round", 5, "prune_round=5"),
         ("feddumap", "feddumap", "algorithm.max_sources", 20, "20 sources"),
         ("feddumap", "fedap", "algorithm.rate_mode", "gap", "rate_mode=gap"),
-        ("feddumap", "serverm", "algorithm.variant", "yogi", "variant=yogi"),
+        ("feddumap", "fedduda", "algorithm.variant", "frozen", "variant=frozen"),
         ("feddumap", "imc", "algorithm.prune_round", 50, "prune_round=50"),
         ("feddumap", "data_sharing", "algorithm.cap", 0.1, "cap=0.1"),
         ("feddumap", "prunefl", "algorithm.interval", 5, "interval=5"),

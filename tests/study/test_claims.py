@@ -1,17 +1,34 @@
 """Test verdicts on claims against scipy's paired t-test."""
 
+from math import log
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from lightning_fl.study.claims import Claim, claims_table
+from lightning_fl.report.comparison import Curve, Metric
+from lightning_fl.report.records import Record
+from lightning_fl.study.claims import Claim, Pair, Verdict, claims_table, legend
+
+ACCURACY, LOSS = Metric("val/accuracy"), Metric("val/loss")
 
 
-def numbers(number: str, found: dict[str, dict[int, float | None]]) -> dict[str, dict[int, dict[str, float | None]]]:
-    """Return the numbers of runs that have only this one."""
-    return {cell: {seed: {number: value} for seed, value in of.items()} for cell, of in found.items()}
+def judged(
+    claim: Claim, ours: dict[int, float | None], theirs: dict[int, float | None], falls: bool = False
+) -> Verdict:
+    """Return the verdict on runs that have only the claim's number."""
+    pairs = [Pair(ours[seed], theirs[seed]) for seed in sorted(ours.keys() & theirs.keys())]
+    return claim.judge(pairs, LOSS if falls else ACCURACY)
+
+
+def run(values: list[float], bytes_of_round: float, name: str = "val/accuracy") -> Curve:
+    """Return a run with a value after each round."""
+    rounds = np.arange(len(values), dtype=float)
+    columns = {"round": rounds, name: np.array(values), "comm/total_uplink_bytes": bytes_of_round * (rounds + 1)}
+    return Curve(Record(Path("run"), columns, {}, "FedAvg", None, ()), Metric(name, window=1))
 
 
 def claim(number: str = "final", paper: float = 0.1) -> Claim:
@@ -24,12 +41,12 @@ accuracies = st.lists(st.floats(0.01, 0.99).map(lambda x: round(x, 3)), min_size
 @given(ours=accuracies, seed=st.integers(0, 99))
 def test_the_interval_is_that_of_a_paired_t_test(ours: list[float], seed: int) -> None:
     theirs = np.random.default_rng(seed).uniform(0.01, 0.99, len(ours))
-    found = {"a": dict(enumerate(ours)), "b": dict(enumerate(theirs.tolist()))}
-    verdict = claim().judge(numbers("final", found))
+    found = dict(enumerate(ours)), dict(enumerate(theirs.tolist()))
+    verdict = judged(claim(), *found)
     interval = stats.ttest_rel(ours, theirs).confidence_interval()
     assert (verdict.low, verdict.high) == pytest.approx((interval.low, interval.high), abs=1e-9)
     assert verdict.mean == pytest.approx(np.mean(np.array(ours) - theirs))
-    ratio = claim("target_uplink", paper=0.5).judge(numbers("target_uplink", found))
+    ratio = judged(claim("target_uplink", paper=0.5), *found)
     interval = stats.ttest_rel(np.log(ours), np.log(theirs)).confidence_interval()
     assert (ratio.low, ratio.high) == pytest.approx((np.exp(interval.low), np.exp(interval.high)), rel=1e-6)
 
@@ -41,15 +58,19 @@ def test_the_interval_is_that_of_a_paired_t_test(ours: list[float], seed: int) -
         ([0.60, 0.61, 0.59], 0.3, "reproduced in sign"),
         ([0.60, 0.61, 0.59], -0.1, "not reproduced: the other sign"),
         ([0.60, 0.40, 0.59], 0.1, "not reproduced: undecided, as the interval contains 0"),
-        ([0.60, 0.40, 0.59], 0.9, "not reproduced: undecided, as the interval contains 0, and not the paper's value"),
-        ([0.60], 0.1, "reproduced in sign (one seed)"),
-        ([0.40], 0.1, "not reproduced (one seed)"),
-        ([], 0.1, "not tried"),
+        ([0.60, 0.40, 0.59], 0.49, "not reproduced: undecided, as the interval contains 0, and not the paper's value"),
+        ([0.60, 0.40, 0.59], 0.6, "cannot be seen here: b leaves 0.498"),
+        ([0.60, 0.61, 0.59], 0.6, "cannot be seen here: b leaves 0.498"),
+        ([0.40, 0.41, 0.39], 0.6, "not reproduced: the other sign"),
+        ([0.60], 0.6, "cannot be seen here: b leaves 0.500"),
+        ([0.60], 0.1, "one seed: ahead"),
+        ([0.40], 0.1, "one seed: behind"),
+        ([0.50], 0.1, "one seed: level"),
+        ([], 0.1, "not run yet"),
     ],
 )
 def test_verdicts_on_differences(ours: list[float], paper: float, outcome: str) -> None:
-    theirs = {0: 0.50, 1: 0.50, 2: 0.505}
-    assert claim(paper=paper).judge(numbers("final", {"a": dict(enumerate(ours)), "b": theirs})).outcome == outcome
+    assert judged(claim(paper=paper), dict(enumerate(ours)), {0: 0.50, 1: 0.50, 2: 0.505}).outcome == outcome
 
 
 @pytest.mark.parametrize(
@@ -59,14 +80,13 @@ def test_verdicts_on_differences(ours: list[float], paper: float, outcome: str) 
         ([0.60, 0.60, 0.61], "reproduced in sign"),
         ([0.50, 0.48, 0.50], "not reproduced: undecided, as the interval contains -0.02"),
         ([0.40, 0.41, 0.40], "not reproduced: the other sign"),
-        ([0.49], "reproduced in sign (one seed)"),
-        ([0.47], "not reproduced (one seed)"),
+        ([0.49], "one seed: within the margin"),
+        ([0.47], "one seed: beyond the margin"),
     ],
 )
 def test_verdicts_on_small_losses(ours: list[float], outcome: str) -> None:
-    theirs = {0: 0.50, 1: 0.50, 2: 0.505}
     little = Claim("a loses little", "a", "b", "final", -0.001, margin=0.02)
-    assert little.judge(numbers("final", {"a": dict(enumerate(ours)), "b": theirs})).outcome == outcome
+    assert judged(little, dict(enumerate(ours)), {0: 0.50, 1: 0.50, 2: 0.505}).outcome == outcome
 
 
 @pytest.mark.parametrize(
@@ -81,8 +101,8 @@ def test_verdicts_on_small_losses(ours: list[float], outcome: str) -> None:
 )
 def test_verdicts_on_ratios_of_costs(factors: list[float], paper: float, outcome: str) -> None:
     theirs: dict[int, float | None] = {0: 10.0, 1: 20.0, 2: 30.0}
-    ours = {seed: factor * (theirs[seed] or 0) for seed, factor in enumerate(factors)}
-    assert claim("target_uplink", paper).judge(numbers("target_uplink", {"a": ours, "b": theirs})).outcome == outcome
+    ours: dict[int, float | None] = {seed: factor * (theirs[seed] or 0) for seed, factor in enumerate(factors)}
+    assert judged(claim("target_uplink", paper), ours, theirs).outcome == outcome
 
 
 @pytest.mark.parametrize(
@@ -91,12 +111,16 @@ def test_verdicts_on_ratios_of_costs(factors: list[float], paper: float, outcome
         ("final", False, 0.0, [0.60, 0.61, 0.59], "holds"),
         ("final", False, 0.0, [0.40, 0.41, 0.39], "does not hold: the other sign"),
         ("final", False, 0.0, [0.60, 0.40, 0.59], "does not hold: undecided, as the interval contains 0"),
-        ("final", False, 0.0, [0.60], "holds (one seed)"),
-        ("final", False, 0.0, [0.40], "does not hold (one seed)"),
+        ("final", False, 0.0, [0.60], "one seed: ahead"),
+        ("final", False, 0.0, [0.40], "one seed: behind"),
         ("final", False, 0.02, [0.49, 0.49, 0.495], "holds"),
         ("last", True, 0.0, [0.40, 0.41, 0.39], "holds"),
         ("last", True, 0.02, [0.51, 0.51, 0.515], "holds"),
         ("last", True, 0.0, [0.60, 0.61, 0.59], "does not hold: the other sign"),
+        ("last", True, 0.0, [0.60], "one seed: behind"),
+        ("last", True, 0.02, [0.51], "one seed: within the margin"),
+        ("target_rounds", False, 0.0, [0.40], "one seed: ahead"),
+        ("target_rounds", False, 0.0, [None], "one seed: the target was not reached by a in 1 of 1"),
         ("target_rounds", False, 0.0, [0.40, 0.41, 0.39], "holds"),
         ("target_rounds", True, 0.0, [0.60, 0.61, 0.59], "does not hold: the other sign"),
         ("target_rounds", False, 0.0, [0.60, 0.40, 0.50], "does not hold: undecided, as the interval contains 1"),
@@ -106,36 +130,118 @@ def test_verdicts_on_ratios_of_costs(factors: list[float], paper: float, outcome
 def test_a_claim_without_a_papers_value_is_that_one_is_better(
     number: str, falls: bool, margin: float, ours: list[float | None], outcome: str
 ) -> None:
-    found = numbers(number, {"a": dict(enumerate(ours)), "b": {0: 0.50, 1: 0.50, 2: 0.505}})
     own = Claim("a is better", "a", "b", number, margin=margin)
-    assert own.judge(found, falls).outcome == outcome
+    assert judged(own, dict(enumerate(ours)), {0: 0.50, 1: 0.50, 2: 0.505}, falls).outcome == outcome
 
 
 @pytest.mark.parametrize(("ours", "outcome"), [(0.51, "reproduced in size"), (0.60, "not reproduced: the other sign")])
 def test_a_small_loss_of_a_metric_that_falls_is_a_rise(ours: float, outcome: str) -> None:
-    found = {"a": {0: ours, 1: ours, 2: ours + 0.001}, "b": {0: 0.50, 1: 0.50, 2: 0.50}}
+    found = {0: ours, 1: ours, 2: ours + 0.001}, {0: 0.50, 1: 0.50, 2: 0.50}
     little = Claim("a loses little", "a", "b", "final", 0.0103, margin=0.05)
-    assert little.judge(numbers("final", found), falls=True).outcome == outcome
+    assert judged(little, *found, falls=True).outcome == outcome
 
 
 def test_a_target_that_is_not_reached_is_said() -> None:
-    found = {"a": {0: 5.0, 1: None}, "b": {0: None, 1: None}}
-    verdict = claim("target_rounds", 0.5).judge(numbers("target_rounds", found))
+    verdict = judged(claim("target_rounds", 0.5), {0: 5.0, 1: None}, {0: None, 1: None})
     assert verdict.outcome == "not reproduced: the target was not reached by a in 1 of 2, b in 2 of 2"
 
 
 def test_only_seeds_of_both_cells_are_compared() -> None:
-    assert claim().judge(numbers("final", {"a": {0: 0.6, 1: 0.7}, "b": {1: 0.6, 2: 0.1}})).num_seeds == 1
+    curves = {"a": {0: run([0.6], 1), 1: run([0.7], 1)}, "b": {1: run([0.6], 1), 2: run([0.1], 1)}}
+    assert claim().pairs(curves) == [Pair(pytest.approx(0.7), pytest.approx(0.6))]
+
+
+def test_a_small_room_of_a_loss_hides_a_fall() -> None:
+    wide = Claim("a falls", "a", "b", "last", paper=-0.5)
+    assert (
+        judged(wide, {0: 0.39, 1: 0.40}, {0: 0.40, 1: 0.40}, falls=True).outcome
+        == "cannot be seen here: b leaves 0.400"
+    )
+    narrow = Claim("a falls", "a", "b", "last", paper=-0.01)
+    assert judged(narrow, {0: 0.39, 1: 0.391}, {0: 0.40, 1: 0.40}, falls=True).outcome == "reproduced in size"
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_bests_within_the_same_bytes(sign: int) -> None:
+    """Compare a cheap run of six rounds with a run whose rounds cost twice as much: it has three within the same bytes."""
+    name, offset = ("val/accuracy", 0.0) if sign == 1 else ("val/loss", 1.0)
+    cheap = run([offset + sign * x for x in (0.1, 0.2, 0.5, 0.4, 0.6, 0.5)], 10, name)
+    dear = run([offset + sign * x for x in (0.2, 0.3, 0.4, 0.9)], 20, name)
+    (pair,) = Claim("a", "a", "b", "at_uplink").pairs({"a": {0: cheap}, "b": {0: dear}})
+    assert (pair.better, pair.than) == (pytest.approx(offset + sign * 0.6), pytest.approx(offset + sign * 0.4))
+    steps = [
+        (20, 30, 0.0),
+        (30, 40, 0.3),
+        (40, 50, 0.2),
+        (50, 60, 0.3),
+    ]  # bytes, and how far the cheap one is ahead between them
+    area = sum(log(high / low) * ahead for low, high, ahead in steps) / log(60 / 20)
+    assert pair.area == pytest.approx(sign * area)
+    (pair,) = Claim("a", "a", "b", "at_uplink", rounds=2).pairs({"a": {0: cheap}, "b": {0: dear}})
+    assert (pair.better, pair.than) == (pytest.approx(offset + sign * 0.2), pytest.approx(offset + sign * 0.2))
+
+
+def test_bytes_that_pay_for_no_evaluation_are_said() -> None:
+    cheap, dear = run([0.1, 0.2], 10), run([0.2], 50)
+    own = Claim("a", "a", "b", "at_uplink", paper=0.1)
+    verdict = own.judge(own.pairs({"a": {0: cheap, 1: cheap}, "b": {0: dear, 1: dear}}), ACCURACY)
+    assert verdict.outcome == "not reproduced: the bytes pay for no evaluation of b in 2 of 2"
+
+
+@given(accuracies, accuracies)
+def test_the_largest_gap_has_the_sign_of_whoever_is_ahead_there(ours: list[float], theirs: list[float]) -> None:
+    own = Claim("a", "a", "b", "largest_gap")
+    (pair,) = own.pairs({"a": {0: run(ours, 1)}, "b": {0: run(theirs, 1)}})
+    gaps = [a - b for a, b in zip(ours, theirs, strict=False)]
+    assert pair.better is not None
+    assert pair.than is not None
+    assert abs(pair.better - pair.than) == pytest.approx(max(map(abs, gaps)))
+    assert any(pair.better - pair.than == pytest.approx(gap) for gap in gaps)
 
 
 def test_the_table_has_a_row_for_each_claim() -> None:
     claims = [claim(), claim("target_uplink", 0.5), Claim("a is better", "a", "b", "last")]
-    verdicts = [each.judge(numbers(each.number, {"a": {0: 4.0, 1: 5.0}, "b": {0: 2.0, 1: 2.5}})) for each in claims]
+    verdicts = [judged(each, {0: 4.0, 1: 5.0}, {0: 2.0, 1: 2.5}) for each in claims]
     first, second, third = claims_table(claims, verdicts).rows
     assert first[:2] == ["a is better", "final: a − b"]
-    assert first[3:5] == ["0.1", "2.25"]
+    assert first[3:5] == ["0.1", "2.250"]
     assert second == [
         *("a is better", "target uplink: a / b", "not reproduced: the other sign"),
-        *("0.5", "2", "2 to 2", "2"),
+        *("0.5", "2.0", "2.0 to 2.0", "2"),
     ]
     assert third[3] == ""
+    assert legend(claims) == legend(claims[:1])
+
+
+def test_the_table_says_where_a_paper_has_its_figure_and_the_area() -> None:
+    claims = [
+        Claim("a is better", "a", "b", "at_uplink", 0.1, rounds=2, source="figure 2"),
+        Claim("a is worse", "b", "a", "final"),
+    ]
+    curves = {"a": {0: run([0.1, 0.4, 0.6], 10)}, "b": {0: run([0.1, 0.2, 0.3], 10)}}
+    table = claims_table(claims, [each.judge(each.pairs(curves), ACCURACY) for each in claims])
+    assert [dict(zip(table.header, row, strict=True)) for row in table.rows] == [
+        {
+            "claim": "a is better",
+            "compared": "best within the bytes of a after 2 rounds: a − b",
+            "in the paper": "figure 2",
+            "verdict": "one seed: ahead",
+            "paper": "0.1",
+            "here": "0.200",
+            "95 % interval": "–",
+            "over log bytes": "0",
+            "seeds": "1",
+        },
+        {
+            "claim": "a is worse",
+            "compared": "final: b − a",
+            "in the paper": "",
+            "verdict": "one seed: behind",
+            "paper": "",
+            "here": "-0.300",
+            "95 % interval": "–",
+            "over log bytes": "",
+            "seeds": "1",
+        },
+    ]
+    assert len(legend(claims)) == 2

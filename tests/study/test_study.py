@@ -83,7 +83,7 @@ def test_a_study_that_is_killed_goes_on_and_gives_what_fit_gives(capsys: pytest.
     assert re.search(r"^\| FedAvg +\| +1 \|.*\n\| FedProx +\| +1 \|", said, re.MULTILINE), (
         "lines have the choices' names"
     )
-    claim = r"\| a pull changes little +\| final: FedProx − FedAvg \| (not )?reproduced"
+    claim = r"\| a pull changes little +\| final: FedProx − FedAvg \| (one seed: |cannot be seen here)"
     assert re.search(claim, said)
     assert re.search(claim, Path("runs/studies/study/report/report.md").read_text(encoding="utf-8"))
     page = Path("runs/studies/study/report/report.html").read_text(encoding="utf-8")
@@ -106,7 +106,8 @@ def test_a_study_that_is_killed_goes_on_and_gives_what_fit_gives(capsys: pytest.
 def test_a_run_that_cannot_be_compared_is_left_out_of_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Look, "formats", ("svg",))
     claims = [{"text": "a pull changes little", "better": "FedProx", "than": "FedAvg"}]
-    file = read_study(written(claims=claims, budget=[1e3, 1e6]))
+    regime = {"paper": "VGG-9, 50 clients", "here": "a linear model, 20 clients"}
+    file = read_study(written(claims=claims, budget=[1e3, 1e6], regime=regime))
     runs = [PlannedRun(cell, seed, Path(cell, str(seed)), (), 9) for seed in (0, 1) for cell in ("FedAvg", "FedProx")]
     for run in runs:
         write_run(run.folder, rising(9), run.cell, run.seed)
@@ -118,6 +119,8 @@ def test_a_run_that_cannot_be_compared_is_left_out_of_the_report(monkeypatch: py
     assert "## Left out\n\n- val/accuracy of the run in FedAvg/0 has no finite value; choose another" in said
     assert re.search(r"^\| FedAvg +\| +1 \|.*\n\| FedProx +\| +2 \|", said, re.MULTILINE)
     assert "FedProx/1: its config.yaml is ignored" in said
+    page = Path("out/report/report.md").read_text(encoding="utf-8")
+    assert "## Claims\n\nIn the paper: VGG-9, 50 clients. Here: a linear model, 20 clients.\n\n| claim" in page
 
 
 def test_misfits_of_all_cells_are_told_before_the_first_run(capsys: pytest.CaptureFixture[str]) -> None:

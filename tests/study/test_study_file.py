@@ -20,6 +20,9 @@ GRID = {
 }
 
 
+CLAIM = {"text": "x", "better": "avg-short", "than": "avg-long"}
+
+
 def written(folder: Path, **content: Any) -> Path:
     path = folder / "study.yaml"
     path.write_text(yaml.safe_dump({"seeds": [0, 1], "grid": GRID, **content}, sort_keys=False))
@@ -145,6 +148,11 @@ def test_all_cells_that_do_not_fit_are_named_at_once(tmp_path: Path) -> None:
             {"claims": [{"text": "x", "better": "avg-short", "than": "avg-long", "paper": 2, "in": "target_rounds"}]},
             "give a target",
         ),
+        ({"claims": [CLAIM | {"rounds": 5}]}, "is for `in: at_uplink`, got `in: final`"),
+        ({"claims": [CLAIM | {"rounds": 0, "in": "at_uplink"}]}, "must be a whole number of at least 1, got 0"),
+        ({"claims": [CLAIM | {"source": 12}]}, "source of the claim 'x' must be words, got 12"),
+        ({"regime": {"paper": "VGG-9"}}, "regime has the words paper and here, got {'paper': 'VGG-9'}"),
+        ({"takes": 12}, "takes must be words, got 12"),
     ],
 )
 def test_mistakes_are_said_in_a_sentence(content: dict[str, Any], said: str, tmp_path: Path) -> None:

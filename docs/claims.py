@@ -1,0 +1,190 @@
+"""Tables of the papers' claims in results.md, tables of runs on the papers' pages, and the README's picture, from kept runs.
+
+python docs/claims.py
+
+An archive that is new in results/runs, such as feddumap_cnn.tar.xz of runs/studies/feddumap_cnn, fills the rows of its study.
+"""
+
+from __future__ import annotations
+
+import re
+import tarfile
+from collections import Counter
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from markup import table
+
+from lightning_fl.report import report, tables
+from lightning_fl.report.comparison import Curve, Group, Metric
+from lightning_fl.report.document import Table
+from lightning_fl.report.tables import Column, Row
+from lightning_fl.study.claims import NOT_RUN, Claim, Verdict, shown
+from lightning_fl.study.command import Curves, curves_of, verdicts_of
+from lightning_fl.study.study_file import PlannedRun, StudyFile, read_study
+
+ROOT = Path(__file__).parents[1]
+RUNS, IMAGES = ROOT / "docs" / "results" / "runs", ROOT / "docs" / "images"
+PAGES = [ROOT / "docs" / "results.md", *sorted((ROOT / "docs" / "results").glob("*.md"))]
+PLACE = re.compile(r"(<!-- (claims|runs): ([^>]+?) -->\n\n).*?(<!-- end -->)", re.DOTALL)
+STUDIES = ROOT / "configs" / "studies"
+TABLES = {
+    "FedDUMAP": ("feddumap_cnn", "feddumap_cifar10", "feddumap_small"),
+    "FedLDF": ("fedldf_lenet5", "fedldf_small"),
+    "FedDP": ("feddp_width", "feddp_small", "feddp_controls"),
+    "FedAdam-SSM": ("fedadam_ssm", "fedadam_ssm_dirichlet", "fedadam_ssm_small"),
+    "Server optimisers": ("fedopt_clients",),
+    "Personal models": ("personal_small",),
+}
+"""Studies of each table, those nearest to the paper's regime first."""
+LONG = ("feddumap", "fedldf", "feddp")
+"""Studies in the papers' own regimes that need a GPU or days of a CPU."""
+LONG_TABLE = "Long studies"
+HEADER = ["claim", "paper", "what the paper prints", "paper's regime", "regime here", "here (95 % interval)", "verdict"]
+OWN_SAMPLES = ("feddp_controls",)
+"""Studies that measure clients on their own samples, in one of two columns: that of `ClientEvaluation`, or FedDP's own."""
+PICTURE = ("fedadam_ssm", ("FedAdam", "Top", "SSM", "OneBitAdam", "EfficientAdam"))
+"""Study and cells of the README's picture."""
+
+
+def kept_runs(archive: Path, folder: Path) -> list[PlannedRun]:
+    """Unpack the runs of a study, whatever the digests of their settings were then."""
+    with tarfile.open(archive) as file:
+        file.extractall(folder, filter="data")
+    study = folder / archive.name.partition(".")[0]
+    paths = sorted(path.parent for path in study.glob("*/seed-*/metrics.csv"))
+    return [PlannedRun(path.parent.name, int(path.name.split("-")[1]), path, (), 0) for path in paths]
+
+
+@cache
+def read_kept(name: str) -> tuple[StudyFile, Curves]:
+    """Return a study and the curves of its kept runs; {} if none are kept."""
+    file, archive = read_study(STUDIES / f"{name}.yaml"), RUNS / f"{name}.tar.xz"
+    if not archive.is_file():
+        return file, {}
+    with TemporaryDirectory() as folder:
+        return file, curves_of(file, kept_runs(archive, Path(folder)))
+
+
+def judged(name: str) -> list[tuple[Claim, Verdict]]:
+    """Return the claims of a study with their verdicts."""
+    file, curves = read_kept(name)
+    return list(zip(file.claims, verdicts_of(file, curves), strict=True))
+
+
+def claims_of(title: str) -> str:
+    """Return the table of a title."""
+    if title == LONG_TABLE:
+        return long_table()
+    rows = []
+    for name in TABLES[title]:
+        file = read_study(STUDIES / f"{name}.yaml")
+        here = file.regime.here if file.regime else ""
+        for claim, verdict in judged(name):
+            outcome = verdict.outcome
+            if outcome == NOT_RUN:
+                outcome += f": `lightning-fl study {name}`" + f", {file.takes}" * bool(file.takes)
+            paper = [printed(claim), claim.source, file.regime.paper if file.regime and claim.source else ""]
+            rows.append([claim.text, *paper, here, figure(claim, verdict), outcome])
+    kept = [i for i in range(len(HEADER)) if any(row[i] for row in rows)]
+    return table([HEADER[i] for i in kept], [[row[i] for i in kept] for row in rows])
+
+
+def long_table() -> str:
+    """Return the claims that need a GPU or days of a CPU, with the command of each study."""
+    rows = []
+    for name in LONG:
+        file = read_study(STUDIES / f"{name}.yaml")
+        for claim, verdict in judged(name):
+            words = [claim.text, printed(claim), claim.source, file.regime.paper if file.regime else ""]
+            rows.append([*words, f"`lightning-fl study {name}`: {file.takes}", figure(claim, verdict), verdict.outcome])
+    return table([*HEADER[:4], "command, and what all its runs take", *HEADER[5:]], rows)
+
+
+def printed(claim: Claim) -> str:
+    """Return the paper's figure; a ratio has a sign of multiplication."""
+    return "" if claim.paper is None else f"{'× ' * claim.is_ratio}{claim.paper:.3g}"
+
+
+def figure(claim: Claim, verdict: Verdict) -> str:
+    """Return our figure with its interval; empty without runs."""
+    if verdict.mean is None:
+        return ""
+    interval = verdict.interval(claim.is_ratio)
+    text = f"{'× ' * claim.is_ratio}{shown(verdict.mean, claim.is_ratio)}" + f" ({interval})" * bool(interval)
+    return text if verdict.area is None else f"{text}; over log bytes {shown(verdict.area)}"
+
+
+def runs_of(name: str) -> str:
+    """Return the report's tables of a study's kept runs, or the command that makes them."""
+    file, curves = read_kept(name)
+    if not curves:
+        return f"Not run yet; all runs take {file.takes}."
+    cells = [cell.name for cell in file.cells if cell.name in curves]
+    groups = [Group(cell, tuple(curves[cell].values())) for cell in cells]
+    metric = groups[0].curves[0].metric
+    parts = [tables.results(groups, metric)]
+    if metric.target is not None:
+        parts.append(tables.prices(groups))
+    if name in OWN_SAMPLES:
+        parts.append(on_own_samples(groups))
+    return "\n\n".join(part.markdown() for part in parts)
+
+
+def on_own_samples(groups: Sequence[Group]) -> Table:
+    """Return the mean over clients of their accuracy on their own held-out samples, at the end of a run."""
+    column = Column("final accuracy of the clients on their own images", "share")
+    rows: list[Row] = []
+    for group in groups:
+        names = (f"{group.curves[0].metric.name}_clients_mean", f"{group.curves[0].metric.name}_local")
+        name = next((name for name in names if all(name in curve.record.columns for curve in group.curves)), None)
+        if name is not None:
+            own = Group(group.label, tuple(Curve(curve.record, Metric(name)) for curve in group.curves))
+            rows.append(([group.label, str(len(own.curves))], {"own": own.spread("final")}))
+    return tables.table(["method", "runs"], {"own": column}, rows)
+
+
+def with_tables(page: str) -> str:
+    """Return a page with its tables made anew; they stand between the comments `claims: TITLE`, or `runs: STUDY`, and `end`."""
+    makers = {"claims": claims_of, "runs": runs_of}
+    return PLACE.sub(lambda at: f"{at[1]}{makers[at[2]](at[3])}\n\n{at[4]}", page)
+
+
+def tally() -> Counter[str]:
+    """Return the number of claims by the first words of their verdicts."""
+    names = [name for names in (*TABLES.values(), LONG) for name in names]
+    return Counter(
+        re.split(r":(?! (?:ahead|behind))", verdict.outcome)[0] for name in names for _, verdict in judged(name)
+    )
+
+
+def draw_picture() -> None:
+    """Draw accuracy against bytes for the README, from runs that are kept, and be it those of an unfinished study."""
+    name, cells = PICTURE
+    archive = next(path for path in (RUNS / f"{name}.tar.xz", RUNS / "unfinished" / f"{name}.tar.xz") if path.is_file())
+    with TemporaryDirectory() as folder:
+        runs = kept_runs(archive, Path(folder))
+        seeds = set.intersection(*({run.seed for run in runs if run.cell == cell} for cell in cells))
+        lines: dict[str, Sequence[str]] = {
+            cell: [str(run.folder) for run in runs if run.cell == cell and run.seed in seeds] for cell in cells
+        }
+        words = [path for paths in lines.values() for path in paths]
+        report([*words, "--window=9", "--size=7.5x4.2", "--format=png,svg", f"--out={folder}/report"], None, lines)
+        for kind in ("png", "svg"):
+            drawn = Path(folder, "report", f"accuracy_by_uplink.{kind}")
+            (IMAGES / drawn.name).write_bytes(drawn.read_bytes())
+
+
+def main() -> None:
+    """Write the tables and the picture, and print how many claims have which verdict."""
+    for page in PAGES:
+        page.write_text(with_tables(page.read_text(encoding="utf-8")), encoding="utf-8")
+    draw_picture()
+    for outcome, count in tally().most_common():
+        print(f"{count:3} {outcome}")
+
+
+if __name__ == "__main__":
+    main()
