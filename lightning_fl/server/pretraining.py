@@ -83,6 +83,7 @@ class ModuleLearner:
                 with flat_module.fabric.autocast():
                     loss = F.cross_entropy(flat_module.module(inputs), classes)
                 flat_module.fabric.backward(loss)
+                flat_module.bind_replaced()
                 adam.step()
                 self.num_steps += 1
         for parameter in self._parameters:
