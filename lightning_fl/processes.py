@@ -7,7 +7,10 @@ would average the gradients of different clients.
 
 from __future__ import annotations
 
+import atexit
 import os
+import subprocess
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -18,6 +21,9 @@ from lightning.fabric.plugins.environments import TorchElasticEnvironment
 
 from lightning_fl.errors import UserError, require
 from lightning_fl.slots import Aggregator, Message, Result, State, Upload
+
+GRACE_S = 5.0
+"""Seconds in which the processes of a failed run end by themselves, longer than `cli.failures.PATIENCE_S`."""
 
 
 def launch(fabric: Fabric) -> None:
@@ -47,6 +53,31 @@ def launch(fabric: Fabric) -> None:
             f"port {os.environ.get('MASTER_PORT')}, by which the processes of the run find each other, is in use by another "
             "program: set the environment variable MASTER_PORT to a free one, or leave it unset."
         ) from error
+
+
+def end_children(fabric: Fabric, grace_s: float = GRACE_S) -> None:
+    """Let this process, which has failed, take along those that it has started, when it exits.
+
+    They would wait for it, in a collective with NCCL for half an hour. Those with the same error end by themselves first.
+
+    Args:
+        fabric: Fabric of the processes; without a launcher that starts processes nothing happens.
+        grace_s: seconds to wait for them before they are killed.
+    """
+    children = getattr(fabric.strategy.launcher, "procs", None)
+    if children:
+        atexit.register(_end, list(children), grace_s)
+
+
+def _end(children: Sequence[subprocess.Popen[bytes]], grace_s: float) -> None:
+    """Kill the processes that have not ended after some seconds."""
+    end = time.monotonic() + grace_s
+    while time.monotonic() < end and any(child.poll() is None for child in children):
+        time.sleep(0.05)
+    for child in children:
+        if child.poll() is None:
+            child.kill()
+            child.wait()
 
 
 def share_of(clients: Sequence[int], sizes: np.ndarray, rank: int, num_ranks: int) -> list[int]:

@@ -131,10 +131,10 @@ class TrainerFlags:
             straggler_rate: Probability in [0, 1] that a client stops after a part of its optimiser steps and sends the result.
             clock: The simulated network and computation behind time/simulated_seconds.
             loss_guard: Reject uploads, undo server steps or undo rounds whose loss explodes; off if not given.
-            runner: `serial` trains one client after the other, `stacked` several at once; auto stacks if the module allows it,
-                on a CPU only clients whose steps are small.
-            clients_at_once: Clients that `stacked` trains at once, at most; if not given, as many as fit into half of the free
-                memory, and on a CPU no more than 64.
+            runner: `serial` trains one client after the other, `stacked` several at once; auto stacks clients whose steps are
+                small, if the module allows it and draws no random numbers.
+            clients_at_once: Clients that `stacked` trains at once, at most; if not given, as many as are thought to need 4 GiB,
+                and no more than 64; on a GPU 8 GiB and 256.
             threads: Threads that each process computes with on a CPU; if not given, OMP_NUM_THREADS, or a number that suits the
                 size of a step.
             client_states: Storage of clients' states between rounds: memory, disk (a folder in default_root_dir, deleted

@@ -27,7 +27,7 @@ from lightning_fl.outputs.loggers import tell
 from lightning_fl.outputs.progress_bar import RoundProgressBar
 from lightning_fl.outputs.reservation import Reservation
 from lightning_fl.outputs.wandb_run import WandbRun, is_used
-from lightning_fl.processes import gather_objects
+from lightning_fl.processes import end_children, gather_objects
 from lightning_fl.server.data_for_module import check_dtype, check_labels
 from lightning_fl.trainer import checkpointing
 from lightning_fl.trainer.flags import cohort_size
@@ -102,6 +102,9 @@ def session(
         status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         trainer.hooks.call("on_exception", error)
         datamodule.on_exception(error)
+        end_children(trainer.fabric)
+        if isinstance(error, torch.OutOfMemoryError):
+            raise UserError(_memory_sentence(error)) from error
         raise
     finally:
         tell(trainer, lambda logger: logger.finalize(status))
@@ -110,6 +113,17 @@ def session(
         torch.set_num_threads(num_threads)
         _release(trainer)
         trainer.state.stage = None
+
+
+def _memory_sentence(error: torch.OutOfMemoryError) -> str:
+    """Say what one step needed, what there is, and what helps."""
+    needed = " ".join(f"{' '.join(str(error).split())}. ".split(". ")[:3]).strip()
+    where = " ".join(note.rstrip(".") for note in getattr(error, "__notes__", [])[:1])
+    return (
+        f"the accelerator's memory does not suffice{f' ({where})' if where else ''}: {needed.rstrip('.')}. Use a smaller "
+        "data.batch_size (data.eval_batch_size in an evaluation), a smaller network, trainer.precision bf16-true, or an "
+        "accelerator with more memory; a fit goes on from its checkpoint with --ckpt_path last."
+    )
 
 
 def _set_up(trainer: TrainerInterface, fn: TrainerFn, model: LightningModule, brings_data: bool) -> None:
