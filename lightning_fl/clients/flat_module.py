@@ -236,12 +236,6 @@ class FlatModule:
         counters = {counter_entry(name): counter for name, counter in own.read_counters().items()}
         return {PERSONAL_BUFFERS: own.read().clone(), **counters}
 
-    def agree_on_model(self) -> None:
-        """Copy the model of rank 0 to every rank, because an unseeded script initialises it differently in each process."""
-        if self.fabric.world_size > 1:
-            for tensor in (*self.module.state_dict().values(), self.personal):
-                tensor.copy_(self.fabric.broadcast(tensor))
-
     def read_buffers(self) -> Tensor:
         """Return the module's shared float buffers (d_b,), including those that it replaced instead of writing to them."""
         return self._shared_buffers.read()
@@ -378,6 +372,11 @@ class FlatModule:
             generator.manual_seed(seed)
         np.random.seed(seed % 2**32)  # noqa: NPY002 -- modules and transforms use the global generator
         random.seed(seed)
+
+    @property
+    def cuda_devices(self) -> list[int]:
+        """Index of the module's GPU, in a list; [] on other devices. `fork_rng` would otherwise keep the state of every GPU."""
+        return [self.fabric.device.index or 0] if self.fabric.device.type == "cuda" else []
 
     def has_drawn(self, seed: int) -> bool:
         """True if a random number has been drawn from torch's generators since `seed` was called."""
