@@ -19,6 +19,8 @@ from lightning_fl.outputs.units import in_bytes
 
 WIDE_BAR, SHORTEST_BAR = 16, 5
 """Columns that further facts leave to the bar, and columns below which no bar is drawn."""
+LINE_SECONDS = 10
+"""Seconds between two lines of the set-up where the bar cannot be drawn anew."""
 LOGGERS = ("", "lightning.pytorch", "lightning.fabric")
 """Loggers whose messages on the console are printed above the bar."""
 
@@ -56,6 +58,24 @@ class _RoundBar(Tqdm):
         return {**values, "bar_format": _line(facts, None)}
 
 
+class _Lines:
+    """Stream that writes the states of a bar as lines of their own, because what is no terminal shows all of them."""
+
+    def write(self, text: str) -> None:
+        """Write a state of the bar; it is not empty, and begins by going back to the start of the line."""
+        if line := text.strip():
+            sys.stderr.write(f"{line}\n")
+
+    def flush(self) -> None:
+        """Flush the stream."""
+        sys.stderr.flush()
+
+
+def rewrites_lines() -> bool:
+    """True if the bar can be drawn anew in its place: in a terminal, or as a notebook's widget."""
+    return sys.stderr.isatty() or any(base.__name__ == "tqdm_notebook" for base in Tqdm.__mro__)
+
+
 class _AboveBar:
     """Stream that writes to another one, above the bar."""
 
@@ -82,6 +102,8 @@ def _line(facts: Sequence[str], bar: str | None) -> str:
 class RoundProgressBar(ProgressBar):
     """Bar with the round, the time left, the run's metric, bytes up and down, clients done and their speed.
 
+    In a file, a pipe or a log it is a line a round.
+
     Attributes:
         is_enabled: True if the bar is shown.
     """
@@ -95,6 +117,7 @@ class RoundProgressBar(ProgressBar):
         self._down = self._speed = ""
         self._began = self._trained_s = 0.0
         self._training_share = 1.0
+        self._is_redrawn = True
 
     def disable(self) -> None:
         """Hide the bar."""
@@ -127,6 +150,7 @@ class RoundProgressBar(ProgressBar):
                 kind=_RoundBar,
                 smoothing=0,  # use the mean speed since the start, from which the time left follows at any moment of a round
                 miniters=0,
+                mininterval=0.1 if rewrites_lines() else math.inf,  # a round, at its end
             )
             self._redirect_messages()
 
@@ -155,6 +179,8 @@ class RoundProgressBar(ProgressBar):
         self._chosen, self._down = facts[has_result:], f"down={in_bytes(ledger.total_bytes('down'))}"
         self._show_more()
         self._bar.update(trainer.current_epoch + 1 - self._bar.n)
+        if not self._is_redrawn:
+            self._bar.refresh()
         # Assume that clients take the same share of the next round's time; validation and the server take the rest.
         if self._trained_s:
             self._training_share = min(1.0, self._trained_s / (time.perf_counter() - self._began))
@@ -186,4 +212,13 @@ class RoundProgressBar(ProgressBar):
     def _open(self, kind: type[Tqdm] = Tqdm, **options: Any) -> None:
         """Replace the bar by a new one."""
         self._bar.close()
+        self._is_redrawn = rewrites_lines()
+        if not self._is_redrawn:
+            options = {
+                "mininterval": LINE_SECONDS,
+                "file": _Lines(),
+                "delay": 1e-9,
+                "leave": False,
+                "ascii": True,
+            } | options
         self._bar = kind(dynamic_ncols=True, disable=not self.is_enabled, **options)

@@ -45,6 +45,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
+@pytest.fixture(autouse=True)
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress_bar, "rewrites_lines", lambda: True)
+
+
 def seconds(shown: str) -> int:
     """Parse 'minutes:seconds'."""
     minutes, rest = shown.split(":")
@@ -172,6 +177,17 @@ def test_a_message_does_not_continue_the_bars_line(
         logger.removeHandler(handler)
     assert re.search(r"(^|[\r\n])The earlier run", capsys.readouterr().err)
     assert handler.stream is stream, "as before the run"
+
+
+def test_a_file_gets_a_line_a_round(
+    make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress_bar, "rewrites_lines", lambda: False)
+    make_trainer(max_rounds=3, clients_per_round=CLIENTS, enable_progress_bar=True).fit(Perceptron(), federation())
+    printed = capsys.readouterr().err
+    assert "\r" not in printed
+    shown = [line for line in printed.splitlines() if "Round" in line]
+    assert [re.match(r"Round (\d)/3: .*accuracy=.*up=.*\]$", line)[1] for line in shown] == ["1", "2", "3"]  # type: ignore[index]
 
 
 def test_one_process_shows_it(tmp_path: Path) -> None:
