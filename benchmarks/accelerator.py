@@ -7,9 +7,16 @@
 It needs no network and no installed lightning_fl, only torch, lightning, numpy, tqdm and torchmetrics. The parts, in `gpu/`:
 
 - methods: two rounds of every method with both runners on the device, compared with the CPU.
+- numerics: the same of three methods with torch's own precision of float32.
+- choice: the runner that `auto` chooses for many clients; running out of memory is a failure.
+- modules: an LSTM that compacts its weights, attention, batch normalisation and dropout.
+- repeats: a run repeated and resumed, equal or not, with and without `deterministic`.
+- waits: how often the host waits for the GPU.
+- two-gpus: a run on two GPUs, compared with one.
+- codecs: times of all codecs, and whether the same arrives as on the CPU.
 - rounds: rounds of serial and stacked clients and of a bare loop, in turns, with peak memory and utilisation.
 - at-once: clients per second as `clients_at_once` grows.
-- step: kernels of one stacked step and the time lost between them; CUDA graphs and torch.compile.
+- step: kernels of one step, stacked and serial, and the time lost between them; CUDA graphs and torch.compile.
 
 DIR/accelerator.md and DIR/accelerator.json are written again after every row, so an interrupted run loses nothing. Each part
 has a share of the time; what does not fit is listed as skipped. The exit code is 1 if a method's numbers differ from the CPU's
@@ -36,7 +43,19 @@ if TYPE_CHECKING:
     from gpu import Row
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-SHARES = {"methods": 0.3, "rounds": 0.4, "at-once": 0.1, "step": 0.2}
+SHARES = {
+    "methods": 0.22,
+    "numerics": 0.03,
+    "choice": 0.08,
+    "modules": 0.08,
+    "repeats": 0.05,
+    "waits": 0.03,
+    "two-gpus": 0.08,
+    "codecs": 0.05,
+    "rounds": 0.22,
+    "at-once": 0.05,
+    "step": 0.11,
+}
 """Parts in their order, with their shares of the time; a part may also use what earlier parts have left."""
 COLUMNS = ("part", "case", "way", "ms (min, median, max)", "clients/s", "peak MB", "GPU busy", "result")
 
@@ -148,28 +167,44 @@ def run(options: argparse.Namespace, started: float) -> int:
         print("accelerator.py: torch finds no GPU; --tiny runs everything in small on the CPU.", file=sys.stderr)
         return 2
     make_importable()
-    from gpu import FULL, TINY, Plan, Row, sentence
+    from gpu import FULL, TINY, Plan, Row, first_day, sentence
     from gpu.methods import TOLERANCE, methods
     from gpu.rounds import at_once, rounds
     from gpu.step import step
 
-    parts = {"methods": methods, "rounds": rounds, "at-once": at_once, "step": step}
+    parts = {
+        "methods": methods,
+        "numerics": first_day.numerics,
+        "choice": first_day.choice,
+        "modules": first_day.modules,
+        "repeats": first_day.repeats,
+        "waits": first_day.waits,
+        "two-gpus": first_day.two_gpus,
+        "codecs": first_day.codecs,
+        "rounds": rounds,
+        "at-once": at_once,
+        "step": step,
+    }
+    begun: list[str] = []
     device = "cuda" if torch.cuda.is_available() else "cpu"
     report = Report(options.out, {**machine(device), "tiny": options.tiny, "tolerance": TOLERANCE})
 
     def stop() -> None:
-        report.add(Row("all", "the rest", "", skipped=f"the limit of {options.minutes:g} minutes was reached"))
+        reason = f"the limit of {options.minutes:g} minutes was reached"
+        for name in (name for name in chosen if name not in begun[:-1]):
+            report.add(Row(name, "the rest" if name in begun else "all", "", skipped=reason))
         os._exit(bool(report.num_failures))
 
     limit = 60 * options.minutes
+    chosen = [name for name in SHARES if name in options.only]
     watchdog = Timer(started + limit - time.perf_counter(), stop)
     watchdog.daemon = True
     watchdog.start()
-    chosen = [name for name in SHARES if name in options.only]
     for index, name in enumerate(chosen, start=1):
         share = sum(SHARES[part] for part in chosen[:index]) / sum(SHARES[part] for part in chosen)
         # A measurement that has begun runs to its end, so the parts end a little before the limit.
         plan = Plan(device, TINY if options.tiny else FULL, started + 0.95 * share * limit, report.add)
+        begun.append(name)
         try:
             parts[name](plan)
         except Exception as error:

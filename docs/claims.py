@@ -161,9 +161,9 @@ def tally() -> Counter[str]:
 
 
 def draw_picture() -> None:
-    """Draw accuracy against bytes for the README, from runs that are kept, and be it those of an unfinished study."""
+    """Draw accuracy against bytes for the README, from runs that are kept."""
     name, cells = PICTURE
-    archive = next(path for path in (RUNS / f"{name}.tar.xz", RUNS / "unfinished" / f"{name}.tar.xz") if path.is_file())
+    archive = RUNS / f"{name}.tar.xz"
     with TemporaryDirectory() as folder:
         runs = kept_runs(archive, Path(folder))
         seeds = set.intersection(*({run.seed for run in runs if run.cell == cell} for cell in cells))

@@ -21,7 +21,7 @@ from markup import fenced, index_page, markdown, paragraph, rst, table, toctree
 from sphinx.pycode import ModuleAnalyzer
 
 import lightning_fl
-from lightning_fl.cli import catalogue, first_config, shipped_configs
+from lightning_fl.cli import catalogue, first_config, method_source, shipped_configs
 from lightning_fl.cli.catalogue import Entry, shown_source
 from lightning_fl.cli.federated_cli import FederatedCLI
 from lightning_fl.cli.help_formatter import PlainHelpFormatter
@@ -124,6 +124,8 @@ def method_page(method: Entry) -> str:
     blocks += ["## Parts", "Parts of each slot with default parameters.", table(["slot", "parts"], slots)]
     if method.parameters:
         blocks += ["## Parameters", parameters_table(method)]
+    code = method_source.source(method)
+    blocks += ["## Code, in the order of a round", f"```python\n{code}\n```"]
     if names := catalogue.configurations_of(method):
         blocks += ["## Shipped configurations", "\n".join(f"- [`{name}`](#config-{name})" for name in names)]
     return "\n\n".join(blocks)

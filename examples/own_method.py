@@ -10,6 +10,7 @@ start. The paper's h is −αs. FedDyn sends no more than FedAvg.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import lightning as L
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.aggregators import WeightedMean
-from lightning_fl.algorithms import Algorithm, FedAvg
+from lightning_fl.algorithms import FedAvg, Method
 from lightning_fl.data import Digits, Dirichlet
 from lightning_fl.errors import require
 from lightning_fl.modules import ImageClassifier
@@ -72,17 +73,18 @@ class Drift(Step):
         return {"drift": drift}
 
 
-class FedDyn(Algorithm):
+class FedDyn(Method):
     """FedAvg with a regulariser that changes every round, so that the clients' optima agree with the federation's."""
 
-    def __init__(self, alpha: float = 0.01) -> None:
+    def __init__(self, alpha: float = 0.01, **slots: Any) -> None:
         """Fill the slots of the rule, the aggregator and the steps.
 
         Args:
             alpha: Weight α > 0 of the regulariser.
+            slots: The slots that are left: codecs, exchange, further steps of the server, personal.
         """
         super().__init__(
-            rule=DynamicRegulariser(alpha), aggregator=WeightedMean(weighting="uniform"), steps=(Apply(), Drift())
+            (Apply(), Drift()), rule=DynamicRegulariser(alpha), aggregator=WeightedMean(weighting="uniform"), **slots
         )
 
 

@@ -5,8 +5,11 @@ A check raises a `UserError` with the value received and what is allowed.
 
 from __future__ import annotations
 
+import ast
 import inspect
 import math
+import textwrap
+import tokenize
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from inspect import Parameter
@@ -153,6 +156,10 @@ class Remembering:
 
     given_arguments: Mapping[str, Any] = MappingProxyType({})
 
+    @classmethod
+    def _refuse(cls, given: Iterable[str]) -> None:
+        """Raise `UserError` if an argument is given that the class decides itself; called with the names of all arguments."""
+
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "__init__" in vars(cls):
@@ -168,6 +175,7 @@ def _remembering(init: Callable[..., None]) -> Callable[..., None]:
             parameters = parameters_of(type(self))
             defaults = {name: p.default for name, p in parameters.items() if p.default is not Parameter.empty}
             given = dict(zip(parameters, arguments, strict=False)) | options
+            self._refuse(given)
             vars(self)["given_arguments"] = defaults | given
         init(self, *arguments, **options)
 
@@ -175,11 +183,14 @@ def _remembering(init: Callable[..., None]) -> Callable[..., None]:
 
 
 def parameters_of(found: Any) -> dict[str, Parameter]:
-    """Return the parameters of a class with their types, including those that it passes to its bases in `**kwargs`.
+    """Return the parameters of a class with their types, including those that its bases take in its `**kwargs`.
+
+    Those that its constructor passes to its bases by name are not among them.
 
     A type that a library imports only for type checkers becomes `Any`.
     """
     named: dict[str, Parameter] = {}
+    passed: set[str] = set()
     for base in getattr(found, "__mro__", ()):
         init = vars(base).get("__init__")
         if init is None or base is object:
@@ -189,8 +200,21 @@ def parameters_of(found: Any) -> dict[str, Parameter]:
         except Exception:
             hints = {}
         given = list(inspect.signature(init).parameters.values())[1:]
-        new = [p for p in given if p.kind in NAMED and p.name not in named]
+        new = [p for p in given if p.kind in NAMED and p.name not in named and p.name not in passed]
         named |= {parameter.name: parameter.replace(annotation=hints.get(parameter.name, Any)) for parameter in new}
         if not any(parameter.kind == Parameter.VAR_KEYWORD for parameter in given):
             break
+        passed |= _passed_on(init)
     return named
+
+
+def _passed_on(init: Callable[..., None]) -> set[str]:
+    """Return the names of the arguments that a constructor passes to its bases' constructors, besides `**kwargs`."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(init)))
+    except (OSError, TypeError, SyntaxError, tokenize.TokenError):  # without its source
+        return set()
+    calls = [
+        node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "super().__init__"
+    ]
+    return {keyword.arg for call in calls for keyword in call.keywords if keyword.arg}

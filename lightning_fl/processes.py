@@ -7,17 +7,29 @@ would average the gradients of different clients.
 
 from __future__ import annotations
 
+import atexit
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import subprocess
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
 import torch
 from lightning.fabric import Fabric
 from lightning.fabric.plugins.environments import TorchElasticEnvironment
+from torch import Tensor
 
+from lightning_fl.clients.flat_module import FlatModule
+from lightning_fl.clients.module_logs import Known, LogCollector, Sums, on_host
 from lightning_fl.errors import UserError, require
 from lightning_fl.slots import Aggregator, Message, Result, State, Upload
+
+Forms = dict[int, list[tuple[str, tuple[int, ...], torch.dtype]]]
+"""For each client, name, shape and dtype of the tensors of its state."""
+GRACE_S = 5.0
+"""Seconds in which the processes of a failed run end by themselves, longer than `cli.failures.PATIENCE_S`."""
 
 
 def launch(fabric: Fabric) -> None:
@@ -49,6 +61,31 @@ def launch(fabric: Fabric) -> None:
         ) from error
 
 
+def end_children(fabric: Fabric, grace_s: float = GRACE_S) -> None:
+    """Let this process, which has failed, take along those that it has started, when it exits.
+
+    They would wait for it, in a collective with NCCL for half an hour. Those with the same error end by themselves first.
+
+    Args:
+        fabric: Fabric of the processes; without a launcher that starts processes nothing happens.
+        grace_s: seconds to wait for them before they are killed.
+    """
+    children = getattr(fabric.strategy.launcher, "procs", None)
+    if children:
+        atexit.register(_end, list(children), grace_s)
+
+
+def _end(children: Sequence[subprocess.Popen[bytes]], grace_s: float) -> None:
+    """Kill the processes that have not ended after some seconds."""
+    end = time.monotonic() + grace_s
+    while time.monotonic() < end and any(child.poll() is None for child in children):
+        time.sleep(0.05)
+    for child in children:
+        if child.poll() is None:
+            child.kill()
+            child.wait()
+
+
 def share_of(clients: Sequence[int], sizes: np.ndarray, rank: int, num_ranks: int) -> list[int]:
     """Return the clients that `rank` trains: the largest first, each assigned to the rank with the fewest samples so far.
 
@@ -73,39 +110,116 @@ def share_of(clients: Sequence[int], sizes: np.ndarray, rank: int, num_ranks: in
     return [clients[position] for position in sorted(mine)]
 
 
-def share_states(fabric: Fabric, mine: dict[int, State]) -> Iterator[tuple[int, State]]:
+def share_states(
+    fabric: Fabric, mine: Mapping[int, State], forms: Sequence[Forms] | None = None
+) -> Iterator[tuple[int, State]]:
     """Yield the client states of all ranks, in the same order on each, so that any rank may train any client next.
 
-    Tensors are broadcast one by one, so that the exchange needs memory for only one client's state.
+    Each state is broadcast by itself, so that the exchange needs memory for only one client's state.
 
     Args:
         fabric: Fabric of the processes.
         mine: states of this rank's clients.
+        forms: `forms_of` the states of each rank, in order of ranks; None to gather them.
     """
-    forms = {
-        client: [(name, tensor.shape, tensor.dtype) for name, tensor in state.items()] for client, state in mine.items()
-    }
-    for source, theirs in enumerate(gather_objects(fabric, forms)):
+    if fabric.world_size == 1:
+        yield from mine.items()
+        return
+    for source, theirs in enumerate(gather_objects(fabric, forms_of(mine)) if forms is None else forms):
         for client, form in theirs.items():
-            if fabric.world_size == 1:
-                yield client, mine[client]
-                continue
-            state = {}
-            for name, shape, dtype in form:
-                tensor = mine[client][name] if source == fabric.global_rank else torch.empty(shape, dtype=dtype)
-                payload = tensor.contiguous().view(-1).view(torch.uint8).to(fabric.device)
+            sizes = [prod(shape) * dtype.itemsize for _, shape, dtype in form]
+            if source == fabric.global_rank:
+                payload = torch.cat([_bytes(tensor) for tensor in mine[client].values()]).to(fabric.device)
+            else:
+                payload = torch.empty(sum(sizes), dtype=torch.uint8, device=fabric.device)
+            if len(payload):
                 torch.distributed.broadcast(payload, source)
-                state[name] = payload.cpu().view(dtype).view(shape)
-            yield client, state
+            parts = payload.cpu().split(sizes)
+            yield (
+                client,
+                {
+                    # A copy begins at an address that suits any dtype.
+                    name: part.clone().view(dtype).view(shape)
+                    for (name, shape, dtype), part in zip(form, parts, strict=True)
+                },
+            )
+
+
+def forms_of(states: Mapping[int, State]) -> Forms:
+    """Return name, shape and dtype of the tensors of each client's state."""
+    return {
+        client: [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in state.items()]
+        for client, state in states.items()
+    }
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """Return the bytes of a tensor (n,), a view if it is contiguous."""
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)
+
+
+def of_rank_zero(fabric: Fabric, tensor: Tensor) -> Tensor:
+    """Return the tensor of rank 0, of the same shape and dtype on every rank, on this rank's accelerator."""
+    if fabric.world_size == 1 or not tensor.numel():
+        return tensor
+    received = tensor.detach().to(fabric.device, memory_format=torch.contiguous_format, copy=True)
+    torch.distributed.broadcast(_bytes(received), 0)
+    return received.to(tensor.device)
+
+
+def agree_on_model(flat_module: FlatModule) -> None:
+    """Copy the model of rank 0 to every rank, because an unseeded script initialises it differently in each process."""
+    fabric = flat_module.fabric
+    if fabric.world_size > 1:
+        for tensor in (*flat_module.module.state_dict().values(), flat_module.personal):
+            if isinstance(tensor, Tensor):  # a module may save other things besides
+                tensor.copy_(of_rank_zero(fabric, tensor))
+
+
+def gather_tensors(fabric: Fabric, mine: Tensor) -> list[Tensor]:
+    """Return the tensor of each rank, which may differ in shape and dtype, in order of ranks, on the host."""
+    return [state["tensor"] for _, state in share_states(fabric, {fabric.global_rank: {"tensor": mine}})]
 
 
 def gather_objects(fabric: Fabric, mine: Any) -> list[Any]:
-    """Return the object of each rank, in order of ranks; only for small objects, which are pickled."""
+    """Return the object of each rank, in order of ranks; only for small objects without tensors, which are pickled.
+
+    A tensor would take along the whole storage that it is a view of, and, on a GPU, open that of its sender.
+    """
     if fabric.world_size == 1:
         return [mine]
     parts: list[Any] = [None] * fabric.world_size
     torch.distributed.all_gather_object(parts, mine)
     return parts
+
+
+def checksum(vector: Tensor) -> int:
+    """Return a sum of the bits of a vector, which does not depend on the order of the sum, the device or the thread."""
+    kinds = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return int(vector.detach().contiguous().view(kinds[vector.element_size()]).sum(dtype=torch.int64))
+
+
+def check_agreement(prunings: Sequence[int]) -> None:
+    """Check that all processes have pruned their modules equally.
+
+    Args:
+        prunings: checksum of the prunings of each process.
+
+    Raises:
+        UserError: they have not.
+    """
+    require(
+        len(set(prunings)) == 1,
+        "the processes have pruned their models differently: a callback must prune the same in each, so its choice must "
+        "not depend on a random number or on samples that only one of them has.",
+    )
+
+
+def gather_logs(fabric: Fabric, logs: LogCollector, more: Any = None) -> tuple[list[Sums], list[Known], list[Any]]:
+    """Return what all processes have logged since the last `take`, how they log, and one more object of each."""
+    mine = on_host([logs.take()])[0], logs.knowledge(), more
+    sums, known, others = zip(*gather_objects(fabric, mine), strict=True)
+    return list(sums), list(known), list(others)
 
 
 def gather_by_client(fabric: Fabric, clients: Sequence[int], mine: dict[int, Any]) -> dict[int, Any]:
@@ -157,10 +271,20 @@ class UploadMerge:
         else:
             self._aggregator.add(self._accumulator, upload)
 
-    def accumulate(self, clients: Sequence[int]) -> dict[str, Any]:
-        """Return the accumulator of all processes, which must all call this; kept uploads are added in the order of `clients`."""
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Length of each entry of this process's accumulator."""
+        return {} if self.shares_uploads else {name: len(total) for name, total in self._accumulator.items()}
+
+    def accumulate(self, clients: Sequence[int], sizes: Sequence[Mapping[str, int]]) -> dict[str, Any]:
+        """Return the accumulator of all processes, which must all call this.
+
+        Args:
+            clients: clients of the round, in whose order kept uploads are added.
+            sizes: `sizes` of each process.
+        """
         if not self.shares_uploads:
-            return _sum(self._fabric, self._accumulator)
+            return _sum(self._fabric, self._accumulator, sizes)
         for upload in share_uploads(self._fabric, self._kept, clients):
             self._aggregator.add(self._accumulator, upload)
         return self._accumulator
@@ -179,20 +303,23 @@ def mean(fabric: Fabric, aggregator: Aggregator, clients: Sequence[int], uploads
     for upload in uploads:
         merge.add(upload)
         count += 1
-    accumulator = merge.accumulate(clients)
-    return aggregator.finish(accumulator) if any(gather_objects(fabric, count)) else {}
+    sizes, counts = zip(*gather_objects(fabric, (merge.sizes if fabric.world_size > 1 else {}, count)), strict=True)
+    accumulator = merge.accumulate(clients, sizes)
+    return aggregator.finish(accumulator) if any(counts) else {}
 
 
-def _sum(fabric: Fabric, accumulator: dict[str, Any]) -> dict[str, Any]:
-    """Sum an accumulator over all processes: each number crosses once."""
+def _sum(fabric: Fabric, accumulator: dict[str, Any], sizes: Sequence[Mapping[str, int]]) -> dict[str, Any]:
+    """Sum an accumulator over all processes in one reduction: each number crosses once."""
     if fabric.world_size == 1:
         return accumulator
-    sizes = gather_objects(fabric, {name: len(total) for name, total in accumulator.items()})
-    merged = {}
+    lengths = {name: length for part in sizes for name, length in part.items()}
+    if not lengths:
+        return {}
     # A rank whose clients all dropped out adds zeros, because every rank must take part.
-    for name, size in {name: size for part in sizes for name, size in part.items()}.items():
-        total = accumulator.get(name)
-        if total is None:
-            total = torch.zeros(size, dtype=torch.float64, device=fabric.device)
-        merged[name] = fabric.all_reduce(total, reduce_op="sum")
-    return merged
+    parts = [
+        accumulator[name] if name in accumulator else torch.zeros(length, dtype=torch.float64, device=fabric.device)
+        for name, length in lengths.items()
+    ]
+    total = torch.cat(parts)
+    torch.distributed.all_reduce(total)  # Fabric's own would wait at a barrier first
+    return dict(zip(lengths, total.split(list(lengths.values())), strict=True))

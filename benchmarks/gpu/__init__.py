@@ -140,7 +140,8 @@ def quiet_trainer(device: str, **flags: Any) -> FederatedTrainer:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")
     off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
-    return FederatedTrainer(accelerator=device, devices=1, num_sanity_val_steps=0, **dict.fromkeys(off, False), **flags)
+    fixed = {"accelerator": device, "devices": 1, "num_sanity_val_steps": 0, **dict.fromkeys(off, False)}
+    return FederatedTrainer(**{**fixed, **flags})
 
 
 class InsteadOfRounds(Callback):

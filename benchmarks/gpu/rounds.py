@@ -14,7 +14,7 @@ from round_time import BareLoop
 
 from gpu import Plan, Row, allow_tf32, in_federation, in_turns, kernels, now, sentence
 from lightning_fl.clients.serial import serial
-from lightning_fl.clients.stacked import stacked
+from lightning_fl.clients.stacked import Stacked
 from lightning_fl.errors import UserError
 from lightning_fl.federation.round import Federation
 
@@ -96,7 +96,7 @@ def at_once(plan: Plan) -> None:
 
 def _stacks(label: Row, name: str, clients: int, plan: Plan) -> None:
     def of_size(size: int, federation: Federation, of_stack: Row) -> None:
-        train = our_round(federation, partial(stacked, clients_at_once=size))
+        train = our_round(federation, Stacked(size))
         timed = in_turns({"": train}, min(3, plan.sizes.turns), seconds=2)[""]
         per_second = 1e3 * clients / timed.ms[1]
         plan.add(replace(of_stack, ms=timed.ms, clients_per_second=per_second, peak_mb=timed.peak_mb))

@@ -15,7 +15,7 @@ from torch.func import functional_call, grad, vmap
 
 from gpu import Plan, Row, allow_tf32, in_federation, in_turns, kernels, sentence
 from lightning_fl.clients.client_job import Batch, ClientJob
-from lightning_fl.clients.gradients import treat_stack
+from lightning_fl.clients.gradients import gradient_treatment, treat_stack
 from lightning_fl.clients.local_training import rule_step
 from lightning_fl.clients.module_logs import LogCollector, RowLogs
 from lightning_fl.clients.stack import Stack
@@ -64,7 +64,45 @@ class StackedStep:
         return self.stack.params - self.job.received["model"]
 
 
-def in_cuda_graph(ours: StackedStep, device: str) -> Callable[[], None]:
+class SerialStep:
+    """Optimiser step of one client, always on its first batch, made as `train_locally` makes it."""
+
+    def __init__(self, federation: Federation) -> None:
+        """Load the server's model."""
+        flat_module = self.flat_module = federation.flat_module
+        data, run, rule = federation.data, federation.run, federation.algorithm.rule
+        received = {"model": run.params, "buffers": run.buffers}
+        self.job = ClientJob(rule, federation.setting, received, federation.schedule, run)
+        first = next(iter(data.client(0).batches(data.batch_size)))
+        self.batch = flat_module.transfer(first, data.train.resident)
+        flat_module.load_server_model(run)
+        flat_module.bind_optimizer()
+        flat_module.optimizer.start_client()
+        self.local = LocalTraining(
+            self.job.setting, received, flat_module.params, flat_module.gradient, flat_module.optimizer.step
+        )
+        self.local.learning_rate = flat_module.optimizer.learning_rate
+        rule.start(self.local)
+        self.treat = gradient_treatment(flat_module, self.job)
+
+    def __call__(self) -> None:
+        """Make the step."""
+        flat_module = self.flat_module
+        loss, _ = flat_module.training_step(self.batch, 0)
+        flat_module.zero_gradient()
+        flat_module.fabric.backward(loss)
+        if flat_module.after_backward():
+            self.local.learning_rate = flat_module.optimizer.learning_rate
+        rule_step(self.local, self.job, flat_module, self.treat, None)
+
+    def update(self, step: Callable[[], None]) -> Tensor:
+        """Return the update (d,) of the received model by one step of this or another kind."""
+        self.flat_module.params.copy_(self.job.received["model"])
+        step()
+        return self.flat_module.params - self.job.received["model"]
+
+
+def in_cuda_graph(ours: StackedStep | SerialStep, device: str) -> Callable[[], None]:
     """Return the replay of a CUDA graph of the step."""
     require(device == "cuda", "a CUDA graph needs a GPU")
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
@@ -129,10 +167,18 @@ def _steps(label: Row, name: str, clients: int, plan: Plan) -> None:
             of_way = replace(label, way=way)
             plan.attempt(of_way, partial(_compare, of_way, make, ours, plan))
 
+    def measure_serial(federation: Federation, work: Work) -> None:
+        ours = SerialStep(federation)
+        alone = replace(label, case=f"{name} × 1")
+        _profile(replace(alone, way="our serial step"), ours, plan)
+        of_way = replace(alone, way="CUDA graph of our serial step")
+        plan.attempt(of_way, partial(_compare, of_way, in_cuda_graph, ours, plan))
+
     in_federation(name, clients, plan, measure)
+    in_federation(name, 1, plan, measure_serial, runner="serial")
 
 
-def _profile(label: Row, ours: StackedStep, plan: Plan) -> None:
+def _profile(label: Row, ours: StackedStep | SerialStep, plan: Plan) -> None:
     """Add our step's time, its kernels, and the time lost between them."""
     ms = _ms({"": ours}, plan)[""]
     count, seconds = kernels(ours)
@@ -145,7 +191,7 @@ def _profile(label: Row, ours: StackedStep, plan: Plan) -> None:
     plan.add(replace(label, ms=ms, busy=busy, result=text + lost, numbers=numbers))
 
 
-def _compare(label: Row, make: Callable[[StackedStep, str], Callable[[], None]], ours: StackedStep, plan: Plan) -> None:
+def _compare(label: Row, make: Callable[..., Callable[[], None]], ours: StackedStep | SerialStep, plan: Plan) -> None:
     """Add the time of another kind of step, in turns with ours; if it does not work, that is the finding."""
     try:
         other = make(ours, plan.device)

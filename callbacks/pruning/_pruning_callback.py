@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.strategies import ParallelStrategy
@@ -121,4 +122,8 @@ class StructuredPruning(PruningCallback):
 
     def plan(self, trainer: Any, network: Network, kept: dict[str, Tensor]) -> Plan:
         """Return the plan that keeps these filters; every process of a federation uses the choice of the first."""
-        return network.plan(trainer.strategy.broadcast(kept))
+        if trainer.world_size > 1:
+            device = next(iter(kept.values())).device
+            lists = trainer.strategy.broadcast({name: indices.tolist() for name, indices in kept.items()})
+            kept = {name: torch.tensor(indices, device=device) for name, indices in lists.items()}
+        return network.plan(kept)

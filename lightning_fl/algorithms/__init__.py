@@ -22,6 +22,7 @@ from lightning_fl.algorithms.fednova import FedNova
 from lightning_fl.algorithms.fedopt import FedOpt, ServerAdagrad, ServerAdam, ServerYogi
 from lightning_fl.algorithms.fedpaq import FedPAQ
 from lightning_fl.algorithms.fedprox import FedProx
+from lightning_fl.algorithms.method import Method as Method
 from lightning_fl.algorithms.personal.apfl import APFL
 from lightning_fl.algorithms.personal.ditto import Ditto
 from lightning_fl.algorithms.personal.fedbn import FedBN

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from inspect import signature
 
 from lightning.pytorch import Callback
 from torch import Tensor, nn
 
 from lightning_fl.aggregators import WeightedMean
 from lightning_fl.algorithms.fitting import Slots, mask_misfits, misfits
-from lightning_fl.checks import Remembering
+from lightning_fl.algorithms.given_parts import made, made_steps
+from lightning_fl.checks import Remembering, parameters_of
 from lightning_fl.codecs import Dense
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import require
@@ -58,10 +58,10 @@ class Algorithm(Remembering):
         downlink: Codec = Dense(),  # noqa: B008
         exchange: Exchange = OneShot(),  # noqa: B008
         aggregator: Aggregator = WeightedMean(),  # noqa: B008
-        steps: Sequence[Step] | None = None,
+        steps: Sequence[Step] | Step | None = None,
         personal: Sequence[str] = (),
     ) -> None:
-        """Fill the slots.
+        """Fill the slots with parts: objects, or classes without arguments and their names.
 
         Args:
             rule: Optimiser steps of a client, and its upload.
@@ -74,15 +74,16 @@ class Algorithm(Remembering):
                 that trains parameters these alone.
 
         Raises:
-            UserError: some slots do not fit each other; the message names all problems.
+            UserError: a part is of another slot, or some slots do not fit each other; the message names all problems.
         """
-        self.rule = rule
-        self.uplink = uplink
-        self.downlink = downlink
-        needs_turn = MEAN_GRADIENT in rule.needs and MEAN_GRADIENT not in exchange.provides
-        self.exchange = GradientTurn(exchange) if needs_turn else exchange
-        self.aggregator = aggregator
-        self.steps = (Apply(),) if steps is None else tuple(steps)
+        self.rule: Rule = made("rule", rule)
+        self.uplink: Codec = made("uplink", uplink)
+        self.downlink: Codec = made("downlink", downlink)
+        turns: Exchange = made("exchange", exchange)
+        needs_turn = MEAN_GRADIENT in self.rule.needs and MEAN_GRADIENT not in turns.provides
+        self.exchange = GradientTurn(turns) if needs_turn else turns
+        self.aggregator: Aggregator = made("aggregator", aggregator)
+        self.steps = (Apply(),) if steps is None else made_steps(steps)
         self.personal = tuple(personal)
         problems = misfits(self._slots)
         require(not problems, f"the slots of {self.name} do not fit: {'; '.join(problems)}.")
@@ -97,10 +98,8 @@ class Algorithm(Remembering):
         return type(self).__name__
 
     def __repr__(self) -> str:
-        defaults = {name: parameter.default for name, parameter in signature(Algorithm.__init__).parameters.items()}
-        defaults |= {"steps": (Apply(),)}
-        filled = {name: getattr(self, name) for name in defaults if name != "self"}
-        own = [f"{name}={part!r}" for name, part in filled.items() if part != defaults[name]]
+        defaults = {name: parameter.default for name, parameter in parameters_of(type(self)).items()}
+        own = [f"{name}={value!r}" for name, value in self.given_arguments.items() if value != defaults.get(name)]
         return f"{self.name}({', '.join(own)})"
 
     def rules(self) -> list[Rule]:

@@ -8,12 +8,15 @@ server:    w ← w + Σ_k n_k Δ_k / Σ_k n_k                           aggregat
 
 from __future__ import annotations
 
-from lightning_fl.algorithms.algorithm import Algorithm
+from typing import Any
+
+from lightning_fl.algorithms.method import Method
+from lightning_fl.rules import LocalOptimizer
 
 
-class FedAvg(Algorithm):
+class FedAvg(Method):
     """Federated averaging: clients train locally, the server averages their models by samples."""
 
-    def __init__(self) -> None:
-        """Keep the defaults, which are FedAvg's parts."""
-        super().__init__()
+    def __init__(self, **slots: Any) -> None:
+        """Fill the rule slot; the other slots are FedAvg's if they are not given."""
+        super().__init__(rule=LocalOptimizer(), **slots)

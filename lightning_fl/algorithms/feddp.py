@@ -30,6 +30,7 @@ from torch import nn
 
 from lightning_fl.aggregators import WeightedMean
 from lightning_fl.algorithms.algorithm import Algorithm, is_or_wraps, mean_over_clients
+from lightning_fl.algorithms.method import Wrapper
 from lightning_fl.callbacks import DynamicGates
 from lightning_fl.checks import check_at_least, check_choice, check_whole
 from lightning_fl.errors import require
@@ -40,7 +41,7 @@ from lightning_fl.steps import Apply, ControlUpdate
 
 
 @forwards("base")
-class FedDP(Algorithm):
+class FedDP(Wrapper):
     """Any method, with clients that prune channels dynamically by their own gates."""
 
     changeable = frozenset({"validation_clients"})
@@ -57,6 +58,7 @@ class FedDP(Algorithm):
         variant: Literal["gates", "threshold"] = "gates",
         pruning_threshold: float = 1e-3,
         masked_correction: bool | None = None,
+        **slots: Any,
     ) -> None:
         """Take over the slots of the base method.
 
@@ -95,10 +97,7 @@ class FedDP(Algorithm):
             base.rule = ControlVariates(masked_correction=False)
         if variant == "threshold":
             base.rule = Thresholded(base.rule, pruning_threshold)
-        self.base = base
-        super().__init__(
-            base.rule, base.uplink, base.downlink, base.exchange, base.aggregator, base.steps, base.personal
-        )
+        super().__init__(base=base, **slots)
         self.validation_clients = validation_clients
         self.variant = variant
 

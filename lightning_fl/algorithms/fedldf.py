@@ -17,15 +17,15 @@ paper only names its pruning ratio.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from lightning_fl.aggregators import MaskedMean
-from lightning_fl.algorithms.algorithm import Algorithm
+from lightning_fl.algorithms.method import Method
 from lightning_fl.exchanges import DrawnClients, DrawnLayers, LayerDivergence, PrunedUnits
 from lightning_fl.vectors.layer_groups import Groups
 
 
-class FedLDF(Algorithm):
+class FedLDF(Method):
     """FedAvg in which only the n clients that diverged most in a layer send that layer."""
 
     def __init__(
@@ -34,6 +34,7 @@ class FedLDF(Algorithm):
         groups: Groups = "layer",
         broadcast: Literal["selected", "all"] = "selected",
         print_groups: bool = False,
+        **slots: Any,
     ) -> None:
         """Fill the exchange and aggregator slots.
 
@@ -44,13 +45,13 @@ class FedLDF(Algorithm):
             print_groups: Print the layers before the first round, as a map that groups takes.
         """
         exchange = LayerDivergence(n=n, groups=groups, broadcast=broadcast, print_groups=print_groups)
-        super().__init__(exchange=exchange, aggregator=MaskedMean())
+        super().__init__(exchange=exchange, aggregator=MaskedMean(), **slots)
 
 
-class RandomLayers(Algorithm):
+class RandomLayers(Method):
     """FedAvg in which n clients, drawn anew for each layer, send that layer."""
 
-    def __init__(self, n: int = 4, groups: Groups = "layer", print_groups: bool = False) -> None:
+    def __init__(self, n: int = 4, groups: Groups = "layer", print_groups: bool = False, **slots: Any) -> None:
         """Fill the exchange and aggregator slots.
 
         Args:
@@ -58,22 +59,24 @@ class RandomLayers(Algorithm):
             groups: Definition of a layer: `layer` (found in the network), `tensor` (each alone), or a map to parameters' names.
             print_groups: Print the layers before the first round, as a map that groups takes.
         """
-        super().__init__(exchange=DrawnLayers(n=n, groups=groups, print_groups=print_groups), aggregator=MaskedMean())
+        super().__init__(
+            exchange=DrawnLayers(n=n, groups=groups, print_groups=print_groups), aggregator=MaskedMean(), **slots
+        )
 
 
-class HDFL(Algorithm):
+class HDFL(Method):
     """FedAvg in which n of the round's clients, drawn at random, send their models."""
 
-    def __init__(self, n: int = 4) -> None:
+    def __init__(self, n: int = 4, **slots: Any) -> None:
         """Fill the exchange and aggregator slots.
 
         Args:
             n: Number of clients that send their models, 1 ≤ n ≤ K; n = K is FedAvg.
         """
-        super().__init__(exchange=DrawnClients(n=n), aggregator=MaskedMean())
+        super().__init__(exchange=DrawnClients(n=n), aggregator=MaskedMean(), **slots)
 
 
-class FedADP(Algorithm):
+class FedADP(Method):
     """FedAvg in which each client sends the neurons and channels that changed most."""
 
     def __init__(
@@ -83,6 +86,7 @@ class FedADP(Algorithm):
         per_layer: bool = False,
         groups: Groups = "layer",
         print_groups: bool = False,
+        **slots: Any,
     ) -> None:
         """Fill the exchange and aggregator slots.
 
@@ -94,4 +98,4 @@ class FedADP(Algorithm):
             print_groups: Print the layers before the first round, as a map that groups takes.
         """
         exchange = PrunedUnits(keep=keep, score=score, per_layer=per_layer, groups=groups, print_groups=print_groups)
-        super().__init__(exchange=exchange, aggregator=MaskedMean())
+        super().__init__(exchange=exchange, aggregator=MaskedMean(), **slots)

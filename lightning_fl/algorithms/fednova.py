@@ -14,16 +14,18 @@ those of batch normalisation, are averaged as in FedAvg. If all clients make the
 
 from __future__ import annotations
 
+from typing import Any
+
 from lightning_fl.aggregators import NormalisedMean
-from lightning_fl.algorithms.algorithm import Algorithm
+from lightning_fl.algorithms.method import Method
 from lightning_fl.exchanges import WithSampleCount
 from lightning_fl.rules import Normalised
 
 
-class FedNova(Algorithm):
+class FedNova(Method):
     """FedAvg with normalised updates: clients with more steps do not pull the model further to their own optimum."""
 
-    def __init__(self, mu: float = 0.0) -> None:
+    def __init__(self, mu: float = 0.0, **slots: Any) -> None:
         """Fill the rule, exchange and aggregator slots.
 
         Args:
@@ -33,4 +35,5 @@ class FedNova(Algorithm):
             rule=Normalised(mu=mu),
             exchange=WithSampleCount(),
             aggregator=NormalisedMean("steps" if mu > 0 else "normaliser"),
+            **slots,
         )

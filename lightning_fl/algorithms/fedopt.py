@@ -17,25 +17,26 @@ both moments. With torch.optim.Adagrad(eps=τ, initial_accumulator_value=τ²) i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
 from lightning_fl.aggregators import WeightedMean
-from lightning_fl.algorithms.algorithm import Algorithm
+from lightning_fl.algorithms.method import Method
 from lightning_fl.steps import Adagrad, Adam, Apply, ServerOptimizer, Yogi
 
 Weighting = Literal["samples", "uniform"]
 
 
-class FedOpt(Algorithm):
+class FedOpt(Method):
     """Any torch optimiser on the server, with the clients' mean change as its gradient."""
 
     def __init__(
         self,
         server_optimizer: Callable[[Iterable[Tensor]], Optimizer] = lambda params: SGD(params, lr=1.0, momentum=0.9),
         weighting: Weighting = "samples",
+        **slots: Any,
     ) -> None:
         """Fill the aggregator and step slots.
 
@@ -45,15 +46,20 @@ class FedOpt(Algorithm):
             weighting: Average by `samples`, or with `uniform` weights.
         """
         step = ServerOptimizer(server_optimizer)
-        super().__init__(aggregator=WeightedMean(weighting), steps=(Apply(), step))
+        super().__init__((Apply(), step), aggregator=WeightedMean(weighting), **slots)
         self.given_arguments = {**self.given_arguments, "server_optimizer": step.optimizer}
 
 
-class ServerAdagrad(Algorithm):
+class ServerAdagrad(Method):
     """Adagrad on the server: FedAdagrad."""
 
     def __init__(
-        self, learning_rate: float = 0.01, beta1: float = 0.0, tau: float = 1e-3, weighting: Weighting = "samples"
+        self,
+        learning_rate: float = 0.01,
+        beta1: float = 0.0,
+        tau: float = 1e-3,
+        weighting: Weighting = "samples",
+        **slots: Any,
     ) -> None:
         """Fill the aggregator and step slots.
 
@@ -64,10 +70,10 @@ class ServerAdagrad(Algorithm):
             weighting: Average by `samples`, or with `uniform` weights.
         """
         step = Adagrad(beta1, learning_rate, tau)
-        super().__init__(aggregator=WeightedMean(weighting), steps=(Apply(), step))
+        super().__init__((Apply(), step), aggregator=WeightedMean(weighting), **slots)
 
 
-class AdaptiveServer(Algorithm):
+class AdaptiveServer(Method):
     """Base class of ServerAdam and ServerYogi, which name the step."""
 
     step_class: type[Adam] | type[Yogi]
@@ -79,6 +85,7 @@ class AdaptiveServer(Algorithm):
         beta2: float = 0.99,
         tau: float = 1e-3,
         weighting: Weighting = "samples",
+        **slots: Any,
     ) -> None:
         """Fill the aggregator and step slots.
 
@@ -90,7 +97,7 @@ class AdaptiveServer(Algorithm):
             weighting: Average by `samples`, or with `uniform` weights.
         """
         step = self.step_class(beta1, beta2, learning_rate, tau)
-        super().__init__(aggregator=WeightedMean(weighting), steps=(Apply(), step))
+        super().__init__((Apply(), step), aggregator=WeightedMean(weighting), **slots)
 
 
 class ServerAdam(AdaptiveServer):

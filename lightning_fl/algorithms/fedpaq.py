@@ -8,19 +8,21 @@ server:    w ← w + (1/K) Σ_k C(y_k − w)                             aggrega
 
 from __future__ import annotations
 
+from typing import Any
+
 from lightning_fl.aggregators import WeightedMean
-from lightning_fl.algorithms.algorithm import Algorithm
+from lightning_fl.algorithms.method import Method
 from lightning_fl.codecs import QSGD
 
 
-class FedPAQ(Algorithm):
+class FedPAQ(Method):
     """FedAvg with equal weights, of uploads that are rounded at random to a few levels."""
 
-    def __init__(self, levels: int = 4, bucket: int = 512) -> None:
+    def __init__(self, levels: int = 4, bucket: int = 512, **slots: Any) -> None:
         """Fill the uplink and aggregator slots.
 
         Args:
             levels: Levels s ≥ 1 of the magnitudes besides 0.
             bucket: Consecutive numbers that share a norm, at least 1.
         """
-        super().__init__(uplink=QSGD(levels, bucket), aggregator=WeightedMean("uniform"))
+        super().__init__(uplink=QSGD(levels, bucket), aggregator=WeightedMean("uniform"), **slots)

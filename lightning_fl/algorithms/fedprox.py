@@ -6,17 +6,19 @@ the rest is FedAvg
 
 from __future__ import annotations
 
-from lightning_fl.algorithms.algorithm import Algorithm
+from typing import Any
+
+from lightning_fl.algorithms.method import Method
 from lightning_fl.rules import Proximal
 
 
-class FedProx(Algorithm):
+class FedProx(Method):
     """FedAvg with a proximal term that pulls clients towards the model they received."""
 
-    def __init__(self, mu: float = 0.001) -> None:
+    def __init__(self, mu: float = 0.001, **slots: Any) -> None:
         """Fill the rule slot.
 
         Args:
             mu: Weight μ ≥ 0 of the proximal term (μ/2)‖y − w‖²; 0 is FedAvg.
         """
-        super().__init__(rule=Proximal(mu=mu))
+        super().__init__(rule=Proximal(mu=mu), **slots)

@@ -17,18 +17,20 @@ a step of FedAvg is η long. The paper's theory also requires η of the order of
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from lightning_fl.aggregators import WeightedMean
-from lightning_fl.algorithms.algorithm import Algorithm
+from lightning_fl.algorithms.method import Method
 from lightning_fl.rules import ControlVariates
 from lightning_fl.steps import Apply, ControlUpdate
 
 
-class SCAFFOLD(Algorithm):
+class SCAFFOLD(Method):
     """FedAvg with control variates that correct the drift of each client's gradients."""
 
-    def __init__(self, weighting: Literal["samples", "uniform"] = "samples", server_learning_rate: float = 1.0) -> None:
+    def __init__(
+        self, weighting: Literal["samples", "uniform"] = "samples", server_learning_rate: float = 1.0, **slots: Any
+    ) -> None:
         """Fill the rule, aggregator and step slots.
 
         Args:
@@ -36,7 +38,8 @@ class SCAFFOLD(Algorithm):
             server_learning_rate: Learning rate η_g > 0 of the server.
         """
         super().__init__(
+            (Apply(learning_rate=server_learning_rate), ControlUpdate()),
             rule=ControlVariates(),
             aggregator=WeightedMean(weighting),
-            steps=(Apply(learning_rate=server_learning_rate), ControlUpdate()),
+            **slots,
         )

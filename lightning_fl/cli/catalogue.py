@@ -39,12 +39,13 @@ MORE = "`lightning-fl list NAME` shows the parameters of one of them, `lightning
 UNLIMITED = 10**6
 """Width of an output that is no terminal."""
 HELP = (
-    "usage: lightning-fl list [NAME]\n\n"
+    "usage: lightning-fl list [NAME] [--source]\n\n"
     "List every algorithm, network, data set, partition and callback, with one line\n"
     "each. With a NAME such as Digits: its parameters; such as FedDU: also the paper,\n"
     "equations, parts and configurations of the method; such as algorithms or data:\n"
     "the names of one kind; configs: the configurations that come with the package;\n"
-    "trainer: the trainer's flags."
+    "trainer: the trainer's flags. With --source: the code of a method and of its\n"
+    "parts, in the order of a round."
 )
 
 

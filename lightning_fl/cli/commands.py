@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lightning_fl import __version__
-from lightning_fl.cli import catalogue, shipped_configs
+from lightning_fl.cli import catalogue, method_source, shipped_configs
 from lightning_fl.cli.config_checks import check_file
 from lightning_fl.cli.failures import fail, file_error_of, sentence_of
 from lightning_fl.cli.first_config import init
@@ -92,7 +92,10 @@ def _answer_at_once(given: list[str]) -> str | None:
     if first == "--version":
         return f"lightning-fl {__version__}"
     if first == "list":
-        return catalogue.HELP if given[1:] in (["-h"], ["--help"]) else catalogue.listing(given[1:])
+        if given[1:] in (["-h"], ["--help"]):
+            return catalogue.HELP
+        names = [word for word in given[1:] if word != "--source"]
+        return catalogue.listing(names) if names == given[1:] else method_source.listing(names)
     if first == "init":
         return init(given[1:])
     if first == "report":

@@ -83,7 +83,7 @@ def _no_parameter(parser: ArgumentParser, name: str) -> str:
     methods = classes_under("algorithm")
     if owner in methods and first in parameters_of(methods["Algorithm"]):
         return (
-            f"{owner} has no parameter {name!r}, because its slots are fixed: use --algorithm Algorithm, which takes "
+            f"{owner} has no parameter {name!r}, because it fills this slot itself: use --algorithm Algorithm, which takes "
             f"--algorithm.{first} and every other slot; a slot that is not given is FedAvg's."
         )
     return f"{owner} has no parameter {name!r}; {_nearest_key(name, parser)}."

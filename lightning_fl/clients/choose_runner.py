@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from traceback import extract_tb
 from typing import Any, Literal
@@ -14,14 +12,15 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from torchmetrics import Metric
 
-from lightning_fl.clients.client_job import ClientJob
+from lightning_fl.clients.client_job import ClientJob, Selection
 from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.hooks import StepListeners
 from lightning_fl.clients.module_buffers import unsaved_buffers
 from lightning_fl.clients.serial import serial
-from lightning_fl.clients.stacked import Member, stacked, train_stack
+from lightning_fl.clients.stacked import Member, Stacked, train_stack
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError, require
 from lightning_fl.slots import Result
@@ -30,10 +29,11 @@ from lightning_fl.vectors.layout import holders_of
 
 Runner = Callable[[FlatModule, ClientJob, Sequence[int], FederatedDataModule], Iterator[Result]]
 
-SHARE_OF_FREE_MEMORY = 0.5
-ASSUMED_FREE_MEMORY = 4 * 2**30
+# All limits are fixed, because free memory, which depends on other programs, would change the last bits of the results.
 # On a CPU a stack spares the overhead of small operations, but its grouped convolutions are slower (docs/explanation/speed.md).
-MOST_WORK_ON_CPU, LEAST_CLIENTS_ON_CPU, MOST_AT_ONCE_ON_CPU = 1_500_000, 10, 64
+MOST_WORK_ON_CPU, LEAST_CLIENTS_ON_CPU, MOST_AT_ONCE_ON_CPU, BYTES_ON_CPU = 1_500_000, 10, 64, 4 * 2**30
+# On a GPU a step of more work computes for longer than its kernels take to start. Not measured yet.
+MOST_WORK_ON_GPU, LEAST_CLIENTS_ON_GPU, MOST_AT_ONCE_ON_GPU, BYTES_ON_GPU = 500_000_000, 2, 256, 8 * 2**30
 COPIES_OF_THE_MODEL = 8  # parameters, gradient, upload, states of optimiser and rule, and temporary tensors
 
 
@@ -46,11 +46,12 @@ def choose_runner(
     work: int | None = None,
     num_clients: int = 0,
 ) -> Runner:
-    """Return the requested runner; `auto` stacks if the module allows it, on a CPU only clients whose steps are small.
+    """Return the requested runner; `auto` stacks clients whose steps are small, if the module allows it and draws no numbers.
 
     Args:
         wanted: value of the trainer's flag `runner`.
-        clients_at_once: most clients in a stack; None: as many as half of the free memory holds, on a CPU up to 64.
+        clients_at_once: most clients in a stack; None: as many as `BYTES_ON_CPU` or `BYTES_ON_GPU` are thought to hold, up to
+            `MOST_AT_ONCE_ON_CPU` or `MOST_AT_ONCE_ON_GPU`.
         flat_module: holds the module, with its optimiser.
         job: a client's job in the first round.
         data: the clients' samples.
@@ -61,12 +62,24 @@ def choose_runner(
         UserError: `stacked` was requested but is impossible; the sentence lists all obstacles.
     """
     on_cpu = flat_module.fabric.device.type == "cpu"
-    pays = not on_cpu or (work is not None and work <= MOST_WORK_ON_CPU and num_clients >= LEAST_CLIENTS_ON_CPU)
+    most_work, least_clients = (
+        (MOST_WORK_ON_CPU, LEAST_CLIENTS_ON_CPU) if on_cpu else (MOST_WORK_ON_GPU, LEAST_CLIENTS_ON_GPU)
+    )
+    most_at_once, most_bytes = (MOST_AT_ONCE_ON_CPU, BYTES_ON_CPU) if on_cpu else (MOST_AT_ONCE_ON_GPU, BYTES_ON_GPU)
+    pays = work is not None and work <= most_work and num_clients >= least_clients
     keeps_models = job.companion is not None or job.keeps_trained
     require(
         wanted != "stacked" or not keeps_models,
         "runner 'stacked' keeps no model of each client's own, as this method does: use runner 'auto' or 'serial'.",
     )
+    if wanted == "auto" and not pays and not on_cpu and num_clients >= least_clients:
+        size = (
+            "of unknown size" if work is None else f"as large as these ({work / 1e6:,.0f} million multiply-accumulates)"
+        )
+        rank_zero_info(
+            f"Clients train one after the other, because stacks of steps {size} have not been measured on an accelerator; "
+            "trainer.runner stacked trains several at once."
+        )
     if wanted == "serial" or (wanted == "auto" and not pays):
         return serial
     if keeps_models:
@@ -78,26 +91,32 @@ def choose_runner(
         raise UserError(
             f"runner 'stacked' cannot train {name}: {'; '.join(obstacles)}. Fix this, or use runner 'auto' or 'serial'."
         )
-    if wanted == "auto" and on_cpu and (obstacles or draws):  # draws would depend on which clients make up a stack
+    if wanted == "auto" and on_cpu and obstacles:
         return serial
     if obstacles:
         rank_zero_info(f"Clients train one after the other, because {name} cannot be stacked: {'; '.join(obstacles)}.")
         return serial
+    if wanted == "auto" and draws:  # the draws would depend on which clients make up a stack
+        if not on_cpu:
+            rank_zero_info(
+                f"Clients train one after the other, because {name} draws random numbers, which would depend on the stack; "
+                "trainer.runner stacked trains several at once all the same."
+            )
+        return serial
     if clients_at_once is None:
-        clients_at_once = max(1, int(SHARE_OF_FREE_MEMORY * _free_memory(flat_module.fabric.device) / client_bytes))
-        clients_at_once = min(clients_at_once, MOST_AT_ONCE_ON_CPU) if on_cpu else clients_at_once
-    if wanted == "auto" and on_cpu:
+        clients_at_once = max(1, min(most_at_once, most_bytes // client_bytes))
+    if wanted == "auto":
         rank_zero_info(
             f"Clients train up to {min(clients_at_once, num_clients)} at once, which is faster for steps as small as these; "
             "trainer.runner serial trains one after the other."
         )
-    return partial(stacked, clients_at_once=clients_at_once)
+    return Stacked(clients_at_once)
 
 
 def describe_runner(runner: Runner) -> dict[str, Any]:
     """Return the runner's name and its most clients in a stack, for a checkpoint."""
-    if isinstance(runner, partial):
-        return {"wanted": "stacked", **runner.keywords}
+    if isinstance(runner, Stacked):
+        return {"wanted": "stacked", "clients_at_once": runner.clients_at_once}
     return {"wanted": "serial", "clients_at_once": None}
 
 
@@ -131,6 +150,9 @@ def _try(flat_module: FlatModule, job: ClientJob, data: FederatedDataModule) -> 
             results = train_stack(flat_module, one_step, twins, data.train.resident, notifies_callbacks=False)
         if any(x.dim() != 1 for x in results[0].message.values()):
             obstacles.append(f"{type(job.rule).__name__} does not keep clients apart along the leading axis")
+    except torch.OutOfMemoryError:
+        obstacles.append("two clients at once need more memory than the accelerator has")
+        flat_module.optimizer.schedules.end_client()
     except Exception as error:  # a user's module may raise anything
         is_the_optimizers = any(
             {"optim", "optimizers"} & {*Path(frame.filename).parts} for frame in extract_tb(error.__traceback__)
@@ -164,8 +186,16 @@ def _try(flat_module: FlatModule, job: ClientJob, data: FederatedDataModule) -> 
         )
         for metric in metrics:
             metric.reset()
-    draws = not torch.equal(torch.get_rng_state(), torch.Generator().manual_seed(seeds[1]).get_state())
-    return obstacles, saved_bytes // 2 + COPIES_OF_THE_MODEL * flat_module.params.nbytes, draws
+    client_bytes = saved_bytes // 2 + COPIES_OF_THE_MODEL * flat_module.params.nbytes
+    if data.train.resident:
+        client_bytes += _bytes_of_samples(selection, job.schedule.batch_size)
+    return obstacles, client_bytes, flat_module.has_drawn(seeds[1])
+
+
+def _bytes_of_samples(selection: Selection, batch_size: int) -> int:
+    """Return the bytes of a client's samples while it trains: they are gathered once, and copied in the order of each pass."""
+    leaves = (leaf for batch in selection.batches(batch_size) for leaf in tree_leaves(batch))
+    return 2 * sum(leaf.nbytes for leaf in leaves if isinstance(leaf, Tensor))
 
 
 def _known_obstacles(flat_module: FlatModule) -> list[str]:
@@ -237,12 +267,3 @@ def _identity(value: Any) -> Any:
 
 def _first_sentence(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).split('. ')[0].splitlines()[0] if str(error) else ''}"
-
-
-def _free_memory(device: torch.device) -> int:
-    """Return the free bytes of the accelerator or the host."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    if "SC_AVPHYS_PAGES" not in getattr(os, "sysconf_names", {}):  # macOS and Windows do not report it
-        return ASSUMED_FREE_MEMORY
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -52,6 +52,7 @@ class FlatModule:
         skips_single_samples: True if a last batch of one sample is left out.
         has_companions: True if each client predicts with a second model.
         progress: progress of the present local training; None between trainings.
+        generators: torch's global generators that the module may draw from.
     """
 
     optimizer: ModuleOptimizer
@@ -75,6 +76,9 @@ class FlatModule:
         self._lay_out()
         self.takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
         self.progress: LocalProgress | None = None
+        self.generators = [torch.default_generator]
+        if fabric.device.type == "cuda":
+            self.generators.append(torch.cuda.default_generators[fabric.device.index or 0])
         # Batch normalisation cannot train on a batch of one sample, which has no variance.
         self.skips_single_samples = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules())
 
@@ -94,6 +98,13 @@ class FlatModule:
         self.parameters = list(trainable.values())
         self.personal_layout = Layout.of(self.personal_leaves)
         self.personal = bind(self.personal_layout, self.personal_leaves, dtype, self.fabric.device)
+        self._leaves = [*self.parameters, *self.personal_leaves.values()]
+        self._views = [*self.layout.views(self.params).values(), *self.personal_layout.views(self.personal).values()]
+        self._addresses = [view.data_ptr() for view in self._views]
+        for part in self.module.modules():
+            if isinstance(part, nn.RNNBase):
+                # On CUDA it moves the weights to storage of their own, in many a module's `forward` and in torch itself.
+                part.flatten_parameters = _stay  # type: ignore[method-assign]
 
         self._attributes = holders_of(self.module)
         all_buffers = dict(self.module.named_buffers())
@@ -111,8 +122,13 @@ class FlatModule:
         return plans_of(self.module)[len(self._plans) :]
 
     def bind_replaced(self) -> None:
-        """Adopt parameters whose data a callback has replaced (`parameter.data = …`), and make them views of `params` again."""
-        for parameter, view in zip(self.parameters, self.layout.views(self.params).values(), strict=True):
+        """Adopt parameters whose data something has replaced (`parameter.data = …`), and make them views of the vectors again.
+
+        A callback may do so between rounds, and a module, or torch for it, in any call of `forward`.
+        """
+        if [parameter.data_ptr() for parameter in self._leaves] == self._addresses:
+            return
+        for parameter, view in zip(self._leaves, self._views, strict=True):
             if parameter.data_ptr() != view.data_ptr() and parameter.shape == view.shape:
                 view.copy_(parameter.data)
                 parameter.data = view
@@ -159,6 +175,7 @@ class FlatModule:
 
     def bind_optimizer(self) -> None:
         """Make the optimiser step this module, but only parameters that have had a gradient in the training that begins."""
+        self.bind_replaced()
         self.personal_optimizer.bind(self.personal_leaves)
         is_bound = getattr(self.optimizer, "params", None) is self.params
         if is_bound and not (self._flat_gradient and self._flat_gradient.has_grown):
@@ -180,12 +197,16 @@ class FlatModule:
         for parameter in (*self.parameters, *self.personal_leaves.values()):
             parameter.grad = None
             parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
+        for part in self.module.modules():
+            if vars(part).pop("flatten_parameters", None) is not None:
+                part.flatten_parameters()
         for name, buffer in self.module.named_buffers():
             if name in self._shared_buffers.views or name in self.personal_buffers.views:
                 buffer.data = buffer.data.clone()
 
     def load(self, params: Tensor, buffers: Tensor, counters: Mapping[str, Tensor]) -> None:
         """Load a model into the module: one copy of the parameters, one of the float buffers."""
+        self.bind_replaced()
         self.params.copy_(params)
         self._shared_buffers.load(buffers, counters)
 
@@ -214,12 +235,6 @@ class FlatModule:
             return {}
         counters = {counter_entry(name): counter for name, counter in own.read_counters().items()}
         return {PERSONAL_BUFFERS: own.read().clone(), **counters}
-
-    def agree_on_model(self) -> None:
-        """Copy the model of rank 0 to every rank, because an unseeded script initialises it differently in each process."""
-        if self.fabric.world_size > 1:
-            for tensor in (*self.module.state_dict().values(), self.personal):
-                tensor.copy_(self.fabric.broadcast(tensor))
 
     def read_buffers(self) -> Tensor:
         """Return the module's shared float buffers (d_b,), including those that it replaced instead of writing to them."""
@@ -339,6 +354,7 @@ class FlatModule:
 
     def after_backward(self) -> bool:
         """Let the optimiser step parameters that got their first gradient; return True if there are any."""
+        self.bind_replaced()  # `forward` may have moved what the optimiser is about to step
         found = self._flat_gradient.discover() if self._flat_gradient is not None else []
         if found:
             self.optimizer.activate(found)
@@ -352,8 +368,23 @@ class FlatModule:
 
     def seed(self, seed: int) -> None:
         """Seed every global random generator that a module may use, so that its random numbers depend on `seed` only."""
-        torch.default_generator.manual_seed(seed)
-        if self.fabric.device.type == "cuda":
-            torch.cuda.default_generators[self.fabric.device.index or 0].manual_seed(seed)
+        for generator in self.generators:
+            generator.manual_seed(seed)
         np.random.seed(seed % 2**32)  # noqa: NPY002 -- modules and transforms use the global generator
         random.seed(seed)
+
+    @property
+    def cuda_devices(self) -> list[int]:
+        """Index of the module's GPU, in a list; [] on other devices. `fork_rng` would otherwise keep the state of every GPU."""
+        return [self.fabric.device.index or 0] if self.fabric.device.type == "cuda" else []
+
+    def has_drawn(self, seed: int) -> bool:
+        """True if a random number has been drawn from torch's generators since `seed` was called."""
+        return any(
+            not torch.equal(generator.get_state(), torch.Generator(generator.device).manual_seed(seed).get_state())
+            for generator in self.generators
+        )
+
+
+def _stay() -> None:
+    """Leave the weights of a recurrent layer where they are, in place of its `flatten_parameters`."""

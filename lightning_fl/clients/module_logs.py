@@ -13,9 +13,9 @@ from torchmetrics import Metric
 from lightning_fl.errors import UserError, require
 
 LOSS = "train/loss"
-Sums = dict[str | tuple[str, str], tuple[Tensor, float]]
+Sums = dict[str | tuple[str, str], tuple[Any, float]]
 """For each name, (sum of value × samples, samples); for a reduction other than the mean, (all values, 0). A pair is a name and
-Lightning's name with suffix for the same value."""
+Lightning's name with suffix for the same value. The first is a tensor, or after `on_host` a float or a list of numbers."""
 
 
 class LogCollector:
@@ -30,6 +30,7 @@ class LogCollector:
 
     Attributes:
         gather: returns the objects of all processes, given that of this one; None if there is only one.
+        gather_tensors: the same for a tensor, on the host.
         suffixed: for each name, the values of its names with suffix, which callbacks may monitor and loggers do not get.
     """
 
@@ -41,6 +42,7 @@ class LogCollector:
             module: module that logs.
         """
         self.gather: Callable[[Any], list[Any]] | None = None
+        self.gather_tensors: Callable[[Tensor], list[Tensor]] = _alone
         self._module = module
         self.batch_size: int | Callable[[], int] = 1
         self._is_training = is_training
@@ -110,7 +112,7 @@ class LogCollector:
     def last_loss(self, count: int) -> float | None:
         """Return the mean over samples of the last `count` values of `train/loss`, or of all if fewer; None if there is none."""
         values, weights = self._values.get(LOSS, [])[-count:], self._weights.get(LOSS, [])[-count:]
-        return _mean(torch.stack([torch.as_tensor(value).squeeze() for value in values]), weights) if values else None
+        return _mean(_stacked(values), weights) if values else None
 
     def take(self) -> Sums:
         """Return the sums of the values logged since the last call, and drop the values."""
@@ -118,7 +120,7 @@ class LogCollector:
         for name, values in self._values.items():
             if not values:
                 continue
-            logged = torch.stack([torch.as_tensor(value).squeeze() for value in values])
+            logged = _stacked(values)
             stacked, weights = logged.double(), self._weights[name]
             if self._is_mean(name):
                 sums[name] = (stacked @ torch.tensor(weights, dtype=torch.float64, device=stacked.device), sum(weights))
@@ -141,15 +143,21 @@ class LogCollector:
             metric.reset()
         self._metrics.clear()
 
-    def averages(self, parts: list[Sums]) -> dict[str, float]:
-        """Combine the sums of several clients (or of one evaluation), and compute and reset the torchmetrics objects."""
-        reduced = self._learn_from_others(parts)
+    def averages(self, parts: Sequence[Sums], known: Sequence[Known] | None = None) -> dict[str, float]:
+        """Combine the sums of several clients (or of one evaluation), and compute and reset the torchmetrics objects.
+
+        Args:
+            parts: the sums, of all processes.
+            known: `knowledge` of each process, if it has been gathered already.
+        """
+        parts = on_host(parts)
+        reduced = self._learn_from_others(parts, known)
         averages: dict[str, float] = {}
         for key in {key: None for part in parts for key in part}:
             entries = [part[key] for part in parts if key in part]
             weight = sum(weight for _, weight in entries)
             name, other = key if isinstance(key, tuple) else (key, None)
-            value = sum(float(total) for total, _ in entries) / weight if weight else reduced[name]
+            value = sum(total for total, _ in entries) / weight if weight else reduced[name]
             if other is None:
                 averages[name] = value
             else:
@@ -168,13 +176,12 @@ class LogCollector:
 
     def _compute(self, metric: Metric) -> float:
         """Compute a metric over all processes, of which some may have no values."""
-        gather = self.gather
-        if gather is None:
+        if self.gather is None:
             return float(metric.compute())
 
         def of_all(state: Tensor, group: Any = None) -> list[Tensor]:
             # torchmetrics itself waits forever if an empty list of labels, whose dtype it cannot know, meets a list of integers.
-            states = [other.to(state.device) for other in gather(state.cpu())]
+            states = [other.to(state.device) for other in self.gather_tensors(state)]
             return [other for other in states if other.numel()] or [state]
 
         parts = [part for part in metric.modules() if isinstance(part, Metric)]
@@ -189,26 +196,49 @@ class LogCollector:
             for part, function in zip(parts, own, strict=True):
                 part.dist_sync_fn = function
 
-    def _learn_from_others(self, parts: list[Sums]) -> dict[str, float]:
-        """Learn how other processes, whose clients or batches log other names, log these; return reductions other than the mean.
+    def knowledge(self) -> Known:
+        """Return what other processes, whose clients or batches log other names, have to know of this one's."""
+        means = {name for name in self._reductions if self._is_mean(name)}
+        reductions = {name: how if isinstance(how, str) else None for name, how in self._reductions.items()}
+        return Known(
+            self.progress_bar_names,
+            self.unlogged_names,
+            self._forms,
+            self._metric_paths(),
+            {name: how for name, how in reductions.items() if name not in means},
+        )
+
+    def _learn_from_others(self, parts: Sequence[Sums], known: Sequence[Known] | None) -> dict[str, float]:
+        """Learn how other processes log; return reductions other than the mean.
 
         All processes then compute the same metrics in the same order, because each exchanges its state with the others.
         """
         names = {name for part in parts for name, (_, weight) in part.items() if isinstance(name, str) and not weight}
-        own = {
-            name: _reduce(self._reductions[name], torch.cat([part[name][0] for part in parts if name in part])).item()
-            for name in names & self._reductions.keys()
-        }
+
+        def reduced(name: str, how: str | Callable[..., Any]) -> float:
+            values = [value for part in parts if name in part for value in part[name][0]]
+            dtype = torch.int64 if all(isinstance(value, int) for value in values) else torch.float64
+            return _reduce(how, torch.tensor(values, dtype=dtype)).item()
+
+        own = {name: reduced(name, self._reductions[name]) for name in names & self._reductions.keys()}
         if self.gather is None:
             return own
-        mine = _Known(self.progress_bar_names, self.unlogged_names, self._forms, self._metric_paths(), own)
         paths: dict[str, str] = {}
-        for other in self.gather(mine):
+        known = self.gather(self.knowledge()) if known is None else known
+        for other in known:
             self.progress_bar_names |= other.progress_bar_names
             self.unlogged_names |= other.unlogged_names
             self._forms |= other.forms
-            own |= other.reduced
+            own |= {
+                name: reduced(name, how)
+                for name, how in other.reductions.items()
+                if how is not None and name in names - own.keys()
+            }
             paths |= other.metrics
+        if any(name not in other.reductions for name in names for other in known) and any(
+            how is None for name in names for other in known for how in [other.reductions.get(name, "")]
+        ):  # a function, which not every process has
+            own = {name: value for values in self.gather(own) for name, value in values.items()}
         if self._module is not None:
             self._metrics = {name: self._module.get_submodule(path) for name, path in paths.items()}  # type: ignore[misc]
         return own
@@ -227,14 +257,17 @@ class LogCollector:
         return {name: paths[id(metric)] for name, metric in self._metrics.items()}
 
 
-class _Known(NamedTuple):
-    """Knowledge of a process about logged names: as in `LogCollector`, paths of metrics, and values of other reductions."""
+class Known(NamedTuple):
+    """Knowledge of a process about logged names: as in `LogCollector`, paths of metrics, and reductions other than the mean.
+
+    A reduction that is a function has None here: processes cannot send it.
+    """
 
     progress_bar_names: set[str]
     unlogged_names: set[str]
     forms: dict[str, dict[str, str]]
     metrics: dict[str, str]
-    reduced: dict[str, float]
+    reductions: dict[str, str | None]
 
 
 class RowLogs(LogCollector):
@@ -265,7 +298,8 @@ class RowLogs(LogCollector):
 
     def _flat(self, name: str) -> tuple[Tensor, Tensor, Tensor]:
         """Return all values of a name, with the row and the weight of each."""
-        flat, parts = torch.cat(self._values[name]).double(), self._rows[name]
+        values, parts = self._values[name], self._rows[name]
+        flat = torch.cat(_together(values)).double().cpu()  # the host waits once, after the stack's last step
         rows = torch.tensor([row for part in parts for row in part], device=flat.device)
         weights = [float(w) for w, part in zip(self._weights[name], parts, strict=True) for _ in part]
         return flat, rows, flat.new_tensor(weights)
@@ -295,6 +329,44 @@ class RowLogs(LogCollector):
                 last = rows.new_full((num_rows,), -1).scatter_reduce_(0, rows, positions, "amax")
                 share_out((name, self._forms[name]["step"]), flat[last] * weights[last], weights[last] * (last >= 0))
         return taken
+
+
+def on_host(parts: Sequence[Sums]) -> list[Sums]:
+    """Return sums as numbers and lists of numbers, for which the host waits once, whatever the number of clients."""
+    tensors = [total for part in parts for total, _ in part.values() if isinstance(total, Tensor)]
+    if not tensors or tensors[0].device.type == "cpu":
+        numbers = iter([tensor.tolist() for tensor in tensors])
+    else:
+        # Integers stay whole, so they cross by themselves.
+        crossed = {
+            is_real: iter(torch.cat([x.reshape(-1) for x in tensors if x.is_floating_point() == is_real]).tolist())
+            for is_real in {tensor.is_floating_point() for tensor in tensors}
+        }
+        listed = [[next(crossed[x.is_floating_point()]) for _ in range(x.numel())] for x in tensors]
+        numbers = iter([row if x.dim() else row[0] for x, row in zip(tensors, listed, strict=True)])
+    return [
+        {key: (next(numbers) if isinstance(total, Tensor) else total, weight) for key, (total, weight) in part.items()}
+        for part in parts
+    ]
+
+
+def _alone(mine: Tensor) -> list[Tensor]:
+    """Return the tensor of the only process."""
+    return [mine]
+
+
+def _stacked(values: Sequence[Any]) -> Tensor:
+    """Return logged values (n,), on the accelerator if any of them is there."""
+    return torch.stack(_together([torch.as_tensor(value).squeeze() for value in values]))
+
+
+def _together(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return tensors on one device: a module may log a number in one step and a tensor in another."""
+    devices = {tensor.device for tensor in tensors}
+    if len(devices) == 1:
+        return tensors
+    (device,) = (device for device in devices if device.type != "cpu")
+    return [tensor.to(device) for tensor in tensors]
 
 
 def _mean(values: Tensor, weights: Tensor | list[float]) -> float:

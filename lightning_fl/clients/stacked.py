@@ -6,6 +6,8 @@ different sizes form separate groups. Nothing is padded: every client trains on 
 
 from __future__ import annotations
 
+import gc
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,6 +29,8 @@ from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import noting
 from lightning_fl.slots import Gradients, LocalTraining, Message, Result, State
 from lightning_fl.state.run_state import CLIENT
+
+log = logging.getLogger("lightning.pytorch")
 
 
 @dataclass
@@ -50,41 +54,89 @@ class Member:
     seeds: Sequence[int]
 
 
-def stacked(
-    flat_module: FlatModule, job: ClientJob, clients: Sequence[int], data: FederatedDataModule, clients_at_once: int
-) -> Iterator[Result]:
-    """Train clients in stacks of at most `clients_at_once`, those with the most steps first.
+@dataclass
+class Stacked:
+    """Runner that trains clients in stacks, those with the most steps first.
 
-    The other arguments and the results are those of `serial`. The module's own random draws, such as dropout, come from one
-    stream for the whole stack, so they differ from those of a client that trains alone.
+    The arguments and the results are those of `serial`. The module's own random draws, such as dropout, come from one stream for
+    the whole stack, so they differ from those of a client that trains alone.
+
+    Attributes:
+        clients_at_once: most clients in a stack; halved for the rest of the run when a stack needs more memory than there is.
     """
-    run, schedule = job.run, job.schedule
-    in_pass = {k: schedule.pass_batches(int(data.client_sizes[k]), flat_module.skips_single_samples) for k in clients}
-    num_steps = {client: schedule.steps_done(in_pass[client], run, client) for client in clients}
 
-    def together(client: int) -> int:
-        # Phases, or a learning rate that changes within the round, depend on the batches in a pass, so a stack needs equal ones.
-        return in_pass[client] if flat_module.optimizer.schedules.moves_within_round or job.rule.in_phases else 0
+    clients_at_once: int
 
-    def length(client: int) -> tuple[int, int, int]:
-        return together(client), num_steps[client], in_pass[client]
+    def __call__(
+        self, flat_module: FlatModule, job: ClientJob, clients: Sequence[int], data: FederatedDataModule
+    ) -> Iterator[Result]:
+        """Train the clients, and yield their results stack by stack."""
+        run, schedule = job.run, job.schedule
+        in_pass = {
+            k: schedule.pass_batches(int(data.client_sizes[k]), flat_module.skips_single_samples) for k in clients
+        }
+        num_steps = {client: schedule.steps_done(in_pass[client], run, client) for client in clients}
 
-    for _, group in groupby(sorted(clients, key=length, reverse=True), key=together):
-        waiting = list(group)
-        stack_size = ceil(len(waiting) / ceil(len(waiting) / clients_at_once))
-        for start in range(0, len(waiting), stack_size):
-            members = []
-            for client in waiting[start : start + stack_size]:
-                flat_module.hooks.call("on_client_download", client)
-                state = run.client_state(client, job.rule, job.received["model"])
-                seeds = run.torch_seeds(CLIENT, client)
-                selection = data.client(client)
-                members.append(Member(client, selection, in_pass[client], num_steps[client], state, seeds))
-            names = ", ".join(str(member.client) for member in members)
-            with noting(lambda: f"Clients {names} were training at once in round {run.round}."):  # noqa: B023
-                results = train_stack(flat_module, job, members, data.train.resident)
-            yield from results
-    flat_module.progress = None
+        def together(client: int) -> int:
+            # Phases, or a learning rate that changes within the round, depend on the batches in a pass, so a stack needs equal
+            # ones.
+            moves = flat_module.optimizer.schedules.moves_within_round or job.rule.in_phases
+            return in_pass[client] if moves else 0
+
+        def length(client: int) -> tuple[int, int, int]:
+            return together(client), num_steps[client], in_pass[client]
+
+        def begin(client: int) -> Member:
+            flat_module.hooks.call("on_client_download", client)
+            state = run.client_state(client, job.rule, job.received["model"])
+            seeds, selection = run.torch_seeds(CLIENT, client), data.client(client)
+            return Member(client, selection, in_pass[client], num_steps[client], state, seeds)
+
+        for _, group in groupby(sorted(clients, key=length, reverse=True), key=together):
+            waiting = list(group)
+            members: list[Member] = []  # of the next stack, as far as they have begun
+            size, is_halved = self._stack_size(len(waiting)), False
+            while waiting:
+                members += [begin(client) for client in waiting[len(members) : size]]
+                results = self._train(flat_module, job, members[:size], data.train.resident)
+                if results is None:
+                    self.clients_at_once, is_halved = ceil(min(size, len(members)) / 2), True
+                    size = self._stack_size(len(waiting))
+                    continue
+                if is_halved:
+                    is_halved = False
+                    log.warning(
+                        f"Clients train at most {self.clients_at_once} at once from now on, because more need more memory than "
+                        f"there is; trainer.clients_at_once {self.clients_at_once} gives the same results from the start."
+                    )
+                yield from results
+                waiting, members = waiting[size:], members[size:]
+        flat_module.progress = None
+
+    def _stack_size(self, count: int) -> int:
+        """Return the clients of each stack but the last, which is as large or smaller."""
+        return ceil(count / ceil(count / self.clients_at_once))
+
+    @staticmethod
+    def _train(
+        flat_module: FlatModule, job: ClientJob, members: Sequence[Member], resident: bool
+    ) -> list[Result] | None:
+        """Train one stack; return None, with its memory free again, if several clients need more than there is."""
+        names = ", ".join(str(member.client) for member in members)
+        try:
+            with noting(lambda: f"Clients {names} were training at once in round {job.run.round}."):
+                return train_stack(flat_module, job, members, resident)
+        except torch.OutOfMemoryError:
+            if len(members) == 1:
+                raise
+        # Outside the handler, where the error no longer holds the tensors of the stack.
+        flat_module.optimizer.schedules.end_client()
+        flat_module.bind_optimizer()
+        flat_module.optimizer.start_client()
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        return None
 
 
 def train_stack(

@@ -8,17 +8,17 @@ multiply-accumulates are determined again, and the method sends the messages tha
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
-from lightning.fabric import Fabric
 from torch import Tensor, nn
 
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.clients.flat_module import FlatModule
-from lightning_fl.errors import UserError, require
+from lightning_fl.errors import require
 from lightning_fl.federation.round import Federation
-from lightning_fl.processes import gather_objects
+from lightning_fl.processes import check_agreement, gather_objects
 from lightning_fl.pruning import Plan, plans_of, prune
 from lightning_fl.pruning.apply_plan import PLANS
 
@@ -27,11 +27,15 @@ def follow(federation: Federation) -> None:
     """Adapt the federation to callbacks' prunings of the module since the last call.
 
     Raises:
-        UserError: processes have pruned it differently, or a personal parameter or a step's state cannot follow.
+        UserError: a personal parameter or a step's state cannot follow, or processes, whose clients' states are in files, have
+            pruned it differently; without files the next exchange of the round says so.
     """
     flat_module, run = federation.flat_module, federation.run
-    plans = flat_module.new_plans
-    _check_agreement(flat_module.fabric, plans)
+    plans, fabric = flat_module.new_plans, flat_module.fabric
+    federation.prunings = _checksum(plans, federation.prunings)
+    if run.keeps_files and fabric.world_size > 1:
+        # Before the processes wait for each other below; otherwise the next exchange checks it.
+        check_agreement(gather_objects(fabric, federation.prunings))
     if not plans:
         return
     require_prunable(federation.algorithm, "a callback")
@@ -44,7 +48,8 @@ def follow(federation: Federation) -> None:
         federation.broadcast_pruning(plan)
         if plan.axes:
             run.prune(plan)
-    flat_module.fabric.barrier()  # wait: one process of a machine writes the state files that the others read
+    if run.keeps_files:
+        fabric.barrier()  # wait: one process of a machine writes the state files that the others read
     flat_module.lay_out_anew()
     federation.refresh_network()
 
@@ -120,15 +125,9 @@ def _cut_shape(name: str, shape: tuple[int, ...], plan: Plan) -> tuple[int, ...]
     return tuple(sizes)
 
 
-def _check_agreement(fabric: Fabric, plans: Sequence[Plan]) -> None:
-    """Raise `UserError` unless all processes have pruned their modules equally."""
-    if fabric.world_size == 1:
-        return
-    kept = [
-        {name: {axis: x.tolist() for axis, x in axes.items()} for name, axes in plan.axes.items()} for plan in plans
-    ]
-    if any(theirs != kept for theirs in gather_objects(fabric, kept)):
-        raise UserError(
-            "the processes have pruned their models differently: a callback must prune the same in each, so its choice must "
-            "not depend on a random number or on samples that only one of them has."
-        )
+def _checksum(plans: Sequence[Plan], earlier: int) -> int:
+    """Return the checksum of the earlier prunings and of these."""
+    for plan in plans:
+        kept = {name: {axis: x.tolist() for axis, x in axes.items()} for name, axes in plan.axes.items()}
+        earlier = zlib.crc32(repr(kept).encode(), earlier)
+    return earlier

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-import torch
 from lightning.fabric import Fabric
-from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
 
+from lightning_fl.clients.module_logs import Known, LogCollector, on_host
 from lightning_fl.communication.link import Link
 from lightning_fl.federation.loss_guard import LossGuard
 from lightning_fl.federation.population import Cohort
-from lightning_fl.processes import UploadMerge, gather_objects
+from lightning_fl.processes import Forms, UploadMerge, check_agreement, checksum, forms_of, gather_objects
 from lightning_fl.slots import Aggregator, Message, Upload, is_finite
 from lightning_fl.state.outcome import Outcome
 
@@ -24,6 +23,9 @@ class Intake:
     Attributes:
         outcome: outcome of the clients of this process; after `finish`, of all processes.
         shares_uploads: True if every process merges the uploads of all processes itself.
+        known: how each process logs; after `finish`.
+        forms: `forms_of` the new client states and of the new codec memories of each process; after `finish`.
+        has_drifted: True if the processes have not begun the round with the same model; after `finish`.
     """
 
     def __init__(
@@ -33,8 +35,13 @@ class Intake:
         fabric: Fabric,
         initial_loss: float | None,
         check_counters: Callable[[Mapping[str, Tensor]], None],
+        logs: LogCollector,
     ) -> None:
         self.outcome = Outcome()
+        self.known: list[Known] | None = None
+        self.forms: tuple[Sequence[Forms], Sequence[Forms]] | None = None
+        self.has_drifted = False
+        self._logs = logs
         self._check_counters = check_counters
         self._aggregator, self._guard, self._fabric, self._initial_loss = aggregator, guard, fabric, initial_loss
         self._merge = UploadMerge(fabric, aggregator)
@@ -53,21 +60,52 @@ class Intake:
             self._merge.add(upload)
             self.outcome.accept(result, memory)
 
-    def finish(self, cohort: Cohort, link: Link) -> tuple[Message, Outcome]:
-        """Merge over all processes; returns the merged message, {} if no upload was accepted, and the outcome."""
+    def finish(self, cohort: Cohort, link: Link, params: Tensor, prunings: int) -> tuple[Message, Outcome]:
+        """Merge over all processes, which exchange one object and one vector.
+
+        Args:
+            cohort: cohort of the round.
+            link: link of the round.
+            params: model (d,) with which the round has begun.
+            prunings: checksum of the prunings so far.
+
+        Returns:
+            The merged message, {} if no upload was accepted, and the outcome.
+
+        Raises:
+            UserError: processes have pruned the model differently.
+        """
         self.outcome.num_uploads = len(cohort.answering)
         self.outcome.bits = link.client_bits
-        accumulator = self._merge.accumulate(cohort.answering)
-        for other in _gather_others(self._fabric, self.outcome):
-            self.outcome.add(other)
+        sizes: Sequence[Mapping[str, int]] = ()
+        if self._fabric.world_size > 1:
+            sizes = self._exchange(params, prunings)
+        accumulator = self._merge.accumulate(cohort.answering, sizes)
         return self._aggregator.finish(accumulator) if self.outcome.logs else {}, self.outcome
 
-
-def _gather_others(fabric: Fabric, mine: Outcome) -> list[Outcome]:
-    """Return the outcomes of all other processes, without states and memories, on this process's accelerator."""
-    if fabric.world_size == 1:
-        return []
-    small = move_data_to_device(vars(replace(mine, states={}, memory={})), torch.device("cpu"))
-    parts = gather_objects(fabric, small)
-    others = [part for rank, part in enumerate(parts) if rank != fabric.global_rank]
-    return [Outcome(**move_data_to_device(part, fabric.device)) for part in others]
+    def _exchange(self, params: Tensor, prunings: int) -> Sequence[Mapping[str, int]]:
+        """Exchange all that is small, in one object; returns the sizes of the accumulators."""
+        outcome = self.outcome
+        outcome.logs = dict(zip(outcome.logs, on_host(list(outcome.logs.values())), strict=True))
+        names, counts = outcome.counts()
+        mine = {
+            "outcome": vars(replace(outcome, states={}, memory={}, counters={})),
+            "counters": (names, counts),
+            "sizes": self._merge.sizes,
+            "known": self._logs.knowledge(),
+            "states": forms_of(outcome.states),
+            "memory": forms_of(outcome.memory),
+            "model": checksum(params),
+            "prunings": prunings,
+        }
+        parts = gather_objects(self._fabric, mine)
+        check_agreement([part["prunings"] for part in parts])
+        for rank, part in enumerate(parts):
+            if rank != self._fabric.global_rank:
+                other = Outcome(**part["outcome"])
+                other.raise_counts(*part["counters"], self._fabric.device)
+                outcome.add(other)
+        self.known = [part["known"] for part in parts]
+        self.forms = [part["states"] for part in parts], [part["memory"] for part in parts]
+        self.has_drifted = len({part["model"] for part in parts}) > 1
+        return [part["sizes"] for part in parts]

@@ -30,7 +30,7 @@ from lightning_fl.federation.population import Cohort, Population
 from lightning_fl.federation.round_record import round_record
 from lightning_fl.federation.server_steps import take_steps
 from lightning_fl.outputs.losses import say_lost
-from lightning_fl.processes import gather_by_client, mean, share_states
+from lightning_fl.processes import gather_by_client, mean, of_rank_zero, share_states
 from lightning_fl.pruning import Plan
 from lightning_fl.server.network import Network
 from lightning_fl.server.pretraining import ModuleLearner
@@ -61,6 +61,7 @@ class Federation:
         on_delivery: called with each message that the server has encoded; None for nothing.
         accuracy: logged name that the user has given as the accuracy for methods that need one; None to find it.
         runner: trains clients on a job.
+        prunings: checksum of the prunings of the module in this process since the run began or was resumed.
     """
 
     algorithm: Algorithm
@@ -79,8 +80,10 @@ class Federation:
     on_delivery: Callable[[Delivery], None] | None = None
     accuracy: str | None = None
     runner: Runner = serial
+    prunings: int = 0
     _queries: CallbackQueries = field(default_factory=CallbackQueries, init=False, repr=False)
     _drawn: tuple[tuple[int, int], Cohort] | None = field(default=None, init=False, repr=False)
+    _has_drifted: bool = field(default=False, init=False, repr=False)
     _warned: bool = field(default=False, init=False, repr=False)
     _warned_without_loss: bool = field(default=False, init=False, repr=False)
 
@@ -99,16 +102,17 @@ class Federation:
         job, clients = method.exchange.before_training(job, cohort.mine, self._train, link)
         module, fabric = self.flat_module.module, self.flat_module.fabric
         check = partial(check_counters, module, run.counters)
-        intake = Intake(method.aggregator, self.guard, fabric, initial_loss, check)
+        intake = Intake(method.aggregator, self.guard, fabric, initial_loss, check, self.flat_module.logs)
         uploads = method.exchange.collect(self._train(job, clients), link)
         for position, upload in enumerate(uploads, start=1):
             intake.take(upload, link)
             self.on_upload(upload.result.client, position, len(clients))
-        merged, outcome = intake.finish(cohort, link)
+        merged, outcome = intake.finish(cohort, link, run.params, self.prunings)
         self._say_if_none_accepted(outcome)
         self._warn_without_loss(outcome, work)
         merged |= {name: job.received[name] for name in method.exchange.provides if name in job.received}
-        averages = self.flat_module.logs.averages([outcome.logs[k] for k in cohort.answering if k in outcome.logs])
+        of_clients = [outcome.logs[k] for k in cohort.answering if k in outcome.logs]
+        averages = self.flat_module.logs.averages(of_clients, intake.known)
 
         stragglers = work.num_stragglers(cohort.answering)
         num_samples = work.num_samples(cohort.answering) * method.num_models
@@ -120,7 +124,7 @@ class Federation:
             turn = self._server_turn(setting, outcome, shared, merged)
             proposal = take_steps(method, self.guard, turn, run.server, initial_loss)
         self._warn_if_nothing_changes(proposal, outcome)
-        self._commit(proposal, outcome, intake.shares_uploads)
+        self._commit(proposal, outcome, intake)
         reported = {} if proposal is None else proposal.metrics
         return round_record(run, cohort, outcome, self.network, averages, num_samples, stragglers, reported)
 
@@ -247,23 +251,39 @@ class Federation:
                 f"Round 1: {outcome.num_steps} optimiser steps of the clients changed no parameter of the model; {why}."
             )
 
-    def _commit(self, proposal: Proposal | None, outcome: Outcome, shares_uploads: bool) -> None:
+    def _commit(self, proposal: Proposal | None, outcome: Outcome, intake: Intake) -> None:
         """End the round; unless it is undone, store the server's proposal and the clients' states in the run."""
         run, fabric = self.run, self.flat_module.fabric
+        self._say_if_drifted(intake)
         if proposal is None or proposal.is_undone:
             run.end_round()
             return
-        if shares_uploads:  # every process has merged them itself, and rounding must not make the models differ
+        # Every process may have merged the uploads itself, or steps on another kind of GPU: rounding must not make models differ.
+        if intake.shares_uploads or self._has_drifted:
             proposal = replace(
-                proposal, params=self._of_rank_zero(proposal.params), buffers=self._of_rank_zero(proposal.buffers)
+                proposal,
+                params=of_rank_zero(fabric, proposal.params),
+                buffers=of_rank_zero(fabric, proposal.buffers),
             )
-        run.commit(proposal, share_states(fabric, outcome.states), share_states(fabric, outcome.memory))
-        fabric.barrier()  # states may be files that one process of a machine writes
+        of_states, of_memory = intake.forms or (None, None)
+        run.commit(
+            proposal,
+            share_states(fabric, outcome.states, of_states),
+            share_states(fabric, outcome.memory, of_memory),
+        )
+        if run.keeps_files:
+            fabric.barrier()  # one process of a machine writes the files that the others read
         if proposal.mask is not None and proposal.mask is not run.mask:
             self.set_mask(proposal.mask)
 
-    def _of_rank_zero(self, vector: Tensor) -> Tensor:
-        return self.flat_module.fabric.broadcast(vector).to(vector.device)
+    def _say_if_drifted(self, intake: Intake) -> None:
+        """Say so in the first round that the processes have begun with different models."""
+        if intake.has_drifted and not self._has_drifted:
+            self._has_drifted = True
+            rank_zero_warn(
+                f"Round {self.run.round + 1}: the processes have begun with models that differ, most likely because they "
+                "compute on accelerators of different kinds; from now on all take the model of process 0 after each round."
+            )
 
     def _model_message(self) -> Message:
         buffers = {"buffers": self.run.buffers} if self.flat_module.buffer_layout.names else {}
@@ -300,8 +320,8 @@ class Federation:
         turn = SetupTurn(self.setting, self.data, link, self.server, learner, run.params, run.buffers)
         self.algorithm.prepare(turn)
         run.finish_setup(
-            self._of_rank_zero(turn.params),
-            self._of_rank_zero(turn.buffers),
+            of_rank_zero(self.flat_module.fabric, turn.params),
+            of_rank_zero(self.flat_module.fabric, turn.buffers),
             turn.server.counters,
             turn.server.num_steps + learner.num_steps,
             link.ledger.round_bits,
@@ -313,7 +333,8 @@ class Federation:
         """Prune all parameters outside a mask (d,), bools, in the model and in all states."""
         self.algorithm.check_mask("a callback")  # steps are checked when the algorithm is made
         self.run.set_mask(mask, self.algorithm.rule.unmasked_state)
-        self.flat_module.fabric.barrier()  # states may be files that one process of a machine writes
+        if self.run.keeps_files:
+            self.flat_module.fabric.barrier()  # one process of a machine writes the files that the others read
 
     def broadcast_pruning(self, plan: Plan) -> None:
         """Let the algorithm announce a structured pruning to the clients, and charge the next round for it."""

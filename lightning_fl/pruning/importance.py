@@ -17,11 +17,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from lightning_fl.checks import whole_share
 from lightning_fl.errors import UserError, require
 from lightning_fl.evaluation_mode import evaluating
+from lightning_fl.float32 import full_float32
 
 Scores = Mapping[str, Tensor]
 """Scores (c_l,) of the filters of each layer, by the name of its module; filters with low scores go first."""
 
 
+@full_float32()
 def feature_map_ranks(module: nn.Module, batches: Iterable[Any], layers: Sequence[str]) -> dict[str, Tensor]:
     """Return the mean rank (c_l,) of every filter's feature map after ReLU, over all images of the batches.
 

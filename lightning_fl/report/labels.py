@@ -18,6 +18,8 @@ OF_TRAINER = (
 INCIDENTAL = (*SEEDS, "ckpt_path", "data.download", *(f"trainer.{flag}" for flag in OF_TRAINER.split()))
 # Data sets that are the same wherever their files lie.
 WELL_KNOWN = ("CIFAR10", "CIFAR100", "Digits", "FashionMNIST", "SVHN")
+# Slots of a method whose parts are shown as a whole.
+SLOTS = ("rule", "uplink", "downlink", "exchange", "aggregator")
 LONGEST_LABEL, LONGEST_VALUE, LONGEST_FOLDER = 48, 24, 28
 # Order in which distinguishing settings are preferred.
 PARTS = ("algorithm", "model", "data", "trainer")
@@ -63,8 +65,9 @@ def labels(firsts: Sequence[Record]) -> list[str]:
     chosen = {name: telling(name, firsts) for name in {record.algorithm for record in firsts}}
     found = []
     for record in firsts:
-        settings = [text for key in chosen[record.algorithm] if (text := setting(record, key))]
-        found.append(", ".join([_short(record.algorithm, LONGEST_FOLDER), *settings]))
+        keys = chosen[record.algorithm]
+        settings = [text for key in keys if (text := _of_part(record, key, keys) or setting(record, key))]
+        found.append(", ".join([_short(record.algorithm, LONGEST_FOLDER), *dict.fromkeys(settings)]))
     is_allowed = [found.count(label) == 1 and len(label) <= LONGEST_LABEL for label in found]
     by_folder = {record.algorithm for record, allowed in zip(firsts, is_allowed, strict=True) if not allowed}
     return [
@@ -93,14 +96,48 @@ def _weight(key: str) -> tuple[int, int]:
     return PARTS.index(part) if part in PARTS else len(PARTS), key.count(".")
 
 
+def _of_part(record: Record, key: str, keys: Sequence[str]) -> str:
+    """Return the part of the method to which a setting belongs, such as `TopK(0.1)`; empty if it belongs to none.
+
+    Args:
+        record: a run.
+        key: the setting.
+        keys: settings to show.
+    """
+    section, slot, *_ = [*key.split("."), ""]
+    part = record.settings.get(f"{section}.{slot}")
+    if section != "algorithm" or slot not in SLOTS or not isinstance(part, str):
+        return ""
+    text = _part(record, f"{section}.{slot}", keys)
+    return text if slot == "uplink" else f"{slot}={text}"
+
+
+def _part(record: Record, key: str, keys: Sequence[str]) -> str:
+    """Return a part with its first argument, if it is a number or a part, and with the arguments that are to be shown."""
+    inner = [name for name in record.settings if name.startswith(f"{key}.") and "." not in name.removeprefix(f"{key}.")]
+    first = inner[0] if inner else None
+    arguments = []
+    for name in inner:
+        value = record.settings[name]
+        is_part = any(other.startswith(f"{name}.") for other in record.settings)
+        if is_part and (name == first or any(other.startswith(name) for other in keys)):
+            arguments.append(_part(record, name, keys))
+        elif name == first and isinstance(value, int | float) and not isinstance(value, bool):
+            arguments.append(shown(value))
+        elif name in keys:
+            arguments.append(setting(record, name))
+    return shown(record.settings[key]) + (f"({', '.join(arguments)})" if arguments else "")
+
+
 def is_of_method(key: str) -> bool:
     """True if a setting belongs to the method."""
     return key.split(".")[0] == "algorithm"
 
 
 def setting(record: Record, key: str) -> str:
-    """Return a setting in a few characters, such as `mu=0.1`; empty if the run does not have it."""
-    if key not in record.settings:
+    """Return a setting in a few characters, such as `mu=0.1`; empty if the run does not have it, or leaves the slot empty."""
+    is_slot = key.removeprefix("algorithm.") in SLOTS
+    if key not in record.settings or (is_slot and record.settings[key] is None):
         return ""
     name, value = key.rpartition(".")[2], shown(record.settings[key])
     return value if name.isdigit() else f"{name}={value}"

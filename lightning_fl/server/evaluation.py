@@ -9,7 +9,6 @@ from math import inf, nan
 from typing import Any
 
 import torch
-from lightning.fabric.utilities import move_data_to_device
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.data import extract_batch_size
@@ -20,7 +19,7 @@ from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.data.descriptions import describe_batch
 from lightning_fl.errors import UserError, noting, require
 from lightning_fl.evaluation_mode import evaluating, measuring
-from lightning_fl.processes import gather_objects
+from lightning_fl.processes import gather_logs, gather_objects
 
 
 def as_loaders(loaders: Any) -> CombinedLoader:
@@ -135,7 +134,7 @@ def evaluate(
         logs.batch_size = 1
         logs.dataloader_suffix = ""
         hooks.call(f"on_{stage}_epoch_end")
-        averages = logs.averages(gather_objects(fabric, move_data_to_device(logs.take(), torch.device("cpu"))))
+        averages = logs.averages(*gather_logs(fabric, logs)[:2])
         publish(averages)
         hooks.call(f"on_{stage}_end")
         hooks.call(f"on_{stage}_model_train")
@@ -175,8 +174,7 @@ def measure(
                         step(batch, *[index] * takes_index)
             logs.batch_size = 1
             getattr(module, f"on_{stage}_epoch_end")()
-        mine = move_data_to_device(logs.take(), torch.device("cpu"))
-        return logs.averages([mine] if alone else gather_objects(fabric, mine))
+        return logs.averages([logs.take()]) if alone else logs.averages(*gather_logs(fabric, logs)[:2])
 
 
 def mean_training_loss(flat_module: FlatModule, batches: Iterable[Any], sizes: Sequence[int], resident: bool) -> float:

@@ -48,7 +48,12 @@ def _fails_on_one(flat_module: FlatModule, data: FederatedDataModule) -> bool:
     samples = data.client(int(data.client_sizes.argmax()))
     batch = flat_module.transfer(next(iter(samples.batches(1))), data.train.resident)
     inputs = batch[0] if isinstance(batch, (tuple, list)) else batch
-    with torch.random.fork_rng(), torch.no_grad(), evaluating(flat_module.module), flat_module.fabric.autocast():
+    with (
+        torch.random.fork_rng(flat_module.cuda_devices),
+        torch.no_grad(),
+        evaluating(flat_module.module),
+        flat_module.fabric.autocast(),
+    ):
         flat_module.module.train()
         try:
             flat_module.module(inputs)

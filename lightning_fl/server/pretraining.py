@@ -23,7 +23,7 @@ from lightning_fl.data import FederatedDataModule
 from lightning_fl.data.samples.tensor_samples import Selection
 from lightning_fl.errors import require
 from lightning_fl.evaluation_mode import evaluating
-from lightning_fl.processes import gather_objects, share_of
+from lightning_fl.processes import gather_objects, gather_tensors, share_of
 from lightning_fl.slots import Message
 from lightning_fl.vectors.layout import FlatGradient
 
@@ -83,6 +83,7 @@ class ModuleLearner:
                 with flat_module.fabric.autocast():
                     loss = F.cross_entropy(flat_module.module(inputs), classes)
                 flat_module.fabric.backward(loss)
+                flat_module.bind_replaced()
                 adam.step()
                 self.num_steps += 1
         for parameter in self._parameters:
@@ -112,13 +113,12 @@ class ModuleLearner:
         for position, client in enumerate(mine, start=1):
             total = total + work(client)
             self.on_client(client, position, len(mine))
-        parts = gather_objects(fabric, (total, self.ledger.since(booked), self.num_steps - steps_before))
-        for rank, (others, bits, num_steps) in enumerate(parts):
+        parts = gather_objects(fabric, (self.ledger.since(booked), self.num_steps - steps_before))
+        for rank, (bits, num_steps) in enumerate(parts):
             if rank != fabric.global_rank:
-                total = total + others
                 self.ledger.add(bits)
                 self.num_steps += num_steps
-        return total
+        return sum(gather_tensors(fabric, total), torch.zeros((), dtype=torch.int64))
 
     @cached_property
     def _parameters(self) -> list[nn.Parameter]:

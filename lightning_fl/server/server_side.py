@@ -27,6 +27,7 @@ from lightning_fl.data.non_iid_degree import non_iid_degree
 from lightning_fl.errors import UserError, nearest, noting, require
 from lightning_fl.evaluation_mode import evaluating, keeping_attributes
 from lightning_fl.outputs.metric import ACCURACY, falls, find_accuracy
+from lightning_fl.processes import of_rank_zero
 from lightning_fl.server.evaluation import mean_training_loss, measure
 from lightning_fl.server.macs import count_layer_macs
 from lightning_fl.slots import Message, Rule, ServerTraining, Setting, is_finite
@@ -129,8 +130,7 @@ class ServerSide:
             flat_module.progress = None
             flat_module.logs.forget()
         message = finish(flat_module, job, local)
-        if flat_module.fabric.world_size > 1:
-            message = {name: flat_module.fabric.broadcast(x).to(x.device) for name, x in message.items()}
+        message = {name: of_rank_zero(flat_module.fabric, x) for name, x in message.items()}
         self.num_steps += local.num_steps
         if not is_finite(message):
             return ServerTraining({name: torch.zeros_like(x) for name, x in message.items()}, 0.0, local.num_steps)

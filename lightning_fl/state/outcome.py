@@ -59,6 +59,21 @@ class Outcome:
         for name, counter in counters.items():
             self.counters[name] = torch.maximum(self.counters.get(name, counter), counter)
 
+    def counts(self) -> tuple[list[tuple[str, torch.dtype, tuple[int, ...]]], list[int]]:
+        """Return name, dtype and shape, and the value, of the counters of one element: others do not change in a training."""
+        single = {name: counter for name, counter in self.counters.items() if counter.numel() == 1}
+        forms = [(name, counter.dtype, tuple(counter.shape)) for name, counter in single.items()]
+        values = torch.stack([counter.reshape(()).long() for counter in single.values()]).tolist() if single else []
+        return forms, values
+
+    def raise_counts(
+        self, forms: list[tuple[str, torch.dtype, tuple[int, ...]]], values: list[int], device: torch.device
+    ) -> None:
+        """Raise the counters to the `counts` of another process."""
+        together = torch.tensor(values, device=device)
+        for (name, dtype, shape), value in zip(forms, together, strict=True):
+            self._raise_counters({name: value.to(dtype).reshape(shape)})
+
     def add(self, other: Outcome) -> None:
         """Add the outcome of another process, except its clients' states and memories."""
         self.num_steps += other.num_steps

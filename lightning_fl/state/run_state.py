@@ -120,6 +120,11 @@ class Run:
         self.clients = ClientStatesOnDisk(folder / "rule", writes)
         self.client_memory = ClientStatesOnDisk(folder / "codec", writes)
 
+    @property
+    def keeps_files(self) -> bool:
+        """True if clients' states are in files, which one process of a machine writes."""
+        return isinstance(self.clients, ClientStatesOnDisk)
+
     def replace_model(self, params: Tensor, buffers: Tensor) -> None:
         """Replace the server's model by another one (d,), (d_b,), between two rounds."""
         self.params, self.buffers = params, buffers

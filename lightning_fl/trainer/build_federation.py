@@ -26,8 +26,9 @@ from lightning_fl.errors import UserError, require
 from lightning_fl.federation.follow_pruning import require_prunable
 from lightning_fl.federation.population import Population
 from lightning_fl.federation.round import Federation
+from lightning_fl.float32 import Float32
 from lightning_fl.outputs.run_folder import require_writable
-from lightning_fl.processes import gather_objects
+from lightning_fl.processes import agree_on_model, gather_objects
 from lightning_fl.server.client_evaluation import ClientEvaluator
 from lightning_fl.server.network import Network
 from lightning_fl.server.normalisation import check_single_samples
@@ -48,7 +49,7 @@ def assemble(trainer: TrainerInterface) -> Federation:
         UserError: a part of the algorithm, the model, the data or a flag does not fit.
     """
     flat_module, algorithm = trainer.active_module, trainer.algorithm
-    flat_module.agree_on_model()
+    agree_on_model(flat_module)
     data = algorithm.arrange_data(trainer.data)
     schedule = _local_schedule(trainer, data)
     _configure_optimizer(flat_module, algorithm, trainer.client_optimizer == "sgd")
@@ -89,6 +90,8 @@ def assemble(trainer: TrainerInterface) -> Federation:
             algorithm.check_mask(type(callback).__name__)
     trainer.loss_guard.check(federation.server, algorithm.steps)
     check_single_samples(flat_module, data, schedule)
+    if flat_module.fabric.device.type != "cpu":
+        rank_zero_info(f"{str(Float32.now()).capitalize()}; trainer.float32_precision sets both.")
     federation.runner = build_runner(federation, trainer.runner, trainer.clients_at_once, trainer.world_size)
     flat_module.load_server_model(run)  # checks may have changed the model
     return federation

@@ -21,6 +21,7 @@ from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.errors import UserError
 from lightning_fl.federation import follow_pruning
 from lightning_fl.federation.round import Federation
+from lightning_fl.float32 import UNSET, Float32
 from lightning_fl.outputs import checkpoint_file
 from lightning_fl.outputs.metric import ACCURACY, find_metric
 from lightning_fl.outputs.run_folder import LAST
@@ -224,17 +225,26 @@ def _keep_numerics(trainer: TrainerInterface, federation: Federation, saved: dic
         trainer.active_module.load_server_model(trainer.run)  # the trial may have changed the model
     if trainer.threads is None and trainer.fabric.device.type == "cpu":
         torch.set_num_threads(earlier["threads"])
+    if trainer.float32_precision is None and "float32" in earlier:
+        Float32(*earlier["float32"]).set()  # until the session ends
     now = execution(federation)
     if now != earlier:
         rank_zero_info(f"The run goes on with {_in_words(now)}; its earlier rounds had {_in_words(earlier)}.")
 
 
 def execution(federation: Federation) -> dict[str, Any]:
-    """Return the runner and the threads of a federation, which decide the last bits of its results."""
-    return {"runner": describe_runner(federation.runner), "threads": torch.get_num_threads()}
+    """Return the runner and the threads of a federation, which decide the last bits of its results.
+
+    On an accelerator, or if it is not torch's own, the precision of float32 is there, too.
+    """
+    found = {"runner": describe_runner(federation.runner), "threads": torch.get_num_threads()}
+    if federation.flat_module.fabric.device.type != "cpu" or Float32.now() != UNSET:
+        found["float32"] = list(Float32.now())
+    return found
 
 
 def _in_words(execution: dict[str, Any]) -> str:
     runner, threads = execution["runner"], execution["threads"]
+    float32 = f", {Float32(*execution['float32'])}" if "float32" in execution else ""
     how = ", ".join(str(part) for part in runner.values() if part is not None)
-    return f"runner {how} and {threads} thread{'s' * (threads != 1)}"
+    return f"runner {how} and {threads} thread{'s' * (threads != 1)}{float32}"

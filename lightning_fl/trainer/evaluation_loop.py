@@ -19,7 +19,7 @@ from lightning_fl.data.descriptions import describe_loader, have_same_samples
 from lightning_fl.errors import UserError, require
 from lightning_fl.federation.round import Federation
 from lightning_fl.outputs import checkpoint_file
-from lightning_fl.processes import gather_objects
+from lightning_fl.processes import gather_logs
 from lightning_fl.server.data_for_module import check_loaders
 from lightning_fl.server.evaluation import as_loaders, evaluate, is_sequential, num_batches
 from lightning_fl.server.validation import ModelValidation, owned_by_clients
@@ -88,7 +88,8 @@ def _logged_by_callbacks(trainer: TrainerInterface) -> dict[str, float]:
     """Call the hook `on_model_loaded`, and return and publish what callbacks log in it."""
     logs = trainer.active_module.logs
     trainer.hooks.call("on_model_loaded")
-    logged = logs.averages(gather_objects(trainer.fabric, logs.take())[:1])
+    sums, known, _ = gather_logs(trainer.fabric, logs)
+    logged = logs.averages(sums[:1], known)
     trainer.publish(logged)
     return logged
 

@@ -27,7 +27,7 @@ from lightning_fl.outputs.final_table import final_lines
 from lightning_fl.outputs.loggers import log_row, tell
 from lightning_fl.outputs.metrics_csv import RoundCSVLogger
 from lightning_fl.outputs.run_folder import EXPORT, LAST, RunFolder, write_settings
-from lightning_fl.processes import gather_objects
+from lightning_fl.processes import check_agreement, gather_logs
 from lightning_fl.pruning import masks_of
 from lightning_fl.state.run_state import SERVER
 from lightning_fl.state.saved_states import SavedStates
@@ -200,9 +200,15 @@ class FitLoop:
             trainer.save_checkpoint(Path(trainer.default_root_dir) / LAST)
 
     def _logged(self) -> dict[str, float]:
-        """Return what callbacks and the module have logged since the last call, as process 0 has it."""
-        logs = self.trainer.active_module.logs
-        return logs.averages(gather_objects(self.trainer.fabric, logs.take())[:1])
+        """Return what callbacks and the module have logged since the last call, as process 0 has it.
+
+        Raises:
+            UserError: processes have pruned the model differently.
+        """
+        trainer, logs = self.trainer, self.trainer.active_module.logs
+        sums, known, prunings = gather_logs(trainer.fabric, logs, self.federation.prunings)
+        check_agreement(prunings)
+        return logs.averages(sums[:1], known)
 
     def _check_names(self, record: dict[str, float]) -> None:
         """Check what callbacks and the user watch, once the names of all metrics are known."""

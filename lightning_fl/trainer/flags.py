@@ -19,6 +19,7 @@ from lightning_fl.checks import check_at_least, check_between, check_choice, che
 from lightning_fl.communication.simulated_clock import SimulatedClock
 from lightning_fl.errors import nearest, require
 from lightning_fl.federation.loss_guard import LossGuard
+from lightning_fl.float32 import PRECISIONS
 from lightning_fl.outputs.metric import falls
 from lightning_fl.outputs.wandb_run import trial_folder
 from lightning_fl.processes import launch
@@ -105,6 +106,7 @@ class TrainerFlags:
         enable_model_summary: bool = True,
         deterministic: bool | Literal["warn"] = False,
         benchmark: bool = False,
+        float32_precision: Literal["highest", "high", "medium"] | None = None,
         inference_mode: bool = True,
         detect_anomaly: bool = False,
         profiler: Profiler | str | None = None,
@@ -131,10 +133,10 @@ class TrainerFlags:
             straggler_rate: Probability in [0, 1] that a client stops after a part of its optimiser steps and sends the result.
             clock: The simulated network and computation behind time/simulated_seconds.
             loss_guard: Reject uploads, undo server steps or undo rounds whose loss explodes; off if not given.
-            runner: `serial` trains one client after the other, `stacked` several at once; auto stacks if the module allows it,
-                on a CPU only clients whose steps are small.
-            clients_at_once: Clients that `stacked` trains at once, at most; if not given, as many as fit into half of the free
-                memory, and on a CPU no more than 64.
+            runner: `serial` trains one client after the other, `stacked` several at once; auto stacks clients whose steps are
+                small, if the module allows it and draws no random numbers.
+            clients_at_once: Clients that `stacked` trains at once, at most; if not given, as many as are thought to need 4 GiB,
+                and no more than 64; on a GPU 8 GiB and 256.
             threads: Threads that each process computes with on a CPU; if not given, OMP_NUM_THREADS, or a number that suits the
                 size of a step.
             client_states: Storage of clients' states between rounds: memory, disk (a folder in default_root_dir, deleted
@@ -163,6 +165,9 @@ class TrainerFlags:
             enable_model_summary: Print a summary of the module before training.
             deterministic: Use deterministic algorithms only; "warn" gives a warning where there is none.
             benchmark: Let cuDNN choose its algorithms by benchmarks.
+            float32_precision: Precision of products of float32, as in `torch.set_float32_matmul_precision`, on a GPU also of
+                convolutions and recurrent layers: highest, high (TF32) or medium; if not given, as torch is set, which by itself
+                uses TF32 in convolutions and recurrent layers.
             inference_mode: Evaluate in torch.inference_mode rather than torch.no_grad.
             detect_anomaly: Let autograd report operations that produce NaN.
             profiler: simple, advanced, pytorch, or a Lightning profiler.
@@ -205,6 +210,7 @@ class TrainerFlags:
         self.enable_model_summary = enable_model_summary
         self.deterministic = deterministic
         self.benchmark = benchmark
+        self.float32_precision = float32_precision
         self.inference_mode = inference_mode
         self.detect_anomaly = detect_anomaly
         self._check()
@@ -271,6 +277,7 @@ class TrainerFlags:
         )
         check_choice("runner", self.runner, ("auto", "serial", "stacked"))
         check_choice("gradient_clip_algorithm", self.gradient_clip_algorithm, ("norm", "value"))
+        check_choice("float32_precision", self.float32_precision, (None, *PRECISIONS))
         check_choice("deterministic", self.deterministic, (True, False, "warn"))
         require(
             self.client_states in ("memory", "disk") or os.path.isdir(self.client_states),

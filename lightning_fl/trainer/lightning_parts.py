@@ -248,6 +248,12 @@ def build_fabric(accelerator: Any, strategy: Any, devices: Any, num_nodes: int, 
         f"accelerator {accelerator!r} is Apple's MPS, which has no float64, in which the updates are summed; "
         "allowed on this machine: cpu.",
     )
+    plugin = fabric.strategy.precision
+    require(
+        not str(plugin.precision).startswith("16"),
+        f"the plugin {type(plugin).__name__} computes in {plugin.precision!r}, whose gradients are scaled, which the steps of "
+        f"federated methods do not undo; give no such plugin, and one of these as precision: {', '.join(PRECISIONS)}.",
+    )
     launcher = fabric.strategy.launcher
     require(
         not isinstance(launcher, _MultiProcessingLauncher),

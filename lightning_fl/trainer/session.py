@@ -22,12 +22,13 @@ from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.hooks import Hooks, check_module
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError, nearest, require
+from lightning_fl.float32 import Float32
 from lightning_fl.modules import ImageClassifier
 from lightning_fl.outputs.loggers import tell
 from lightning_fl.outputs.progress_bar import RoundProgressBar
 from lightning_fl.outputs.reservation import Reservation
 from lightning_fl.outputs.wandb_run import WandbRun, is_used
-from lightning_fl.processes import gather_objects
+from lightning_fl.processes import end_children, gather_objects, gather_tensors
 from lightning_fl.server.data_for_module import check_dtype, check_labels
 from lightning_fl.trainer import checkpointing
 from lightning_fl.trainer.flags import cohort_size
@@ -70,7 +71,10 @@ def session(
             bool(trainer.deterministic) or switches[1],
             trainer.deterministic == "warn" if trainer.deterministic else switches[2],
             trainer.benchmark or switches[3],
+            switches[4] if trainer.float32_precision is None else Float32.of(trainer.float32_precision),
         )
+        if trainer.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses
         check_callbacks(trainer.callbacks)  # also those of module and algorithm
         brings_data = getattr(datamodule, "datamodule", None) is model
         _prepare_data(trainer, datamodule, *[] if brings_data else [model])
@@ -102,6 +106,9 @@ def session(
         status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         trainer.hooks.call("on_exception", error)
         datamodule.on_exception(error)
+        end_children(trainer.fabric)
+        if isinstance(error, torch.OutOfMemoryError):
+            raise UserError(_memory_sentence(error)) from error
         raise
     finally:
         tell(trainer, lambda logger: logger.finalize(status))
@@ -110,6 +117,17 @@ def session(
         torch.set_num_threads(num_threads)
         _release(trainer)
         trainer.state.stage = None
+
+
+def _memory_sentence(error: torch.OutOfMemoryError) -> str:
+    """Say what one step needed, what there is, and what helps."""
+    needed = " ".join(f"{' '.join(str(error).split())}. ".split(". ")[:3]).strip()
+    where = " ".join(note.rstrip(".") for note in getattr(error, "__notes__", [])[:1])
+    return (
+        f"the accelerator's memory does not suffice{f' ({where})' if where else ''}: {needed.rstrip('.')}. Use a smaller "
+        "data.batch_size (data.eval_batch_size in an evaluation), a smaller network, trainer.precision bf16-true, or an "
+        "accelerator with more memory; a fit goes on from its checkpoint with --ckpt_path last."
+    )
 
 
 def _set_up(trainer: TrainerInterface, fn: TrainerFn, model: LightningModule, brings_data: bool) -> None:
@@ -143,20 +161,24 @@ def _reserve_folder(trainer: TrainerInterface) -> None:
     require(not refusal, refusal)
 
 
-def _switches() -> tuple[bool, bool, bool, bool]:
+def _switches() -> tuple[bool, bool, bool, bool, Float32]:
     """Return torch's global switches that the trainer's flags set."""
     return (
         torch.is_anomaly_enabled(),
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
         torch.backends.cudnn.benchmark,
+        Float32.now(),
     )
 
 
-def _set_switches(detect_anomaly: bool, deterministic: bool, warn_only: bool, benchmark: bool) -> None:
+def _set_switches(
+    detect_anomaly: bool, deterministic: bool, warn_only: bool, benchmark: bool, float32: Float32
+) -> None:
     torch.autograd.set_detect_anomaly(detect_anomaly)
     torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
     torch.backends.cudnn.benchmark = benchmark
+    float32.set()
 
 
 def _attach(
@@ -305,6 +327,7 @@ def _place(trainer: TrainerInterface, model: LightningModule, datamodule: Federa
     datamodule.place(trainer.fabric.device, channels_last)
     if trainer.world_size > 1:
         trainer.flat_module.logs.gather = partial(gather_objects, trainer.fabric)
+        trainer.flat_module.logs.gather_tensors = partial(gather_tensors, trainer.fabric)
     model.log = trainer.flat_module.logs.log  # type: ignore[method-assign]
 
 

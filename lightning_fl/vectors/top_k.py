@@ -69,11 +69,15 @@ def top_k_in_turns(vectors: Sequence[Tensor], k: int) -> Tensor:
         magnitudes.append(ranked.values)
     in_turn = torch.stack(magnitudes, dim=1).sort(descending=True, stable=True).indices  # (k, vectors)
     sequence = torch.stack(offers, dim=1).gather(1, in_turn).flatten()
-    turns = torch.arange(len(sequence), dtype=torch.int32, device=sequence.device)
-    first = torch.empty_like(vectors[0], dtype=torch.int32)
-    first[sequence] = len(sequence)
-    first.scatter_reduce_(0, sequence, turns, "amin")
-    return sequence[first[sequence] == turns][:k].sort().values
+    return sequence[_is_first(sequence)][:k].sort().values
+
+
+def _is_first(sequence: Tensor) -> Tensor:
+    """True at the first of equal numbers (n,); a reduction by scatter would not be deterministic on a GPU."""
+    ordered, places = sequence.sort(stable=True)
+    begins = torch.ones_like(ordered, dtype=torch.bool)
+    begins[1:] = ordered[1:] != ordered[:-1]
+    return torch.zeros_like(begins).index_copy_(0, places, begins)
 
 
 def _largest(magnitude: Tensor, k: int) -> Tensor:

@@ -98,7 +98,9 @@ def test_the_help_of_a_class_is_as_short(help_of: Help) -> None:
     assert "Literal" not in printed
     for name in algorithms.__all__:
         assert not re.findall(r"<class|Optional\[|Union\[|known subclasses", help_of("fit", "--algorithm.help", name))
-    assert "lightning_fl.algorithms.FedAvg has no parameters." in help_of("fit", "--algorithm.help", "FedAvg")
+    assert "lightning_fl.data.IID has no parameters." in help_of(
+        "fit", "--data", "Digits", "--data.partition.help", "IID"
+    )
     stock = help_of("fit", "--optimizer.help", "SGD")
     assert "usage: lightning-fl fit --optimizer SGD" in stock
     assert "(default: 1e-3) (default" not in stock

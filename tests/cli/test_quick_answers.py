@@ -30,6 +30,7 @@ ANSWERS: dict[str, tuple[list[str], int, list[str]]] = {
     "help in short": (["-h"], 0, ["commands:"]),
     "list": (["list"], 0, ["FedDUMAP", "lenet5", "Digits", "Dirichlet", "TargetReached"]),
     "list of a name": (["list", "FedDU"], 0, ["--algorithm.decay"]),
+    "source of a method": (["list", "FedDU", "--source"], 0, ["class DynamicServerUpdate(Step)"]),
     "list of configurations": (["list", "configs"], 0, ["feddumap/cnn_cifar10"]),
     "init": (["init", "there", "--algorithm", "FedDU"], 0, ["lightning-fl fit --config there/experiment.yaml"]),
     "help of init": (["init", "--help"], 0, ["usage: lightning-fl init", "--overwrite"]),

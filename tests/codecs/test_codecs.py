@@ -1,6 +1,7 @@
 """Test every codec: its size is as stated, decoding inverts packing, and the loss is within the theory."""
 
 from math import ceil
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch import Tensor
 
+from lightning_fl import codecs
 from lightning_fl.codecs import Changes, Dense, ErrorFeedback, FairTopK, Followed, OneBit, Quantiser, SharedTopK, TopK
 from lightning_fl.slots import Codec, Message, Payload, Setting, State
 from lightning_fl.vectors import top_k as selection
@@ -442,3 +444,10 @@ def test_buffers_alone_cross_whole(codec: Codec) -> None:
     assert _bits(payload) == 3 * 32
     torch.testing.assert_close(codec.decode(payload, setting_of(0))["buffers"], torch.arange(3.0), rtol=0, atol=0)
     assert memory == {}
+
+
+def test_the_readme_counts_the_codecs_that_compress() -> None:
+    """Check that those which send all, or wrap another codec, are not counted."""
+    others = {"Dense", "EntropyCoded", "ErrorFeedback", "Followed", "Changes"}
+    assert len({*codecs.__all__} - others) == 14
+    assert "[fourteen](docs/how-to/codecs.md)" in (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")

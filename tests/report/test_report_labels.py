@@ -46,10 +46,21 @@ def test_composed_methods_have_short_names(tmp_path: Path) -> None:
         {"rule": part("Proximal", mu=0.1), "steps": steps[:1], "uplink": part("Dense")},
     ]
     found = labelled(tmp_path / "a", *({"algorithm": "Algorithm", **one} for one in composed))
-    assert found == ["Algorithm, rule=LocalOptimizer", "Algorithm, rule=Proximal"]
+    assert found == ["Algorithm, rule=LocalOptimizer", "Algorithm, rule=Proximal(0.1)"]
     betas = [[steps[0], part("Momentum", beta=beta)] for beta in (0.5, 0.9)]
     found = labelled(tmp_path / "b", *({"algorithm": "Algorithm", "steps": of} for of in betas))
     assert found == ["Algorithm, beta=0.5", "Algorithm, beta=0.9"]
+
+
+def test_slots_that_a_user_fills_are_shown_as_parts(tmp_path: Path) -> None:
+    top, prox = part("TopK", alpha=0.1, index_bits="ceil"), {"algorithm": "FedProx", "mu": 0.1}
+    fed = part("ErrorFeedback", codec=top)
+    found = labelled(tmp_path / "a", prox | {"uplink": None}, prox | {"uplink": top}, prox | {"uplink": fed})
+    assert found == ["FedProx", "FedProx, TopK(0.1)", "FedProx, ErrorFeedback(TopK(0.1))"]
+    exact = part("TopK", alpha=0.1, index_bits="exact")
+    found = labelled(tmp_path / "b", prox | {"uplink": top}, prox | {"uplink": exact})
+    assert found == ["FedProx, TopK(0.1, index_bits=ceil)", "FedProx, TopK(0.1, index_bits=exact)"]
+    assert labelled(tmp_path / "c", prox, prox | {"downlink": top}) == ["FedProx", "FedProx, downlink=TopK(0.1)"]
 
 
 def test_folders_stand_for_what_would_be_too_long(tmp_path: Path) -> None:

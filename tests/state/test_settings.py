@@ -61,7 +61,7 @@ VALUES: dict[str, Sequence[Any]] = {
     "rule": [Proximal(0.1), Proximal(0.2), SquaredGradients(interval=1), SquaredGradients(interval=2)],
     "server_optimizer": [torch.optim.SGD, torch.optim.Adam, lambda parameters: torch.optim.SGD(parameters, lr=0.5)],
     "stages": [(Apply(),), (Apply(0.5),)],
-    "steps": [(Apply(),), (Apply(), Momentum(0.5)), (Apply(), Momentum(0.6))],
+    "steps": [(Apply(),), (Apply(), Momentum(0.5)), (Apply(), Momentum(0.6)), [Momentum(0.5)], [Momentum(0.6)]],
 }
 """Values of arguments by their names."""
 WITH: dict[str, dict[str, Any]] = {
@@ -79,6 +79,9 @@ WITH: dict[str, dict[str, Any]] = {
 
 UNTRIED = {
     ("Reconfiguration", "rule"),  # only one rule fits
+    ("EfficientAdam", "steps"),  # no step fits after its own
+    ("OneBitAdam", "steps"),
+    ("FedDP", "rule"),  # its base method fills it
     "balanced",  # the earlier name of another argument
     "path",  # of files that must exist
     "test",
@@ -114,7 +117,7 @@ def values(name: str, parameter: Parameter) -> list[Any]:
             yield from (abs, torch.sum, lambda x: x)
 
     given = [] if parameter.default is Parameter.empty else [parameter.default]
-    return [*given, *VALUES.get(name, ()), *of(parameter.annotation)]
+    return [*given, *(VALUES["steps"] if name == "steps" else (*VALUES.get(name, ()), *of(parameter.annotation)))]
 
 
 def objects(found: type, name: str, parameter: Parameter) -> list[tuple[Any, Any]]:

@@ -189,8 +189,9 @@ def test_a_run_with_all_its_rounds_is_done_whatever_max_time_was(tmp_path: Path)
 
 
 STUDY = """
-import sys
+import signal, sys
 from pathlib import Path
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup ignores
 from lightning_fl.study import runner
 from lightning_fl.study.study_file import PlannedRun
 runner.PROGRAM = sys.argv[1]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from lightning_fl.aggregators import WeightedMean
-from lightning_fl.algorithms.algorithm import Algorithm
+from lightning_fl.algorithms.method import Method
 from lightning_fl.checks import check_choice
 from lightning_fl.codecs import Changes, Dense
 from lightning_fl.rules import SharedAdam
@@ -16,7 +16,7 @@ Weighting = Literal["samples", "uniform"]
 Downlink = Literal["dense", "union"]
 
 
-class AdamOnClients(Algorithm):
+class AdamOnClients(Method):
     """Base class of the methods with Adam on the clients. A method describes only its other hyper-parameters.
 
     Args:
@@ -33,13 +33,14 @@ class AdamOnClients(Algorithm):
 class AveragedMoments(AdamOnClients):
     """Base class of FedAdam and its sparse variants."""
 
-    def __init__(self, rule: SharedAdam, uplink: Codec, downlink: Downlink, weighting: Weighting) -> None:
+    def __init__(self, rule: SharedAdam, uplink: Codec, downlink: Downlink, weighting: Weighting, **slots: Any) -> None:
         """Fill the slots with FedAdam's parts, and with the codecs of uploads and broadcast."""
         check_choice("downlink", downlink, ("dense", "union"))
         super().__init__(
+            (Apply(), Moments()),
             rule=rule,
             uplink=uplink,
             downlink=Changes() if downlink == "union" else Dense(),
             aggregator=WeightedMean(weighting),
-            steps=(Apply(), Moments()),
+            **slots,
         )

@@ -12,7 +12,7 @@ with `quantiser: sign`, a delta of 0 is sent as +s.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from lightning_fl.aggregators import WeightedMean
 from lightning_fl.algorithms.fedadam_ssm._base import AdamOnClients
@@ -35,6 +35,7 @@ class EfficientAdam(AdamOnClients):
         beta2: float = 0.999,
         epsilon: float = 1e-6,
         weighting: Literal["samples", "uniform"] = "samples",
+        **slots: Any,
     ) -> None:
         """Fill all slots except the exchange.
 
@@ -53,9 +54,10 @@ class EfficientAdam(AdamOnClients):
         else:
             codec = Quantiser(quantiser, bits, groups)
         super().__init__(
+            (Apply(), Compress(codec)),
             rule=LocalAdam(beta1, beta2, epsilon),
             uplink=ErrorFeedback(codec),
             downlink=Followed(codec, "model/change"),
             aggregator=WeightedMean(weighting),
-            steps=(Apply(), Compress(codec)),
+            **slots,
         )

@@ -17,7 +17,7 @@ ServerAdam. There is no error feedback: numbers outside a mask are dropped, and 
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from lightning_fl.algorithms.fedadam_ssm._base import AveragedMoments, Downlink, Weighting
 from lightning_fl.checks import check_choice
@@ -32,10 +32,17 @@ class FedAdam(AveragedMoments):
     """Moments averaged like the model, with Adam on the clients; for Reddi et al.'s take ServerAdam."""
 
     def __init__(
-        self, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-6, weighting: Weighting = "samples"
+        self,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-6,
+        weighting: Weighting = "samples",
+        **slots: Any,
     ) -> None:
         """Fill the rule and step slots."""
-        super().__init__(SharedAdam(beta1, beta2, epsilon), Dense(), "dense", weighting)
+        super().__init__(
+            rule=SharedAdam(beta1, beta2, epsilon), uplink=Dense(), downlink="dense", weighting=weighting, **slots
+        )
 
 
 class FedAdamTop(AveragedMoments):
@@ -50,10 +57,13 @@ class FedAdamTop(AveragedMoments):
         weighting: Weighting = "samples",
         downlink: Downlink = "dense",
         index_bits: IndexBits = "ceil",
+        **slots: Any,
     ) -> None:
         """Fill the rule, codec and step slots."""
         uplink = TopK(alpha, index_bits=index_bits)
-        super().__init__(SharedAdam(beta1, beta2, epsilon), uplink, downlink, weighting)
+        super().__init__(
+            rule=SharedAdam(beta1, beta2, epsilon), uplink=uplink, downlink=downlink, weighting=weighting, **slots
+        )
 
 
 class FedAdamSSM(AveragedMoments):
@@ -69,6 +79,7 @@ class FedAdamSSM(AveragedMoments):
         weighting: Weighting = "samples",
         downlink: Downlink = "dense",
         index_bits: IndexBits = "ceil",
+        **slots: Any,
     ) -> None:
         """Fill the rule, codec and step slots.
 
@@ -77,7 +88,9 @@ class FedAdamSSM(AveragedMoments):
         """
         check_choice("mask", mask, LEADERS)
         uplink = SharedTopK(alpha, LEADERS[mask], index_bits=index_bits)
-        super().__init__(SharedAdam(beta1, beta2, epsilon), uplink, downlink, weighting)
+        super().__init__(
+            rule=SharedAdam(beta1, beta2, epsilon), uplink=uplink, downlink=downlink, weighting=weighting, **slots
+        )
 
 
 class FairnessTop(AveragedMoments):
@@ -93,6 +106,7 @@ class FairnessTop(AveragedMoments):
         weighting: Weighting = "samples",
         downlink: Downlink = "dense",
         index_bits: IndexBits = "ceil",
+        **slots: Any,
     ) -> None:
         """Fill the rule, codec and step slots.
 
@@ -100,4 +114,6 @@ class FairnessTop(AveragedMoments):
             union: Take the vectors' largest numbers in turns (`interleaved`), or the largest in any of them (`max`).
         """
         uplink = FairTopK(alpha, union, index_bits=index_bits)
-        super().__init__(SharedAdam(beta1, beta2, epsilon), uplink, downlink, weighting)
+        super().__init__(
+            rule=SharedAdam(beta1, beta2, epsilon), uplink=uplink, downlink=downlink, weighting=weighting, **slots
+        )

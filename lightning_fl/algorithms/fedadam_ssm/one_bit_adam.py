@@ -16,7 +16,7 @@ contains all of (w, M, V), so that clients start the second phase from the end o
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
@@ -43,6 +43,7 @@ class OneBitAdam(AdamOnClients):
         beta2: float = 0.999,
         epsilon: float = 1e-6,
         weighting: Literal["samples", "uniform"] = "samples",
+        **slots: Any,
     ) -> None:
         """Fill all slots except the exchange.
 
@@ -56,11 +57,12 @@ class OneBitAdam(AdamOnClients):
         self.warmup = warmup
         codec = OneBit(scale, groups, names=(MOMENTUM,), known=("scalars/learning_rate",))
         super().__init__(
+            (WarmedUpMoments(codec, epsilon, warmup, momentum_mask),),
             rule=WarmedUpAdam(beta1, beta2, epsilon, warmup, momentum_mask),
             uplink=ErrorFeedback(codec),
             downlink=Followed(codec, MOMENTUM),
             aggregator=WeightedMean(weighting),
-            steps=(WarmedUpMoments(codec, epsilon, warmup, momentum_mask),),
+            **slots,
         )
 
     def check(self, setting: Setting, server: Server, cohort_size: int) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from lightning.pytorch import Callback
 
-from lightning_fl.algorithms.algorithm import Algorithm
+from lightning_fl.algorithms.method import Method
 from lightning_fl.callbacks import AdaptivePruning
 
 
-class DynamicallyUpdated(Algorithm):
+class DynamicallyUpdated(Method):
     """Base class of the methods with FedDU's server update. A method describes only its other hyper-parameters.
 
     Args:
@@ -21,7 +21,7 @@ class DynamicallyUpdated(Algorithm):
     """
 
 
-class AdaptivelyPruned(Algorithm):
+class AdaptivelyPruned(Method):
     """Base class of the methods with FedAP's pruning. A method describes only its other hyper-parameters.
 
     Args:

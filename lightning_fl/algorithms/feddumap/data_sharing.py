@@ -8,19 +8,21 @@ the rest is FedAvg
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from lightning_fl.algorithms.algorithm import Algorithm
+from lightning_fl.algorithms.method import Method
 from lightning_fl.checks import check_between, check_whole, whole_share
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import require
 from lightning_fl.slots import SetupTurn
 
 
-class DataSharing(Algorithm):
+class DataSharing(Method):
     """FedAvg whose clients also train on samples of the server."""
 
-    def __init__(self, cap: float = 0.05, warmup_epochs: int = 0) -> None:
+    def __init__(self, cap: float = 0.05, warmup_epochs: int = 0, **slots: Any) -> None:
         """Keep FedAvg's parts.
 
         Args:
@@ -29,7 +31,7 @@ class DataSharing(Algorithm):
         """
         check_between("cap, the limit of the samples that a client receives,", cap, 0, 1, "(]")
         check_whole("warmup_epochs", warmup_epochs, 0)
-        super().__init__()
+        super().__init__(**slots)
         self.cap = cap
         self.warmup_epochs = warmup_epochs
 

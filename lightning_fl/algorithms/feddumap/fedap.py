@@ -14,7 +14,7 @@ down to all. If the server has no samples, a client ranks the feature maps, q up
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from lightning_fl.algorithms.feddumap._base import AdaptivelyPruned, DynamicallyUpdated
 from lightning_fl.callbacks import AdaptivePruning
@@ -33,13 +33,14 @@ class FedAP(AdaptivelyPruned):
         epsilon: float = 1e-4,
         max_sources: int | None = None,
         curvature: Literal["hessian", "ggn"] = "hessian",
+        **slots: Any,
     ) -> None:
         """Prepare the pruning.
 
         Args:
             rate: Rate p* in [0, 1) for fixed; 0 is FedAvg.
         """
-        super().__init__()
+        super().__init__(**slots)
         self.pruning = AdaptivePruning(prune_round, None, rate_mode, rate, max_sources, curvature, epsilon)
 
 
@@ -58,6 +59,7 @@ class FedDUAP(AdaptivelyPruned, DynamicallyUpdated):
         epsilon: float = 1e-4,
         max_sources: int | None = None,
         curvature: Literal["hessian", "ggn"] = "hessian",
+        **slots: Any,
     ) -> None:
         """Fill the step slot, and prepare the pruning.
 
@@ -65,7 +67,7 @@ class FedDUAP(AdaptivelyPruned, DynamicallyUpdated):
             C: Scale C ≥ 0 of the server's update; 0 is FedAP.
             rate: Rate p* in [0, 1) for fixed; 0 is FedDU.
         """
-        super().__init__(steps=(Apply(), DynamicServerUpdate(C=C, decay=decay, f=f, alpha_max=alpha_max)))
+        super().__init__((Apply(), DynamicServerUpdate(C=C, decay=decay, f=f, alpha_max=alpha_max)), **slots)
         self.pruning = AdaptivePruning(prune_round, None, rate_mode, rate, max_sources, curvature, epsilon)
 
 
@@ -88,6 +90,7 @@ class FedDUMAP(AdaptivelyPruned, DynamicallyUpdated):
         epsilon: float = 1e-4,
         max_sources: int | None = None,
         curvature: Literal["hessian", "ggn"] = "hessian",
+        **slots: Any,
     ) -> None:
         """Fill the rule and step slots, and prepare the pruning.
 
@@ -98,5 +101,5 @@ class FedDUMAP(AdaptivelyPruned, DynamicallyUpdated):
         """
         update = DynamicServerUpdate(C=C, decay=decay, f=f, alpha_max=alpha_max)
         momentum = Momentum(beta=beta, learning_rate=server_learning_rate, init_with=momentum_init)
-        super().__init__(rule=RestartedMomentum(beta=local_beta), steps=(Apply(), update, momentum))
+        super().__init__((Apply(), update, momentum), rule=RestartedMomentum(beta=local_beta), **slots)
         self.pruning = AdaptivePruning(prune_round, None, rate_mode, rate, max_sources, curvature, epsilon)

@@ -12,19 +12,23 @@ Twice FedAvg's bits in both directions. The local rule was written without the p
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from lightning_fl.algorithms.algorithm import Algorithm
 from lightning_fl.algorithms.feddumap._base import DynamicallyUpdated
+from lightning_fl.algorithms.method import Method
 from lightning_fl.rules import DecoupledMomentum
 from lightning_fl.steps import Apply, DynamicServerUpdate, SharedMomentum
 
 
-class FedDA(Algorithm):
+class FedDA(Method):
     """FedAvg with a momentum of the federation, which clients continue locally and send back."""
 
     def __init__(
-        self, beta: float = 0.9, variant: Literal["evolving", "frozen"] = "evolving", full_batch_last: int = 0
+        self,
+        beta: float = 0.9,
+        variant: Literal["evolving", "frozen"] = "evolving",
+        full_batch_last: int = 0,
+        **slots: Any,
     ) -> None:
         """Fill the rule and step slots.
 
@@ -34,7 +38,7 @@ class FedDA(Algorithm):
             full_batch_last: Number r of last rounds of max_rounds in which every local step takes the gradient on all samples of
                 the client, at the same number of steps, each as long as a pass. A finished run that continues has them again.
         """
-        super().__init__(rule=DecoupledMomentum(beta, variant, full_batch_last), steps=(Apply(), SharedMomentum()))
+        super().__init__((Apply(), SharedMomentum()), rule=DecoupledMomentum(beta, variant, full_batch_last), **slots)
 
 
 class FedDUDA(DynamicallyUpdated):
@@ -49,6 +53,7 @@ class FedDUDA(DynamicallyUpdated):
         f: Literal["one_minus", "inverse"] = "one_minus",
         alpha_max: float | None = None,
         full_batch_last: int = 0,
+        **slots: Any,
     ) -> None:
         """Fill the rule and step slots.
 
@@ -60,4 +65,4 @@ class FedDUDA(DynamicallyUpdated):
         """
         rule = DecoupledMomentum(beta, variant, full_batch_last)
         update = DynamicServerUpdate(C=C, decay=decay, f=f, alpha_max=alpha_max, rule=rule)
-        super().__init__(rule=rule, steps=(Apply(), update, SharedMomentum()))
+        super().__init__((Apply(), update, SharedMomentum()), rule=rule, **slots)

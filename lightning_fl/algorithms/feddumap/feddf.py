@@ -8,14 +8,14 @@ the rest is FedAvg
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from lightning_fl.aggregators import Members, WeightedMean
-from lightning_fl.algorithms.algorithm import Algorithm
+from lightning_fl.algorithms.method import Method
 from lightning_fl.steps import Apply, Distillation
 
 
-class FedDF(Algorithm):
+class FedDF(Method):
     """FedAvg, then distillation of the clients' models into the average model on the server's inputs."""
 
     def __init__(
@@ -27,6 +27,7 @@ class FedDF(Algorithm):
         average: Literal["logits", "probs"] = "logits",
         val_fraction: float = 0.1,
         freeze_batch_norm: bool = False,
+        **slots: Any,
     ) -> None:
         """Fill the aggregator and step slots.
 
@@ -48,4 +49,4 @@ class FedDF(Algorithm):
             val_fraction=val_fraction,
             freeze_batch_norm=freeze_batch_norm,
         )
-        super().__init__(aggregator=Members(WeightedMean()), steps=(Apply(), distillation))
+        super().__init__((Apply(), distillation), aggregator=Members(WeightedMean()), **slots)

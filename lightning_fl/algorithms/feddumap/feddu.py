@@ -19,10 +19,10 @@ The paper prints no β; its code has 0.9, and so have FedDUM, FedDUMAP and their
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from lightning_fl.algorithms.algorithm import Algorithm
 from lightning_fl.algorithms.feddumap._base import DynamicallyUpdated
+from lightning_fl.algorithms.method import Method
 from lightning_fl.rules import RestartedMomentum
 from lightning_fl.slots import Step
 from lightning_fl.steps import Apply, DynamicServerUpdate, Momentum, MomentumInStages, StaticServerUpdate
@@ -37,25 +37,26 @@ class FedDU(DynamicallyUpdated):
         decay: float = 0.99,
         f: Literal["one_minus", "inverse"] = "one_minus",
         alpha_max: float | None = None,
+        **slots: Any,
     ) -> None:
         """Fill the step slot.
 
         Args:
             C: Scale C ≥ 0 of the server's update; 0 is FedAvg.
         """
-        super().__init__(steps=(Apply(), DynamicServerUpdate(C=C, decay=decay, f=f, alpha_max=alpha_max)))
+        super().__init__((Apply(), DynamicServerUpdate(C=C, decay=decay, f=f, alpha_max=alpha_max)), **slots)
 
 
-class FedDUS(Algorithm):
+class FedDUS(Method):
     """FedDU with an update of constant size."""
 
-    def __init__(self, tau_eff: float | Literal["full"] = 10) -> None:
+    def __init__(self, tau_eff: float | Literal["full"] = 10, **slots: Any) -> None:
         """Fill the step slot.
 
         Args:
             tau_eff: Effective steps τ_eff ≥ 0 of the server, or full for all its steps; 0 is FedAvg.
         """
-        super().__init__(steps=(Apply(), StaticServerUpdate(tau_eff=tau_eff)))
+        super().__init__((Apply(), StaticServerUpdate(tau_eff=tau_eff)), **slots)
 
 
 class FedDUM(DynamicallyUpdated):
@@ -72,6 +73,7 @@ class FedDUM(DynamicallyUpdated):
         decay: float = 0.99,
         f: Literal["one_minus", "inverse"] = "one_minus",
         alpha_max: float | None = None,
+        **slots: Any,
     ) -> None:
         """Fill the rule and step slots.
 
@@ -86,7 +88,7 @@ class FedDUM(DynamicallyUpdated):
         steps: tuple[Step, ...] = (Apply(), update, momentum)
         if two_stage:
             steps = (MomentumInStages(stages=(Apply(), update), momentum=momentum),)
-        super().__init__(rule=RestartedMomentum(beta=local_beta), steps=steps)
+        super().__init__(steps, rule=RestartedMomentum(beta=local_beta), **slots)
 
 
 class FedDUSM(DynamicallyUpdated):
@@ -101,6 +103,7 @@ class FedDUSM(DynamicallyUpdated):
         decay: float = 0.99,
         f: Literal["one_minus", "inverse"] = "one_minus",
         alpha_max: float | None = None,
+        **slots: Any,
     ) -> None:
         """Fill the step slot.
 
@@ -109,7 +112,7 @@ class FedDUSM(DynamicallyUpdated):
         """
         update = DynamicServerUpdate(C=C, decay=decay, f=f, alpha_max=alpha_max)
         momentum = Momentum(beta=beta, learning_rate=server_learning_rate, init_with=momentum_init)
-        super().__init__(steps=(Apply(), update, momentum))
+        super().__init__((Apply(), update, momentum), **slots)
 
 
 class FedDUDM(DynamicallyUpdated):
@@ -122,6 +125,7 @@ class FedDUDM(DynamicallyUpdated):
         decay: float = 0.99,
         f: Literal["one_minus", "inverse"] = "one_minus",
         alpha_max: float | None = None,
+        **slots: Any,
     ) -> None:
         """Fill the rule and step slots.
 
@@ -129,4 +133,4 @@ class FedDUDM(DynamicallyUpdated):
             local_beta: Momentum β' in [0, 1); 0 is FedDU.
         """
         update = DynamicServerUpdate(C=C, decay=decay, f=f, alpha_max=alpha_max)
-        super().__init__(rule=RestartedMomentum(beta=local_beta), steps=(Apply(), update))
+        super().__init__((Apply(), update), rule=RestartedMomentum(beta=local_beta), **slots)

@@ -21,17 +21,17 @@ Bits: 8·C·H·W·n_0 down for images in bytes and s·q·d up (with float buffer
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
-from lightning_fl.algorithms.algorithm import Algorithm
+from lightning_fl.algorithms.method import Method
 from lightning_fl.checks import check_choice, check_positive, check_whole
 from lightning_fl.data.samples.tensor_samples import Selection
-from lightning_fl.errors import UserError
+from lightning_fl.errors import UserError, require
 from lightning_fl.outputs.losses import say_lost
 from lightning_fl.slots import Message, Server, Setting, SetupTurn, is_finite
 
@@ -39,7 +39,7 @@ PRESETS = {"paper": (2, 5, 100), "light": (1, 2, 20)}
 """Values of s, t and epochs."""
 
 
-class FedKT(Algorithm):
+class FedKT(Method):
     """Knowledge transfer before FedAvg: the model learns labels of the server's inputs that clients' models vote on."""
 
     def __init__(
@@ -52,6 +52,7 @@ class FedKT(Algorithm):
         learning_rate: float = 1e-3,
         batch_size: int = 64,
         consistent: bool = True,
+        **slots: Any,
     ) -> None:
         """Keep FedAvg's parts.
 
@@ -72,7 +73,12 @@ class FedKT(Algorithm):
         for name, value in {"s": s, "t": t, "epochs": epochs, "batch_size": batch_size}.items():
             check_whole(f"{name} of FedKT", value, 1)
         check_positive("learning_rate of FedKT", learning_rate)
-        super().__init__()
+        filled = [name for name, part in slots.items() if part is not None]
+        require(
+            mode == "init_fedavg" or not filled,
+            f"mode='one_shot' has no round in which the slot {', '.join(filled)} would be used: leave it out.",
+        )
+        super().__init__(**slots)
         self.mode = mode
         self.trains_in_rounds = mode == "init_fedavg"
         self.s = s

@@ -11,20 +11,23 @@ the rest is FedAvg, after round T with the smaller network, d' numbers each way
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from lightning.pytorch import Callback
 
-from lightning_fl.algorithms.algorithm import Algorithm
+from lightning_fl.algorithms.method import Method
 from lightning_fl.callbacks import FilterPruning
 from lightning_fl.checks import check_whole
 from lightning_fl.errors import require
 from lightning_fl.slots import Server, Setting
 
 
-class HRank(Algorithm):
+class HRank(Method):
     """FedAvg with one pruning of the filters whose feature maps have the lowest ranks, the same share in every layer."""
 
-    def __init__(self, rate: float = 0.4, prune_round: int = 30, num_batches: int = 5, batch_size: int = 100) -> None:
+    def __init__(
+        self, rate: float = 0.4, prune_round: int = 30, num_batches: int = 5, batch_size: int = 100, **slots: Any
+    ) -> None:
         """Keep FedAvg's parts, and check the pruning.
 
         Args:
@@ -37,7 +40,7 @@ class HRank(Algorithm):
         self.prune_round = prune_round
         self._pruning = partial(FilterPruning, rate, prune_round, None, "feature_rank", num_batches, batch_size)
         self._pruning()  # raises if a value is not allowed
-        super().__init__()
+        super().__init__(**slots)
 
     def configure_callbacks(self) -> list[Callback]:
         """Return a new pruning for every run."""

@@ -8,13 +8,15 @@ the rest is FedAvg. The original also schedules clients by their channels and ta
 
 from __future__ import annotations
 
-from lightning_fl.algorithms.algorithm import Algorithm
+from typing import Any
+
+from lightning_fl.algorithms.method import Method
 from lightning_fl.steps import Apply, ServerAsClient
 
 
-class HybridFL(Algorithm):
+class HybridFL(Method):
     """FedAvg in which the server takes part as one more client."""
 
-    def __init__(self) -> None:
+    def __init__(self, **slots: Any) -> None:
         """Fill the step slot."""
-        super().__init__(steps=(Apply(), ServerAsClient()))
+        super().__init__((Apply(), ServerAsClient()), **slots)

@@ -16,18 +16,18 @@ train in this round only the numbers that the pruned model lacks) and q up, book
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from lightning.pytorch import Callback
 
-from lightning_fl.algorithms.algorithm import Algorithm
+from lightning_fl.algorithms.method import Method
 from lightning_fl.callbacks import MagnitudePruning
 from lightning_fl.callbacks.pruning.adaptive_rate import AdaptiveRate
 from lightning_fl.checks import check_choice
 from lightning_fl.errors import require
 
 
-class IMC(Algorithm):
+class IMC(Method):
     """FedAvg with one pruning of the smallest weights."""
 
     def __init__(
@@ -38,6 +38,7 @@ class IMC(Algorithm):
         curvature: Literal["hessian", "ggn"] = "hessian",
         rate_source: Literal["server", "all"] = "server",
         max_sources: int | None = None,
+        **slots: Any,
     ) -> None:
         """Keep FedAvg's parts.
 
@@ -50,7 +51,7 @@ class IMC(Algorithm):
             rate_source: Samples that give the rate: the server's (server), or those of server and clients, as in FedAP (all).
             max_sources: Largest number of sources to ask with rate_source all, drawn at random; every one if not given.
         """
-        super().__init__()
+        super().__init__(**slots)
         check_choice("rate_source", rate_source, ("server", "all"))
         from_all = rate_source == "all"
         require(not from_all or rate is None, f"rate_source='all' finds the rate itself: leave rate={rate} out.")

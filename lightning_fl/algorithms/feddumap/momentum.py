@@ -20,16 +20,17 @@ three times FedAvg's bits down and twice up, and more than twice its computation
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from lightning_fl.algorithms.algorithm import Algorithm
+from lightning_fl.algorithms.method import Method
 from lightning_fl.checks import check_choice
 from lightning_fl.errors import require
 from lightning_fl.rules import CorrectedMomentum, FrozenMomentum, RestartedMomentum
+from lightning_fl.slots import Step
 from lightning_fl.steps import Apply, GradientMomentum, Momentum, Yogi
 
 
-class ServerM(Algorithm):
+class ServerM(Method):
     """FedAvg with momentum on the server."""
 
     def __init__(
@@ -39,6 +40,7 @@ class ServerM(Algorithm):
         momentum_init: Literal["zero", "first"] = "zero",
         dampening: bool = True,
         variant: Literal["momentum", "yogi"] = "momentum",
+        **slots: Any,
     ) -> None:
         """Fill the step slot.
 
@@ -56,17 +58,17 @@ class ServerM(Algorithm):
                 momentum_init == "zero" and dampening,
                 "yogi always starts from zero, with dampening: leave momentum_init and dampening out.",
             )
-            super().__init__(steps=(Apply(), Yogi(beta=beta, learning_rate=server_learning_rate)))
-            return
-        momentum = Momentum(beta=beta, learning_rate=server_learning_rate, init_with=momentum_init, dampening=dampening)
-        super().__init__(steps=(Apply(), momentum))
+            step: Step = Yogi(beta=beta, learning_rate=server_learning_rate)
+        else:
+            step = Momentum(beta, server_learning_rate, init_with=momentum_init, dampening=dampening)
+        super().__init__((Apply(), step), **slots)
 
 
-class DeviceM(Algorithm):
+class DeviceM(Method):
     """FedAvg with momentum on the clients, restarted in every round."""
 
     def __init__(
-        self, local_beta: float = 0.9, variant: Literal["restarted", "mime_lite", "mime"] = "restarted"
+        self, local_beta: float = 0.9, variant: Literal["restarted", "mime_lite", "mime"] = "restarted", **slots: Any
     ) -> None:
         """Fill the rule slot.
 
@@ -76,8 +78,6 @@ class DeviceM(Algorithm):
                 training; or mime, which also corrects each client's gradients by their difference from the mean.
         """
         check_choice("variant", variant, ("restarted", "mime_lite", "mime"))
-        if variant == "restarted":
-            super().__init__(rule=RestartedMomentum(beta=local_beta))
-            return
-        rule = FrozenMomentum(beta=local_beta) if variant == "mime_lite" else CorrectedMomentum(beta=local_beta)
-        super().__init__(rule=rule, steps=(Apply(), GradientMomentum(beta=local_beta)))
+        rules = {"restarted": RestartedMomentum, "mime_lite": FrozenMomentum, "mime": CorrectedMomentum}
+        of_server = () if variant == "restarted" else (GradientMomentum(beta=local_beta),)
+        super().__init__((Apply(), *of_server), rule=rules[variant](beta=local_beta), **slots)

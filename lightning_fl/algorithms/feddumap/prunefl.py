@@ -12,13 +12,15 @@ the Z_k replaces their sum and gives the same mask.
 
 from __future__ import annotations
 
+from typing import Any
+
 from lightning_fl.aggregators import WeightedMean
-from lightning_fl.algorithms.algorithm import Algorithm
+from lightning_fl.algorithms.method import Method
 from lightning_fl.rules import SquaredGradients
 from lightning_fl.steps import Apply, Reconfiguration
 
 
-class PruneFL(Algorithm):
+class PruneFL(Method):
     """FedAvg under a pruning mask for the fastest training, chosen from server data and then from the clients' gradients."""
 
     def __init__(
@@ -33,6 +35,7 @@ class PruneFL(Algorithm):
         seconds_per_mac: float = 3e-11,
         bandwidth: float = 5e7,
         fixed_share: float = 0.1,
+        **slots: Any,
     ) -> None:
         """Fill the rule, aggregator and step slots.
 
@@ -62,7 +65,8 @@ class PruneFL(Algorithm):
             initial_interval=initial_interval,
         )
         super().__init__(
+            (Apply(), step),
             rule=SquaredGradients(interval=interval),
             aggregator=WeightedMean(uniform=("moments/control", "scalars/importance")),
-            steps=(Apply(), step),
+            **slots,
         )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from lightning_fl.algorithms.algorithm import Algorithm, of_server
+from lightning_fl.algorithms.method import Wrapper
 from lightning_fl.errors import require
 from lightning_fl.slots import Rule, Server, Setting, Validation, forwards
 
 
 @forwards("base")
-class WithCompanion(Algorithm):
+class WithCompanion(Wrapper):
     """Any method that trains one model of each client in rounds, with a rule for a second one, which the client keeps.
 
     Args:
@@ -18,7 +21,7 @@ class WithCompanion(Algorithm):
     num_models, keeps_models = Algorithm.num_models, Algorithm.keeps_models
     companion: Rule | None = None
 
-    def __init__(self, base: Algorithm | None, companion: Rule) -> None:
+    def __init__(self, base: Algorithm | None, companion: Rule, **slots: Any) -> None:
         self.companion = companion
         given = f"{self.name} itself" if type(base) is type(self) else repr(base)
         alone = isinstance(base, Algorithm) and not base.keeps_models and base.trains_in_rounds
@@ -26,11 +29,7 @@ class WithCompanion(Algorithm):
             base is None or alone,
             f"base must be a method that trains one model of each client in rounds, such as FedAvg() or SCAFFOLD(), got {given}.",
         )
-        self.base = Algorithm() if base is None else base
-        base = self.base
-        super().__init__(
-            base.rule, base.uplink, base.downlink, base.exchange, base.aggregator, base.steps, base.personal
-        )
+        super().__init__(base=Algorithm() if base is None else base, **slots)
 
     def rules(self) -> list[Rule]:
         """Return the rules of the base method, and that of the clients' own models."""

@@ -18,6 +18,8 @@ The gradient is the paper's, that of the mixture of both models. The authors' co
 
 from __future__ import annotations
 
+from typing import Any
+
 from lightning_fl.algorithms.algorithm import Algorithm
 from lightning_fl.algorithms.personal._base import WithCompanion
 from lightning_fl.rules import Mixed
@@ -28,11 +30,11 @@ class APFL(WithCompanion):
 
     changeable = frozenset({"adaptive"})
 
-    def __init__(self, base: Algorithm | None = None, alpha: float = 0.5, adaptive: bool = True) -> None:
+    def __init__(self, base: Algorithm | None = None, alpha: float = 0.5, adaptive: bool = True, **slots: Any) -> None:
         """Fill the slots as the base method does.
 
         Args:
             alpha: Share α of a client's own model when it first takes part, in [0, 1]; 1 trains it alone.
             adaptive: Let each client adapt its α in every round, or keep it.
         """
-        super().__init__(base, Mixed(alpha, adaptive))
+        super().__init__(base=base, companion=Mixed(alpha, adaptive), **slots)

@@ -13,7 +13,7 @@ A client computes twice as much as in the base method; its steps for v_k are not
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from lightning_fl.algorithms.algorithm import Algorithm
 from lightning_fl.algorithms.personal._base import WithCompanion
@@ -30,6 +30,7 @@ class Ditto(WithCompanion):
         base: Algorithm | None = None,
         strength: float = 1.0,
         solver: Literal["explicit", "implicit"] = "explicit",
+        **slots: Any,
     ) -> None:
         """Fill the slots as the base method does.
 
@@ -37,4 +38,4 @@ class Ditto(WithCompanion):
             strength: Weight λ ≥ 0 of the pull (λ/2)‖v − w‖²; 0 trains v alone. The authors try 0.1, 1 and 2.
             solver: Explicit steps, as in the paper, or implicit ones, which are stable for every λ.
         """
-        super().__init__(base, Pulled(strength, solver))
+        super().__init__(base=base, companion=Pulled(strength, solver), **slots)

@@ -13,12 +13,13 @@ one client is not FedAvg.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import nn
 
 from lightning_fl.algorithms.algorithm import Algorithm, is_or_wraps
+from lightning_fl.algorithms.method import Wrapper
 from lightning_fl.checks import check_choice
 from lightning_fl.errors import require
 from lightning_fl.slots import forwards
@@ -33,10 +34,10 @@ ALL_NORMS: tuple[type[nn.Module], ...] = (
 
 
 @forwards("base")
-class FedBN(Algorithm):
+class FedBN(Wrapper):
     """Any method, with clients that keep their normalisation layers."""
 
-    def __init__(self, base: Algorithm | None = None, norms: Literal["batch", "all"] = "batch") -> None:
+    def __init__(self, base: Algorithm | None = None, norms: Literal["batch", "all"] = "batch", **slots: Any) -> None:
         """Take over the slots of the base method.
 
         Args:
@@ -50,11 +51,7 @@ class FedBN(Algorithm):
             "base must be a method that trains clients in rounds, such as FedAvg(), FedProx() or SCAFFOLD(), got "
             f"{'FedBN itself' if is_itself else repr(base)}.",
         )
-        self.base = Algorithm() if base is None else base
-        base = self.base
-        super().__init__(
-            base.rule, base.uplink, base.downlink, base.exchange, base.aggregator, base.steps, base.personal
-        )
+        super().__init__(base=Algorithm() if base is None else base, **slots)
         self.norms = norms
 
     def personal_parameters(self, module: nn.Module) -> list[str]:

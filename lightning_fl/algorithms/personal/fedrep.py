@@ -14,18 +14,18 @@ both together. With E_h = 0 the heads stay at their initial values. The paper av
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from torch import nn
 
 from lightning_fl.aggregators import WeightedMean
-from lightning_fl.algorithms.algorithm import Algorithm
+from lightning_fl.algorithms.method import Method
 from lightning_fl.errors import require
 from lightning_fl.rules import HeadThenBody
 from lightning_fl.vectors.personal import personal_names
 
 
-class FedRep(Algorithm):
+class FedRep(Method):
     """FedAvg of a shared body; every client trains a head of its own first, then the body."""
 
     def __init__(
@@ -34,6 +34,7 @@ class FedRep(Algorithm):
         head_epochs: int | None = None,
         body_epochs: int = 1,
         weighting: Literal["samples", "uniform"] | None = None,
+        **slots: Any,
     ) -> None:
         """Fill the rule and aggregator slots.
 
@@ -48,6 +49,7 @@ class FedRep(Algorithm):
             rule=HeadThenBody(head_epochs, body_epochs),
             aggregator=WeightedMean(weighting or "samples"),
             personal=personal or (),
+            **slots,
         )
         self._keeps_last_layer = personal is None
         require(

@@ -17,13 +17,15 @@ authors' code also has a weight decay of 0.001: `weight_decay` of the module's S
 
 from __future__ import annotations
 
+from typing import Any
+
 from lightning_fl.aggregators import WeightedMean
-from lightning_fl.algorithms.algorithm import Algorithm
+from lightning_fl.algorithms.method import Method
 from lightning_fl.rules import MoreauEnvelope
 from lightning_fl.steps import Apply
 
 
-class PFedMe(Algorithm):
+class PFedMe(Method):
     """FedAvg of copies that clients move towards models of their own, with which they predict."""
 
     keeps_trained = True
@@ -34,6 +36,7 @@ class PFedMe(Algorithm):
         inner_steps: int = 5,
         inner_learning_rate: float = 0.01,
         server_learning_rate: float = 1.0,
+        **slots: Any,
     ) -> None:
         """Fill the rule, aggregator and step slots.
 
@@ -44,7 +47,9 @@ class PFedMe(Algorithm):
             server_learning_rate: Learning rate β > 0 of the server.
         """
         super().__init__(
+            (Apply(server_learning_rate),),
             rule=MoreauEnvelope(strength, inner_steps, inner_learning_rate),
             aggregator=WeightedMean("uniform"),
-            steps=(Apply(server_learning_rate),),
+            personal=(),
+            **slots,
         )

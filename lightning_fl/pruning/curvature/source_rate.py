@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_fl.checks import check_between, check_choice, check_whole
+from lightning_fl.float32 import full_float32
 from lightning_fl.pruning.curvature.products import Product
 from lightning_fl.pruning.curvature.spectral_rates import gap_rate, lipschitz_constant, plateau_rate
 from lightning_fl.pruning.curvature.spectrum import exact_spectrum, spectrum
@@ -44,6 +45,7 @@ class SourceRate:
         check_whole("probes", self.probes, 1)
         check_between("max_rate", self.max_rate, 0, 1, "[)")
 
+    @full_float32()
     def __call__(
         self,
         curvature: Callable[[Sequence[Tensor]], Product],
