@@ -163,9 +163,10 @@ class Claim:
             outcome = f"{no}: undecided, as the interval contains {exp(border) if self.is_ratio else border:g}{without}"
         # The noise of single precision in equal values reads as 0.
         noise = 0 if self.is_ratio else 1e-6 * max(abs(a) for a, _ in known)
-        found = [exp(x) if self.is_ratio else x for x in (mean if abs(mean) > noise else 0.0, low, high)]
+        mean, low, high = (exp(x) if self.is_ratio else x for x in (mean if abs(mean) > noise else 0.0, low, high))
         areas = [pair.area for pair in pairs if pair.area is not None]
-        return Verdict(outcome, len(effects), *found, fmean(areas) if len(areas) == len(pairs) else None)
+        area = fmean(areas) if len(areas) == len(pairs) else None
+        return Verdict(outcome, len(effects), mean, low, high, area)
 
     def _lacks(self) -> str:
         """Return what a run lacks that has no number."""
@@ -226,7 +227,7 @@ def _within(ours: Curve, theirs: Curve, rounds: int | None) -> Pair:
     sign = -1 if ours.metric.falls else 1
     sent = [curve.axis("uplink") for curve in (ours, theirs)]
     values = [sign * curve.raw[of <= high] for curve, of in zip((ours, theirs), sent, strict=True)]
-    best = [sign * float(found.max()) if len(found) else None for found in values]
+    best, other = (sign * float(found.max()) if len(found) else None for found in values)
     area, low = None, max(float(of[0]) for of in sent)
     if all(map(len, values)) and 0 < low < high:
         first, second = (
@@ -234,7 +235,7 @@ def _within(ours: Curve, theirs: Curve, rounds: int | None) -> Pair:
             for of, found in zip(sent, values, strict=True)
         )
         area = sign * (first - second)
-    return Pair(*best, area)
+    return Pair(best, other, area)
 
 
 def _most_different(ours: Curve, theirs: Curve) -> Pair:

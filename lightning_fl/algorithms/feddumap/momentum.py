@@ -5,6 +5,8 @@ ServerM    Δ = Σ_k n_k Δ_k / Σ_k n_k;  m ← βm + (1 − β)Δ;  w ← w + 
 DeviceM    v ← βv + (1 − β)g;  y ← y − ηv;  v = 0 at the start of a round      rule: RestartedMomentum
 the rest is FedAvg; neither sends anything more
 
+The rows of these names in the paper's tables 10 to 13 are FedDUSM and FedDUDM, combined with FedDU, as its section 4.2.2 says.
+
 The paper cites Yogi (Zaheer et al., Adaptive Methods for Nonconvex Optimization, NeurIPS 2018) for the first and Mime
 (Karimireddy et al., Mime: Mimicking Centralized Stochastic Algorithms in Federated Learning, 2020, arXiv:2008.03606) for the
 second, but describes the above. The cited methods are variants: DeviceM's `mime_lite` is
