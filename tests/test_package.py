@@ -38,6 +38,7 @@ def imported_by(statement: str, dots: bool = False) -> set[str]:
     return set(done.stdout.split())
 
 
+@pytest.mark.process
 def test_importing_the_package_is_cheap() -> None:
     assert (
         imported_by("import lightning_fl.cli") & {"jsonargparse", "lightning", "numpy", "torch", "torchmetrics"}
@@ -45,6 +46,7 @@ def test_importing_the_package_is_cheap() -> None:
     )
 
 
+@pytest.mark.process
 def test_reports_need_neither_torch_nor_the_engine() -> None:
     loaded = imported_by("import lightning_fl.report, lightning_fl.report.command", dots=True)
     assert not {
@@ -54,6 +56,7 @@ def test_reports_need_neither_torch_nor_the_engine() -> None:
     assert rooms == {"checks", "errors", "outputs", "report"}
 
 
+@pytest.mark.process
 def test_the_trainer_does_without_the_parser_and_the_parser_without_wandb() -> None:
     # A machine that trains only from Python may lack both.
     blocked = "import sys\nsys.modules['jsonargparse'] = sys.modules['wandb'] = None\n"
@@ -73,17 +76,19 @@ def test_every_public_name_is_there() -> None:
         lightning_fl.FederatedTrainr  # noqa: B018
 
 
-@pytest.mark.parametrize("source", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_modules_and_callbacks_go_by_their_full_names(source: Path) -> None:
-    for node in ast.walk(ast.parse(source.read_text())):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"line {node.lineno}: imports must be absolute"
-            names = [node.module or ""]
-        else:
-            continue
-        assert not {name.partition(".")[0] for name in names} & {"modules", "callbacks"}, f"line {node.lineno}"
+def test_imports_are_absolute_and_modules_and_callbacks_go_by_their_full_names() -> None:
+    wrong = []
+    for source in SOURCES:
+        for node in ast.walk(ast.parse(source.read_text())):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = ["." * node.level + (node.module or "")]
+            else:
+                continue
+            if {name.partition(".")[0] for name in names} & {"", "modules", "callbacks"}:
+                wrong.append(f"{source.relative_to(ROOT)}:{node.lineno}: {', '.join(names)}")
+    assert wrong == []
 
 
 def test_every_package_is_listed_for_the_wheel() -> None:
@@ -99,6 +104,7 @@ def test_every_package_is_listed_for_the_wheel() -> None:
     assert listed == {*there, "lightning_fl.configs"}  # a folder of configurations, without code
 
 
+@pytest.mark.process
 def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
     pytest.importorskip("build", reason="needs `build`: pip install -e '.[dev]'")
     pytest.importorskip("setuptools", minversion="77", reason="needs setuptools 77 to build without isolation")
@@ -143,6 +149,17 @@ def test_the_picture_of_the_rooms_is_that_of_the_import_lint() -> None:
     )
     drawn = [re.findall(r"<b>(\w+)</b>", label) for label in nodes.values()]
     assert drawn == [floor.split(" | ") for floor in floors]
+
+
+def test_contributing_and_ci_know_the_tiers_of_the_tests() -> None:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        options = tomllib.load(file)["tool"]["pytest"]["ini_options"]
+    marks = [re.match(r"\w+", line)[0] for line in options["markers"]]  # type: ignore[index]
+    tiers = re.findall(r"^\| `pytest -m (\w+)` \|", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+    assert tiers == [mark for mark in marks if mark not in ("trains", "filterwarnings")]
+    left_out = set(re.findall(r"not (\w+)", options["addopts"]))
+    assert left_out == {*tiers} - {"quick"}
+    assert "pytest -m process" in (ROOT / ".ci" / "run").read_text()
 
 
 def test_few_modules_have_no_room() -> None:

@@ -174,6 +174,7 @@ def test_a_message_does_not_continue_the_bars_line(
     assert handler.stream is stream, "as before the run"
 
 
+@pytest.mark.process
 def test_one_process_shows_it(tmp_path: Path) -> None:
     processes.run(fit_with_bar, str(tmp_path), num_processes=2)
     assert [(tmp_path / f"rank-{rank}").read_text() for rank in (0, 1)] == ["shown", "silent"]

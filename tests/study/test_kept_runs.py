@@ -15,6 +15,8 @@ from lightning_fl.study.budget import efficiency_table
 from lightning_fl.study.command import curves_of, verdicts_of
 from lightning_fl.study.study_file import PlannedRun, read_study
 
+pytestmark = pytest.mark.usefixtures("types_of_a_new_process")
+
 ROOT = Path(__file__).parents[2]
 KEPT = sorted((ROOT / "docs" / "results" / "runs").glob("*.tar.xz"))
 PAGE = (ROOT / "docs" / "results.md").read_text()
