@@ -1,30 +1,84 @@
-"""Shared fixtures of all tests."""
+"""Tiers and shared fixtures of all tests.
 
+pytest's first process, which only hands out the tests, imports this file as well: torch and Lightning are imported where they are
+used.
+"""
+
+from __future__ import annotations
+
+import gc
 import logging
 import os
 import re
 import sys
-import typing
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import lightning as L  # noqa: N812
 import pytest
-import torch
+from command_line import Command, Outcome, forget_types, run_command
+from quiet import QUIET
 
-from lightning_fl import FederatedTrainer
+if TYPE_CHECKING:
+    import lightning as L  # noqa: N812
+
+    from lightning_fl import FederatedTrainer
 
 # Tests run in parallel and start programs of their own, so each uses one thread.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-torch.set_num_threads(1)
+
+TIERS = ("process", "slow", "thirdparty")
+"""Marks of tests that `pytest` alone leaves out."""
+TRAINING = {"make_trainer", "make_stock_trainer", "lightning_fl", "types_of_a_new_process"}
+"""Fixtures of tests that train, or that make the parser of the command line."""
+NOT_QUICK = ("tests/report", "tests/study", "tests/callbacks")
+"""Folders of tests that write whole reports, read whole studies, or train with Lightning's own trainer."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before the tests of other tiers are deselected
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the quick tests; refuse a test of two tiers."""
+    for item in items:
+        tiers = [tier for tier in TIERS if item.get_closest_marker(tier)]
+        if "process" in tiers and len(tiers) > 1:
+            raise pytest.UsageError(f"{item.nodeid} is marked as {' and '.join(tiers)}: keep one")
+        trains = item.get_closest_marker("trains") or TRAINING.intersection(getattr(item, "fixturenames", ()))
+        if not (tiers or trains or item.nodeid.startswith(NOT_QUICK)):
+            item.add_marker("quick")
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector the modules and the tests, which live as long as the process."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> None:
+    """Use one thread, whatever OMP_NUM_THREADS is."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _entry_points_are_read_once() -> Iterator[None]:
+    """Read the packages' metadata once: each Fabric and each trainer looks there for callbacks, a sixth of a short fit's time."""
+    from lightning.fabric.utilities import registry
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "entry_points", cache(registry.entry_points))
+        yield
 
 
 @pytest.fixture(autouse=True)
 def _seeded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seed every test alike."""
+    import torch
+
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")
     torch.manual_seed(0)
 
@@ -36,16 +90,6 @@ def _keep_log_level() -> Iterator[None]:
     level = logger.level
     yield
     logger.setLevel(level)
-
-
-@pytest.fixture(autouse=True)
-def _types_of_a_new_process() -> None:
-    """Empty typing's caches, in which types that differ only in their order are the same.
-
-    The parser makes `Optional[int | float | None]` of a type, and would get the `Optional[float | int | None]` of a test before.
-    """
-    for clear in typing._cleanups:  # type: ignore[attr-defined]
-        clear()
 
 
 @pytest.fixture(autouse=True)
@@ -76,18 +120,19 @@ def says_lost(caplog: pytest.LogCaptureFixture) -> Callable[[str], AbstractConte
 @pytest.fixture
 def make_trainer(tmp_path: Path) -> Callable[..., FederatedTrainer]:
     """Return a factory of quiet trainers on the CPU that write nothing, unless given `**keeps_files` or other flags."""
+    from lightning_fl import FederatedTrainer
 
     def make(**flags: Any) -> FederatedTrainer:
-        quiet = {
-            "accelerator": "cpu",
-            "default_root_dir": tmp_path,
-            "enable_checkpointing": False,
-            "enable_model_summary": False,
-            "enable_progress_bar": False,
-            "logger": False,
-            "num_sanity_val_steps": 0,
-        }
-        return FederatedTrainer(**{**quiet, "max_rounds": 2, "clients_per_round": 3, **flags})
+        return FederatedTrainer(
+            **{
+                **QUIET,
+                "num_sanity_val_steps": 0,
+                "default_root_dir": tmp_path,
+                "max_rounds": 2,
+                "clients_per_round": 3,
+                **flags,
+            }
+        )
 
     return make
 
@@ -95,20 +140,31 @@ def make_trainer(tmp_path: Path) -> Callable[..., FederatedTrainer]:
 @pytest.fixture
 def make_stock_trainer(tmp_path: Path) -> Callable[..., L.Trainer]:
     """Return a factory of Lightning's own trainers, as quiet as those of `make_trainer`."""
+    import lightning as L  # noqa: N812
 
     def make(**flags: Any) -> L.Trainer:
-        quiet = {
-            "accelerator": "cpu",
-            "default_root_dir": tmp_path,
-            "enable_checkpointing": False,
-            "enable_model_summary": False,
-            "enable_progress_bar": False,
-            "logger": False,
-            "num_sanity_val_steps": 0,
-        }
-        return L.Trainer(**{**quiet, "max_epochs": 2, **flags})
+        return L.Trainer(**{**QUIET, "num_sanity_val_steps": 0, "default_root_dir": tmp_path, "max_epochs": 2, **flags})
 
     return make
+
+
+@pytest.fixture
+def types_of_a_new_process() -> None:
+    """Empty typing's caches for a test that makes the parser of the command line."""
+    forget_types()
+
+
+@pytest.fixture
+def lightning_fl(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], types_of_a_new_process: None
+) -> Command:
+    """Return a function that runs a command line in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: object) -> Outcome:
+        return run_command(monkeypatch, capsys, *words)
+
+    return run
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ Not run:
 - `pip install …`, `pytest`, `.ci/…` and `docker …`: they set up or run these tests. `&&` chains are split first.
 - blocks after `<!-- no-run: reason -->`.
 
-Every `lightning-fl fit` is shortened to one round by `--trainer.max_rounds 1`.
+Every `lightning-fl fit` is shortened to one round by `--trainer.max_rounds 1`, and every trainer in Python to three rounds; the
+slow test of notebooks trains all of them.
 """
 
 import re
@@ -32,6 +33,8 @@ WRITTEN = [path for path in sorted((ROOT / "docs").rglob("*.md")) if GENERATED n
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *WRITTEN]
 PAGES = [*DOCUMENTS, ROOT / "CHANGELOG.md", ROOT / "examples" / "README.md"]  # examples/: tests/test_examples.py
 SURROUNDINGS = ("pip", "pytest", ".ci/checks", ".ci/run", "docker")
+BRIEF = {"FedKT": ["--algorithm.epochs", "1"], "PruneFL": ["--algorithm.initial_passes", "2"]}
+"""Flags that shorten the work before the first round of a method."""
 QUIET = ["--trainer.enable_progress_bar", "false", "--trainer.enable_model_summary", "false"]
 
 BLOCK = re.compile(
@@ -62,6 +65,8 @@ def name_of(document: Path) -> str:
     return str(document.relative_to(ROOT))
 
 
+@pytest.mark.usefixtures("types_of_a_new_process")
+@pytest.mark.process
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_what_a_document_shows_runs(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     skip_without_packages(document)
@@ -76,9 +81,9 @@ def test_what_a_document_shows_runs(document: Path, tmp_path: Path, monkeypatch:
             Path(named[1]).write_text(text)
             own.add(named[1])
         elif language == CELL:
-            exec(compile(OPTIONS.sub("", text), name_of(document), "exec"), names)
+            exec(compile(OPTIONS.sub("", shortened(text)), name_of(document), "exec"), names)
         elif language == "python":
-            Path("shown.py").write_text(text)
+            Path("shown.py").write_text(shortened(text))
             runpy.run_path("shown.py", run_name="__main__")
         elif language == "bash":
             for command in commands(text):
@@ -86,6 +91,10 @@ def test_what_a_document_shows_runs(document: Path, tmp_path: Path, monkeypatch:
                     run(command, environment)
     ignored = {line.strip("/") for line in (ROOT / ".gitignore").read_text().splitlines()}
     assert {path.name for path in tmp_path.iterdir()} - own <= ignored, "git would show what it leaves in a clone"
+
+
+def shortened(program: str) -> str:
+    return re.sub(r"\bmax_rounds=\d\d+", "max_rounds=3", program)
 
 
 def skip_without_packages(document: Path) -> None:
@@ -113,6 +122,7 @@ def run(command: str, environment: pytest.MonkeyPatch) -> None:
     information = any(word == "--help" or word.endswith((".help", "--print_config")) for word in arguments)
     if arguments[0] == "fit" and not information:
         arguments += ["--trainer.max_rounds", "1", *QUIET]
+        arguments += [word for method, words in BRIEF.items() if method in arguments for word in words]
     environment.setattr(sys, "argv", ["lightning-fl", *arguments])
     code = exit_code()
     assert code == 0, f"{command} ended with exit code {code}"
@@ -170,6 +180,7 @@ def test_the_readme_is_one_screen_and_counts_the_methods() -> None:
     assert len(text.split()) < 650
 
 
+@pytest.mark.usefixtures("types_of_a_new_process")
 def test_a_page_names_every_column_of_metrics_csv_and_every_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

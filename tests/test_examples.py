@@ -12,6 +12,7 @@ import pytest
 
 from lightning_fl.cli import main
 
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("types_of_a_new_process")]
 EXAMPLES = Path(__file__).parents[1] / "examples"
 README = (EXAMPLES / "README.md").read_text()
 COMMANDS = re.findall(r"^(?:python|lightning-fl) .+$", README, re.MULTILINE)

@@ -18,6 +18,7 @@ trainer.fit(ImageClassifier("linear", 10, in_channels=1, image_size=8), Digits(n
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
+@pytest.mark.process
 def test_a_notebook_shows_the_bar_the_table_and_the_history(tmp_path: Path) -> None:
     from nbformat.v4 import new_code_cell, new_notebook
 

@@ -37,6 +37,7 @@ def imported_by(statement: str, dots: bool = False) -> set[str]:
     return set(done.stdout.split())
 
 
+@pytest.mark.process
 def test_importing_the_package_is_cheap() -> None:
     assert (
         imported_by("import lightning_fl.cli") & {"jsonargparse", "lightning", "numpy", "torch", "torchmetrics"}
@@ -44,6 +45,7 @@ def test_importing_the_package_is_cheap() -> None:
     )
 
 
+@pytest.mark.process
 def test_reports_need_neither_torch_nor_the_engine() -> None:
     loaded = imported_by("import lightning_fl.report, lightning_fl.report.command", dots=True)
     assert not {
@@ -53,6 +55,7 @@ def test_reports_need_neither_torch_nor_the_engine() -> None:
     assert rooms == {"checks", "errors", "outputs", "report"}
 
 
+@pytest.mark.process
 def test_the_trainer_does_without_the_parser_and_the_parser_without_wandb() -> None:
     # A machine that trains only from Python may lack both.
     blocked = "import sys\nsys.modules['jsonargparse'] = sys.modules['wandb'] = None\n"
@@ -85,6 +88,7 @@ def test_every_package_is_listed_for_the_wheel() -> None:
     assert listed == {*there, "lightning_fl.configs"}  # a folder of configurations, without code
 
 
+@pytest.mark.process
 def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
     pytest.importorskip("build", reason="needs `build`: pip install -e '.[dev]'")
     pytest.importorskip("setuptools", minversion="77", reason="needs setuptools 77 to build without isolation")
@@ -129,6 +133,17 @@ def test_the_picture_of_the_rooms_is_that_of_the_import_lint() -> None:
     )
     drawn = [re.findall(r"<b>(\w+)</b>", label) for label in nodes.values()]
     assert drawn == [floor.split(" | ") for floor in floors]
+
+
+def test_contributing_and_ci_know_the_tiers_of_the_tests() -> None:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        options = tomllib.load(file)["tool"]["pytest"]["ini_options"]
+    marks = [re.match(r"\w+", line)[0] for line in options["markers"]]  # type: ignore[index]
+    tiers = re.findall(r"^\| `pytest -m (\w+)` \|", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+    assert tiers == [mark for mark in marks if mark not in ("trains", "filterwarnings")]
+    left_out = set(re.findall(r"not (\w+)", options["addopts"]))
+    assert left_out == {*tiers} - {"quick"}
+    assert "pytest -m process" in (ROOT / ".ci" / "run").read_text()
 
 
 def test_few_modules_have_no_room() -> None:

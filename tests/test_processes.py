@@ -51,6 +51,7 @@ def test_outcomes_add_up() -> None:
     assert one.bits == {"up": {"model": 96, "mask": 1}, "down": {"mask": 2}}
 
 
+@pytest.mark.process
 def test_two_processes_give_the_answer_of_one(tmp_path: Path) -> None:
     """Test batch normalisation, unequal clients, drop-outs, momentum on the server and server data."""
     one = ran(tmp_path / "one")
@@ -59,6 +60,7 @@ def test_two_processes_give_the_answer_of_one(tmp_path: Path) -> None:
     agree(one, ran(tmp_path / "two", num_processes=2))
 
 
+@pytest.mark.process
 def test_two_processes_step_the_server_alike(tmp_path: Path) -> None:
     """Test an optimiser that keeps vectors and numbers of steps; a larger ε does not magnify rounding."""
     words = ("--model.network", "linear", "--trainer.max_rounds", "3")
@@ -72,6 +74,7 @@ def test_two_processes_step_the_server_alike(tmp_path: Path) -> None:
         torch.testing.assert_close(entry, states[1][name], rtol=1e-5, atol=1e-6, msg=name)
 
 
+@pytest.mark.process
 def test_the_flag_devices_starts_the_other_processes(tmp_path: Path) -> None:
     """Start the run like a user's script, which is started once."""
     words = ("--model.network", "linear")
@@ -79,6 +82,7 @@ def test_the_flag_devices_starts_the_other_processes(tmp_path: Path) -> None:
     agree(one, ran(tmp_path / "two", *words, num_processes=2, launcher=(sys.executable,)))
 
 
+@pytest.mark.process
 def test_processes_share_the_tests_of_rounds(tmp_path: Path) -> None:
     words = ("--model.network", "linear", "--data.val_fraction", "0.2", "--trainer.test_every_n_rounds", "1")
     words += ("--data.eval_batch_size", "50")
@@ -98,12 +102,14 @@ def test_uploads_that_are_kept_reach_every_process(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("algorithm", "network", "place", "runner"),
     [
-        ("toys.Remembering", "linear", "memory", "stacked"),
+        pytest.param("toys.Remembering", "linear", "memory", "stacked", marks=pytest.mark.process),
         pytest.param("toys.Remembering", "linear", "disk", "serial", marks=pytest.mark.slow),
-        ("FedDP", "lenet5", "memory", "serial"),  # control variates and gates, which clients own
+        # control variates and gates, which clients own
+        pytest.param("FedDP", "lenet5", "memory", "serial", marks=pytest.mark.process),
         pytest.param("FedBN", "resnet32", "disk", "serial", marks=pytest.mark.slow),  # norms with their statistics
         pytest.param("Ditto", "lenet5", "disk", "serial", marks=pytest.mark.slow),  # second models
-        ("APFL", "lenet5", "disk", "serial"),  # second models, and a share of each
+        # second models, and a share of each
+        pytest.param("APFL", "lenet5", "disk", "serial", marks=pytest.mark.process),
         pytest.param("PFedMe --algorithm.strength 5", "lenet5", "memory", "serial", marks=pytest.mark.slow),
     ],
 )
@@ -129,7 +135,13 @@ def test_what_clients_keep_is_there_for_every_process(
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
 
 
-@pytest.mark.parametrize("launcher", [(), pytest.param(TORCHRUN, marks=pytest.mark.slow)], ids=["forked", "torchrun"])
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        pytest.param((), id="forked", marks=pytest.mark.process),
+        pytest.param(TORCHRUN, id="torchrun", marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_resumes_with_another_number_of_processes(launcher: tuple[str, ...], tmp_path: Path) -> None:
     """Test forked processes in torchrun's environment."""
     whole = ran(tmp_path / "one", "--trainer.max_rounds", "3")
@@ -166,6 +178,7 @@ def prune_in_the_middle(folder: str, pruning: type[Pruning], place: str, num_pro
     trainer.fit(Perceptron(), federation(), Remembering())
 
 
+@pytest.mark.process
 def test_all_processes_follow_a_pruning(tmp_path: Path) -> None:
     """Test states in memory and in files that one process writes; different prunings are refused."""
     processes.run(prune_in_the_middle, str(tmp_path / "one"), Pruning, "memory", 1)
@@ -177,6 +190,7 @@ def test_all_processes_follow_a_pruning(tmp_path: Path) -> None:
         processes.run(prune_in_the_middle, str(tmp_path / "uneven"), Uneven, "memory", 2, num_processes=2)
 
 
+@pytest.mark.process
 def test_students_of_all_processes_vote_before_the_first_round(tmp_path: Path) -> None:
     """Check that bits and votes of the other process's clients count once."""
     words = ("--model.network", "linear", "--trainer.max_rounds", "1")
@@ -196,6 +210,7 @@ def speak(folder: str, sentences: list[str]) -> None:
     torch.distributed.barrier()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("sentences", "heard"),
     [
@@ -221,6 +236,7 @@ def command_heard(folder: str, words: list[str]) -> None:
     path.with_suffix(".code").write_text(str(code))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("words", "said", "code"),
     [
@@ -252,6 +268,7 @@ class Refusing:
         raise torch.distributed.DistNetworkError(self.message)
 
 
+@pytest.mark.process
 def test_a_port_in_use_ends_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASTER_PORT", "12345")
     for message, error in (("code: -98, name: EADDRINUSE", UserError), ("timed out", RuntimeError)):
@@ -316,6 +333,7 @@ class Dying(Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.process
 def test_a_process_that_dies_ends_the_others_and_the_run_goes_on(tmp_path: Path) -> None:
     words = ("--model.network", "linear", "--trainer.max_rounds", "4")
     whole = ran(tmp_path / "whole", *words, num_processes=2)

@@ -35,6 +35,7 @@ def left_by_run(folder: Path, loss: float = 1.0, bits: int = 8, weight: float = 
     return folder
 
 
+@pytest.mark.process
 def test_nothing_is_found(tmp_path: Path) -> None:
     command = [sys.executable, str(BENCHMARKS / "torture.py"), "--trials", "5", "--seed", "3", "--only", *MISHAPS]
     done = subprocess.run([*command, "--folder", str(tmp_path)], capture_output=True, text=True, check=False)
@@ -91,6 +92,7 @@ def test_a_thousand_trials_have_some_of_each_mishap(part: Any) -> None:
     assert 1000 * min(mishap.weight for mishap in mishaps) / sum(mishap.weight for mishap in mishaps) > 3
 
 
+@pytest.mark.process
 def test_a_process_that_lives_on_is_found_and_ended(tmp_path: Path, part: Any) -> None:
     commands, processes, studies = (part(f"trials.{name}") for name in ("commands", "processes", "studies"))
     orphan = subprocess.Popen(["sh", "-c", "sleep 60; true", f"{tmp_path}/cell/seed-0"])
@@ -115,6 +117,7 @@ KeyboardInterrupt:
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("code", "text", "outcome"), [
     (0, "", "completed"),
     (2, "lightning-fl: error: no.", "refused"),

@@ -1,4 +1,4 @@
-"""Test every algorithm of the roster: its oracle, resuming, order of clients, drop-outs, broken uploads."""
+"""Test every algorithm of the roster: oracle, bits, resuming; and every part: order of clients, drop-outs, broken uploads."""
 
 import copy
 from collections.abc import Callable
@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from compared_runs import equal_states
+from compared_runs import bits_of, equal_states
 from lightning.pytorch import Callback
-from roster import ROSTER, Turn, problem
+from roster import COVERING, ROSTER, Entry, Turn, problem, properties_of
 from toys import Normalised, Perceptron, Poisoned, federation, read_rows, samples, vector
 
 from lightning_fl import FederatedTrainer
@@ -18,20 +18,47 @@ from lightning_fl.federation.population import Population
 
 MakeTrainer = Callable[..., FederatedTrainer]
 each_algorithm = pytest.mark.parametrize("name", ROSTER)
+each_part = pytest.mark.parametrize("name", COVERING)
+
+
+def test_the_covering_has_every_part_and_pair_and_is_smaller() -> None:
+    whole, chosen = (
+        {found for name in names for found in properties_of(ROSTER[name].algorithm())} for names in (ROSTER, COVERING)
+    )
+    assert chosen == whole
+    assert {("LocalOptimizer",), ("MaskedMean", "Apply"), ("FedKT.prepare",)} <= whole
+    assert 20 < len(COVERING) < len(ROSTER)
 
 
 @each_algorithm
-@pytest.mark.parametrize(("precision", "tolerance"), [("64-true", 1e-10), ("32-true", 1e-5)])
-def test_matches_its_oracle(name: str, precision: str, tolerance: float, make_trainer: MakeTrainer) -> None:
+@pytest.mark.parametrize(("width", "tolerance"), [(64, 1e-10), (32, 1e-5)])
+def test_matches_its_oracle_and_costs_what_the_papers_say(
+    name: str, width: int, tolerance: float, make_trainer: MakeTrainer
+) -> None:
     module = Perceptron()
     entry = ROSTER[name]
     expected = entry.oracle(problem(rounds=5, epochs=2, num_server=entry.num_server), vector(module))
-    trainer = make_trainer(max_rounds=5, local_epochs=2, precision=precision)
-    trainer.fit(module, entry.federation(), algorithm=ROSTER[name].algorithm())
+    trainer = make_trainer(max_rounds=5, local_epochs=2, precision=f"{width}-true")
+    trainer.fit(module, entry.federation(), algorithm=entry.algorithm())
     np.testing.assert_allclose(vector(module), expected, rtol=0, atol=tolerance)
+    require_bits(trainer, entry, width)
 
 
-@each_algorithm
+def require_bits(trainer: FederatedTrainer, entry: Entry, width: int) -> None:
+    """Check the bits of the last round by kind, and those of all rounds."""
+    ledger = trainer.run.ledger
+    costs_of_rounds = [entry.costs(Turn(round, clients=3, width=width)) for round in range(trainer.max_rounds)]
+    for place, direction in enumerate(("up", "down")):
+        costs = [both[place] for both in costs_of_rounds]
+        if costs[-1] is None:
+            continue
+        assert ledger.bits(direction) == sum(costs[-1].values())
+        assert "" in costs[-1] or bits_of(trainer, direction) == costs[-1]
+        in_rounds = 8 * ledger.total_bytes(direction) - ledger.setup().get(direction, 0)
+        assert in_rounds == sum(sum(kinds.values()) for kinds in costs)
+
+
+@each_part
 def test_matches_its_oracle_where_clients_straggle(name: str, make_trainer: MakeTrainer) -> None:
     module, entry = Perceptron(), ROSTER[name]
     expected = entry.oracle(
@@ -42,7 +69,7 @@ def test_matches_its_oracle_where_clients_straggle(name: str, make_trainer: Make
     np.testing.assert_allclose(vector(module), expected, rtol=0, atol=1e-10)
 
 
-@each_algorithm
+@each_part
 @pytest.mark.parametrize("where", ["everywhere", "in the first cohort"])
 def test_matches_its_oracle_where_an_input_is_zero(name: str, where: str, make_trainer: MakeTrainer) -> None:
     """Check coordinates without a gradient, in all rounds or in the first: their moments and changes are 0 until then."""
@@ -64,7 +91,7 @@ def test_matches_its_oracle_where_an_input_is_zero(name: str, where: str, make_t
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in ROSTER if name not in ("FedLDF-map", "FedBN") and "FedADP" not in name]
+    "name", [name for name in COVERING if name not in ("FedLDF-map", "FedBN") and "FedADP" not in name]
 )
 def test_running_statistics_are_means_of_the_clients(name: str, make_trainer: MakeTrainer) -> None:
     """Check a feature that is 5 in every sample: its running mean rises from 0 towards 5 in every round, and never beyond.
@@ -119,7 +146,7 @@ def test_resumed_equals_uninterrupted_bit_for_bit(
         assert equal_states(whole, resumed)
 
 
-@each_algorithm
+@each_part
 def test_order_of_the_cohort_does_not_matter(
     name: str, make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,7 +159,7 @@ def test_order_of_the_cohort_does_not_matter(
     np.testing.assert_allclose(vector(first), vector(second), rtol=0, atol=1e-6)
 
 
-@each_algorithm
+@each_part
 def test_a_round_that_nobody_survives_changes_nothing(
     name: str, make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,7 +192,7 @@ def test_a_round_that_nobody_survives_changes_nothing(
     assert not torch.equal(states[2, "start"]["params"], states[2, "end"]["params"])
 
 
-@each_algorithm
+@each_part
 def test_a_nan_upload_is_as_if_its_client_were_absent(name: str, make_trainer: MakeTrainer) -> None:
     entry = ROSTER[name]
     x, y = samples(entry.num_samples)

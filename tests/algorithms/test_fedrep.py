@@ -12,18 +12,13 @@ import torch
 from compared_runs import equal_states, fits
 from lightning.pytorch import Callback
 from roster import problem
-from toys import Normalised, Perceptron, federation, read_rows, vector
+from toys import OWN, SHARED, Normalised, Perceptron, federation, personal_values, read_rows, vector
 
 from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.algorithms import Algorithm, FedAvg, FedBN, FedRep
 
 MakeTrainer = Callable[..., FederatedTrainer]
-SHARED, OWN = slice(0, 16), slice(16, 26)
 RUNNERS = pytest.mark.parametrize("runner", ["serial", "stacked"])
-
-
-def own(trainer: FederatedTrainer) -> dict[int, np.ndarray]:
-    return {client: state["personal"].double().numpy() for client, state in trainer.run.clients.items()}
 
 
 @RUNNERS
@@ -40,9 +35,9 @@ def test_is_the_papers(decay: float, flags: dict[str, Any], runner: str, make_tr
     trainer = make_trainer(runner=runner, **flags)
     trainer.fit(module, federation(), FedRep(["output"], head_epochs=3, body_epochs=2))
     np.testing.assert_allclose(vector(module)[SHARED], w[SHARED], rtol=0, atol=1e-10)
-    assert own(trainer).keys() == heads.keys()
+    assert personal_values(trainer).keys() == heads.keys()
     for client, head in heads.items():
-        np.testing.assert_allclose(own(trainer)[client], head, rtol=0, atol=1e-10)
+        np.testing.assert_allclose(personal_values(trainer)[client], head, rtol=0, atol=1e-10)
     np.testing.assert_array_equal(vector(module)[OWN], start[OWN])
     assert trainer.callback_metrics["comm/uplink_bits"] == 5 * 16 * 64
 
@@ -85,8 +80,8 @@ def test_without_head_epochs_heads_stay_initial(optimizer: str, runner: str, mak
     start = vector(module)
     trainer = make_trainer(max_rounds=3, local_epochs=2, runner=runner)
     trainer.fit(module, federation(), FedRep(["output"], head_epochs=0, body_epochs=2))
-    assert own(trainer)
-    assert all((head == start[OWN]).all() for head in own(trainer).values())
+    assert personal_values(trainer)
+    assert all((head == start[OWN]).all() for head in personal_values(trainer).values())
     assert (vector(module)[SHARED] != start[SHARED]).all()
 
 
@@ -100,7 +95,7 @@ def test_a_half_that_waits_makes_no_step(optimizer: str, runner: str, make_train
     trainer.fit(module, federation(sizes=(4,)), FedRep(["output"], head_epochs=40, body_epochs=1))
     assert 0 < trainer.run.num_steps <= 40
     np.testing.assert_array_equal(vector(module)[SHARED], start[SHARED])
-    assert (own(trainer)[0] != start[OWN]).all()
+    assert (personal_values(trainer)[0] != start[OWN]).all()
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -157,7 +152,7 @@ def test_a_rejected_client_keeps_its_head(make_trainer: MakeTrainer) -> None:
             pl_module.poisoned = client == 0 and trainer.current_epoch == 1
 
         def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-            kept.append(own(trainer))
+            kept.append(personal_values(trainer))
 
     trainer = make_trainer(max_rounds=2, clients_per_round=6, local_epochs=2, callbacks=Watch())
     trainer.fit(Poisoned(), federation(), FedRep(["output"], head_epochs=1, body_epochs=1))

@@ -14,7 +14,7 @@ from compared_runs import agree, assert_same, bits_of, fits, ran
 from lightning.pytorch import Callback
 from roster import problem
 from torch import Tensor, nn
-from toys import SIZES, Normalised, Perceptron, Statistics, Tied, federation, samples, vector
+from toys import SIZES, Convolved, Normalised, Perceptron, Statistics, Tied, federation, samples, vector
 
 from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.aggregators import NormalisedMean
@@ -266,14 +266,6 @@ def test_parts_that_do_not_fit_it_are_named(parts: dict[str, Any], words: list[s
 
 
 def test_another_rule_around_it_keeps_the_two_turns(make_trainer: MakeTrainer) -> None:
-    class Convolved(Perceptron):
-        def __init__(self) -> None:
-            super().__init__()
-            self.hidden = nn.Conv2d(3, 4, 1)  # type: ignore[assignment]
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.output(torch.tanh(self.hidden(x[..., None, None])).flatten(1))
-
     one, two = Convolved(), Convolved()
     two.load_state_dict(one.state_dict())
     steps = (Apply(), GradientMomentum())

@@ -33,7 +33,7 @@ ADVISED: dict[str, tuple[Algorithm, dict[str, Any]]] = {
     "on the server": (FedDU(), {}),
     "shared": (DataSharing(), {}),
     "loss guard": (FedAvg(), {"loss_guard": LossGuard(rounds=3)}),
-    "PruneFL": (PruneFL(), {}),
+    "PruneFL": (PruneFL(initial_passes=2), {}),
     "HRank": (HRank(prune_round=0), {}),
 }
 

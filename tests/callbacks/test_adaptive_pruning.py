@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from quiet import QUIET
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
@@ -14,14 +15,6 @@ from lightning_fl import UserError
 from lightning_fl.callbacks import AdaptivePruning
 from lightning_fl.data import Arrays
 from lightning_fl.pruning import SourceRate, TrainingLoss
-
-QUIET: dict[str, Any] = {
-    "accelerator": "cpu",
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-    "enable_checkpointing": False,
-    "logger": False,
-}
 
 
 class Classifier(L.LightningModule):

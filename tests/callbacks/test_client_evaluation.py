@@ -577,6 +577,7 @@ def fit_seven_rounds(folder: str, killed_in: int | None = None, ckpt_path: str |
     trainer.fit(Perceptron(), federation(), verbose=False, ckpt_path=ckpt_path)
 
 
+@pytest.mark.process
 def test_a_killed_run_goes_on_to_the_rows_of_an_uninterrupted_one(tmp_path: Path) -> None:
     whole, killed, elsewhere = (str(tmp_path / name) for name in ("whole", "killed", "elsewhere"))
     fit_seven_rounds(whole)

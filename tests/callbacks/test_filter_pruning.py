@@ -16,6 +16,7 @@ from lightning.pytorch.callbacks import (
     StochasticWeightAveraging,
     WeightAveraging,
 )
+from quiet import QUIET
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
@@ -26,13 +27,6 @@ from lightning_fl.data import Arrays
 from lightning_fl.modules import ImageClassifier
 from lightning_fl.pruning import Prunable, load_pruned, masks_of, plans_of
 
-QUIET: dict[str, Any] = {
-    "accelerator": "cpu",
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-    "enable_checkpointing": False,
-    "logger": False,
-}
 OPTIMIZERS = {
     "momentum": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
     "adam": lambda p: torch.optim.Adam(p, lr=0.01),

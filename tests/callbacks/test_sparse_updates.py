@@ -8,6 +8,7 @@ import processes
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from quiet import QUIET
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -18,13 +19,6 @@ from lightning_fl.pruning import Plan, prune
 from lightning_fl.vectors.top_k import positions_bits
 
 D = 4 * 3 + 3 + 3 + 1
-QUIET: dict[str, Any] = {
-    "accelerator": "cpu",
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-    "enable_checkpointing": False,
-    "logger": False,
-}
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
     "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
@@ -307,6 +301,7 @@ def train_in_two_processes(folder: Path) -> None:
     (folder / str(trainer.global_rank)).write_text(f"{callback.sent_bits} {float(mine.abs().sum())}")
 
 
+@pytest.mark.process
 def test_two_processes_of_a_stock_trainer_stay_alike(tmp_path: Path) -> None:
     processes.run(train_in_two_processes, tmp_path, num_processes=2)
     results = [path.read_text().split() for path in sorted(tmp_path.iterdir())]

@@ -209,5 +209,6 @@ def train_in_two_processes(folder: Path) -> None:
             assert torch.equal(*copies), (callback, network)
 
 
+@pytest.mark.process
 def test_two_processes_stay_alike(tmp_path: Path) -> None:
     processes.run(train_in_two_processes, tmp_path, num_processes=2)

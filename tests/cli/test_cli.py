@@ -2,71 +2,27 @@
 
 import inspect
 import re
-import sys
-from collections.abc import Callable
 from dataclasses import fields
 from importlib import import_module
 from importlib.metadata import requires
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
 
 import numpy as np
 import pytest
 import yaml
+from command_line import Command, Outcome
 from jsonargparse import ArgumentError, ArgumentParser
 from lightning.pytorch import Trainer
 
 from lightning_fl import aggregators, algorithms, callbacks, codecs, exchanges, rules, steps
-from lightning_fl.cli import main
 from lightning_fl.cli.config_checks import check_file
 from lightning_fl.cli.failures import sentence_of
 from lightning_fl.trainer import FederatedTrainer
 from lightning_fl.trainer.lightning_parts import STOCK_FLAGS
 
 QUICKSTART = str(Path(__file__).parents[2] / "configs" / "quickstart.yaml")
-
-
-class Outcome(NamedTuple):
-    """Exit code and output of a command."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def sentence(self) -> str:
-        """Return the one line of the error message; check that the run ended with it."""
-        mistakes = [line for line in self.err.splitlines() if "error:" in line]
-        assert self.code == 2, f"exit code {self.code}: {self.err}"
-        assert len(mistakes) == 1, self.err
-        assert mistakes[0].startswith("lightning-fl: error: "), mistakes[0]
-        assert self.err.splitlines()[-1] == mistakes[0], "the error message is not the last line"
-        assert "Traceback" not in self.err
-        return mistakes[0].removeprefix("lightning-fl: error: ")
-
-
-Command = Callable[..., Outcome]
-
-
-@pytest.fixture
-def lightning_fl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Return a function that runs a command line in an empty folder."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*words: str) -> Outcome:
-        capsys.readouterr()
-        monkeypatch.setattr(sys, "argv", ["lightning-fl", *map(str, words)])
-        code: int | str | None = 0
-        try:
-            main()
-        except SystemExit as ended:
-            code = ended.code
-        printed = capsys.readouterr()
-        return Outcome(int(code or 0), printed.out, printed.err)
-
-    return run
 
 
 SMALL = {
@@ -996,10 +952,17 @@ def numeric_fields() -> list[tuple[type, str]]:
     return [(part, f.name) for part in parts for f in fields(part) if f.type in ("int", "float", "float | None")]
 
 
-@pytest.mark.parametrize(("part", "name"), numeric_fields(), ids=lambda x: x if isinstance(x, str) else x.__name__)
-def test_a_number_of_a_part_must_be_a_number(part: type, name: str) -> None:
+def test_a_number_of_a_part_must_be_a_number() -> None:
     """Check the typed parameters of a part composed in YAML; the parser reads them from the annotations of all its bases."""
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(part, "part", skip={f.name for f in fields(part) if f.name != name})
-    with pytest.raises(ArgumentError, match=name):
-        parser.parse_args([f"--part.{name}", "abc"])
+    taken = []
+    for part, name in numeric_fields():
+        parser = ArgumentParser(exit_on_error=False)
+        parser.add_class_arguments(part, "part", skip={f.name for f in fields(part) if f.name != name})
+        try:
+            parser.parse_args([f"--part.{name}", "abc"])
+        except ArgumentError as refused:
+            if name in str(refused):
+                continue
+        taken.append(f"{part.__name__}.{name}")
+    assert taken == []
+    assert len(numeric_fields()) > 50

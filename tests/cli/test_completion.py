@@ -61,6 +61,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("words", "offered"), OFFERED.values(), ids=OFFERED.keys())
 def test_bash_offers(script: Path, words: list[str], offered: set[str]) -> None:
     command = ["bash", "-c", ASK, "bash", str(script), "lightning-fl", *words]
@@ -70,6 +71,7 @@ def test_bash_offers(script: Path, words: list[str], offered: set[str]) -> None:
     assert all(word.startswith(words[-1]) for word in found)
 
 
+@pytest.mark.process
 def test_whole_flags_are_offered_where_nothing_is_typed(script: Path) -> None:
     command = ["bash", "-c", ASK, "bash", str(script), "lightning-fl", "fit", "--"]
     flags = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()

@@ -1,17 +1,15 @@
 """Test `lightning-fl init`, `list NAME`, and the configurations that come with the package."""
 
 import re
-import sys
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import yaml
+from command_line import Command
 
 from lightning_fl import __version__
-from lightning_fl.cli import catalogue, main, shipped_configs
+from lightning_fl.cli import catalogue, shipped_configs
 from lightning_fl.cli.first_config import DATA_KEYS, MODEL_KEYS, TO_FILL_IN, TRAINER_KEYS
 
 METHODS = [entry.name for entry in catalogue.entries() if entry.section == "algorithms"]
@@ -26,34 +24,6 @@ BRIEF = {
 NETWORKS = {entry.name: entry for entry in catalogue.entries() if entry.section == "networks"}
 LATE = ("FedAP", "HRank", "IMC")
 """Methods that use the server's samples only when they prune, many rounds later."""
-
-
-class Outcome(NamedTuple):
-    """Exit code, standard output and standard error of a command."""
-
-    code: int | str | None
-    out: str
-    err: str
-
-
-Command = Callable[..., Outcome]
-
-
-@pytest.fixture
-def lightning_fl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Return a function that runs a command line in an empty folder."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*words: str) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["lightning-fl", *words])
-        code: int | str | None = 0
-        try:
-            main()
-        except SystemExit as end:
-            code = end.code
-        return Outcome(code, *capsys.readouterr())
-
-    return run
 
 
 # ------------------------------------------------------------------------------------------------------------- init
@@ -90,14 +60,15 @@ def test_the_first_configuration_of_every_method_runs_as_it_is(method: str, ligh
 @pytest.mark.parametrize("network", NETWORKS)
 def test_the_first_configuration_of_every_network_begins(network: str, lightning_fl: Command) -> None:
     assert lightning_fl("init", "--model", network).code == 0
-    begun = lightning_fl("fit", "--config", "experiment.yaml", "--trainer.max_rounds", "0")
+    brief = ["--trainer.max_rounds", "0", "--data.eval_batch_size", "2"]  # two batches before the first round
+    begun = lightning_fl("fit", "--config", "experiment.yaml", *brief)
     assert begun.code == 0, begun.err
 
 
 @pytest.mark.parametrize("partition", [entry.name for entry in catalogue.entries() if entry.section == "partitions"])
 def test_the_first_configuration_fits_every_partition(partition: str, lightning_fl: Command) -> None:
     lightning_fl("init")
-    for seed in ("0", "1", "2"):
+    for seed in ("0", "1"):
         words = [
             "--data.partition",
             partition,

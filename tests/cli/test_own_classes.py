@@ -1,25 +1,23 @@
 """Test the command line with the user's own classes: their optimisers, their data, parameters that they do not have."""
 
 import sys
-from collections.abc import Callable
 from importlib.machinery import PathFinder
 from pathlib import Path
 
 import pytest
 import yaml
-from test_cli import Outcome, metrics
+from command_line import Command, Outcome
+from test_cli import metrics
 
-from lightning_fl.cli import commands, main
+from lightning_fl.cli import commands
 
-Command = Callable[..., Outcome]
 ADAM = ["--optimizer", "Adam", "--optimizer.lr", "0.02"]
 HALVING = ["--lr_scheduler", "ExponentialLR", "--lr_scheduler.gamma", "0.5"]
 
 
 @pytest.fixture
-def fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+def fit(lightning_fl: Command) -> Command:
     """Return a function that fits three rounds of a module on divided points in the folder `run`."""
-    monkeypatch.chdir(tmp_path)
     trainer = {"max_rounds": 3, "clients_per_round": 3, "accelerator": "cpu", "default_root_dir": "run"}
     quiet = {"enable_progress_bar": False, "enable_model_summary": False}
     points = {"datamodule": {"class_path": "bare.Points"}, "num_clients": 6}
@@ -27,15 +25,8 @@ def fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     Path("base.yaml").write_text(yaml.safe_dump(config))
 
     def run(model: str, *words: str, base: bool = True) -> Outcome:
-        capsys.readouterr()
         given = ["--config", "base.yaml"] if base else [f"--trainer.{k}={v}" for k, v in (trainer | quiet).items()]
-        monkeypatch.setattr(sys, "argv", ["lightning-fl", "fit", *given, "--model", f"bare.{model}", *words])
-        code = 0
-        try:
-            main()
-        except SystemExit as ended:
-            code = int(ended.code or 0)
-        return Outcome(code, *capsys.readouterr())
+        return lightning_fl("fit", *given, "--model", f"bare.{model}", *words)
 
     return run
 

@@ -52,6 +52,7 @@ ANSWERS: dict[str, tuple[list[str], int, list[str]]] = {
 }
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("words", "code", "said"), ANSWERS.values(), ids=ANSWERS.keys())
 def test_an_answer_without_a_run_does_without_torch(
     tmp_path: Path, words: list[str], code: int, said: list[str]
@@ -84,6 +85,7 @@ def answered(redirection: str, **variables: str) -> subprocess.CompletedProcess[
     return subprocess.run(["sh", "-c", command], env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.process
 def test_the_output_may_end_early_be_closed_or_lack_characters() -> None:
     reader, writer = os.pipe()
     os.close(reader)
@@ -150,6 +152,7 @@ main(["fit"])
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("given", "then"),
     [({}, "10000 None"), ({"GOMP_SPINCOUNT": "5"}, "5 None"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "None ACTIVE")],

@@ -380,6 +380,7 @@ def fit_where_one_process_has_no_client(folder: str) -> None:
         assert (metrics["index"], metrics["index_epoch"], metrics["index_step"]) == (1, 1, 2)
 
 
+@pytest.mark.process
 def test_a_process_without_a_client_has_all_names(tmp_path: Path) -> None:
     processes.run(fit_where_one_process_has_no_client, str(tmp_path), num_processes=2)
 
@@ -424,6 +425,7 @@ def fit_where_one_process_logs(folder: str) -> None:
     assert "hidden" not in trainer.logged_metrics
 
 
+@pytest.mark.process
 def test_a_process_without_values_reduces_and_computes_them_too(tmp_path: Path) -> None:
     processes.run(fit_where_one_process_logs, str(tmp_path), num_processes=2)
 

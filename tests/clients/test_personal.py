@@ -11,7 +11,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 from roster import problem
-from toys import SIZES, Perceptron, Remembering, federation, read_rows, samples, vector
+from toys import OWN, SHARED, SIZES, Perceptron, Remembering, federation, personal_values, read_rows, samples, vector
 
 from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.algorithms import Algorithm, FedAvg
@@ -21,12 +21,7 @@ from lightning_fl.slots import Rule
 from lightning_fl.steps import Apply, ControlUpdate
 
 MakeTrainer = Callable[..., FederatedTrainer]
-SHARED, OWN = slice(0, 16), slice(16, 26)
 RUNNERS = pytest.mark.parametrize("runner", ["serial", "stacked"])
-
-
-def own(trainer: FederatedTrainer) -> dict[int, np.ndarray]:
-    return {client: state["personal"].double().numpy() for client, state in trainer.run.clients.items()}
 
 
 @RUNNERS
@@ -40,9 +35,9 @@ def test_is_fedper(rule: Rule, decay: float, runner: str, make_trainer: MakeTrai
     trainer = make_trainer(max_rounds=5, local_epochs=2, precision="64-true", runner=runner)
     trainer.fit(module, federation(), Algorithm(rule=rule, personal=["output"]))
     np.testing.assert_allclose(vector(module)[SHARED], w[SHARED], rtol=0, atol=1e-10)
-    assert own(trainer).keys() == heads.keys()
+    assert personal_values(trainer).keys() == heads.keys()
     for client, head in heads.items():
-        np.testing.assert_allclose(own(trainer)[client], head, rtol=0, atol=1e-10)
+        np.testing.assert_allclose(personal_values(trainer)[client], head, rtol=0, atol=1e-10)
     np.testing.assert_array_equal(vector(module)[OWN], start[OWN])
     assert trainer.callback_metrics["comm/uplink_bits"] == 3 * 16 * 64
 
@@ -70,7 +65,7 @@ def test_one_client_owning_a_part_trains_as_if_it_did_not(
     trainer.fit(module, federation(sizes=(10,)), Algorithm(personal=["output.weight", "output.bias"]))
     make_trainer(**flags).fit(plain, federation(sizes=(10,)), FedAvg())
     np.testing.assert_allclose(vector(module)[SHARED], vector(plain)[SHARED], rtol=0, atol=1e-12)
-    np.testing.assert_allclose(own(trainer)[0], vector(plain)[OWN], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(personal_values(trainer)[0], vector(plain)[OWN], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -105,7 +100,7 @@ def test_those_who_take_part_change_and_no_one_else(make_trainer: MakeTrainer) -
             uploads[-1].add(client)
 
         def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-            kept.append({client: x.copy() for client, x in own(trainer).items()})
+            kept.append({client: x.copy() for client, x in personal_values(trainer).items()})
 
     flags = {"max_rounds": 6, "clients_per_round": 4, "dropout_rate": 0.3, "callbacks": Watch()}
     make_trainer(**flags).fit(Perceptron(), federation(), Algorithm(personal=["output"]))
@@ -221,4 +216,4 @@ def test_a_mask_leaves_it_whole(runner: str, make_trainer: MakeTrainer) -> None:
     assert mask.shape == (16,)
     assert 0 < int(mask.sum()) < 16
     assert (vector(trainer.lightning_module)[SHARED][~mask.numpy()] == 0).all()
-    assert all((head != 0).all() for head in own(trainer).values())
+    assert all((head != 0).all() for head in personal_values(trainer).values())

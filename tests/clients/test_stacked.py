@@ -81,8 +81,11 @@ OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("algorithm", [FedAvg(), FedProx(mu=0.5)], ids=lambda a: a.name)
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("algorithm", "name"),
+    [*((FedAvg(), name) for name in OPTIMIZERS), (FedProx(mu=0.5), "momentum"), (FedProx(mu=0.5), "groups")],
+    ids=lambda value: value if isinstance(value, str) else value.name,
+)
 def test_elementwise_optimisers_step_every_client_by_itself(
     name: str, algorithm: Any, make_trainer: MakeTrainer
 ) -> None:

@@ -1,6 +1,7 @@
 """Test every scheduler of torch against the stock Trainer."""
 
 import copy
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,8 +33,10 @@ def test_every_scheduler_of_torch_is_tried() -> None:
     assert set(lr_scheduler.__all__) - {"LRScheduler"} == SCHEDULERS.keys() | ONLY_BY_EPOCH.keys()
 
 
-@pytest.mark.parametrize("optimizer", [sgd, adam])
-@pytest.mark.parametrize("runner", ["serial", "stacked"])
+both_runners = pytest.mark.parametrize(("runner", "optimizer"), [("serial", sgd), ("stacked", adam)])
+
+
+@both_runners
 @pytest.mark.parametrize("name", SCHEDULERS | MIXED | ONLY_BY_EPOCH)
 def test_rounds_are_epochs_of_a_stock_trainer(
     name: str, runner: str, optimizer: MakeOptimizer, make_trainer: MakeTrainer, make_stock_trainer: MakeStock
@@ -42,8 +45,7 @@ def test_rounds_are_epochs_of_a_stock_trainer(
     check(Scheduled(optimizer, by_epoch=scheduler), make_trainer, make_stock_trainer, runner)
 
 
-@pytest.mark.parametrize("optimizer", [sgd, adam])
-@pytest.mark.parametrize("runner", ["serial", "stacked"])
+@both_runners
 @pytest.mark.parametrize("name", SCHEDULERS | MIXED)
 def test_steps_are_those_of_a_stock_trainer(
     name: str, runner: str, optimizer: MakeOptimizer, make_trainer: MakeTrainer, make_stock_trainer: MakeStock
@@ -52,8 +54,17 @@ def test_steps_are_those_of_a_stock_trainer(
     check(Scheduled(optimizer, by_step=scheduler), make_trainer, make_stock_trainer, runner)
 
 
-@pytest.mark.parametrize("by_step", SCHEDULERS | MIXED)
-@pytest.mark.parametrize("by_epoch", ["LambdaLR", "LinearLR", "SequentialLR", "ChainedScheduler", "OneCycleLR"])
+STEPWISE = ["LambdaLR", "LinearLR", "CyclicLR", "OneCycleLR", "chain of a sequence"]
+"""Schedulers whose rates depend on the steps, the last rate, the momentum, the number of steps, and other schedulers."""
+
+
+@pytest.mark.parametrize(
+    ("by_epoch", "by_step"),
+    [
+        *(("LambdaLR", name) for name in SCHEDULERS | MIXED),
+        *product(["LinearLR", "SequentialLR", "ChainedScheduler", "OneCycleLR"], STEPWISE),
+    ],
+)
 def test_step_wise_schedulers_start_from_the_rates_of_the_round(
     by_epoch: str, by_step: str, make_trainer: MakeTrainer, make_stock_trainer: MakeStock
 ) -> None:

@@ -171,6 +171,7 @@ def test_a_run_differs_only_in_its_bits(
     assert rows[0][-1]["val/loss"] == rows[1][-1]["val/loss"]
 
 
+@pytest.mark.usefixtures("types_of_a_new_process")
 def test_from_the_command_line(tmp_path: Path) -> None:
     flags = "fit --config quickstart --trainer.max_rounds 2 --algorithm Algorithm --algorithm.uplink"
     folders = [tmp_path / "plain", tmp_path / "coded"]

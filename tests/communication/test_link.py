@@ -1,4 +1,4 @@
-"""Test that the ledger counts every bit sent, as exact integers."""
+"""Test that the ledger counts every bit sent, as exact integers; tests/algorithms/test_algorithms.py has those of each method."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from compared_runs import bits_of
-from roster import ROSTER, Turn
 from toys import Halves, Normalised, Perceptron, federation, read_rows
 
 from lightning_fl import FederatedTrainer
@@ -22,24 +21,6 @@ from lightning_fl.vectors.layout import Layout
 MakeTrainer = Callable[..., FederatedTrainer]
 D, K = 26, 3
 SETTING = Setting(Layout((), (), ()), Layout((), (), ()), num_clients=6)
-
-
-@pytest.mark.parametrize("name", ROSTER)
-@pytest.mark.parametrize(("precision", "width"), [("32-true", 32), ("64-true", 64)])
-def test_a_round_costs_what_the_papers_say(name: str, precision: str, width: int, make_trainer: MakeTrainer) -> None:
-    entry, rounds = ROSTER[name], 4
-    trainer = make_trainer(max_rounds=rounds, precision=precision)
-    trainer.fit(Perceptron(), entry.federation(), entry.algorithm())
-    ledger = trainer.run.ledger
-    of_rounds = [entry.costs(Turn(round, K, width=width)) for round in range(rounds)]
-    for place, direction in enumerate(("up", "down")):
-        costs = [both[place] for both in of_rounds]
-        if costs[-1] is None:
-            continue
-        assert ledger.bits(direction) == sum(costs[-1].values())
-        assert "" in costs[-1] or bits_of(trainer, direction) == costs[-1]
-        in_rounds = 8 * ledger.total_bytes(direction) - ledger.setup().get(direction, 0)
-        assert in_rounds == sum(sum(kinds.values()) for kinds in costs)
 
 
 def test_float_buffers_cross_as_well_and_counters_do_not(make_trainer: MakeTrainer) -> None:

@@ -322,6 +322,7 @@ print(sum(trace.size for trace in left.traces), len(left.traces))
 """
 
 
+@pytest.mark.process
 def test_a_federation_allocates_nothing_for_each_user() -> None:
     """Count the objects that are left after setting up 1,000 and 10,000 users: their number must not grow."""
     left = []

@@ -273,6 +273,7 @@ def test_a_hugging_face_dataset_of_a_datamodule_has_its_columns_as_groups() -> N
     assert [sorted(part.tolist()) for part in data.client_indices] == [[1, 3, 5], [2], [0, 4]]
 
 
+@pytest.mark.process
 @needs_datasets
 def test_leaf_files_and_a_saved_copy_give_equal_runs(tmp_path: Path) -> None:
     """Train both from the command line: users are clients, and the server's model is the same bit for bit."""

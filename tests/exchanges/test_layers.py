@@ -636,7 +636,10 @@ def test_layer_divergence_composes_with_any_rule_and_server_momentum(make_traine
     np.testing.assert_allclose(vector(module), w, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("method", ["FedLDF", pytest.param("RandomLayers", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param("FedLDF", marks=pytest.mark.process), pytest.param("RandomLayers", marks=pytest.mark.slow)],
+)
 def test_two_processes_choose_as_one(method: str, tmp_path: Path) -> None:
     """Test unequal clients with drop-outs; the counts of bits are exactly equal."""
     words, algorithm = ("--model.network", "lenet5"), f"{method} --algorithm.n 2"

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import oracle
 import pytest
 import torch
 from compared_runs import MakeTrainer, agree, assert_same, bits_of, fits, ran
@@ -99,7 +100,7 @@ def test_with_all_clients_it_is_the_authors_loop(last: bool) -> None:
         for name, n, m in (("conv", 4, 12), ("fc", 6, 8)):
             right = start_of(setting, name, m, 2).double().numpy()
             matrices = [z[name].reshape(n, m).numpy() for z in of_clients]
-            left = gram_schmidt(sum(p * (matrix @ right) for p, matrix in zip(shares, matrices, strict=True)))
+            left = oracle.gram_schmidt(sum(p * (matrix @ right) for p, matrix in zip(shares, matrices, strict=True)))
             mean_right = sum(p * (matrix.T @ left) for p, matrix in zip(shares, matrices, strict=True))
             views[name].copy_(torch.from_numpy(left @ mean_right.T).view(views[name].shape))
         torch.testing.assert_close(merged(uploads), expected, rtol=1e-9, atol=1e-9)
@@ -110,16 +111,6 @@ def test_with_all_clients_it_is_the_authors_loop(last: bool) -> None:
         memory = {client: link.commit(client) for client in uploads}
         kept = sum(p * memory[client]["residual/model"].numpy() for client, p in enumerate(shares))
         np.testing.assert_allclose(kept, sum(p * e for p, e in zip(shares, errors, strict=True)), atol=1e-9)
-
-
-def gram_schmidt(columns: np.ndarray) -> np.ndarray:
-    basis = np.zeros_like(columns)
-    for j in range(columns.shape[1]):
-        column = columns[:, j].copy()
-        for i in range(j):
-            column -= (basis[:, i] @ column) * basis[:, i]
-        basis[:, j] = column / np.sqrt(column @ column)
-    return basis
 
 
 @pytest.mark.parametrize(

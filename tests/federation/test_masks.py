@@ -9,7 +9,7 @@ import pytest
 import torch
 import toys
 from lightning.pytorch import Callback
-from roster import ROSTER, problem
+from roster import COVERING, ROSTER, problem
 from toys import Normalised, Perceptron, federation, vector
 
 from lightning_fl import FederatedTrainer, UserError
@@ -18,7 +18,7 @@ from lightning_fl.callbacks import MagnitudePruning
 from lightning_fl.callbacks.pruning.adaptive_rate import AdaptiveRate
 
 MakeTrainer = Callable[..., FederatedTrainer]
-each_dense_algorithm = pytest.mark.parametrize("name", [name for name in ROSTER if not name.startswith("IMC")])
+each_dense_algorithm = pytest.mark.parametrize("name", [name for name in COVERING if not name.startswith("IMC")])
 
 
 class Watch(Callback):

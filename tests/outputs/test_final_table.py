@@ -10,6 +10,8 @@ import pytest
 
 from lightning_fl.cli import main
 
+pytestmark = pytest.mark.usefixtures("types_of_a_new_process")
+
 Fit = Callable[..., dict[str, str]]
 
 

@@ -3,6 +3,7 @@
 import csv
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -268,7 +269,7 @@ def test_a_mode_alone_or_unknown_is_refused(make_trainer: MakeTrainer) -> None:
 # --------------------------------------------------------------------------------------- methods that need an accuracy
 
 
-@pytest.mark.parametrize("algorithm", [FedDU, PruneFL])
+@pytest.mark.parametrize("algorithm", [FedDU, partial(PruneFL, initial_passes=2)], ids=["FedDU", "PruneFL"])
 def test_methods_take_the_accuracy_by_its_own_name(make_trainer: MakeTrainer, algorithm: Any) -> None:
     trainer = make_trainer(max_rounds=1)
     trainer.fit(Own(val_acc=[0.5], val_loss=[1.0]), Served(9), algorithm())

@@ -25,6 +25,8 @@ from lightning_fl.outputs.metric import spend
 from lightning_fl.outputs.metrics_csv import read_rows
 from lightning_fl.outputs.wandb_run import has_key
 
+pytestmark = pytest.mark.usefixtures("types_of_a_new_process")
+
 CONFIG = """
 model: {class_path: ImageClassifier, init_args: {network: linear}}
 data: {class_path: Digits, init_args: {num_clients: 10, partition: Shards}}
@@ -128,6 +130,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
     wandb.finish()
 
 
+@pytest.mark.process
 def test_a_run_is_written_offline_and_gone_on_with(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     run(monkeypatch, "--trainer.max_rounds", "2")
     (folder,) = eventually(lambda: list((tmp_path / "wandb").glob("offline-run-*")))
@@ -172,6 +175,7 @@ def test_a_run_is_written_offline_and_gone_on_with(monkeypatch: pytest.MonkeyPat
     assert [row["round"] for row in again["rows"] if "val/accuracy" in row] == [2]
 
 
+@pytest.mark.process
 def test_the_costs_that_callbacks_ask_for_are_numbers_of_the_summary(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -200,6 +204,7 @@ def test_the_costs_that_callbacks_ask_for_are_numbers_of_the_summary(
     assert found["group"] == "FedProx Digits Shards(2)"
 
 
+@pytest.mark.process
 def test_names_in_the_environment_win(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     names = {"WANDB_NAME": "mine", "WANDB_RUN_GROUP": "ours", "WANDB_TAGS": "a,b"}
     for name, value in names.items():
@@ -210,6 +215,7 @@ def test_names_in_the_environment_win(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert (found["name"], found["group"], found["tags"]) == ("mine", "ours", ["a", "b"])
 
 
+@pytest.mark.process
 def test_a_module_s_hyper_parameters_are_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Test a module without the parameters that the command line takes from the data."""
     Path("own_module.py").write_text(OWN)
@@ -353,6 +359,7 @@ def test_a_key_is_found_where_wandb_keeps_it(tmp_path: Path) -> None:
     assert has_key({"WANDB_API_KEY": "0123", "NETRC": str(tmp_path / "none")})
 
 
+@pytest.mark.process
 def test_the_evaluation_of_clients_is_a_histogram_over_bytes_and_a_table(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

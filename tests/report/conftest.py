@@ -1,13 +1,8 @@
 """Fixtures of the command line in an empty folder, and of the pictures' formats."""
 
-import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
+from command_line import Command
 
-from lightning_fl.cli import main
 from lightning_fl.outputs.figures import Look
 
 
@@ -25,18 +20,6 @@ def _one_format(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple]:
-    """Return a function that runs a command line in an empty folder and returns exit code, output and errors."""
-    monkeypatch.chdir(tmp_path)
-
-    def command(*words: str) -> tuple[int, str, str]:
-        capsys.readouterr()
-        monkeypatch.setattr(sys, "argv", ["lightning-fl", *words])
-        code: Any = 0
-        try:
-            main()
-        except SystemExit as ended:
-            code = ended.code or 0
-        return (code, *capsys.readouterr())
-
-    return command
+def run(lightning_fl: Command) -> Command:
+    """Return the function that runs a command line in an empty folder; `lightning_fl` is the package in these tests."""
+    return lightning_fl

@@ -18,6 +18,8 @@ from lightning_fl.report.published import read_published
 from lightning_fl.report.published_settings import published_settings
 from lightning_fl.report.records import Record, flatten
 
+pytestmark = pytest.mark.usefixtures("types_of_a_new_process")
+
 
 def test_the_published_rows_are_those_of_the_paper() -> None:
     rows = {(row.network, row.method): row for row in read_published("feddumap:12").rows}

@@ -20,8 +20,9 @@ NUM_VALIDATED = 8  # held out by the clients
 METHODS: dict[str, Callable[[], Any]] = {
     **{
         name: getattr(algorithms, name)
-        for name in ("FedAvg", "FedDU", "FedDF", "PruneFL", "SCAFFOLD", "Ditto", "APFL", "ServerM", "FedDA", "IMC")
+        for name in ("FedAvg", "FedDU", "FedDF", "SCAFFOLD", "Ditto", "APFL", "ServerM", "FedDA", "IMC")
     },
+    "PruneFL": lambda: algorithms.PruneFL(initial_passes=2),
     "FedRep": lambda: algorithms.FedRep(["output"]),
     "PFedMe": lambda: algorithms.PFedMe(strength=1.0),
     "Mime": lambda: algorithms.Algorithm(rule=CorrectedMomentum(), steps=(Apply(), GradientMomentum())),

@@ -231,6 +231,7 @@ def test_a_run_from_python_writes_the_optimiser_with_its_options(
     assert written["algorithm.weighting"] == "uniform"
 
 
+@pytest.mark.usefixtures("types_of_a_new_process")
 @pytest.mark.parametrize(
     "algorithm",
     [

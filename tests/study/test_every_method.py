@@ -16,6 +16,8 @@ sys.path.append(str(ROOT / "docs"))
 
 import curves  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("types_of_a_new_process")
+
 METHODS = sorted(set(algorithms.__all__) - {"Algorithm"})
 STUDY = read_study(curves.STUDY)
 

@@ -19,6 +19,8 @@ from lightning_fl.study.budget import efficiency_table
 from lightning_fl.study.command import curves_of
 from lightning_fl.study.study_file import read_study
 
+pytestmark = pytest.mark.usefixtures("types_of_a_new_process")
+
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "docs"))
 

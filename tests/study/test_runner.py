@@ -19,6 +19,7 @@ from lightning_fl.study import runner
 from lightning_fl.study.runner import command, train
 from lightning_fl.study.study_file import PlannedRun
 
+pytestmark = pytest.mark.process
 FIT = """
 import os, pathlib, sys, time, zipfile
 flags = dict(word[2:].split("=", 1) for word in sys.argv[2:])
@@ -195,6 +196,7 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup ignores
 from lightning_fl.study import runner
 from lightning_fl.study.study_file import PlannedRun
 runner.PROGRAM = sys.argv[1]
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored under nohup
 runner.train([PlannedRun("a", 0, Path(sys.argv[2]), (), 2)], 1, 1, False)
 """
 

@@ -22,6 +22,8 @@ from lightning_fl.study.command import _reported
 from lightning_fl.study.runner import Outcome
 from lightning_fl.study.study_file import PlannedRun, read_study
 
+pytestmark = pytest.mark.usefixtures("types_of_a_new_process")
+
 ROOT = Path(__file__).parents[2]
 STUDIES = sorted((ROOT / "configs" / "studies").glob("*.yaml"))
 SMALL = [
@@ -55,6 +57,7 @@ def rows(folder: Path) -> list[str]:
     return [",".join(cell for i, cell in enumerate(line.split(",")) if i not in timed) for line in lines]
 
 
+@pytest.mark.process
 def test_a_study_that_is_killed_goes_on_and_gives_what_fit_gives(capsys: pytest.CaptureFixture[str]) -> None:
     claims = [{"text": "a pull changes little", "better": "FedProx", "than": "FedAvg", "paper": 0.5}]
     written(claims=claims, seeds=[1], budget=[1e3, 1e6], chance=0.1)
@@ -181,6 +184,7 @@ def test_mistakes_of_the_command(words: list[str], said: str, capsys: pytest.Cap
     assert error.count("\n") == 1
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
 def test_the_packages_studies_fit(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that every choice makes a configuration, and that no two are the same."""

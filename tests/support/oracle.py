@@ -1348,3 +1348,14 @@ def feddp(
         if base == "SCAFFOLD":
             c = c + sum(changes) / len(problem.x)
     return w, gates, variates
+
+
+def gram_schmidt(columns: np.ndarray) -> np.ndarray:
+    """Return an orthonormal basis of the columns, made one after the other."""
+    basis = np.zeros_like(columns)
+    for j in range(columns.shape[1]):
+        column = columns[:, j].copy()
+        for i in range(j):
+            column -= (basis[:, i] @ column) * basis[:, i]
+        basis[:, j] = column / np.sqrt(column @ column)
+    return basis

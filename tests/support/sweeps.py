@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
-
 
 def trial_command(sweep: dict[str, Any], number: int) -> list[str]:
     """Return the command line of the first (0) or second (1) trial, with the first or second, or least or largest, values."""
+    from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args  # takes seconds
+
     ends = ("min", "max")
     chosen = {
         name: of["values"][number] if "values" in of else of[ends[number]] for name, of in sweep["parameters"].items()

@@ -21,6 +21,8 @@ from lightning_fl.slots import Codec, LocalTraining, Message, Packed, Payload, R
 SIZES = (3, 5, 4, 9, 12, 7)
 """Numbers of samples of the six clients: unequal, some with a last batch of one."""
 BATCH_SIZE = 4
+SHARED, OWN = slice(0, 16), slice(16, 26)
+"""Places of the hidden layer in a perceptron's vector, and of the output, where that is personal."""
 
 
 class Perceptron(L.LightningModule):
@@ -148,6 +150,11 @@ class Recorded(L.Callback):
 def vector(module: nn.Module) -> np.ndarray:
     """Return all parameters as one float64 vector."""
     return torch.cat([p.detach().flatten() for p in module.parameters()]).double().numpy()
+
+
+def personal_values(trainer: Any) -> dict[int, np.ndarray]:
+    """Return the personal parameters that each client keeps."""
+    return {client: state["personal"].double().numpy() for client, state in trainer.run.clients.items()}
 
 
 def read_rows(root: Path) -> list[dict[str, str]]:

@@ -256,7 +256,9 @@ LOADERS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("limit", [1.0, 2])
-@pytest.mark.parametrize("kind", LOADERS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.process if kind == "workers" else ()) for kind in LOADERS]
+)
 def test_any_validation_loaders(
     kind: str, limit: int | float, make_trainer: MakeTrainer, make_stock_trainer: MakeStock
 ) -> None:

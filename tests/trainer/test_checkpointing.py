@@ -33,6 +33,7 @@ def equal(a: L.LightningModule, b: L.LightningModule) -> bool:
     return all(torch.equal(value, b.state_dict()[name]) for name, value in a.state_dict().items())
 
 
+@pytest.mark.process
 def test_a_run_killed_at_any_moment_resumes_to_the_same_result(tmp_path: Path) -> None:
     kind = random.choice(["batch", "upload", "round"])
     moments = {kind: random.randint(2, killed_run.ROUNDS), "write": random.randint(2, killed_run.ROUNDS)}

@@ -96,6 +96,7 @@ def test_the_signature_is_that_of_the_flags() -> None:
     assert not any(parameter.kind == Parameter.VAR_KEYWORD for parameter in parameters.values())
 
 
+@pytest.mark.process
 def test_packages_are_found_after_importing_the_library_alone() -> None:
     code = (
         "import sys, lightning_fl; assert 'torch' not in sys.modules; print(lightning_fl.algorithms.FedProx.__name__, "

@@ -11,6 +11,8 @@ from lightning_fl.cli import main
 from lightning_fl.outputs.communication_json import read_communication
 from lightning_fl.report.records import read_run
 
+pytestmark = pytest.mark.usefixtures("types_of_a_new_process")
+
 SAVED = Path(__file__).parent / "saved_runs"
 """Folders with config.yaml and checkpoints/last.ckpt after two rounds, and metrics.csv of four rounds in one go."""
 NUM_TEST_IMAGES = 360
