@@ -204,7 +204,7 @@ class LogCollector:
             self.progress_bar_names,
             self.unlogged_names,
             self._forms,
-            self._metric_paths(),
+            {} if self.gather is None else self._metric_paths(),
             {name: how for name, how in reductions.items() if name not in means},
         )
 
