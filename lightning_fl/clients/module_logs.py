@@ -123,7 +123,8 @@ class LogCollector:
             logged = _stacked(values)
             stacked, weights = logged.double(), self._weights[name]
             if self._is_mean(name):
-                sums[name] = (stacked @ torch.tensor(weights, dtype=torch.float64, device=stacked.device), sum(weights))
+                factors = torch.tensor(weights, dtype=torch.float64).to(stacked.device, non_blocking=True)
+                sums[name] = (stacked @ factors, sum(weights))
             else:
                 stays_whole = isinstance(self._reductions[name], str) and logged.dtype == torch.int64
                 sums[name] = (logged if stays_whole else stacked, 0.0)

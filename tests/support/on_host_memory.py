@@ -69,7 +69,7 @@ from lightning_fl.modules import ImageClassifier
 from lightning_fl.steps import Apply, Compress
 
 MakeTrainer = Callable[..., Any]
-MOST_WAITS_OF_A_CLIENT = 4
+MOST_WAITS_OF_A_CLIENT = 2
 each_algorithm_and_runner = pytest.mark.parametrize(
     ("name", "runner"), [(name, runner) for name, entry in ROSTER.items() for runner in entry.runners]
 )
@@ -154,10 +154,10 @@ def test_the_watch_sees_every_wait(name: str) -> None:
 
 @pytest.mark.parametrize("runner", ["serial", "stacked"])
 def test_waits_of_a_client_are_few(runner: str, on_accelerator: MakeTrainer) -> None:
-    """Check that three more clients in two rounds add at most a few waits each, whatever their passes."""
+    """Check that three more clients in two rounds add at most a few waits each, however many passes they make."""
     entry, waits = ROSTER["FedAvg"], []
-    for clients, steps in ((3, 8), (6, 8)):
-        trainer = on_accelerator(max_rounds=2, local_steps=steps, clients_per_round=clients, runner=runner)
+    for clients in (3, 6):
+        trainer = on_accelerator(max_rounds=2, local_steps=8, clients_per_round=clients, runner=runner)
         with host_memory.Watch() as watching:
             trainer.fit(Perceptron(), entry.federation(), entry.algorithm())
         waits.append(watching.waits)
