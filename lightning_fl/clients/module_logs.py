@@ -361,7 +361,7 @@ def _stacked(values: Sequence[Any]) -> Tensor:
     return torch.stack(_together([torch.as_tensor(value).squeeze() for value in values]))
 
 
-def _together(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+def _together(tensors: list[Tensor]) -> list[Tensor]:
     """Return tensors on one device: a module may log a number in one step and a tensor in another."""
     devices = {tensor.device for tensor in tensors}
     if len(devices) == 1:
