@@ -123,7 +123,7 @@ class StructuredPruning(PruningCallback):
     def plan(self, trainer: Any, network: Network, kept: dict[str, Tensor]) -> Plan:
         """Return the plan that keeps these filters; every process of a federation uses the choice of the first."""
         if trainer.world_size > 1:
-            device = next(iter(kept.values())).device
+            device = next((indices.device for indices in kept.values()), None)
             lists = trainer.strategy.broadcast({name: indices.tolist() for name, indices in kept.items()})
-            kept = {name: torch.tensor(indices, device=device) for name, indices in lists.items()}
+            kept = {name: torch.tensor(indices, dtype=torch.int64, device=device) for name, indices in lists.items()}
         return network.plan(kept)

@@ -120,6 +120,13 @@ def describe_runner(runner: Runner) -> dict[str, Any]:
     return {"wanted": "serial", "clients_at_once": None}
 
 
+def agreed_runner(described: Sequence[dict[str, Any]]) -> Runner:
+    """Return the runner for all processes, given `describe_runner` of each: serial if one is, else with the smallest stack."""
+    if any(one["wanted"] == "serial" for one in described):
+        return serial
+    return Stacked(min(one["clients_at_once"] for one in described))
+
+
 def _try(flat_module: FlatModule, job: ClientJob, data: FederatedDataModule) -> tuple[list[str], int, bool]:
     """Try one step of a stack of two.
 

@@ -198,7 +198,8 @@ class FlatModule:
             parameter.grad = None
             parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
         for part in self.module.modules():
-            if vars(part).pop("flatten_parameters", None) is not None:
+            if isinstance(part, nn.RNNBase) and vars(part).get("flatten_parameters") is _stay:
+                del part.flatten_parameters
                 part.flatten_parameters()
         for name, buffer in self.module.named_buffers():
             if name in self._shared_buffers.views or name in self.personal_buffers.views:

@@ -123,7 +123,8 @@ class LogCollector:
             logged = _stacked(values)
             stacked, weights = logged.double(), self._weights[name]
             if self._is_mean(name):
-                sums[name] = (stacked @ torch.tensor(weights, dtype=torch.float64, device=stacked.device), sum(weights))
+                factors = torch.tensor(weights, dtype=torch.float64).to(stacked.device, non_blocking=True)
+                sums[name] = (stacked @ factors, sum(weights))
             else:
                 stays_whole = isinstance(self._reductions[name], str) and logged.dtype == torch.int64
                 sums[name] = (logged if stays_whole else stacked, 0.0)
@@ -204,7 +205,7 @@ class LogCollector:
             self.progress_bar_names,
             self.unlogged_names,
             self._forms,
-            self._metric_paths(),
+            {} if self.gather is None else self._metric_paths(),
             {name: how for name, how in reductions.items() if name not in means},
         )
 
@@ -360,7 +361,7 @@ def _stacked(values: Sequence[Any]) -> Tensor:
     return torch.stack(_together([torch.as_tensor(value).squeeze() for value in values]))
 
 
-def _together(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+def _together(tensors: list[Tensor]) -> list[Tensor]:
     """Return tensors on one device: a module may log a number in one step and a tensor in another."""
     devices = {tensor.device for tensor in tensors}
     if len(devices) == 1:

@@ -139,7 +139,7 @@ class Stack:
                 self._flat_module.fabric.backward((losses * factors).sum())
             return self._flat_gradient.discover()
         # Clients with batches of another size train on copies of their rows.
-        index = torch.tensor(rows, device=self.params.device)
+        index = torch.tensor(rows).to(self.params.device, non_blocking=True)
         counters = {name: tensor[index] for name, tensor in self.counters.items()}
         params, owned = self.params[index], {name: entry[index] for name, entry in self.owned.items()}
         part = Stack(self._flat_module, params, owned, self.buffers[index], counters, torch.zeros_like(params))

@@ -234,9 +234,9 @@ def _start(
     most_in_pass = max(member.in_pass for member in members)
     flat_module.progress = LocalProgress(local, most_in_pass * schedule.repeat, schedule.num_steps(most_in_pass))
     read = [schedule.num_samples(len(member.selection), skips, member.num_steps) for member in members]
-    local.num_samples = stack.params.new_tensor(read).unsqueeze(1)
+    local.num_samples = _on_device(read, stack.params, stack.params.dtype).unsqueeze(1)
     in_pass = [[ceil(member.in_pass / max(1, schedule.step_batches(member.in_pass)))] for member in members]
-    local.steps_in_pass = torch.tensor(in_pass, device=stack.params.device).clamp(min=1) * schedule.repeat
+    local.steps_in_pass = _on_device(in_pass, stack.params).clamp(min=1) * schedule.repeat
     seed = members[0].seeds[1]
     if Gradients.FULL_AT_RECEIVED in job.rule.reads:
         flat_module.seed(seed)
@@ -321,9 +321,14 @@ def _backward(stack: Stack, of_step: Sequence[list[Batch]], logs: RowLogs) -> It
             logs.rows, logs.batch_size = rows, batches[0].size
             factors: float | Tensor = batches[0].factor
             if any(batch.factor != factors for batch in batches):
-                factors = stack.params.new_tensor([batch.factor for batch in batches])
+                factors = _on_device([batch.factor for batch in batches], stack.params, stack.params.dtype)
             if found := stack.backward(rows, batches, factors, logs):
                 yield found
+
+
+def _on_device(numbers: Sequence[Any], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Return numbers on the device of a tensor, for which the host does not wait."""
+    return torch.tensor(numbers, dtype=dtype).to(like.device, non_blocking=True)
 
 
 def _rows(local: LocalTraining, rows: slice) -> LocalTraining:

@@ -103,7 +103,8 @@ class Intake:
         for rank, part in enumerate(parts):
             if rank != self._fabric.global_rank:
                 other = Outcome(**part["outcome"])
-                other.raise_counts(*part["counters"], self._fabric.device)
+                forms, values = part["counters"]
+                other.raise_counts(forms, values, self._fabric.device)
                 outcome.add(other)
         self.known = [part["known"] for part in parts]
         self.forms = [part["states"] for part in parts], [part["memory"] for part in parts]

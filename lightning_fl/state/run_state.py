@@ -220,7 +220,8 @@ class Run:
         state = self.clients.get(client)
         if state is None:
             return self.first_state(rule, received)
-        return {name: entry.to(self.params.device, copy=True) for name, entry in state.items()}
+        device = self.params.device
+        return {name: entry.to(device, copy=True, non_blocking=True) for name, entry in state.items()}
 
     def prune(self, plan: Plan) -> None:
         """Remove pruned filters from the model and from all states and memories of the server and the clients."""

@@ -17,7 +17,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.callbacks import AdaptivePruning, FilterPruning, MagnitudePruning
-from lightning_fl.clients.choose_runner import Runner, choose_runner
+from lightning_fl.clients.choose_runner import Runner, agreed_runner, choose_runner, describe_runner
 from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.local_schedule import LocalSchedule
@@ -246,7 +246,9 @@ def build_runner(
     )
     share = ceil(federation.population.cohort_size / world_size)
     work = _work_of_a_step(federation.network, federation.data)
-    return choose_runner(wanted, clients_at_once, federation.flat_module, job, federation.data, work, share)
+    flat_module = federation.flat_module
+    runner = choose_runner(wanted, clients_at_once, flat_module, job, federation.data, work, share)
+    return agreed_runner(gather_objects(flat_module.fabric, describe_runner(runner)))
 
 
 def _work_of_a_step(network: Network, data: FederatedDataModule) -> int | None:

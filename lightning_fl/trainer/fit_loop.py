@@ -27,7 +27,7 @@ from lightning_fl.outputs.final_table import final_lines
 from lightning_fl.outputs.loggers import log_row, tell
 from lightning_fl.outputs.metrics_csv import RoundCSVLogger
 from lightning_fl.outputs.run_folder import EXPORT, LAST, RunFolder, write_settings
-from lightning_fl.processes import check_agreement, gather_logs
+from lightning_fl.processes import check_agreement, gather_logs, gather_objects
 from lightning_fl.pruning import masks_of
 from lightning_fl.state.run_state import SERVER
 from lightning_fl.state.saved_states import SavedStates
@@ -136,6 +136,7 @@ class FitLoop:
         trainer.learning_rates = trainer.active_module.optimizer.schedules.state_dict()
         trainer.hooks.call("on_train_end")
         self._adopt_module_changes()
+        check_agreement(gather_objects(trainer.fabric, self.federation.prunings))
         if run.round == self.folder.first_round and not self.folder.goes_on_here:
             self._begin_to_write()
         trainer.hooks.call("on_fit_end")

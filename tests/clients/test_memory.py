@@ -54,6 +54,13 @@ def test_a_stack_has_a_limit_for_small_models_too(monkeypatch: pytest.MonkeyPatc
     assert chosen("cuda", monkeypatch, client_bytes=2**40)["clients_at_once"] == 1
 
 
+def test_processes_agree_on_the_runner() -> None:
+    two, three = (runners.describe_runner(stacked_module.Stacked(count)) for count in (2, 3))
+    serial = runners.describe_runner(runners.serial)
+    assert runners.describe_runner(runners.agreed_runner([three, two])) == two
+    assert runners.describe_runner(runners.agreed_runner([three, serial])) == serial
+
+
 @pytest.mark.parametrize(
     ("given", "reason"),
     [

@@ -64,12 +64,37 @@ class HostMemory(CPUAccelerator):
 CROSSING = {"_to_copy", "copy_", "_copy_from", "index", "index_put_", "_index_put_impl_", "lift_fresh", "set_"}
 
 
+# Operations whose result on the host, or whose shape, depends on numbers of the accelerator.
+READING = {"_local_scalar_dense", "nonzero", "equal", "masked_select", "bincount", "_unique2", "unique_consecutive"}
+
+
+def makes_wait(name: str, args: Any, kwargs: Any) -> bool:
+    """True if the host waits for the work of a GPU in this operation, of which some tensor is on the accelerator."""
+    if name in READING:
+        return True
+    if name == "repeat_interleave":
+        return kwargs.get("output_size") is None
+    if name in ("_to_copy", "copy_"):  # a copy to or from the host, unless it may go on by itself
+        source = args[0] if name == "_to_copy" else args[1]
+        to = torch.device(kwargs.get("device") or source.device) if name == "_to_copy" else args[0].device
+        goes_on = kwargs.get("non_blocking", False) or (name == "copy_" and len(args) > 2 and args[2])
+        return source.device.type != to.type and not (goes_on and to.type == NAME)
+    if name == "lift_fresh":  # `torch.tensor(numbers, device=…)` copies before torch lets anyone see it
+        return True
+    if name in ("index", "index_put", "index_put_", "_index_put_impl_"):
+        masks = [x for x in args[1] if x is not None and x.dtype in (torch.bool, torch.uint8)]
+        fills = name != "index" and len(args[1]) == 1 and args[2].dim() == 0  # as `masked_fill`, without positions
+        return bool(masks) and not fills
+    return False
+
+
 class Watch(TorchDispatchMode):
     """Record operations that a GPU would refuse or make the host wait for.
 
     Attributes:
         mixed: operations with tensors on several devices, with the place in the code.
-        waits: number of times that each place in the code read a number of the accelerator on the host.
+        waits: number of times that each place in the code waited for the accelerator: to read its numbers on the host, or to
+            copy some there.
     """
 
     def __init__(self) -> None:
@@ -84,10 +109,8 @@ class Watch(TorchDispatchMode):
         placed = {x.device.type for x in tensors if x.dim() or name in ("cat", "stack", "dot")}
         if len(placed) > 1 and name not in CROSSING:
             self.mixed[f"{name} of {[f'{x.device.type} {tuple(x.shape)}' for x in tensors]} at {_place()}"] += 1
-        if any(x.device.type == NAME for x in tensors) and (
-            name in ("_local_scalar_dense", "nonzero")
-            or (name == "_to_copy" and torch.device(kwargs.get("device") or DEVICE).type == "cpu")
-        ):
+        device = torch.device(kwargs.get("device") or "cpu")
+        if (device.type == NAME or any(x.device.type == NAME for x in tensors)) and makes_wait(name, args, kwargs):
             self.waits[f"{name} at {_place()}"] += 1
         return func(*args, **kwargs)
 

@@ -69,6 +69,7 @@ from lightning_fl.modules import ImageClassifier
 from lightning_fl.steps import Apply, Compress
 
 MakeTrainer = Callable[..., Any]
+MOST_WAITS_OF_A_CLIENT = 2
 each_algorithm_and_runner = pytest.mark.parametrize(
     ("name", "runner"), [(name, runner) for name, entry in ROSTER.items() for runner in entry.runners]
 )
@@ -117,6 +118,51 @@ def test_the_watch_sees_mixed_devices() -> None:
         float(x.sum() + torch.tensor(1.0))
     assert [operation.split()[0] for operation in watching.mixed] == ["add"]
     assert [operation.split()[0] for operation in watching.waits] == ["_local_scalar_dense"]
+
+
+WAITS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "a number on the host": lambda x: float(x.sum()),
+    "a copy on the host": lambda x: x.cpu(),
+    "a copy into the host": lambda x: torch.empty(3).copy_(x),
+    "a copy from the host": lambda x: torch.ones(3).to(x.device),
+    "a copy into the accelerator": lambda x: x.copy_(torch.ones(3)),
+    "numbers of Python": lambda x: torch.tensor([1.0, 2.0], device=x.device),
+    "numbers of Python beside a tensor": lambda x: x.new_tensor([1.0, 2.0]),
+    "choice by a mask": lambda x: x[x > 0],
+    "change by a mask": lambda x: x.__setitem__(x > 0, torch.ones(3, device=x.device)),
+    "positions": lambda x: (x > 0).nonzero(),
+    "repetition": lambda x: x.repeat_interleave(torch.ones(3, dtype=torch.int64, device=x.device)),
+    "comparison": lambda x: torch.equal(x, x + 1),
+}
+NO_WAITS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "arithmetic": lambda x: (x + 1).sum() * 2.0,
+    "choice by positions": lambda x: x[torch.zeros(2, dtype=torch.int64, device=x.device)],
+    "a number by a mask": lambda x: x.masked_fill_(x > 0, 1.0),
+    "a copy that goes on": lambda x: torch.ones(3).to(x.device, non_blocking=True),
+    "a new tensor": lambda x: torch.zeros(3, device=x.device),
+    "a copy within the accelerator": lambda x: x.clone().copy_(x),
+}
+
+
+@pytest.mark.parametrize("name", [*WAITS, *NO_WAITS])
+def test_the_watch_sees_every_wait(name: str) -> None:
+    x = torch.ones(3, device=host_memory.DEVICE)
+    with host_memory.Watch() as watching:
+        (WAITS | NO_WAITS)[name](x)
+    assert bool(watching.waits) == (name in WAITS), watching.waits
+
+
+@pytest.mark.parametrize("runner", ["serial", "stacked"])
+def test_waits_of_a_client_are_few(runner: str, on_accelerator: MakeTrainer) -> None:
+    """Check that three more clients in two rounds add at most a few waits each, however many passes they make."""
+    entry, waits = ROSTER["FedAvg"], []
+    for clients in (3, 6):
+        trainer = on_accelerator(max_rounds=2, local_steps=8, clients_per_round=clients, runner=runner)
+        with host_memory.Watch() as watching:
+            trainer.fit(Perceptron(), entry.federation(), entry.algorithm())
+        waits.append(watching.waits)
+    more = waits[1] - waits[0]
+    assert more.total() <= 3 * 2 * MOST_WAITS_OF_A_CLIENT, more
 
 
 @each_algorithm_and_runner

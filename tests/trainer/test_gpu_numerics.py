@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from toys import Perceptron, federation
 
 from lightning_fl import FederatedTrainer, UserError
+from lightning_fl.clients.module_buffers import check_counters
 from lightning_fl.clients.module_logs import LogCollector, RowLogs, on_host
 from lightning_fl.float32 import UNSET, Float32, full_float32
 from lightning_fl.outputs import checkpoint_file
@@ -127,6 +128,18 @@ def test_choices_in_turns_need_no_scatter(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(Tensor, "scatter_reduce_", refuse)
     vectors = [torch.tensor([5.0, -4.0, 3.0, 0.5]), torch.tensor([9.0, 1.0, 0.0, -8.0])]
     assert top_k_in_turns(vectors, 3).tolist() == [0, 1, 3]
+
+
+def test_counters_are_checked_with_one_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {f"counter{k}": torch.tensor(k) for k in range(5)} | {"table": torch.arange(4)}
+    reads, read = [], Tensor.__bool__
+    monkeypatch.setattr(Tensor, "__bool__", lambda tensor: reads.append(1) or read(tensor))
+    check_counters(Perceptron(), before, {name: x.clone() for name, x in before.items()})
+    assert len(reads) == 1
+    with pytest.raises(UserError, match="'table'"):
+        check_counters(Perceptron(), before, {**before, "table": torch.arange(4) + 1})
+    with pytest.warns(UserWarning, match="'counter3' .*became smaller"):
+        check_counters(Perceptron(), before, {**before, "counter3": torch.tensor(2)})
 
 
 @pytest.mark.parametrize("deterministic", [True, "warn"])

@@ -210,7 +210,7 @@ class TensorSamples(Samples):
         return mean, (square - mean.square()).clamp_min(0).sqrt()
 
     def _gather(self, indices: np.ndarray) -> list[Tensor]:
-        index = torch.as_tensor(indices, device=self._stored[0].device)
+        index = torch.as_tensor(indices).to(self._stored[0].device, non_blocking=True)
         return [tensor.index_select(0, index) for tensor in self._stored]
 
     def _shown(self, tensor: Tensor) -> Tensor:
@@ -257,7 +257,7 @@ class TensorSelection(Selection):
         if generator is not None:
             order = torch.randperm(num_samples, generator=generator)
             if not self._on_cpu:
-                order = order.to(tensors[0].device)
+                order = order.to(tensors[0].device, non_blocking=True)
             tensors = [tensor.index_select(0, order) for tensor in tensors]
         else:
             tensors = [tensor.clone() for tensor in tensors]
