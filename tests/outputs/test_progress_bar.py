@@ -179,7 +179,6 @@ def test_a_message_does_not_continue_the_bars_line(
     assert handler.stream is stream, "as before the run"
 
 
-<<<<<<< HEAD
 def test_a_file_gets_a_line_a_round(
     make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -191,9 +190,7 @@ def test_a_file_gets_a_line_a_round(
     assert [re.match(r"Round (\d)/3: .*accuracy=.*up=.*\]$", line)[1] for line in shown] == ["1", "2", "3"]  # type: ignore[index]
 
 
-=======
 @pytest.mark.process
->>>>>>> tests_h
 def test_one_process_shows_it(tmp_path: Path) -> None:
     processes.run(fit_with_bar, str(tmp_path), num_processes=2)
     assert [(tmp_path / f"rank-{rank}").read_text() for rank in (0, 1)] == ["shown", "silent"]
