@@ -56,6 +56,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    """Let the collector have them again: some libraries report what it leaves behind at the end."""
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
     """Use one thread, whatever OMP_NUM_THREADS is."""
