@@ -133,11 +133,15 @@ def test_data_that_are_not_divided_are_refused_with_the_flags_that_divide_them(f
 # ------------------------------------------------------------------------------------------------------- dict_kwargs
 
 FREE = {
-    "algorithm": ("WithSGD", ["--algorithm.dict_kwargs.x", "3"], ["FedAvg has no parameter 'x'", "none"]),
+    "algorithm": (
+        "WithSGD",
+        ["--algorithm.dict_kwargs.x", "3"],
+        ["FedAvg has no parameter 'x'", "allowed: aggregator"],
+    ),
     "with parameters": (
         "WithSGD",
         ["--algorithm", "FedProx", "--algorithm.dict_kwargs.mi", "3"],
-        ["FedProx has no parameter 'mi'", "allowed: mu"],
+        ["FedProx has no parameter 'mi'", "allowed: aggregator, downlink, exchange, mu"],
     ),
     "data": ("WithSGD", ["--data.dict_kwargs.num_client", "3"], ["Federated has no", "did you mean 'num_clients'"]),
     "data within": ("WithSGD", ["--data.datamodule.dict_kwargs.sizes", "3"], ["Points has no", "did you mean 'size'"]),

@@ -190,11 +190,11 @@ def test_at_best_validation_has_its_name_in_the_table_of_a_fit_in_reports_and_in
         assert [row["at_best_validation"] for row in csv.DictReader(file)] == ["0.6"]
     given = [{"text": "a claim", "better": "a", "than": "b", "in": "at_best_validation"}]
     (claim,) = read_claims(given, ["a", "b"], has_target=False)
-    found = {"a": {0: curve(validated, others={"test/accuracy": tested}).numbers}, "b": {0: curve(validated).numbers}}
-    said = "does not hold: there is no test value at the best validation of b in 1 of 1"
-    assert claim.judge(found).outcome == said
-    found["b"] = {0: curve(validated, others={"test/accuracy": [0.3, 0.5, 0.8]}).numbers}
-    assert claim.judge(found).outcome == "holds (one seed)"
+    ours, theirs = curve(validated, others={"test/accuracy": tested}), curve(validated)
+    said = "one seed: there is no test value at the best validation of b in 1 of 1"
+    assert claim.judge(claim.pairs({"a": {0: ours}, "b": {0: theirs}}), ours.metric).outcome == said
+    theirs = curve(validated, others={"test/accuracy": [0.3, 0.5, 0.8]})
+    assert claim.judge(claim.pairs({"a": {0: ours}, "b": {0: theirs}}), ours.metric).outcome == "one seed: ahead"
     with pytest.raises(UserError, match="at_best_validation"):
         read_claims([{**given[0], "in": "at_best"}], ["a", "b"], has_target=False)
 
