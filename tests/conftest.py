@@ -89,6 +89,16 @@ def _seeded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
+def _keep_float32() -> Iterator[None]:
+    """Restore torch's precision of float32, which benchmarks set for the whole process."""
+    from lightning_fl.float32 import Float32
+
+    earlier = Float32.now()
+    yield
+    earlier.set()
+
+
+@pytest.fixture(autouse=True)
 def _keep_log_level() -> Iterator[None]:
     """Restore the level of Lightning's logger, which benchmarks raise to be quiet."""
     logger = logging.getLogger("lightning.pytorch")

@@ -1,7 +1,6 @@
 """Test the parts of benchmarks/accelerator.py that look for what only a GPU can show, in small on the CPU."""
 
 import importlib
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -15,11 +14,9 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
 @pytest.fixture
-def first_day(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+def first_day(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(BENCHMARKS)
-    earlier = Float32.now()
-    yield importlib.import_module("gpu.first_day")
-    earlier.set()  # the benchmark tries all precisions
+    return importlib.import_module("gpu.first_day")
 
 
 def rows_of(first_day: ModuleType, part: str) -> list[Any]:
