@@ -58,7 +58,7 @@ class Algorithm(Remembering):
         downlink: Codec = Dense(),  # noqa: B008
         exchange: Exchange = OneShot(),  # noqa: B008
         aggregator: Aggregator = WeightedMean(),  # noqa: B008
-        steps: Sequence[Step] | Step | None = None,
+        steps: Sequence[Step] | None = None,
         personal: Sequence[str] = (),
     ) -> None:
         """Fill the slots with parts: objects, or classes without arguments and their names.

@@ -44,7 +44,7 @@ class Method(Algorithm):
         downlink: Codec | None = None,
         exchange: Exchange | None = None,
         aggregator: Aggregator | None = None,
-        steps: Sequence[Step] | Step | None = None,
+        steps: Sequence[Step] | None = None,
         personal: Sequence[str] | None = None,
     ) -> None:
         """Fill the slots; those that neither the method nor its user fills are FedAvg's.

@@ -140,10 +140,10 @@ def test_the_command_line_takes_them_and_prints_them(
             main()
         return dict(yaml.safe_load(capsys.readouterr().out)["algorithm"])
 
-    first = printed(*words.split(), "--algorithm.steps=Momentum")
+    first = printed(*words.split(), "--algorithm.steps+=Momentum")
     given = first["init_args"]
     assert (given["mu"], given["uplink"]["init_args"]["alpha"], given["downlink"]) == (0.1, 0.3, None)
-    assert given["steps"]["class_path"].endswith("Momentum")
+    assert given["steps"][0]["class_path"].endswith("Momentum")
     Path("again.yaml").write_text(yaml.safe_dump({"algorithm": first}))
     assert printed("--config", "again.yaml") == first
     monkeypatch.setattr(
