@@ -1,4 +1,4 @@
-"""What no CPU can show: numerics of a GPU, the choice of the runner, other modules, repeats, waits, two GPUs, codecs."""
+"""Measure and try on a GPU what no CPU can show: numerics of a GPU, the choice of the runner, other modules, repeats, waits, two GPUs, codecs."""
 
 from __future__ import annotations
 

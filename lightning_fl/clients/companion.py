@@ -124,7 +124,7 @@ def companion_alongside(flat_module: FlatModule, job: ClientJob, companion: Stat
 
 def _no_step() -> None:
     """Refuse the module's optimiser, which steps the client's model."""
-    raise NotImplementedError("the rule of a companion alongside makes its own step")
+    raise RuntimeError("the rule of a companion alongside makes its own step")
 
 
 def _finite(trained: State, earlier: State) -> State:

@@ -61,7 +61,7 @@ NOT_RUN = "not run yet"
 
 @dataclass(frozen=True)
 class Pair:
-    """What a claim compares of two runs of the same seed.
+    """Values of two runs of the same seed that a claim compares.
 
     Attributes:
         better, than: numbers of both; None are costs of a target that was not reached, the value at the best validation of a
@@ -105,7 +105,7 @@ class Claim:
 
     @property
     def compared(self) -> str:
-        """What is compared, in words."""
+        """Describe in words the values that are compared."""
         if self.number == AT_UPLINK:
             after = "" if self.rounds is None else f" after {self.rounds} rounds"
             what = f"best within the bytes of {self.better}{after}"
