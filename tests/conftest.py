@@ -91,7 +91,7 @@ def _seeded(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _keep_float32() -> Iterator[None]:
     """Restore torch's precision of float32, which benchmarks set for the whole process."""
-    from lightning_fl.float32 import Float32
+    from lightning_fl.switches.float32 import Float32
 
     earlier = Float32.now()
     yield

@@ -1,4 +1,4 @@
-"""Measure and try on a GPU what no CPU can show: numerics of a GPU, the choice of the runner, other modules, repeats, waits, two GPUs, codecs."""
+"""Measure on a GPU what no CPU can show: numerics, the choice of the runner, modules, repeats, waits, two GPUs, codecs."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from lightning_fl.algorithms import SCAFFOLD, FedAvg
 from lightning_fl.clients.choose_runner import describe_runner
 from lightning_fl.data import Arrays
 from lightning_fl.errors import UserError
-from lightning_fl.float32 import UNSET, Float32
 from lightning_fl.modules import ImageClassifier
 from lightning_fl.slots import Setting
+from lightning_fl.switches.float32 import UNSET, Float32
 from lightning_fl.vectors.layout import NO_LAYOUT
 
 _SPEC = spec_from_file_location("codec_times", Path(__file__).parents[1] / "codecs.py")

@@ -21,9 +21,9 @@ from lightning_fl.clients.client_job import Batch, ClientJob, Selection
 from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.gradients import gradient_here, gradient_treatment, keeping_gradient
 from lightning_fl.clients.local_training import train_locally
-from lightning_fl.evaluation_mode import keeping_attributes
 from lightning_fl.rules.personal.mixed import SHARE
 from lightning_fl.slots import LocalTraining, State, is_finite
+from lightning_fl.switches.evaluation_mode import keeping_attributes
 
 COMPANION, COMPANION_BUFFERS, COMPANION_COUNTERS = "companion/model", "companion/buffers", "companion/scalars/"
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from lightning_fl.clients.client_job import Batch, ClientJob
 from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.stack import Stack
-from lightning_fl.evaluation_mode import keeping_attributes
+from lightning_fl.switches.evaluation_mode import keeping_attributes
 
 
 def gradient_treatment(flat_module: FlatModule, job: ClientJob) -> Callable[[], None]:

@@ -16,8 +16,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from lightning_fl.checks import whole_share
 from lightning_fl.errors import UserError, require
-from lightning_fl.evaluation_mode import evaluating
-from lightning_fl.float32 import full_float32
+from lightning_fl.switches.evaluation_mode import evaluating
+from lightning_fl.switches.float32 import full_float32
 
 Scores = Mapping[str, Tensor]
 """Scores (c_l,) of the filters of each layer, by the name of its module; filters with low scores go first."""

@@ -22,12 +22,12 @@ from lightning_fl.clients.local_training import train_locally
 from lightning_fl.clients.module_logs import LogCollector
 from lightning_fl.data import ClientIndices, FederatedDataModule
 from lightning_fl.errors import require
-from lightning_fl.evaluation_mode import keeping_attributes
 from lightning_fl.processes import gather_by_client, share_of
 from lightning_fl.rules import LocalOptimizer
 from lightning_fl.server.evaluation import measure
 from lightning_fl.slots import Setting
 from lightning_fl.state.run_state import EVALUATION, Run
+from lightning_fl.switches.evaluation_mode import keeping_attributes
 
 
 @dataclass(frozen=True)

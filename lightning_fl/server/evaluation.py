@@ -18,8 +18,8 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.data.descriptions import describe_batch
 from lightning_fl.errors import UserError, noting, require
-from lightning_fl.evaluation_mode import evaluating, measuring
 from lightning_fl.processes import gather_logs, gather_objects
+from lightning_fl.switches.evaluation_mode import evaluating, measuring
 
 
 def as_loaders(loaders: Any) -> CombinedLoader:

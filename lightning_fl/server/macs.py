@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_fl.clients.client_job import Selection
 from lightning_fl.clients.flat_module import FlatModule
-from lightning_fl.evaluation_mode import evaluating
+from lightning_fl.switches.evaluation_mode import evaluating
 
 
 def count_macs(flat_module: FlatModule, samples: Selection, resident: bool) -> int | None:

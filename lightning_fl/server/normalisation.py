@@ -9,7 +9,7 @@ from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.local_schedule import LocalSchedule
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError, require
-from lightning_fl.evaluation_mode import evaluating
+from lightning_fl.switches.evaluation_mode import evaluating
 
 REMEDY = "or use a normalisation without batches, such as torch.nn.GroupNorm"
 

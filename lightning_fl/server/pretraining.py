@@ -22,9 +22,9 @@ from lightning_fl.communication.ledger import Ledger
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.data.samples.tensor_samples import Selection
 from lightning_fl.errors import require
-from lightning_fl.evaluation_mode import evaluating
 from lightning_fl.processes import gather_objects, gather_tensors, share_of
 from lightning_fl.slots import Message
+from lightning_fl.switches.evaluation_mode import evaluating
 from lightning_fl.vectors.layout import FlatGradient
 
 

@@ -25,13 +25,13 @@ from lightning_fl.clients.module_buffers import check_counters
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.data.non_iid_degree import non_iid_degree
 from lightning_fl.errors import UserError, nearest, noting, require
-from lightning_fl.evaluation_mode import evaluating, keeping_attributes
 from lightning_fl.outputs.metric import ACCURACY, falls, find_accuracy
 from lightning_fl.processes import of_rank_zero
 from lightning_fl.server.evaluation import mean_training_loss, measure
 from lightning_fl.server.macs import count_layer_macs
 from lightning_fl.slots import Message, Rule, ServerTraining, Setting, is_finite
 from lightning_fl.state.run_state import SERVER, Run
+from lightning_fl.switches.evaluation_mode import evaluating, keeping_attributes
 from lightning_fl.vectors.submodel import Submodel
 
 

@@ -26,7 +26,6 @@ from lightning_fl.errors import UserError, require
 from lightning_fl.federation.follow_pruning import require_prunable
 from lightning_fl.federation.population import Population
 from lightning_fl.federation.round import Federation
-from lightning_fl.float32 import Float32
 from lightning_fl.outputs.run_folder import require_writable
 from lightning_fl.processes import agree_on_model, gather_objects
 from lightning_fl.server.client_evaluation import ClientEvaluator
@@ -34,6 +33,7 @@ from lightning_fl.server.network import Network
 from lightning_fl.server.normalisation import check_single_samples
 from lightning_fl.slots import Gradients, Setting
 from lightning_fl.state.run_state import Run
+from lightning_fl.switches.float32 import Float32
 from lightning_fl.trainer.flags import cohort_size
 from lightning_fl.trainer.lightning_interface import TrainerInterface
 from lightning_fl.trainer.threads import choose_threads, is_busy

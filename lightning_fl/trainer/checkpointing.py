@@ -21,12 +21,12 @@ from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.errors import UserError
 from lightning_fl.federation import follow_pruning
 from lightning_fl.federation.round import Federation
-from lightning_fl.float32 import UNSET, Float32
 from lightning_fl.outputs import checkpoint_file
 from lightning_fl.outputs.metric import ACCURACY, find_metric
 from lightning_fl.outputs.run_folder import LAST
 from lightning_fl.state.run_state import as_saved
 from lightning_fl.state.saved_states import SavedStates, read_states
+from lightning_fl.switches.float32 import UNSET, Float32
 from lightning_fl.trainer.build_federation import build_runner
 from lightning_fl.trainer.lightning_interface import TrainerInterface
 from lightning_fl.trainer.resumed_settings import NO_SETTINGS, changes_since, earlier_settings

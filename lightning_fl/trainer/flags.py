@@ -19,10 +19,10 @@ from lightning_fl.checks import check_at_least, check_between, check_choice, che
 from lightning_fl.communication.simulated_clock import SimulatedClock
 from lightning_fl.errors import nearest, require
 from lightning_fl.federation.loss_guard import LossGuard
-from lightning_fl.float32 import PRECISIONS
 from lightning_fl.outputs.metric import falls
 from lightning_fl.outputs.wandb_run import trial_folder
 from lightning_fl.processes import launch
+from lightning_fl.switches.float32 import PRECISIONS
 from lightning_fl.trainer.lightning_parts import (
     build_fabric,
     build_loggers,

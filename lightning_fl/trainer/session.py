@@ -22,7 +22,6 @@ from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.hooks import Hooks, check_module
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError, nearest, require
-from lightning_fl.float32 import Float32
 from lightning_fl.modules import ImageClassifier
 from lightning_fl.outputs.loggers import tell
 from lightning_fl.outputs.progress_bar import RoundProgressBar
@@ -30,6 +29,7 @@ from lightning_fl.outputs.reservation import Reservation
 from lightning_fl.outputs.wandb_run import WandbRun, is_used
 from lightning_fl.processes import end_children, gather_objects, gather_tensors
 from lightning_fl.server.data_for_module import check_dtype, check_labels
+from lightning_fl.switches.float32 import Float32
 from lightning_fl.trainer import checkpointing
 from lightning_fl.trainer.flags import cohort_size
 from lightning_fl.trainer.lightning_interface import TrainerInterface
