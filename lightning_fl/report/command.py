@@ -19,6 +19,7 @@ from lightning_fl.report.document import (
     Picture,
     Sections,
     Table,
+    locked,
     note_written,
     remove_earlier,
     set_others_aside,
@@ -155,7 +156,7 @@ def report(
 
     pictures = [part for parts in sections.values() for part in parts if isinstance(part, Picture)]
     names = [*pages, "runs.csv", "curves.csv", *(name for picture in pictures for name in picture.files)]
-    with writing(folder):
+    with writing(folder), locked(folder):
         remove_earlier(folder)
         aside = set_others_aside(folder, names)
         for name, page in pages.items():

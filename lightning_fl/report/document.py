@@ -6,8 +6,8 @@ import base64
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from html import escape
@@ -19,6 +19,11 @@ from string import Template
 from typing import TYPE_CHECKING, Any
 
 from lightning_fl.outputs.figures import STYLE, Look
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -190,6 +195,20 @@ def _unbroken(cell: str) -> str:
 def _code(text: str) -> str:
     """Return a text as HTML, with the parts between backticks as code."""
     return re.sub("`(.*?)`", r"<code>\1</code>", escape(text))
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Let one report at a time write to a folder, as two studies in one folder may end together; Windows has no such lock."""
+    descriptor = None if fcntl is None else os.open(folder, os.O_RDONLY)
+    try:
+        if descriptor is not None:
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 def remove_earlier(folder: Path) -> None:

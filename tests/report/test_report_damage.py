@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from made_runs import groups_of, rising, write_run
 
 from lightning_fl.errors import FileError, UserError
-from lightning_fl.report import clients, command, plots, report
+from lightning_fl.report import clients, command, document, plots, report
 from lightning_fl.report.comparison import Curve
 from lightning_fl.report.document import plain, to_html, to_markdown
 from lightning_fl.report.plots import draw_bits, draw_curves
@@ -213,6 +214,34 @@ def test_a_damaged_record_of_the_last_report_costs_nothing(kind: str, tmp_path: 
 
 
 @pytest.mark.usefixtures("_undrawn")
+@pytest.mark.skipif(document.fcntl is None, reason="needs file locks")
+def test_reports_into_one_folder_wait_for_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that nothing is removed or set aside while another report writes, and that the second replaces the first."""
+    out = tmp_path / "report"
+    words = [str(write_run(tmp_path / "run", rising(9))), "--out", str(out)]
+    report(words)
+    lock, remove, asked, removed = document.fcntl.flock, command.remove_earlier, threading.Event(), list[Path]()
+
+    def flock(descriptor: int, operation: int) -> None:
+        asked.set()
+        lock(descriptor, operation)
+
+    def remove_earlier(folder: Path) -> None:
+        removed.append(folder)
+        remove(folder)
+
+    with document.locked(out):
+        monkeypatch.setattr(document.fcntl, "flock", flock)
+        monkeypatch.setattr(command, "remove_earlier", remove_earlier)
+        thread = threading.Thread(target=report, args=(words,))
+        thread.start()
+        assert asked.wait(60), "it does not ask for the lock"
+        assert removed == []
+    thread.join()
+    assert removed == [out]
+    assert not list(out.glob("earlier-*"))
+
+
 def test_a_report_that_cannot_be_written_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     two_runs(tmp_path)
 
