@@ -49,6 +49,7 @@ DOWN = [
 ]
 CLIENTS = [
     Box("rule", "ClientJob"),
+    Box("personal", "method.personal"),
     Box("exchange", "exchange.collect"),
     Box("uplink", f"link.{Link.send_up.__name__}"),
 ]
@@ -67,6 +68,7 @@ CLASSES = {
     "downlink": "Codec",
     "uplink": "Codec",
     "rule": "Rule",
+    "personal": "Personal",
     "exchange": "Exchange",
     "aggregator": "Aggregator",
     "steps": "Step",
@@ -115,7 +117,7 @@ def stage(box: Box) -> str:
         return f"<div><b>{box.title}</b>{code}<p>{box.text}</p></div>"
     method = catalogue.entry("algorithms", "Algorithm")
     cls, text = CLASSES[box.title], method.parameters[box.title]["about"].partition(";")[0].rstrip(".")
-    (part,) = (path.rpartition(".")[2] for path in method.slots[box.title])
+    part = ", ".join(path.rpartition(".")[2] for path in method.slots.get(box.title, ())) or "nothing"
     link = f'<a href="{API}/lightning_fl.slots.html#lightning_fl.slots.{cls}">{box.title}</a>'
     return f'<div class="slot"><b>{link}</b>{code}<p>{escape(text)}. <i>{part}</i></p></div>'
 

@@ -45,12 +45,12 @@ COPIES = {
 }
 """Markdown files outside docs/, and their pages."""
 PACKAGES = (*lightning_fl._PACKAGES, "report", "study")
-PARTS = ("rules", "codecs", "exchanges", "aggregators", "steps")
+PARTS = ("rules", "codecs", "exchanges", "aggregators", "steps", "personal")
 LINK = re.compile(r"(!?\[[^\]]*\]\()([^)#\s:]+)((?:#[^)]*)?\))")
 METHODS = """Every method by the name that `--algorithm` takes, below its paper. `lightning-fl list NAME` prints the page of
 one in the terminal. [`Algorithm`](Algorithm.md) takes any parts from a configuration, and [your own
 method](/tutorials/own-method.md) says how to write another."""
-PARTS_TEXT = """A method fills five slots with [parts](/explanation/round.md#the-slots). A table's last column names the methods
+PARTS_TEXT = """A method fills six slots with [parts](/explanation/round.md#the-slots). A table's last column names the methods
 whose part differs from FedAvg's. Every part can be [combined with others](/how-to/codecs.md)."""
 NAMES = """The names that `--model`, `--model.network`, `--data`, `--data.partition` and `--trainer.callbacks` take, with their
 parameters: what `lightning-fl list NAME` prints. A class of your own is named by its import path."""
@@ -158,7 +158,7 @@ def parts_page(methods: Sequence[Entry]) -> str:
 def is_special(path: str, method: Entry) -> bool:
     """True if a method has a part that the base class does not have in the same slot."""
     usual = catalogue.entry("algorithms", "Algorithm").slots
-    return any(path in paths and path not in usual[slot] for slot, paths in method.slots.items())
+    return any(path in paths and path not in usual.get(slot, ()) for slot, paths in method.slots.items())
 
 
 def names_page() -> str:

@@ -27,6 +27,7 @@ _PACKAGES = (
     "gates",
     "groups",
     "modules",
+    "personal",
     "pruning",
     "rules",
     "slots",

@@ -70,7 +70,7 @@ def test_every_method_has_the_numbers_of_the_cpu(tiny: dict[str, Any], methods: 
         if name in methods.NEED_TORCH_PRUNING:
             assert row["skipped"] == "torch-pruning is not installed"
             continue
-        if runner == "stacked" and methods.made(name).keeps_models:
+        if runner == "stacked" and methods.made(name).model_keeper:
             assert "models of their own" in row["skipped"]
             continue
         assert row["numbers"]["differing"] == []

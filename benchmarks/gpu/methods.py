@@ -70,7 +70,7 @@ def methods(plan: Plan) -> None:
             label = Row("methods", name, runner)
             if name in NEED_TORCH_PRUNING and find_spec("torch_pruning") is None:
                 plan.add(replace(label, skipped="torch-pruning is not installed"))
-            elif runner == "stacked" and made(name).keeps_models:
+            elif runner == "stacked" and made(name).model_keeper:
                 plan.add(replace(label, skipped="clients with models of their own train one after the other"))
             else:
                 plan.attempt(label, partial(compare, label, plan, expected))

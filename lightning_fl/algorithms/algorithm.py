@@ -1,20 +1,23 @@
-"""Base class of algorithms, which fill five slots."""
+"""Base class of algorithms, which fill six slots."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from lightning.pytorch import Callback
+from lightning.pytorch.utilities.rank_zero import rank_zero_deprecation
 from torch import Tensor, nn
 
 from lightning_fl.aggregators import WeightedMean
 from lightning_fl.algorithms.fitting import Slots, mask_misfits, misfits
-from lightning_fl.algorithms.given_parts import made, made_steps
+from lightning_fl.algorithms.given_parts import made, made_personal, made_steps
 from lightning_fl.checks import Remembering, parameters_of
 from lightning_fl.codecs import Dense
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import require
 from lightning_fl.exchanges import GradientTurn, OneShot
+from lightning_fl.personal import HeadThenBody
+from lightning_fl.rules import HeadThenBody as EarlierHeadThenBody
 from lightning_fl.rules import LocalOptimizer
 from lightning_fl.slots import (
     MEAN_GRADIENT,
@@ -22,6 +25,8 @@ from lightning_fl.slots import (
     Codec,
     Exchange,
     Message,
+    Owned,
+    Personal,
     PruningTurn,
     Rule,
     Server,
@@ -30,13 +35,14 @@ from lightning_fl.slots import (
     State,
     Step,
     Validation,
+    model_keeper,
+    owned_by,
 )
 from lightning_fl.steps import Apply
-from lightning_fl.vectors.personal import personal_buffer_names, personal_names
 
 
 class Algorithm(Remembering):
-    """Rule × codecs × exchange × aggregator × steps. The constructor checks that they fit; the defaults are FedAvg.
+    """Rule × codecs × exchange × aggregator × steps × personal. The constructor checks that they fit; the defaults are FedAvg.
 
     A paper's method is a final subclass whose `__init__` has the paper's hyper-parameters and fills the slots. Other
     combinations are made with this class, in Python or YAML.
@@ -44,10 +50,8 @@ class Algorithm(Remembering):
 
     trains_in_rounds = True
     """True if clients take part in the rounds; False if one round without clients follows the work before the first round."""
-    companion: Rule | None = None
-    """Rule that trains a second model of each client after the first, from where the client left it; the client keeps it."""
-    keeps_trained = False
-    """True if each client keeps the model that its rule has trained, and predicts with it, whatever it uploads."""
+    validation_clients: int | None = None
+    """Number of clients to validate, as of the trainer's flag, which decides if this is None."""
     changeable = frozenset[str]()
     """Names of the method's own hyper-parameters, besides those of its parts, that a resumed run may change."""
 
@@ -59,7 +63,7 @@ class Algorithm(Remembering):
         exchange: Exchange = OneShot(),  # noqa: B008
         aggregator: Aggregator = WeightedMean(),  # noqa: B008
         steps: Sequence[Step] | None = None,
-        personal: Sequence[str] = (),
+        personal: Sequence[Personal | str] = (),
     ) -> None:
         """Fill the slots with parts: objects, or classes without arguments and their names.
 
@@ -70,13 +74,20 @@ class Algorithm(Remembering):
             exchange: Turns of a round, and the parts that clients upload.
             aggregator: Merges the uploads.
             steps: The server's steps after aggregation, in this order; Apply() alone if not given.
-            personal: Names of the module's parameters and buffers, or of its parts, that every client keeps for itself; of a part
-                that trains parameters these alone.
+            personal: What every client keeps for itself: parts, or names of the module's parameters and buffers, or of its parts,
+                in place of PersonalLayers(names).
 
         Raises:
             UserError: a part is of another slot, or some slots do not fit each other; the message names all problems.
         """
         self.rule: Rule = made("rule", rule)
+        self.personal = made_personal(personal)
+        if isinstance(self.rule, EarlierHeadThenBody):
+            rank_zero_deprecation(
+                "HeadThenBody is no rule any more: give it in the slot personal, from lightning_fl.personal."
+            )
+            self.personal += (HeadThenBody(self.rule.head_epochs, self.rule.body_epochs),)
+            self.rule = LocalOptimizer()
         self.uplink: Codec = made("uplink", uplink)
         self.downlink: Codec = made("downlink", downlink)
         turns: Exchange = made("exchange", exchange)
@@ -84,13 +95,12 @@ class Algorithm(Remembering):
         self.exchange = GradientTurn(turns) if needs_turn else turns
         self.aggregator: Aggregator = made("aggregator", aggregator)
         self.steps = (Apply(),) if steps is None else made_steps(steps)
-        self.personal = tuple(personal)
         problems = misfits(self._slots)
         require(not problems, f"the slots of {self.name} do not fit: {'; '.join(problems)}.")
 
     @property
     def _slots(self) -> Slots:
-        return Slots(self.rule, self.uplink, self.downlink, self.exchange, self.aggregator, self.steps)
+        return Slots(self.rule, self.uplink, self.downlink, self.exchange, self.aggregator, self.steps, self.personal)
 
     @property
     def name(self) -> str:
@@ -104,18 +114,22 @@ class Algorithm(Remembering):
 
     def rules(self) -> list[Rule]:
         """Return the clients' rules, and the rules of the steps' trainings on the server."""
-        companion = [] if self.companion is None else [self.companion]
-        return [self.rule, *companion, *(rule for step in self.steps for rule in step.rules())]
+        of_clients = [self.rule, *(rule for part in self.personal for rule in part.rules())]
+        return [*of_clients, *(rule for step in self.steps for rule in step.rules())]
+
+    @property
+    def model_keeper(self) -> Personal | None:
+        """The part by which each client keeps a whole model of its own, and predicts with it; None if there is none."""
+        return model_keeper(self.personal)
 
     @property
     def num_models(self) -> int:
-        """Models that a client trains in a round: one, and its companion if it has one."""
-        return 1 if self.companion is None else 2
+        """Models that a client trains in a round: one, or with one of its own two."""
+        return max((part.num_models for part in self.personal), default=1)
 
-    @property
-    def keeps_models(self) -> bool:
-        """True if each client keeps a model of its own, and predicts with it."""
-        return self.companion is not None or self.keeps_trained
+    def owned(self, module: nn.Module) -> Owned:
+        """Return the names of what each client owns of the module: it trains and keeps it, and never sends it."""
+        return owned_by(self.personal, module)
 
     def step_names(self) -> list[str]:
         """Return the key of each step's state in the run: its position in the chain and its class."""
@@ -133,14 +147,6 @@ class Algorithm(Remembering):
         keyed = zip(self.step_names(), self.steps, strict=True)
         return {name: bits for key, step in keyed for name, bits in step.encoded(states[key]).items()}
 
-    def personal_parameters(self, module: nn.Module) -> list[str]:
-        """Return the names of the personal parameters, which each client trains and keeps and never sends."""
-        return personal_names(module, self.personal)
-
-    def personal_buffers(self, module: nn.Module) -> list[str]:
-        """Return the names of the buffers that each client keeps and never sends; the others are averaged."""
-        return personal_buffer_names(module, self.personal)
-
     def arrange_data(self, data: FederatedDataModule) -> FederatedDataModule:
         """Return the data as the clients hold them: the user's data, or a changed copy. A resumed run calls it again."""
         return data
@@ -153,7 +159,10 @@ class Algorithm(Remembering):
             server: the server's own samples, and training on them.
             cohort_size: clients of a round, K.
         """
-        for rule in self.rules():
+        self.rule.check(setting)
+        for part in self.personal:
+            part.check(setting)
+        for rule in (rule for step in self.steps for rule in step.rules()):
             rule.check(setting)
         self.exchange.check(setting, cohort_size)
         for codec in (self.uplink, self.downlink):  # that of a step is inside the downlink
@@ -183,42 +192,18 @@ class Algorithm(Remembering):
     def validate(self, validation: Validation) -> dict[str, float]:
         """Return values to log with a validation, by name; they replace those of the server's model with the same names.
 
-        With personal parameters, a model is complete only on a client. Then these are the means over the clients, each with its
-        personal parameters, and under `…_local` the means on the clients' own validation samples. If clients keep models of
-        their own, the values of the server's model are under `…_server`.
+        If clients own parts of the model, it is complete only on a client. Then these are the means over the clients, each with
+        what it owns, and under `…_local` the means on the clients' own validation samples. If clients keep models of their own,
+        the values of the server's model are under `…_server`.
         """
-        means = mean_over_clients(validation, validation.clients()) if validation.owns else {}
-        return {**means, **of_server(validation)} if self.keeps_models else means
+        means = validation.client_means() if validation.owns else {}
+        found = dict(means)
+        if self.model_keeper is not None:
+            found |= {f"{name}_server": value for name, value in validation.averages().items()}
+        for part in self.personal:
+            found |= part.validate(validation, means)
+        return found
 
     def configure_callbacks(self) -> list[Callback]:
         """Return the callbacks that are part of the algorithm, such as its pruning."""
-        return []
-
-
-def is_or_wraps(method: Algorithm, kind: type[Algorithm]) -> bool:
-    """True if a method is of this class, or has one that is as its base."""
-    base = vars(method).get("base")
-    return isinstance(method, kind) or (base is not None and is_or_wraps(base, kind))
-
-
-def mean_over_clients(validation: Validation, clients: Sequence[int]) -> dict[str, float]:
-    """Return the means over clients of their logged averages, each measured with the client's personal parameters."""
-    newcomers = [client for client in clients if not validation.has_taken_part(client)]
-    begun = validation.averages() if newcomers else {}
-    measured = [begun if client in newcomers else validation.averages(client) for client in clients]
-    local = [found for client in clients if (found := validation.local_averages(client))]
-    return _means(measured) | {f"{name}_local": value for name, value in _means(local).items()}
-
-
-def of_server(validation: Validation) -> dict[str, float]:
-    """Return the logged averages of the server's model, which those of the clients' own models replace, under `…_server`."""
-    return {f"{name}_server": value for name, value in validation.averages().items()}
-
-
-def _means(measured: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Return the unweighted mean of each name over the clients that logged it: a client may lack some classes, for example."""
-    by_name: dict[str, list[float]] = {}
-    for found in measured:
-        for name, value in found.items():
-            by_name.setdefault(name, []).append(value)
-    return {name: sum(values) / len(values) for name, values in by_name.items()}
+        return [callback for part in self.personal for callback in part.configure_callbacks()]

@@ -12,7 +12,7 @@ from itertools import combinations
 
 from lightning_fl import aggregators, rules, steps
 from lightning_fl.exchanges import GradientTurn
-from lightning_fl.slots import MEMBERS, PROPOSAL, SENT, Aggregator, Codec, Exchange, Part, Rule, Step
+from lightning_fl.slots import MEMBERS, PROPOSAL, SENT, Aggregator, Codec, Exchange, Part, Personal, Rule, Step
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class Slots:
     exchange: Exchange
     aggregator: Aggregator
     steps: tuple[Step, ...]
+    personal: tuple[Personal, ...] = ()
 
     @property
     def chain(self) -> list[Step]:
@@ -59,7 +60,7 @@ class Slots:
 def misfits(slots: Slots) -> list[str]:
     """Return all reasons why the parts do not fit, as clauses that name the parts and the remedy."""
     problems = [
-        *_second_models(slots),
+        *_personal(slots),
         *_unmet(slots),
         *_chain(slots),
         *_unused(slots),
@@ -73,11 +74,16 @@ def misfits(slots: Slots) -> list[str]:
     return list(dict.fromkeys(problems))
 
 
-def _second_models(slots: Slots) -> Iterator[str]:
-    """Yield a rule that steps a second model of each client beside the one that it uploads, but not that one."""
-    if slots.rule.alongside:
-        name = name_of(slots.rule)
-        yield f"{name} trains a second model beside the client's, which another rule must train (APFL has {name} beside its base)"
+def _personal(slots: Slots) -> Iterator[str]:
+    """Yield the parts of what clients keep that do not fit each other or the rule."""
+    keepers = [name_of(part) for part in slots.personal if part.keeps_model]
+    if len(keepers) > 1:
+        yield f"{' and '.join(keepers)} each let a client predict with a model of its own: leave one out"
+    phased = [name_of(part) for part in slots.personal if part.has_phases]
+    if len(phased) > 1:
+        yield f"{' and '.join(phased)} each divide a client's training: leave one out"
+    if phased and (slots.rule.reads or slots.rule.provides):
+        yield f"{phased[0]} lets the rule wait in some steps, which {name_of(slots.rule)} would count: use LocalOptimizer"
 
 
 def _unmet(slots: Slots) -> Iterator[str]:

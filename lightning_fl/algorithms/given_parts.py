@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from difflib import get_close_matches
 from inspect import Parameter, isabstract
 from types import ModuleType
 from typing import Any
 
-from lightning_fl import aggregators, codecs, exchanges, rules, steps
+from lightning_fl import aggregators, codecs, exchanges, personal, rules, steps
 from lightning_fl.checks import parameters_of
 from lightning_fl.errors import nearest, require
-from lightning_fl.slots import Aggregator, Codec, Exchange, Rule, Step
+from lightning_fl.personal import PersonalLayers
+from lightning_fl.slots import Aggregator, Codec, Exchange, Personal, Rule, Step
 
 KINDS: dict[str, tuple[type, ModuleType]] = {
     "rule": (Rule, rules),
@@ -19,6 +21,7 @@ KINDS: dict[str, tuple[type, ModuleType]] = {
     "exchange": (Exchange, exchanges),
     "aggregator": (Aggregator, aggregators),
     "steps": (Step, steps),
+    "personal": (Personal, personal),
 }
 """Interface and package of a slot's parts."""
 
@@ -64,6 +67,28 @@ def made_steps(given: Any) -> tuple[Step, ...]:
     """
     several = isinstance(given, Iterable) and not isinstance(given, str)
     return tuple(made("steps", step) for step in (given if several else [given]))
+
+
+def made_personal(given: Any) -> tuple[Personal, ...]:
+    """Return the parts that say what clients keep; names of layers become `PersonalLayers`.
+
+    Raises:
+        UserError: one of them is neither, or its class needs arguments.
+
+    >>> made_personal(["network.fc", "KeptModel", "network.bias"])
+    (PersonalLayers(names=('network.fc', 'network.bias')), KeptModel())
+    """
+    require(
+        isinstance(given, Iterable) and not isinstance(given, str),
+        f"personal is a list of parts, or of names of layers, got {given!r}: give [{given!r}].",
+    )
+    several = list(given)
+    layers = [name for name in several if isinstance(name, str) and name not in personal.__all__]
+    for name in layers:
+        meant = get_close_matches(name, personal.__all__, 1, 0.8)
+        require(not meant, f"personal {name!r} is unknown; did you mean {''.join(meant)!r}?")
+    parts = [made("personal", part) for part in several if part not in layers]
+    return (*([PersonalLayers(layers)] if layers else []), *parts)
 
 
 def _is_part(given: Any, kind: type) -> bool:

@@ -7,11 +7,27 @@ from copy import copy
 from inspect import signature
 from typing import Any
 
+from lightning.pytorch import Callback
+
 from lightning_fl.algorithms.algorithm import Algorithm
-from lightning_fl.algorithms.given_parts import made_steps
+from lightning_fl.algorithms.given_parts import made_personal, made_steps
 from lightning_fl.checks import parameters_of
+from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import require
-from lightning_fl.slots import Aggregator, Codec, Exchange, Rule, Step
+from lightning_fl.slots import (
+    Aggregator,
+    Codec,
+    Exchange,
+    Personal,
+    PruningTurn,
+    Rule,
+    Server,
+    Setting,
+    SetupTurn,
+    Step,
+    Validation,
+    model_keeper,
+)
 from lightning_fl.steps import Apply
 
 SLOTS = tuple(parameters_of(Algorithm))
@@ -45,7 +61,7 @@ class Method(Algorithm):
         exchange: Exchange | None = None,
         aggregator: Aggregator | None = None,
         steps: Sequence[Step] | None = None,
-        personal: Sequence[str] | None = None,
+        personal: Sequence[Personal | str] | None = None,
     ) -> None:
         """Fill the slots; those that neither the method nor its user fills are FedAvg's.
 
@@ -57,8 +73,8 @@ class Method(Algorithm):
             exchange: Turns of a round, and the parts that clients upload; one upload of all if not given.
             aggregator: Merges the uploads; their mean by samples if not given.
             steps: Further steps of the server, after the method's own.
-            personal: Names of the module's parameters and buffers, or of its parts, that every client keeps for itself; of a part
-                that trains parameters these alone.
+            personal: What every client keeps for itself: parts, or names of the module's parameters and buffers, or of its parts,
+                in place of PersonalLayers(names).
         """
         given = {"rule": rule, "uplink": uplink, "downlink": downlink, "exchange": exchange, "aggregator": aggregator}
         further = () if steps is None else made_steps(steps)
@@ -70,32 +86,97 @@ class Method(Algorithm):
 
 
 class Wrapper(Method):
-    """A method over a base method, whose slots it takes over.
+    """A method over a base method: the base's slots with further personal parts, and the base's own work around the rounds.
 
     Attributes:
         base: the base method, with the same slots.
     """
 
-    def __init__(self, base: Algorithm, **slots: Any) -> None:
-        """Take over the slots of the base method, and fill those that it leaves.
+    def __init__(
+        self,
+        base: Algorithm | None,
+        own: Sequence[Personal] = (),
+        /,
+        personal: Sequence[Personal | str] | None = None,
+        **slots: Any,
+    ) -> None:
+        """Take over the slots of the base method, FedAvg if not given, and fill those that it leaves.
+
+        Args:
+            base: The base method.
+            own: What the method lets every client keep, besides what the base method does.
+            personal: What every client keeps for itself besides: parts, or names of the module's parameters and buffers, or of
+                its parts, in place of PersonalLayers(names).
 
         Raises:
-            UserError: the base method fills one of the slots that are given.
+            UserError: the base method does not train clients in rounds, is of the same class, or fills one of the slots that are
+                given.
         """
-        self.base = base = copy(base)
-        _take_over(slots, base)
-        super().__init__(base.steps, **slots)
-        vars(base).update({name: getattr(self, name) for name in SLOTS})
-
-
-def _take_over(slots: dict[str, Any], base: Algorithm) -> None:
-    """Add the parts of a base method to slots; raise `UserError` if it fills one of them."""
-    for name in SLOTS:
-        part = base._slots.sender if name == "exchange" else getattr(base, name)
-        is_free = name == "steps" or part == signature(Algorithm).parameters[name].default
+        base = Algorithm() if base is None else base
+        keeper = model_keeper(own)
+        is_itself = isinstance(base, Algorithm) and _is_or_wraps(base, type(self))
+        fits = isinstance(base, Algorithm) and not is_itself and base.trains_in_rounds
         require(
-            is_free or slots.get(name) is None,
-            f"the base method {base!r} fills the slot {name} itself, got {name}={slots.get(name)!r} besides.",
+            fits and (keeper is None or base.model_keeper is None),
+            f"base must be a method that trains {'clients' if keeper is None else 'one model of each client'} in rounds, such as "
+            f"FedAvg(), FedProx() or SCAFFOLD(), got {f'{self.name} itself' if is_itself else repr(base)}.",
         )
-        if name != "steps" and slots.get(name) is None:
-            slots[name] = part
+        for name in SLOTS:
+            if name not in ("steps", "personal"):
+                slots[name] = _of_base(name, base, slots.get(name))
+        further = () if personal is None else made_personal(personal)
+        super().__init__(base.steps, personal=(*base.personal, *own, *further), **slots)
+        self.base = _with_slots(base, {name: getattr(self, name) for name in SLOTS})
+
+    @property
+    def trains_in_rounds(self) -> bool:  # type: ignore[override]
+        """True, as of the base method."""
+        return self.base.trains_in_rounds
+
+    def arrange_data(self, data: FederatedDataModule) -> FederatedDataModule:
+        """Arrange the data as the base method does."""
+        return self.base.arrange_data(data)
+
+    def check(self, setting: Setting, server: Server, cohort_size: int) -> None:
+        """Check as the base method does."""
+        self.base.check(setting, server, cohort_size)
+
+    def prepare(self, turn: SetupTurn) -> None:
+        """Take the turn before the first round as the base method does."""
+        self.base.prepare(turn)
+
+    def broadcast_pruning(self, turn: PruningTurn) -> None:
+        """Announce a pruning as the base method does."""
+        self.base.broadcast_pruning(turn)
+
+    def validate(self, validation: Validation) -> dict[str, float]:
+        """Return the values of the base method, whose clients keep the same."""
+        return self.base.validate(validation)
+
+    def configure_callbacks(self) -> list[Callback]:
+        """Return the callbacks of the base method, whose clients keep the same."""
+        return self.base.configure_callbacks()
+
+
+def _is_or_wraps(method: Algorithm, kind: type[Algorithm]) -> bool:
+    """True if a method is of this class, or has one that is as its base."""
+    return isinstance(method, kind) or (isinstance(method, Wrapper) and _is_or_wraps(method.base, kind))
+
+
+def _with_slots(method: Algorithm, slots: dict[str, Any]) -> Algorithm:
+    """Return a copy of a method with other slots, and copies of the methods inside it."""
+    method = copy(method)
+    vars(method).update(slots)
+    if isinstance(method, Wrapper):
+        method.base = _with_slots(method.base, slots)
+    return method
+
+
+def _of_base(name: str, base: Algorithm, given: Any) -> Any:
+    """Return the part of a base method for a slot, or the given one if the base leaves it; raise `UserError` if it does not."""
+    part = base._slots.sender if name == "exchange" else getattr(base, name)
+    require(
+        given is None or part == signature(Algorithm).parameters[name].default,
+        f"the base method {base!r} fills the slot {name} itself, got {name}={given!r} besides.",
+    )
+    return part if given is None else given

@@ -14,10 +14,10 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch import callbacks as lightning_callbacks
 from lightning.pytorch import loggers as lightning_loggers
 
-from lightning_fl import aggregators, algorithms, callbacks, codecs, data, exchanges, modules, rules, steps
+from lightning_fl import aggregators, algorithms, callbacks, codecs, data, exchanges, modules, personal, rules, steps
 from lightning_fl.cli.type_descriptions import shown
 from lightning_fl.errors import nearest
-from lightning_fl.slots import Aggregator, Codec, Exchange, Rule, Step
+from lightning_fl.slots import Aggregator, Codec, Exchange, Personal, Rule, Step
 from lightning_fl.trainer.lightning_parts import REFUSED_CALLBACKS
 
 CLASS_PACKAGES: dict[str, tuple[list[Any], type]] = {
@@ -27,6 +27,7 @@ CLASS_PACKAGES: dict[str, tuple[list[Any], type]] = {
     "exchange": ([exchanges], Exchange),
     **dict.fromkeys(("aggregator", "inner"), ([aggregators], Aggregator)),
     **dict.fromkeys(("steps", "stages"), ([steps], Step)),
+    "personal": ([personal], Personal),
     "data": ([data], data.FederatedDataModule),
     "partition": ([data], data.Partition),
     "sizes": ([data], data.Sizes),
@@ -44,7 +45,7 @@ OTHER_NAMES = {
     "FedYogi": "ServerYogi",
 }
 """Methods that the field knows by names of their own."""
-LISTS = ("callbacks", "logger", "stages", "steps")
+LISTS = ("callbacks", "logger", "personal", "stages", "steps")
 """Keys that may name several classes."""
 BASES = {"BasePredictionWriter", "Callback", "Checkpoint", "LRScheduler", "Optimizer", "ProgressBar"}
 OF_SCHEDULERS = {"ChainedScheduler", "SequentialLR"}
@@ -79,7 +80,10 @@ def class_misfit(given: Any, key: str, shown_key: str) -> str | None:
     leaf = key.rpartition(".")[2]
     base, known = CLASS_PACKAGES[leaf][1], classes_under(key)
     if isinstance(given, list) and leaf in LISTS:
-        return next((misfit for one in given if (misfit := class_misfit(one, key, shown_key))), None)
+        classes = [one for one in given if leaf != "personal" or not isinstance(one, str)]  # others name layers
+        return next((misfit for one in classes if (misfit := class_misfit(one, key, shown_key))), None)
+    if leaf == "personal" and isinstance(given, str) and given not in known:
+        return f"{shown_key} is a list of parts, or of names of layers, got {given!r}: give [{given}]."
     if isinstance(given, Mapping) and "class_path" not in given:
         return f"{shown_key} needs the key class_path with the name of a class, got {', '.join(map(str, given))}."
     name = given["class_path"] if isinstance(given, Mapping) else given

@@ -11,6 +11,7 @@ from lightning_fl.errors import require
 ROUND = {
     "downlink": "the server sends the model",
     "rule": "each client trains",
+    "personal": "and keeps for itself",
     "exchange": "the clients say who sends what",
     "uplink": "the clients send it",
     "aggregator": "the server merges it",
@@ -34,7 +35,7 @@ def source(method: Entry) -> str:
     """Return the classes of a method and of its default parts, those of each slot after the other."""
     blocks = [_classes(f"{method.module}.{method.name}", f"{method.name}")]
     for slot, happens in ROUND.items():
-        blocks += [_classes(path, f"{slot}: {happens}") for path in method.slots[slot]]
+        blocks += [_classes(path, f"{slot}: {happens}") for path in method.slots.get(slot, ())]
     return "\n\n\n".join(blocks)
 
 

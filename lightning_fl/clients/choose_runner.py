@@ -23,7 +23,7 @@ from lightning_fl.clients.serial import serial
 from lightning_fl.clients.stacked import Member, Stacked, train_stack
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError, require
-from lightning_fl.slots import Result
+from lightning_fl.slots import Result, model_keeper
 from lightning_fl.state.run_state import CLIENT
 from lightning_fl.vectors.layout import holders_of
 
@@ -67,7 +67,7 @@ def choose_runner(
     )
     most_at_once, most_bytes = (MOST_AT_ONCE_ON_CPU, BYTES_ON_CPU) if on_cpu else (MOST_AT_ONCE_ON_GPU, BYTES_ON_GPU)
     pays = work is not None and work <= most_work and num_clients >= least_clients
-    keeps_models = job.companion is not None or job.keeps_trained
+    keeps_models = model_keeper(job.personal) is not None
     require(
         wanted != "stacked" or not keeps_models,
         "runner 'stacked' keeps no model of each client's own, as this method does: use runner 'auto' or 'serial'.",

@@ -14,7 +14,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_map
 
 from lightning_fl.clients.local_schedule import LocalSchedule
 from lightning_fl.errors import UserError
-from lightning_fl.slots import Message, Rule, Setting
+from lightning_fl.slots import Message, Personal, Rule, Setting
 from lightning_fl.state.run_state import Run
 
 VALUES = (Tensor, bool, int, float, complex, str, bytes, type(None))
@@ -42,8 +42,7 @@ class ClientJob:
         run: holds client states and random seeds; not changed.
         initial_counters: initial integer buffers by name; None for those of the run.
         start: model (d,) and buffers (d_b,) from which clients train; None for the received ones.
-        companion: rule that trains a second model of each client, which the client keeps; None if there is none.
-        keeps_trained: True if the client keeps the model that `rule` has trained.
+        personal: parts that say what each client keeps.
     """
 
     rule: Rule
@@ -53,8 +52,7 @@ class ClientJob:
     run: Run
     initial_counters: Mapping[str, Tensor] | None = None
     start: Message | None = None
-    companion: Rule | None = None
-    keeps_trained: bool = False
+    personal: tuple[Personal, ...] = ()
 
     @property
     def counters(self) -> Mapping[str, Tensor]:
@@ -63,9 +61,7 @@ class ClientJob:
 
     def without_steps(self, rule: Rule) -> ClientJob:
         """Return a job that makes no optimiser step and uploads what `rule` uploads."""
-        return replace(
-            self, rule=rule, schedule=replace(self.schedule, epochs=0, steps=None), companion=None, keeps_trained=False
-        )
+        return replace(self, rule=rule, schedule=replace(self.schedule, epochs=0, steps=None), personal=())
 
     def receiving(self, message: Message) -> ClientJob:
         """Return the job with the entries of `message` added to `received`."""

@@ -50,14 +50,12 @@ class FlatModule:
         metrics: the module's torchmetrics objects and collections.
         takes_index: True if `training_step` takes the batch's index.
         skips_single_samples: True if a last batch of one sample is left out.
-        has_companions: True if each client predicts with a second model.
         progress: progress of the present local training; None between trainings.
         generators: torch's global generators that the module may draw from.
     """
 
     optimizer: ModuleOptimizer
     personal_optimizer: PersonalOptimizer
-    has_companions = False
 
     def __init__(
         self,

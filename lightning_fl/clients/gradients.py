@@ -1,7 +1,7 @@
 """Gradients of a client besides that of autograd: masked and clipped for a step, or taken at the received model.
 
-Rules may read gradients at the received model: on all samples of a client, or on the batches of a step. A companion may read them
-at a point between itself and the client's model.
+Rules may read gradients at the received model: on all samples of a client, or on the batches of a step. A client's own
+model may read them at a point between itself and the model that is uploaded.
 """
 
 from __future__ import annotations

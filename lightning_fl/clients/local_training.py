@@ -13,7 +13,7 @@ from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.gradients import full_gradient, gradient_at_received, gradient_treatment
 from lightning_fl.clients.hooks import StepListeners
 from lightning_fl.clients.local_schedule import LocalProgress, LocalSchedule
-from lightning_fl.slots import Gradients, LocalTraining, Message, State
+from lightning_fl.slots import Gradients, LocalTraining, Message, Phase, State, phased
 
 
 def train_locally(
@@ -113,16 +113,18 @@ def rule_step(
         at_received: returns the gradient of the same minibatches at the received model; None if the rule does not read it.
     """
     rule, optimizer, unpruned = job.rule, flat_module.optimizer, job.setting.unpruned
+    phase = Phase.ALL if (part := phased(job.personal)) is None else part.phase(local)
     rule.observe(local)
-    if flat_module.personal_leaves and rule.in_phases:
-        _drop_other_gradients(local, flat_module, rule.trains_personal(local))
+    if flat_module.personal_leaves and phase is not Phase.ALL:
+        _drop_other_gradients(local, flat_module, phase)
     treat()
-    if rule.own_step and optimizer.decays:
-        local.gradient.add_(local.params * optimizer.weight_decay)
-    if at_received is not None:
-        local.gradient_at_received = at_received()
-    rule.correct(local)
-    rule.step(local)
+    if phase is not Phase.PERSONAL:
+        if rule.own_step and optimizer.decays:
+            local.gradient.add_(local.params * optimizer.weight_decay)
+        if at_received is not None:
+            local.gradient_at_received = at_received()
+        rule.correct(local)
+        rule.step(local)
     if unpruned is not None and not optimizer.is_elementwise:
         local.params.mul_(unpruned.factors)
     if flat_module.personal_leaves:
@@ -131,9 +133,9 @@ def rule_step(
     local.sum_learning_rate = local.sum_learning_rate + local.learning_rate
 
 
-def _drop_other_gradients(local: LocalTraining, flat_module: FlatModule, trains_personal: bool) -> None:
+def _drop_other_gradients(local: LocalTraining, flat_module: FlatModule, phase: Phase) -> None:
     """Drop the gradients of the parameters that do not train in this phase, so that clipping does not see them."""
-    if not trains_personal:
+    if phase is Phase.SHARED:
         flat_module.personal_optimizer.drop_gradients()
     elif local.gradient.numel():
         local.gradient.zero_()
@@ -189,9 +191,16 @@ def _start(
         flat_module.load(start["model"], start["buffers"], counters)
         flat_module.load_personal(owned)
     local.learning_rate = optimizer.learning_rate
-    job.rule.start(local)
+    start_parts(job, local)
     flat_module.seed(seed)
     return local, progress
+
+
+def start_parts(job: ClientJob, local: LocalTraining) -> None:
+    """Let the rule, and then the phases if there are some, prepare a local training."""
+    job.rule.start(local)
+    if (part := phased(job.personal)) is not None:
+        part.start(local)
 
 
 def _backward(

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from lightning_fl.clients.client_job import ClientJob
-from lightning_fl.clients.companion import companion_alongside, keep_trained, take_companion, train_companion
 from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.local_training import finish, train_locally
+from lightning_fl.clients.own_models import OwnModelTraining, take_own_model
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import noting
-from lightning_fl.slots import Result
+from lightning_fl.slots import Result, model_keeper
 from lightning_fl.state.run_state import CLIENT
 
 
@@ -27,18 +27,19 @@ def serial(
         clients: indices of the clients.
         data: samples of the clients.
     """
-    run, schedule, logs = job.run, job.schedule, flat_module.logs
+    run, schedule, logs, part = job.run, job.schedule, flat_module.logs, model_keeper(job.personal)
     for client in clients:
         flat_module.hooks.call("on_client_download", client)
         state = run.client_state(client, job.rule, job.received["model"])
-        companion = take_companion(state)
+        kept = take_own_model(state)
         flat_module.load_personal({name: state.pop(name, entry) for name, entry in run.personal.items()})
         order, own = run.torch_seeds(CLIENT, client)
         selection = data.client(client)
         in_pass = schedule.pass_batches(len(selection), flat_module.skips_single_samples)
         num_steps = schedule.steps_done(in_pass, run, client)
-        alongside = companion_alongside(flat_module, job, companion)
-        beside = None if alongside is None else alongside.step
+        work = selection, (order, own), data.train.resident, num_steps
+        own_training = None if part is None else OwnModelTraining(flat_module, job, part, kept, *work)
+        beside = own_training.beside if own_training is not None and own_training.steps_beside else None
         with noting(lambda: f"Client {client} was training in round {run.round}."):  # noqa: B023  (called inside)
             local = train_locally(
                 flat_module, job, selection, state, (order, own), data.train.resident, num_steps, beside
@@ -56,14 +57,8 @@ def serial(
             num_steps=local.num_steps,
             owned=owned,
         )
-        if job.keeps_trained:
-            result.state |= keep_trained(flat_module, companion)
-        elif alongside is not None:
-            result.state |= alongside.finish()
-        elif job.companion is not None:
+        if own_training is not None:
             with noting(lambda: f"Client {client} was training its own model in round {run.round}."):  # noqa: B023
-                result.state |= train_companion(
-                    flat_module, job, selection, companion, (order, own), data.train.resident, num_steps
-                )
+                result.state |= own_training.finish(local)
         yield result
     flat_module.progress = None

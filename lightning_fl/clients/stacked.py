@@ -22,12 +22,12 @@ from lightning_fl.clients.client_job import Batch, ClientJob, Selection, local_b
 from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.gradients import treat_stack
 from lightning_fl.clients.local_schedule import LocalProgress, LocalSchedule
-from lightning_fl.clients.local_training import move_schedules, rule_step
+from lightning_fl.clients.local_training import move_schedules, rule_step, start_parts
 from lightning_fl.clients.module_logs import LogCollector, RowLogs
 from lightning_fl.clients.stack import Stack
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import noting
-from lightning_fl.slots import Gradients, LocalTraining, Message, Result, State
+from lightning_fl.slots import Gradients, LocalTraining, Message, Result, State, phased
 from lightning_fl.state.run_state import CLIENT
 
 log = logging.getLogger("lightning.pytorch")
@@ -80,7 +80,7 @@ class Stacked:
         def together(client: int) -> int:
             # Phases, or a learning rate that changes within the round, depend on the batches in a pass, so a stack needs equal
             # ones.
-            moves = flat_module.optimizer.schedules.moves_within_round or job.rule.in_phases
+            moves = flat_module.optimizer.schedules.moves_within_round or phased(job.personal) is not None
             return in_pass[client] if moves else 0
 
         def length(client: int) -> tuple[int, int, int]:
@@ -247,7 +247,7 @@ def _start(
         stack.restart(job)
         restore()
     local.learning_rate = optimizer.learning_rate
-    job.rule.start(local)
+    start_parts(job, local)
     flat_module.seed(seed)
     return stack, local
 

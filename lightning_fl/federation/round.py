@@ -97,8 +97,7 @@ class Federation:
         received = link.broadcast(method.exchange.recipients(cohort.selected, setting), self._model_message() | shared)
 
         received = {"buffers": run.buffers} | received
-        job = ClientJob(method.rule, setting, received, work.schedule, run)
-        job = replace(job, companion=method.companion, keeps_trained=method.keeps_trained)
+        job = ClientJob(method.rule, setting, received, work.schedule, run, personal=method.personal)
         job, clients = method.exchange.before_training(job, cohort.mine, self._train, link)
         module, fabric = self.flat_module.module, self.flat_module.fabric
         check = partial(check_counters, module, run.counters)
@@ -292,9 +291,9 @@ class Federation:
     # -- duration ---------------------------------------------------------------------------------------------------------
 
     def num_batches(self) -> int:
-        """Batches of the next round, over all answering clients that this process trains, and companions trained afterwards."""
-        companion = self.algorithm.companion
-        return self._work.num_batches(self.cohort.mine) * (1 if companion is None or companion.alongside else 2)
+        """Batches of the next round, over all answering clients that this process trains, and their own models after them."""
+        num_trainings = 1 + sum(len(part.rules()) for part in self.algorithm.personal)
+        return self._work.num_batches(self.cohort.mine) * num_trainings
 
     @property
     def _work(self) -> LocalWork:

@@ -3,14 +3,13 @@
 from lightning_fl.rules.adam import LocalAdam, SharedAdam, WarmedUpAdam
 from lightning_fl.rules.control_variates import ControlVariates
 from lightning_fl.rules.decoupled_momentum import DecoupledMomentum
+from lightning_fl.rules.head_then_body import HeadThenBody as HeadThenBody  # until version 0.4
 from lightning_fl.rules.local_optimizer import LocalOptimizer
 from lightning_fl.rules.mime import CorrectedMomentum, FrozenMomentum
+from lightning_fl.rules.moreau_envelope import MoreauEnvelope
 from lightning_fl.rules.normalised import Normalised
-from lightning_fl.rules.personal.head_then_body import HeadThenBody
-from lightning_fl.rules.personal.mixed import Mixed
-from lightning_fl.rules.personal.moreau_envelope import MoreauEnvelope
-from lightning_fl.rules.personal.pulled import Pulled
 from lightning_fl.rules.proximal import Proximal
+from lightning_fl.rules.pulled import Pulled
 from lightning_fl.rules.restarted_momentum import RestartedMomentum
 from lightning_fl.rules.squared_gradients import SquaredGradients
 from lightning_fl.rules.thresholded import Thresholded
@@ -20,10 +19,8 @@ __all__ = [
     "CorrectedMomentum",
     "DecoupledMomentum",
     "FrozenMomentum",
-    "HeadThenBody",
     "LocalAdam",
     "LocalOptimizer",
-    "Mixed",
     "MoreauEnvelope",
     "Normalised",
     "Proximal",

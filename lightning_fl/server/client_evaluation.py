@@ -9,23 +9,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 from lightning.pytorch.utilities.seed import isolate_rng
 
 from lightning_fl.clients.client_job import ClientJob
-from lightning_fl.clients.companion import COMPANION, client_model
 from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.local_schedule import LocalSchedule
 from lightning_fl.clients.local_training import train_locally
 from lightning_fl.clients.module_logs import LogCollector
+from lightning_fl.clients.own_models import client_model, has_own_model
 from lightning_fl.data import ClientIndices, FederatedDataModule
 from lightning_fl.errors import require
 from lightning_fl.processes import gather_by_client, share_of
 from lightning_fl.rules import LocalOptimizer
 from lightning_fl.server.evaluation import measure
-from lightning_fl.slots import Setting
+from lightning_fl.slots import Personal, Setting, model_keeper
 from lightning_fl.state.run_state import EVALUATION, Run
 from lightning_fl.switches.evaluation_mode import keeping_attributes
 
@@ -59,6 +58,7 @@ class ClientEvaluator:
         run: seed, number of rounds done, and the clients' states.
         setting: facts about the run.
         schedule: length and batches of a client's local training, of which fine-tuning takes all but the length.
+        personal: parts that say what clients keep.
     """
 
     flat_module: FlatModule
@@ -66,6 +66,7 @@ class ClientEvaluator:
     run: Run
     setting: Setting
     schedule: LocalSchedule
+    personal: tuple[Personal, ...]
 
     @property
     def round(self) -> int:
@@ -130,10 +131,10 @@ class ClientEvaluator:
         self, job: ClientJob, stage: str, client: int, rows: np.ndarray, finetune_lr: float | None
     ) -> ClientResult:
         flat_module, data, state = self.flat_module, self.data, self.run.clients.get(client, {})
-        owned = {COMPANION} if flat_module.has_companions else flat_module.read_personal().keys()
-        is_newcomer = bool(owned) and not owned & state.keys()
+        owned = flat_module.read_personal().keys()
+        has_own = has_own_model(state) if model_keeper(self.personal) else not owned or bool(owned & state.keys())
         if not len(rows):
-            return ClientResult(client, 0, is_newcomer)
+            return ClientResult(client, 0, not has_own)
         samples = data.train if stage == "validation" else data.test
         assert samples is not None
         order, own = self.run.torch_seeds(EVALUATION, client, in_round=self.round)
@@ -144,7 +145,7 @@ class ClientEvaluator:
             return measure(flat_module, stage, batches, samples.resident, alone=True)
 
         flat_module.load(job.received["model"], job.received["buffers"], job.counters)
-        with client_model(flat_module, state):
+        with client_model(flat_module, self.personal, state):
             metrics, tuned = measured(), {}
             if job.schedule.epochs:
                 start = {"model": flat_module.params.clone(), "buffers": flat_module.read_buffers().clone()}
@@ -154,7 +155,7 @@ class ClientEvaluator:
                 flat_module.progress = None
                 flat_module.logs.forget()
                 tuned = measured()
-        return ClientResult(client, len(rows), is_newcomer, metrics, tuned)
+        return ClientResult(client, len(rows), not has_own, metrics, tuned)
 
 
 @contextmanager
@@ -164,16 +165,10 @@ def _leaving_no_trace(flat_module: FlatModule) -> Iterator[None]:
     present = flat_module.params.clone(), flat_module.read_buffers().clone(), flat_module.read_counters()
     with isolate_rng(), keeping_attributes(list(module.modules())), flat_module.hooks.without_callbacks():
         flat_module.logs = LogCollector(lambda: flat_module.progress is not None, module)
-        # Metrics of torchmetrics would otherwise wait for other processes, which evaluate other clients.
-        flat_module.logs.gather = _of_this_process if own.gather is not None else None
+        flat_module.logs.gather, flat_module.logs.gather_tensors = own.gather, own.gather_tensors
         module.log = flat_module.logs.log  # type: ignore[method-assign]
         try:
             yield
         finally:
             flat_module.logs, flat_module.progress = own, None
             flat_module.load(*present)
-
-
-def _of_this_process(mine: Any) -> list[Any]:
-    """Return the object of this process as if there were no others."""
-    return [mine]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from math import inf, nan
 from typing import Any
@@ -16,6 +16,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
 from lightning_fl.clients.flat_module import FlatModule
+from lightning_fl.clients.module_logs import LogCollector
 from lightning_fl.data.descriptions import describe_batch
 from lightning_fl.errors import UserError, noting, require
 from lightning_fl.processes import gather_logs, gather_objects
@@ -163,7 +164,7 @@ def measure(
     step = getattr(module, f"{stage}_step")
     takes_index = is_param_in_hook_signature(step, "batch_idx", min_args=2)
     logs.take()
-    with evaluating(module), measuring(module):
+    with evaluating(module), measuring(module), _without_others(logs) if alone else nullcontext():
         with torch.no_grad():
             getattr(module, f"on_{stage}_epoch_start")()
             for index, batch in enumerate(batches):
@@ -175,6 +176,23 @@ def measure(
             logs.batch_size = 1
             getattr(module, f"on_{stage}_epoch_end")()
         return logs.averages([logs.take()]) if alone else logs.averages(*gather_logs(fabric, logs)[:2])
+
+
+@contextmanager
+def _without_others(logs: LogCollector) -> Iterator[None]:
+    """Let metrics of torchmetrics wait for no other process, because that one measures something else."""
+    others = logs.gather, logs.gather_tensors
+    if logs.gather is not None:
+        logs.gather, logs.gather_tensors = _as_only, _as_only
+    try:
+        yield
+    finally:
+        logs.gather, logs.gather_tensors = others
+
+
+def _as_only(mine: Any) -> list[Any]:
+    """Return what this process has, as if there were no others."""
+    return [mine]
 
 
 def mean_training_loss(flat_module: FlatModule, batches: Iterable[Any], sizes: Sequence[int], resident: bool) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -12,13 +12,16 @@ import numpy as np
 from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
 
-from lightning_fl.clients.companion import client_model, read_companion
 from lightning_fl.clients.flat_module import FlatModule
+from lightning_fl.clients.own_models import client_model
 from lightning_fl.data import FederatedDataModule
-from lightning_fl.rules.personal.mixed import SHARE
+from lightning_fl.processes import gather_by_client
 from lightning_fl.server.evaluation import are_resident, limited, measure, num_batches
 from lightning_fl.server.macs import count_flops
-from lightning_fl.slots import Setting, State
+from lightning_fl.slots import Personal, Setting, State, model_keeper
+
+NEWCOMER = -1
+"""Stands for all clients that have not taken part, which predict with the same model."""
 
 
 @dataclass
@@ -32,9 +35,11 @@ class ModelValidation:
         loaders: loaders of the validation data.
         limit: Lightning's `limit_val_batches` or `limit_test_batches`.
         states: states of the clients that have taken part.
+        personal: parts that say what clients keep.
+        most_clients: number of clients to measure, drawn at random; None for all.
         setting: setting of the run; None outside a run.
         cohort_size: clients of a round, K; 0 outside a run.
-        random: draws the clients to validate with.
+        random: draws the clients to measure.
     """
 
     flat_module: FlatModule
@@ -43,12 +48,11 @@ class ModelValidation:
     loaders: CombinedLoader
     limit: int | float | None
     states: Mapping[int, State]
+    personal: Sequence[Personal] = ()
+    most_clients: int | None = None
     setting: Setting | None = None
     cohort_size: int = 0
     random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
-
-    def __post_init__(self) -> None:
-        self._common = self.flat_module.read_personal()
 
     @property
     def module(self) -> Any:
@@ -57,33 +61,32 @@ class ModelValidation:
 
     @property
     def owns(self) -> bool:
-        """True if clients own parts of the model."""
-        return bool(self._common) or self.flat_module.has_companions
+        """True if clients own parts of the model, or models of their own."""
+        return bool(self.flat_module.read_personal()) or model_keeper(self.personal) is not None
 
-    def clients(self, most: int | None = None) -> list[int]:
-        """Return all clients, or `most` of them drawn at random, in ascending order."""
-        everyone = self.data.num_clients
-        if most is None or most >= everyone:
-            return list(range(everyone))
-        return sorted(int(client) for client in self.random.choice(everyone, most, replace=False))
+    def averages(self) -> dict[str, float]:
+        """Return what the module logs with the server's model and with what clients own at first."""
+        return measure(self.flat_module, self.stage, self._batches(), are_resident(self.loaders))
 
-    def has_taken_part(self, client: int) -> bool:
-        """True if a client has personal values."""
-        return client in self.states
+    def client_means(self) -> dict[str, float]:
+        """Return the means over clients of what the module logs, and under `…_local` those on their own samples.
 
-    def averages(self, client: int | None = None) -> dict[str, float]:
-        """Return what the module logs with a client's personal parameters, or with the initial ones if `client` is None."""
-        return self._measure(client, self._batches(), are_resident(self.loaders))
-
-    def local_averages(self, client: int) -> dict[str, float]:
-        """Return the same averages on the client's own validation part; {} if it has none."""
-        rows = self.data.client_val_indices[client]
-        if not len(rows):
-            return {}
-        size, train = self.data.eval_batch_size, self.data.train
-        length = -(-len(rows) // size)
-        limit = min(length, self.limit) if isinstance(self.limit, int) else length
-        return self._measure(client, islice(train.batches(size, rows), limit), train.resident)
+        The processes share the clients; each measures its own on all batches.
+        """
+        clients = self._clients()
+        groups = list(dict.fromkeys(client if client in self.states else NEWCOMER for client in clients))
+        fabric = self.flat_module.fabric
+        rank, num_ranks = fabric.global_rank, fabric.world_size
+        mine = {
+            client: self._measure(client, self._batches(), are_resident(self.loaders))
+            for client in groups[rank::num_ranks]
+        }
+        own = {client: self._measure_own(client) for client in clients[rank::num_ranks]}
+        measured, local = gather_by_client(fabric, groups, mine), gather_by_client(fabric, clients, own)
+        return {
+            **_means([measured[client if client in self.states else NEWCOMER] for client in clients]),
+            **{f"{name}_local": value for name, value in _means(local.values()).items()},
+        }
 
     def macs(self, inside: Callable[[Any], AbstractContextManager[Any]]) -> int | None:
         """Count the multiply-accumulates of `forward` for one sample in a context; None if `forward` needs other arguments."""
@@ -94,20 +97,35 @@ class ModelValidation:
         counter = count_flops(self.flat_module, inputs[:1], inside(self.module))
         return None if counter is None else int(counter.get_total_flops()) // 2
 
-    def _measure(self, client: int | None, batches: Iterable[Any], resident: bool) -> dict[str, float]:
-        state = {} if client is None else self.states.get(client, {})
-        with client_model(self.flat_module, state):
-            return measure(self.flat_module, self.stage, batches, resident)
+    def _clients(self) -> list[int]:
+        """Return the clients to measure, in ascending order."""
+        everyone, most = self.data.num_clients, self.most_clients
+        if most is None or most >= everyone:
+            return list(range(everyone))
+        return sorted(int(client) for client in self.random.choice(everyone, most, replace=False))
+
+    def _measure_own(self, client: int) -> dict[str, float]:
+        """Return what the module logs on the client's own validation part; {} if it has none."""
+        rows = self.data.client_val_indices[client]
+        if not len(rows):
+            return {}
+        size, train = self.data.eval_batch_size, self.data.train
+        length = -(-len(rows) // size)
+        limit = min(length, self.limit) if isinstance(self.limit, int) else length
+        return self._measure(client, islice(train.batches(size, rows), limit), train.resident)
+
+    def _measure(self, client: int, batches: Iterable[Any], resident: bool) -> dict[str, float]:
+        with client_model(self.flat_module, self.personal, self.states.get(client, {})):
+            return measure(self.flat_module, self.stage, batches, resident, alone=True)
 
     def _batches(self) -> Iterator[Any]:
         return (batch for batch, _, _ in limited(self.loaders, num_batches(self.loaders, self.limit)))
 
 
-def owned_by_clients(flat_module: FlatModule, states: Mapping[int, State]) -> dict[int, State]:
-    """Return what each client owns, of the clients whose values match this module."""
-    shapes = {name: x.shape for name, x in flat_module.read_personal().items()}
-    if flat_module.has_companions:
-        shapes |= {name: x.shape for name, x in read_companion(flat_module).items()}
-    names = shapes.keys() | ({SHARE} if flat_module.has_companions else set())
-    owned = {k: {name: x for name, x in state.items() if name in names} for k, state in states.items()}
-    return {k: own for k, own in owned.items() if own and {n: x.shape for n, x in own.items() if n != SHARE} == shapes}
+def _means(measured: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Return the unweighted mean of each name over the clients that logged it."""
+    by_name: dict[str, list[float]] = {}
+    for found in measured:
+        for name, value in found.items():
+            by_name.setdefault(name, []).append(value)
+    return {name: sum(values) / len(values) for name, values in by_name.items()}

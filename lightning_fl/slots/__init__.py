@@ -1,4 +1,4 @@
-"""The five slots of an algorithm: rule, codec, exchange, aggregator, step.
+"""The six slots of an algorithm: rule, codec, exchange, aggregator, step, and what clients keep (personal).
 
 A part is a frozen dataclass of hyper-parameters. It holds no tensor, module or loader: state is passed to its methods and lives
 in `Run` alone. The methods of the base classes do nothing, or as little as the slot allows, so a subclass defines only the
@@ -27,6 +27,7 @@ from lightning_fl.slots.message import (
     kind_of,
 )
 from lightning_fl.slots.part import Part
+from lightning_fl.slots.personal import Owned, OwnModel, OwnTraining, Personal, Phase, model_keeper, owned_by, phased
 from lightning_fl.slots.pruning_turn import PruningTurn
 from lightning_fl.slots.rule import Gradients, LocalTraining, Rule
 from lightning_fl.slots.server import Learner, Server, ServerModel, ServerSamples, ServerTraining
@@ -52,9 +53,14 @@ __all__ = [
     "Learner",
     "LocalTraining",
     "Message",
+    "OwnModel",
+    "OwnTraining",
+    "Owned",
     "Packed",
     "Part",
     "Payload",
+    "Personal",
+    "Phase",
     "PruningTurn",
     "Result",
     "Rule",
@@ -73,5 +79,8 @@ __all__ = [
     "forwards",
     "is_finite",
     "kind_of",
+    "model_keeper",
+    "owned_by",
+    "phased",
     "through",
 ]

@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Part:
-    """Base class of the five slots' base classes.
+    """Base class of the six slots' base classes.
 
     A part declares names of message entries besides `model` and `buffers`, which every message has. An algorithm is refused if
     a part needs what no other provides, or provides what no other uses.

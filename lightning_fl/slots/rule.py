@@ -97,22 +97,8 @@ class Rule(Part):
         """Optimiser steps on each minibatch, one after the other."""
         return 1
 
-    in_phases = False
-    """True if each step is one of the personal parameters alone, or of the others alone; `trains_personal` says which."""
-
-    alongside = False
-    """True if a companion (`Algorithm.companion`) steps in each step of the client's model, not after its training.
-
-    Only `init`, `point` and `step` are called. `local.params` is the companion, `local.memory["beside"]` the client's model, both
-    as before the step. The entries of `init` are kept with the companion, so their names begin with `companion/`.
-    """
-
     def check(self, setting: Setting) -> None:
         """Raise `UserError` if the rule does not fit the run; called before the first round."""
-
-    def trains_personal(self, local: LocalTraining) -> bool:
-        """True if the next step is one of the personal parameters; called in every step of a rule that trains in phases."""
-        return True
 
     def takes_full_batches(self, setting: Setting) -> bool:
         """True if each step of this round uses the gradient on all samples of the client; the number of steps stays the same."""
@@ -130,10 +116,6 @@ class Rule(Part):
     def init(self, params: Tensor) -> State:
         """Return the state of a client that takes part for the first time, given the model that it received (d,)."""
         return {}
-
-    def point(self, local: LocalTraining) -> Tensor:
-        """Return the model (d,) at which the gradient of a companion alongside is taken."""
-        return local.params
 
     def start(self, local: LocalTraining) -> None:
         """Prepare the local training, for example fill `local.memory`; called before the first step."""

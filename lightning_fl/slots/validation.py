@@ -26,19 +26,17 @@ class Validation(Protocol):
 
     @property
     def owns(self) -> bool:
-        """True if clients have personal parameters."""
+        """True if clients own parts of the model, or models of their own."""
 
-    def clients(self, most: int | None = None) -> list[int]:
-        """Return the indices of all clients, or of at most `most` clients drawn by seed and round."""
+    def averages(self) -> dict[str, float]:
+        """Return the logged averages of the server's model on the validation data, by name, with what clients own at first."""
 
-    def has_taken_part(self, client: int) -> bool:
-        """True if a client has personal parameters of its own; until then it uses the common initial ones."""
+    def client_means(self) -> dict[str, float]:
+        """Return the means over clients of their logged averages, each measured with what the client predicts with.
 
-    def averages(self, client: int | None = None) -> dict[str, float]:
-        """Return the logged averages on the validation data, by name, with a client's personal parameters or the initial ones."""
-
-    def local_averages(self, client: int) -> dict[str, float]:
-        """Return the logged averages on a client's own validation samples, with its personal parameters; {} if it has none."""
+        Under `…_local` are the means on the clients' own validation samples. Each mean is unweighted, over the clients that
+        logged the name: one may lack some classes, for example. The user may limit the clients (`trainer.validation_clients`).
+        """
 
     def macs(self, inside: Callable[[Any], AbstractContextManager[Any]]) -> int | None:
         """Return the multiply-accumulates of `forward` for one sample within `inside(module)`; None if they cannot be counted."""

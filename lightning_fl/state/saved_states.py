@@ -24,10 +24,13 @@ from lightning_fl.outputs.files import writing
 from lightning_fl.outputs.run_folder import LAST
 from lightning_fl.slots import State
 from lightning_fl.state.client_states import ClientStates, ClientStatesOnDisk, Column, bytes_of
+from lightning_fl.vectors.personal import OWN
 
 FOLDER = "client_states"
 KINDS = ("clients", "client_memory")
 """Entries of a run's state that are clients' states."""
+EARLIER_OWN = "companion/"
+"""`OWN` in checkpoints of version 0.2."""
 
 
 class LoadedRun(NamedTuple):
@@ -161,7 +164,7 @@ class StatesInFiles(Mapping[int, State]):
         for column in saved["columns"]:
             file = Column(folder / column["file"], tuple(column["shape"]), column["dtype"])
             for client, row, checksum in column["rows"].tolist():
-                self._entries[client].append((column["name"], file, row, checksum))
+                self._entries[client].append((_present_name(column["name"]), file, row, checksum))
 
     def __getitem__(self, client: int) -> State:
         return {name: self._read(file, row, checksum) for name, file, row, checksum in self._entries[client]}
@@ -195,9 +198,17 @@ def read_states(run_state: dict[str, Any], checkpoint: Path) -> dict[str, Any]:
         checkpoint: path of the checkpoint.
     """
     if "client_files" not in run_state:
-        return run_state
+        if "clients" not in run_state:
+            return run_state
+        clients = {k: {_present_name(n): x for n, x in kept.items()} for k, kept in run_state["clients"].items()}
+        return {**run_state, "clients": clients}
     folder = checkpoint.parent / run_state["client_files"]
     return {**run_state, **{kind: StatesInFiles(folder / kind, run_state[kind], checkpoint) for kind in KINDS}}
+
+
+def _present_name(name: str) -> str:
+    """Return the name of an entry of a client's state, which in version 0.2 began otherwise for a model of its own."""
+    return OWN + name.removeprefix(EARLIER_OWN) if name.startswith(EARLIER_OWN) else name
 
 
 def _files_of(path: Path, weights_only: bool) -> Path | None:

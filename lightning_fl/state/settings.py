@@ -26,8 +26,6 @@ from lightning_fl.steps.torch_optimizer import OptimizerMaker
 SAMPLES = "data.samples"
 """Key of the digest of the clients' samples, which differs if a setting that nobody declares gives them others."""
 SLOTS = tuple(parameters_of(Algorithm))
-PARTS = (*SLOTS, "companion")
-"""Attributes of an algorithm with its parts, also the rule of the clients' own models, which is no slot."""
 DEEPEST = 10
 """Number of dots in the key of the innermost setting: objects may contain each other."""
 UNKEPT = object()
@@ -123,7 +121,7 @@ def _walk(key: str, value: Any, changeable: bool) -> Iterator[tuple[str, Any, bo
 def _settings_in(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the names and values of an object's own settings: the parameters of its class that it keeps."""
     if isinstance(value, Algorithm):
-        names = dict.fromkeys((*PARTS, *parameters_of(type(value))))
+        names = dict.fromkeys((*SLOTS, *parameters_of(type(value))))
         yield from ((name, getattr(value, name)) for name in names if hasattr(value, name))
         yield from ((type(callback).__name__, callback) for callback in value.configure_callbacks())
     elif isinstance(value, Callback):

@@ -31,7 +31,7 @@ from lightning_fl.processes import agree_on_model, gather_objects
 from lightning_fl.server.client_evaluation import ClientEvaluator
 from lightning_fl.server.network import Network
 from lightning_fl.server.normalisation import check_single_samples
-from lightning_fl.slots import Gradients, Setting
+from lightning_fl.slots import Gradients, Personal, Rule, Setting
 from lightning_fl.state.run_state import Run
 from lightning_fl.switches.float32 import Float32
 from lightning_fl.trainer.flags import cohort_size
@@ -165,7 +165,7 @@ def client_evaluator(trainer: TrainerInterface, trains: bool) -> ClientEvaluator
         if rates is not None:
             flat_module.optimizer.schedules.load_state_dict(rates, run.round)
     setting = Setting(run.layout, run.buffer_layout, data.num_clients, round=run.round, unpruned=run.unpruned)
-    return ClientEvaluator(flat_module, data, run, setting, schedule)
+    return ClientEvaluator(flat_module, data, run, setting, schedule, trainer.algorithm.personal)
 
 
 def _initial_run(flat_module: FlatModule, algorithm: Algorithm, network: Network) -> Run:
@@ -215,9 +215,10 @@ def _local_schedule(trainer: TrainerInterface, data: FederatedDataModule) -> Loc
 
 
 def _configure_optimizer(flat_module: FlatModule, algorithm: Algorithm, by_plain_sgd: bool) -> None:
-    flat_gradient = any(Gradients.MINIBATCH in rule.reads for rule in algorithm.rules())
+    steppers: list[Rule | Personal] = [*algorithm.rules(), *algorithm.personal]
+    flat_gradient = any(Gradients.MINIBATCH in part.reads for part in steppers)
     flat_module.configure_optimizer(flat_gradient, by_plain_sgd)
-    own = next((rule for rule in algorithm.rules() if rule.own_step), None)
+    own = next((part for part in steppers if part.own_step), None)
     if own is not None and not flat_module.optimizer.is_plain_sgd:
         flag = "set --model.momentum 0, or " if flat_module.module.hparams.get("momentum") else ""
         raise UserError(
@@ -235,15 +236,7 @@ def build_runner(
     algorithm, run = federation.algorithm, federation.run
     provided = {name: torch.zeros_like(run.params) for name in algorithm.exchange.provides & algorithm.rule.needs}
     received = {"model": run.params, "buffers": run.buffers, **algorithm.share(run.server), **provided}
-    job = ClientJob(
-        algorithm.rule,
-        federation.setting,
-        received,
-        federation.schedule,
-        run,
-        companion=algorithm.companion,
-        keeps_trained=algorithm.keeps_trained,
-    )
+    job = ClientJob(algorithm.rule, federation.setting, received, federation.schedule, run, personal=algorithm.personal)
     share = ceil(federation.population.cohort_size / world_size)
     work = _work_of_a_step(federation.network, federation.data)
     flat_module = federation.flat_module

@@ -14,6 +14,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.seed import isolate_rng
 
+from lightning_fl.clients.own_models import what_clients_own
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.data.descriptions import describe_loader, have_same_samples
 from lightning_fl.errors import UserError, require
@@ -22,7 +23,7 @@ from lightning_fl.outputs import checkpoint_file
 from lightning_fl.processes import gather_logs
 from lightning_fl.server.data_for_module import check_loaders
 from lightning_fl.server.evaluation import as_loaders, evaluate, is_sequential, num_batches
-from lightning_fl.server.validation import ModelValidation, owned_by_clients
+from lightning_fl.server.validation import ModelValidation
 from lightning_fl.state.run_state import VALIDATION
 from lightning_fl.state.saved_states import LoadedRun, read_states
 from lightning_fl.trainer import checkpointing
@@ -71,9 +72,10 @@ def run_evaluation(trainer: TrainerInterface, stage: str) -> tuple[list[dict[str
     setattr(trainer, f"num_{short}_batches", counts)
     if not sum(counts):
         return [], [[] for _ in counts]
-    states = owned_by_clients(flat_module, kept)
+    states = what_clients_own(flat_module, trainer.algorithm.personal, kept)
     trainer.evaluated = LoadedRun(states, saved.get("run"), saved.get("learning_rates"))
-    validation = ModelValidation(flat_module, trainer.data, stage, loaders, limit, states)
+    personal, most = trainer.algorithm.personal, most_clients(trainer)
+    validation = ModelValidation(flat_module, trainer.data, stage, loaders, limit, states, personal, most)
     of_callbacks = {} if stage == "predict" else _logged_by_callbacks(trainer)
     averages, outputs = evaluate_with_method(trainer, validation)
     averages |= of_callbacks
@@ -82,6 +84,22 @@ def run_evaluation(trainer: TrainerInterface, stage: str) -> tuple[list[dict[str
         logger.save()
     num_results = len(outputs) if is_sequential(loaders) else 1
     return [_without_other_loaders(averages, f"/dataloader_idx_{index}") for index in range(num_results)], outputs
+
+
+def most_clients(trainer: TrainerInterface) -> int | None:
+    """Return the number of clients to validate and test; None for all.
+
+    Raises:
+        UserError: there are fewer clients.
+    """
+    own, everyone = trainer.algorithm.validation_clients, trainer.data.num_clients
+    most = trainer.validation_clients if own is None else own
+    require(
+        most is None or most <= everyone,
+        f"validation_clients is {most}, but the federation has {everyone} clients: give at most {everyone}, or leave it out to "
+        "validate with all.",
+    )
+    return most
 
 
 def _logged_by_callbacks(trainer: TrainerInterface) -> dict[str, float]:
@@ -164,6 +182,10 @@ class RoundEvaluation:
         self.tested: set[str] | None = None
         self._validated: set[str] = set()
         self._expects_values = True
+        if most_clients(trainer) is not None and not trainer.algorithm.personal:
+            rank_zero_warn(
+                f"validation_clients has no effect, because clients of {trainer.algorithm.name} keep nothing."
+            )
         self.loaders = {"validation": as_loaders(None), "test": as_loaders(None)}
         if is_overridden("validation_step", trainer.lightning_module):
             trainer.val_dataloaders = data.val_dataloader()
@@ -264,6 +286,8 @@ class RoundEvaluation:
             self.loaders["validation"],
             trainer.limits["limit_val_batches"],
             trainer.run.clients,
+            trainer.algorithm.personal,
+            most_clients(trainer),
             federation.setting,
             federation.population.cohort_size,
             trainer.run.random(VALIDATION),
@@ -293,7 +317,9 @@ class RoundEvaluation:
             "test",
             self.loaders["test"],
             trainer.limits["limit_test_batches"],
-            owned_by_clients(flat_module, trainer.run.clients),
+            what_clients_own(flat_module, trainer.algorithm.personal, trainer.run.clients),
+            trainer.algorithm.personal,
+            most_clients(trainer),
         )
         with _as_between_rounds(trainer, "test"):
             averages, _ = evaluate_with_method(trainer, validation, self._validated | record.keys())

@@ -248,7 +248,9 @@ class FederatedTrainer(TrainerInterface):
         )
         if self.fitting:
             run = self.fit_loop.federation
-            evaluator = ClientEvaluator(run.flat_module, run.data, run.run, run.setting, run.schedule)
+            evaluator = ClientEvaluator(
+                run.flat_module, run.data, run.run, run.setting, run.schedule, self.algorithm.personal
+            )
         else:
             evaluator = client_evaluator(self, trains=finetune_epochs > 0)
         limit = self.limits["limit_val_batches" if part == "validation" else "limit_test_batches"]

@@ -46,6 +46,7 @@ class TrainerFlags:
         "limit_val_batches",
         "val_every_n_rounds",
         "test_every_n_rounds",
+        "validation_clients",
         "dropout_rate",
         "straggler_rate",
         "accumulate_grad_batches",
@@ -72,6 +73,7 @@ class TrainerFlags:
         metric_mode: Literal["max", "min"] | None = None,
         val_every_n_rounds: int = 1,
         test_every_n_rounds: int | None = None,
+        validation_clients: int | None = None,
         log_every_n_rounds: int = 1,
         checkpoint_every_n_rounds: int = 1,
         dropout_rate: float = 0.0,
@@ -127,6 +129,8 @@ class TrainerFlags:
             val_every_n_rounds: Validate after every n-th round and after the last.
             test_every_n_rounds: Measure the test set, too, as test/…, after every n-th round and after the last; needs validation
                 on other samples, as with data.val_fraction.
+            validation_clients: Clients to validate and test of a method whose clients keep something of their own, drawn anew
+                every time; all if not given.
             log_every_n_rounds: Log a row after every n-th round and after the last.
             checkpoint_every_n_rounds: Save checkpoints/last.ckpt after every n-th round and after the last.
             dropout_rate: Probability in [0, 1) that a selected client receives the model but sends nothing back.
@@ -183,6 +187,7 @@ class TrainerFlags:
         self.metric, self.metric_mode = self.given_metric = metric, metric_mode
         self.val_every_n_rounds = val_every_n_rounds
         self.test_every_n_rounds = test_every_n_rounds
+        self.validation_clients = validation_clients
         self.log_every_n_rounds = log_every_n_rounds
         self.checkpoint_every_n_rounds = checkpoint_every_n_rounds
         self.dropout_rate = dropout_rate
@@ -258,7 +263,15 @@ class TrainerFlags:
             "accumulate_grad_batches",
         ):
             check_whole(name, getattr(self, name), 1)
-        for name in ("local_epochs", "local_steps", "test_every_n_rounds", "clients_at_once", "threads"):
+        counts = (
+            "local_epochs",
+            "local_steps",
+            "test_every_n_rounds",
+            "validation_clients",
+            "clients_at_once",
+            "threads",
+        )
+        for name in counts:
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name), 1)
         check_between("dropout_rate", self.dropout_rate, 0, 1, "[)")

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from lightning_fl import personal
 from lightning_fl.errors import UserError
 from lightning_fl.outputs.run_folder import with_present_names
 from lightning_fl.state.settings import SAMPLES, Change, RunSettings
@@ -61,9 +62,24 @@ def changes_since(trainer: TrainerInterface, checkpoint: Mapping[str, Any], path
 def earlier_settings(saved: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings in the federation of a checkpoint; earlier versions saved only a few."""
     if "settings" in saved:
-        return with_present_names(saved["settings"])
+        return _with_personal_parts(with_present_names(saved["settings"]))
     return {
         "data.num_clients": saved["num_clients"],
         "trainer.client_optimizer": saved.get("client_optimizer", "module"),
         **({"trainer.max_rounds": saved["max_rounds"]} if "max_rounds" in saved else {}),
     }
+
+
+def _with_personal_parts(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return settings of version 0.2, where clients kept layers by names alone and FedRep's phases were a rule, as of today."""
+    found = dict(settings)
+    for key, names in settings.items():
+        method = key.removesuffix("personal")
+        if method == key or not key.startswith("algorithm.") or not set(names).isdisjoint(personal.__all__):
+            continue
+        del found[key]
+        if names:
+            found[f"{key}.0.names"] = names
+        if settings.get(f"{method}rule") == "HeadThenBody":
+            found = {name: value for name, value in found.items() if not f"{name}.".startswith(f"{method}rule.")}
+    return found

@@ -315,15 +315,15 @@ def _place(trainer: TrainerInterface, model: LightningModule, datamodule: Federa
         # ModelSummary runs it through the converted module, without the conversion that every batch gets.
         model.example_input_array = precision.convert_input(model.example_input_array)
     channels_last = prefers_channels_last(model, trainer.fabric.device)
-    personal = [*trainer.algorithm.personal_parameters(model), *trainer.algorithm.personal_buffers(model)]
-    has_companions = trainer.algorithm.keeps_models
+    owned = trainer.algorithm.owned(model)
+    named = (*model.named_parameters(), *model.named_buffers())
+    personal = [name for name, _ in named if name in owned.parameters | owned.buffers]
     require(
-        not has_companions or not personal,
+        trainer.algorithm.model_keeper is None or not personal,
         f"{trainer.algorithm.name}'s clients keep a whole model of their own, so they cannot keep {personal[:1]} of the "
         "server's, too: use a base method without personal parts.",
     )
     trainer.flat_module = FlatModule(model, trainer.fabric, trainer.hooks, channels_last, personal)
-    trainer.flat_module.has_companions = has_companions
     datamodule.place(trainer.fabric.device, channels_last)
     if trainer.world_size > 1:
         trainer.flat_module.logs.gather = partial(gather_objects, trainer.fabric)

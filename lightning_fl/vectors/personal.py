@@ -8,18 +8,18 @@ parameters and buffers, the vectors (d,) and (d_b,).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-
-from lightning_fl.errors import nearest, require
+from torch import Tensor
 
 PERSONAL = "personal"
 """Entry of a client's state that holds its own parameters."""
 PERSONAL_BUFFERS = "personal/buffers"
 """Entry of a client's state that holds its own float buffers."""
+OWN = "own/"
+"""Beginning of the names of the entries of a client's state that hold a whole model of its own."""
 
 
 def counter_entry(name: str) -> str:
@@ -31,46 +31,3 @@ def initially_owned(run_state: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return what a client owns before it takes part, as entries of its state, from the saved state of a run."""
     # Checkpoints of 0.1 lack the parameters and those of 0.2.0 the buffers, which were all shared.
     return {PERSONAL: run_state.get("personal", torch.zeros(0)), **run_state.get("personal_buffers", {})}
-
-
-def personal_names(module: nn.Module, asked: Sequence[str]) -> list[str]:
-    """Return the names of the trainable parameters that `asked` selects, in the module's order.
-
-    Args:
-        module: module that holds the parameters.
-        asked: names of parameters, or of parts of the module, such as `network.fc`; or of buffers, see `personal_buffer_names`.
-
-    Raises:
-        UserError: no trainable parameter or part, and no buffer, has such a name.
-
-    >>> personal_names(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)), ["1"])
-    ['1.weight', '1.bias']
-    """
-    trainable = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
-    found = set()
-    for wanted in asked:
-        own = [name for name in trainable if name == wanted or name.startswith(f"{wanted}.")]
-        parts = {name.rpartition(".")[0] for name in trainable} | set(trainable)
-        require(
-            bool(own) or bool(_buffers(module, wanted)),
-            f"personal names {wanted!r}, but {type(module).__name__} trains no such part; {nearest(wanted, parts)}.",
-        )
-        found.update(own)
-    return [name for name in trainable if name in found]
-
-
-def personal_buffer_names(module: nn.Module, asked: Sequence[str]) -> list[str]:
-    """Return the names of the buffers that `asked` selects: those named, and all of a named part that trains nothing.
-
-    >>> personal_buffer_names(nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(2, affine=False)), ["0", "1"])
-    ['1.running_mean', '1.running_var', '1.num_batches_tracked']
-    """
-    return [name for name, _ in module.named_buffers() if any(name in _buffers(module, wanted) for wanted in asked)]
-
-
-def _buffers(module: nn.Module, wanted: str) -> list[str]:
-    """Return the buffer of this name, or those of the part of this name unless it trains a parameter."""
-    inside = f"{wanted}."
-    trains = any(name.startswith(inside) for name, parameter in module.named_parameters() if parameter.requires_grad)
-    names = [name for name, _ in module.named_buffers()]
-    return [name for name in names if name == wanted or (not trains and name.startswith(inside))]

@@ -14,10 +14,9 @@ from toys import Perceptron, federation, vector
 from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.aggregators import WeightedMean
 from lightning_fl.algorithms import APFL, Algorithm, Ditto, FedAvg
-from lightning_fl.rules import Mixed
 
 MakeTrainer = Callable[..., FederatedTrainer]
-OWN, SHARE = "companion/model", "companion/share/scalars"
+OWN, SHARE = "own/model", "own/share/scalars"
 
 
 def own(trainer: FederatedTrainer) -> dict[int, tuple[np.ndarray, float]]:
@@ -110,8 +109,3 @@ def test_another_optimiser_than_plain_sgd_is_refused_in_a_sentence(make_trainer:
     module = Perceptron(configure=lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9))
     with pytest.raises(UserError, match=r"APFL makes the clients' steps itself.* has SGD with momentum 0.9"):
         make_trainer().fit(module, federation(), APFL())
-
-
-def test_the_second_models_rule_alone_is_refused() -> None:
-    with pytest.raises(UserError, match="second model beside the client's, which another rule must train"):
-        Algorithm(rule=Mixed())

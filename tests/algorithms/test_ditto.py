@@ -14,7 +14,7 @@ from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.algorithms import Algorithm, Ditto
 
 MakeTrainer = Callable[..., FederatedTrainer]
-OWN = "companion/model"
+OWN = "own/model"
 
 
 def own(trainer: FederatedTrainer) -> dict[int, np.ndarray]:

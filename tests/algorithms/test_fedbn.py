@@ -69,7 +69,7 @@ def test_without_norms_it_is_its_base_bit_for_bit(
         runs.append({"model": dict(module.state_dict()), "run": run})
 
     fit(base())
-    with pytest.warns(UserWarning, match=r"no batch norm, so FedBN keeps nothing.*norms='all' keeps"):
+    with pytest.warns(UserWarning, match=r"no batch norm, so clients keep none of their own.*norms='all' keeps"):
         fit(FedBN(base()))
     assert equal_states(*runs)
 
@@ -126,10 +126,10 @@ def test_norms_are_found_by_their_types(norms: Any) -> None:
     statistics = [f"norm.{leaf}" for leaf in ("running_mean", "running_var", "num_batches_tracked")]
     more = ["layer.weight", "group.weight", "group.bias", "instance.weight", "instance.bias"]
     expected = ["output.bias", "norm.weight", "norm.bias", *(more if norms == "all" else [])]
-    assert algorithm.personal_parameters(Mixed()) == expected
-    found = algorithm.personal_buffers(Mixed())
-    assert found[:3] == statistics
-    assert len(found) == (6 if norms == "all" else 3)
+    owned = algorithm.owned(Mixed())
+    assert owned.parameters == set(expected)
+    assert owned.buffers >= set(statistics)
+    assert len(owned.buffers) == (6 if norms == "all" else 3)
 
 
 def test_bits_of_vgg11_bn(make_trainer: MakeTrainer) -> None:
@@ -287,8 +287,8 @@ def test_structured_pruning_of_kept_norms_is_refused(make_trainer: MakeTrainer) 
 
 def test_gates_over_fedbn_are_kept_beside_the_norms(make_trainer: MakeTrainer) -> None:
     algorithm = FedDP(FedBN(), variant="threshold", pruning_threshold=0.0)
-    assert algorithm.personal_buffers(Normalised()) == FedBN().personal_buffers(Normalised())
-    assert algorithm.personal_parameters(Normalised()) == ["norm.weight", "norm.bias"]
+    assert algorithm.owned(Normalised()) == FedBN().owned(Normalised())
+    assert algorithm.owned(Normalised()).parameters == {"norm.weight", "norm.bias"}
 
 
 def test_models_trained_before_the_first_round_have_no_kept_parts(make_trainer: MakeTrainer) -> None:

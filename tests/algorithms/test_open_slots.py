@@ -13,12 +13,13 @@ from toys import Normalised, federation, vector
 
 from lightning_fl import FederatedTrainer, UserError, algorithms
 from lightning_fl.aggregators import WeightedMean
-from lightning_fl.algorithms import SCAFFOLD, Algorithm, Ditto, FedAvg, FedBN, FedKT, FedOpt, FedPAQ, FedProx
+from lightning_fl.algorithms import SCAFFOLD, Algorithm, Ditto, FedAvg, FedBN, FedKT, FedOpt, FedPAQ, FedProx, FedRep
 from lightning_fl.algorithms.method import SLOTS, Method
 from lightning_fl.checks import parameters_of
 from lightning_fl.cli import main
 from lightning_fl.codecs import Cast, Dense, TopK
 from lightning_fl.exchanges import OneShot
+from lightning_fl.personal import PersonalLayers
 from lightning_fl.rules import LocalOptimizer, Proximal
 from lightning_fl.steps import Apply, Momentum
 
@@ -62,7 +63,10 @@ def test_a_slot_is_filled_by_the_method_or_by_its_user(method: type[Method]) -> 
             continue
         for name in SLOTS:
             now, before = getattr(filled, name), getattr(plain, name)
-            expected = (*before, *part) if name == slot == "steps" else part if name == slot else before
+            expected = before if name != slot else (*before, *part) if slot == "steps" else part
+            if name == slot == "personal":
+                own = before[1:] if method is FedRep else ()  # whose head the names choose
+                expected = (PersonalLayers(part), *own) if own else (*before, PersonalLayers(part))
             assert repr(now) == repr(expected), name
 
 

@@ -21,7 +21,7 @@ from lightning_fl.federation.loss_guard import LossGuard
 from lightning_fl.slots import LocalTraining, Message, Rule
 
 MakeTrainer = Callable[..., FederatedTrainer]
-OWN = "companion/model"
+OWN = "own/model"
 OPTIONS = {"strength": 6.0, "inner_steps": 3, "inner_learning_rate": 0.05, "server_learning_rate": 0.7}
 
 

@@ -23,7 +23,6 @@ from torch import nn
 
 from lightning_fl import algorithms, callbacks, cli, data, modules
 from lightning_fl.algorithms import Algorithm
-from lightning_fl.algorithms.feddp import ClientGates
 from lightning_fl.callbacks.pruning._pruning_callback import PruningCallback, StructuredPruning
 from lightning_fl.checks import parameters_of
 from lightning_fl.cli import catalogue
@@ -31,6 +30,7 @@ from lightning_fl.cli.commands import COMMANDS, FLAGS
 from lightning_fl.cli.federated_cli import DESCRIPTION, FederatedCLI
 from lightning_fl.cli.type_descriptions import in_words
 from lightning_fl.errors import UserError
+from lightning_fl.personal.personal_gates import ClientGates
 from lightning_fl.trainer import FederatedTrainer
 
 HELP = Path(cli.__file__).with_name("help.txt")
@@ -128,8 +128,8 @@ def parameters(found: type) -> dict[str, dict[str, Any]]:
 
 def slots(method: Algorithm) -> dict[str, list[str]]:
     """Return the import paths of the parts in each slot of a method, each part before those inside it."""
-    filled = {slot: getattr(method, slot) for slot in inspect.signature(Algorithm).parameters if slot != "personal"}
-    return {slot: paths_of(found) for slot, found in filled.items()}
+    filled = {slot: getattr(method, slot) for slot in inspect.signature(Algorithm).parameters}
+    return {slot: paths for slot, found in filled.items() if (paths := paths_of(found))}
 
 
 def paths_of(part: Any) -> list[str]:

@@ -28,7 +28,7 @@ def chosen(device: str, monkeypatch: pytest.MonkeyPatch, wanted: Any = "auto", *
     found = ([], given.pop("client_bytes", 2**20), given.pop("draws", False))
     monkeypatch.setattr(runners, "_try", lambda *_: found)
     flat_module: Any = SimpleNamespace(fabric=SimpleNamespace(device=torch.device(device)), module=Perceptron())
-    job: Any = SimpleNamespace(companion=None, keeps_trained=False)
+    job: Any = SimpleNamespace(personal=())
     options: Any = {"work": 100_000, "num_clients": 100, **given}
     return runners.describe_runner(runners.choose_runner(wanted, None, flat_module, job, None, **options))
 

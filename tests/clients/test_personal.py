@@ -16,6 +16,7 @@ from toys import OWN, SHARED, SIZES, Perceptron, Remembering, federation, person
 from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.algorithms import Algorithm, FedAvg
 from lightning_fl.callbacks import MagnitudePruning
+from lightning_fl.personal import PersonalLayers
 from lightning_fl.rules import ControlVariates, LocalOptimizer, Proximal
 from lightning_fl.slots import Rule
 from lightning_fl.steps import Apply, ControlUpdate
@@ -122,7 +123,7 @@ def test_resumed_equals_uninterrupted(
                 max_rounds=stop, default_root_dir=tmp_path / part, client_states=where, **keeps_files
             )
             algorithm = Remembering()
-            algorithm.personal = ("output",)
+            algorithm.personal = (PersonalLayers(["output"]),)
             fitted = Perceptron() if number else copy.deepcopy(module)
             trainer.fit(fitted, federation(), algorithm, ckpt_path="last" if number else None)
         runs[part] = trainer.run, fitted.state_dict(), read_rows(tmp_path / part)

@@ -218,7 +218,7 @@ class Entry(NamedTuple):
     @property
     def runners(self) -> tuple[str, ...]:
         """Runners that can train the method; clients with models of their own train one after the other."""
-        return ("serial",) if self.algorithm().keeps_models else ("serial", "stacked")
+        return ("serial",) if self.algorithm().model_keeper else ("serial", "stacked")
 
     @property
     def num_samples(self) -> int:
@@ -543,23 +543,20 @@ def parts_in(part: Any) -> Iterator[str]:
                 yield from parts_in(inner)
 
 
-HOOKS = ("arrange_data", "prepare", "validate", "configure_callbacks", "personal_parameters", "personal_buffers")
+HOOKS = ("arrange_data", "prepare", "validate", "configure_callbacks")
 """Methods of an algorithm that a subclass may have instead of a part."""
 
 
 def properties_of(algorithm: Algorithm) -> set[tuple[str, ...]]:
     """Return an algorithm's parts and hooks, and its pairs of two parts' classes from different slots, and of two steps."""
-    rules = [algorithm.rule] if algorithm.companion is None else [algorithm.rule, algorithm.companion]
     codecs = [algorithm.uplink, algorithm.downlink]
-    slots = [rules, [algorithm.exchange], [algorithm.aggregator], [*algorithm.steps]]
+    slots = [[algorithm.rule], [algorithm.exchange], [algorithm.aggregator], [*algorithm.personal], [*algorithm.steps]]
     names = [[type(part).__name__ for part in slot] for slot in slots]
     pairs = [pair for one, other in combinations(names, 2) for pair in product(one, other)]
     single = {(name,) for slot in [*slots, codecs] for part in slot for name in parts_in(part)}
     owners = {hook: next(kind for kind in type(algorithm).__mro__ if hook in vars(kind)) for hook in HOOKS}
     hooks = {(f"{owner.__name__}.{hook}",) for hook, owner in owners.items()}
-    return (
-        single | hooks | set(pairs) | set(combinations(names[-1], 2)) | {(f"keeps models: {algorithm.keeps_models}",)}
-    )
+    return single | hooks | set(pairs) | set(combinations(names[-1], 2))
 
 
 def covering(roster: dict[str, Entry]) -> list[str]:

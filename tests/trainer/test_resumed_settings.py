@@ -209,12 +209,12 @@ def test_the_parameters_of_clients_own_models_are_kept(
     make_trainer: MakeTrainer, tmp_path: Path, said: list[str]
 ) -> None:
     fit(make_trainer, tmp_path / "apfl", 1, algorithm=APFL(alpha=0.5))
-    with pytest.raises(UserError, match=r"algorithm\.companion\.alpha 0\.5 → 0\.25"):
+    with pytest.raises(UserError, match=r"algorithm\.personal\.0\.alpha 0\.5 → 0\.25"):
         fit(make_trainer, tmp_path / "apfl", 2, algorithm=APFL(alpha=0.25))
     fit(make_trainer, tmp_path / "ditto", 1, algorithm=Ditto(FedProx(0.1)))
     fit(make_trainer, tmp_path / "ditto", 2, algorithm=Ditto(FedProx(0.1), strength=0.5, solver="implicit"))
     (line,) = changes_in(said)
-    assert "algorithm.companion.strength 1.0 → 0.5, algorithm.companion.solver explicit → implicit" in line
+    assert "algorithm.personal.0.rule.strength 1.0 → 0.5, algorithm.personal.0.rule.solver explicit → implicit" in line
 
 
 @pytest.mark.parametrize(

@@ -39,5 +39,5 @@ class AdaptivelyPruned(Method):
     pruning: AdaptivePruning
 
     def configure_callbacks(self) -> list[Callback]:
-        """Return the pruning."""
-        return [self.pruning]
+        """Return the pruning, and the callbacks of what clients keep."""
+        return [self.pruning, *super().configure_callbacks()]

@@ -43,8 +43,8 @@ class HRank(Method):
         super().__init__(**slots)
 
     def configure_callbacks(self) -> list[Callback]:
-        """Return a new pruning for every run."""
-        return [self._pruning()]
+        """Return a new pruning for every run, and the callbacks of what clients keep."""
+        return [self._pruning(), *super().configure_callbacks()]
 
     def check(self, setting: Setting, server: Server, cohort_size: int) -> None:
         """Raise `UserError` if the run prunes without server data."""

@@ -65,5 +65,5 @@ class IMC(Method):
         self.pruning = MagnitudePruning(adaptive if rate is None else rate, prune_epoch=prune_round)
 
     def configure_callbacks(self) -> list[Callback]:
-        """Return the pruning."""
-        return [self.pruning]
+        """Return the pruning, and the callbacks of what clients keep."""
+        return [self.pruning, *super().configure_callbacks()]

@@ -1,7 +1,7 @@
 """APFL: Deng et al., Adaptive Personalized Federated Learning, arXiv preprint 2020 (arXiv:2003.13461).
 
 client k:  y ← w;  y ← y − η ∇F_k(y; minibatch), as in the base method;      rule: the base method's
-           v_k ← v_k − ηα_k ∇F_k(α_k v_k + (1 − α_k) y; same minibatch)      companion: Mixed
+           v_k ← v_k − ηα_k ∇F_k(α_k v_k + (1 − α_k) y; same minibatch)      personal: MixedModel
            α_k ← clip(α_k − η⟨v_k − y, ∇F_k(α_k v_k + (1 − α_k) y)⟩, 0, 1), once a round, after its first step
            upload Δ_k = y − w
 server:    as in the base method; FedAvg: w ← w + Σ_k n_k Δ_k / Σ_k n_k
@@ -21,20 +21,19 @@ from __future__ import annotations
 from typing import Any
 
 from lightning_fl.algorithms.algorithm import Algorithm
-from lightning_fl.algorithms.personal._base import WithCompanion
-from lightning_fl.rules import Mixed
+from lightning_fl.algorithms.method import Wrapper
+from lightning_fl.personal import MixedModel
 
 
-class APFL(WithCompanion):
+class APFL(Wrapper):
     """Any method, with clients that mix the server's model with one of their own, and predict with the mixture."""
 
-    changeable = frozenset({"adaptive"})
-
     def __init__(self, base: Algorithm | None = None, alpha: float = 0.5, adaptive: bool = True, **slots: Any) -> None:
-        """Fill the slots as the base method does.
+        """Take over the slots of the base method.
 
         Args:
+            base: Method that trains the server's model: FedAvg, FedProx, SCAFFOLD …; FedAvg if not given.
             alpha: Share α of a client's own model when it first takes part, in [0, 1]; 1 trains it alone.
             adaptive: Let each client adapt its α in every round, or keep it.
         """
-        super().__init__(base=base, companion=Mixed(alpha, adaptive), **slots)
+        super().__init__(base, [MixedModel(alpha, adaptive)], **slots)

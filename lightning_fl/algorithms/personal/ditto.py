@@ -1,7 +1,7 @@
 """Ditto: Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021 (arXiv:2012.04221).
 
 client k:  y ← w;  y as in the base method;  upload Δ_k = y − w    rule: the base method's
-           v_k ← v_k − η (∇F_k(v_k) + λ(v_k − w)), on the same     companion: Pulled
+           v_k ← v_k − η (∇F_k(v_k) + λ(v_k − w)), on the same     personal: PersonalModel
            minibatches and as many; w as received
 server:    as in the base method; FedAvg: w ← w + Σ_k n_k Δ_k / Σ_k n_k
 
@@ -16,14 +16,13 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from lightning_fl.algorithms.algorithm import Algorithm
-from lightning_fl.algorithms.personal._base import WithCompanion
+from lightning_fl.algorithms.method import Wrapper
+from lightning_fl.personal import PersonalModel
 from lightning_fl.rules import Pulled
 
 
-class Ditto(WithCompanion):
+class Ditto(Wrapper):
     """Any method, with clients that also train a model of their own, pulled towards the server's, and predict with it."""
-
-    changeable = frozenset({"strength", "solver"})
 
     def __init__(
         self,
@@ -32,10 +31,11 @@ class Ditto(WithCompanion):
         solver: Literal["explicit", "implicit"] = "explicit",
         **slots: Any,
     ) -> None:
-        """Fill the slots as the base method does.
+        """Take over the slots of the base method.
 
         Args:
+            base: Method that trains the server's model: FedAvg, FedProx, SCAFFOLD …; FedAvg if not given.
             strength: Weight λ ≥ 0 of the pull (λ/2)‖v − w‖²; 0 trains v alone. The authors try 0.1, 1 and 2.
             solver: Explicit steps, as in the paper, or implicit ones, which are stable for every λ.
         """
-        super().__init__(base=base, companion=Pulled(strength, solver), **slots)
+        super().__init__(base, [PersonalModel(Pulled(strength, solver))], **slots)

@@ -1,7 +1,7 @@
 """FedRep: Collins et al., Exploiting Shared Representations for Personalized Federated Learning, ICML 2021 (arXiv:2102.07078).
 
 client k:  (φ, h) ← (w, h_k)                                       h: the personal layers, the head
-           h ← h − η ∇_h F_k(φ, h; minibatch), E_h passes          rule: HeadThenBody
+           h ← h − η ∇_h F_k(φ, h; minibatch), E_h passes          personal: HeadThenBody
            φ ← φ − η ∇_φ F_k(φ, h; minibatch), E_b passes
            h_k ← h;  upload Δ_k = φ − w
 server:    w ← w + Σ_k n_k Δ_k / Σ_k n_k                           aggregator: WeightedMean, step: Apply
@@ -16,13 +16,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from torch import nn
-
 from lightning_fl.aggregators import WeightedMean
 from lightning_fl.algorithms.method import Method
 from lightning_fl.errors import require
-from lightning_fl.rules import HeadThenBody
-from lightning_fl.vectors.personal import personal_names
+from lightning_fl.personal import HeadThenBody, PersonalLayers
+from lightning_fl.rules import LocalOptimizer
 
 
 class FedRep(Method):
@@ -36,7 +34,7 @@ class FedRep(Method):
         weighting: Literal["samples", "uniform"] | None = None,
         **slots: Any,
     ) -> None:
-        """Fill the rule and aggregator slots.
+        """Fill the slots rule, aggregator and personal.
 
         Args:
             personal: Names of the head's parameters, or of its parts, that every client keeps; the last layer if not given.
@@ -45,23 +43,14 @@ class FedRep(Method):
             body_epochs: Passes E_b ≥ 1 at the end that train the body alone; local_epochs is E_h + E_b.
             weighting: Average the bodies by `samples` (if not given), or with `uniform` weights as in the paper.
         """
-        super().__init__(
-            rule=HeadThenBody(head_epochs, body_epochs),
-            aggregator=WeightedMean(weighting or "samples"),
-            personal=personal or (),
-            **slots,
-        )
-        self._keeps_last_layer = personal is None
         require(
             personal is None or bool(personal) or head_epochs == 0,
             f"FedRep trains a head for head_epochs={head_epochs} epochs, but personal names no layer: name one, or give "
             "head_epochs=0.",
         )
-
-    def personal_parameters(self, module: nn.Module) -> list[str]:
-        """Return the names of the head's parameters: those asked for, or the last layer that is trained."""
-        if not self._keeps_last_layer:
-            return super().personal_parameters(module)
-        trained = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
-        last = trained[-1].rpartition(".")[0] or trained[-1] if trained else ""
-        return personal_names(module, [last] if last else [])
+        super().__init__(
+            rule=LocalOptimizer(),
+            aggregator=WeightedMean(weighting or "samples"),
+            personal=[PersonalLayers(personal), HeadThenBody(head_epochs, body_epochs)],
+            **slots,
+        )

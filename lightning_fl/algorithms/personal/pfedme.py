@@ -3,7 +3,7 @@
 client k:  u ← w, θ_k ← w;  for each minibatch:                        rule: MoreauEnvelope
              θ_k ← θ_k − α(∇F_k(θ_k; minibatch) + λ(θ_k − u)), K times
              u ← u − ηλ(u − θ_k)
-           upload Δ_k = u − w
+           upload Δ_k = u − w, and keep θ_k                            personal: KeptModel
 server:    w ← w + β mean_k Δ_k                                        aggregator: WeightedMean (uniform), step: Apply
 
 A client predicts with the θ_k of its last round, and the running statistics of its norms then; a client that has not taken part
@@ -21,14 +21,13 @@ from typing import Any
 
 from lightning_fl.aggregators import WeightedMean
 from lightning_fl.algorithms.method import Method
+from lightning_fl.personal import KeptModel
 from lightning_fl.rules import MoreauEnvelope
 from lightning_fl.steps import Apply
 
 
 class PFedMe(Method):
     """FedAvg of copies that clients move towards models of their own, with which they predict."""
-
-    keeps_trained = True
 
     def __init__(
         self,
@@ -38,7 +37,7 @@ class PFedMe(Method):
         server_learning_rate: float = 1.0,
         **slots: Any,
     ) -> None:
-        """Fill the rule, aggregator and step slots.
+        """Fill the slots rule, aggregator, steps and personal.
 
         Args:
             strength: Weight λ > 0 of the pull (λ/2)‖θ − u‖²; λ times the module's learning rate is at most 1.
@@ -50,6 +49,6 @@ class PFedMe(Method):
             (Apply(server_learning_rate),),
             rule=MoreauEnvelope(strength, inner_steps, inner_learning_rate),
             aggregator=WeightedMean("uniform"),
-            personal=(),
+            personal=[KeptModel()],
             **slots,
         )

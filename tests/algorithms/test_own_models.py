@@ -27,7 +27,7 @@ EACH_WITH_MODELS = pytest.mark.parametrize(
 
 
 def own(trainer: FederatedTrainer) -> dict[int, np.ndarray]:
-    return {client: state["companion/model"].double().numpy() for client, state in trainer.run.clients.items()}
+    return {client: state["own/model"].double().numpy() for client, state in trainer.run.clients.items()}
 
 
 class Logging(Normalised):
@@ -75,8 +75,7 @@ def test_the_server_does_not_notice_it(
         trainer = make_trainer(default_root_dir=tmp_path / name, **flags, **keeps_files)
         trainer.fit(module, federation(), algorithm)
         states = {
-            k: {n: x for n, x in state.items() if not n.startswith("companion/")}
-            for k, state in trainer.run.clients.items()
+            k: {n: x for n, x in state.items() if not n.startswith("own/")} for k, state in trainer.run.clients.items()
         }
         rows = [
             {n: x for n, x in row.items() if not n.startswith(("val/", "time/"))} for row in read_rows(tmp_path / name)
@@ -277,8 +276,8 @@ def test_own_models_have_norms_of_their_own(algorithm: Algorithm, make_trainer: 
     state = trainer.run.clients[0]
     np.testing.assert_allclose(own(trainer)[0], vector(plain), rtol=0, atol=1e-12)
     statistics = torch.cat([plain.norm.running_mean, plain.norm.running_var])
-    torch.testing.assert_close(state["companion/buffers"], statistics, rtol=0, atol=1e-12)
-    assert torch.equal(state["companion/scalars/norm.num_batches_tracked"], plain.norm.num_batches_tracked)
+    torch.testing.assert_close(state["own/buffers"], statistics, rtol=0, atol=1e-12)
+    assert torch.equal(state["own/scalars/norm.num_batches_tracked"], plain.norm.num_batches_tracked)
 
 
 @EACH_WITH_MODELS
@@ -294,9 +293,9 @@ def test_each_client_predicts_with_its_own_model_and_newcomers_with_the_servers(
         model = copy.deepcopy(module).eval()
         if client in trainer.run.clients:
             state, w = trainer.run.clients[client], torch.from_numpy(vector(module)).float()
-            share = state.get("companion/share/scalars", torch.ones(()))
-            torch.nn.utils.vector_to_parameters(share * state["companion/model"] + (1 - share) * w, model.parameters())
-            model.norm.running_mean, model.norm.running_var = state["companion/buffers"].split(3)
+            share = state.get("own/share/scalars", torch.ones(()))
+            torch.nn.utils.vector_to_parameters(share * state["own/model"] + (1 - share) * w, model.parameters())
+            model.norm.running_mean, model.norm.running_var = state["own/buffers"].split(3)
         losses.append(float(model.loss(samples(10, seed=1)).detach()))
     assert 0 < len(trainer.run.clients) < len(SIZES)
     assert float(trainer.callback_metrics["val/loss"]) == pytest.approx(np.mean(losses), rel=1e-5)

@@ -1,4 +1,4 @@
-"""FedRep's local rule (Collins et al., Exploiting Shared Representations for Personalized Federated Learning, ICML 2021)."""
+"""FedRep's phases (Collins et al., Exploiting Shared Representations for Personalized Federated Learning, ICML 2021)."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ import torch
 
 from lightning_fl.checks import check_whole
 from lightning_fl.errors import require
-from lightning_fl.slots import Gradients, LocalTraining, Rule, Setting
+from lightning_fl.slots import LocalTraining, Personal, Phase, Setting
 
 
 @dataclass(frozen=True)
-class HeadThenBody(Rule):
-    """Train the personal parameters alone for the first passes, then the others alone, by the module's own optimiser.
+class HeadThenBody(Personal):
+    """Train what clients own alone for the first passes, then the rest alone, by the module's own optimiser.
 
-    Parameters that wait make no step: neither weight decay nor momentum moves them. Buffers change in all passes.
+    Parameters that wait make no step: neither weight decay nor momentum moves them. Buffers change in all passes. Other parts
+    say what clients own.
 
     Attributes:
-        head_epochs: passes E_h ≥ 0 that train the personal parameters; all passes before the last E_b if None.
-        body_epochs: passes E_b ≥ 1 at the end, which train the others.
+        head_epochs: passes E_h ≥ 0 that train what clients own; all passes before the last E_b if None.
+        body_epochs: passes E_b ≥ 1 at the end, which train the rest.
     """
 
     changeable = frozenset({"head_epochs", "body_epochs"})
-    reads = Gradients.NONE
-    in_phases = True
+    has_phases = True
     head_epochs: int | None = None
     body_epochs: int = 1
 
@@ -46,18 +46,13 @@ class HeadThenBody(Rule):
         )
 
     def start(self, local: LocalTraining) -> None:
-        """Count the steps of the first phase; the clients of a stack have equally many."""
+        """Count the steps of the first phase."""
         in_pass = torch.as_tensor(local.steps_in_pass).max().cpu()
         epochs = self.head_epochs
         if epochs is None:
             epochs = (local.setting.local_epochs or 0) - self.body_epochs
         local.memory["head_steps"] = (epochs * in_pass).view(1)
 
-    def trains_personal(self, local: LocalTraining) -> bool:
-        """True in the first phase."""
-        return local.num_steps < int(local.memory["head_steps"])
-
-    def step(self, local: LocalTraining) -> None:
-        """Take the optimiser's step in the second phase."""
-        if not self.trains_personal(local):
-            local.optimizer_step()
+    def phase(self, local: LocalTraining) -> Phase:
+        """Train what clients own in the first phase."""
+        return Phase.PERSONAL if local.num_steps < int(local.memory["head_steps"]) else Phase.SHARED

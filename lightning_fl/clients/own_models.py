@@ -1,0 +1,194 @@
+"""Models that clients keep and predict with, each beside the server's; see `lightning_fl.slots.Personal`.
+
+A client's own model changes nothing of what the client uploads. Its parameters, float buffers and counters, and what the part
+keeps with it, are entries of the client's state, which masks and prunings treat as those of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from lightning.pytorch.utilities.seed import isolate_rng
+from torch import Tensor
+
+from lightning_fl.clients.client_job import Batch, ClientJob, Selection
+from lightning_fl.clients.flat_module import FlatModule
+from lightning_fl.clients.gradients import gradient_here, gradient_treatment, keeping_gradient
+from lightning_fl.clients.local_training import train_locally
+from lightning_fl.slots import LocalTraining, OwnModel, Personal, Rule, State, is_finite, model_keeper
+from lightning_fl.switches.evaluation_mode import keeping_attributes
+from lightning_fl.vectors.personal import OWN
+
+PARAMS, BUFFERS, COUNTERS = f"{OWN}model", f"{OWN}buffers", f"{OWN}scalars/"
+
+
+def take_own_model(state: State) -> State:
+    """Remove the entries of a client's own model from its state, and return them; {} if it has none yet."""
+    return {name: state.pop(name) for name in list(state) if name.startswith(OWN)}
+
+
+def has_own_model(state: Mapping[str, Tensor]) -> bool:
+    """True if a client's state has a model of its own."""
+    return PARAMS in state
+
+
+class OwnModelTraining:
+    """Implementation of `lightning_fl.slots.OwnTraining`.
+
+    Attributes:
+        local: local training of the model that the client uploads.
+        own: the client's own model.
+        steps_beside: True if the part steps it before each step of the client's model.
+    """
+
+    local: LocalTraining
+    own: OwnModel
+
+    def __init__(
+        self,
+        flat_module: FlatModule,
+        job: ClientJob,
+        part: Personal,
+        entries: State,
+        selection: Selection,
+        seeds: tuple[int, int],
+        resident: bool,
+        num_steps: int,
+    ) -> None:
+        """Begin a round.
+
+        Args:
+            flat_module: holds the module, which trains the client's model.
+            job: job of the client.
+            part: part by which the client keeps a model.
+            entries: entries of the client's state; {} for a client that takes part for the first time.
+            selection: the client's samples.
+            seeds: those of the client's training, so that both models see the same minibatches.
+            resident: True if the samples are on the accelerator already.
+            num_steps: optimiser steps of the client's training.
+        """
+        self._flat_module, self._part, self._entries = flat_module, part, entries
+        self.steps_beside = part.steps_beside
+        self._job, self._work = replace(job, personal=()), (selection, seeds, resident, num_steps)
+        self._batches: Sequence[Batch] = ()
+        received = job.received
+        if entries:
+            self.own = _own_model(entries)
+        else:
+            self.own = OwnModel(
+                received["model"], received["buffers"], dict(job.counters), part.init(received["model"])
+            )
+        if part.steps_beside:
+            self.own.params = self.own.params.clone()
+            self._treat = gradient_treatment(flat_module, job)
+
+    def beside(self, local: LocalTraining, of_step: Sequence[Batch]) -> None:
+        """Let the part step the own model on the batches of a step that the client's model is about to make."""
+        self.local, self._batches = local, of_step
+        self._part.beside(self)
+
+    def finish(self, local: LocalTraining) -> State:
+        """Let the part make the own model after the client's training; returns its entries of the client's state.
+
+        A model that is not finite is replaced by the earlier one, with a warning.
+        """
+        self.local = local
+        self._part.finish(self)
+        made = _entries(self.own)
+        if is_finite(made):
+            return made
+        rank_zero_warn(
+            "A client's own model is not finite after its training, so the client keeps the earlier one: the learning rate may "
+            "be too high for it."
+        )
+        return self._entries
+
+    def trained(self) -> OwnModel:
+        """Return a copy of the model that the client's rule has trained."""
+        return _read(self._flat_module)
+
+    def train(self, rule: Rule) -> OwnModel:
+        """Train the own model by another rule on the same minibatches; values that the module logs are dropped."""
+        flat_module, own = self._flat_module, self.own
+        start = {"model": own.params, "buffers": own.buffers}
+        job = replace(self._job, rule=rule, start=start, initial_counters=own.counters)
+        selection, seeds, resident, num_steps = self._work
+        with keeping_attributes(flat_module.metrics):
+            state = rule.init(job.received["model"])
+            train_locally(flat_module, job, selection, state, seeds, resident, num_steps)
+            flat_module.logs.take()
+        return replace(_read(flat_module), state=own.state)
+
+    def gradient(self, params: Tensor) -> Tensor:
+        """Return the gradient (d,) of the coming step's batches at a model (d,) with the own model's buffers, which change."""
+        flat_module, own = self._flat_module, self.own
+        other = flat_module.other_model(params, own.buffers, own.counters)
+        with isolate_rng(), keeping_attributes(flat_module.metrics), keeping_gradient(flat_module), other:
+            gradient = gradient_here(flat_module, self._batches, self._treat)
+            own.buffers, own.counters = flat_module.read_buffers().clone(), flat_module.read_counters()
+        return gradient
+
+
+@contextmanager
+def client_model(flat_module: FlatModule, personal: Sequence[Personal], state: Mapping[str, Tensor]) -> Iterator[None]:
+    """Load what a client predicts with, while the module holds the server's model, and load that again at the end.
+
+    Args:
+        flat_module: holds the server's model, with what clients own at first.
+        personal: parts that say what clients keep.
+        state: the client's state; {} for a client that has not taken part, which predicts with the module as it is.
+    """
+    common, part = flat_module.read_personal(), model_keeper(personal)
+    flat_module.load_personal(common | {name: entry for name, entry in state.items() if name in common})
+    try:
+        if part is not None and has_own_model(state):
+            own = _own_model(state)
+            with flat_module.other_model(part.prediction(own, flat_module.params), own.buffers, own.counters):
+                yield
+        else:
+            yield
+    finally:
+        flat_module.load_personal(common)
+
+
+def what_clients_own(
+    flat_module: FlatModule, personal: Sequence[Personal], states: Mapping[int, State]
+) -> dict[int, State]:
+    """Return what each client owns, of the clients whose values match this module."""
+    expected = {name: x.shape for name, x in flat_module.read_personal().items()}
+    part, names = model_keeper(personal), set(expected)
+    if part is not None:
+        own = _read(flat_module)
+        expected |= {name: x.shape for name, x in _entries(own).items()}
+        with torch.no_grad():
+            names = expected.keys() | _entries(replace(own, state=part.init(own.params))).keys()
+    owned = {k: {name: x for name, x in state.items() if name in names} for k, state in states.items()}
+    return {
+        k: own for k, own in owned.items() if own and {n: x.shape for n, x in own.items() if n in expected} == expected
+    }
+
+
+def _read(flat_module: FlatModule) -> OwnModel:
+    """Return copies of the model in the module."""
+    return OwnModel(flat_module.params.clone(), flat_module.read_buffers().clone(), flat_module.read_counters())
+
+
+def _entries(own: OwnModel) -> State:
+    """Return a client's own model as entries of its state."""
+    counters = {COUNTERS + name: counter for name, counter in own.counters.items()}
+    return {PARAMS: own.params, BUFFERS: own.buffers, **counters, **{OWN + name: x for name, x in own.state.items()}}
+
+
+def _own_model(state: Mapping[str, Tensor]) -> OwnModel:
+    """Return the model of which a client's state has the entries."""
+    counters = {name.removeprefix(COUNTERS): x for name, x in state.items() if name.startswith(COUNTERS)}
+    others = {
+        name.removeprefix(OWN): x
+        for name, x in state.items()
+        if name.startswith(OWN) and not name.startswith((PARAMS, BUFFERS, COUNTERS))
+    }
+    return OwnModel(state[PARAMS], state[BUFFERS], counters, others)

@@ -1,0 +1,19 @@
+"""Personal parts: what each client keeps for itself, trains besides, and predicts with."""
+
+from lightning_fl.personal.head_then_body import HeadThenBody
+from lightning_fl.personal.kept_model import KeptModel
+from lightning_fl.personal.mixed_model import MixedModel
+from lightning_fl.personal.personal_gates import PersonalGates
+from lightning_fl.personal.personal_layers import PersonalLayers
+from lightning_fl.personal.personal_model import PersonalModel
+from lightning_fl.personal.personal_norms import PersonalNorms
+
+__all__ = [
+    "HeadThenBody",
+    "KeptModel",
+    "MixedModel",
+    "PersonalGates",
+    "PersonalLayers",
+    "PersonalModel",
+    "PersonalNorms",
+]

@@ -1,0 +1,161 @@
+"""Test the slot personal: short forms, parts that do not fit each other, and parts against the methods that have them."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from compared_runs import equal_states
+from toys import Normalised, federation
+
+from lightning_fl import FederatedTrainer, UserError, rules
+from lightning_fl.algorithms import APFL, SCAFFOLD, Algorithm, Ditto, FedBN, FedProx, FedRep, PFedMe
+from lightning_fl.personal import HeadThenBody, KeptModel, MixedModel, PersonalLayers, PersonalModel, PersonalNorms
+from lightning_fl.rules import MoreauEnvelope, Proximal, Pulled
+from lightning_fl.slots import Owned, OwnTraining, Personal, Phase
+
+MakeTrainer = Callable[..., FederatedTrainer]
+
+SAME: dict[str, tuple[Callable[[], Algorithm], Callable[[], Algorithm]]] = {
+    "FedPer": (
+        lambda: FedProx(mu=0.1, personal=["output"]),
+        lambda: FedProx(mu=0.1, personal=[PersonalLayers(["output"])]),
+    ),
+    "FedBN": (lambda: FedBN(FedProx(mu=0.1)), lambda: FedProx(mu=0.1, personal=["PersonalNorms"])),
+    "FedRep": (lambda: FedRep(["output"]), lambda: Algorithm(personal=["output", HeadThenBody])),
+    "Ditto": (lambda: Ditto(SCAFFOLD(), strength=0.5), lambda: SCAFFOLD(personal=[PersonalModel(Pulled(0.5))])),
+    "APFL": (lambda: APFL(alpha=0.3), lambda: Algorithm(personal=[MixedModel(0.3)])),
+    "PFedMe": (
+        lambda: PFedMe(5.0),
+        lambda: Algorithm(rule=MoreauEnvelope(5.0), aggregator=PFedMe().aggregator, personal=[KeptModel]),
+    ),
+    "FedBN over FedRep": (
+        lambda: FedBN(FedRep()),
+        lambda: Algorithm(personal=[PersonalLayers(), HeadThenBody(), PersonalNorms()]),
+    ),
+}
+
+
+def trained(make_trainer: MakeTrainer, algorithm: Algorithm) -> Any:
+    torch.manual_seed(0)
+    module = Normalised()
+    trainer = make_trainer(max_rounds=3, local_epochs=2)
+    trainer.fit(module, federation(), algorithm)
+    values = {name: float(value) for name, value in trainer.callback_metrics.items() if not name.startswith("time/")}
+    return dict(module.state_dict()), dict(trainer.run.clients), values
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_a_method_is_its_slots(name: str, make_trainer: MakeTrainer) -> None:
+    method, slots = (trained(make_trainer, make()) for make in SAME[name])
+    assert all(equal_states(one, other) for one, other in zip(method, slots, strict=True))
+
+
+def test_names_of_layers_are_one_part() -> None:
+    assert Algorithm(personal=["a", KeptModel(), "b.weight"]).personal == (
+        PersonalLayers(("a", "b.weight")),
+        KeptModel(),
+    )
+    assert Algorithm(personal=["PersonalNorms"]).personal == Algorithm(personal=[PersonalNorms]).personal
+    assert Algorithm().personal == ()
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Algorithm(personal=[KeptModel(), MixedModel()]), ["KeptModel and MixedModel", "leave one out"]),
+        (
+            lambda: Algorithm(personal=[HeadThenBody(), HeadThenBody(2)]),
+            ["divide a client's training", "leave one out"],
+        ),
+        (
+            lambda: Algorithm(rule=Proximal(), personal=[HeadThenBody()]),
+            ["HeadThenBody", "Proximal", "use LocalOptimizer"],
+        ),
+        (lambda: Algorithm(personal=["PersonalNorm"]), ["'PersonalNorm' is unknown", "'PersonalNorms'"]),
+        (lambda: Algorithm(personal="output"), ["a list of parts", "['output']"]),  # type: ignore[arg-type]
+        (lambda: Algorithm(personal=[PersonalModel]), ["PersonalModel(rule=…)"]),  # type: ignore[list-item]
+        (lambda: Algorithm(personal=[Proximal()]), ["kind Personal", "Proximal"]),  # type: ignore[list-item]
+        (lambda: PersonalModel(rule="Pulled"), ["by a rule", "'Pulled'"]),  # type: ignore[arg-type]
+        (lambda: PersonalNorms("al"), ["'al'", "did you mean 'all'"]),  # type: ignore[arg-type]
+    ],
+)
+def test_bad_input_is_refused_in_a_sentence(make: Callable[[], Any], words: list[str]) -> None:
+    with pytest.raises(UserError) as error:
+        make()
+    assert [word for word in words if word not in str(error.value)] == []
+
+
+def test_the_phases_under_their_earlier_name_warn_and_train_the_same(make_trainer: MakeTrainer) -> None:
+    with pytest.warns(DeprecationWarning, match="HeadThenBody is no rule any more"):
+        earlier = Algorithm(rule=rules.HeadThenBody(1), personal=["output"])
+    assert earlier.personal == (PersonalLayers(("output",)), HeadThenBody(1))
+    assert repr(earlier.rule) == "LocalOptimizer()"
+
+
+class Averaged(Personal):
+    """Keep the mean of the trained models of all rounds, as an own method might."""
+
+    keeps_model = True
+
+    def init(self, received: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"count/scalars": received.new_zeros(1)}
+
+    def finish(self, training: OwnTraining) -> None:
+        trained, count = training.trained(), training.own.state["count/scalars"] + 1
+        trained.params = training.own.params.lerp(trained.params, 1 / count)
+        trained.state = {"count/scalars": count}
+        training.own = trained
+
+
+class Alternating(Personal):
+    """Own the norms, and train them and the rest in turns."""
+
+    has_phases = True
+
+    def owned(self, module: torch.nn.Module) -> Owned:
+        return Owned(frozenset({"norm.weight", "norm.bias"}))
+
+    def phase(self, local: Any) -> Phase:
+        return Phase.PERSONAL if local.num_steps % 2 else Phase.SHARED
+
+
+def test_a_part_of_one_s_own_keeps_a_model_and_its_state(make_trainer: MakeTrainer) -> None:
+    _, clients, values = trained(make_trainer, Algorithm(personal=[Averaged()]))
+    assert {"val/loss", "val/loss_server"} <= values.keys()
+    assert all(1 <= state["own/count/scalars"].item() <= 3 for state in clients.values())
+
+
+@pytest.mark.parametrize("runner", ["serial", "stacked"])
+def test_a_part_of_one_s_own_has_phases(runner: str, make_trainer: MakeTrainer) -> None:
+    """Check that steps alternate: with one step a round only the first group trains."""
+    module = Normalised()
+    start = copy.deepcopy(module.state_dict())
+    trainer = make_trainer(max_rounds=1, local_epochs=None, local_steps=1, runner=runner)
+    trainer.fit(module, federation(), Algorithm(personal=[Alternating()]))
+    for state in trainer.run.clients.values():
+        assert torch.equal(state["personal"], torch.cat([start["norm.weight"], start["norm.bias"]]))
+    assert not torch.equal(module.output.weight, start["output.weight"])
+
+
+def test_as_many_clients_are_validated_as_asked_for(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lightning_fl.server import validation
+
+    measured: list[int] = []
+    plain = validation.ModelValidation._measure
+
+    def counted(self: Any, client: int, *rest: Any) -> dict[str, float]:
+        measured.append(client)
+        return plain(self, client, *rest)
+
+    monkeypatch.setattr(validation.ModelValidation, "_measure", counted)
+    for flags, most in (({}, 6), ({"validation_clients": 2}, 2)):
+        measured.clear()
+        trainer = make_trainer(max_rounds=1, clients_per_round=6, **flags)
+        trainer.fit(Normalised(), federation(), FedBN())
+        assert len(measured) == most
+    with pytest.raises(UserError, match="validation_clients is 50, but the federation has 6 clients"):
+        make_trainer(validation_clients=50).fit(Normalised(), federation(), FedBN())
+    with pytest.warns(UserWarning, match="validation_clients has no effect, because clients of FedProx keep nothing"):
+        make_trainer(validation_clients=2).fit(Normalised(), federation(), FedProx())
