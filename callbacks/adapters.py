@@ -94,13 +94,13 @@ class AdapterError(Callback):
         # Σ n_k B_k A_k of all pairs, Σ n_k Δ_k, Σ n_k
         self._sums = torch.zeros(numbers + len(self._start) + 1, dtype=torch.float64)
 
-    def on_client_message(self, trainer: Any, pl_module: LightningModule, crossing: Any) -> None:
+    def on_client_message(self, trainer: Any, pl_module: LightningModule, message: Any) -> None:
         """Add a client's factors."""
-        if "model" not in crossing.arrived or not crossing.arrived["model"].isfinite().all():
+        if "model" not in message.decoded or not message.decoded["model"].isfinite().all():
             return
-        delta = crossing.arrived["model"].detach().cpu().double()
+        delta = message.decoded["model"].detach().cpu().double()
         products = self._products(trainer.run, self._start + delta)
-        samples = float(trainer.datamodule.client_sizes[crossing.client])
+        samples = float(trainer.datamodule.client_sizes[message.client])
         self._sums += samples * torch.cat([products, delta, torch.ones(1, dtype=torch.float64)])
 
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:

@@ -88,32 +88,30 @@ class CodecError(Callback):
         self._error = torch.zeros(layout.numel, dtype=torch.float64)
         self._delta = torch.zeros(layout.numel, dtype=torch.float64)
 
-    def on_client_message(self, trainer: Any, pl_module: LightningModule, crossing: Any) -> None:
+    def on_client_message(self, trainer: Any, pl_module: LightningModule, message: Any) -> None:
         """Add a client's upload to the sums."""
         if not self._measures:
             return
         self._begin(trainer, pl_module)
-        if "model" not in crossing.meant:
-            if any(
-                name.startswith("model/") for name in crossing.meant
-            ):  # an earlier turn of the upload, as in TwoTurns
-                self._counts[COUNTS.index("bits")] += crossing.bits
+        if "model" not in message.sent:
+            if any(name.startswith("model/") for name in message.sent):  # an earlier turn of the upload, as in TwoTurns
+                self._counts[COUNTS.index("bits")] += message.bits
             return
-        meant, arrived = (entry["model"].detach().cpu().double() for entry in (crossing.meant, crossing.arrived))
+        meant, arrived = (entry["model"].detach().cpu().double() for entry in (message.sent, message.decoded))
         if not (meant.isfinite().all() and arrived.isfinite().all()):
             return
-        samples, residual = float(trainer.datamodule.client_sizes[crossing.client]), crossing.memory.get(RESIDUAL)
+        samples, residual = float(trainer.datamodule.client_sizes[message.client]), message.memory.get(RESIDUAL)
         kept = None if residual is None else residual.detach().cpu().double()
         for sums, part in zip(self._sums, self._parts.values(), strict=True):
             sums += samples * _compared(meant[part], arrived[part], None if kept is None else kept[part])
-        age = trainer.current_epoch - self._last_round.get(crossing.client, trainer.current_epoch)
-        self._clients.append(crossing.client)
-        numbers = float(sum(len(x) for x in crossing.meant.values()))
+        age = trainer.current_epoch - self._last_round.get(message.client, trainer.current_epoch)
+        self._clients.append(message.client)
+        numbers = float(sum(len(x) for x in message.sent.values()))
         has_residual = float(kept is not None)
-        cut_off = crossing.num_saturated
+        cut_off = message.num_saturated
         limited = [float(cut_off is not None), float(cut_off or 0)]
         self._counts += torch.tensor(
-            [samples, 1, numbers, crossing.bits, has_residual, age, *limited], dtype=torch.float64
+            [samples, 1, numbers, message.bits, has_residual, age, *limited], dtype=torch.float64
         )
         self._error += samples * (arrived - meant)
         self._delta += samples * meant

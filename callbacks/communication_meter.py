@@ -74,18 +74,18 @@ class CommunicationMeter(Callback):
         """Begin the sums of a round."""
         self._sizes = Counter()
 
-    def on_client_message(self, trainer: Any, pl_module: LightningModule, crossing: Any) -> None:
+    def on_client_message(self, trainer: Any, pl_module: LightningModule, message: Any) -> None:
         """Add the sizes of a client's upload."""
         if self.per_layer:
-            for name, bits in crossing.bits_by_layer().items():
+            for name, bits in message.bits_by_layer().items():
                 self._sizes[f"comm/uplink_bits/layer/{name}"] += bits
         if self.entropy:
-            self._sizes["comm/uplink_entropy_bits"] += crossing.entropy_bits
+            self._sizes["comm/uplink_entropy_bits"] += message.entropy_bits
 
-    def on_server_message(self, trainer: Any, pl_module: LightningModule, delivery: Any) -> None:
+    def on_server_message(self, trainer: Any, pl_module: LightningModule, message: Any) -> None:
         """Add what an ideal code of a message of the server would spare; a broadcast is the same in all processes."""
-        if self.entropy and (delivery.client is not None or trainer.is_global_zero):
-            spared = delivery.num_charged * (delivery.bits - delivery.entropy_bits)
+        if self.entropy and (message.client is not None or trainer.is_global_zero):
+            spared = message.num_charged * (message.bits - message.entropy_bits)
             self._sizes["comm/downlink_entropy_bits"] -= spared
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
@@ -14,8 +14,8 @@ from torch import Tensor
 
 from lightning_fl.codecs import Dense
 from lightning_fl.communication.catch_up import CatchUp
-from lightning_fl.communication.crossing import Crossing, Delivery
 from lightning_fl.communication.ledger import Direction, Ledger
+from lightning_fl.communication.messages import DownlinkMessage, RoundObserver, UplinkMessage
 from lightning_fl.slots import Codec, Draw, Message, Payload, Setting, State, Upload, is_finite, kind_of
 from lightning_fl.vectors.submodel import Submodel
 
@@ -27,6 +27,22 @@ def _alone(mine: dict[int, Any]) -> dict[int, Any]:
 
 def _none(uploads: Iterable[Upload]) -> Message:
     return {}
+
+
+class Transfer(NamedTuple):
+    """Message that has crossed the link.
+
+    Attributes:
+        decoded: what the other end makes of it.
+        memory: codec memory of the sender afterwards.
+        parts: codecs and the payloads that they made.
+        setting: setting that they were given, of the submodel if only that was sent.
+    """
+
+    decoded: Message
+    memory: State
+    parts: Sequence[tuple[Codec, Payload]]
+    setting: Setting
 
 
 class Link:
@@ -47,8 +63,7 @@ class Link:
         gather: Callable[[dict[int, Any]], dict[int, Any]] = _alone,
         random: Callable[[int], np.random.Generator] = np.random.default_rng,
         mean: Callable[[Iterable[Upload]], Message] = _none,
-        on_crossing: Callable[[Crossing], None] | None = None,
-        on_delivery: Callable[[Delivery], None] | None = None,
+        observer: RoundObserver = RoundObserver(),  # noqa: B008 -- frozen
         catch_up: CatchUp | None = None,
     ) -> None:
         """Open the link.
@@ -63,8 +78,7 @@ class Link:
             gather: merges values by client over all processes, in the order of the cohort.
             random: returns the server's random stream for a client in this round.
             mean: merges uploads over all processes; {} if there are none.
-            on_crossing: called after each message of a client.
-            on_delivery: called with each message of the server that its codec has encoded.
+            observer: is shown each message.
             catch_up: updates that clients have loaded; not changed. None for none. The new one is `self.update`.
         """
         self.setting = setting
@@ -79,8 +93,7 @@ class Link:
         self.gather = gather
         self.random = random
         self.mean = mean
-        self.on_crossing = on_crossing
-        self.on_delivery = on_delivery
+        self.observer = observer
         self.catch_up = CatchUp() if catch_up is None else catch_up
         self.update: tuple[dict[str, int], Sequence[int]] | None = None
         self._pending: dict[int, State] = {}
@@ -102,18 +115,12 @@ class Link:
         If the next broadcast builds on this one (`Codec.needs_every_client`), it goes to all clients of the federation, and its
         bits count for all, unless those that miss it load it later (`Codec.catches_up`).
         """
-        recipients, parts = self.charged(recipients), list[tuple[Codec, Payload]]()
+        recipients = self.charged(recipients)
         num_copies = 0 if self.downlink.catches_up else len(recipients)
-        self.received, self.server_memory = self._send(
-            "down",
-            self.downlink,
-            message,
-            self.server_memory,
-            self.setting.unpruned,
-            num_copies,
-            follow=True,
-            parts=parts,
-        )
+        memory, unpruned = self.server_memory, self.setting.unpruned
+        transfer = self._send(self._draw("down"), self.downlink, message, memory, unpruned, num_copies, follow=True)
+        self.received, self.server_memory = transfer.decoded, transfer.memory
+        self._show(transfer, None, num_copies)
         if not is_finite(self.server_memory):  # which would spoil all later broadcasts
             self.server_memory = {}
             rank_zero_warn(
@@ -121,7 +128,7 @@ class Link:
                 "the next broadcast is encoded as the first one was."
             )
         if self.downlink.catches_up:
-            self._charge_missed(recipients, [payload for _, payload in parts])
+            self._charge_missed(recipients, [payload for _, payload in transfer.parts])
         self.broadcast_bits = deepcopy(self.ledger.round_bits)
         return self.received
 
@@ -143,11 +150,13 @@ class Link:
 
     def send_down(self, client: int, message: Message) -> Message:
         """Send a message to one client, through the downlink codec; returns what the client receives."""
-        return self._send("down", self.downlink, message, {}, self.setting.unpruned, party=client)[0]
+        transfer = self._send(self._draw("down", client), self.downlink, message, {}, self.setting.unpruned)
+        self._show(transfer, client, 1)
+        return transfer.decoded
 
     def send_to_all(self, clients: Sequence[int], message: Message) -> None:
         """Send the same message to each of some clients, uncompressed."""
-        self._send("down", Dense(), message, {}, None, len(clients))
+        self._send(self._draw("down"), Dense(), message, {}, None, len(clients))
 
     def send_up(
         self, client: int, message: Message, submodel: Submodel | None = None, codec: Codec | None = None
@@ -159,18 +168,33 @@ class Link:
         memory, codec, unpruned = self.memory(client, message), codec or self.uplink, self.setting.unpruned
         if submodel is not None:
             submodel = submodel.intersect(unpruned, self.setting.layout, self.setting.buffer_layout)
-        submodel, parts = submodel or unpruned, list[tuple[Codec, Payload]]()
-        seen, memory = self._send("up", codec, message, memory, submodel, party=client, parts=parts)
-        if self.on_crossing is not None:
+        submodel = submodel or unpruned
+        transfer = self._send(self._draw("up", client), codec, message, memory, submodel)
+        if self.observer.on_client_message is not None:
             sent = message if submodel is None else submodel.scatter(submodel.gather(message), {})
-            meant = {name: entry for name, entry in sent.items() if codec.applies_to(name)}
-            turn = self._num_sent["up", client] - 1
-            setting = self.setting.drawing(Draw(self.setting.draw.purpose, client, "up", turn))
-            setting = setting if submodel is None else setting.within(submodel)
-            self.on_crossing(Crossing(client, meant, seen, memory, parts, setting, self.setting.groups))
-        if memory:
-            self._pending[client] = memory
-        return seen
+            coded = {name: entry for name, entry in sent.items() if codec.applies_to(name)}
+            self.observer.on_client_message(
+                UplinkMessage(
+                    client,
+                    coded,
+                    transfer.decoded,
+                    transfer.memory,
+                    transfer.parts,
+                    transfer.setting,
+                    self.setting.groups,
+                )
+            )
+        if transfer.memory:
+            self._pending[client] = transfer.memory
+        return transfer.decoded
+
+    def _show(self, transfer: Transfer, client: int | None, num_charged: int) -> None:
+        """Show the observer what the downlink's codec has made; other codecs send no model."""
+        if self.observer.on_server_message is not None:
+            for codec, payload in transfer.parts:
+                if codec is self.downlink:
+                    message = DownlinkMessage(client, num_charged, codec, payload, transfer.setting)
+                    self.observer.on_server_message(message)
 
     def memory(self, client: int, message: Message) -> State:
         """Return the codec memory of a client, on the device of its message and not to be changed; {} at first."""
@@ -181,49 +205,45 @@ class Link:
 
     def _send(
         self,
-        direction: Direction,
+        draw: Draw,
         codec: Codec,
         message: Message,
         memory: State,
         submodel: Submodel | None,
         recipients: int = 1,
-        party: int | None = None,
         follow: bool = False,
-        parts: list[tuple[Codec, Payload]] | None = None,
-    ) -> tuple[Message, State]:
-        """Encode, count and decode a message; returns the decoded message and the sender's new memory.
+    ) -> Transfer:
+        """Encode, count and decode a message of the direction and to the party that `draw` has.
 
         Only the coordinates of the submodel are sent; all others arrive as 0. The memory stays as it is if the codec has
-        nothing to encode. `party` is the client at the other end; None if the message goes to several. With `follow` the
-        recipients must have received the earlier broadcasts. What was encoded, and by which codec, is added to `parts`.
+        nothing to encode. With `follow` the recipients must have received the earlier broadcasts.
         """
-        shorter, known = message, memory
-        setting = self.setting.drawing(self._draw(direction, party))
+        direction: Direction = "up" if draw.direction == "up" else "down"
+        shorter, known, setting = message, memory, self.setting.drawing(draw)
         if submodel is not None:
             setting, shorter, known = setting.within(submodel), submodel.gather(message), submodel.gather(memory)
         exact = {name: entry for name, entry in shorter.items() if not codec.applies_to(name)}
         coded = {name: entry for name, entry in shorter.items() if name not in exact}
-        arrived: Message = {}
-        new = known
+        decoded: Message = {}
+        new, parts = known, list[tuple[Codec, Payload]]()
         for part, through in ((exact, Dense()), (coded, codec)):
             if part:
                 payload, new = through.encode(part, known, setting)
                 self.ledger.book(direction, payload, recipients)
-                if self.on_delivery is not None and direction == "down" and through is self.downlink:
-                    self.on_delivery(Delivery(party, recipients, through, payload, setting))
-                if parts is not None:
-                    parts.append((through, payload))
-                arrived |= (
+                parts.append((through, payload))
+                decoded |= (
                     through.decode_incremental(payload, known, setting) if follow else through.decode(payload, setting)
                 )
         new = new if coded else known
-        if submodel is None:
-            return arrived, new
-        # A vector without sent coordinates is an expanded 0, which takes no storage.
-        nothing = {name: entry.new_zeros(1).expand_as(entry) for name, entry in message.items() if name not in arrived}
-        return {**nothing, **submodel.scatter(arrived, {})}, submodel.scatter(new, memory)
+        if submodel is not None:
+            # A vector without sent coordinates is an expanded 0, which takes no storage.
+            unsent = {
+                name: entry.new_zeros(1).expand_as(entry) for name, entry in message.items() if name not in decoded
+            }
+            decoded, new = {**unsent, **submodel.scatter(decoded, {})}, submodel.scatter(new, memory)
+        return Transfer(decoded, new, parts, setting)
 
-    def _draw(self, direction: Direction, client: int | None) -> Draw:
+    def _draw(self, direction: Direction, client: int | None = None) -> Draw:
         """Return the source of the random draws of the next message."""
         party = self.setting.num_clients if client is None else client
         turn = self._num_sent[direction, party]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lightning_fl.clients.module_logs import Known, LogCollector, on_host
 from lightning_fl.communication.link import Link
-from lightning_fl.federation.loss_guard import LossGuard
+from lightning_fl.federation.loss_guard import RoundGuard
 from lightning_fl.federation.population import Cohort
 from lightning_fl.processes import Forms, UploadMerge, check_agreement, checksum, forms_of, gather_objects
 from lightning_fl.slots import Aggregator, Message, Upload, is_finite
@@ -31,9 +31,8 @@ class Intake:
     def __init__(
         self,
         aggregator: Aggregator,
-        guard: LossGuard,
+        guard: RoundGuard,
         fabric: Fabric,
-        initial_loss: float | None,
         check_counters: Callable[[Mapping[str, Tensor]], None],
         logs: LogCollector,
     ) -> None:
@@ -43,7 +42,7 @@ class Intake:
         self.has_drifted = False
         self._logs = logs
         self._check_counters = check_counters
-        self._aggregator, self._guard, self._fabric, self._initial_loss = aggregator, guard, fabric, initial_loss
+        self._aggregator, self._guard, self._fabric = aggregator, guard, fabric
         self._merge = UploadMerge(fabric, aggregator)
         self.shares_uploads = self._merge.shares_uploads
 
@@ -55,7 +54,7 @@ class Intake:
         memory = link.commit(result.client)
         # Check all: a codec may drop numbers that are not finite, and states and memories, which stay, would spoil later uploads.
         finite = is_finite(upload.message, result.message, result.owned, result.state, memory)
-        if finite and not self._guard.rejects(result, self._initial_loss):
+        if finite and not self._guard.rejects(result):
             self._check_counters(result.counters)
             self._merge.add(upload)
             self.outcome.accept(result, memory)

@@ -53,16 +53,15 @@ class LossGuard:
         """True if anything is compared with the initial loss."""
         return self.clients is not None or self.rounds is not None
 
-    def initial_loss(self, run: Run, server: Server) -> float | None:
-        """Return the loss to compare with: the run's, or before its first round that on the server's samples; None if unknown."""
-        if run.initial_loss is None and self.knows_initial_loss and server.num_samples:
-            return server.loss(run.params, run.buffers)
-        return run.initial_loss
+    def in_round(self, run: Run, server: Server) -> RoundGuard:
+        """Return the guard of the present round, with the loss to compare with.
 
-    def later_initial_loss(self, initial_loss: float | None, averages: Mapping[str, float]) -> float | None:
-        """Return the loss to compare with from the next round on: without server data the clients' mean loss in the first."""
-        unknown = initial_loss is None and self.knows_initial_loss
-        return averages.get("train/loss") if unknown else initial_loss
+        That is the run's initial loss, or before the first guarded round the loss on the server's samples; None if unknown.
+        """
+        initial_loss = run.initial_loss
+        if initial_loss is None and self.knows_initial_loss and server.num_samples:
+            initial_loss = server.loss(run.params, run.buffers)
+        return RoundGuard(self, initial_loss)
 
     def check(self, server: Server, steps: Sequence[Step]) -> None:
         """Raise `UserError` if there are no samples to measure the loss on, or no step to guard."""
@@ -78,9 +77,27 @@ class LossGuard:
             f"FedDU; the steps here are {', '.join(type(step).__name__ for step in steps)}: use loss_guard.rounds instead.",
         )
 
-    def rejects(self, result: Result, initial_loss: float | None) -> bool:
+
+@dataclass(frozen=True)
+class RoundGuard:
+    """Guard of one round.
+
+    Attributes:
+        guard: the factors.
+        initial_loss: loss to compare with; None if it is unknown.
+    """
+
+    guard: LossGuard
+    initial_loss: float | None
+
+    def later_initial_loss(self, averages: Mapping[str, float]) -> float | None:
+        """Return the loss to compare with from the next round on: without server data the clients' mean loss in the first."""
+        is_unknown = self.initial_loss is None and self.guard.knows_initial_loss
+        return averages.get("train/loss") if is_unknown else self.initial_loss
+
+    def rejects(self, result: Result) -> bool:
         """True if a client's loss has exploded."""
-        return result.last_loss is not None and explodes(result.last_loss, self.clients, initial_loss)
+        return result.last_loss is not None and explodes(result.last_loss, self.guard.clients, self.initial_loss)
 
     def take_step(self, position: int, step: Step, turn: ServerTurn, state: State) -> tuple[ServerTurn, State]:
         """Take a step of the server, and undo it if its loss explodes.
@@ -94,28 +111,29 @@ class LossGuard:
         Returns:
             The turn and the state of the step afterwards.
         """
-        if self.server_steps is None or not position or not step.changes_model:
+        factor = self.guard.server_steps
+        if factor is None or not position or not step.changes_model:
             return turn, step(turn, state)
         before = turn.server.loss(turn.proposal, turn.proposed_buffers)
         tried = replace(turn, merged=dict(turn.merged), metrics=dict(turn.metrics), server=turn.server.branch())
         new = step(tried, state)
         loss = turn.server.loss(tried.proposal, tried.proposed_buffers)
-        is_undone = explodes(loss, self.server_steps, before)
+        is_undone = explodes(loss, factor, before)
         turn, state = (turn, state) if is_undone else (tried, new)
         turn.metrics["guard/undone_steps"] = turn.metrics.get("guard/undone_steps", 0.0) + is_undone
         return turn, state
 
-    def undoes(self, turn: ServerTurn, initial_loss: float | None) -> bool:
+    def undoes(self, turn: ServerTurn) -> bool:
         """True if the round is to be undone, with all its changes."""
-        if self.rounds is None:
+        if self.guard.rounds is None:
             return False
         loss = turn.server.loss(turn.proposal, turn.proposed_buffers)
-        is_undone = explodes(loss, self.rounds, initial_loss)
+        is_undone = explodes(loss, self.guard.rounds, self.initial_loss)
         turn.metrics |= {"guard/loss": loss, "guard/undone": float(is_undone)}
         if is_undone:
             rank_zero_info(
                 f"Round {turn.round + 1} is undone: the loss on the server's samples would be {loss:.4g}, but the "
-                f"initial loss was {initial_loss:.4g}."
+                f"initial loss was {self.initial_loss:.4g}."
             )
         return is_undone
 

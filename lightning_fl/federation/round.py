@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -18,8 +18,8 @@ from lightning_fl.clients.local_schedule import LocalSchedule
 from lightning_fl.clients.module_buffers import check_counters
 from lightning_fl.clients.serial import serial
 from lightning_fl.codecs import Dense
-from lightning_fl.communication.crossing import Crossing, Delivery
 from lightning_fl.communication.link import Link
+from lightning_fl.communication.messages import RoundObserver
 from lightning_fl.communication.simulated_clock import SimulatedClock
 from lightning_fl.data import FederatedDataModule, Source
 from lightning_fl.federation.callback_queries import CallbackQueries
@@ -36,7 +36,7 @@ from lightning_fl.server.network import Network
 from lightning_fl.server.pretraining import ModuleLearner
 from lightning_fl.server.server_side import ServerSide
 from lightning_fl.slots import Draw, Message, PruningTurn, Result, ServerTurn, Setting, SetupTurn
-from lightning_fl.state.outcome import Outcome, Proposal
+from lightning_fl.state.outcome import Outcome, Proposal, maximum
 from lightning_fl.state.run_state import CODEC, EXCHANGE, SETUP, Run
 
 
@@ -55,10 +55,7 @@ class Federation:
         num_rounds: rounds of the run.
         clock: simulates the time of a round.
         guard: rejects uploads, and undoes steps or rounds, whose loss explodes.
-        on_upload: called after each upload with the client, its position from 1 and the number of uploads of this process.
-        on_prepared: called with the same arguments after each client's work before the first round.
-        on_crossing: called with each message of a client of this process that has crossed the uplink; None for nothing.
-        on_delivery: called with each message that the server has encoded; None for nothing.
+        observer: is told of each upload and message.
         accuracy: logged name that the user has given as the accuracy for methods that need one; None to find it.
         runner: trains clients on a job.
         prunings: checksum of the prunings of the module in this process since the run began or was resumed.
@@ -74,10 +71,7 @@ class Federation:
     num_rounds: int
     clock: SimulatedClock
     guard: LossGuard
-    on_upload: Callable[[int, int, int], None]
-    on_prepared: Callable[[int, int, int], None]
-    on_crossing: Callable[[Crossing], None] | None = None
-    on_delivery: Callable[[Delivery], None] | None = None
+    observer: RoundObserver = field(default_factory=RoundObserver)
     accuracy: str | None = None
     runner: Runner = serial
     prunings: int = 0
@@ -91,7 +85,8 @@ class Federation:
         """Train one round; returns its numbers by their column names in `metrics.csv`."""
         run, method, setting = self.run, self.algorithm, self.setting
         cohort, work = self.cohort, self._work
-        initial_loss = self.guard.initial_loss(run, self.server)
+        server = self._server_side(setting)
+        guard = self.guard.in_round(run, server)
         link = self._open_link(cohort, setting)
         shared = method.share(run.server)
         received = link.broadcast(method.exchange.recipients(cohort.selected, setting), self._model_message() | shared)
@@ -101,11 +96,12 @@ class Federation:
         job, clients = method.exchange.before_training(job, cohort.mine, self._train, link)
         module, fabric = self.flat_module.module, self.flat_module.fabric
         check = partial(check_counters, module, run.counters)
-        intake = Intake(method.aggregator, self.guard, fabric, initial_loss, check, self.flat_module.logs)
+        intake = Intake(method.aggregator, guard, fabric, check, self.flat_module.logs)
         uploads = method.exchange.collect(self._train(job, clients), link)
         for position, upload in enumerate(uploads, start=1):
             intake.take(upload, link)
-            self.on_upload(upload.result.client, position, len(clients))
+            if self.observer.on_upload is not None:
+                self.observer.on_upload(upload.result.client, position, len(clients))
         merged, outcome = intake.finish(cohort, link, run.params, self.prunings)
         self._say_if_none_accepted(outcome)
         self._warn_without_loss(outcome, work)
@@ -115,13 +111,11 @@ class Federation:
 
         stragglers = work.num_stragglers(cohort.answering)
         num_samples = work.num_samples(cohort.answering) * method.num_models
-        run.book(
-            outcome, link, partial(self._seconds, cohort, work), self.guard.later_initial_loss(initial_loss, averages)
-        )
+        run.book(outcome, link, partial(self._seconds, cohort, work), guard.later_initial_loss(averages))
         proposal = None
         if outcome.logs:
-            turn = self._server_turn(setting, outcome, shared, merged)
-            proposal = take_steps(method, self.guard, turn, run.server, initial_loss)
+            turn = self._server_turn(setting, server, outcome, shared, merged)
+            proposal = take_steps(method, guard, turn, run.server)
         self._warn_if_nothing_changes(proposal, outcome)
         self._commit(proposal, outcome, intake)
         reported = {} if proposal is None else proposal.metrics
@@ -158,12 +152,15 @@ class Federation:
     @property
     def server(self) -> ServerSide:
         """The server's own samples, and training on them, in the present round."""
+        return self._server_side(self.setting)
+
+    def _server_side(self, setting: Setting) -> ServerSide:
         return ServerSide(
             self.flat_module,
             self.data,
             self.run,
             self.schedule,
-            self.setting,
+            setting,
             self.run.counters,
             self.algorithm.name,
             self.accuracy,
@@ -181,8 +178,7 @@ class Federation:
             gather=partial(gather_by_client, fabric, cohort.answering),
             random=partial(run.random, EXCHANGE),
             mean=partial(mean, fabric, method.aggregator, cohort.answering),
-            on_crossing=self.on_crossing,
-            on_delivery=self.on_delivery,
+            observer=self.observer,
             catch_up=run.ledger.catch_up,
         )
         if run.mask is not None:
@@ -194,16 +190,16 @@ class Federation:
         """Train clients of this process, and yield their results."""
         return self.runner(self.flat_module, job, clients, self.data)
 
-    def _server_turn(self, setting: Setting, outcome: Outcome, shared: Message, merged: Message) -> ServerTurn:
+    def _server_turn(
+        self, setting: Setting, server: ServerSide, outcome: Outcome, shared: Message, merged: Message
+    ) -> ServerTurn:
         """Return the turn that the first of the server's steps gets."""
         run, clients = self.run, sorted(outcome.logs)
-        counters = run.counters | {
-            name: run.counters[name].maximum(vector) for name, vector in outcome.counters.items()
-        }
+        counters = maximum(run.counters, outcome.counters)
         dtypes = {"buffers": run.buffers.dtype}
         return ServerTurn(
             setting=setting,
-            server=replace(self.server, counters=counters),
+            server=replace(server, counters=counters),
             round=run.round,
             clients=clients,
             num_samples=float(self.data.client_sizes[clients].sum()),
@@ -315,7 +311,7 @@ class Federation:
         """Take the turn before the first round, whose transfers count as set-up."""
         run = self.run
         link = Link(self.setting, Dense(), Dense(), random=partial(run.random, SETUP))
-        learner = ModuleLearner(self.flat_module, self.data, run.counters, link.ledger, self.on_prepared)
+        learner = ModuleLearner(self.flat_module, self.data, run.counters, link.ledger, self.observer.on_prepared)
         turn = SetupTurn(self.setting, self.data, link, self.server, learner, run.params, run.buffers)
         self.algorithm.prepare(turn)
         run.finish_setup(

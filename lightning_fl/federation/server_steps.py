@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from lightning_fl.algorithms import Algorithm
-from lightning_fl.federation.loss_guard import LossGuard
+from lightning_fl.federation.loss_guard import RoundGuard
 from lightning_fl.slots import ServerTurn, State
 from lightning_fl.state.outcome import Proposal
 
 
 def take_steps(
     algorithm: Algorithm,
-    guard: LossGuard,
+    guard: RoundGuard,
     turn: ServerTurn,
     states: dict[str, State],
-    initial_loss: float | None,
 ) -> Proposal:
     """Take the algorithm's steps one after the other; each starts from the proposal of the last.
 
@@ -22,7 +21,6 @@ def take_steps(
         guard: may undo single steps, or all of them.
         turn: turn that the first step gets.
         states: states of the steps, by key; not changed.
-        initial_loss: reference loss of the guard; None if it is unknown.
     """
     new = {}
     for position, (key, step) in enumerate(zip(algorithm.step_names(), algorithm.steps, strict=True)):
@@ -30,7 +28,7 @@ def take_steps(
     params = turn.proposal
     if turn.setting.unpruned is not None:
         params = params.clone().mul_(turn.setting.unpruned.factors)  # steps may have changed pruned parameters
-    undone = guard.undoes(turn, initial_loss)
+    undone = guard.undoes(turn)
     server = turn.server
     return Proposal(
         params, turn.proposed_buffers, server.counters, new, turn.mask, server.num_steps, turn.metrics, undone

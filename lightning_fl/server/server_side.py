@@ -30,6 +30,7 @@ from lightning_fl.processes import of_rank_zero
 from lightning_fl.server.evaluation import mean_training_loss, measure
 from lightning_fl.server.macs import count_layer_macs
 from lightning_fl.slots import Message, Rule, ServerTraining, Setting, is_finite
+from lightning_fl.state.outcome import maximum
 from lightning_fl.state.run_state import SERVER, Run
 from lightning_fl.switches.evaluation_mode import evaluating, keeping_attributes
 from lightning_fl.vectors.submodel import Submodel
@@ -136,7 +137,7 @@ class ServerSide:
             return ServerTraining({name: torch.zeros_like(x) for name, x in message.items()}, 0.0, local.num_steps)
         reached = flat_module.read_counters()
         check_counters(flat_module.module, self.counters, reached)
-        self.counters = self.counters | {name: self.counters[name].maximum(x) for name, x in reached.items()}
+        self.counters = maximum(self.counters, reached)
         return ServerTraining(message, float(len(samples)), local.num_steps)
 
     def accuracy(self, params: Tensor, buffers: Tensor, rows: slice = slice(None)) -> float:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from operator import add, or_
 from typing import Any
 
 import torch
@@ -10,6 +12,23 @@ from torch import Tensor
 
 from lightning_fl.communication.ledger import Bits
 from lightning_fl.slots import Result, State
+
+REDUCTION = "reduction"
+"""Key of the function by which processes reduce a field of `Outcome`, two values at a time."""
+
+
+def maximum(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the elementwise maximum of integer buffers by name."""
+    return {**one, **{name: torch.maximum(one.get(name, x), x) for name, x in other.items()}}
+
+
+def added_bits(one: Bits, other: Bits) -> Bits:
+    """Return the sum of numbers of bits by direction and kind."""
+    kinds = {direction: one.get(direction, {}).keys() | other.get(direction, {}).keys() for direction in one | other}
+    return {
+        direction: {kind: sum(bits.get(direction, {}).get(kind, 0) for bits in (one, other)) for kind in sorted(names)}
+        for direction, names in kinds.items()
+    }
 
 
 @dataclass
@@ -27,14 +46,14 @@ class Outcome:
         bits: bits sent to or from single clients, by direction and kind.
     """
 
-    num_steps: int = 0
-    most_steps: int = 0
+    num_steps: int = field(default=0, metadata={REDUCTION: add})
+    most_steps: int = field(default=0, metadata={REDUCTION: max})
     num_uploads: int = 0
-    logs: dict[int, dict[Any, Any]] = field(default_factory=dict)
+    logs: dict[int, dict[Any, Any]] = field(default_factory=dict, metadata={REDUCTION: or_})
     states: dict[int, State] = field(default_factory=dict)
     memory: dict[int, State] = field(default_factory=dict)
-    counters: dict[str, Tensor] = field(default_factory=dict)
-    bits: Bits = field(default_factory=dict)
+    counters: dict[str, Tensor] = field(default_factory=dict, metadata={REDUCTION: maximum})
+    bits: Bits = field(default_factory=dict, metadata={REDUCTION: added_bits})
 
     def accept(self, result: Result, memory: State) -> None:
         """Add a client whose upload the server has accepted.
@@ -48,16 +67,12 @@ class Outcome:
             self.states[result.client] = {name: x.cpu() for name, x in result.state.items()}
         if memory:
             self.memory[result.client] = {name: x.cpu() for name, x in memory.items()}
-        self._raise_counters(result.counters)
+        self.counters = maximum(self.counters, result.counters)
 
     @property
     def num_accepted(self) -> int:
         """Uploads that the server accepted."""
         return len(self.logs)
-
-    def _raise_counters(self, counters: dict[str, Tensor]) -> None:
-        for name, counter in counters.items():
-            self.counters[name] = torch.maximum(self.counters.get(name, counter), counter)
 
     def counts(self) -> tuple[list[tuple[str, torch.dtype, tuple[int, ...]]], list[int]]:
         """Return name, dtype and shape, and the value, of the counters of one element: others do not change in a training."""
@@ -71,19 +86,16 @@ class Outcome:
     ) -> None:
         """Raise the counters to the `counts` of another process."""
         together = torch.tensor(values, device=device)
-        for (name, dtype, shape), value in zip(forms, together, strict=True):
-            self._raise_counters({name: value.to(dtype).reshape(shape)})
+        found = {
+            name: value.to(dtype).reshape(shape) for (name, dtype, shape), value in zip(forms, together, strict=True)
+        }
+        self.counters = maximum(self.counters, found)
 
     def add(self, other: Outcome) -> None:
-        """Add the outcome of another process, except its clients' states and memories."""
-        self.num_steps += other.num_steps
-        self.most_steps = max(self.most_steps, other.most_steps)
-        self.logs |= other.logs
-        self._raise_counters(other.counters)
-        for direction, kinds in other.bits.items():
-            own_kinds = self.bits.setdefault(direction, {})
-            for kind, bits in kinds.items():
-                own_kinds[kind] = own_kinds.get(kind, 0) + bits
+        """Add the outcome of another process, by the reductions of the fields; those without one stay in their process."""
+        for one in fields(self):
+            if REDUCTION in one.metadata:
+                setattr(self, one.name, one.metadata[REDUCTION](getattr(self, one.name), getattr(other, one.name)))
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from lightning_fl.clients.choose_runner import Runner, agreed_runner, choose_run
 from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.local_schedule import LocalSchedule
+from lightning_fl.communication.messages import RoundObserver
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError, require
 from lightning_fl.federation.follow_pruning import require_prunable
@@ -77,10 +78,12 @@ def assemble(trainer: TrainerInterface) -> Federation:
         guard=trainer.loss_guard,
         num_rounds=trainer.max_rounds,
         accuracy=trainer.given_metric[0],
-        on_upload=partial(trainer.hooks.call, "on_client_upload"),
-        on_prepared=partial(trainer.hooks.call, "on_client_prepared"),
-        on_crossing=_hook(trainer, "on_client_message"),
-        on_delivery=_hook(trainer, "on_server_message"),
+        observer=RoundObserver(
+            partial(trainer.hooks.call, "on_client_upload"),
+            partial(trainer.hooks.call, "on_client_prepared"),
+            _hook(trainer, "on_client_message"),
+            _hook(trainer, "on_server_message"),
+        ),
     )
     algorithm.check(federation.setting, federation.server, num_clients)
     for callback in trainer.callbacks:

@@ -17,7 +17,7 @@ from lightning_fl.aggregators import WeightedMean
 from lightning_fl.algorithms import Algorithm, Ditto, FedBN, PFedMe
 from lightning_fl.clients.local_schedule import LocalSchedule
 from lightning_fl.communication.simulated_clock import SimulatedClock
-from lightning_fl.federation.loss_guard import LossGuard
+from lightning_fl.federation.loss_guard import LossGuard, RoundGuard
 from lightning_fl.slots import LocalTraining, Message, Rule
 
 MakeTrainer = Callable[..., FederatedTrainer]
@@ -151,7 +151,7 @@ def test_repeated_steps_count_for_schedulers_and_the_loss_guard(
 ) -> None:
     """Check a client with two minibatches and three steps on each."""
     found: list[float | None] = []
-    monkeypatch.setattr(LossGuard, "rejects", lambda guard, result, initial: found.append(result.last_loss))
+    monkeypatch.setattr(RoundGuard, "rejects", lambda guard, result: found.append(result.last_loss))
     module, flags = Recording(), {"max_rounds": 1, "clients_per_round": 1, "loss_guard": LossGuard(clients=10.0)}
     make_trainer(**flags).fit(module, federation(sizes=(8,)), PFedMe(**OPTIONS))  # type: ignore[arg-type]
     assert module.planned == len(module.losses) == 6

@@ -94,7 +94,7 @@ def test_the_error_of_the_product_is_the_covariance_of_the_factors(
     for layer, place in {"hidden": 0, "output": 14}.items():
         shapes = {"A": (2, 3), "B": (4, 2)} if layer == "hidden" else {"A": (2, 4), "B": (2, 2)}
         cut = place + np.prod(shapes["A"])
-        deltas = [c.arrived["model"].numpy() for c in crossings]
+        deltas = [c.decoded["model"].numpy() for c in crossings]
         a0, b0 = (start[f"{layer}.lora_{factor}.default.weight"] for factor in "AB")
         a = np.array([a0 + x[place:cut].reshape(shapes["A"]) for x in deltas])
         b = np.array([b0 + x[cut : cut + np.prod(shapes["B"])].reshape(shapes["B"]) for x in deltas])
@@ -118,7 +118,7 @@ def test_with_frozen_a_the_product_is_the_mean_of_the_clients_products(
     seen, module = Recorded(), LoRAPerceptron(freezes_a=True).double()
     a = module.hidden.lora_A["default"].weight.clone().numpy()
     fitted(make_trainer, {**keeps_files, "precision": "64-true", "max_rounds": 1}, module, seen)
-    arrived = {c.client: c.arrived["model"].numpy()[:8].reshape(4, 2) for c in seen.rounds[0]}
+    arrived = {c.client: c.decoded["model"].numpy()[:8].reshape(4, 2) for c in seen.rounds[0]}
     mean = sum(SIZES[client] * b @ a for client, b in arrived.items()) / sum(SIZES[client] for client in arrived)
     product = module.hidden.lora_B["default"].weight @ module.hidden.lora_A["default"].weight
     np.testing.assert_allclose(product.detach().numpy(), mean, atol=1e-12)
@@ -132,7 +132,7 @@ def test_fedldf_takes_both_factors_of_a_client(make_trainer: MakeTrainer) -> Non
     for crossings in seen.rounds.values():
         for crossing in crossings:
             for factors in (slice(0, 14), slice(14, 26)):
-                sent = crossing.meant["model"][factors] != 0 if "model" in crossing.meant else torch.zeros(1)
+                sent = crossing.sent["model"][factors] != 0 if "model" in crossing.sent else torch.zeros(1)
                 assert sent.all() or not sent.any()
 
 

@@ -62,7 +62,7 @@ def test_numbers_that_a_cast_cuts_off_are_counted(
         )
     rows, counts = codec_columns(tmp_path), []
     for crossings in seen.rounds.values():
-        deltas = torch.stack([crossing.meant["model"] for crossing in crossings])
+        deltas = torch.stack([crossing.sent["model"] for crossing in crossings])
         counts.append(int((deltas.abs() > limit).sum()))
     assert [row["codec/saturated"] for row in rows] == counts
     assert counts[0] > 0
@@ -111,8 +111,8 @@ def test_all_values_are_those_of_loops(make_trainer: MakeTrainer, keeps_files: d
     for place, row in enumerate(codec_columns(tmp_path)):
         crossings = seen.rounds[place]
         shares = np.array([SIZES[c.client] for c in crossings]) / sum(SIZES[c.client] for c in crossings)
-        meant = np.array([c.meant["model"].double().numpy() for c in crossings])
-        arrived = np.array([c.arrived["model"].double().numpy() for c in crossings])
+        meant = np.array([c.sent["model"].double().numpy() for c in crossings])
+        arrived = np.array([c.decoded["model"].double().numpy() for c in crossings])
         kept = np.array([c.memory["residual/model"].double().numpy() for c in crossings])
         for end, part in {"": slice(None), "/hidden": slice(0, 16), "/output": slice(16, 26)}.items():
             x, y, e = meant[:, part], arrived[:, part], kept[:, part]
@@ -200,5 +200,5 @@ def test_wrong_arguments_are_refused(wrong: dict[str, Any]) -> None:
 
 
 def test_nothing_is_copied_without_a_listener(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightning_fl.communication.link.Crossing", None)
+    monkeypatch.setattr("lightning_fl.communication.link.UplinkMessage", None)
     make_trainer().fit(Perceptron(), federation(), Algorithm(uplink=Dense()))

@@ -28,7 +28,7 @@ from lightning_fl.codecs import (
     TernGrad,
     TopK,
 )
-from lightning_fl.communication.crossing import Crossing
+from lightning_fl.communication.messages import UplinkMessage
 from lightning_fl.slots import Codec, Draw, Message, Payload, Setting, State
 from lightning_fl.vectors.layout import NO_LAYOUT, Layout
 
@@ -125,7 +125,7 @@ def test_what_a_codec_declares_of_single_messages(codec: Codec) -> None:
             if dtype.itemsize == 2 and name.startswith("spike"):
                 continue
             arrived, payload, memory = sent(codec, x)
-            crossing = Crossing(0, {}, {}, memory, [(codec, payload)], setting_of(x), [])
+            crossing = UplinkMessage(0, {}, {}, memory, [(codec, payload)], setting_of(x), [])
             of_content = [packed.content.nbytes == -(-packed.bits // 8) for packed in payload.values()]
             lost = has_range(codec) or name == "subnormal"  # to below the smallest number, or beyond the largest
             most = 1.0 if lost or not x.any() else 0.9999

@@ -31,7 +31,7 @@ from lightning_fl.codecs import (
     TopK,
     entropy_coded,
 )
-from lightning_fl.communication.crossing import Crossing
+from lightning_fl.communication.messages import UplinkMessage
 from lightning_fl.errors import UserError
 from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State
 from lightning_fl.vectors.layer_groups import Group
@@ -139,9 +139,9 @@ def test_layers_and_ideal_sizes() -> None:
     x, setting = normal(5000) ** 3, setting_of(5000)
     groups = [Group("first", ("a",)), Group("second", ("b",))]
 
-    def crossing(codec: Codec) -> Crossing:
+    def crossing(codec: Codec) -> UplinkMessage:
         payload, _ = codec.encode({"model": x}, {}, setting)
-        return Crossing(0, {"model": x}, codec.decode(payload, setting), {}, [(codec, payload)], setting, groups)
+        return UplinkMessage(0, {"model": x}, codec.decode(payload, setting), {}, [(codec, payload)], setting, groups)
 
     for inner in (Blockwise(bits=4), TopK(0.5, values=Blockwise(bits=4))):
         plain, coded = crossing(inner), crossing(EntropyCoded(inner))

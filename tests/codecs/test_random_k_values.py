@@ -24,7 +24,7 @@ from lightning_fl.codecs import (
     TernGrad,
     TopK,
 )
-from lightning_fl.communication.crossing import Crossing
+from lightning_fl.communication.messages import UplinkMessage
 from lightning_fl.errors import UserError
 from lightning_fl.slots import Codec, Draw, Message, Setting
 from lightning_fl.steps import Apply, Compress
@@ -183,7 +183,7 @@ def test_layers_and_ideal_sizes_are_those_of_the_values() -> None:
     codec = RandomK(0.1, values=QSGD(4))
     payload, _ = codec.encode({"model": x}, {}, setting)
     groups = [Group(name, (name,)) for name in "abc"]
-    crossing = Crossing(0, {"model": x}, {}, {}, [(codec, payload)], setting, groups)
+    crossing = UplinkMessage(0, {"model": x}, {}, {}, [(codec, payload)], setting, groups)
     order = torch.randperm(400, generator=torch.Generator().manual_seed(setting.draw.seed("model")))[:40]
     counts = torch.bincount(torch.bucketize(order, torch.tensor([80, 380]), right=True), minlength=3).tolist()
     of_layers = dict(zip("abc", (4 * count for count in counts), strict=True))

@@ -14,7 +14,7 @@ from toys import Perceptron, federation, vector
 
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.codecs import STC, ErrorFeedback, Followed
-from lightning_fl.communication.crossing import Crossing
+from lightning_fl.communication.messages import UplinkMessage
 from lightning_fl.errors import UserError
 from lightning_fl.slots import Message, Payload, Setting
 from lightning_fl.steps import Apply, Compress
@@ -164,7 +164,7 @@ def test_sizes_by_layer_and_of_an_ideal_code() -> None:
     x = torch.tensor([9.0, 0, 8, 0, 0, 0, 0, 0, -7, 0, 0, 0, 0, 0, 0, 0, 0, 0, -9, 8, 0])
     codec = STC(0.3)  # k = 6, k' = 5
     payload, _ = codec.encode({"model": x}, {}, setting)
-    found = Crossing(0, {}, {}, {}, [(codec, payload)], setting, [Group("first", ("a",)), Group("second", ("b",))])
+    found = UplinkMessage(0, {}, {}, {}, [(codec, payload)], setting, [Group("first", ("a",)), Group("second", ("b",))])
     gaps = len(code_of([0, 2, 8, 18, 19], 6, 21))
     assert found.bits_by_layer() == {"first": 3, "second": 2, "shared": 32 + 3 + gaps}
     positions, counts, order = ((choices - 1).bit_length() for choices in (comb(21, 5), comb(6, 1), comb(5, 2)))

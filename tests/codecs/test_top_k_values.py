@@ -25,7 +25,7 @@ from lightning_fl.codecs import (
     SharedTopK,
     TopK,
 )
-from lightning_fl.communication.crossing import Crossing
+from lightning_fl.communication.messages import UplinkMessage
 from lightning_fl.errors import UserError
 from lightning_fl.slots import Codec, Draw, Message, Setting
 from lightning_fl.vectors.layer_groups import Group
@@ -97,10 +97,10 @@ def test_exact_values_give_what_top_k_gives() -> None:
     assert sum(packed.bits for packed in payload.values()) == sum(packed.bits for packed in plain.values())
 
 
-def crossing(codec: Codec, x: Tensor) -> Crossing:
+def crossing(codec: Codec, x: Tensor) -> UplinkMessage:
     payload, _ = codec.encode({"model": x}, {}, SETTING)
     groups = [Group(name, (name,)) for name in "abc"]
-    return Crossing(0, {"model": x}, {}, {}, [(codec, payload)], SETTING, groups)
+    return UplinkMessage(0, {"model": x}, {}, {}, [(codec, payload)], SETTING, groups)
 
 
 def test_layers_and_ideal_sizes_are_those_of_the_values() -> None:

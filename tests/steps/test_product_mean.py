@@ -100,7 +100,7 @@ def test_a_round_averages_products_and_all_else_as_usual(weighting: str, make_tr
     weights = [SIZES[c.client] if weighting == "samples" else 1 for c in seen.rounds[0]]
     wanted, moved = torch.zeros(3, 3).double(), {name: torch.zeros_like(value) for name, value in start.items()}
     for weight, crossing in zip(weights, seen.rounds[0], strict=True):
-        own = {name: start[name] + delta for name, delta in views(crossing.arrived["model"]).items()}
+        own = {name: start[name] + delta for name, delta in views(crossing.decoded["model"]).items()}
         share = weight / sum(weights)
         wanted += share * own["lora_B.default.weight"] @ own["lora_A.default.weight"]
         moved = {name: total + share * own[name] for name, total in moved.items()}

@@ -143,8 +143,8 @@ class Recorded(L.Callback):
     def __init__(self) -> None:
         self.rounds: dict[int, list[Any]] = {}
 
-    def on_client_message(self, trainer: Any, pl_module: Any, crossing: Any) -> None:
-        self.rounds.setdefault(trainer.current_epoch, []).append(copy.deepcopy(crossing))
+    def on_client_message(self, trainer: Any, pl_module: Any, message: Any) -> None:
+        self.rounds.setdefault(trainer.current_epoch, []).append(copy.deepcopy(message))
 
 
 def vector(module: nn.Module) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil, lgamma, log
 
@@ -17,7 +17,24 @@ SHARED = "shared"
 
 
 @dataclass(frozen=True)
-class Delivery:
+class RoundObserver:
+    """Functions that are called as a round goes on; one that is None is not called, and nothing is computed for it.
+
+    Attributes:
+        on_upload: called after each upload with the client, its position from 1 and the number of uploads of this process.
+        on_prepared: called with the same arguments after each client's work before the first round.
+        on_client_message: called with each message of a client of this process that has crossed the uplink.
+        on_server_message: called with each message that the downlink's codec has encoded.
+    """
+
+    on_upload: Callable[[int, int, int], None] | None = None
+    on_prepared: Callable[[int, int, int], None] | None = None
+    on_client_message: Callable[[UplinkMessage], None] | None = None
+    on_server_message: Callable[[DownlinkMessage], None] | None = None
+
+
+@dataclass(frozen=True)
+class DownlinkMessage:
     """Message of the server through its codec.
 
     Attributes:
@@ -41,18 +58,18 @@ class Delivery:
 
     @property
     def entropy_bits(self) -> int:
-        """Bits that an ideal code of one copy would take, with its model; see `Crossing.entropy_bits`."""
+        """Bits that an ideal code of one copy would take, with its model; see `UplinkMessage.entropy_bits`."""
         return sum(_entropy(self.codec, name, self.payload, self.setting) for name in self.payload)
 
 
 @dataclass(frozen=True)
-class Crossing:
+class UplinkMessage:
     """Message of a client that has crossed the uplink.
 
     Attributes:
         client: index of the client.
-        meant: vectors that it sent, of full length, 0 where it sent nothing.
-        arrived: what the server sees of them.
+        sent: vectors that it sent, of full length, 0 where it sent nothing.
+        decoded: what the server sees of them.
         memory: codec memory of the client after the message.
         parts: codecs and the payloads that they made.
         setting: setting that they were given, of the submodel if only that was sent.
@@ -60,8 +77,8 @@ class Crossing:
     """
 
     client: int
-    meant: Message
-    arrived: Message
+    sent: Message
+    decoded: Message
     memory: State
     parts: Sequence[tuple[Codec, Payload]]
     setting: Setting
@@ -89,11 +106,11 @@ class Crossing:
         if not limits:
             return None
         count = 0
-        for name, meant in self.meant.items():
-            at_limit = self.arrived[name].abs() == limits[0]
-            encoded = meant[at_limit].double()
+        for name, sent in self.sent.items():
+            at_limit = self.decoded[name].abs() == limits[0]
+            encoded = sent[at_limit].double()
             if RESIDUAL + name in self.memory:  # x + e before the message is C(x + e) + e after it
-                encoded = (self.arrived[name].double() + self.memory[RESIDUAL + name].double())[at_limit]
+                encoded = (self.decoded[name].double() + self.memory[RESIDUAL + name].double())[at_limit]
             count += int(((encoded.abs() > limits[0]) & encoded.isfinite()).sum())
         return count
 

@@ -34,7 +34,7 @@ from lightning_fl.codecs import (
     TernGrad,
     TopK,
 )
-from lightning_fl.communication.crossing import Crossing
+from lightning_fl.communication.messages import UplinkMessage
 from lightning_fl.errors import UserError
 from lightning_fl.slots import Codec, Setting
 from lightning_fl.steps import Apply, Compress
@@ -70,9 +70,9 @@ SETTING = Setting(LAYOUT, NO_LAYOUT, num_clients=3)
 GROUPS = [Group("first", ("a",)), Group("second", ("b",))]
 
 
-def crossing(codec: Codec, x: torch.Tensor) -> Crossing:
+def crossing(codec: Codec, x: torch.Tensor) -> UplinkMessage:
     payload, _ = codec.encode({"model": x}, {}, SETTING)
-    return Crossing(0, {"model": x}, codec.decode(payload, SETTING), {}, [(codec, payload)], SETTING, GROUPS)
+    return UplinkMessage(0, {"model": x}, codec.decode(payload, SETTING), {}, [(codec, payload)], SETTING, GROUPS)
 
 
 def ceil_log2(value: int) -> int:
@@ -111,7 +111,7 @@ def test_a_tensor_without_numbers_has_no_scale() -> None:
     layout = Layout(("a", "none", "b"), ((4, 2), (0,), (5,)), (False, False, False))
     setting, x, groups = Setting(layout, NO_LAYOUT, num_clients=3), torch.ones(13), [Group("first", ("a", "none"))]
     payload, _ = TernGrad(packing="two_bits").encode({"model": x}, {}, setting)
-    found = Crossing(0, {}, {}, {}, [(TernGrad(packing="two_bits"), payload)], setting, groups)
+    found = UplinkMessage(0, {}, {}, {}, [(TernGrad(packing="two_bits"), payload)], setting, groups)
     assert found.bits_by_layer() == {"first": 16 + 32, "shared": 10 + 32}
 
 
@@ -120,7 +120,7 @@ def test_numbers_drawn_without_a_seed_in_the_message_belong_to_their_layers(make
     make_trainer(callbacks=[seen]).fit(Perceptron(), federation(), Algorithm(uplink=RandomK(0.3, seed_bits=0)))
     for upload in [c for crossings in seen.rounds.values() for c in crossings]:
         for name, part in {"hidden": slice(0, 16), "output": slice(16, 26)}.items():
-            assert upload.bits_by_layer()[name] == 32 * int(upload.arrived["model"][part].count_nonzero())
+            assert upload.bits_by_layer()[name] == 32 * int(upload.decoded["model"][part].count_nonzero())
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_numbers_that_are_cut_off_are_counted(codec: Codec, counts: list[int | N
         message = {"model": x, "buffers": torch.tensor([1e6])}
         parts = [(Dense(), {}), (codec, payload)]
         arrived = codec.decode(payload, SETTING)
-        found.append(Crossing(0, message, arrived, memory, parts, SETTING, GROUPS).num_saturated)
+        found.append(UplinkMessage(0, message, arrived, memory, parts, SETTING, GROUPS).num_saturated)
     assert found == counts
 
 
@@ -170,7 +170,7 @@ def test_the_reference_positions() -> None:
     layout = Layout(("a",), ((21_840,),), (False,))
     setting = Setting(layout, NO_LAYOUT, num_clients=1)
     payload, _ = TopK(0.05).encode({"model": x}, {}, setting)
-    found = Crossing(0, {}, {}, {}, [(TopK(0.05), payload)], setting, [])
+    found = UplinkMessage(0, {}, {}, {}, [(TopK(0.05), payload)], setting, [])
     assert found.bits == 1092 * 32 + 16_380
     assert found.entropy_bits == 1092 * 32 + 6_249
     assert found.bits_by_layer() == {"shared": found.bits}
@@ -199,7 +199,7 @@ def test_positions_of_values_with_a_codec_have_their_ideal_size(codec: Codec, ma
     setting = Setting(Layout(("a",), ((400,),), (False,)), NO_LAYOUT, num_clients=1)
     x = torch.randn(400, generator=torch.Generator().manual_seed(0))
     payload, _ = codec.encode({"model": x}, {}, setting)
-    found = Crossing(0, {}, {}, {}, [(codec, payload)], setting, [])
+    found = UplinkMessage(0, {}, {}, {}, [(codec, payload)], setting, [])
     rest = sum(packed.bits for name, packed in payload.items() if not name.startswith("mask"))
     assert found.entropy_bits == rest + sum(ceil_log2(comb(d, k)) for d, k in masks)
 
@@ -209,7 +209,7 @@ def test_positions_of_changes_have_their_ideal_size() -> None:
     before = torch.zeros(400)
     message = {"model": before + (torch.arange(400) < 30), "moments/first": before}
     payload, _ = Changes().encode(message, {"model": before, "moments/first": before}, setting)
-    found = Crossing(0, {}, {}, {}, [(Changes(), payload)], setting, [])
+    found = UplinkMessage(0, {}, {}, {}, [(Changes(), payload)], setting, [])
     assert found.entropy_bits == 2 * 30 * 32 + ceil_log2(comb(400, 30)) < found.bits
 
 
@@ -238,8 +238,8 @@ class Broadcasts(L.Callback):
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         self.models.append(trainer.run.params.clone())
 
-    def on_server_message(self, trainer: Any, pl_module: Any, delivery: Any) -> None:
-        self.clients.append(delivery.client)
+    def on_server_message(self, trainer: Any, pl_module: Any, message: Any) -> None:
+        self.clients.append(message.client)
 
 
 def test_the_ideal_size_of_a_broadcast_counts_for_each_client_to_which_it_is_charged(
@@ -282,11 +282,11 @@ def test_layers_that_are_not_sent_cost_nothing(make_trainer: MakeTrainer) -> Non
     seen = Recorded()
     trainer = make_trainer(callbacks=[seen], clients_per_round=4, max_rounds=3)
     trainer.fit(Perceptron(), federation(), FedLDF(n=1))
-    uploads = [c for crossings in seen.rounds.values() for c in crossings if "model" in c.meant]
+    uploads = [c for crossings in seen.rounds.values() for c in crossings if "model" in c.sent]
     assert uploads
     for upload in uploads:
         for name, part in {"hidden": slice(0, 16), "output": slice(16, 26)}.items():
-            numbers = len(upload.meant["model"][part]) if upload.meant["model"][part].any() else 0
+            numbers = len(upload.sent["model"][part]) if upload.sent["model"][part].any() else 0
             assert upload.bits_by_layer()[name] == 32 * numbers
 
 
