@@ -10,7 +10,7 @@ import torch
 from lightning_fl.slots import MEMBER_WEIGHTS, MEMBERS, Aggregator, Message, Upload, forwards
 
 
-@forwards("inner")
+@forwards("inner", "in_common needs uses weighs_equally")
 @dataclass(frozen=True)
 class Members(Aggregator):
     """Return the inner aggregator's message, and all uploads (K, ·) of a name as `members/<name>`. Memory grows with K.

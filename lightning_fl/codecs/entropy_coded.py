@@ -25,7 +25,12 @@ WORD = np.dtype("<u4")
 WARNINGS = WarningCache()
 
 
-@forwards("codec")
+@forwards(
+    "codec",
+    "applies_to catches_up change_entry check contracts deltas_only error_may_grow from_symbols has_error_feedback "
+    "in_common is_idempotent is_lossy_for is_nearly_unbiased is_unbiased largest needs needs_error_feedback "
+    "needs_every_client needs_shapes provides uses",
+)
 @dataclass(frozen=True)
 class EntropyCoded(Codec):
     """Send what another codec sends, its whole numbers in a range code. Needs `pip install 'lightning-fl[entropy]'`.

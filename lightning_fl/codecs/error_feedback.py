@@ -10,7 +10,11 @@ from lightning_fl.slots import Codec, Message, Payload, Setting, State, forwards
 RESIDUAL = "residual/"
 
 
-@forwards("codec")
+@forwards(
+    "codec",
+    "applies_to bits_by_tensor catches_up change_entry check choice contracts decode_incremental deltas_only error_may_grow "
+    "from_symbols in_common is_lossy_for largest needs needs_every_client needs_shapes positions provides symbols uses",
+)
 @dataclass(frozen=True)
 class ErrorFeedback(Codec):
     """z = x + e;  sends C(z);  e ← z − C(z).  So Σ x = Σ C(z) + e over all uploads.

@@ -11,7 +11,11 @@ from lightning_fl.errors import require
 from lightning_fl.slots import LocalTraining, Rule, Setting, forwards
 
 
-@forwards("inner")
+@forwards(
+    "inner",
+    "correct finish in_common init needs needs_whole_upload note_on_resume observe omits own_step provides reads repeats "
+    "takes_full_batches unmasked_state uses why_plain_sgd",
+)
 @dataclass(frozen=True)
 class Thresholded(Rule):
     """Follow another rule; after every pass over the client's samples, w ← w ⊙ (|w| > threshold) for convolutions' weights.

@@ -1,4 +1,4 @@
-"""Wrappers of parts and methods, which define only what differs from the part inside."""
+"""Wrappers of parts, which define only what differs from the part inside."""
 
 from __future__ import annotations
 
@@ -9,37 +9,43 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-OWN = frozenset({"changeable", "given_arguments", "name"})
-"""Names by which an object says what it is itself: its class, its own arguments. A wrapper answers to them for itself."""
+OWN = frozenset({"changeable"})
+"""Names by which an object says what it is itself. A wrapper answers to them for itself."""
 
 
-def forwards(field: str) -> Callable[[type[T]], type[T]]:
-    """Class decorator of a wrapper: look up in the part inside whatever the class does not define itself.
-
-    It covers every public attribute and method of the base classes, those that are added to them later too, except `OWN`.
+def forwards(field: str, names: str) -> Callable[[type[T]], type[T]]:
+    """Class decorator of a wrapper: look these names up in the part inside.
 
     Args:
         field: name of the attribute that holds the part inside.
+        names: attributes and methods, separated by spaces: all public ones of the base classes that the class does not define.
+
+    Raises:
+        TypeError: a public name of the base classes is neither defined nor listed, or a listed one is none of them.
 
     >>> class Codec:
     ...     lossy = True
-    ...     changeable = frozenset()
     ...     def title(self): return "codec"
     >>> class Exact(Codec):
     ...     lossy = False
-    ...     changeable = frozenset({"bits"})
-    >>> @forwards("inner")
+    >>> @forwards("inner", "lossy")
     ... class Titled(Codec):
     ...     def __init__(self, inner): self.inner = inner
     ...     def title(self): return f"the {self.inner.title()}"
-    >>> Titled(Exact()).lossy, Titled(Exact()).title(), Titled(Exact()).changeable
-    (False, 'the codec', frozenset())
+    >>> Titled(Exact()).lossy, Titled(Exact()).title()
+    (False, 'the codec')
     """
 
     def decorate(cls: type[T]) -> type[T]:
         bases = [base for base in cls.__mro__[1:] if base not in (ABC, object)]
-        names = {name for base in bases for name in vars(base) if not name.startswith("_")}
-        for name in sorted(names - vars(cls).keys() - OWN):
+        public = {name for base in bases for name in vars(base) if not name.startswith("_")}
+        listed, wanted = set(names.split()), public - vars(cls).keys() - OWN
+        if listed != wanted:
+            raise TypeError(
+                f"{cls.__name__} must forward exactly what it does not define: missing {sorted(wanted - listed)}, "
+                f"not to be forwarded {sorted(listed - wanted)}"
+            )
+        for name in listed:
             setattr(cls, name, property(partial(_of_inner, field, name)))
         return update_abstractmethods(cls)
 
