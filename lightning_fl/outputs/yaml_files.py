@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+from copy import deepcopy
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +44,14 @@ def read_written(path: str | os.PathLike[str]) -> Any:
 def _read(path: str | os.PathLike[str], kind: type[_BoundedLoader], most: int, allowed: str) -> Any:
     try:
         require(os.path.isfile(path), f"{path} is not a file.")
-        return _content(Path(path).read_text(encoding="utf-8"), str(path), kind, most)
+        return deepcopy(_content(Path(path).read_text(encoding="utf-8"), str(path), kind, most))
     except UnicodeDecodeError:
         raise UserError(f"{path} is not a text file: {allowed}.") from None
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}).") from error
 
 
+@lru_cache(maxsize=8)  # a command reads its configurations several times
 def _content(text: str, name: str, kind: type[_BoundedLoader], most: int) -> Any:
     """Return the content of a YAML text whose size with all aliases written out is within bounds."""
     try:
