@@ -320,8 +320,8 @@ def test_a_saved_configuration_runs_again_to_the_same_metrics(lightning_fl: Comm
 
 @pytest.mark.usefixtures("types_of_a_new_process")
 def test_a_configuration_is_written_as_with_the_checks_of_the_parser() -> None:
-    words = "--algorithm FedDUM --algorithm.uplink TopK --optimizer Adam --trainer.clock SimulatedClock".split()
-    words += "--trainer.callbacks+=MagnitudePruning --trainer.callbacks.rate=0.3 --data.server_fraction=0.1".split()
+    words = ["--algorithm=FedDUM", "--algorithm.uplink=TopK", "--optimizer=Adam", "--trainer.clock=SimulatedClock"]
+    words += ["--trainer.callbacks+=MagnitudePruning", "--trainer.callbacks.rate=0.3", "--data.server_fraction=0.1"]
     cli = _PlannedFit(args=["fit", "--config", "quickstart", *words], parser_class=_PlannedParser)
     for links in (True, False):
         flags = {"skip_link_targets": links}
