@@ -11,7 +11,7 @@ import math
 import textwrap
 import tokenize
 from collections.abc import Callable, Iterable, Mapping
-from functools import wraps
+from functools import lru_cache, wraps
 from inspect import Parameter
 from numbers import Integral, Real
 from types import MappingProxyType
@@ -189,12 +189,16 @@ def parameters_of(found: Any) -> dict[str, Parameter]:
 
     A type that a library imports only for type checkers becomes `Any`.
     """
+    bases = [base for base in getattr(found, "__mro__", ()) if base is not object]
+    return dict(_parameters_of(tuple(vars(base)["__init__"] for base in bases if "__init__" in vars(base))))
+
+
+@lru_cache(maxsize=1024)  # every method that is made asks, and its source is read
+def _parameters_of(constructors: tuple[Callable[..., None], ...]) -> dict[str, Parameter]:
+    """Return the parameters of the constructors of a class and its bases."""
     named: dict[str, Parameter] = {}
     passed: set[str] = set()
-    for base in getattr(found, "__mro__", ()):
-        init = vars(base).get("__init__")
-        if init is None or base is object:
-            continue
+    for init in constructors:
         try:
             hints = get_type_hints(init)
         except Exception:

@@ -117,6 +117,7 @@ def test_all_methods_of_the_roster_are_covered(methods: ModuleType) -> None:
     assert methods.ARGUMENTS.keys() <= set(methods.METHODS)
 
 
+@pytest.mark.trains
 @pytest.mark.parametrize("runner", ["serial", "stacked"])
 @pytest.mark.parametrize("name", ["FedAP", "FedDUAP", "FedDUMAP", "HRank"])
 def test_methods_with_torch_pruning_have_the_numbers_of_the_cpu(name: str, runner: str, methods: ModuleType) -> None:

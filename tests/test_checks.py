@@ -15,6 +15,7 @@ from lightning_fl.checks import (
     check_choice,
     check_positive,
     check_whole,
+    parameters_of,
     reaches,
     whole_share,
 )
@@ -82,3 +83,15 @@ def test_very_long_values_are_cut() -> None:
     with pytest.raises(UserError, match=r"^rates must lie in \[0, 1\], got \[1, 1, .* … .*1, 1\]\.$") as caught:
         check_between("rates", [1] * 100_000, 0, 1)
     assert len(str(caught.value)) < 2100
+
+
+def test_the_parameters_of_a_class_are_those_of_its_constructor_now() -> None:
+    class Part:
+        def __init__(self, rate: float, *, depth: int = 2) -> None: ...
+
+    def replaced(self: Any, width: int) -> None: ...
+
+    parameters_of(Part).clear()
+    assert {name: p.annotation for name, p in parameters_of(Part).items()} == {"rate": float, "depth": int}
+    Part.__init__ = replaced  # type: ignore[assignment,method-assign]
+    assert list(parameters_of(Part)) == ["width"]

@@ -133,12 +133,14 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {name: json.loads(path.read_text()) for name, path in paths.items()}
 
 
+@pytest.mark.process
 def test_no_tensor_crosses_in_an_object_and_the_answer_is_that_of_one_process(found: dict[str, Any]) -> None:
     for one, two in zip(found["one"], found["first"], strict=True):
         assert one["metrics"] == pytest.approx(two["metrics"], rel=1e-4)
         assert one["weights"] == pytest.approx(two["weights"], rel=1e-4, abs=1e-5)
 
 
+@pytest.mark.process
 def test_a_round_exchanges_little(found: dict[str, Any]) -> None:
     """Check the last whole round: training, validation and the end of the round gather once each; uploads are reduced once."""
     with_states, without = (entry["rounds"][-1] for entry in found["first"][:2])
@@ -150,6 +152,7 @@ def test_a_round_exchanges_little(found: dict[str, Any]) -> None:
     assert "barrier" not in with_states
 
 
+@pytest.mark.process
 def test_models_that_drift_apart_are_noticed_and_brought_together(found: dict[str, Any]) -> None:
     first, second = (found[name][2] for name in ("first", "second"))
     assert first["weights"] == second["weights"]

@@ -4,9 +4,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("ipykernel", reason="pip install 'lightning-fl[dev]'")
-nbclient = pytest.importorskip("nbclient", reason="pip install 'lightning-fl[dev]'")
-
 FIT = """
 from lightning_fl import FederatedTrainer
 from lightning_fl.data import Digits
@@ -20,6 +17,8 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 
 @pytest.mark.process
 def test_a_notebook_shows_the_bar_the_table_and_the_history(tmp_path: Path) -> None:
+    pytest.importorskip("ipykernel", reason="pip install 'lightning-fl[dev]'")
+    nbclient = pytest.importorskip("nbclient", reason="pip install 'lightning-fl[dev]'")
     from nbformat.v4 import new_code_cell, new_notebook
 
     notebook = new_notebook(cells=[new_code_cell(FIT), new_code_cell("trainer.history")])

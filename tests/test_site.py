@@ -6,6 +6,7 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import unquote, urldefrag
 
@@ -21,8 +22,9 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-for package in ("sphinx", "furo", "ipykernel", "jupytext", "myst_nb", "pandas", "sphinx_copybutton"):
-    pytest.importorskip(package, reason="needs the extra docs: pip install -e '.[docs]'")
+NEEDED = ("sphinx", "furo", "ipykernel", "jupytext", "myst_nb", "pandas", "sphinx_copybutton")
+if not all(map(find_spec, NEEDED)):
+    pytest.skip("needs the extra docs: pip install -e '.[docs]'", allow_module_level=True)
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]

@@ -118,6 +118,14 @@ class FederatedArgumentParser(LightningArgumentParser):
                 defaults[key] = str(value.value)
         return defaults
 
+    def dump(self, namespace: Any, *arguments: Any, **options: Any) -> str:
+        """Return a configuration as text, without the checks of the parser that has made it: they take as long as parsing."""
+        return super().dump(namespace, *arguments, **{"skip_validation": True, **options})
+
+    def save(self, namespace: Any, *arguments: Any, **options: Any) -> None:
+        """Write a configuration to files, as `dump` does."""
+        super().save(namespace, *arguments, **{"skip_validation": True, **options})
+
     def get_completion_script(self, completion_type: str, **options: Any) -> str:
         """Return the script with the names that a configuration may use and the commands that need no parser."""
         from lightning_fl.cli import first_config

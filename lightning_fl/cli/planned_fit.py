@@ -49,7 +49,7 @@ def resolve(arguments: Sequence[str]) -> Mapping[str, Any]:
         if sentence is None:
             raise
         raise UserError(sentence) from error
-    return yaml.safe_load(cli._parser("fit").dump(cli.config.fit, skip_link_targets=False, skip_check=True))
+    return yaml.safe_load(cli._parser("fit").dump(cli.config.fit, skip_link_targets=False))
 
 
 @contextmanager

@@ -109,8 +109,11 @@ def degree_of_random_draws(pooled: np.ndarray, sizes: np.ndarray) -> float:
     """
     sizes, rng = np.sort(sizes), np.random.default_rng(0)
     some = np.linspace(0, len(sizes) - 1, NUM_DRAWS).astype(np.int64)
-    drawn = np.stack([rng.multivariate_hypergeometric(pooled, size, method="marginals") for size in sizes[some]])
-    return float(non_iid_degree(drawn, pooled).mean())
+    drawn = [
+        rng.multivariate_hypergeometric(pooled, size, count, method="marginals")
+        for size, count in zip(*np.unique(sizes[some], return_counts=True), strict=True)
+    ]
+    return float(non_iid_degree(np.concatenate(drawn), pooled).mean())
 
 
 def describe_loader(data: SplitData, loaders: CombinedLoader, num_batches: Sequence[int | float]) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+from copy import deepcopy
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ def read_strictly(path: str | os.PathLike[str], allowed: str) -> Any:
         UserError: the file cannot be read, is not text or not YAML, grows without bound, or has a key twice, a class_path without
             a name, or a number such as 010, which YAML reads as 8.
     """
-    return _read(path, _StrictLoader, MAX_VALUES, allowed)
+    return _read(path, True, MAX_VALUES, allowed)
 
 
 def read_written(path: str | os.PathLike[str]) -> Any:
@@ -36,23 +38,24 @@ def read_written(path: str | os.PathLike[str]) -> Any:
         UserError: the file cannot be read, is not text or not YAML, or grows without bound.
     """
     size = os.path.getsize(path) if os.path.isfile(path) else 0
-    return _read(path, _BoundedLoader, max(MAX_VALUES, size), "it must be YAML")
+    return _read(path, False, max(MAX_VALUES, size), "it must be YAML")
 
 
-def _read(path: str | os.PathLike[str], kind: type[_BoundedLoader], most: int, allowed: str) -> Any:
+def _read(path: str | os.PathLike[str], strictly: bool, most: int, allowed: str) -> Any:
     try:
         require(os.path.isfile(path), f"{path} is not a file.")
-        return _content(Path(path).read_text(encoding="utf-8"), str(path), kind, most)
+        return deepcopy(_content(Path(path).read_text(encoding="utf-8"), str(path), strictly, most))
     except UnicodeDecodeError:
         raise UserError(f"{path} is not a text file: {allowed}.") from None
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}).") from error
 
 
-def _content(text: str, name: str, kind: type[_BoundedLoader], most: int) -> Any:
+@lru_cache(maxsize=8)  # a command reads its configurations several times
+def _content(text: str, name: str, strictly: bool, most: int) -> Any:
     """Return the content of a YAML text whose size with all aliases written out is within bounds."""
     try:
-        loader = kind(text)
+        loader = _StrictLoader(text) if strictly else _BoundedLoader(text)
         loader.name = name
         node = loader.get_single_node()
         if node is None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from compared_runs import bits_of, equal_states
 from lightning.pytorch import Callback
-from roster import COVERING, ROSTER, Entry, Turn, problem, properties_of
+from roster import COVERING, EVERY_OPTION, ROSTER, Entry, Turn, problem, properties_of
 from toys import Normalised, Perceptron, Poisoned, federation, read_rows, samples, vector
 
 from lightning_fl import FederatedTrainer
@@ -21,13 +21,16 @@ each_algorithm = pytest.mark.parametrize("name", ROSTER)
 each_part = pytest.mark.parametrize("name", COVERING)
 
 
-def test_the_covering_has_every_part_and_pair_and_is_smaller() -> None:
+@pytest.mark.parametrize(("covering", "with_options"), [(COVERING, False), (EVERY_OPTION, True)])
+def test_the_coverings_have_every_part_and_pair_and_are_smaller(covering: list[str], with_options: bool) -> None:
     whole, chosen = (
-        {found for name in names for found in properties_of(ROSTER[name].algorithm())} for names in (ROSTER, COVERING)
+        {found for name in names for found in properties_of(ROSTER[name].algorithm(), with_options)}
+        for names in (ROSTER, covering)
     )
     assert chosen == whole
     assert {("LocalOptimizer",), ("MaskedMean", "Apply"), ("FedKT.prepare",)} <= whole
-    assert 20 < len(COVERING) < len(ROSTER)
+    assert (("OneBit l1 global",) in whole) == with_options
+    assert 20 < len(covering) < len(ROSTER)
 
 
 @each_algorithm
@@ -69,7 +72,7 @@ def test_matches_its_oracle_where_clients_straggle(name: str, make_trainer: Make
     np.testing.assert_allclose(vector(module), expected, rtol=0, atol=1e-10)
 
 
-@each_part
+@pytest.mark.parametrize("name", EVERY_OPTION)
 @pytest.mark.parametrize("where", ["everywhere", "in the first cohort"])
 def test_matches_its_oracle_where_an_input_is_zero(name: str, where: str, make_trainer: MakeTrainer) -> None:
     """Check coordinates without a gradient, in all rounds or in the first: their moments and changes are 0 until then."""

@@ -20,6 +20,7 @@ from lightning_fl import aggregators, algorithms, callbacks, codecs, exchanges, 
 from lightning_fl.checks import parameters_of
 from lightning_fl.cli.config_checks import check_file
 from lightning_fl.cli.failures import sentence_of
+from lightning_fl.cli.planned_fit import _PlannedFit, _PlannedParser
 from lightning_fl.trainer import FederatedTrainer
 from lightning_fl.trainer.lightning_parts import STOCK_FLAGS
 
@@ -315,6 +316,16 @@ def test_a_saved_configuration_runs_again_to_the_same_metrics(lightning_fl: Comm
     assert lightning_fl("fit", "--config", "run/config.yaml", "--trainer.default_root_dir", "again").code == 0
     assert metrics("again") == metrics("run")
     assert yaml.safe_load(Path("again/config.yaml").read_text())["algorithm"]["init_args"]["beta"] == 0.5
+
+
+@pytest.mark.usefixtures("types_of_a_new_process")
+def test_a_configuration_is_written_as_with_the_checks_of_the_parser() -> None:
+    words = ["--algorithm=FedDUM", "--algorithm.uplink=TopK", "--optimizer=Adam", "--trainer.clock=SimulatedClock"]
+    words += ["--trainer.callbacks+=MagnitudePruning", "--trainer.callbacks.rate=0.3", "--data.server_fraction=0.1"]
+    cli = _PlannedFit(args=["fit", "--config", "quickstart", *words], parser_class=_PlannedParser)
+    for links in (True, False):
+        flags = {"skip_link_targets": links}
+        assert cli.parser.dump(cli.config, **flags) == cli.parser.dump(cli.config, **flags, skip_validation=False)
 
 
 def test_a_second_run_in_a_folder_moves_the_first_aside(lightning_fl: Command, small: str) -> None:

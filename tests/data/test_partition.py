@@ -277,6 +277,9 @@ def test_classes_that_cannot_be_dealt_are_refused() -> None:
         Classes(10)(labels, 11, rng())
 
 
+NUM_DRAWS = 600
+
+
 def test_class_priors_are_drawn_one_by_one_without_replacement() -> None:
     """A plain loop, one sample at a time, has the same mean and spread of class counts."""
     labels, sizes, alpha = np.repeat(np.arange(3), [30, 20, 10]), [20, 20, 20], 1.0
@@ -297,9 +300,9 @@ def test_class_priors_are_drawn_one_by_one_without_replacement() -> None:
     def ours(generator: np.random.Generator) -> np.ndarray:
         return np.array([np.bincount(labels[part], minlength=3) for part in ClassPriors(alpha)(labels, 3, generator)])
 
-    expected = np.array([loop(rng(seed)) for seed in range(1500)])
-    found = np.array([ours(rng(10_000 + seed)) for seed in range(1500)])
-    error = np.sqrt((expected.var(0) + found.var(0)) / 1500)
+    expected = np.array([loop(rng(seed)) for seed in range(NUM_DRAWS)])
+    found = np.array([ours(rng(10_000 + seed)) for seed in range(NUM_DRAWS)])
+    error = np.sqrt((expected.var(0) + found.var(0)) / NUM_DRAWS)
     assert (np.abs(expected.mean(0) - found.mean(0)) < 5 * error).all()
     assert np.allclose(expected.std(0), found.std(0), rtol=0.15, atol=0.3)
 

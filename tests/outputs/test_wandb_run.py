@@ -1,5 +1,7 @@
 """Test Weights & Biases offline: read a run back from its own file; a failing logger does not end the run."""
 
+from __future__ import annotations
+
 import json
 import os
 import struct
@@ -7,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import processes
@@ -15,7 +17,6 @@ import pytest
 import yaml
 from lightning.pytorch.loggers import CSVLogger
 from sweeps import trial_command
-from wandb.proto.wandb_internal_pb2 import Record
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.cli import main
@@ -24,6 +25,9 @@ from lightning_fl.modules import ImageClassifier
 from lightning_fl.outputs.metric import spend
 from lightning_fl.outputs.metrics_csv import read_rows
 from lightning_fl.outputs.wandb_run import has_key
+
+if TYPE_CHECKING:
+    from wandb.proto.wandb_internal_pb2 import Record
 
 pytestmark = pytest.mark.usefixtures("types_of_a_new_process")
 
@@ -44,6 +48,8 @@ BLOCK, CHUNK = 32768, struct.Struct("<IHB")
 
 def records(file: Path) -> list[Record]:
     """Read a `.wandb` file: seven bytes, then LevelDB's log format, a record in one chunk (1) or several (2, 3 … 4)."""
+    from wandb.proto.wandb_internal_pb2 import Record  # W&B is imported by the tests that use it
+
     content, place, whole = file.read_bytes(), 7, b""
     found = []
     while place + CHUNK.size <= len(content):

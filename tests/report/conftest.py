@@ -11,6 +11,15 @@ def all_formats() -> None:
     """Mark a test that reads pictures of every default format."""
 
 
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw nothing, which takes most of a report's time, in a test of its text alone."""
+    from lightning_fl.report import clients, plots
+
+    for module, name in ((plots, "draw_curves"), (plots, "draw_bits"), (clients, "draw_clients")):
+        monkeypatch.setattr(module, name, lambda *_: None)
+
+
 @pytest.fixture(autouse=True)
 def _one_format(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw each picture once, where the test is not about pictures: drawing takes most of a report's time."""

@@ -387,6 +387,7 @@ def test_a_mistake_ends_with_one_sentence(
     assert not Path("report").exists()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_same_seed_twice_is_remarked_on(tmp_path: Path) -> None:
     a, b = write_run(tmp_path / "a", rising(50)), write_run(tmp_path / "b", rising(50))
     assert "some of its 2 runs have the same seeds" in report([str(a), str(b), "--out", str(tmp_path / "out")])
@@ -394,6 +395,7 @@ def test_the_same_seed_twice_is_remarked_on(tmp_path: Path) -> None:
         report([str(a), "--metric", "val/f1", "--out", str(tmp_path / "again")])
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_same_folder_twice_is_one_run(tmp_path: Path) -> None:
     a = write_run(tmp_path / "a", rising(50))
     printed = report([str(a), f"{a}/", str(a / "metrics.csv"), "--out", str(tmp_path / "out")])
@@ -442,6 +444,7 @@ def test_runs_of_different_files_are_not_compared(run: Callable[..., tuple], tmp
     assert "| elsewhere/one.npz |" in out
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("name", ["CIFAR10", "ImageFolder"])
 def test_where_a_well_known_data_set_lies_does_not_matter(run: Callable[..., tuple], tmp_path: Path, name: str) -> None:
     write_run(tmp_path / "a", rising(9), data_class=name, data={"root": "here/photos", "download": True})
@@ -452,6 +455,7 @@ def test_where_a_well_known_data_set_lies_does_not_matter(run: Callable[..., tup
     assert run("report", "a", "c")[0] == (0 if name == "CIFAR10" else 2)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_other_validation_samples_are_remarked_on(run: Callable[..., tuple], tmp_path: Path) -> None:
     write_run(tmp_path / "a", rising(9), data={"val_fraction": 0.0})
     write_run(tmp_path / "b", rising(9), "FedProx", data={"val_fraction": 0.1})
@@ -472,6 +476,7 @@ MEASURED = {
 }
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("case", MEASURED)
 def test_a_report_says_what_validation_was_measured_on(case: str, run: Callable[..., tuple], tmp_path: Path) -> None:
     data, options, on = MEASURED[case]
@@ -482,6 +487,7 @@ def test_a_report_says_what_validation_was_measured_on(case: str, run: Callable[
     assert "is measured on" not in run("report", "a", "--metric", "clients/accepted")[1]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_report_names_the_settings_that_all_runs_share(run: Callable[..., tuple], tmp_path: Path) -> None:
     plain = {"data": {"batch_size": 10, "partition": "IID"}, "trainer": {"clients_per_round": 5, "local_steps": 7}}
     write_run(tmp_path / "a", rising(9), **plain)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from made_runs import groups_of, rising, write_run
 
 from lightning_fl.errors import FileError, UserError
-from lightning_fl.report import clients, command, document, plots, report
+from lightning_fl.report import command, document, report
 from lightning_fl.report.comparison import Curve
 from lightning_fl.report.document import plain, to_html, to_markdown
 from lightning_fl.report.plots import draw_bits, draw_curves
@@ -25,13 +25,6 @@ from lightning_fl.report.records import read_run
 
 CHEAP = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 LAUGHS = "\n".join(["a0: &a0 [x]", *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12))])
-
-
-@pytest.fixture
-def _undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw nothing, which takes most of a report's time."""
-    for module, name in ((plots, "draw_curves"), (plots, "draw_bits"), (clients, "draw_clients")):
-        monkeypatch.setattr(module, name, lambda *_: None)
 
 
 def two_runs(folder: Path) -> tuple[Path, Path]:
@@ -74,7 +67,7 @@ DAMAGE: dict[str, Callable[[Path], Any]] = {
 NAMES = ["metrics.csv", "config.yaml", "config-2.yaml", "settings.yaml", "communication.json", "clients.csv"]
 
 
-@pytest.mark.usefixtures("_undrawn")
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_damaged_file_costs_no_more_than_its_run(name: str, tmp_path: Path) -> None:
     for kind, damage in DAMAGE.items():
@@ -113,7 +106,7 @@ VALUES = st.recursive(
 )
 
 
-@pytest.mark.usefixtures("_undrawn")
+@pytest.mark.usefixtures("undrawn")
 @CHEAP
 @given(key=st.sampled_from(KEYS), value=VALUES, words=st.sampled_from([(), ("--paper", "feddumap:10")]))
 def test_any_setting_is_read_or_ignored(key: str, value: Any, words: tuple[str, ...], tmp_path: Path) -> None:
@@ -132,7 +125,7 @@ def test_any_setting_is_read_or_ignored(key: str, value: Any, words: tuple[str, 
         assert "different data" in str(error)  # noqa: PT017
 
 
-@pytest.mark.usefixtures("_undrawn")
+@pytest.mark.usefixtures("undrawn")
 @CHEAP
 @given(
     cells=st.lists(
@@ -166,7 +159,7 @@ def test_numbers_of_any_size_are_drawn(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------------- runs that are left out
 
 
-@pytest.mark.usefixtures("_undrawn")
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_without_the_metric_is_left_out_with_a_sentence(tmp_path: Path) -> None:
     _, other = two_runs(tmp_path)
     rows = (other / "metrics.csv").read_text()
@@ -181,7 +174,7 @@ def test_a_run_without_the_metric_is_left_out_with_a_sentence(tmp_path: Path) ->
 # ---------------------------------------------------------------------------------------------- files of the user
 
 
-@pytest.mark.usefixtures("_undrawn")
+@pytest.mark.usefixtures("undrawn")
 def test_a_report_writes_over_no_file_that_it_did_not_write(tmp_path: Path) -> None:
     two_runs(tmp_path)
     words, out = [str(tmp_path / "intact"), "--out", str(tmp_path / "out")], tmp_path / "out"
@@ -201,7 +194,7 @@ def test_a_report_writes_over_no_file_that_it_did_not_write(tmp_path: Path) -> N
     assert (out / "runs.csv").is_file()
 
 
-@pytest.mark.usefixtures("_undrawn")
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("kind", [*DAMAGE])
 def test_a_damaged_record_of_the_last_report_costs_nothing(kind: str, tmp_path: Path) -> None:
     two_runs(tmp_path)
@@ -213,7 +206,7 @@ def test_a_damaged_record_of_the_last_report_costs_nothing(kind: str, tmp_path: 
     assert "report.md" in json.loads((out / ".report-files.json").read_text())
 
 
-@pytest.mark.usefixtures("_undrawn")
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.skipif(document.fcntl is None, reason="needs file locks")
 def test_reports_into_one_folder_wait_for_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that nothing is removed or set aside while another report writes, and that the second replaces the first."""
@@ -318,7 +311,7 @@ def test_any_label_is_drawn_and_is_in_the_legend(tmp_path: Path) -> None:
     assert len(legend.get_texts()) == len(LABELS)
 
 
-@pytest.mark.usefixtures("_undrawn")
+@pytest.mark.usefixtures("undrawn")
 def test_texts_of_the_user_are_no_markup_of_a_page(tmp_path: Path) -> None:
     two_runs(tmp_path)
     bad = "<script>alert(1)</script>\n# [here](javascript:x) a|b"

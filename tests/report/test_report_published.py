@@ -103,10 +103,10 @@ def test_the_experiments_that_come_with_the_package_are_those_of_the_papers(task
     names = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "fashionmnist": "Fashion-MNIST", "svhn": "SVHN"}
     dataset = names[task.stem.split("_")[1]]
     setting = {"iid": "IID", "dirichlet": "Dirichlet(0.1)"}.get(task.stem.split("_")[-1])
+    groups = {method: shipped(task, method) for method in (task.parent / "methods").glob("*.yaml")}
     num_rows = 0
     for published in PUBLISHED:
-        for method in (task.parent / "methods").glob("*.yaml"):
-            group = shipped(task, method)
+        for method, group in groups.items():
             for row in (row for row in published.rows if row.is_of(group) and row.dataset == dataset):
                 if row.paper.replace("-", "_") != task.parent.name or setting not in (None, row.setting):
                     continue

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
+from lightning_fl.checks import _parameters_of
 from lightning_fl.cli import main
 
 
@@ -54,3 +55,4 @@ def forget_types() -> None:
     """
     for clear in typing._cleanups:  # type: ignore[attr-defined]
         clear()
+    _parameters_of.cache_clear()

@@ -1,7 +1,8 @@
 """All algorithms with their oracles: an entry of `ROSTER` each, but for FedRep, which needs two passes over the data or more.
 
 Properties of whole methods are tested with all of them: their oracle, their bits, resuming, stacks. Properties that the parts
-have, whatever method they serve, are tested with `COVERING`, a selection with every part and every pair of parts.
+have, whatever method they serve, are tested with `COVERING`, a selection with every part and every pair of parts; those that
+depend on how a part computes also with `EVERY_OPTION`, which has every value of a part's options as well.
 """
 
 from collections.abc import Callable, Iterator
@@ -532,36 +533,41 @@ ROSTER = {
 }
 
 
-def parts_in(part: Any) -> Iterator[str]:
+def parts_in(part: Any, with_options: bool) -> Iterator[str]:
     """Yield the name of a part's class, followed by the options that it names or switches, and the parts within it."""
     values = [getattr(part, field.name) for field in fields(part)]
     options = [str(value) for value in values if isinstance(value, str | bool) or value is None]
-    yield " ".join([type(part).__name__, *options])
+    yield " ".join([type(part).__name__, *(options if with_options else ())])
     for value in values:
         for inner in value if isinstance(value, tuple) else (value,):
             if is_dataclass(inner) and not isinstance(inner, type):
-                yield from parts_in(inner)
+                yield from parts_in(inner, with_options)
 
 
 HOOKS = ("arrange_data", "prepare", "validate", "configure_callbacks")
 """Methods of an algorithm that a subclass may have instead of a part."""
 
 
-def properties_of(algorithm: Algorithm) -> set[tuple[str, ...]]:
-    """Return an algorithm's parts and hooks, and its pairs of two parts' classes from different slots, and of two steps."""
+def properties_of(algorithm: Algorithm, with_options: bool = False) -> set[tuple[str, ...]]:
+    """Return an algorithm's parts and hooks, and its pairs of two parts' classes from different slots, and of two steps.
+
+    Args:
+        algorithm: the algorithm.
+        with_options: tell parts of one class apart that differ in an option.
+    """
     codecs = [algorithm.uplink, algorithm.downlink]
     slots = [[algorithm.rule], [algorithm.exchange], [algorithm.aggregator], [*algorithm.personal], [*algorithm.steps]]
     names = [[type(part).__name__ for part in slot] for slot in slots]
     pairs = [pair for one, other in combinations(names, 2) for pair in product(one, other)]
-    single = {(name,) for slot in [*slots, codecs] for part in slot for name in parts_in(part)}
+    single = {(name,) for slot in [*slots, codecs] for part in slot for name in parts_in(part, with_options)}
     owners = {hook: next(kind for kind in type(algorithm).__mro__ if hook in vars(kind)) for hook in HOOKS}
     hooks = {(f"{owner.__name__}.{hook}",) for hook, owner in owners.items()}
     return single | hooks | set(pairs) | set(combinations(names[-1], 2))
 
 
-def covering(roster: dict[str, Entry]) -> list[str]:
+def covering(roster: dict[str, Entry], with_options: bool = False) -> list[str]:
     """Return the names of a few entries that have every part and every pair of parts of the roster."""
-    having = {name: properties_of(entry.algorithm()) for name, entry in roster.items()}
+    having = {name: properties_of(entry.algorithm(), with_options) for name, entry in roster.items()}
     missing, chosen = set[tuple[str, ...]]().union(*having.values()), list[str]()
     while missing:
         chosen.append(max(having, key=lambda name: len(having[name] & missing)))  # the first of the best
@@ -570,6 +576,7 @@ def covering(roster: dict[str, Entry]) -> list[str]:
 
 
 COVERING = covering(ROSTER)
+EVERY_OPTION = covering(ROSTER, with_options=True)
 
 
 def problem(

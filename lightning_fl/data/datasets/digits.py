@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,15 @@ from torch import Tensor
 from lightning_fl.checks import check_whole
 from lightning_fl.data.datasets.image_data_module import ImageDataModule
 from lightning_fl.data.federated_data_module import HELD_OUT
+
+
+@cache  # scikit-learn parses a text file
+def _digits() -> tuple[np.ndarray, np.ndarray]:
+    """Return the images (1797, 8, 8), with values 0..16, and the digits that they show."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    return digits.images, digits.target
 
 
 class Digits(ImageDataModule):
@@ -37,19 +47,18 @@ class Digits(ImageDataModule):
 
     def read(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """Read, enlarge and split the images; pixel values 0..16 become 0..255."""
-        from sklearn.datasets import load_digits
         from sklearn.model_selection import train_test_split
 
-        digits = load_digits()
-        images = torch.from_numpy(digits.images).float().unsqueeze(1) * (255 / 16)
+        drawn, written = _digits()
+        images = torch.from_numpy(drawn).float().unsqueeze(1) * (255 / 16)
         if self.image_size != 8:
             images = F.interpolate(images, size=self.image_size, mode="bilinear")
         images = images.round().to(torch.uint8)
-        labels = torch.from_numpy(digits.target.astype(np.int64))
+        labels = torch.from_numpy(written.astype(np.int64))
         train, test = train_test_split(
             np.arange(len(labels)),
             test_size=0.2,
-            stratify=digits.target,
+            stratify=written,
             random_state=int(self._rng(HELD_OUT).integers(2**31)),
         )
         return (images[train], labels[train]), (images[test], labels[test])
