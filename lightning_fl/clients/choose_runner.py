@@ -20,7 +20,8 @@ from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.hooks import StepListeners
 from lightning_fl.clients.module_buffers import unsaved_buffers
 from lightning_fl.clients.serial import serial
-from lightning_fl.clients.stacked import Member, Stacked, train_stack
+from lightning_fl.clients.stack_batches import Member
+from lightning_fl.clients.stacked import Stacked, train_stack
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError, require
 from lightning_fl.slots import Result
