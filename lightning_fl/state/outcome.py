@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lightning_fl.communication.ledger import Bits
 from lightning_fl.slots import Result, State
+from lightning_fl.state.staging import Staging
 
 
 @dataclass
@@ -36,18 +37,19 @@ class Outcome:
     counters: dict[str, Tensor] = field(default_factory=dict)
     bits: Bits = field(default_factory=dict)
 
-    def accept(self, result: Result, memory: State) -> None:
+    def accept(self, result: Result, memory: State, staging: Staging) -> None:
         """Add a client whose upload the server has accepted.
 
         Args:
             result: result of the client.
             memory: its codec memory after the upload.
+            staging: copies both to the host.
         """
         self.logs[result.client] = result.logs
         if result.state:
-            self.states[result.client] = {name: x.cpu() for name, x in result.state.items()}
+            self.states[result.client] = staging.to_host(result.state)
         if memory:
-            self.memory[result.client] = {name: x.cpu() for name, x in memory.items()}
+            self.memory[result.client] = staging.to_host(memory)
         self._raise_counters(result.counters)
 
     @property
