@@ -201,7 +201,7 @@ def _try(flat_module: FlatModule, job: ClientJob, data: FederatedDataModule) -> 
 
 
 def _bytes_of_samples(selection: Selection, batch_size: int) -> int:
-    """Return the bytes of a client's samples while it trains: they are gathered once, and copied in the order of each pass."""
+    """Return the bytes of a client's samples while it trains: those of a pass, and those that were converted before."""
     leaves = (leaf for batch in selection.batches(batch_size) for leaf in tree_leaves(batch))
     return 2 * sum(leaf.nbytes for leaf in leaves if isinstance(leaf, Tensor))
 
