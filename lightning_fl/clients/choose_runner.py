@@ -20,7 +20,8 @@ from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.hooks import StepListeners
 from lightning_fl.clients.module_buffers import unsaved_buffers
 from lightning_fl.clients.serial import serial
-from lightning_fl.clients.stacked import Member, Stacked, train_stack
+from lightning_fl.clients.stack_batches import Member
+from lightning_fl.clients.stacked import Stacked, train_stack
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError, require
 from lightning_fl.slots import Result, model_keeper
@@ -200,7 +201,7 @@ def _try(flat_module: FlatModule, job: ClientJob, data: FederatedDataModule) -> 
 
 
 def _bytes_of_samples(selection: Selection, batch_size: int) -> int:
-    """Return the bytes of a client's samples while it trains: they are gathered once, and copied in the order of each pass."""
+    """Return the bytes of a client's samples while it trains: those of a pass, and those that were converted before."""
     leaves = (leaf for batch in selection.batches(batch_size) for leaf in tree_leaves(batch))
     return 2 * sum(leaf.nbytes for leaf in leaves if isinstance(leaf, Tensor))
 

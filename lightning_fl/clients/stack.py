@@ -11,9 +11,10 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_unflatten
 
-from lightning_fl.clients.client_job import Batch, ClientJob
+from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.module_logs import RowLogs
+from lightning_fl.clients.stack_batches import Group
 from lightning_fl.slots import State
 from lightning_fl.vectors.layout import FlatGradient, Tree
 from lightning_fl.vectors.personal import PERSONAL, PERSONAL_BUFFERS, counter_entry
@@ -116,22 +117,19 @@ class Stack:
             leaf.grad = None
         self._flat_gradient.zero()
 
-    def backward(
-        self, rows: Sequence[int], batches: Sequence[Batch], factors: float | Tensor, logs: RowLogs
-    ) -> list[str]:
+    def backward(self, group: Group, factors: float | Tensor, logs: RowLogs) -> list[str]:
         """Add the gradients of one batch for each of some clients.
 
         Args:
-            rows: the clients, in ascending order.
-            batches: one for each client, all with the same signature.
+            group: the clients and their batches.
             factors: factors of the losses, one for all clients or one for each.
             logs: collects the values that the module logs.
 
         Returns:
             Names of the parameters that got their first gradient.
         """
-        if len(rows) == len(self.params):
-            losses = self._losses(batches, logs)
+        if len(group.rows) == len(self.params):
+            losses = self._losses(group, logs)
             self._flat_module.require_gradient(losses)
             with warnings.catch_warnings():
                 # Autograd prefers dense gradients; a row of a stack is not dense, which costs nothing here.
@@ -139,11 +137,11 @@ class Stack:
                 self._flat_module.fabric.backward((losses * factors).sum())
             return self._flat_gradient.discover()
         # Clients with batches of another size train on copies of their rows.
-        index = torch.tensor(rows).to(self.params.device, non_blocking=True)
+        index = torch.tensor(group.rows).to(self.params.device, non_blocking=True)
         counters = {name: tensor[index] for name, tensor in self.counters.items()}
         params, owned = self.params[index], {name: entry[index] for name, entry in self.owned.items()}
         part = Stack(self._flat_module, params, owned, self.buffers[index], counters, torch.zeros_like(params))
-        part.backward(range(len(rows)), batches, factors, logs)
+        part.backward(group, factors, logs)
         self.gradient.index_add_(0, index, part.gradient)
         for name, leaf in part.personal_leaves.items():
             if leaf.grad is not None:
@@ -158,13 +156,12 @@ class Stack:
                 entry.index_copy_(0, index, part.owned[name])
         return self._flat_gradient.admit(part._flat_gradient.names)
 
-    def _losses(self, batches: Sequence[Batch], logs: RowLogs) -> Tensor:
+    def _losses(self, group: Group, logs: RowLogs) -> Tensor:
         """Return the loss of each row (n,), with its autograd graph."""
         flat_module = self._flat_module
-        values, structure = list(batches[0].flat[0]), batches[0].flat[1]
+        values = list(group.leaves)
         positions = [position for position, value in enumerate(values) if isinstance(value, Tensor)]
-        columns = list(zip(*(batch.flat[0] for batch in batches), strict=True))
-        tensors = [torch.stack(columns[position]) for position in positions]
+        tensors = [values[position] for position in positions]
         # Copies in the buffers' own dtype: mapped batch normalisation writes to dense tensors only.
         lent = {name: view.to(flat_module.buffer(name).dtype).contiguous() for name, view in self._buffer_views.items()}
         lent |= self._counters
@@ -173,21 +170,21 @@ class Stack:
         def train(params: Tree, buffers: Tree, rows: list[Tensor]) -> tuple[Any, list[Tensor], Tree]:
             for position, row in zip(positions, rows, strict=True):
                 values[position] = row
-            batch, logged = tree_unflatten(values, structure), []
+            batch, logged = tree_unflatten(values, group.structure), []
 
             def record(name: str, value: Any, *how: Any, **named: Any) -> None:
                 recorded.append((name, how, named))
                 logged.append(torch.as_tensor(value))
 
             with flat_module.lending(params | buffers, record):
-                loss, _ = flat_module.training_step(batch, batches[0].batch_index)
+                loss, _ = flat_module.training_step(batch, group.batch_index)
                 replaced = {
                     name: tensor for name in buffers if (tensor := flat_module.buffer(name)) is not buffers[name]
                 }
             return loss, logged, replaced
 
         if flat_module.progress is not None:
-            flat_module.progress.batch_index = batches[0].batch_index
+            flat_module.progress.batch_index = group.batch_index
         with flat_module.fabric.autocast():
             losses, logged, replaced = vmap(train, randomness="different")(
                 self._leaves | self.personal_leaves, lent, tensors

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -18,40 +18,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_fl.clients.client_job import Batch, ClientJob, Selection, local_batches
+from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.gradients import treat_stack
 from lightning_fl.clients.local_schedule import LocalProgress, LocalSchedule
 from lightning_fl.clients.local_training import move_schedules, rule_step, start_parts
 from lightning_fl.clients.module_logs import LogCollector, RowLogs
 from lightning_fl.clients.stack import Stack
+from lightning_fl.clients.stack_batches import Group, Member, StackBatches, stack_batches, whole_pass
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import noting
 from lightning_fl.slots import Gradients, LocalTraining, Message, Result, State, phased
 from lightning_fl.state.run_state import CLIENT
 
 log = logging.getLogger("lightning.pytorch")
-
-
-@dataclass
-class Member:
-    """Client of a stack.
-
-    Attributes:
-        client: index of the client.
-        selection: its samples.
-        in_pass: number of batches in one pass over its samples.
-        num_steps: optimiser steps to make.
-        state: its state from earlier rounds.
-        seeds: seed of the order of its samples, and seed of the module's own random draws.
-    """
-
-    client: int
-    selection: Selection
-    in_pass: int
-    num_steps: int
-    state: State
-    seeds: Sequence[int]
 
 
 @dataclass
@@ -161,8 +141,7 @@ def train_stack(
     optimizer, schedule, seed = flat_module.optimizer, job.schedule, members[0].seeds[1]
     stack, local = _start(flat_module, job, members, resident)
     logs = RowLogs(flat_module.logs)
-    prepare = partial(flat_module.transfer, resident=resident)
-    batches = [local_batches(m.selection, schedule, m.in_pass, m.seeds[0], prepare) for m in members]
+    batches = stack_batches(flat_module, members, schedule, resident)
     reads_at_received = Gradients.MINIBATCH_AT_RECEIVED in job.rule.reads
     twin = stack.restarted(job) if reads_at_received else None
     finished: list[_Finished] = []
@@ -170,7 +149,7 @@ def train_stack(
     def at_received() -> Tensor:
         assert twin is not None
         flat_module.seed(seed + local.num_steps)
-        return _gradients_at_received(flat_module, job, twin, of_step)
+        return _gradients_at_received(flat_module, job, twin, batches)
 
     while True:
         num_left = sum(member.num_steps > local.num_steps for member in members)
@@ -181,16 +160,16 @@ def train_stack(
         if not num_left:
             break
         stack.zero_gradient()
-        of_step = [_next_step(own) for own in batches[:num_left]]
+        batches.advance(num_left)
         if twin is not None:
             flat_module.seed(seed + local.num_steps)
-        for found in _backward(stack, of_step, logs):
+        for found in _backward(stack, batches.groups(keep=twin is not None), logs):
             optimizer.activate(found)
             local.learning_rate = optimizer.learning_rate
         rule_step(local, job, flat_module, partial(treat_stack, stack, job), at_received if reads_at_received else None)
-        move_schedules(local, flat_module, of_step[0][-1].batch_index + 1)  # clients of a stack share a moving schedule
+        move_schedules(local, flat_module, batches.num_batches)  # clients of a stack share a moving schedule
         if notifies_callbacks:
-            _notify_stock_callbacks(flat_module, of_step)
+            _notify_stock_callbacks(flat_module, batches)
     optimizer.schedules.end_client()
     in_a_pass = [max(1, member.in_pass * schedule.repeat) for member in members]
     last = logs.last_losses(in_a_pass) if schedule.reports_last_loss else [None] * len(members)
@@ -264,23 +243,11 @@ def _narrow(
     return stack, local
 
 
-def _next_step(batches: Iterator[Batch]) -> list[Batch]:
-    """Return the batches of a client's next optimiser step."""
-    of_step = []
-    for batch in batches:
-        of_step.append(batch)
-        if batch.ends_step:
-            break
-    return of_step
-
-
-def _gradients_at_received(
-    flat_module: FlatModule, job: ClientJob, twin: Stack, of_step: Sequence[list[Batch]]
-) -> Tensor:
+def _gradients_at_received(flat_module: FlatModule, job: ClientJob, twin: Stack, batches: StackBatches) -> Tensor:
     """Return the result of `gradient_at_received` for each client (n, d)."""
     twin.restart(job)
     twin.zero_gradient()
-    for _ in _backward(twin, of_step, RowLogs(LogCollector())):
+    for _ in _backward(twin, batches.groups(), RowLogs(LogCollector())):
         pass
     treat_stack(twin, job)
     if flat_module.optimizer.decays:
@@ -292,38 +259,23 @@ def _full_gradients(
     flat_module: FlatModule, stack: Stack, members: Sequence[Member], schedule: LocalSchedule, resident: bool
 ) -> Tensor:
     """Return the result of `full_gradient` for each client (n, d)."""
-    of_pass = []
-    for member in members:
-        sizes = schedule.batch_sizes(len(member.selection), flat_module.skips_single_samples)
-        batches = zip(member.selection.batches(schedule.batch_size), sizes, strict=False)
-        of_pass.append(
-            [
-                Batch(flat_module.transfer(content, resident), size, index, size / sum(sizes), ends_step=False)
-                for index, (content, size) in enumerate(batches)
-            ]
-        )
-    for found in _backward(stack, of_pass, RowLogs(flat_module.logs)):
+    groups = whole_pass(flat_module, members, schedule, resident)
+    for found in _backward(stack, groups, RowLogs(flat_module.logs)):
         flat_module.optimizer.activate(found)
     if flat_module.optimizer.decays:
         stack.gradient.add_(stack.params * flat_module.optimizer.weight_decay)
     return stack.gradient.clone()
 
 
-def _backward(stack: Stack, of_step: Sequence[list[Batch]], logs: RowLogs) -> Iterator[list[str]]:
+def _backward(stack: Stack, groups: Iterable[Group], logs: RowLogs) -> Iterator[list[str]]:
     """Add up the gradients of the batches of one step; yields names of parameters that get their first gradient."""
-    for position in range(max(map(len, of_step))):
-        groups: dict[Any, list[int]] = {}
-        for row, batches in enumerate(of_step):
-            if position < len(batches):
-                groups.setdefault(batches[position].signature, []).append(row)
-        for rows in groups.values():
-            batches = [of_step[row][position] for row in rows]
-            logs.rows, logs.batch_size = rows, batches[0].size
-            factors: float | Tensor = batches[0].factor
-            if any(batch.factor != factors for batch in batches):
-                factors = _on_device([batch.factor for batch in batches], stack.params, stack.params.dtype)
-            if found := stack.backward(rows, batches, factors, logs):
-                yield found
+    for group in groups:
+        logs.rows, logs.batch_size = group.rows, group.size
+        factors: float | Tensor = group.factors[0]
+        if any(factor != factors for factor in group.factors):
+            factors = _on_device(group.factors, stack.params, stack.params.dtype)
+        if found := stack.backward(group, factors, logs):
+            yield found
 
 
 def _on_device(numbers: Sequence[Any], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -368,14 +320,14 @@ def _finish(flat_module: FlatModule, job: ClientJob, local: LocalTraining, stack
     ]
 
 
-def _notify_stock_callbacks(flat_module: FlatModule, of_step: Sequence[list[Batch]]) -> None:
+def _notify_stock_callbacks(flat_module: FlatModule, batches: StackBatches) -> None:
     """Call Lightning's own callbacks, such as progress bars, for every batch."""
     starts, ends = (
         flat_module.hooks.listeners("on_train_batch_start"),
         flat_module.hooks.listeners("on_train_batch_end"),
     )
-    for batch in (batch for batches in of_step for batch in batches) if starts or ends else ():
+    for content, batch_index in batches.contents() if starts or ends else ():
         for listener in starts:
-            listener(batch.content, batch.batch_index)
+            listener(content, batch_index)
         for listener in ends:
-            listener(None, batch.content, batch.batch_index)
+            listener(None, content, batch_index)

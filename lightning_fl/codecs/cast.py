@@ -74,8 +74,8 @@ class Cast(Codec):
         vector = self._limited(vector, min(self.largest, _largest_of(vector.dtype, dtype)))
         if not self.stochastic:
             return vector.to(dtype)
-        draws = torch.rand(len(vector), generator=setting.draw.generator(name)).to(vector.device)
-        return _rounded_at_random(vector, draws, dtype)
+        draws = torch.rand(len(vector), generator=setting.draw.generator(name))
+        return _rounded_at_random(vector, draws.to(vector.device, non_blocking=True), dtype)
 
     def _limited(self, vector: Tensor, largest: float) -> Tensor:
         """Return the vector with finite numbers in ±`largest`; warn if there are larger ones."""

@@ -75,7 +75,7 @@ class LowRank(Codec):
                 start = kept.get(key)
                 if start is None or start.shape != form:
                     start = torch.randn(form, generator=setting.draw.generator(key))
-                left, right = _factors(matrix, start.to(vector.device))
+                left, right = _factors(matrix, start.to(vector.device, non_blocking=True))
                 lefts.append(left.flatten())
                 rest.append(right.flatten())
                 kept[key] = torch.where(right.any(), right, start.to(right))  # M = 0 says nothing about the next M

@@ -175,7 +175,7 @@ class RandomK(Codec):
     def _drawn(self, seed: int, count: int, device: torch.device) -> Tensor:
         """Return k of `count` positions, drawn on the CPU, so that all devices draw the same."""
         order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
-        return order[: num_kept(self.alpha, count)].sort().values.to(device)
+        return order[: num_kept(self.alpha, count)].sort().values.to(device, non_blocking=True)
 
 
 def _inside(setting: Setting) -> Setting:

@@ -141,7 +141,7 @@ class Rotated(Codec):
         return (len(self.centroids) - 1).bit_length()
 
     def _value(self, codes: Tensor, dtype: torch.dtype) -> Tensor:
-        return self.centroids.to(codes.device, dtype).index_select(0, codes.int())
+        return self.centroids.to(codes.device, dtype, non_blocking=True).index_select(0, codes.int())
 
     def _encode_chunk(self, rotated: Tensor, codes: Tensor) -> Tensor:
         """Write the codes (n,) of a rotated chunk, which is changed, and return its scale ()."""
@@ -235,7 +235,7 @@ def _signs(name: str, setting: Setting, like: Tensor) -> Tensor:
     """Draw the signs D (n,) of a message's entry, −1 or 1."""
     count = len(like)
     drawn = torch.randint(256, (-(-count // 8),), dtype=torch.uint8, generator=setting.draw.generator(name))
-    return unpack(drawn.to(like.device), count, 1).to(torch.int8).mul_(2).sub_(1)
+    return unpack(drawn.to(like.device, non_blocking=True), count, 1).to(torch.int8).mul_(2).sub_(1)
 
 
 @cache

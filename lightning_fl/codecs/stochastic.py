@@ -43,7 +43,7 @@ class Stochastic(Codec):
 
     @abstractmethod
     def scale(self, vector: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a vector, perhaps clipped, and the scale v of each group, of at least 32 bits."""
+        """Return a vector, perhaps clipped, and the scale v of each group, of at least 32 bits; `sizes` is on the CPU."""
 
     def pack(self, codes: Tensor) -> Packed:
         """Pack whole numbers in [0, 2s], each in as many bits."""
@@ -75,13 +75,18 @@ class Stochastic(Codec):
             if not self.is_lossy_for(name):
                 payload[name] = Packed.whole(vector)
                 continue
-            sizes = self.sizes(setting).to(vector.device)
+            sizes = self.sizes(setting)
             clipped, scales = self.scale(vector, sizes)
+            sizes = sizes.to(vector.device, non_blocking=True)
             wide = clipped.to(scales.dtype)
-            share = wide.abs() / scales.repeat_interleave(sizes)  # first: the product may overflow
+            of_group = scales.repeat_interleave(
+                sizes, output_size=len(vector)
+            )  # the host does not wait to learn the size
+            share = wide.abs() / of_group  # first: the product may overflow
             share = share.nan_to_num_(0.0, posinf=0.0).clamp_(max=1.0).mul_(self.most)  # infinite if the scale is 0
             level = share.floor()
-            drawn = torch.rand(len(vector), generator=setting.draw.generator(name)).to(vector.device)
+            drawn = torch.rand(len(vector), generator=setting.draw.generator(name))
+            drawn = drawn.to(vector.device, non_blocking=True)
             level += drawn < share - level
             payload[name] = self.pack((level.copysign_(wide) + self.most).to(torch.int64))
             payload[f"{SCALES}{name}"] = Packed.whole(scales)
@@ -95,8 +100,9 @@ class Stochastic(Codec):
                 levels = self.unpack(packed.content, setting.layout.numel).to(torch.int32) - self.most
                 scales = payload[f"{SCALES}{name}"].content
                 share = levels.to(scales.dtype).div_(self.most)
-                sizes = self.sizes(setting).to(scales.device)
-                message[name] = share.mul_(scales.repeat_interleave(sizes)).to(setting.dtype)
+                sizes = self.sizes(setting).to(scales.device, non_blocking=True)
+                of_group = scales.repeat_interleave(sizes, output_size=setting.layout.numel)
+                message[name] = share.mul_(of_group).to(setting.dtype)
             elif not name.startswith(SCALES):
                 message[name] = packed.content
         return message

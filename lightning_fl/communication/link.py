@@ -201,7 +201,7 @@ class Link:
         if client in self._pending:
             return self._pending[client]
         device = next((entry.device for entry in message.values()), None)
-        return {name: entry.to(device, copy=True) for name, entry in self.client_memory.get(client, {}).items()}
+        return {name: entry.to(device, non_blocking=True) for name, entry in self.client_memory.get(client, {}).items()}
 
     def _send(
         self,

@@ -147,7 +147,9 @@ def _wanted(message: Message, memory: State) -> Message:
 def _starts(setting: Setting, rank: int, name: str, device: torch.device) -> dict[str, Tensor]:
     """Draw Q (m, R) of each matrix of a vector, the same for all clients."""
     return {
-        tensor: torch.randn(m, r, generator=setting.draw.generator(f"{name}/right/{tensor}")).to(device)
+        tensor: torch.randn(m, r, generator=setting.draw.generator(f"{name}/right/{tensor}")).to(
+            device, non_blocking=True
+        )
         for tensor, _, m, r in matrices(setting.layout, rank)
         if r
     }

@@ -15,6 +15,7 @@ from lightning_fl.federation.population import Cohort
 from lightning_fl.processes import Forms, UploadMerge, check_agreement, checksum, forms_of, gather_objects
 from lightning_fl.slots import Aggregator, Message, Upload, is_finite
 from lightning_fl.state.outcome import Outcome
+from lightning_fl.state.staging import Staging
 
 
 class Intake:
@@ -35,8 +36,9 @@ class Intake:
         fabric: Fabric,
         check_counters: Callable[[Mapping[str, Tensor]], None],
         logs: LogCollector,
+        staging: Staging,
     ) -> None:
-        self.outcome = Outcome()
+        self.outcome, self._staging = Outcome(), staging
         self.known: list[Known] | None = None
         self.forms: tuple[Sequence[Forms], Sequence[Forms]] | None = None
         self.has_drifted = False
@@ -57,7 +59,7 @@ class Intake:
         if finite and not self._guard.rejects(result):
             self._check_counters(result.counters)
             self._merge.add(upload)
-            self.outcome.accept(result, memory)
+            self.outcome.accept(result, memory, self._staging)
 
     def finish(self, cohort: Cohort, link: Link, params: Tensor, prunings: int) -> tuple[Message, Outcome]:
         """Merge over all processes, which exchange one object and one vector.

@@ -96,7 +96,8 @@ class Federation:
         job, clients = method.exchange.before_training(job, cohort.mine, self._train, link)
         module, fabric = self.flat_module.module, self.flat_module.fabric
         check = partial(check_counters, module, run.counters)
-        intake = Intake(method.aggregator, guard, fabric, check, self.flat_module.logs)
+        logs, staging = self.flat_module.logs, run.staging
+        intake = Intake(method.aggregator, guard, fabric, check, logs, staging)
         uploads = method.exchange.collect(self._train(job, clients), link)
         for position, upload in enumerate(uploads, start=1):
             intake.take(upload, link)
@@ -173,7 +174,7 @@ class Federation:
             setting,
             method.uplink,
             method.downlink,
-            client_memory=run.client_memory,
+            client_memory=run.memory_on_device,
             server_memory=run.server_memory,
             gather=partial(gather_by_client, fabric, cohort.answering),
             random=partial(run.random, EXCHANGE),

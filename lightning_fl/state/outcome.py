@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lightning_fl.communication.ledger import Bits
 from lightning_fl.slots import Result, State
+from lightning_fl.state.staging import Staging
 
 REDUCTION = "reduction"
 """Key of the function by which processes reduce a field of `Outcome`, two values at a time."""
@@ -55,18 +56,19 @@ class Outcome:
     counters: dict[str, Tensor] = field(default_factory=dict, metadata={REDUCTION: maximum})
     bits: Bits = field(default_factory=dict, metadata={REDUCTION: added_bits})
 
-    def accept(self, result: Result, memory: State) -> None:
+    def accept(self, result: Result, memory: State, staging: Staging) -> None:
         """Add a client whose upload the server has accepted.
 
         Args:
             result: result of the client.
             memory: its codec memory after the upload.
+            staging: copies both to the host.
         """
         self.logs[result.client] = result.logs
         if result.state:
-            self.states[result.client] = {name: x.cpu() for name, x in result.state.items()}
+            self.states[result.client] = staging.to_host(result.state)
         if memory:
-            self.memory[result.client] = {name: x.cpu() for name, x in memory.items()}
+            self.memory[result.client] = staging.to_host(memory)
         self.counters = maximum(self.counters, result.counters)
 
     @property

@@ -18,6 +18,7 @@ from lightning_fl.pruning import Plan
 from lightning_fl.slots import Rule, State
 from lightning_fl.state.client_states import ClientStates, ClientStatesOnDisk
 from lightning_fl.state.outcome import Outcome, Proposal
+from lightning_fl.state.staging import StagedStates, Staging
 from lightning_fl.vectors.layout import NO_LAYOUT, Layout
 from lightning_fl.vectors.personal import PERSONAL, initially_owned
 from lightning_fl.vectors.pruning_map import PruningMap, layout_of
@@ -62,6 +63,7 @@ class Run:
         clients_with_mask: clients that have received the mask.
         macs_at_start: multiply-accumulates of one sample's forward pass before any pruning; None if they cannot be counted.
         initial_loss: reference loss of a `LossGuard`; None until it is known.
+        staging: memory through which client states travel to the device and back.
     """
 
     seed: int
@@ -90,6 +92,7 @@ class Run:
     clients_with_mask: set[int] = field(default_factory=set)
     macs_at_start: int | None = None
     initial_loss: float | None = None
+    staging: Staging = field(default_factory=Staging, init=False)
 
     def random(self, purpose: int, client: int = 0, in_round: int | None = None) -> np.random.Generator:
         """Return the random stream of this round, or of another one, for a purpose (and a client)."""
@@ -220,8 +223,12 @@ class Run:
         state = self.clients.get(client)
         if state is None:
             return self.first_state(rule, received)
-        device = self.params.device
-        return {name: entry.to(device, copy=True, non_blocking=True) for name, entry in state.items()}
+        return self.staging.to_device(state, self.params.device)
+
+    @property
+    def memory_on_device(self) -> StagedStates:
+        """Codec memory of each client's uplink, which is copied to the device of `params` when it is asked for."""
+        return StagedStates(self.client_memory, self.staging, self.params.device)
 
     def prune(self, plan: Plan) -> None:
         """Remove pruned filters from the model and from all states and memories of the server and the clients."""

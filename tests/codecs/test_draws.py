@@ -188,3 +188,12 @@ def test_an_unbiased_change_needs_no_error_feedback() -> None:
     assert not Compress(Noisy()).adds_error
     assert Compress(Dense()).adds_error
     assert not Compress(Dense(), feedback=False).adds_error
+
+
+@pytest.mark.parametrize("codec", [QSGD(), QSGD(norm="max"), TernGrad(packing="two_bits")], ids=repr)
+def test_no_size_is_read_from_the_device(codec: Any) -> None:
+    """Check with torch's device `meta`, whose numbers nobody can read, so that the host cannot wait for them."""
+    there = torch.empty(LAYOUT.numel, device="meta")
+    setting = Setting(LAYOUT, NO_LAYOUT, num_clients=2)
+    payload, _ = codec.encode({"model": there}, {}, setting)
+    assert codec.decode(payload, setting)["model"].shape == there.shape

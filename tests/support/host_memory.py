@@ -64,8 +64,29 @@ class HostMemory(CPUAccelerator):
 CROSSING = {"_to_copy", "copy_", "_copy_from", "index", "index_put_", "_index_put_impl_", "lift_fresh", "set_"}
 
 
+# Operations that compute nothing: they make room, or another tensor on the same memory.
+NO_KERNELS = {
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty",
+    "new_empty_strided",
+    "set_",
+    "resize_",
+    "_reshape_alias",
+    "_unsafe_view",
+    "lift_fresh",
+}
+
+
 # Operations whose result on the host, or whose shape, depends on numbers of the accelerator.
 READING = {"_local_scalar_dense", "nonzero", "equal", "masked_select", "bincount", "_unique2", "unique_consecutive"}
+
+
+def launches(func: Any) -> bool:
+    """True if an operation on a GPU's tensors launches a kernel or a copy, at least one: it makes no view and no empty tensor."""
+    is_view = any(x.alias_info is not None and not x.alias_info.is_write for x in func._schema.returns)
+    return not is_view and func.overloadpacket.__name__ not in NO_KERNELS
 
 
 def makes_wait(name: str, args: Any, kwargs: Any) -> bool:
@@ -95,12 +116,15 @@ class Watch(TorchDispatchMode):
         mixed: operations with tensors on several devices, with the place in the code.
         waits: number of times that each place in the code waited for the accelerator: to read its numbers on the host, or to
             copy some there.
+        launches: number of times that each operation computed or copied something on the accelerator. A GPU launches a kernel for
+            each, or several.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.mixed: Counter[str] = Counter()
         self.waits: Counter[str] = Counter()
+        self.launches: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = kwargs or {}, func.overloadpacket.__name__
@@ -110,8 +134,11 @@ class Watch(TorchDispatchMode):
         if len(placed) > 1 and name not in CROSSING:
             self.mixed[f"{name} of {[f'{x.device.type} {tuple(x.shape)}' for x in tensors]} at {_place()}"] += 1
         device = torch.device(kwargs.get("device") or "cpu")
-        if (device.type == NAME or any(x.device.type == NAME for x in tensors)) and makes_wait(name, args, kwargs):
-            self.waits[f"{name} at {_place()}"] += 1
+        if device.type == NAME or any(x.device.type == NAME for x in tensors):
+            if makes_wait(name, args, kwargs):
+                self.waits[f"{name} at {_place()}"] += 1
+            if launches(func):
+                self.launches[name] += 1
         return func(*args, **kwargs)
 
 

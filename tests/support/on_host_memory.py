@@ -4,6 +4,7 @@ The results are the CPU's, no operation mixes devices, and no step waits for the
 """
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 from lightning.fabric.strategies import SingleDeviceStrategy
 from roster import ROSTER
 from torch.utils.data import DataLoader, Dataset, TensorDataset
-from toys import Perceptron
+from toys import Perceptron, federation
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.aggregators import MajorityVote
@@ -163,6 +164,41 @@ def test_waits_of_a_client_are_few(runner: str, on_accelerator: MakeTrainer) -> 
         waits.append(watching.waits)
     more = waits[1] - waits[0]
     assert more.total() <= 3 * 2 * MOST_WAITS_OF_A_CLIENT, more
+
+
+def test_the_watch_counts_launches() -> None:
+    x = torch.ones(4, 2, device=host_memory.DEVICE)
+    positions = torch.zeros(2, dtype=torch.int64, device=x.device)
+    with host_memory.Watch() as watching:
+        x[1:].view(-1).unflatten(0, (3, 2)).detach()
+        torch.empty_like(x)
+        torch.ones(3) + 1
+        assert not watching.launches
+        x.index_select(0, positions).add_(x[:2])
+    assert watching.launches == {"index_select": 1, "add_": 1}
+
+
+def more_launches(on_accelerator: MakeTrainer, runner: str, clients: int) -> Counter[str]:
+    """Return the launches of three more passes of two batches each."""
+    counts = []
+    for passes in (1, 4):
+        flags = {"clients_per_round": clients, "local_epochs": passes, "limit_val_batches": 0, "runner": runner}
+        trainer = on_accelerator(max_rounds=1, **flags)
+        with host_memory.Watch() as watching:
+            trainer.fit(Perceptron(), federation(sizes=(8,) * 6))
+        counts.append(watching.launches)
+    return counts[1] - counts[0]
+
+
+def test_a_stack_launches_as_little_for_many_clients_as_for_few(on_accelerator: MakeTrainer) -> None:
+    """Check the gathers of three more passes, inputs and targets, and that six clients launch what three do."""
+    few, many = (more_launches(on_accelerator, "stacked", clients) for clients in (3, 6))
+    assert few["index_select"] == 3 * 2
+    assert few == many
+
+
+def test_a_client_gathers_once_a_pass(on_accelerator: MakeTrainer) -> None:
+    assert more_launches(on_accelerator, "serial", 4)["index_select"] == 4 * 3 * 2
 
 
 @each_algorithm_and_runner

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -162,15 +162,8 @@ class TensorSamples(Samples):
             self.transform.to(device)
 
     def select(self, indices: np.ndarray) -> TensorSelection:
-        """Gather the samples at `indices` and convert them, once for all passes over them."""
-        stored = self._gather(indices)
-        first = self._as_float(stored[0])
-        # The standard recipe augments before it normalises (the border is black): then each pass normalises.
-        late = None if self.augment is None else self.transform
-        if self.transform is not None and self.augment is None:
-            first = self.transform(self._shown(first))
-            first = first.permute(0, 2, 3, 1) if self._channels_last and first.ndim == 4 else first
-        return TensorSelection([first, *stored[1:]], self._channels_last, self.augment, late, self._lists)
+        """Select the samples at `indices`; each pass gathers them once. Those that have to be converted are, once for all."""
+        return TensorSelection(self, [indices])
 
     def batches(self, batch_size: int, indices: np.ndarray | None = None) -> Iterator[Any]:
         """Yield the samples in order, converted batch by batch: see `Samples.batches`."""
@@ -180,7 +173,7 @@ class TensorSamples(Samples):
                     tensor[start : start + batch_size].clone() for tensor in self._stored
                 ]  # not the data set itself
             else:
-                stored = self._gather(indices[start : start + batch_size])
+                stored = self.gather(indices[start : start + batch_size])
             first = self._shown(self._as_float(stored[0]))
             if self.transform is not None:
                 first = self.transform(first)
@@ -188,7 +181,7 @@ class TensorSamples(Samples):
 
     def stored(self, indices: np.ndarray) -> list[Tensor]:
         """Return the tensors' rows: see `Samples.stored`."""
-        return [rows.int() if rows.dtype == torch.int64 else rows for rows in self._gather(indices)]
+        return [rows.int() if rows.dtype == torch.int64 else rows for rows in self.gather(indices)]
 
     def channel_moments(self, indices: np.ndarray, rows: int = 2048) -> tuple[Tensor, Tensor]:
         """Return mean and standard deviation per channel of the first tensor at `indices`, read without `transform`.
@@ -203,15 +196,59 @@ class TensorSamples(Samples):
         total = torch.zeros(2, self.sample_shape[0], dtype=torch.float64)
         num_values = len(indices) * self.sample_shape[1:].numel()
         for start in range(0, len(indices), rows):
-            part = self._shown(self._as_float(self._gather(indices[start : start + rows])[0])).double()
+            part = self._shown(self._as_float(self.gather(indices[start : start + rows])[0])).double()
             channels = part.transpose(0, 1).flatten(1)
             total += torch.stack([channels.sum(1), channels.square().sum(1)]).cpu()
         mean, square = total / num_values
         return mean, (square - mean.square()).clamp_min(0).sqrt()
 
-    def _gather(self, indices: np.ndarray) -> list[Tensor]:
-        index = torch.as_tensor(indices).to(self._stored[0].device, non_blocking=True)
-        return [tensor.index_select(0, index) for tensor in self._stored]
+    def gather(self, indices: np.ndarray) -> list[Tensor]:
+        """Return copies of the tensors' rows at `indices` (int64), as they are stored."""
+        return rows_of(self._stored, torch.as_tensor(indices))
+
+    @property
+    def is_converted(self) -> bool:
+        """True if a client's samples are read as other numbers than the stored ones, except for augmentation."""
+        return self._stored[0].dtype == torch.uint8 or (self.transform is not None and self.augment is None)
+
+    @property
+    def bytes_of_a_sample(self) -> int:
+        """Bytes of a sample as it is read."""
+        first, *others = self._stored
+        width = 4 if first.dtype == torch.uint8 else first.element_size()
+        return first.shape[1:].numel() * width + sum(t.shape[1:].numel() * t.element_size() for t in others)
+
+    def converted(self, parts: Sequence[np.ndarray]) -> list[Tensor]:
+        """Return the samples at the indices of all parts, converted; each part is that of one client."""
+        first, *others = self.gather(np.concatenate(parts))
+        first = self._as_float(first)
+        # The standard recipe augments before it normalises (the border is black): then each pass normalises.
+        if self.transform is None or self.augment is not None:
+            return [first, *others]
+        # A user's function may round a number in another way beside other samples, so it sees each client by itself.
+        whole = len(parts) == 1 or isinstance(self.transform, Normalize)
+        split = [first] if whole else first.split([len(part) for part in parts])
+        read = [self.transform(self._shown(part)) for part in split]
+        read = [x.permute(0, 2, 3, 1) if self._channels_last and x.ndim == 4 else x for x in read]
+        return [read[0] if len(read) == 1 else torch.cat(read), *others]
+
+    def read(self, tensors: list[Tensor], generator: torch.Generator | None = None) -> list[Tensor]:
+        """Return gathered samples in the shape in which a module reads them; with a generator, augmented."""
+        if self._channels_last:
+            tensors = [self._shown(tensor) for tensor in tensors]
+        if self.augment is not None:
+            first, *others = tensors
+            if generator is not None and len(first):
+                first = self.augment(first, generator)
+            if self.transform is not None:
+                first = self.transform(first)
+            return [first, *others]
+        return tensors
+
+    @property
+    def lists(self) -> bool:
+        """True if a batch is a list, False if it is the only tensor."""
+        return self._lists
 
     def _shown(self, tensor: Tensor) -> Tensor:
         return tensor.permute(0, 3, 1, 2) if self._channels_last and tensor.ndim == 4 else tensor
@@ -221,58 +258,83 @@ class TensorSamples(Samples):
         return tensor.float().div_(255) if tensor.dtype == torch.uint8 else tensor
 
 
+def rows_of(tensors: Sequence[Tensor], index: Tensor) -> list[Tensor]:
+    """Return copies of the rows of tensors at `index` (int64 on the CPU), for which the host does not wait."""
+    if tensors[0].device.type != "cpu":
+        index = index.to(tensors[0].device, non_blocking=True)
+    return [tensor.index_select(0, index) for tensor in tensors]
+
+
 def _is_real(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
 class TensorSelection(Selection):
-    """Rows of `TensorSamples`, gathered and converted."""
+    """Rows of `TensorSamples`, usually those of one client; `join` makes one of the rows of several."""
 
-    __slots__ = ("_any_nhwc", "_augment", "_lists", "_nhwc", "_on_cpu", "_stored", "_transform")
+    __slots__ = ("_converted", "_indices", "_parts", "_samples")
 
-    def __init__(
-        self,
-        stored: list[Tensor],
-        channels_last: bool,
-        augment: Augment | None,
-        transform: Callable[[Tensor], Tensor] | None,
-        lists: bool,
-    ) -> None:
-        self._stored = stored
-        self._nhwc = [channels_last and tensor.ndim == 4 for tensor in stored]
-        self._any_nhwc = any(self._nhwc)
-        self._on_cpu = stored[0].device.type == "cpu"
-        self._augment = augment
-        self._transform = transform
-        self._lists = lists
+    def __init__(self, samples: TensorSamples, parts: Sequence[np.ndarray]) -> None:
+        self._samples = samples
+        self._parts = parts
+        self._indices = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        self._converted: list[Tensor] | None = None
 
     def __len__(self) -> int:
         """Number of samples."""
-        return len(self._stored[0])
+        return len(self._indices)
+
+    @staticmethod
+    def join(selections: Sequence[Any]) -> TensorSelection | None:
+        """Return the rows of several selections, one after the other; None if they must be read one by one.
+
+        Selections of other kinds must be, and augmented ones, whose draws and orders come from one generator.
+        """
+        if not selections or not all(isinstance(selection, TensorSelection) for selection in selections):
+            return None
+        (samples, *others) = {id(selection._samples): selection._samples for selection in selections}.values()
+        if others or samples.augment is not None:
+            return None
+        return TensorSelection(samples, [part for selection in selections for part in selection._parts])
+
+    @property
+    def bytes_of_a_sample(self) -> int:
+        """Bytes of a sample as it is read."""
+        return self._samples.bytes_of_a_sample
+
+    def gather(self, positions: np.ndarray | None = None, generator: torch.Generator | None = None) -> Any:
+        """Return one batch of copies of the samples at `positions` (int64) in this selection, or of all.
+
+        Args:
+            positions: in any order; None for all in their order.
+            generator: CPU generator of the augmentation; None for none.
+        """
+        samples = self._samples
+        if not samples.is_converted:
+            tensors = samples.gather(self._indices if positions is None else self._indices[positions])
+        else:
+            if self._converted is None:
+                self._converted = samples.converted(self._parts)
+            tensors = self._converted
+            tensors = (
+                [t.clone() for t in tensors] if positions is None else rows_of(tensors, torch.from_numpy(positions))
+            )
+        tensors = samples.read(tensors, generator)
+        return tensors if samples.lists else tensors[0]
 
     def batches(self, batch_size: int, generator: torch.Generator | None = None) -> Iterator[Any]:
         """Yield every sample once, as views of one copy: see `Selection.batches`."""
-        tensors = self._stored
-        num_samples = len(tensors[0])
-        if generator is not None:
-            order = torch.randperm(num_samples, generator=generator)
-            if not self._on_cpu:
-                order = order.to(tensors[0].device, non_blocking=True)
-            tensors = [tensor.index_select(0, order) for tensor in tensors]
-        else:
-            tensors = [tensor.clone() for tensor in tensors]
-        if self._any_nhwc:
-            tensors = [t.permute(0, 3, 1, 2) if nhwc else t for t, nhwc in zip(tensors, self._nhwc, strict=True)]
-        if self._augment is not None and generator is not None and num_samples:
-            tensors = [self._augment(tensors[0], generator), *tensors[1:]]
-        if self._transform is not None:
-            tensors = [self._transform(tensors[0]), *tensors[1:]]
+        num_samples = len(self._indices)
+        positions = None if generator is None else torch.randperm(num_samples, generator=generator).numpy()
+        if not num_samples:
+            return iter(())
+        batch = self.gather(positions, generator)
         if num_samples <= batch_size:
             # Many federated clients have a single batch: skip the split, which would take a third of the pass.
-            return iter((tensors if self._lists else tensors[0],) if num_samples else ())
-        if not self._lists:
-            return iter(tensors[0].split(batch_size))
-        return map(list, zip(*[tensor.split(batch_size) for tensor in tensors], strict=True))
+            return iter((batch,))
+        if isinstance(batch, Tensor):
+            return iter(batch.split(batch_size))
+        return map(list, zip(*[tensor.split(batch_size) for tensor in batch], strict=True))
 
 
 class Normalize(nn.Module):
