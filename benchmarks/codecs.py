@@ -27,10 +27,10 @@ from torch import Tensor
 from lightning_fl import codecs
 from lightning_fl.checks import parameters_of
 from lightning_fl.codecs import QSGD, TopK
+from lightning_fl.coding.top_k import num_kept
 from lightning_fl.modules import ImageClassifier
 from lightning_fl.slots import Codec, Message, Setting, State
 from lightning_fl.vectors.layout import NO_LAYOUT, Layout
-from lightning_fl.vectors.top_k import num_kept
 
 ALPHA = 0.05
 ARGUMENTS: dict[str, list[dict[str, Any]]] = {

@@ -18,9 +18,9 @@ from lightning.pytorch import Callback, LightningModule
 from torch import Tensor
 
 from lightning_fl.checks import check_between, check_choice, check_whole
+from lightning_fl.coding.top_k import num_kept, positions_bits, top_k
 from lightning_fl.errors import UserError, require
 from lightning_fl.pruning import plans_of
-from lightning_fl.vectors.top_k import num_kept, positions_bits, top_k
 
 WEIGHT = "parameter"
 # Vectors whose changes give the mask, by the names of moments in torch's optimisers.

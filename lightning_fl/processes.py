@@ -21,9 +21,9 @@ from lightning.fabric import Fabric
 from lightning.fabric.plugins.environments import TorchElasticEnvironment
 from torch import Tensor
 
-from lightning_fl.clients.flat_module import FlatModule
-from lightning_fl.clients.module_logs import Known, LogCollector, Sums, on_host
 from lightning_fl.errors import UserError, require
+from lightning_fl.flat_module.flat_module import FlatModule
+from lightning_fl.flat_module.module_logs import Known, LogCollector, Sums, on_host
 from lightning_fl.slots import Aggregator, Message, Result, State, Upload
 
 Forms = dict[int, list[tuple[str, tuple[int, ...], torch.dtype]]]

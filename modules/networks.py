@@ -25,7 +25,7 @@ from torch import nn
 
 from lightning_fl.checks import check_choice, check_whole
 from lightning_fl.errors import nearest, require
-from lightning_fl.modules.building import he_initialised, side_before_flatten
+from lightning_fl.modules.initialisation import he_initialised, side_before_flatten
 from lightning_fl.modules.residual_blocks import BasicBlock
 from lightning_fl.modules.vgg import vgg9, vgg11, vgg11_bn
 

@@ -8,7 +8,7 @@ from itertools import count
 from torch import nn
 
 from lightning_fl.checks import check_between
-from lightning_fl.modules.building import he_initialised, side_before_flatten
+from lightning_fl.modules.initialisation import he_initialised, side_before_flatten
 
 VGG11_STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))  # a max-pooling ends every stage
 

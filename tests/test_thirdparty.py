@@ -17,9 +17,9 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, Subset
 
 from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.algorithms import Algorithm, FedAdamSSM, FedAvg, FedLDF, FedProx
+from lightning_fl.coding.top_k import positions_bits
 from lightning_fl.data import Federated
 from lightning_fl.groups import layer_groups
-from lightning_fl.vectors.top_k import positions_bits
 
 pytestmark = pytest.mark.thirdparty
 

@@ -9,7 +9,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_deprecation
 from torch import Tensor, nn
 
 from lightning_fl.aggregators import WeightedMean
-from lightning_fl.algorithms.fitting import Slots, mask_misfits, misfits
+from lightning_fl.algorithms.compatibility import Slots, mask_misfits, misfits
 from lightning_fl.algorithms.given_parts import made, made_personal, made_steps
 from lightning_fl.checks import Remembering, parameters_of
 from lightning_fl.codecs import Dense

@@ -16,14 +16,14 @@ from torch.utils._pytree import tree_leaves
 from torchmetrics import Metric
 
 from lightning_fl.clients.client_job import ClientJob, Selection
-from lightning_fl.clients.flat_module import FlatModule
-from lightning_fl.clients.hooks import StepListeners
-from lightning_fl.clients.module_buffers import unsaved_buffers
 from lightning_fl.clients.serial import serial
 from lightning_fl.clients.stack_batches import Member
 from lightning_fl.clients.stacked import Stacked, train_stack
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError, require
+from lightning_fl.flat_module.flat_module import FlatModule
+from lightning_fl.flat_module.hooks import StepListeners
+from lightning_fl.flat_module.module_buffers import unsaved_buffers
 from lightning_fl.slots import Result, model_keeper
 from lightning_fl.state.run_state import CLIENT
 from lightning_fl.vectors.layout import holders_of

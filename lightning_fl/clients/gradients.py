@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_fl.clients.client_job import Batch, ClientJob
-from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.stack import Stack
+from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.switches.evaluation_mode import keeping_attributes
 
 

@@ -9,10 +9,11 @@ from math import ceil
 from torch import Tensor
 
 from lightning_fl.clients.client_job import Batch, ClientJob, Selection, local_batches
-from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.gradients import full_gradient, gradient_at_received, gradient_treatment
-from lightning_fl.clients.hooks import StepListeners
-from lightning_fl.clients.local_schedule import LocalProgress, LocalSchedule
+from lightning_fl.clients.local_schedule import LocalSchedule
+from lightning_fl.flat_module.flat_module import FlatModule
+from lightning_fl.flat_module.hooks import StepListeners
+from lightning_fl.flat_module.local_progress import LocalProgress
 from lightning_fl.slots import Gradients, LocalTraining, Message, Phase, State, phased
 
 

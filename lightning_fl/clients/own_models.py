@@ -16,9 +16,9 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 
 from lightning_fl.clients.client_job import Batch, ClientJob, Selection
-from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.gradients import gradient_here, gradient_treatment, keeping_gradient
 from lightning_fl.clients.local_training import train_locally
+from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.slots import LocalTraining, OwnModel, Personal, Rule, State, is_finite, model_keeper
 from lightning_fl.switches.evaluation_mode import keeping_attributes
 from lightning_fl.vectors.personal import OWN

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from lightning_fl.clients.client_job import ClientJob
-from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.local_training import finish, train_locally
 from lightning_fl.clients.own_models import OwnModelTraining, take_own_model
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import noting
+from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.slots import Result, model_keeper
 from lightning_fl.state.run_state import CLIENT
 

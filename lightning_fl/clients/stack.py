@@ -12,9 +12,9 @@ from torch.func import vmap
 from torch.utils._pytree import tree_unflatten
 
 from lightning_fl.clients.client_job import ClientJob
-from lightning_fl.clients.flat_module import FlatModule
-from lightning_fl.clients.module_logs import RowLogs
 from lightning_fl.clients.stack_batches import Group
+from lightning_fl.flat_module.flat_module import FlatModule
+from lightning_fl.flat_module.module_logs import RowLogs
 from lightning_fl.slots import State
 from lightning_fl.vectors.layout import FlatGradient, Tree
 from lightning_fl.vectors.personal import PERSONAL, PERSONAL_BUFFERS, counter_entry

@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from lightning_fl.clients.client_job import Batch, Selection, local_batches
-from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.local_schedule import LocalSchedule
 from lightning_fl.data.samples.tensor_samples import TensorSelection
+from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.slots import State
 
 # On a CPU batches are best gathered into memory that its caches hold until they are read.

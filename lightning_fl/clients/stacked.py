@@ -19,15 +19,16 @@ import torch
 from torch import Tensor
 
 from lightning_fl.clients.client_job import ClientJob
-from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.gradients import treat_stack
-from lightning_fl.clients.local_schedule import LocalProgress, LocalSchedule
+from lightning_fl.clients.local_schedule import LocalSchedule
 from lightning_fl.clients.local_training import move_schedules, rule_step, start_parts
-from lightning_fl.clients.module_logs import LogCollector, RowLogs
 from lightning_fl.clients.stack import Stack
 from lightning_fl.clients.stack_batches import Group, Member, StackBatches, stack_batches, whole_pass
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import noting
+from lightning_fl.flat_module.flat_module import FlatModule
+from lightning_fl.flat_module.local_progress import LocalProgress
+from lightning_fl.flat_module.module_logs import LogCollector, RowLogs
 from lightning_fl.slots import Gradients, LocalTraining, Message, Result, State, phased
 from lightning_fl.state.run_state import CLIENT
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from lightning_fl.checks import check_choice, check_whole
+from lightning_fl.coding.bit_packing import nearest_level, pack, unpack
 from lightning_fl.errors import require
 from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State, compressible
-from lightning_fl.vectors.bit_packing import nearest_level, pack, unpack
 from lightning_fl.vectors.magnitudes import scale_dtype
 
 Levels = Literal["linear", "nf4"]

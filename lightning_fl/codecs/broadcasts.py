@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
+from lightning_fl.coding.top_k import pack_positions, positions_bits, unpack_positions
 from lightning_fl.errors import require
 from lightning_fl.slots import KINDS, Codec, Message, Packed, Payload, Setting, State, compressible, kind_of
-from lightning_fl.vectors.top_k import pack_positions, positions_bits, unpack_positions
 
 POSITIONS = "mask/changed"
 BESIDE, ENCODED, CHANGE = "/beside/", "/encoded", "model/change"

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from lightning_fl.coding.bit_packing import pack, unpack
 from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State, kind_of
-from lightning_fl.vectors.bit_packing import pack, unpack
 
 
 @dataclass(frozen=True)

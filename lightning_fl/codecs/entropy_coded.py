@@ -16,9 +16,9 @@ import torch
 from lightning.pytorch.utilities.rank_zero import WarningCache
 from torch import Tensor
 
+from lightning_fl.coding.bit_packing import bit_width, pack, unpack
 from lightning_fl.errors import require
 from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State, compressible, forwards
-from lightning_fl.vectors.bit_packing import bit_width, pack, unpack
 
 IS_CODED = "mask/coded/"
 WORD = np.dtype("<u4")

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from lightning_fl.checks import check_choice, check_whole
+from lightning_fl.coding.bit_packing import pack, unpack
 from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State, compressible
-from lightning_fl.vectors.bit_packing import pack, unpack
 from lightning_fl.vectors.magnitudes import by_largest, scale_dtype
 
 Groups = Literal["tensor", "global"]

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from lightning_fl.checks import check_whole
+from lightning_fl.coding.low_rank import check_rank, left_size, matrices, orthonormal, product, split
 from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State, compressible
-from lightning_fl.vectors.low_rank import check_rank, left_size, matrices, orthonormal, product, split
 from lightning_fl.vectors.magnitudes import power_of_two
 
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from lightning_fl.checks import check_between, check_choice
+from lightning_fl.coding.top_k import num_kept
 from lightning_fl.errors import require
 from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State, compressible
 from lightning_fl.slots.codec import VALUES, check_values, inside_values, pack_values, unpack_values
-from lightning_fl.vectors.top_k import num_kept
 
 SEEDS = "scalars/seed/"
 

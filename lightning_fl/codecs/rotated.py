@@ -35,8 +35,8 @@ import torch
 from torch import Tensor
 
 from lightning_fl.checks import check_choice, check_whole
+from lightning_fl.coding.bit_packing import nearest_level, pack, unpack
 from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State, compressible
-from lightning_fl.vectors.bit_packing import nearest_level, pack, unpack
 from lightning_fl.vectors.magnitudes import power_of_two, scale_dtype
 
 Scale = Literal["unbiased", "min_mse"]

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from lightning_fl.checks import check_between
+from lightning_fl.coding.bit_packing import bit_width, pack, unpack
+from lightning_fl.coding.golomb import pack_gaps, rice_width, unpack_gaps
+from lightning_fl.coding.top_k import num_kept, top_k
 from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State, compressible
-from lightning_fl.vectors.bit_packing import bit_width, pack, unpack
-from lightning_fl.vectors.golomb import pack_gaps, rice_width, unpack_gaps
 from lightning_fl.vectors.magnitudes import by_largest, scale_dtype
-from lightning_fl.vectors.top_k import num_kept, top_k
 
 SCALE, COUNT, POSITIONS = "scalars/scale/", "mask/count/", "mask/"
 

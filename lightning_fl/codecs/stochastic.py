@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from lightning_fl.checks import check_choice, check_positive, check_whole
+from lightning_fl.coding.bit_packing import bit_width, pack, unpack
+from lightning_fl.coding.elias import decode_levels, encode_levels
 from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State, compressible
-from lightning_fl.vectors.bit_packing import bit_width, pack, unpack
-from lightning_fl.vectors.elias import decode_levels, encode_levels
 from lightning_fl.vectors.magnitudes import by_largest, power_of_two, scale_dtype
 
 SCALES = "scalars/scale/"

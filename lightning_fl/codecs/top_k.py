@@ -18,9 +18,7 @@ import torch
 from torch import Tensor
 
 from lightning_fl.checks import check_between, check_choice
-from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State, compressible
-from lightning_fl.slots.codec import VALUES, check_values, inside_values, pack_values, unpack_values
-from lightning_fl.vectors.top_k import (
+from lightning_fl.coding.top_k import (
     INDEX_BITS,
     IndexBits,
     num_kept,
@@ -31,6 +29,8 @@ from lightning_fl.vectors.top_k import (
     top_k_of_max,
     unpack_positions,
 )
+from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State, compressible
+from lightning_fl.slots.codec import VALUES, check_values, inside_values, pack_values, unpack_values
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,13 @@ SHARED = "shared"
 """Name of the bits that belong to no single layer."""
 
 
+def _ignored(client: int, position: int, total: int) -> None:
+    """Do nothing."""
+
+
 @dataclass(frozen=True)
 class RoundObserver:
-    """Functions that are called as a round goes on; one that is None is not called, and nothing is computed for it.
+    """Functions that are called as a round goes on; for a message whose function is None nothing is computed.
 
     Attributes:
         on_upload: called after each upload with the client, its position from 1 and the number of uploads of this process.
@@ -27,8 +31,8 @@ class RoundObserver:
         on_server_message: called with each message that the downlink's codec has encoded.
     """
 
-    on_upload: Callable[[int, int, int], None] | None = None
-    on_prepared: Callable[[int, int, int], None] | None = None
+    on_upload: Callable[[int, int, int], None] = _ignored
+    on_prepared: Callable[[int, int, int], None] = _ignored
     on_client_message: Callable[[UplinkMessage], None] | None = None
     on_server_message: Callable[[DownlinkMessage], None] | None = None
 

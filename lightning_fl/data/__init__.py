@@ -10,7 +10,6 @@ from lightning_fl.data.datasets.image_folder import ImageFolder
 from lightning_fl.data.datasets.leaf import Leaf
 from lightning_fl.data.datasets.torchvision import CIFAR10, CIFAR100, SVHN, FashionMNIST
 from lightning_fl.data.federated_data_module import FederatedDataModule
-from lightning_fl.data.groups import Groups
 from lightning_fl.data.non_iid_degree import divergence, label_histograms, non_iid_degree
 from lightning_fl.data.partitions.by_group import ByGroup
 from lightning_fl.data.partitions.classes import Classes, ClassPriors
@@ -24,6 +23,7 @@ from lightning_fl.data.samples.loaders import SampleLoader
 from lightning_fl.data.samples.tensor_samples import Normalize, Samples, Selection, TensorSamples
 from lightning_fl.data.shift import Corruption, Noise, Rotation, Shift
 from lightning_fl.data.sources import Source
+from lightning_fl.data.users import Groups
 from lightning_fl.data.wrapped_datamodule import Federated
 
 __all__ = [

@@ -20,7 +20,6 @@ import torch
 
 from lightning_fl.checks import Remembering, whole_share
 from lightning_fl.data.descriptions import describe_split, settings_in_one_line
-from lightning_fl.data.groups import Groups, as_names, groups_of_test
 from lightning_fl.data.non_iid_degree import label_histograms, non_iid_degree
 from lightning_fl.data.partitions.client_indices import ClientIndices
 from lightning_fl.data.partitions.partition import Partition, Pool, require_enough
@@ -32,6 +31,7 @@ from lightning_fl.data.shift import Shift, shift_clients
 from lightning_fl.data.sources import Source
 from lightning_fl.data.split import GroupsOfClients, hold_out, needed_groups, server_pool
 from lightning_fl.data.split_checks import check_labels, check_settings
+from lightning_fl.data.users import Groups, as_names, groups_of_test
 from lightning_fl.errors import require
 
 # One random stream per purpose: changing one of them (say, the server's data) does not change the others.

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from lightning_fl.data.groups import Groups, groups_of
 from lightning_fl.data.partitions.client_indices import ClientIndices
 from lightning_fl.data.partitions.partition import Partition
 from lightning_fl.data.samples.tensor_samples import Samples
+from lightning_fl.data.users import Groups, groups_of
 from lightning_fl.errors import require
 
 

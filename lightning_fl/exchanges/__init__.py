@@ -5,8 +5,8 @@ from lightning_fl.exchanges.drawn_layers import DrawnLayers
 from lightning_fl.exchanges.gradient_turn import GradientTurn
 from lightning_fl.exchanges.layer_divergence import LayerDivergence
 from lightning_fl.exchanges.one_shot import OneShot
+from lightning_fl.exchanges.power_sgd import TwoTurns
 from lightning_fl.exchanges.pruned_units import PrunedUnits
-from lightning_fl.exchanges.two_turns import TwoTurns
 from lightning_fl.exchanges.with_sample_count import WithSampleCount
 
 __all__ = [

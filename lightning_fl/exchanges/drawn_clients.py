@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lightning_fl.exchanges.base import LayerChoice
+from lightning_fl.exchanges.layer_choice import LayerChoice
 from lightning_fl.slots import Channel, Result, Setting
 from lightning_fl.vectors.layer_groups import Group
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lightning_fl.exchanges.base import GroupChoice
+from lightning_fl.exchanges.layer_choice import GroupChoice
 from lightning_fl.slots import Channel, Result
 from lightning_fl.vectors.layer_groups import Group
 

@@ -9,7 +9,7 @@ from typing import Literal
 from torch import Tensor
 
 from lightning_fl.checks import check_choice
-from lightning_fl.exchanges.base import GroupChoice
+from lightning_fl.exchanges.layer_choice import GroupChoice
 from lightning_fl.slots import Channel, Result, Setting
 from lightning_fl.vectors.layer_groups import Group, norms
 

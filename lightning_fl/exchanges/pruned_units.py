@@ -11,7 +11,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 
 from lightning_fl.checks import check_between, check_choice
-from lightning_fl.exchanges.base import upload_of
+from lightning_fl.exchanges.layer_choice import upload_of
 from lightning_fl.slots import SENT, Channel, Exchange, Result, Setting, Upload, is_finite
 from lightning_fl.vectors.layer_groups import Group, Groups, as_yaml, check_groups, resolve
 

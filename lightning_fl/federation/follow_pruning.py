@@ -15,9 +15,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from lightning_fl.algorithms import Algorithm
-from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.errors import require
 from lightning_fl.federation.round import Federation
+from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.processes import check_agreement, gather_objects
 from lightning_fl.pruning import Plan, plans_of, prune
 from lightning_fl.pruning.apply_plan import PLANS

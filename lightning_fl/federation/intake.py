@@ -8,10 +8,10 @@ from dataclasses import replace
 from lightning.fabric import Fabric
 from torch import Tensor
 
-from lightning_fl.clients.module_logs import Known, LogCollector, on_host
 from lightning_fl.communication.link import Link
 from lightning_fl.federation.loss_guard import RoundGuard
 from lightning_fl.federation.population import Cohort
+from lightning_fl.flat_module.module_logs import Known, LogCollector, on_host
 from lightning_fl.processes import Forms, UploadMerge, check_agreement, checksum, forms_of, gather_objects
 from lightning_fl.slots import Aggregator, Message, Upload, is_finite
 from lightning_fl.state.outcome import Outcome

@@ -13,9 +13,7 @@ from torch import Tensor
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.clients.choose_runner import Runner
 from lightning_fl.clients.client_job import ClientJob
-from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.local_schedule import LocalSchedule
-from lightning_fl.clients.module_buffers import check_counters
 from lightning_fl.clients.serial import serial
 from lightning_fl.codecs import Dense
 from lightning_fl.communication.link import Link
@@ -29,6 +27,8 @@ from lightning_fl.federation.loss_guard import LossGuard
 from lightning_fl.federation.population import Cohort, Population
 from lightning_fl.federation.round_record import round_record
 from lightning_fl.federation.server_steps import take_steps
+from lightning_fl.flat_module.flat_module import FlatModule
+from lightning_fl.flat_module.module_buffers import check_counters
 from lightning_fl.outputs.losses import say_lost
 from lightning_fl.processes import gather_by_client, mean, of_rank_zero, share_states
 from lightning_fl.pruning import Plan
@@ -101,8 +101,7 @@ class Federation:
         uploads = method.exchange.collect(self._train(job, clients), link)
         for position, upload in enumerate(uploads, start=1):
             intake.take(upload, link)
-            if self.observer.on_upload is not None:
-                self.observer.on_upload(upload.result.client, position, len(clients))
+            self.observer.on_upload(upload.result.client, position, len(clients))
         merged, outcome = intake.finish(cohort, link, run.params, self.prunings)
         self._say_if_none_accepted(outcome)
         self._warn_without_loss(outcome, work)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.data import FederatedDataModule
-from lightning_fl.server.macs import count_macs
+from lightning_fl.evaluation.macs import count_macs
+from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.vectors.layer_groups import Group, layer_groups
 
 

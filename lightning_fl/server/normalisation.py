@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.local_schedule import LocalSchedule
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError, require
+from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.switches.evaluation_mode import evaluating
 
 REMEDY = "or use a normalisation without batches, such as torch.nn.GroupNorm"

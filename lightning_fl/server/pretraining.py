@@ -17,11 +17,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.communication.ledger import Ledger
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.data.samples.tensor_samples import Selection
 from lightning_fl.errors import require
+from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.processes import gather_objects, gather_tensors, share_of
 from lightning_fl.slots import Message
 from lightning_fl.switches.evaluation_mode import evaluating

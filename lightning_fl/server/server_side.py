@@ -18,17 +18,17 @@ from torch import Tensor
 from torch.func import functional_call
 
 from lightning_fl.clients.client_job import ClientJob
-from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.local_schedule import LocalSchedule
 from lightning_fl.clients.local_training import finish, train_locally
-from lightning_fl.clients.module_buffers import check_counters
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.data.non_iid_degree import non_iid_degree
 from lightning_fl.errors import UserError, nearest, noting, require
+from lightning_fl.evaluation.evaluation import mean_training_loss, measure
+from lightning_fl.evaluation.macs import count_layer_macs
+from lightning_fl.flat_module.flat_module import FlatModule
+from lightning_fl.flat_module.module_buffers import check_counters
 from lightning_fl.outputs.metric import ACCURACY, falls, find_accuracy
 from lightning_fl.processes import of_rank_zero
-from lightning_fl.server.evaluation import mean_training_loss, measure
-from lightning_fl.server.macs import count_layer_macs
 from lightning_fl.slots import Message, Rule, ServerTraining, Setting, is_finite
 from lightning_fl.state.outcome import maximum
 from lightning_fl.state.run_state import SERVER, Run

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lightning_fl.coding.bit_packing import bit_width, pack
 from lightning_fl.errors import require
 from lightning_fl.outputs.units import KINDS
 from lightning_fl.slots.message import Message, State, compressible, kind_of
 from lightning_fl.slots.part import Part
 from lightning_fl.slots.setting import Setting
-from lightning_fl.vectors.bit_packing import bit_width, pack
 
 
 @dataclass(frozen=True)

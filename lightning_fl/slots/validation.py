@@ -10,7 +10,7 @@ from lightning_fl.slots.setting import Setting
 
 
 class Validation(Protocol):
-    """A validation or test of the server's model; see `lightning_fl.server.validation`.
+    """A validation or test of the server's model; see `lightning_fl.evaluation.validation`.
 
     Attributes:
         setting: facts about the run; None outside a run.

@@ -19,17 +19,17 @@ from lightning_fl.algorithms import Algorithm
 from lightning_fl.callbacks import AdaptivePruning, FilterPruning, MagnitudePruning
 from lightning_fl.clients.choose_runner import Runner, agreed_runner, choose_runner, describe_runner
 from lightning_fl.clients.client_job import ClientJob
-from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.local_schedule import LocalSchedule
 from lightning_fl.communication.messages import RoundObserver
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError, require
+from lightning_fl.evaluation.client_evaluation import ClientEvaluator
 from lightning_fl.federation.follow_pruning import require_prunable
 from lightning_fl.federation.population import Population
 from lightning_fl.federation.round import Federation
+from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.outputs.run_folder import require_writable
 from lightning_fl.processes import agree_on_model, gather_objects
-from lightning_fl.server.client_evaluation import ClientEvaluator
 from lightning_fl.server.network import Network
 from lightning_fl.server.normalisation import check_single_samples
 from lightning_fl.slots import Gradients, Personal, Rule, Setting

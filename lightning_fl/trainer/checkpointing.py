@@ -17,10 +17,10 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from lightning_fl.clients.choose_runner import describe_runner
-from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.errors import UserError
 from lightning_fl.federation import follow_pruning
 from lightning_fl.federation.round import Federation
+from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.outputs import checkpoint_file
 from lightning_fl.outputs.metric import ACCURACY, find_metric
 from lightning_fl.outputs.run_folder import LAST

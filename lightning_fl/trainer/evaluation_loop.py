@@ -18,12 +18,12 @@ from lightning_fl.clients.own_models import what_clients_own
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.data.descriptions import describe_loader, have_same_samples
 from lightning_fl.errors import UserError, require
+from lightning_fl.evaluation.evaluation import as_loaders, evaluate, is_sequential, num_batches
+from lightning_fl.evaluation.validation import ModelValidation
 from lightning_fl.federation.round import Federation
 from lightning_fl.outputs import checkpoint_file
 from lightning_fl.processes import gather_logs
 from lightning_fl.server.data_for_module import check_loaders
-from lightning_fl.server.evaluation import as_loaders, evaluate, is_sequential, num_batches
-from lightning_fl.server.validation import ModelValidation
 from lightning_fl.state.run_state import VALIDATION
 from lightning_fl.state.saved_states import LoadedRun, read_states
 from lightning_fl.trainer import checkpointing

@@ -15,10 +15,10 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from lightning_fl.data import Source
 from lightning_fl.errors import require
+from lightning_fl.evaluation.client_evaluation import ClientEvaluator, ClientResult
 from lightning_fl.outputs import checkpoint_file
 from lightning_fl.outputs.final_table import final_table, history, show
 from lightning_fl.outputs.run_folder import LAST
-from lightning_fl.server.client_evaluation import ClientEvaluator, ClientResult
 from lightning_fl.trainer import checkpointing
 from lightning_fl.trainer.build_federation import client_evaluator
 from lightning_fl.trainer.evaluation_loop import run_evaluation

@@ -16,11 +16,11 @@ from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lightning_fl.checks import parameters_of
-from lightning_fl.clients.hooks import check_watched
 from lightning_fl.data.federated_data_module import OFFERED
 from lightning_fl.errors import FileError, UserError
 from lightning_fl.federation import follow_pruning
 from lightning_fl.federation.round import Federation
+from lightning_fl.flat_module.hooks import check_watched
 from lightning_fl.outputs import checkpoint_file, wandb_run
 from lightning_fl.outputs.communication_json import Bits, write_communication
 from lightning_fl.outputs.final_table import final_lines
@@ -29,10 +29,10 @@ from lightning_fl.outputs.metrics_csv import RoundCSVLogger
 from lightning_fl.outputs.run_folder import EXPORT, LAST, RunFolder, write_settings
 from lightning_fl.processes import check_agreement, gather_logs, gather_objects
 from lightning_fl.pruning import masks_of
+from lightning_fl.settings.settings import settings_of
+from lightning_fl.settings.written_settings import written_settings
 from lightning_fl.state.run_state import SERVER
 from lightning_fl.state.saved_states import SavedStates
-from lightning_fl.state.settings import settings_of
-from lightning_fl.state.written_settings import written_settings
 from lightning_fl.trainer import checkpointing
 from lightning_fl.trainer.build_federation import assemble, keep_client_states
 from lightning_fl.trainer.evaluation_loop import RoundEvaluation

@@ -22,14 +22,14 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 
 from lightning_fl.algorithms import Algorithm
-from lightning_fl.clients.flat_module import FlatModule
-from lightning_fl.clients.hooks import Hooks
-from lightning_fl.clients.local_schedule import LocalProgress
 from lightning_fl.data import FederatedDataModule
+from lightning_fl.flat_module.flat_module import FlatModule
+from lightning_fl.flat_module.hooks import Hooks
+from lightning_fl.flat_module.local_progress import LocalProgress
 from lightning_fl.outputs.reservation import Reservation
+from lightning_fl.settings.settings import RunSettings
 from lightning_fl.state.run_state import Run
 from lightning_fl.state.saved_states import LoadedRun
-from lightning_fl.state.settings import RunSettings
 from lightning_fl.trainer.flags import TrainerFlags
 from lightning_fl.trainer.lightning_parts import StrategyView
 from lightning_fl.trainer.stops import Stop, stop_of

@@ -9,7 +9,7 @@ from typing import Any
 from lightning_fl import personal
 from lightning_fl.errors import UserError
 from lightning_fl.outputs.run_folder import with_present_names
-from lightning_fl.state.settings import SAMPLES, Change, RunSettings
+from lightning_fl.settings.settings import SAMPLES, Change, RunSettings
 from lightning_fl.trainer.lightning_interface import TrainerInterface
 
 NO_SETTINGS = (

@@ -18,10 +18,10 @@ from torch.utils.data import DataLoader
 from lightning_fl import algorithms
 from lightning_fl.algorithms import Algorithm, FedAvg
 from lightning_fl.checks import parameters_of
-from lightning_fl.clients.flat_module import FlatModule
-from lightning_fl.clients.hooks import Hooks, check_module
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError, nearest, require
+from lightning_fl.flat_module.flat_module import FlatModule
+from lightning_fl.flat_module.hooks import Hooks, check_module
 from lightning_fl.modules import ImageClassifier
 from lightning_fl.outputs.loggers import tell
 from lightning_fl.outputs.progress_bar import RoundProgressBar

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.callbacks import Timer
 
-from lightning_fl.state.settings import RunSettings
+from lightning_fl.settings.settings import RunSettings
 
 
 class Stoppable(Protocol):

@@ -17,9 +17,9 @@ from toys import Perceptron, federation, vector
 from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.algorithms import Algorithm, EfficientAdam, FairnessTop, FedAdam, FedAdamSSM, FedAdamTop, OneBitAdam
 from lightning_fl.codecs import Changes, ErrorFeedback, Followed, OneBit, Quantiser, SharedTopK, TopK
+from lightning_fl.coding.top_k import positions_bits
 from lightning_fl.rules import Proximal, SharedAdam
 from lightning_fl.steps import Apply, Compress, Distillation, Moments, Momentum, MomentumInStages, WarmedUpMoments
-from lightning_fl.vectors.top_k import positions_bits
 
 MakeTrainer = Callable[..., FederatedTrainer]
 EPSILON = 0.01

@@ -15,7 +15,7 @@ from toys import Normalised, Perceptron, Served, Unlabelled, WithoutLogits, fede
 
 from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.algorithms import FedAvg, FedKT
-from lightning_fl.algorithms.feddumap.fedkt import tally
+from lightning_fl.algorithms.fedkt import tally
 from lightning_fl.data import Arrays
 from lightning_fl.modules import ImageClassifier
 

@@ -14,9 +14,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fl import FederatedTrainer, UserError
 from lightning_fl.callbacks import SparseUpdates
+from lightning_fl.coding.top_k import positions_bits
 from lightning_fl.data import Arrays
 from lightning_fl.pruning import Plan, prune
-from lightning_fl.vectors.top_k import positions_bits
 
 D = 4 * 3 + 3 + 3 + 1
 OPTIMIZERS = {

@@ -28,8 +28,8 @@ from lightning_fl.callbacks import (
     TargetReached,
 )
 from lightning_fl.callbacks.pruning.adaptive_rate import AdaptiveRate
+from lightning_fl.coding.top_k import positions_bits
 from lightning_fl.gates import gates_of
-from lightning_fl.vectors.top_k import positions_bits
 
 MakeStock = Callable[..., L.Trainer]
 

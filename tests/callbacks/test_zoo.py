@@ -25,9 +25,9 @@ from lightning_fl.callbacks import (
     TargetReached,
 )
 from lightning_fl.callbacks.pruning.adaptive_rate import AdaptiveRate
+from lightning_fl.coding.top_k import positions_bits
 from lightning_fl.gates import gates_of
 from lightning_fl.pruning import load_pruned
-from lightning_fl.vectors.top_k import positions_bits
 
 NUM_STEPS = 4
 """Optimiser steps of a training: two in each of two epochs."""

@@ -12,10 +12,10 @@ from toys import Perceptron, federation
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.codecs import Blockwise, ErrorFeedback, Followed
 from lightning_fl.codecs.blockwise import NF4
+from lightning_fl.coding.bit_packing import nearest_level
 from lightning_fl.errors import UserError
 from lightning_fl.slots import Message, Setting
 from lightning_fl.steps import Apply, Compress
-from lightning_fl.vectors.bit_packing import nearest_level
 from lightning_fl.vectors.layout import NO_LAYOUT, Layout
 
 PLAIN = [Blockwise(), Blockwise(bits=4), Blockwise(bits=2, block_size=7), Blockwise("nf4", 4), Blockwise("nf4", 4, 64)]

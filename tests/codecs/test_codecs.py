@@ -16,11 +16,8 @@ from torch import Tensor
 
 from lightning_fl import codecs
 from lightning_fl.codecs import Changes, Dense, ErrorFeedback, FairTopK, Followed, OneBit, Quantiser, SharedTopK, TopK
-from lightning_fl.slots import Codec, Message, Payload, Setting, State
-from lightning_fl.vectors import top_k as selection
-from lightning_fl.vectors.bit_packing import bit_width, pack, unpack
-from lightning_fl.vectors.layout import Layout
-from lightning_fl.vectors.top_k import (
+from lightning_fl.coding.bit_packing import bit_width, pack, unpack
+from lightning_fl.coding.top_k import (
     num_kept,
     pack_positions,
     positions_bits,
@@ -29,6 +26,9 @@ from lightning_fl.vectors.top_k import (
     top_k_of_max,
     unpack_positions,
 )
+from lightning_fl.slots import Codec, Message, Payload, Setting, State
+from lightning_fl.vectors import top_k as selection
+from lightning_fl.vectors.layout import Layout
 
 LOSSY: dict[str, Codec] = {
     "top": TopK(0.3),

@@ -13,10 +13,10 @@ from toys import Perceptron, federation
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.codecs import DRIVE, EDEN, ErrorFeedback, Followed, RandomK
 from lightning_fl.codecs.rotated import chunk_sizes, lloyd_max
+from lightning_fl.coding.bit_packing import unpack
 from lightning_fl.errors import UserError
 from lightning_fl.slots import Draw, Message, Setting
 from lightning_fl.steps import Apply, Compress
-from lightning_fl.vectors.bit_packing import unpack
 from lightning_fl.vectors.layout import NO_LAYOUT, Layout
 
 CODECS = [

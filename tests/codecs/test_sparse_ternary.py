@@ -14,14 +14,14 @@ from toys import Perceptron, federation, vector
 
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.codecs import STC, ErrorFeedback, Followed
+from lightning_fl.coding.golomb import most_bits, pack_gaps, rice_width, unpack_gaps
+from lightning_fl.coding.top_k import num_kept
 from lightning_fl.communication.messages import UplinkMessage
 from lightning_fl.errors import UserError
 from lightning_fl.slots import Message, Payload, Setting
 from lightning_fl.steps import Apply, Compress
-from lightning_fl.vectors.golomb import most_bits, pack_gaps, rice_width, unpack_gaps
 from lightning_fl.vectors.layer_groups import Group
 from lightning_fl.vectors.layout import NO_LAYOUT, Layout
-from lightning_fl.vectors.top_k import num_kept
 
 CHANNELS = (25 * 10, 10, 20 * 250, 20, 50 * 320, 50, 10 * 50, 10)
 """Tensors of the CNN with 21,840 parameters."""

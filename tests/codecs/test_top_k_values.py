@@ -25,12 +25,12 @@ from lightning_fl.codecs import (
     SharedTopK,
     TopK,
 )
+from lightning_fl.coding.top_k import top_k
 from lightning_fl.communication.messages import UplinkMessage
 from lightning_fl.errors import UserError
 from lightning_fl.slots import Codec, Draw, Message, Setting
 from lightning_fl.vectors.layer_groups import Group
 from lightning_fl.vectors.layout import NO_LAYOUT, Layout
-from lightning_fl.vectors.top_k import top_k
 
 INNER: list[Codec] = [
     Cast(),

@@ -280,7 +280,7 @@ def test_a_round_that_is_undone_leaves_no_trace(kind: Any, algorithm: Any, make_
 
 def test_without_a_guard_nothing_is_measured(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lightning_fl.server.server_side.ServerSide.loss", None)
-    monkeypatch.setattr("lightning_fl.clients.module_logs.LogCollector.last_loss", None)
+    monkeypatch.setattr("lightning_fl.flat_module.module_logs.LogCollector.last_loss", None)
     trainer = make_trainer()
     trainer.fit(Perceptron(), Served(9), FedDU())
     assert trainer.run.initial_loss is None

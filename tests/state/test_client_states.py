@@ -170,7 +170,7 @@ def test_a_checkpoint_of_the_middle_of_a_round_is_that_of_its_beginning(
                 trainer.save_checkpoint(tmp_path / "middle.ckpt")
 
     trainer = make_trainer(max_rounds=5, client_states=place, callbacks=Saves())
-    end_round = "lightning_fl.clients.optimizers.schedules.Schedules.end_round"
+    end_round = "lightning_fl.flat_module.optimizers.schedules.Schedules.end_round"
     with pytest.MonkeyPatch.context() as patch:
 
         def fail(self: Any, done: int) -> None:

@@ -32,7 +32,7 @@ from lightning_fl.federation.loss_guard import LossGuard
 from lightning_fl.modules import ImageClassifier
 from lightning_fl.outputs import checkpoint_file
 from lightning_fl.rules import Proximal
-from lightning_fl.state.settings import RunSettings
+from lightning_fl.settings.settings import RunSettings
 from lightning_fl.steps import Apply, Compress, Momentum
 from lightning_fl.trainer.resumed_settings import earlier_settings
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from lightning_fl.checks import check_whole
 from lightning_fl.data.datasets.image_data_module import ImageDataModule
-from lightning_fl.data.groups import Groups
 from lightning_fl.data.split_checks import describe_largest, warn_of_gaps
+from lightning_fl.data.users import Groups
 from lightning_fl.errors import UserError, nearest, require
 
 KEYS = ("train_images", "train_labels", "test_images", "test_labels")

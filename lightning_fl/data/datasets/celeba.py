@@ -18,9 +18,9 @@ from lightning_fl.checks import check_between, check_whole
 from lightning_fl.data.datasets.image_data_module import ImageDataModule
 from lightning_fl.data.datasets.image_folder import decode_images
 from lightning_fl.data.federated_data_module import HELD_OUT
-from lightning_fl.data.groups import Groups
 from lightning_fl.data.partitions.by_group import ByGroup
 from lightning_fl.data.partitions.partition import Partition
+from lightning_fl.data.users import Groups
 from lightning_fl.errors import UserError, nearest, require
 
 IDENTITIES, ATTRIBUTES, IMAGES = "identity_CelebA.txt", "list_attr_celeba.txt", "img_align_celeba"

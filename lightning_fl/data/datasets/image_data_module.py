@@ -9,8 +9,8 @@ from torch import Tensor
 
 from lightning_fl.data.datasets.augment import crop_and_flip
 from lightning_fl.data.federated_data_module import FederatedDataModule
-from lightning_fl.data.groups import Groups
 from lightning_fl.data.samples.tensor_samples import Normalize, Samples, TensorSamples
+from lightning_fl.data.users import Groups
 from lightning_fl.errors import require
 
 

@@ -18,10 +18,10 @@ import torch
 
 from lightning_fl.checks import check_choice
 from lightning_fl.data.federated_data_module import FederatedDataModule
-from lightning_fl.data.groups import Groups
 from lightning_fl.data.partitions.by_group import ByGroup
 from lightning_fl.data.partitions.partition import Partition
 from lightning_fl.data.samples.tensor_samples import Samples, TensorSamples
+from lightning_fl.data.users import Groups
 from lightning_fl.errors import UserError, require
 
 SIDE = 28

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from lightning_fl.checks import check_whole
-from lightning_fl.data.groups import Groups
 from lightning_fl.data.partitions.client_indices import ClientIndices
+from lightning_fl.data.users import Groups
 from lightning_fl.errors import require
 
 

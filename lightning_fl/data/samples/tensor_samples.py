@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lightning_fl.data.groups import Groups
+from lightning_fl.data.users import Groups
 from lightning_fl.errors import require
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]

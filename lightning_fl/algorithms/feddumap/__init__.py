@@ -1,1 +1,0 @@
-"""FedDUMAP's parts FedDU, FedDUM and FedAP, and the baselines in its paper."""

@@ -1,1 +1,0 @@
-"""Methods whose clients keep parts of the model, or models of their own."""

@@ -1,0 +1,1 @@
+"""Codes of numbers and positions in bits."""

@@ -1,0 +1,1 @@
+"""Evaluation of the server's model and of the clients'."""

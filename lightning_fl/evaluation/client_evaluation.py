@@ -1,0 +1,174 @@
+"""Evaluate what each client predicts with on its own held-out samples, before and after fine-tuning on its training samples.
+
+A client predicts with the server's model and its own personal parameters. Nothing else changes: model, logs, random generators,
+attributes of the module and learning rates are afterwards what they were, and no callback is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from lightning.pytorch.utilities.seed import isolate_rng
+
+from lightning_fl.clients.client_job import ClientJob
+from lightning_fl.clients.local_schedule import LocalSchedule
+from lightning_fl.clients.local_training import train_locally
+from lightning_fl.clients.own_models import client_model, has_own_model
+from lightning_fl.data import ClientIndices, FederatedDataModule
+from lightning_fl.errors import require
+from lightning_fl.evaluation.evaluation import measure
+from lightning_fl.flat_module.flat_module import FlatModule
+from lightning_fl.flat_module.module_logs import LogCollector
+from lightning_fl.processes import gather_by_client, share_of
+from lightning_fl.rules import LocalOptimizer
+from lightning_fl.slots import Personal, Setting, model_keeper
+from lightning_fl.state.run_state import EVALUATION, Run
+from lightning_fl.switches.evaluation_mode import keeping_attributes
+
+
+@dataclass(frozen=True)
+class ClientResult:
+    """Evaluation of one client.
+
+    Attributes:
+        client: index of the client.
+        num_samples: held-out samples n_k that were measured; 0 if the client has none.
+        is_newcomer: True if clients own parts of the model, and this one has not taken part yet.
+        metrics: logged averages by name; {} without samples.
+        tuned: the same after fine-tuning; {} without fine-tuning.
+    """
+
+    client: int
+    num_samples: int
+    is_newcomer: bool
+    metrics: dict[str, float] = field(default_factory=dict)
+    tuned: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ClientEvaluator:
+    """Evaluation of the model that the flat module holds, with the clients' initial personal parameters.
+
+    Attributes:
+        flat_module: holds the model.
+        data: the federated data, as the clients hold them.
+        run: seed, number of rounds done, and the clients' states.
+        setting: facts about the run.
+        schedule: length and batches of a client's local training, of which fine-tuning takes all but the length.
+        personal: parts that say what clients keep.
+    """
+
+    flat_module: FlatModule
+    data: FederatedDataModule
+    run: Run
+    setting: Setting
+    schedule: LocalSchedule
+    personal: tuple[Personal, ...]
+
+    @property
+    def round(self) -> int:
+        """Index of the last round; 0 before the first."""
+        return max(0, self.run.round - 1)
+
+    def panel(self, size: int | None, is_fixed: bool) -> list[int]:
+        """Return the clients to evaluate, in ascending order: all, or `size` drawn by the seed, and by the round unless fixed."""
+        everyone = self.data.num_clients
+        if size is None or size >= everyone:
+            return list(range(everyone))
+        random = self.run.random(EVALUATION, in_round=0 if is_fixed else self.round)
+        return sorted(int(client) for client in random.choice(everyone, size, replace=False))
+
+    def evaluate(
+        self,
+        stage: str,
+        clients: Sequence[int],
+        limit: int | float | None = None,
+        finetune_epochs: int = 0,
+        finetune_lr: float | None = None,
+    ) -> list[ClientResult]:
+        """Evaluate clients, which the processes share.
+
+        Args:
+            stage: `validation` or `test`: the step to run, and the held-out samples of each client.
+            clients: indices of the clients.
+            limit: most batches of a client, if it is a whole number; a fraction leaves small clients whole.
+            finetune_epochs: passes of each client over its training samples before a second measurement; 0 for none.
+            finetune_lr: learning rate of these passes; None for that of the next round.
+
+        Returns:
+            A result of each client, the same in every process.
+
+        Raises:
+            UserError: fine-tuning would follow a scheduler that is made for the length of a round's local training.
+        """
+        data, flat_module = self.data, self.flat_module
+        rows = data.client_val_indices if stage == "validation" else data.client_test_indices
+        fabric, sizes = flat_module.fabric, ClientIndices.of(rows).sizes
+        require(
+            not finetune_epochs or finetune_lr is not None or not flat_module.optimizer.schedules.moves_within_round,
+            f"fine-tuning cannot follow the scheduler that {type(flat_module.module).__name__} steps within a round, because it "
+            "is made for the length of a round: give finetune_lr.",
+        )
+        schedule = replace(self.schedule, epochs=finetune_epochs, steps=None, reports_last_loss=False)
+        mine = {}
+        with _leaving_no_trace(flat_module):
+            job = self._job(schedule)
+            for client in share_of(clients, sizes, fabric.global_rank, fabric.world_size):
+                measured = rows[client][: limit * data.eval_batch_size if isinstance(limit, int) else None]
+                mine[client] = self._evaluate_client(job, stage, client, measured, finetune_lr)
+        return list(gather_by_client(fabric, clients, mine).values())
+
+    def _job(self, schedule: LocalSchedule) -> ClientJob:
+        """Return the fine-tuning of each client, which begins with the present model."""
+        flat_module = self.flat_module
+        received = {"model": flat_module.params.clone(), "buffers": flat_module.read_buffers().clone()}
+        return ClientJob(LocalOptimizer(), self.setting, received, schedule, self.run, flat_module.read_counters())
+
+    def _evaluate_client(
+        self, job: ClientJob, stage: str, client: int, rows: np.ndarray, finetune_lr: float | None
+    ) -> ClientResult:
+        flat_module, data, state = self.flat_module, self.data, self.run.clients.get(client, {})
+        owned = flat_module.read_personal().keys()
+        has_own = has_own_model(state) if model_keeper(self.personal) else not owned or bool(owned & state.keys())
+        if not len(rows):
+            return ClientResult(client, 0, not has_own)
+        samples = data.train if stage == "validation" else data.test
+        assert samples is not None
+        order, own = self.run.torch_seeds(EVALUATION, client, in_round=self.round)
+
+        def measured() -> dict[str, float]:
+            flat_module.seed(own)
+            batches = samples.batches(data.eval_batch_size, rows)
+            return measure(flat_module, stage, batches, samples.resident, alone=True)
+
+        flat_module.load(job.received["model"], job.received["buffers"], job.counters)
+        with client_model(flat_module, self.personal, state):
+            metrics, tuned = measured(), {}
+            if job.schedule.epochs:
+                start = {"model": flat_module.params.clone(), "buffers": flat_module.read_buffers().clone()}
+                job = replace(job, start=start, initial_counters=flat_module.read_counters())
+                with flat_module.optimizer.schedules.constant(finetune_lr):
+                    train_locally(flat_module, job, data.client(client), {}, (order, own), data.train.resident)
+                flat_module.progress = None
+                flat_module.logs.forget()
+                tuned = measured()
+        return ClientResult(client, len(rows), not has_own, metrics, tuned)
+
+
+@contextmanager
+def _leaving_no_trace(flat_module: FlatModule) -> Iterator[None]:
+    """Restore model, logs, random generators and attributes of the module afterwards, and call no callback inside."""
+    module, own = flat_module.module, flat_module.logs
+    present = flat_module.params.clone(), flat_module.read_buffers().clone(), flat_module.read_counters()
+    with isolate_rng(), keeping_attributes(list(module.modules())), flat_module.hooks.without_callbacks():
+        flat_module.logs = LogCollector(lambda: flat_module.progress is not None, module)
+        flat_module.logs.gather, flat_module.logs.gather_tensors = own.gather, own.gather_tensors
+        module.log = flat_module.logs.log  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            flat_module.logs, flat_module.progress = own, None
+            flat_module.load(*present)

@@ -1,0 +1,131 @@
+"""Evaluate the server's model with what each client owns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from lightning.pytorch.utilities import CombinedLoader
+from torch import Tensor
+
+from lightning_fl.clients.own_models import client_model
+from lightning_fl.data import FederatedDataModule
+from lightning_fl.evaluation.evaluation import are_resident, limited, measure, num_batches
+from lightning_fl.evaluation.macs import count_flops
+from lightning_fl.flat_module.flat_module import FlatModule
+from lightning_fl.processes import gather_by_client
+from lightning_fl.slots import Personal, Setting, State, model_keeper
+
+NEWCOMER = -1
+"""Stands for all clients that have not taken part, which predict with the same model."""
+
+
+@dataclass
+class ModelValidation:
+    """Implementation of `lightning_fl.slots.Validation`; the flat module holds the server's model.
+
+    Attributes:
+        flat_module: the module.
+        data: the federated data, with the clients' own validation parts.
+        stage: `validation` or `test`.
+        loaders: loaders of the validation data.
+        limit: Lightning's `limit_val_batches` or `limit_test_batches`.
+        states: states of the clients that have taken part.
+        personal: parts that say what clients keep.
+        most_clients: number of clients to measure, drawn at random; None for all.
+        setting: setting of the run; None outside a run.
+        cohort_size: clients of a round, K; 0 outside a run.
+        random: draws the clients to measure.
+    """
+
+    flat_module: FlatModule
+    data: FederatedDataModule
+    stage: str
+    loaders: CombinedLoader
+    limit: int | float | None
+    states: Mapping[int, State]
+    personal: Sequence[Personal] = ()
+    most_clients: int | None = None
+    setting: Setting | None = None
+    cohort_size: int = 0
+    random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+
+    @property
+    def module(self) -> Any:
+        """The module."""
+        return self.flat_module.module
+
+    @property
+    def owns(self) -> bool:
+        """True if clients own parts of the model, or models of their own."""
+        return bool(self.flat_module.read_personal()) or model_keeper(self.personal) is not None
+
+    def averages(self) -> dict[str, float]:
+        """Return what the module logs with the server's model and with what clients own at first."""
+        return measure(self.flat_module, self.stage, self._batches(), are_resident(self.loaders))
+
+    def client_means(self) -> dict[str, float]:
+        """Return the means over clients of what the module logs, and under `…_local` those on their own samples.
+
+        The processes share the clients; each measures its own on all batches.
+        """
+        clients = self._clients()
+        groups = list(dict.fromkeys(client if client in self.states else NEWCOMER for client in clients))
+        fabric = self.flat_module.fabric
+        rank, num_ranks = fabric.global_rank, fabric.world_size
+        mine = {
+            client: self._measure(client, self._batches(), are_resident(self.loaders))
+            for client in groups[rank::num_ranks]
+        }
+        own = {client: self._measure_own(client) for client in clients[rank::num_ranks]}
+        measured, local = gather_by_client(fabric, groups, mine), gather_by_client(fabric, clients, own)
+        return {
+            **_means([measured[client if client in self.states else NEWCOMER] for client in clients]),
+            **{f"{name}_local": value for name, value in _means(local.values()).items()},
+        }
+
+    def macs(self, inside: Callable[[Any], AbstractContextManager[Any]]) -> int | None:
+        """Count the multiply-accumulates of `forward` for one sample in a context; None if `forward` needs other arguments."""
+        batch = self.flat_module.transfer(next(self._batches()), are_resident(self.loaders))
+        inputs = batch[0] if isinstance(batch, (tuple, list)) else batch
+        if not isinstance(inputs, Tensor):
+            return None
+        counter = count_flops(self.flat_module, inputs[:1], inside(self.module))
+        return None if counter is None else int(counter.get_total_flops()) // 2
+
+    def _clients(self) -> list[int]:
+        """Return the clients to measure, in ascending order."""
+        everyone, most = self.data.num_clients, self.most_clients
+        if most is None or most >= everyone:
+            return list(range(everyone))
+        return sorted(int(client) for client in self.random.choice(everyone, most, replace=False))
+
+    def _measure_own(self, client: int) -> dict[str, float]:
+        """Return what the module logs on the client's own validation part; {} if it has none."""
+        rows = self.data.client_val_indices[client]
+        if not len(rows):
+            return {}
+        size, train = self.data.eval_batch_size, self.data.train
+        length = -(-len(rows) // size)
+        limit = min(length, self.limit) if isinstance(self.limit, int) else length
+        return self._measure(client, islice(train.batches(size, rows), limit), train.resident)
+
+    def _measure(self, client: int, batches: Iterable[Any], resident: bool) -> dict[str, float]:
+        with client_model(self.flat_module, self.personal, self.states.get(client, {})):
+            return measure(self.flat_module, self.stage, batches, resident, alone=True)
+
+    def _batches(self) -> Iterator[Any]:
+        return (batch for batch, _, _ in limited(self.loaders, num_batches(self.loaders, self.limit)))
+
+
+def _means(measured: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Return the unweighted mean of each name over the clients that logged it."""
+    by_name: dict[str, list[float]] = {}
+    for found in measured:
+        for name, value in found.items():
+            by_name.setdefault(name, []).append(value)
+    return {name: sum(values) / len(values) for name, values in by_name.items()}

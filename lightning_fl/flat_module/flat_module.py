@@ -1,0 +1,389 @@
+"""The one working module of a process: its parameters are views of flat vectors, so that one copy loads a client."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.fabric import Fabric
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from torch import Tensor, nn
+from torchmetrics import Metric, MetricCollection, MetricTracker
+
+from lightning_fl.data.descriptions import describe_batch
+from lightning_fl.errors import UserError, add_note, require
+from lightning_fl.flat_module.hooks import Hooks, changed_shape, check_real, check_sizes
+from lightning_fl.flat_module.local_progress import LocalProgress
+from lightning_fl.flat_module.module_buffers import ModuleBuffers, bind, unsaved_buffers
+from lightning_fl.flat_module.module_logs import LogCollector
+from lightning_fl.flat_module.optimizers.module_optimizer import ModuleOptimizer
+from lightning_fl.flat_module.optimizers.personal_optimizer import PersonalOptimizer
+from lightning_fl.pruning import Plan, plans_of
+from lightning_fl.pruning.apply_plan import PLANS
+from lightning_fl.slots import State
+from lightning_fl.state.run_state import Run
+from lightning_fl.vectors.layout import FlatGradient, Layout, Tree, common_dtype, holders_of
+from lightning_fl.vectors.personal import PERSONAL, PERSONAL_BUFFERS, counter_entry, initially_owned
+
+
+class FlatModule:
+    """A LightningModule bound to flat storage.
+
+    Attributes:
+        module: the module, on the accelerator.
+        fabric: Lightning Fabric, for precision, autocast and backward.
+        hooks: calls Lightning's hooks.
+        logs: collects the values that the module logs.
+        layout: positions of the trainable parameters, without the personal ones.
+        parameters: the module's trainable parameters in the order of the layout; views of `params` (d,).
+        personal_layout, personal: the same for personal parameters (g,).
+        gradient: gradient (d,) of the last backward pass; empty unless `reads_gradient`.
+        buffer_layout, buffers: the same for shared float buffers (d_b,); `personal_buffers` are those that each client keeps.
+        optimizer: drives the module's optimiser; set by `configure_optimizer`.
+        personal_optimizer: steps the personal parameters; set by `configure_optimizer`.
+        reads_gradient: True if gradients are gathered in `gradient`.
+        metrics: the module's torchmetrics objects and collections.
+        takes_index: True if `training_step` takes the batch's index.
+        skips_single_samples: True if a last batch of one sample is left out.
+        progress: progress of the present local training; None between trainings.
+        generators: torch's global generators that the module may draw from.
+    """
+
+    optimizer: ModuleOptimizer
+    personal_optimizer: PersonalOptimizer
+
+    def __init__(
+        self,
+        module: LightningModule,
+        fabric: Fabric,
+        hooks: Hooks,
+        channels_last: bool,
+        personal: Collection[str] = (),  # names of parameters and buffers
+    ) -> None:
+        self.module = module
+        self.fabric = fabric
+        self.hooks = hooks
+        self.logs = LogCollector(lambda: self.progress is not None, module)
+        self._channels_last = channels_last
+        self._personal_names = frozenset(personal)
+        self._lay_out()
+        self.takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
+        self.progress: LocalProgress | None = None
+        self.generators = [torch.default_generator]
+        if fabric.device.type == "cuda":
+            self.generators.append(torch.cuda.default_generators[fabric.device.index or 0])
+        # Batch normalisation cannot train on a batch of one sample, which has no variance.
+        self.skips_single_samples = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules())
+
+    def _lay_out(self) -> None:
+        """Gather parameters and float buffers in flat vectors, and make the module's own tensors views of them."""
+        check_sizes(self.module)
+        self._plans = plans_of(self.module)
+        kinds = (Metric, MetricCollection, MetricTracker)
+        self.metrics = [part for part in self.module.modules() if isinstance(part, kinds)]
+        named = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
+        trainable = {name: p for name, p in named.items() if name not in self._personal_names}
+        self.personal_leaves = {name: p for name, p in named.items() if name in self._personal_names}
+        dtype = common_dtype(named)
+        self.layout = Layout.of(trainable, self._channels_last)
+        self.params = bind(self.layout, trainable, dtype, self.fabric.device)
+        self.gradient = torch.zeros(0, dtype=dtype, device=self.fabric.device)
+        self.parameters = list(trainable.values())
+        self.personal_layout = Layout.of(self.personal_leaves)
+        self.personal = bind(self.personal_layout, self.personal_leaves, dtype, self.fabric.device)
+        self._leaves = [*self.parameters, *self.personal_leaves.values()]
+        self._views = [*self.layout.views(self.params).values(), *self.personal_layout.views(self.personal).values()]
+        self._addresses = [view.data_ptr() for view in self._views]
+        for part in self.module.modules():
+            if isinstance(part, nn.RNNBase):
+                # On CUDA it moves the weights to storage of their own, in many a module's `forward` and in torch itself.
+                part.flatten_parameters = _stay  # type: ignore[method-assign]
+
+        self._attributes = holders_of(self.module)
+        all_buffers = dict(self.module.named_buffers())
+        self._buffer_shapes = {name: (buffer.shape, buffer.dtype) for name, buffer in all_buffers.items()}
+        own = {name: buffer for name, buffer in all_buffers.items() if name in self._personal_names}
+        shared = {name: buffer for name, buffer in all_buffers.items() if name not in own}
+        bound = dtype, self.fabric.device, self.buffer
+        self._shared_buffers = ModuleBuffers(shared, *bound, unsaved_buffers(self.module))
+        self.personal_buffers = ModuleBuffers(own, *bound)
+        self.buffer_layout, self.buffers = self._shared_buffers.layout, self._shared_buffers.vector
+
+    @property
+    def new_plans(self) -> list[Plan]:
+        """Prunings of the module since it was laid out."""
+        return plans_of(self.module)[len(self._plans) :]
+
+    def bind_replaced(self) -> None:
+        """Adopt parameters whose data something has replaced (`parameter.data = …`), and make them views of the vectors again.
+
+        A callback may do so between rounds, and a module, or torch for it, in any call of `forward`.
+        """
+        if [parameter.data_ptr() for parameter in self._leaves] == self._addresses:
+            return
+        for parameter, view in zip(self._leaves, self._views, strict=True):
+            if parameter.data_ptr() != view.data_ptr() and parameter.shape == view.shape:
+                view.copy_(parameter.data)
+                parameter.data = view
+
+    def adopt_plans(self, plans: list[Plan]) -> None:
+        """Record these prunings for a module that has the resulting shapes, even if it was created with them."""
+        vars(self.module)[PLANS] = list(plans)
+        self._plans = plans
+
+    def holds(self, layout: Layout) -> bool:
+        """True if the module's parameters are views of vectors of this layout."""
+        return self.layout == layout and not self.new_plans
+
+    def lay_out_anew(self) -> None:
+        """Bind a pruned module, with its current values, to shorter vectors, and its optimiser to them."""
+        plans = self.new_plans
+        self._lay_out()
+        if self.has_optimizer:
+            self.optimizer.follow(plans, self.layout)
+            self.bind_optimizer()
+
+    def configure_optimizer(self, flat_gradient: bool, by_plain_sgd: bool = False) -> None:
+        """Set up the module's optimiser, or plain SGD at its learning rates.
+
+        With `flat_gradient`, every gradient is a view of `gradient`.
+
+        Raises:
+            UserError: the module has nothing to train, or not exactly one optimiser, or its optimiser lacks a personal parameter.
+        """
+        if not self.parameters:
+            raise UserError(f"{type(self.module).__name__} has no trainable parameter: there is nothing to federate.")
+        check_real(self.module)
+        self.reads_gradient = flat_gradient
+        self.optimizer = ModuleOptimizer(self.module, self.layout, by_plain_sgd)
+        trained = {name for names in self.optimizer.personal_names for name in names}
+        for name in self.personal_leaves:
+            require(
+                name in trained,
+                f"{name!r} is personal to each client, but configure_optimizers of {type(self.module).__name__} does not train "
+                "it: pass all of self.parameters() to the optimizer.",
+            )
+        self.personal_optimizer = PersonalOptimizer(self.optimizer.optimizer, self.optimizer.personal_names)
+        self.bind_optimizer()
+
+    def bind_optimizer(self) -> None:
+        """Make the optimiser step this module, but only parameters that have had a gradient in the training that begins."""
+        self.bind_replaced()
+        self.personal_optimizer.bind(self.personal_leaves)
+        is_bound = getattr(self.optimizer, "params", None) is self.params
+        if is_bound and not (self._flat_gradient and self._flat_gradient.has_grown):
+            return
+        self._flat_gradient: FlatGradient | None = None
+        self.zero_gradient()
+        if self.reads_gradient:
+            self.gradient = torch.zeros_like(self.params)
+            self._flat_gradient = FlatGradient(self.layout, self.parameters, self.gradient)
+        self.optimizer.bind(self.params, self.gradient if self.reads_gradient else None)
+
+    @property
+    def has_optimizer(self) -> bool:
+        """True once `configure_optimizer` has been called."""
+        return hasattr(self, "optimizer")
+
+    def release(self) -> None:
+        """Give the module its own tensors again, with its current values."""
+        for parameter in (*self.parameters, *self.personal_leaves.values()):
+            parameter.grad = None
+            parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
+        for part in self.module.modules():
+            if isinstance(part, nn.RNNBase) and vars(part).get("flatten_parameters") is _stay:
+                del part.flatten_parameters
+                part.flatten_parameters()
+        for name, buffer in self.module.named_buffers():
+            if name in self._shared_buffers.views or name in self.personal_buffers.views:
+                buffer.data = buffer.data.clone()
+
+    def load(self, params: Tensor, buffers: Tensor, counters: Mapping[str, Tensor]) -> None:
+        """Load a model into the module: one copy of the parameters, one of the float buffers."""
+        self.bind_replaced()
+        self.params.copy_(params)
+        self._shared_buffers.load(buffers, counters)
+
+    def load_server_model(self, run: Run) -> None:
+        """Load the server's model into the module, with what clients own at first."""
+        self.load(run.params, run.buffers, run.counters)
+        self.load_personal(run.personal)
+
+    def load_personal(self, owned: Mapping[str, Tensor]) -> None:
+        """Load what a client owns, the `personal` entries of its state, into the module."""
+        if PERSONAL in owned:
+            self.personal.copy_(owned[PERSONAL])
+        if PERSONAL_BUFFERS in owned:
+            own = self.personal_buffers
+            own.load(owned[PERSONAL_BUFFERS], {name: owned[counter_entry(name)] for name in own.counter_names})
+
+    def read_personal(self) -> State:
+        """Return copies of what the present client owns, as entries of its state; {} if clients own nothing."""
+        owned = {PERSONAL: self.personal.clone()} if self.personal_layout.names else {}
+        return owned | self.read_personal_buffers()
+
+    def read_personal_buffers(self) -> State:
+        """Return copies of the buffers that the present client owns, as entries of its state; {} if it owns none."""
+        own = self.personal_buffers
+        if not own.views and not own.counter_names:
+            return {}
+        counters = {counter_entry(name): counter for name, counter in own.read_counters().items()}
+        return {PERSONAL_BUFFERS: own.read().clone(), **counters}
+
+    def read_buffers(self) -> Tensor:
+        """Return the module's shared float buffers (d_b,), including those that it replaced instead of writing to them."""
+        return self._shared_buffers.read()
+
+    def state_dict(self, run_state: dict[str, Any]) -> dict[str, Tensor]:
+        """Return the module's `state_dict` with the server's model in it, while a client's is loaded.
+
+        Args:
+            run_state: the server's `params`, `buffers` and `counters`, and what clients own at first.
+        """
+        own = self.read_personal()
+        with self.other_model(run_state["params"], run_state["buffers"], run_state["counters"]):
+            self.load_personal(initially_owned(run_state))
+            copied = {
+                name: value.detach().clone(memory_format=torch.contiguous_format)
+                for name, value in self.module.state_dict().items()
+            }
+        self.load_personal(own)
+        return copied
+
+    @contextmanager
+    def other_model(self, params: Tensor, buffers: Tensor, counters: Mapping[str, Tensor]) -> Iterator[None]:
+        """Load another model, as `load` does, and load the present one again at the end; personal parameters stay."""
+        present = self.params.clone(), self.read_buffers().clone(), self.read_counters()
+        own = self.read_personal_buffers()
+        self.load(params, buffers, counters)
+        try:
+            yield
+        finally:
+            self.load(*present)
+            self.load_personal(own)
+
+    def read_counters(self) -> dict[str, Tensor]:
+        """Return copies of the module's shared integer buffers, by name."""
+        return self._shared_buffers.read_counters()
+
+    def buffer(self, name: str) -> Tensor:
+        """Return the module's current buffer of this name; raise `UserError` if it lost its shape, which is restored."""
+        home, leaf = self._attributes[name][0]
+        buffer, (shape, dtype) = home[leaf], self._buffer_shapes[name]
+        if buffer is None or buffer.shape != shape:
+            for home, leaf in self._attributes[name]:
+                home[leaf] = torch.zeros(shape, dtype=dtype, device=self.fabric.device)
+            raise changed_shape(self.module, name, buffer, shape)
+        return buffer
+
+    @contextmanager
+    def lending(self, tensors: Tree, log: Callable[..., None]) -> Iterator[None]:
+        """Let the module compute with other tensors in place of its parameters and buffers.
+
+        Args:
+            tensors: the other tensors, by the names of the parameters and buffers.
+            log: replaces the module's `log`.
+        """
+        holders = [(home, leaf, name) for name in tensors for home, leaf in self._attributes[name]]
+        own = [home[leaf] for home, leaf, _ in holders]
+        attributes = vars(self.module)
+        previous = attributes.get("log")
+        try:
+            for home, leaf, name in holders:
+                home[leaf] = tensors[name]
+            attributes["log"] = log
+            yield
+        finally:
+            attributes.pop("log")
+            if previous is not None:
+                attributes["log"] = previous
+            for (home, leaf, _), tensor in zip(holders, own, strict=True):
+                home[leaf] = tensor
+
+    def training_step(self, batch: Any, index: int) -> tuple[Any, Any]:
+        """Call the module's `training_step`.
+
+        Returns:
+            The loss (None if the module skips the batch), and the complete output of the step.
+
+        Raises:
+            UserError: it returns something else.
+        """
+        step = self.module.training_step
+        try:
+            output = step(batch, index) if self.takes_index else step(batch)
+        except Exception as error:
+            add_note(error, f"training_step read batch {index}: {describe_batch(batch)}.")
+            raise
+        loss = output.get("loss", output) if isinstance(output, Mapping) else output
+        if loss is not None and not isinstance(loss, Tensor):
+            found = (
+                f"a mapping of {', '.join(map(repr, loss)) or 'nothing'}"
+                if isinstance(loss, Mapping)
+                else type(loss).__name__
+            )
+            raise UserError(
+                f"training_step of {type(self.module).__name__} returns {found}: return the loss, a tensor, or a mapping with "
+                "'loss'."
+            )
+        return loss, output
+
+    def require_gradient(self, loss: Tensor) -> None:
+        """Raise `UserError` if a loss does not depend on anything that is trained."""
+        if not loss.requires_grad:
+            raise UserError(
+                f"training_step of {type(self.module).__name__} returns a loss without a gradient: compute it from trainable "
+                "parameters, without detach(), item() or torch.no_grad()."
+            )
+
+    def zero_gradient(self) -> None:
+        """Reset the gradient of the last step; restore views of the flat gradient that something removed."""
+        for leaf in self.personal_leaves.values():
+            leaf.grad = None
+        if self._flat_gradient is not None:
+            self._flat_gradient.zero()
+            return
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def after_backward(self) -> bool:
+        """Let the optimiser step parameters that got their first gradient; return True if there are any."""
+        self.bind_replaced()  # `forward` may have moved what the optimiser is about to step
+        found = self._flat_gradient.discover() if self._flat_gradient is not None else []
+        if found:
+            self.optimizer.activate(found)
+        return bool(found)
+
+    def transfer(self, batch: Any, resident: bool, loader_index: int = 0) -> Any:
+        """Move a batch to the accelerator, unless it is `resident` there, call the batch hooks, and convert its precision."""
+        if not resident or self.hooks.changes_batches:
+            batch = self.hooks.transfer_batch(batch, self.fabric.device, loader_index)
+        return self.fabric.strategy.precision.convert_input(batch)
+
+    def seed(self, seed: int) -> None:
+        """Seed every global random generator that a module may use, so that its random numbers depend on `seed` only."""
+        for generator in self.generators:
+            generator.manual_seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002 -- modules and transforms use the global generator
+        random.seed(seed)
+
+    @property
+    def cuda_devices(self) -> list[int]:
+        """Index of the module's GPU, in a list; [] on other devices. `fork_rng` would otherwise keep the state of every GPU."""
+        return [self.fabric.device.index or 0] if self.fabric.device.type == "cuda" else []
+
+    def has_drawn(self, seed: int) -> bool:
+        """True if a random number has been drawn from torch's generators since `seed` was called."""
+        return any(
+            not torch.equal(generator.get_state(), torch.Generator(generator.device).manual_seed(seed).get_state())
+            for generator in self.generators
+        )
+
+
+def _stay() -> None:
+    """Leave the weights of a recurrent layer where they are, in place of its `flatten_parameters`."""

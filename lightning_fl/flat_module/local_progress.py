@@ -1,0 +1,24 @@
+"""Progress of a local training, as modules and schedules read it from the trainer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lightning_fl.slots import LocalTraining
+
+
+@dataclass
+class LocalProgress:
+    """Progress of the local training that the module makes, which modules and schedules read from the trainer.
+
+    Attributes:
+        local: the local training, which counts its optimiser steps; in a stack, that of the clients with the most steps.
+        batches_in_pass: batches of one pass of the client, in a stack of the client with the most.
+        planned_steps: optimiser steps of the whole local training.
+        batch_index: index of the present batch, from 0.
+    """
+
+    local: LocalTraining
+    batches_in_pass: int
+    planned_steps: int
+    batch_index: int = -1

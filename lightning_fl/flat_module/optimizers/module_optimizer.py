@@ -1,0 +1,257 @@
+"""Drive the module's own optimiser in a federation: one optimiser serves all clients, and its state is emptied for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.core.optimizer import _configure_optimizers, _configure_schedulers_automatic_opt
+from torch import Tensor, nn
+from torch.optim.sgd import sgd
+
+from lightning_fl.checks import needs_closure
+from lightning_fl.errors import UserError, require
+from lightning_fl.flat_module.optimizers.plain_sgd import plain_sgd
+from lightning_fl.flat_module.optimizers.schedules import Schedules
+from lightning_fl.pruning import Plan
+from lightning_fl.vectors.layout import Layout
+
+# These update each coordinate from that coordinate only, so they may step one flat vector instead of many tensors.
+ELEMENTWISE = (
+    torch.optim.SGD,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.Adamax,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.Adagrad,
+    torch.optim.Adadelta,
+    torch.optim.RMSprop,
+    torch.optim.Rprop,
+    torch.optim.ASGD,
+)
+NO_MOMENTUM = {"momentum": 0.0, "dampening": 0.0, "nesterov": False, "maximize": False}
+
+
+class ModuleOptimizer:
+    """Drive the one optimiser that `configure_optimizers` returns.
+
+    Attributes:
+        optimizer: the module's optimiser.
+        schedules: its schedulers.
+        is_elementwise: True if it updates each coordinate from that coordinate only.
+        personal_names: names of the personal parameters in each of its groups, which it does not step itself.
+        params: vector or stack that it steps: see `bind`.
+    """
+
+    def __init__(self, module: LightningModule, layout: Layout, by_plain_sgd: bool = False) -> None:
+        """Call `configure_optimizers`; `bind` sets the tensor to step.
+
+        Args:
+            module: module that configures the optimiser.
+            layout: positions of the parameters in the flat vectors; trainable parameters without one are personal.
+            by_plain_sgd: True to step by plain SGD instead, at the optimiser's learning rates.
+
+        Raises:
+            UserError: the module has no optimiser, or several.
+        """
+        configured: Any = module.configure_optimizers()
+        optimizers, schedulers, monitor = (
+            _configure_optimizers(configured) if configured is not None else ([], [], None)
+        )
+        if len(optimizers) != 1:
+            raise UserError(
+                f"{type(module).__name__}.configure_optimizers must return one optimizer for federated training, "
+                f"got {len(optimizers)}."
+            )
+        configs = _configure_schedulers_automatic_opt(schedulers, monitor)
+        if by_plain_sgd:
+            optimizers = [plain_sgd(optimizers[0], configs)]
+        self.optimizer: torch.optim.Optimizer = optimizers[0]
+        if needs_closure(self.optimizer):
+            raise UserError(
+                f"{type(self.optimizer).__name__} needs the loss several times in a step (a closure), but a federation makes "
+                "a step from one gradient: let configure_optimizers return SGD, Adam or another that needs no closure."
+            )
+        _check_rates(self.optimizer)
+        self.schedules = Schedules(self.optimizer, configs)
+        groups = self.optimizer.param_groups
+        self._layout = layout
+        self._names = {parameter: name for name, parameter in module.named_parameters()}
+        shared = set(layout.names)
+        personal = {p: name for p, name in self._names.items() if p.requires_grad and name not in shared}
+        self._groups = [[p for p in group["params"] if p not in personal] for group in groups]
+        self.personal_names = [[personal[p] for p in group["params"] if p in personal] for group in groups]
+        # In some releases of torch, Adagrad creates its state in the constructor, not in the first step: such an optimiser keeps
+        # the parameters it was given, and every client starts from that state.
+        self._fresh_optimizer = {p: deepcopy(state) for p, state in self.optimizer.state.items()}
+        self.is_elementwise = type(self.optimizer) in ELEMENTWISE and not self._fresh_optimizer
+        # Schedulers warn if they step before `optimizer.step`, which neither a rule's own step nor the plain step calls.
+        self.optimizer._opt_called = True
+
+    def bind(self, params: Tensor, gradient: Tensor | None) -> None:
+        """Step `params` from now on, each parameter once `activate` has named it.
+
+        Args:
+            params: vector (d,) whose views are the module's parameters, or a stack (n, d) of clients, for an elementwise
+                optimiser.
+            gradient: gradient of the same shape, whose views are the parameters' gradients; None: the module's parameters carry
+                their gradients themselves, and all are stepped.
+
+        Raises:
+            UserError: the optimiser cannot step this gradient.
+        """
+        require(
+            gradient is None or type(self.optimizer) is not torch.optim.SparseAdam,
+            "SparseAdam steps sparse gradients only, but this method or runner makes them dense: use Adam, or FedAvg with the "
+            "runner 'serial'.",
+        )
+        self.params, self._gradient = params, gradient
+        self._weight_decay: float | Tensor | None = None
+        self._group_slices: list[list[slice]] = [[] for _ in self._groups]
+        self.step: Callable[[], Any] = self._plain_step if self.is_plain_sgd else self.optimizer.step
+        if gradient is None:
+            self._group_slices = [self._slices(group) for group in self._groups]
+        for group, members in zip(self.optimizer.param_groups, self._groups, strict=True):
+            group["params"] = [] if gradient is not None and self.is_elementwise else list(members)
+
+    def follow(self, plans: Sequence[Plan], layout: Layout) -> None:
+        """Adapt to a pruned module, whose parameters are the same objects with other shapes.
+
+        Args:
+            plans: the prunings, one after the other.
+            layout: new positions of the parameters.
+        """
+        self._layout = layout
+        for parameter, state in self._fresh_optimizer.items():
+            for key, value in state.items():
+                if isinstance(value, Tensor) and value.dim() == parameter.dim():
+                    for plan in plans:
+                        value = plan.cut(self._names[parameter], value)
+                    state[key] = value
+
+    def narrow(self, num_clients: int) -> None:
+        """Keep only the first clients of the stack."""
+        assert self._gradient is not None
+        self.params, self._gradient = self.params[:num_clients], self._gradient[:num_clients]
+        for group in self.optimizer.param_groups:
+            for stretch in group["params"]:
+                shape, gradient, state = stretch.shape, stretch.grad, self.optimizer.state[stretch]
+                stretch.grad = None
+                stretch.data = stretch.data[:num_clients]
+                stretch.grad = gradient[:num_clients]
+                for name, value in state.items():
+                    if isinstance(value, Tensor) and value.shape == shape:
+                        state[name] = value[:num_clients]
+
+    @property
+    def is_plain_sgd(self) -> bool:
+        """True if the optimiser is SGD without momentum and `maximize`, so that a rule may replace its step."""
+        return type(self.optimizer) is torch.optim.SGD and not (
+            self.schedules.cycles_momentum
+            or any(group["momentum"] or group["maximize"] for group in self.optimizer.param_groups)
+        )
+
+    @property
+    def momentum(self) -> float | None:
+        """Momentum ρ of SGD, v ← ρv + g; 0 for other optimisers; None with dampening or nesterov, or if it varies."""
+        if type(self.optimizer) is not torch.optim.SGD:
+            return 0.0
+        if self.schedules.cycles_momentum:
+            return None
+        groups = self.optimizer.param_groups
+        if len({group["momentum"] for group in groups}) > 1:
+            return None
+        rho = groups[0]["momentum"]
+        return None if rho and any(group["dampening"] or group["nesterov"] for group in groups) else float(rho)
+
+    @property
+    def description(self) -> str:
+        """Name of the optimiser with its momentum, for error messages."""
+        momentum = self.optimizer.param_groups[0].get("momentum")
+        return type(self.optimizer).__name__ + (f" with momentum {momentum}" if momentum else "")
+
+    def activate(self, names: Sequence[str]) -> None:
+        """Step these parameters, too, from now on.
+
+        A parameter must not change before its first gradient, neither by weight decay nor by momentum. An elementwise
+        optimiser steps contiguous slices of the flat vector instead of single parameters.
+        """
+        self._weight_decay = None
+        for group, members, slices in zip(self.optimizer.param_groups, self._groups, self._group_slices, strict=True):
+            taken = self._slices([p for p in members if self._names.get(p) in names])
+            slices += taken
+            if self.is_elementwise and self._gradient is not None:
+                for part in taken:
+                    stretch = nn.Parameter(self.params[..., part])
+                    stretch.grad = self._gradient[..., part]
+                    group["params"].append(stretch)
+
+    def _slices(self, parameters: Iterable[nn.Parameter]) -> list[slice]:
+        """Return the slices of the flat vector that these parameters cover."""
+        return self._layout.slices(self._names[p] for p in parameters if p in self._names)
+
+    @torch.no_grad()
+    def _plain_step(self) -> None:
+        """Step the parameters by SGD without the overhead of `Optimizer.step`: same numbers, less time."""
+        for group in self.optimizer.param_groups:
+            used = [p for p in group["params"] if p.grad is not None]
+            options = {"weight_decay": group["weight_decay"], "lr": group["lr"], **NO_MOMENTUM}
+            sgd(used, [p.grad for p in used], [None] * len(used), foreach=True, **options)
+
+    def start_client(self) -> None:
+        """Empty the optimiser's state; its hyper-parameters are those of the round already."""
+        self.optimizer.state.clear()
+        self.optimizer.state.update({p: deepcopy(state) for p, state in self._fresh_optimizer.items()})
+        self._weight_decay = None
+        self.schedules.adopt()
+
+    @property
+    def learning_rate(self) -> float | Tensor:
+        """Current learning rate: a number, or (d,) if parameter groups differ (0 for a parameter in no group)."""
+        return self._per_coordinate("lr")
+
+    @property
+    def largest_rate(self) -> float:
+        """Largest present learning rate of all parameter groups."""
+        return max((float(group["lr"]) for group in self.optimizer.param_groups), default=0.0)
+
+    @property
+    def decays(self) -> bool:
+        """True if any parameter group has weight decay."""
+        return any(group["weight_decay"] for group in self.optimizer.param_groups)
+
+    @property
+    def weight_decay(self) -> float | Tensor:
+        """Weight decay: a number, or (d,) if parameter groups differ; constant during a local training."""
+        if self._weight_decay is None:
+            self._weight_decay = self._per_coordinate("weight_decay")
+        return self._weight_decay
+
+    def _per_coordinate(self, key: str) -> float | Tensor:
+        groups = self.optimizer.param_groups
+        covered = sum(part.stop - part.start for slices in self._group_slices for part in slices)
+        if len(groups) == 1 and covered == self.params.shape[-1]:
+            return float(groups[0][key])
+        values = self.params.new_zeros(self.params.shape[-1])
+        for group, slices in zip(groups, self._group_slices, strict=True):
+            for part in slices:
+                values[part] = float(group[key])
+        return values
+
+
+def _check_rates(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse rates that the parameters' type cannot hold: torch overflows in the first step."""
+    for group in optimizer.param_groups:
+        floats = [p for p in group["params"] if p.is_floating_point()]  # frozen ones may be packed in integers
+        largest = min((torch.finfo(p.dtype).max for p in floats), default=float("inf"))
+        for name in ("lr", "weight_decay"):
+            value = float(group.get(name) or 0)
+            require(
+                abs(value) <= largest,
+                f"{name} of {type(optimizer).__name__} is {value}, but the parameters hold numbers of at most {largest:.3g}: "
+                "use a smaller one.",
+            )

@@ -1,0 +1,343 @@
+"""Schedulers in a federation: hyper-parameters that go on from round to round, and restart for every client.
+
+Schedulers with `interval: epoch` step once a round. Every client starts from the hyper-parameters of the round (learning rate,
+momentum, betas and all others of the optimiser's groups), and schedulers with `interval: step` are made anew on these.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import Any
+
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from lightning.pytorch.utilities.types import LRSchedulerConfig
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import (
+    ChainedScheduler,
+    CyclicLR,
+    LRScheduler,
+    OneCycleLR,
+    ReduceLROnPlateau,
+    SequentialLR,
+)
+
+from lightning_fl.errors import UserError, require
+from lightning_fl.flat_module.optimizers.schedule_lengths import most_steps, schedule_length
+from lightning_fl.settings.settings import Change, RunSettings
+
+ABSOLUTE = (CyclicLR, OneCycleLR)
+"""Schedulers whose rates are their own arguments, whatever the rate of the optimiser."""
+
+Options = dict[str, Any]
+"""Hyper-parameters of one group of an optimiser, by name."""
+
+
+class Schedules:
+    """Schedulers of an optimiser, with the hyper-parameters of the round.
+
+    Outside a local training the optimiser's groups hold the hyper-parameters from which the next client starts.
+
+    Attributes:
+        configs: the schedulers, as Lightning's `LRSchedulerConfig`; callbacks may replace some.
+        settings: hyper-parameters of the optimiser and its schedulers as `configure_optimizers` returned them.
+    """
+
+    def __init__(self, optimizer: Optimizer, configs: list[LRSchedulerConfig]) -> None:
+        """Take over the schedulers that `configure_optimizers` has just created.
+
+        Raises:
+            UserError: ReduceLROnPlateau has the interval `step`.
+        """
+        for config in configs:
+            if config.interval == "step" and isinstance(config.scheduler, ReduceLROnPlateau):
+                raise UserError(
+                    "ReduceLROnPlateau watches a metric of the round, so its interval must be 'epoch', got 'step'."
+                )
+        self.configs = configs
+        self._groups = optimizer.param_groups
+        self._of_steps = [config for config in configs if config.interval == "step"]
+        self._fresh = [deepcopy(config.scheduler.state_dict()) for config in self._of_steps]
+        if self._of_steps and len(configs) > len(self._of_steps):
+            # The rates of the round are those without step-wise schedulers.
+            for group in self._groups:
+                group["lr"] = deepcopy(group.get("initial_lr", group["lr"]))
+            for config in configs:
+                if config.interval == "epoch":
+                    _begin(config.scheduler, self._groups)
+        self._first = self._options()
+        self._round = self._options()
+        self._prepare_clients()
+        self.settings = self._settings(type(optimizer).__name__)
+
+    @property
+    def moves_within_round(self) -> bool:
+        """True if hyper-parameters change from step to step."""
+        return bool(self._of_steps)
+
+    @property
+    def cycles_momentum(self) -> bool:
+        """True if a scheduler changes the momentum."""
+        return any(
+            getattr(part, "cycle_momentum", False) for config in self.configs for part in parts_of(config.scheduler)
+        )
+
+    def adopt(self) -> None:
+        """Adopt what callbacks have changed since the last local training, such as a learning rate, for all that follows."""
+        for group, of_round, of_client in zip(self._groups, self._round, self._client, strict=True):
+            changed = _changed(group, of_client)
+            of_round.update(deepcopy(changed))
+            of_client.update(deepcopy(changed))
+
+    def end_client(self) -> None:
+        """Restore the hyper-parameters and schedulers with which every client of the round starts."""
+        self._restore(self._client)
+        for config, state in zip(self._of_steps, self._client_states, strict=True):
+            config.scheduler.load_state_dict(deepcopy(state))
+
+    def after_step(self, num_batches: int) -> None:
+        """Advance the step-wise schedulers whose frequency divides the client's batches so far; Lightning counts batches, too."""
+        for config in self._of_steps:
+            if num_batches % config.frequency == 0:
+                scheduler: Any = config.scheduler
+                try:
+                    scheduler.step()
+                except ValueError as error:
+                    raise UserError(
+                        f"{type(scheduler).__name__} fails after {num_batches} batches of a local training: {error}"
+                    ) from error
+
+    def check_rounds(self, module: str, num_rounds: int) -> None:
+        """Raise `UserError` if an epoch-wise scheduler, which steps once a round, refuses so many steps."""
+        for config in self.configs:
+            most, steps = most_steps(config.scheduler), num_rounds // config.frequency
+            require(
+                config.interval == "step" or steps <= most,
+                f"{_name(config.scheduler)} of {module} has total_steps={most:g}, but steps {steps} times, after "
+                f"{_every(config.frequency, 'round')}: give it total_steps=trainer.max_epochs, or the interval 'step'.",
+            )
+
+    def check_steps(self, module: str, client: int, num_steps: int, accumulate: int) -> None:
+        """Check the step-wise schedulers against the longest local training of a client; warn of longer schedules.
+
+        Args:
+            module: name of the module, for messages.
+            client: client that makes the most steps in a round.
+            num_steps: its optimiser steps.
+            accumulate: batches of a step.
+
+        Raises:
+            UserError: a scheduler refuses so many steps.
+        """
+        for config in self._of_steps:
+            if config.frequency > 1 and accumulate > 1:
+                continue  # a frequency counts batches, so that it may pass over the ends of steps
+            name, steps = _name(config.scheduler), num_steps // config.frequency
+            most, length = most_steps(config.scheduler), schedule_length(config.scheduler)
+            require(
+                steps <= most,
+                f"{name} of {module} has total_steps={most:g}, but client {client} makes {steps} steps in a round: give it "
+                "total_steps=trainer.estimated_stepping_batches.",
+            )
+            if length > steps:
+                rank_zero_warn(
+                    f"The schedule of {name} is made for {length} steps, but a client makes at most {steps} in a round, and each "
+                    "client begins it anew, so that none gets past its beginning: make it for "
+                    "trainer.estimated_stepping_batches, the steps of a client, or give it the interval 'epoch', the rounds."
+                )
+
+    def end_round(self, num_rounds: int) -> None:
+        """Advance the epoch-wise schedulers, with a round as the epoch; `end_plateau` advances those that monitor a metric.
+
+        Args:
+            num_rounds: rounds completed.
+        """
+        self._move([c for c in self._due(num_rounds) if not isinstance(c.scheduler, ReduceLROnPlateau)], {})
+
+    def end_plateau(self, num_rounds: int, metrics: Mapping[str, Any]) -> None:
+        """Advance the schedulers that monitor a metric.
+
+        Raises:
+            UserError: the metric was not logged.
+        """
+        self._move([c for c in self._due(num_rounds) if isinstance(c.scheduler, ReduceLROnPlateau)], metrics)
+
+    def _due(self, num_rounds: int) -> list[LRSchedulerConfig]:
+        return [c for c in self.configs if c.interval == "epoch" and num_rounds % c.frequency == 0]
+
+    def _move(self, configs: list[LRSchedulerConfig], metrics: Mapping[str, Any]) -> None:
+        if not configs:
+            return
+        self.adopt()
+        self._restore(self._round)
+        for config in configs:
+            scheduler: Any = config.scheduler
+            if not isinstance(scheduler, ReduceLROnPlateau):
+                scheduler.step()
+            elif config.monitor is not None and config.monitor in metrics:
+                scheduler.step(metrics[config.monitor])
+            elif config.strict:
+                raise UserError(
+                    f"ReduceLROnPlateau monitors {config.monitor!r}, which was not logged; "
+                    f"logged: {', '.join(sorted(metrics))}."
+                )
+        self._round = self._options()
+        self._prepare_clients()
+
+    def _prepare_clients(self) -> None:
+        """Make the step-wise schedulers anew on the hyper-parameters of the round, and keep the result for every client."""
+        self._restore(self._round)
+        if len(self.configs) > len(self._of_steps):
+            for config, state in zip(self._of_steps, self._fresh, strict=True):
+                config.scheduler.load_state_dict(deepcopy(state))
+                if not any(isinstance(part, ABSOLUTE) for part in parts_of(config.scheduler)):
+                    _rebase(config.scheduler, self._groups)
+                _begin(config.scheduler, self._groups)
+        self._client = self._options()
+        self._client_states = [deepcopy(config.scheduler.state_dict()) for config in self._of_steps]
+
+    @contextmanager
+    def constant(self, rate: float | None) -> Iterator[None]:
+        """Train with one learning rate in all groups and without schedulers; with None, as always."""
+        self.adopt()
+        own = self._client, self._of_steps, self._client_states
+        if rate is not None:
+            self._client, self._of_steps, self._client_states = [{**x, "lr": rate} for x in self._client], [], []
+            self._restore(self._client)
+        try:
+            yield
+        finally:
+            self._client, self._of_steps, self._client_states = own
+            self._restore(self._client)
+
+    def _options(self) -> list[Options]:
+        """Return copies of the groups' hyper-parameters."""
+        return [{name: deepcopy(x) for name, x in group.items() if name != "params"} for group in self._groups]
+
+    def _restore(self, options: Sequence[Options]) -> None:
+        """Give the groups these hyper-parameters and no others, because some optimisers count their steps in the groups."""
+        for group, saved in zip(self._groups, options, strict=True):
+            for name in group.keys() - saved.keys() - {"params"}:
+                del group[name]
+            group.update(deepcopy(_changed(saved, group)))
+
+    def _settings(self, name: str) -> RunSettings:
+        """Return the optimiser's class and hyper-parameters, and those of its schedulers without the rates that follow."""
+        settings = RunSettings()
+        settings.add("optimizer", name, True)
+        settings.add("optimizer.groups", len(self._first), True)
+        for position, options in enumerate(self._first):
+            prefix = "optimizer" if len(self._first) == 1 else f"optimizer.{position}"
+            for option in options:
+                if option not in ("params", "initial_lr"):
+                    settings.add(f"{prefix}.{option}", options[option], True)
+        schedulers = [part for config in self.configs for part in parts_of(config.scheduler)]
+        settings.add("schedulers", [type(part).__name__ for part in schedulers], True)
+        for position, part in enumerate(schedulers):
+            for option, value in part.state_dict().items():
+                if not option.startswith("_") and option not in ("base_lrs", "last_epoch"):
+                    settings.add(f"schedulers.{position}.{option}", value, True)
+        return settings
+
+    def changes_since(self, state: dict[str, Any]) -> list[Change]:
+        """Return how the optimiser and its schedulers differ from those of a result of `state_dict`.
+
+        Raises:
+            UserError: the rates differ, but follow from metrics of rounds that this run did not see.
+        """
+        changes = self.settings.changes_since(state.get("settings", {}))  # not in checkpoints of earlier versions
+        watches = any(isinstance(config.scheduler, ReduceLROnPlateau) for config in self.configs)
+        if watches and any(map(_moves_rates, changes)):
+            raise UserError(
+                f"ReduceLROnPlateau cannot go on with other rates ({', '.join(map(str, changes))}), because its rates depend on "
+                "the metrics of earlier rounds: use the old values, or start a new run in another folder."
+            )
+        return changes
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the round's learning rates, its other hyper-parameters that have changed, and the epoch-wise schedulers."""
+        changed = [_changed(now, first) for now, first in zip(self._round, self._first, strict=True)]
+        return {
+            "round_rates": [options["lr"] for options in self._round],
+            "round_options": [{name: x for name, x in options.items() if name != "lr"} for options in changed],
+            "schedulers": [c.scheduler.state_dict() for c in self.configs if c.interval == "epoch"],
+            "settings": self.settings.values,
+        }
+
+    def load_state_dict(self, state: dict[str, Any], num_rounds: int) -> None:
+        """Restore what `state_dict` returned, or the rates after as many rounds if the rate or the schedule is another now."""
+        if any(map(_moves_rates, self.changes_since(state))):
+            for completed in range(1, num_rounds + 1):
+                self.end_round(completed)
+            return
+        changed = state.get("round_options", [{}] * len(self._first))  # not in checkpoints of earlier versions
+        for of_round, first, rate, options in zip(self._round, self._first, state["round_rates"], changed, strict=True):
+            of_round.update(deepcopy({**first, **options, "lr": rate}))
+        of_rounds = [config for config in self.configs if config.interval == "epoch"]
+        # Lightning's StochasticWeightAveraging adds a scheduler in the middle of a run, and restores it itself.
+        for config, saved in zip(of_rounds, state["schedulers"], strict=False):
+            config.scheduler.load_state_dict(saved)
+        self._prepare_clients()
+
+
+def parts_of(scheduler: Any) -> Iterator[Any]:
+    """Yield a scheduler and, if it is chained or sequential, those that it consists of."""
+    yield scheduler
+    for part in getattr(scheduler, "_schedulers", ()):
+        yield from parts_of(part)
+
+
+def _name(scheduler: Any) -> str:
+    """Return the class of the scheduler, or of the part that limits its steps."""
+    limits = [part for part in parts_of(scheduler) if isinstance(part, OneCycleLR)]
+    return type(limits[0] if limits else scheduler).__name__
+
+
+def _every(frequency: int, unit: str) -> str:
+    return f"each {unit}" if frequency == 1 else f"every {frequency} {unit}s"
+
+
+def _moves_rates(change: Change) -> bool:
+    """True if learning rates in a checkpoint are not those of the changed optimiser or schedulers."""
+    return change.key.endswith((".lr", ".groups")) or change.key.startswith("schedulers")
+
+
+def _changed(options: Options, earlier: Options) -> Options:
+    """Return the hyper-parameters that are new or have another value."""
+    found = {}
+    for name, value in options.items():
+        if name != "params":
+            differs: Any = name not in earlier or value != earlier[name]
+            if differs.any() if isinstance(differs, Tensor) else differs:
+                found[name] = value
+    return found
+
+
+def _rebase(scheduler: Any, groups: Sequence[Options]) -> None:
+    """Let the groups' present learning rates be those from which a scheduler computes its own."""
+    for group in groups:
+        group["initial_lr"] = deepcopy(group["lr"])
+    for part in parts_of(scheduler):
+        if hasattr(part, "base_lrs"):
+            part.base_lrs = [deepcopy(group["lr"]) for group in groups]
+
+
+def _begin(scheduler: Any, groups: Sequence[Options]) -> None:
+    """Apply a scheduler that has made no step to the groups' present learning rates, as its constructor does."""
+    if isinstance(scheduler, ChainedScheduler):
+        for part in scheduler._schedulers:
+            _begin(part, groups)
+    elif isinstance(scheduler, SequentialLR):
+        for group in groups:
+            group["lr"] = deepcopy(group["initial_lr"])
+        first = scheduler._schedulers[bisect_right(scheduler._milestones, 0)]
+        scheduler.recursive_undo(first)
+        first._initial_step()
+    elif isinstance(scheduler, LRScheduler) and not isinstance(scheduler, ReduceLROnPlateau):
+        scheduler.last_epoch -= 1
+        scheduler._initial_step()
+    if isinstance(scheduler, LRScheduler):
+        scheduler._last_lr = [deepcopy(group["lr"]) for group in groups]

@@ -1,0 +1,120 @@
+"""Settings of a run from Python under the keys of a configuration, so that a report compares it with any other run.
+
+Arguments are shown as they were given: FedProx(mu=0.1) is `algorithm: FedProx` and `algorithm.mu: 0.1`, as in a configuration.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass
+from types import FunctionType
+from typing import Any
+
+from lightning.pytorch import Callback, LightningDataModule, LightningModule
+from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ModelSummary, ProgressBar, Timer
+from torch import nn
+
+from lightning_fl.algorithms import Algorithm
+from lightning_fl.checks import Remembering, parameters_of
+from lightning_fl.data import FederatedDataModule
+from lightning_fl.outputs.run_folder import UNKNOWN
+from lightning_fl.settings.settings import DEEPEST, UNKEPT, kept_arguments, plain
+from lightning_fl.slots import Part
+from lightning_fl.steps.torch_optimizer import OptimizerMaker
+
+BARE = (LightningModule, LightningDataModule)
+ONLOOKERS = (Checkpoint, EarlyStopping, ModelSummary, ProgressBar, Timer)
+"""Lightning's callbacks whose arguments under other names than their own, such as when to look, train nothing else."""
+ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+FROM_DATA = ("num_classes", "in_channels", "image_size")
+"""Parameters of a model that a configuration leaves out if they are those of the data."""
+DEFAULTS = {"precision": "32-true"}
+"""Values of the trainer's attributes whose flags were not given."""
+
+
+def written_settings(
+    trainer: Any, model: LightningModule, data: FederatedDataModule, algorithm: Algorithm, seed: int
+) -> dict[str, Any]:
+    """Return the settings that decide the results of a run, by dotted keys, as plain values.
+
+    Args:
+        trainer: trainer of the run.
+        model: the user's module.
+        data: the user's data module.
+        algorithm: the federated method.
+        seed: seed of the run.
+    """
+    flags = (*trainer.changeable, *trainer.unchangeable, "log_every_n_rounds", "fast_dev_run")
+    given = {name: trainer.limits[name] if name in trainer.limits else getattr(trainer, name) for name in flags}
+    found: dict[str, Any] = {"seed_everything": seed}
+    for name, value in given.items():
+        of_flag = dict(_flat(f"trainer.{name}", None if value == DEFAULTS.get(name) else value))
+        if is_dataclass(value):  # the class of such a flag cannot be chosen, so a configuration does not name it
+            del of_flag[f"trainer.{name}"]
+        found |= of_flag
+    for position, callback in enumerate(trainer.given_callbacks):
+        found |= _flat(f"trainer.callbacks.{position}", callback)
+    of_model = dict(_flat("model", model))
+    for name in FROM_DATA:
+        if of_model.get(f"model.{name}") == getattr(data, name, None):
+            of_model.pop(f"model.{name}", None)
+    return found | of_model | dict(_flat("data", data)) | dict(_flat("algorithm", algorithm))
+
+
+def _flat(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the keys and plain values of a setting: for an object its class's name, and all arguments of its constructor."""
+    try:
+        yield key, plain(value)
+        return
+    except TypeError:
+        pass
+    if key.count(".") > DEEPEST:
+        yield key, UNKNOWN
+    elif isinstance(value, OptimizerMaker):
+        yield key, value.name
+        for name, option in value.options.items():
+            yield from _flat(f"{key}.{name}", option)
+    elif isinstance(value, (list, tuple)):
+        for position, item in enumerate(value):
+            yield from _flat(f"{key}.{position}", item)
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _flat(f"{key}.{name}", item)
+    elif isinstance(value, type | FunctionType) and "<" not in value.__qualname__:
+        yield key, value.__qualname__
+    elif isinstance(value, nn.Module) and not isinstance(value, LightningModule):
+        yield key, f"{type(value).__name__} of {sum(p.numel() for p in value.parameters()):,} parameters"
+        yield f"{key}.layers", f"{zlib.crc32(ADDRESS.sub('', repr(value)).encode()):08x}"
+    else:
+        yield key, type(value).__name__
+        for name, argument in _arguments(value).items():
+            yield from _flat(f"{key}.{name}", argument)
+
+
+def _arguments(value: Any) -> dict[str, Any]:
+    """Return the arguments of an object's constructor by name, as far as the object keeps them; `UNKNOWN` for others."""
+    if isinstance(value, Remembering):
+        return dict(value.given_arguments)
+    try:
+        parameters = parameters_of(type(value))
+    except (TypeError, ValueError):  # of a class written in C
+        return {"settings": UNKNOWN}
+    kept = dict(getattr(value, "hparams", {}))
+    own = getattr(value, "__dict__", {})
+    own = own | own.get("_modules", {})
+    if isinstance(value, Callback):
+        kept = kept_arguments(value)
+        own = {name: vars(value).get(f"_{name}", UNKNOWN) for name in kept if not isinstance(value, ONLOOKERS)}
+        return {name: own.get(name) if argument is UNKEPT else argument for name, argument in kept.items()}
+    if isinstance(value, Part) or is_dataclass(value):
+        return {name: getattr(value, name) for name in parameters if hasattr(value, name)}
+    for name in parameters:
+        found = own.get(name, UNKNOWN)
+        # ImageClassifier's hyper-parameter is None if its network is an object.
+        if name not in kept or (kept[name] is None and isinstance(found, nn.Module)):
+            kept[name] = found
+    # `LightningDataModule.from_datasets` and classes of other packages keep nothing of what they were given.
+    describes = kept or (isinstance(value, LightningModule | LightningDataModule) and type(value) not in BARE)
+    return kept if describes else {"settings": UNKNOWN}
