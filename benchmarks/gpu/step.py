@@ -18,6 +18,7 @@ from lightning_fl.clients.client_job import Batch, ClientJob
 from lightning_fl.clients.gradients import gradient_treatment, treat_stack
 from lightning_fl.clients.local_training import rule_step
 from lightning_fl.clients.stack import Stack
+from lightning_fl.clients.stack_batches import groups_of
 from lightning_fl.errors import require
 from lightning_fl.federation.round import Federation
 from lightning_fl.flat_module.module_logs import LogCollector, RowLogs
@@ -36,9 +37,9 @@ class StackedStep:
         self.job = ClientJob(rule, federation.setting, received, federation.schedule, run)
         firsts = [next(iter(data.client(k).batches(data.batch_size))) for k in range(data.num_clients)]
         contents = [flat_module.transfer(batch, data.train.resident) for batch in firsts]
-        self.batches = [Batch(content, data.batch_size, 0, 1.0, ends_step=True) for content in contents]
-        self.rows = range(len(self.batches))
-        self.stack = Stack.of(flat_module, self.job, {}, len(self.rows))
+        batches = [[Batch(content, data.batch_size, 0, 1.0, ends_step=True)] for content in contents]
+        (self.group,) = groups_of(batches)  # made before the step, as the gather of a pass is
+        self.stack = Stack.of(flat_module, self.job, {}, len(batches))
         flat_module.personal_optimizer.bind(self.stack.personal_leaves)
         flat_module.optimizer.bind(self.stack.params, self.stack.gradient)
         flat_module.optimizer.start_client()
@@ -51,9 +52,9 @@ class StackedStep:
     def __call__(self) -> None:
         """Make the step."""
         logs = RowLogs(LogCollector())
-        logs.rows = self.rows
+        logs.rows = self.group.rows
         self.stack.zero_gradient()
-        if found := self.stack.backward(self.rows, self.batches, 1.0, logs):
+        if found := self.stack.backward(self.group, 1.0, logs):
             self.flat_module.optimizer.activate(found)
         rule_step(self.local, self.job, self.flat_module, partial(treat_stack, self.stack, self.job), None)
 
@@ -121,7 +122,7 @@ def functional(ours: StackedStep, device: str, mode: str | None = None) -> Calla
     require(not ours.job.received["buffers"].numel(), "the functional step does not change buffers")
     require(mode != "reduce-overhead" or device == "cuda", "a CUDA graph needs a GPU")
     module, layout = ours.flat_module.module, ours.job.setting.layout
-    images, labels = (torch.stack(column) for column in zip(*(batch.content for batch in ours.batches), strict=True))
+    images, labels = ours.group.leaves
 
     def loss(params: Tree, images: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(functional_call(module, params, (images,)), labels)
