@@ -14,7 +14,7 @@ BUFFERS = "clients/test_buffers.py"
 FACE, STOCK, BATCHES = (
     f"trainer/{name}.py" for name in ("test_trainer_face", "test_stock_parts", "test_batches_and_loaders")
 )
-WRAPPED = "data/test_wrapped_datamodule.py"
+WRAPPED, DROPPED = "data/test_wrapped_datamodule.py", "data/test_drop_last.py"
 ROWS = {  # the tests by the row's first words
     "`training_step` that": [
         (BATCHES, "test_any_structure_of_batches"),
@@ -128,6 +128,10 @@ ROWS = {  # the tests by the row's first words
     "training loader in order": [(WRAPPED, "test_loaders_of_all_samples")],
     "training loader with a `Subset": [(WRAPPED, "test_only_the_samples_of_a_subset_sampler_are_divided")],
     "training loader with `batch_size=None`": [(WRAPPED, "test_loaders_of_all_samples")],
+    "training loader with `drop_last": [
+        (DROPPED, "test_each_client_drops_what_a_stock_trainer_would"),
+        (DROPPED, "test_what_is_dropped_is_counted_and_said"),
+    ],
     "training loader with another": [
         (WRAPPED, "test_samplers_that_clients_would_not_follow"),
         (WRAPPED, "test_what_cannot_be_divided"),

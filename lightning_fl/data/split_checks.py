@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import numpy as np
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from lightning_fl.checks import LARGEST_SEED, check_between, check_whole
 from lightning_fl.data.partitions.partition import Partition
@@ -30,6 +30,14 @@ class SplitSettings(Protocol):
     val_fraction: float
     eval_batch_size: int
     seed: int
+
+
+class ReadInBatches(Protocol):
+    """Sizes of the clients and their batches in a `FederatedDataModule`."""
+
+    drop_last: bool
+    batch_size: int
+    client_sizes: np.ndarray
 
 
 def check_settings(data: SplitSettings) -> None:
@@ -125,6 +133,30 @@ def check_labels(train: Samples, test: Samples | None, num_classes: int | None, 
                 f"{unseen.sum():,} of {len(unseen):,} test samples have a label that no training sample has ({named}), so no "
                 "client can learn it: correct the labels if that is a mistake."
             )
+
+
+def check_dropped(data: ReadInBatches) -> None:
+    """Say how many samples clients leave out in a pass if they drop a last batch that is not full.
+
+    Raises:
+        UserError: they would leave out all.
+    """
+    if not data.drop_last:
+        return
+    size, sizes = data.batch_size, data.client_sizes[data.client_sizes > 0]
+    dropped, idle = int((sizes % size).sum()), int((sizes < size).sum())
+    remedy = "set drop_last=False of Federated to read all, or a smaller batch_size"
+    require(
+        idle < len(sizes),
+        f"drop_last=True leaves no client a batch: each has at most {sizes.max(initial=0):,} samples, and a batch has {size:,}: "
+        f"{remedy}.",
+    )
+    if dropped:
+        none = f"; {idle:,} of {len(sizes):,} clients have no full batch and train nothing" if idle else ""
+        say = rank_zero_warn if idle else rank_zero_info
+        say(
+            f"drop_last=True leaves out {dropped:,} of the clients' {sizes.sum():,} samples in each pass{none}: {remedy}."
+        )
 
 
 def describe_largest(labels: np.ndarray, num_classes: int) -> str:

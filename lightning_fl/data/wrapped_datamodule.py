@@ -8,7 +8,7 @@ import lightning as L  # noqa: N812  (Lightning's own name for it)
 import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from lightning_fl.checks import check_whole
+from lightning_fl.checks import check_choice, check_whole
 from lightning_fl.data.federated_data_module import FederatedDataModule
 from lightning_fl.data.partitions.partition import Partition
 from lightning_fl.data.partitions.sizes import IID
@@ -36,10 +36,12 @@ class Federated(FederatedDataModule):
             or ByGroup, which makes the users of the samples the clients.
         batch_size: samples per training batch, at least 1; None: as in the datamodule's training loader.
         num_classes: number of classes, at least 1; None: the largest label plus one.
+        drop_last: True if clients leave out the last batch of a pass when it is not full, False if they read all samples; None:
+            as the datamodule's training loader. The server reads all of its samples.
         **kwargs: arguments of FederatedDataModule: fractions, server data and seed.
     """
 
-    changeable = FederatedDataModule.changeable | {"datamodule"}
+    changeable = FederatedDataModule.changeable | {"datamodule", "drop_last"}
 
     def __init__(
         self,
@@ -48,6 +50,7 @@ class Federated(FederatedDataModule):
         partition: Partition = IID(),  # noqa: B008  (immutable)
         batch_size: int | None = None,
         num_classes: int | None = None,
+        drop_last: bool | None = None,
         **kwargs: Any,
     ) -> None:
         known_size = 1 if batch_size is None else batch_size
@@ -56,11 +59,14 @@ class Federated(FederatedDataModule):
         self.prepare_data_per_node = getattr(datamodule, "prepare_data_per_node", True)
         if num_classes is not None:
             check_whole("num_classes", num_classes, 1)
+        check_choice("drop_last", drop_last, (True, False, None))
         require(
             callable(getattr(datamodule, "train_dataloader", None)),
             f"{type(datamodule).__name__} cannot be divided over clients: it has no train_dataloader().",
         )
         self._batch_size_given = batch_size is not None
+        self._drop_last_given = drop_last is not None
+        self.drop_last = bool(drop_last)
         self._num_classes = num_classes
         self._num_classes_given = num_classes is not None
         self._stages: set[str] = set()
@@ -153,9 +159,12 @@ class Federated(FederatedDataModule):
     def load(self) -> tuple[Samples, None]:
         """Return the training set of the datamodule's loader."""
         self._set_up("fit")
-        train, batch_size = read_loader(self.datamodule.train_dataloader(), type(self.datamodule).__name__)
+        name = type(self.datamodule).__name__
+        train, batch_size, drop_last = read_loader(self.datamodule.train_dataloader(), name)
         if not self._batch_size_given:
             self.batch_size = batch_size
+        if not self._drop_last_given:
+            self.drop_last = drop_last
         if not self._num_classes_given and train.labels is not None and len(train.labels):
             self._num_classes = int(train.labels.max()) + 1
             warn_of_gaps(train.labels, self._num_classes, "correct the labels, or give num_classes")

@@ -122,7 +122,7 @@ class ServerSide:
         flat_module.load_personal(run.personal)
         state, resident = rule.init(received["model"]), self.data.train.resident
         schedule = self.schedule if epochs is None else replace(self.schedule, epochs=epochs, steps=None)
-        schedule = schedule.in_round(rule, setting)
+        schedule = replace(schedule.in_round(rule, setting), drop_last=False)
         job = ClientJob(rule, setting, received, schedule, run, self.counters)
         turn = noting(lambda: f"The server was training in round {run.round}.")
         with turn, keeping_attributes(flat_module.metrics):  # which count the clients' batches

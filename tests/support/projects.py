@@ -101,7 +101,7 @@ def _series(package: Any, **options: Any) -> tuple[Any, Loaders]:
     )
     val = package.TimeSeriesDataSet.from_dataset(train, table, predict=True, stop_randomization=True)
     return train, Loaders(
-        train.to_dataloader(train=True, batch_size=BATCH_SIZE, drop_last=False),
+        train.to_dataloader(train=True, batch_size=BATCH_SIZE),  # with drop_last=True
         val.to_dataloader(train=False, batch_size=BATCH_SIZE),
     )
 
