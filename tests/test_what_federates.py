@@ -137,6 +137,7 @@ ROWS = {  # the tests by the row's first words
         (WRAPPED, "test_what_cannot_be_divided"),
     ],
     "training loader of your own class": [(WRAPPED, "test_a_loader_that_changes_its_batches_is_named")],
+    "classes of the samples": [("data/test_given_classes.py", "test_classes_wherever_they_are")],
     "batches of any structure": [
         ("data/test_batches.py", "test_all_steps_see_the_batches_of_the_stock_trainer"),
         ("data/test_batches.py", "test_a_module_may_change_its_batches"),

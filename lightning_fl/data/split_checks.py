@@ -13,6 +13,11 @@ from lightning_fl.data.samples.tensor_samples import Samples
 from lightning_fl.data.shift import Shift
 from lightning_fl.errors import require
 
+NO_CLASSES = (
+    "(in targets, labels or tensors[1]): give Federated class_of, a function from a sample to its class or a name"
+)
+"""End of a sentence that the data have no classes."""
+
 
 class SplitSettings(Protocol):
     """Settings of a `FederatedDataModule`."""
@@ -108,13 +113,13 @@ def check_labels(train: Samples, test: Samples | None, num_classes: int | None, 
     labels = train.labels
     require(
         labels is not None or not data.partition.needs_labels,
-        f"{data.partition} needs the class of each sample, but the data have none (in targets, labels or "
-        "tensors[1]): use IID().",
+        f"{data.partition} needs the class of each sample, but the data have none {NO_CLASSES}, or use IID().",
     )
     require(
         (labels is not None and num_classes is not None)
         or (data.server_classes is None and data.server_degree is None),
-        "server_classes and server_degree need the class of each sample and the number of classes, but the data lack them.",
+        "server_classes and server_degree need the class of each sample and the number of classes, but the data have "
+        f"none {NO_CLASSES}.",
     )
     for of_test, found in (("", labels), (" of the test set", None if test is None else test.labels)):
         if found is None or num_classes is None or not len(found):

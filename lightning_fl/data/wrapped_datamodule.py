@@ -13,6 +13,7 @@ from lightning_fl.data.federated_data_module import FederatedDataModule
 from lightning_fl.data.partitions.partition import Partition
 from lightning_fl.data.partitions.sizes import IID
 from lightning_fl.data.samples.dataset_samples import DatasetSamples
+from lightning_fl.data.samples.given_classes import given_classes
 from lightning_fl.data.samples.tensor_samples import Samples, TensorSamples
 from lightning_fl.data.split_checks import warn_of_gaps
 from lightning_fl.data.training_loader import read_loader
@@ -26,7 +27,8 @@ class Federated(FederatedDataModule):
 
     The clients read the dataset of `datamodule.train_dataloader()` with that loader's collate function and workers. All
     hooks of a LightningDataModule are called as `lightning.Trainer` calls them, and its attributes are found here, too.
-    Classes, which every partition except IID needs, are read from the dataset's `targets`, `labels` or `tensors[1]`.
+    Classes, which every partition except IID needs, are read from the dataset's `targets`, `labels` or `tensors[1]`, unless
+    `class_of` says where they are.
 
     Args:
         datamodule: the LightningDataModule to divide, or any object with train_dataloader(), such as a LightningModule.
@@ -38,10 +40,12 @@ class Federated(FederatedDataModule):
         num_classes: number of classes, at least 1; None: the largest label plus one.
         drop_last: True if clients leave out the last batch of a pass when it is not full, False if they read all samples; None:
             as the datamodule's training loader. The server reads all of its samples.
+        class_of: class of each training sample: an array (n,) of whole numbers, a function from a sample to its class, or the
+            name of an attribute or column of the dataset, or else of each sample; None: as above.
         **kwargs: arguments of FederatedDataModule: fractions, server data and seed.
     """
 
-    changeable = FederatedDataModule.changeable | {"datamodule", "drop_last"}
+    changeable = FederatedDataModule.changeable | {"class_of", "datamodule", "drop_last"}
 
     def __init__(
         self,
@@ -51,6 +55,7 @@ class Federated(FederatedDataModule):
         batch_size: int | None = None,
         num_classes: int | None = None,
         drop_last: bool | None = None,
+        class_of: Any = None,
         **kwargs: Any,
     ) -> None:
         known_size = 1 if batch_size is None else batch_size
@@ -67,6 +72,7 @@ class Federated(FederatedDataModule):
         self._batch_size_given = batch_size is not None
         self._drop_last_given = drop_last is not None
         self.drop_last = bool(drop_last)
+        self.class_of = class_of
         self._num_classes = num_classes
         self._num_classes_given = num_classes is not None
         self._stages: set[str] = set()
@@ -165,6 +171,8 @@ class Federated(FederatedDataModule):
             self.batch_size = batch_size
         if not self._drop_last_given:
             self.drop_last = drop_last
+        if self.class_of is not None:
+            train.labels = given_classes(self.class_of, train.source)
         if not self._num_classes_given and train.labels is not None and len(train.labels):
             self._num_classes = int(train.labels.max()) + 1
             warn_of_gaps(train.labels, self._num_classes, "correct the labels, or give num_classes")
