@@ -14,11 +14,17 @@ BUFFERS = "clients/test_buffers.py"
 FACE, STOCK, BATCHES = (
     f"trainer/{name}.py" for name in ("test_trainer_face", "test_stock_parts", "test_batches_and_loaders")
 )
+OTHER_NAME = "trainer/test_pytorch_lightning.py"
 WRAPPED, DROPPED = "data/test_wrapped_datamodule.py", "data/test_drop_last.py"
 ROWS = {  # the tests by the row's first words
     "`training_step` that": [
         (BATCHES, "test_any_structure_of_batches"),
         (HOOKS, "test_what_the_last_hook_of_a_step_gets"),
+    ],
+    "modules, data modules, callbacks and loggers": [
+        (OTHER_NAME, "test_both_names_train_alike"),
+        (OTHER_NAME, "test_runs_resume"),
+        (OTHER_NAME, "test_the_command_line_says_what_to_do"),
     ],
     "`validation_step`, `test_step`": [(STOCK, "test_evaluation_by_hand"), (BATCHES, "test_any_validation_loaders")],
     "`trainer.current_epoch`": [(HOOKS, "test_hooks_come_in_the_same_order")],

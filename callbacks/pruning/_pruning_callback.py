@@ -13,6 +13,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lightning_fl.callbacks.pruning._training_samples import example_input
+from lightning_fl.checks import is_a
 from lightning_fl.errors import UserError, require
 from lightning_fl.gates import gates_of
 from lightning_fl.pruning import Plan, Schedule, plans_of, shrink_when_loading
@@ -108,7 +109,7 @@ class StructuredPruning(PruningCallback):
         callback, strategy = type(self).__name__, trainer.strategy
         for other in trainer.callbacks:
             require(
-                not isinstance(other, (StochasticWeightAveraging, WeightAveraging)),
+                not is_a(other, StochasticWeightAveraging, WeightAveraging),
                 f"{callback} cannot remove filters from the averaged weights that {type(other).__name__} keeps: "
                 "use one of the two, or average in a second fit.",
             )

@@ -6,9 +6,8 @@ from typing import Any
 
 import lightning as L  # noqa: N812  (Lightning's own name for it)
 import torch
-from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from lightning_fl.checks import check_choice, check_whole
+from lightning_fl.checks import check_choice, check_whole, is_a, overrides
 from lightning_fl.data.federated_data_module import FederatedDataModule
 from lightning_fl.data.partitions.partition import Partition
 from lightning_fl.data.partitions.sizes import IID
@@ -77,10 +76,10 @@ class Federated(FederatedDataModule):
         self._num_classes_given = num_classes is not None
         self._stages: set[str] = set()
         """Stages for which the datamodule is set up."""
-        if isinstance(datamodule, L.LightningDataModule):
+        if is_a(datamodule, L.LightningDataModule):
             for hook in BATCH_HOOKS:
                 # Trainers look for overridden hooks, and otherwise call those of the module.
-                if is_overridden(hook, datamodule):
+                if overrides(hook, datamodule):
                     setattr(self, hook, getattr(datamodule, hook))
 
     def __getattr__(self, name: str) -> Any:
@@ -101,7 +100,7 @@ class Federated(FederatedDataModule):
     @trainer.setter
     def trainer(self, trainer: Any) -> None:
         self._trainer = trainer
-        if isinstance(self.datamodule, L.LightningDataModule):
+        if is_a(self.datamodule, L.LightningDataModule):
             self.datamodule.trainer = trainer
 
     @property
@@ -158,7 +157,7 @@ class Federated(FederatedDataModule):
 
     def _call(self, hook: str, *arguments: Any) -> Any:
         """Call a hook of a LightningDataModule; a trainer calls those of a LightningModule itself."""
-        if isinstance(self.datamodule, L.LightningDataModule):
+        if is_a(self.datamodule, L.LightningDataModule):
             return getattr(self.datamodule, hook)(*arguments)
         return None
 
@@ -199,8 +198,8 @@ class Federated(FederatedDataModule):
 
     def _has(self, hook: str) -> bool:
         """True if the datamodule defines a hook."""
-        is_lightning = isinstance(self.datamodule, (L.LightningDataModule, L.LightningModule))
-        return is_overridden(hook, self.datamodule) if is_lightning else callable(getattr(self.datamodule, hook, None))
+        is_lightning = is_a(self.datamodule, L.LightningDataModule, L.LightningModule)
+        return overrides(hook, self.datamodule) if is_lightning else callable(getattr(self.datamodule, hook, None))
 
     def _set_up(self, stage: str) -> None:
         """Set up the datamodule, once between two teardowns; 'fit' includes its validation data."""

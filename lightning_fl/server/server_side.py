@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.func import functional_call
 
+from lightning_fl.checks import overrides
 from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.local_schedule import LocalSchedule
@@ -147,7 +147,7 @@ class ServerSide:
         """
         flat_module, data = self.flat_module, self.data
         name = type(flat_module.module).__name__
-        if not is_overridden("validation_step", flat_module.module):
+        if not overrides("validation_step", flat_module.module):
             raise UserError(
                 f"{self.method} needs the accuracy on the server's data: give {name} a validation_step that logs {ACCURACY!r}."
             )

@@ -35,7 +35,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
-from lightning_fl.checks import check_whole, is_whole, parameters_of
+from lightning_fl.checks import check_whole, is_a, is_whole, parameters_of
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError, nearest, require
 from lightning_fl.outputs.metrics_csv import RoundCSVLogger
@@ -152,16 +152,16 @@ def check_callbacks(callbacks: Iterable[Callback]) -> None:
     """
     for callback in callbacks:
         for refused, reason in REFUSED_CALLBACKS.items():
-            require(not isinstance(callback, refused), f"{type(callback).__name__} {reason}.")
+            require(not is_a(callback, refused), f"{type(callback).__name__} {reason}.")
         # A federation stops only after a round: clients that are trained at once make no separate steps.
-        if isinstance(callback, Timer):
+        if is_a(callback, Timer):
             callback._interval = "epoch"
-        if isinstance(callback, ModelCheckpoint) and (every := callback._every_n_train_steps) > 1:
+        if is_a(callback, ModelCheckpoint) and (every := callback._every_n_train_steps) > 1:
             rank_zero_warn(
                 f"{type(callback).__name__} saves only after rounds at whose end the steps of all clients are a multiple of "
                 f"every_n_train_steps={every}, which may be none: every_n_epochs counts rounds."
             )
-        if isinstance(callback, LearningRateMonitor):
+        if is_a(callback, LearningRateMonitor):
             if callback.logging_interval == "step":
                 rank_zero_info(
                     "LearningRateMonitor logs once a round, the rate of a client's first step, because a federation logs rounds."
@@ -177,7 +177,7 @@ def check_averaging(callbacks: Iterable[Callback], module: LightningModule) -> N
     """
     for callback in callbacks:
         require(
-            not (isinstance(callback, StochasticWeightAveraging) and callback.pl_module_contains_batch_norm(module)),
+            not (is_a(callback, StochasticWeightAveraging) and callback.pl_module_contains_batch_norm(module)),
             f"{type(callback).__name__} trains one more epoch for the statistics of batch normalisation in "
             f"{type(module).__name__}, which a federation does not have: use Lightning's WeightAveraging, which averages them.",
         )
@@ -267,7 +267,7 @@ def build_loggers(logger: Logger | Iterable[Logger] | bool | None, root: str) ->
     """Return the logger of `metrics.csv`, then the given ones; none if `logger` is False."""
     if logger is False:
         return []
-    given = [] if logger is None or logger is True else [logger] if isinstance(logger, Logger) else list(logger)
+    given = [] if logger is None or logger is True else [logger] if is_a(logger, Logger) else list(logger)
     return [RoundCSVLogger(root), *given]
 
 
