@@ -162,7 +162,19 @@ ROWS = {  # the tests by the row's first words
     # modules of other packages, tried by `pytest -m thirdparty`
     **{
         package: [("test_thirdparty.py", "test_one_client_is_a_stock_trainer")]
-        for package in ("chemprop", "lightly", "pytorch-forecasting", "scvi-tools", "timm", "transformers")
+        for package in (
+            "anomalib",
+            "chemprop",
+            "darts",
+            "lightly",
+            "neuralforecast",
+            "pytorch-forecasting",
+            "pytorch-tabular",
+            "scvi-tools",
+            "timm",
+            "torchgeo",
+            "transformers",
+        )
     },
 }
 
