@@ -14,6 +14,7 @@ BUFFERS = "clients/test_buffers.py"
 FACE, STOCK, BATCHES = (
     f"trainer/{name}.py" for name in ("test_trainer_face", "test_stock_parts", "test_batches_and_loaders")
 )
+MANUAL = "clients/test_manual_optimization.py"
 OTHER_NAME = "trainer/test_pytorch_lightning.py"
 WRAPPED, DROPPED = "data/test_wrapped_datamodule.py", "data/test_drop_last.py"
 ROWS = {  # the tests by the row's first words
@@ -56,7 +57,17 @@ ROWS = {  # the tests by the row's first words
         (LENGTHS, "test_too_few_steps_for_the_rounds_are_refused"),
     ],
     "`ReduceLROnPlateau` of": [(SCHEDULERS, "test_a_plateau_of_steps_is_refused")],
-    "manual optimisation": [
+    "manual optimisation (": [
+        (MANUAL, "test_one_client_is_a_stock_trainer"),
+        (MANUAL, "test_methods_that_read_the_weights_train_and_resume"),
+        (MANUAL, "test_clients_start_with_fresh_optimisers"),
+        (MANUAL, "test_two_processes_train_as_one"),
+    ],
+    "manual optimisation with": [
+        (MANUAL, "test_what_does_not_reach_manual_steps_is_refused"),
+        (MANUAL, "test_every_method_is_allowed_or_refused_in_a_sentence"),
+    ],
+    "its own `backward`": [
         (FLAT, "test_modules_that_cannot_be_federated_are_refused"),
         (HOOKS, "test_hooks_that_make_the_step_are_refused"),
     ],

@@ -19,6 +19,7 @@ from lightning_fl.clients.hooks import Hooks, changed_shape, check_real, check_s
 from lightning_fl.clients.local_schedule import LocalProgress
 from lightning_fl.clients.module_buffers import ModuleBuffers, bind, unsaved_buffers
 from lightning_fl.clients.module_logs import LogCollector
+from lightning_fl.clients.optimizers.manual_optimizers import ManualOptimizers
 from lightning_fl.clients.optimizers.module_optimizer import ModuleOptimizer
 from lightning_fl.clients.optimizers.personal_optimizer import PersonalOptimizer
 from lightning_fl.data.descriptions import describe_batch
@@ -55,7 +56,7 @@ class FlatModule:
         generators: torch's global generators that the module may draw from.
     """
 
-    optimizer: ModuleOptimizer
+    optimizer: ModuleOptimizer | ManualOptimizers
     personal_optimizer: PersonalOptimizer
     has_companions = False
 
@@ -162,7 +163,10 @@ class FlatModule:
             raise UserError(f"{type(self.module).__name__} has no trainable parameter: there is nothing to federate.")
         check_real(self.module)
         self.reads_gradient = flat_gradient
-        self.optimizer = ModuleOptimizer(self.module, self.layout, by_plain_sgd)
+        if self.is_manual:
+            self.optimizer = ManualOptimizers(self, self.layout)
+        else:
+            self.optimizer = ModuleOptimizer(self.module, self.layout, by_plain_sgd)
         trained = {name for names in self.optimizer.personal_names for name in names}
         for name in self.personal_leaves:
             require(
@@ -186,6 +190,11 @@ class FlatModule:
             self.gradient = torch.zeros_like(self.params)
             self._flat_gradient = FlatGradient(self.layout, self.parameters, self.gradient)
         self.optimizer.bind(self.params, self.gradient if self.reads_gradient else None)
+
+    @property
+    def is_manual(self) -> bool:
+        """True if the module makes its steps itself, in `training_step`."""
+        return not self.module.automatic_optimization
 
     @property
     def has_optimizer(self) -> bool:
@@ -322,7 +331,8 @@ class FlatModule:
         except Exception as error:
             add_note(error, f"training_step read batch {index}: {describe_batch(batch)}.")
             raise
-        loss = output.get("loss", output) if isinstance(output, Mapping) else output
+        # With manual optimisation the loss is only logged.
+        loss = output.get("loss", None if self.is_manual else output) if isinstance(output, Mapping) else output
         if loss is not None and not isinstance(loss, Tensor):
             found = (
                 f"a mapping of {', '.join(map(repr, loss)) or 'nothing'}"

@@ -191,8 +191,6 @@ def check_module(module: LightningModule) -> None:
         problems.append(
             "it has no configure_optimizers (at the command line, --optimizer SGD --optimizer.lr 0.1 stands in for it)"
         )
-    if not module.automatic_optimization:
-        problems.append("it sets automatic_optimization = False")
     if problems:
         raise UserError(
             f"{type(module).__name__} cannot be trained in a federation, whose rule makes the optimiser steps: "

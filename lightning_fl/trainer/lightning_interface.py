@@ -228,7 +228,8 @@ class TrainerInterface(TrainerFlags, ABC):
     @property
     def strategy(self) -> Any:
         """Fabric's strategy, with the few methods of Lightning's own that callbacks use."""
-        return StrategyView(self.fabric, self.optimizers)
+        wrapped = self.active_module.optimizer.wrapped if self._has_optimizer else []
+        return StrategyView(self.fabric, wrapped, getattr(self, "hooks", None))
 
     @property
     def device_ids(self) -> list[int]:
@@ -252,8 +253,8 @@ class TrainerInterface(TrainerFlags, ABC):
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """The module's optimiser, which all clients share."""
-        return [self.active_module.optimizer.optimizer] if self._has_optimizer else []
+        """The module's optimiser, or with manual optimisation all of them, which all clients share."""
+        return self.active_module.optimizer.optimizers if self._has_optimizer else []
 
     @property
     def lr_scheduler_configs(self) -> list[LRSchedulerConfig]:

@@ -301,20 +301,49 @@ def build_timer(max_time: str | timedelta | dict[str, int] | None) -> Timer | No
     return timer
 
 
+class PrecisionView:
+    """Fabric's precision with the method of Lightning's own that clips gradients."""
+
+    def __init__(self, precision: Any) -> None:
+        self._precision = precision
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._precision, name)
+
+    def clip_gradients(
+        self, optimizer: torch.optim.Optimizer, clip_val: float = 0.0, gradient_clip_algorithm: Any = "norm"
+    ) -> None:
+        """Clip the gradients of an optimiser's parameters, by their norm or each value."""
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if clip_val > 0 and str(getattr(gradient_clip_algorithm, "value", gradient_clip_algorithm)) == "value":
+            torch.nn.utils.clip_grad_value_(parameters, clip_value=clip_val)
+        elif clip_val > 0:
+            torch.nn.utils.clip_grad_norm_(parameters, clip_val)
+
+
 class StrategyView:
     """Fabric's strategy with the method names of `lightning.pytorch.strategies.Strategy`."""
 
-    def __init__(self, fabric: Fabric, optimizers: list[torch.optim.Optimizer]) -> None:
+    def __init__(self, fabric: Fabric, optimizers: list[Any], hooks: Any = None) -> None:
         self._fabric = fabric
         self._lightning_optimizers = optimizers
+        self._hooks = hooks
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._fabric.strategy, name)
 
     @property
     def precision_plugin(self) -> Any:
-        """Fabric's precision."""
-        return self._fabric.strategy.precision
+        """Fabric's precision, which also clips gradients, as manual optimisation asks it to."""
+        return PrecisionView(self._fabric.strategy.precision)
+
+    def backward(self, loss: Tensor, optimizer: Any, *arguments: Any, **options: Any) -> None:
+        """Make the backward pass of manual optimisation, with its hooks."""
+        for listener in self._hooks.listeners("on_before_backward"):
+            listener(loss)
+        self._fabric.backward(loss, *arguments, **options)
+        for listener in self._hooks.listeners("on_after_backward"):
+            listener()
 
     def reduce(self, tensor: Tensor, *arguments: Any, **options: Any) -> Tensor:
         """Return the mean over ranks, or the reduction given as `reduce_op`."""

@@ -20,8 +20,10 @@ from lightning_fl.algorithms import Algorithm, FedAvg
 from lightning_fl.checks import is_a, parameters_of
 from lightning_fl.clients.flat_module import FlatModule
 from lightning_fl.clients.hooks import Hooks, check_module
+from lightning_fl.clients.optimizers.manual_optimizers import check_manual
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError, nearest, require
+from lightning_fl.federation.loss_guard import LossGuard
 from lightning_fl.modules import ImageClassifier
 from lightning_fl.outputs.loggers import tell
 from lightning_fl.outputs.progress_bar import RoundProgressBar
@@ -82,6 +84,7 @@ def session(
         datamodule.setup(fn.value)
         if trainer.fitting:
             check_module(model)
+            _check_manual(trainer, model)
             _check_images(model, datamodule)
         check_labels(model, datamodule)
         if trainer.fitting:
@@ -117,6 +120,17 @@ def session(
         torch.set_num_threads(num_threads)
         _release(trainer)
         trainer.state.stage = None
+
+
+def _check_manual(trainer: TrainerInterface, model: LightningModule) -> None:
+    """Raise `UserError` if the method or a flag does not leave the steps to a module with manual optimisation."""
+    flags = {
+        "accumulate_grad_batches": trainer.accumulate_grad_batches if trainer.accumulate_grad_batches > 1 else None,
+        "gradient_clip_val": trainer.gradient_clip_val,
+        "client_optimizer": "sgd" if trainer.client_optimizer == "sgd" else None,
+        "loss_guard": None if trainer.loss_guard == LossGuard() else trainer.loss_guard,
+    }
+    check_manual(model, trainer.algorithm.name, trainer.algorithm.rules(), flags)
 
 
 def _memory_sentence(error: torch.OutOfMemoryError) -> str:
