@@ -15,9 +15,12 @@ from functools import cache, wraps
 from inspect import Parameter
 from numbers import Integral, Real
 from types import MappingProxyType
-from typing import Any, Literal, TypeGuard, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_type_hints
 
 from lightning_fl.errors import nearest, require
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
 
 ROUNDING = 1e-6
 """Largest relative distance of a computed number from the exact one; float32 has some 6e-8 for each operation."""
@@ -149,7 +152,7 @@ def needs_closure(optimizer: Any) -> bool:
     return closure is not None and closure.default is Parameter.empty
 
 
-def is_a(value: Any, *kinds: type[T]) -> TypeGuard[T]:
+def is_a(value: Any, *kinds: type[T]) -> TypeIs[T]:
     """True if a value is an object of one of these classes, of Lightning's also by their name in `pytorch_lightning`.
 
     `pytorch_lightning` and `lightning.pytorch` are one library installed twice: the same code under two names.
@@ -175,14 +178,13 @@ def overrides(hook: str, owner: Any) -> bool:
     return is_overridden(hook, owner, parent)
 
 
-@cache
-def hook_owner(kind: type) -> type | None:
+def hook_owner(kind: Any) -> type | None:
     """Return the class of Lightning, of either name, from which a module, data module or callback has its hooks; else None."""
     return next((base for base in kind.__mro__ if _lightning_name(base) in HOOK_OWNERS), None)
 
 
 @cache
-def _lightning_names(kind: type) -> frozenset[str]:
+def _lightning_names(kind: Any) -> frozenset[str]:
     """Return the names in Lightning of a class and of its bases."""
     return frozenset(name for base in kind.__mro__ if (name := _lightning_name(base)))
 

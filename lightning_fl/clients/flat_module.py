@@ -174,7 +174,8 @@ class FlatModule:
                 f"{name!r} is personal to each client, but configure_optimizers of {type(self.module).__name__} does not train "
                 "it: pass all of self.parameters() to the optimizer.",
             )
-        self.personal_optimizer = PersonalOptimizer(self.optimizer.optimizer, self.optimizer.personal_names)
+        source: Any = self.optimizer.optimizer
+        self.personal_optimizer = PersonalOptimizer(source, self.optimizer.personal_names)
         self.bind_optimizer()
 
     def bind_optimizer(self) -> None:

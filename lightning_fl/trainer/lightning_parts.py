@@ -267,7 +267,7 @@ def build_loggers(logger: Logger | Iterable[Logger] | bool | None, root: str) ->
     """Return the logger of `metrics.csv`, then the given ones; none if `logger` is False."""
     if logger is False:
         return []
-    given = [] if logger is None or logger is True else [logger] if is_a(logger, Logger) else list(logger)
+    given = [] if logger is None or logger is True else [logger] if is_a(logger, Logger) else list(logger)  # type: ignore[type-abstract]
     return [RoundCSVLogger(root), *given]
 
 

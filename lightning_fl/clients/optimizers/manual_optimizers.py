@@ -145,6 +145,9 @@ class ManualOptimizers:
     def activate(self, names: Sequence[str]) -> None:
         """Do nothing: the module steps what it likes."""
 
+    def narrow(self, num_clients: int) -> None:
+        """Do nothing: clients that make their own steps are never stacked."""
+
     def step(self) -> None:
         """Refuse a step that the module does not make itself."""
         raise NotImplementedError("A module with manual optimisation makes its own steps.")
