@@ -10,11 +10,10 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lightning_fl.callbacks.target_reached import TargetReached
-from lightning_fl.checks import check_between, check_choice, check_positive, check_whole, is_whole
+from lightning_fl.checks import check_between, check_choice, check_positive, check_whole, is_a, is_whole, overrides
 from lightning_fl.errors import nearest, require
 from lightning_fl.outputs import wandb_run
 from lightning_fl.outputs.clients.distribution import GAIN, TUNED, distribution, is_over_clients
@@ -131,7 +130,7 @@ class ClientEvaluation(Callback):
                 f"{data.shift} changes the clients' training images, but not their test images, on which ClientEvaluation would "
                 "measure them: use part 'validation' with data.val_fraction.",
             )
-        require(is_overridden(step, pl_module), f"ClientEvaluation runs {step}, which {module} does not have.")
+        require(overrides(step, pl_module), f"ClientEvaluation runs {step}, which {module} does not have.")
         require(
             not is_whole(self.clients) or self.clients <= data.num_clients,
             f"clients of ClientEvaluation is {self.clients}, but the federation has {data.num_clients}: give at most as many.",
@@ -154,7 +153,7 @@ class ClientEvaluation(Callback):
             require(
                 every % self.every_n_rounds == 0,
                 f"{watched} {_often(every)}, but ClientEvaluation measures it {_often(self.every_n_rounds)}: give both the same "
-                f"number of rounds{' (every_n_epochs)' if isinstance(callback, ModelCheckpoint) else ', every_n_rounds 1'}.",
+                f"number of rounds{' (every_n_epochs)' if is_a(callback, ModelCheckpoint) else ', every_n_rounds 1'}.",
             )
             require(
                 not isinstance(callback, TargetReached) or callback not in earlier,

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lightning_fl.checks import LARGEST_SEED, check_at_least, check_whole
 from lightning_fl.errors import require
-from lightning_fl.gates import add_gates, gates_of, penalised
+from lightning_fl.gates import add_gates, describe_gates, gates_of, penalised
 from lightning_fl.gates.gate import check_options
 from lightning_fl.gates.network import SKIPPED
 
@@ -28,7 +29,8 @@ class DynamicGates(Callback):
     `self.parameters()`, and checkpoints contain them. They stay on the module after the training, for `validate`, `test` and
     `lightning_fl.gates.sliced`; `lightning_fl.gates.remove_gates` removes them. The mask acts behind the normalisation that
     follows a convolution, so the next layer gets exactly 0 from a channel that was not chosen. While a network trains, all
-    channels are computed and masked.
+    channels are computed and masked. Layers that are no convolutions, such as those of an attention, have no gates: a fit says
+    what share of the parameters the gated convolutions hold.
 
     Args:
         keep: share of the channels to keep, in (0, 1]; 1 adds no gates. 0.7071 halves the MACs of a chain.
@@ -68,6 +70,8 @@ class DynamicGates(Callback):
             pl_module, self.keep, self.mode, self.detach_input, self.skip, self.seed
         )
         vars(pl_module).pop(TRAINING_STEP, None)
+        if stage == "fit" and gates:
+            rank_zero_info(f"DynamicGates gates {describe_gates(pl_module)} of {type(pl_module).__name__}.")
         if stage == "fit" and gates and self.penalty:
             require(
                 pl_module.automatic_optimization,

@@ -11,16 +11,21 @@ import math
 import textwrap
 import tokenize
 from collections.abc import Callable, Iterable, Mapping
-from functools import lru_cache, wraps
+from functools import cache, lru_cache, wraps
 from inspect import Parameter
 from numbers import Integral, Real
 from types import MappingProxyType
-from typing import Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_type_hints
 
 from lightning_fl.errors import nearest, require
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
 ROUNDING = 1e-6
 """Largest relative distance of a computed number from the exact one; float32 has some 6e-8 for each operation."""
+T = TypeVar("T")
+HOOK_OWNERS = ("core.module.LightningModule", "core.datamodule.LightningDataModule", "callbacks.callback.Callback")
 NAMED = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
 
@@ -145,6 +150,56 @@ def needs_closure(optimizer: Any) -> bool:
     """True if a step of a torch optimiser needs the loss several times, as that of LBFGS does."""
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     return closure is not None and closure.default is Parameter.empty
+
+
+def is_a(value: Any, *kinds: type[T]) -> TypeIs[T]:
+    """True if a value is an object of one of these classes, of Lightning's also by their name in `pytorch_lightning`.
+
+    `pytorch_lightning` and `lightning.pytorch` are one library installed twice: the same code under two names.
+    """
+    return isinstance(value, kinds) or any(is_lightnings(type(value), kind) for kind in kinds)
+
+
+def is_lightnings(found: type, kind: type) -> bool:
+    """True if a class is derived from a class of Lightning, of either name."""
+    return _lightning_name(kind) in _lightning_names(found)
+
+
+def overrides(hook: str, owner: Any) -> bool:
+    """True if a LightningModule, a LightningDataModule or a Callback, of either name of Lightning, has a hook of its own.
+
+    Other objects have it if they have a method of this name.
+    """
+    parent = hook_owner(type(owner))
+    if parent is None:
+        return callable(getattr(owner, hook, None))
+    from lightning_utilities.core.overrides import is_overridden
+
+    return is_overridden(hook, owner, parent)
+
+
+def hook_owner(kind: Any) -> type | None:
+    """Return the class of Lightning, of either name, from which a module, data module or callback has its hooks; else None."""
+    return next((base for base in kind.__mro__ if _lightning_name(base) in HOOK_OWNERS), None)
+
+
+@cache
+def _lightning_names(kind: Any) -> frozenset[str]:
+    """Return the names in Lightning of a class and of its bases."""
+    return frozenset(name for base in kind.__mro__ if (name := _lightning_name(base)))
+
+
+def _lightning_name(kind: type) -> str:
+    """Return the name in Lightning of one of its classes, "" of others.
+
+    >>> from lightning.pytorch import LightningModule
+    >>> _lightning_name(LightningModule), _lightning_name(int)
+    ('core.module.LightningModule', '')
+    """
+    for package in ("lightning.pytorch.", "pytorch_lightning."):
+        if kind.__module__.startswith(package):
+            return f"{kind.__module__.removeprefix(package)}.{kind.__qualname__}"
+    return ""
 
 
 class Remembering:

@@ -7,18 +7,25 @@ from pathlib import Path
 TESTS = Path(__file__).parent
 PAGE = TESTS.parent / "docs" / "federates.md"
 
-FLAT, HOOKS, LOGS = "clients/test_flat_module.py", "clients/test_hooks.py", "clients/test_module_logs.py"
-OPTIMISERS, SCHEDULERS = "clients/test_stock_optimizers.py", "clients/test_stock_schedulers.py"
-LENGTHS = "clients/test_schedule_lengths.py"
-BUFFERS = "clients/test_buffers.py"
+FLAT, HOOKS, LOGS = "flat_module/test_flat_module.py", "flat_module/test_hooks.py", "flat_module/test_module_logs.py"
+OPTIMISERS, SCHEDULERS = "flat_module/test_stock_optimizers.py", "flat_module/test_stock_schedulers.py"
+LENGTHS = "flat_module/test_schedule_lengths.py"
+BUFFERS = "flat_module/test_buffers.py"
 FACE, STOCK, BATCHES = (
     f"trainer/{name}.py" for name in ("test_trainer_face", "test_stock_parts", "test_batches_and_loaders")
 )
-WRAPPED = "data/test_wrapped_datamodule.py"
+MANUAL = "flat_module/test_manual_optimization.py"
+OTHER_NAME = "trainer/test_pytorch_lightning.py"
+WRAPPED, DROPPED = "data/test_wrapped_datamodule.py", "data/test_drop_last.py"
 ROWS = {  # the tests by the row's first words
     "`training_step` that": [
         (BATCHES, "test_any_structure_of_batches"),
         (HOOKS, "test_what_the_last_hook_of_a_step_gets"),
+    ],
+    "modules, data modules, callbacks and loggers": [
+        (OTHER_NAME, "test_both_names_train_alike"),
+        (OTHER_NAME, "test_runs_resume"),
+        (OTHER_NAME, "test_the_command_line_says_what_to_do"),
     ],
     "`validation_step`, `test_step`": [(STOCK, "test_evaluation_by_hand"), (BATCHES, "test_any_validation_loaders")],
     "`trainer.current_epoch`": [(HOOKS, "test_hooks_come_in_the_same_order")],
@@ -31,13 +38,13 @@ ROWS = {  # the tests by the row's first words
         ("cli/test_own_classes.py", "test_a_module_without_an_optimizer_takes_that_of_the_command_line")
     ],
     "LBFGS, several": [
-        ("clients/test_optimizer.py", "test_an_optimiser_that_wants_a_closure_is_refused"),
+        ("flat_module/test_optimizer.py", "test_an_optimiser_that_wants_a_closure_is_refused"),
         (FLAT, "test_modules_that_cannot_be_federated_are_refused"),
     ],
     "an optimiser other than SGD": [
         (FLAT, "test_modules_that_cannot_be_federated_are_refused"),
-        ("clients/test_client_optimizer.py", "test_methods_with_steps_of_their_own_take_any_module"),
-        ("clients/test_client_optimizer.py", "test_the_modules_schedulers_move_sgd"),
+        ("flat_module/test_client_optimizer.py", "test_methods_with_steps_of_their_own_take_any_module"),
+        ("flat_module/test_client_optimizer.py", "test_the_modules_schedulers_move_sgd"),
     ],
     "schedulers of interval `epoch`": [(SCHEDULERS, "test_rounds_are_epochs_of_a_stock_trainer")],
     "schedulers of interval `step`": [
@@ -50,7 +57,17 @@ ROWS = {  # the tests by the row's first words
         (LENGTHS, "test_too_few_steps_for_the_rounds_are_refused"),
     ],
     "`ReduceLROnPlateau` of": [(SCHEDULERS, "test_a_plateau_of_steps_is_refused")],
-    "manual optimisation": [
+    "manual optimisation (": [
+        (MANUAL, "test_one_client_is_a_stock_trainer"),
+        (MANUAL, "test_methods_that_read_the_weights_train_and_resume"),
+        (MANUAL, "test_clients_start_with_fresh_optimisers"),
+        (MANUAL, "test_two_processes_train_as_one"),
+    ],
+    "manual optimisation with": [
+        (MANUAL, "test_what_does_not_reach_manual_steps_is_refused"),
+        (MANUAL, "test_every_method_is_allowed_or_refused_in_a_sentence"),
+    ],
+    "its own `backward`": [
         (FLAT, "test_modules_that_cannot_be_federated_are_refused"),
         (HOOKS, "test_hooks_that_make_the_step_are_refused"),
     ],
@@ -100,7 +117,7 @@ ROWS = {  # the tests by the row's first words
     ],
     "`num_training_batches`": [(FACE, "test_one_client_with_all_data_reads_what_a_stock_trainer_reads")],
     "`estimated_stepping_batches`": [
-        ("clients/test_optimizer.py", "test_modules_may_ask_how_many_steps_there_will_be")
+        ("flat_module/test_optimizer.py", "test_modules_may_ask_how_many_steps_there_will_be")
     ],
     "`is_last_batch`": [(FACE, "test_one_client_with_all_data_reads_what_a_stock_trainer_reads")],
     "`train_dataloader`": [(FACE, "test_one_client_with_all_data_reads_what_a_stock_trainer_reads")],
@@ -128,11 +145,16 @@ ROWS = {  # the tests by the row's first words
     "training loader in order": [(WRAPPED, "test_loaders_of_all_samples")],
     "training loader with a `Subset": [(WRAPPED, "test_only_the_samples_of_a_subset_sampler_are_divided")],
     "training loader with `batch_size=None`": [(WRAPPED, "test_loaders_of_all_samples")],
+    "training loader with `drop_last": [
+        (DROPPED, "test_each_client_drops_what_a_stock_trainer_would"),
+        (DROPPED, "test_what_is_dropped_is_counted_and_said"),
+    ],
     "training loader with another": [
         (WRAPPED, "test_samplers_that_clients_would_not_follow"),
         (WRAPPED, "test_what_cannot_be_divided"),
     ],
     "training loader of your own class": [(WRAPPED, "test_a_loader_that_changes_its_batches_is_named")],
+    "classes of the samples": [("data/test_given_classes.py", "test_classes_wherever_they_are")],
     "batches of any structure": [
         ("data/test_batches.py", "test_all_steps_see_the_batches_of_the_stock_trainer"),
         ("data/test_batches.py", "test_a_module_may_change_its_batches"),
@@ -151,7 +173,19 @@ ROWS = {  # the tests by the row's first words
     # modules of other packages, tried by `pytest -m thirdparty`
     **{
         package: [("test_thirdparty.py", "test_one_client_is_a_stock_trainer")]
-        for package in ("chemprop", "lightly", "pytorch-forecasting", "scvi-tools", "timm", "transformers")
+        for package in (
+            "anomalib",
+            "chemprop",
+            "darts",
+            "lightly",
+            "neuralforecast",
+            "pytorch-forecasting",
+            "pytorch-tabular",
+            "scvi-tools",
+            "timm",
+            "torchgeo",
+            "transformers",
+        )
     },
 }
 

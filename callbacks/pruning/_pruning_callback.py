@@ -13,9 +13,10 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lightning_fl.callbacks.pruning._training_samples import example_input
+from lightning_fl.checks import is_a
 from lightning_fl.errors import UserError, require
 from lightning_fl.gates import gates_of
-from lightning_fl.pruning import Plan, Schedule, plans_of, prunable_layers, shrink_when_loading
+from lightning_fl.pruning import Plan, Schedule, plans_of, shrink_when_loading
 from lightning_fl.pruning.graph import Network
 
 
@@ -108,7 +109,7 @@ class StructuredPruning(PruningCallback):
         callback, strategy = type(self).__name__, trainer.strategy
         for other in trainer.callbacks:
             require(
-                not isinstance(other, (StochasticWeightAveraging, WeightAveraging)),
+                not is_a(other, StochasticWeightAveraging, WeightAveraging),
                 f"{callback} cannot remove filters from the averaged weights that {type(other).__name__} keeps: "
                 "use one of the two, or average in a second fit.",
             )
@@ -117,8 +118,13 @@ class StructuredPruning(PruningCallback):
                 f"{callback} cannot change a network inside {type(strategy).__name__}, which needs constant shapes: "
                 "train on one device."
             )
-        layers = prunable_layers(module, example_input(trainer), required=named)
-        require(bool(layers or plans_of(module)), f"{callback}: no layer of {type(module).__name__} can lose filters.")
+        network = Network(module, example_input(trainer))
+        for name in named:
+            network.require_prunable(name)
+        require(
+            bool(network.layers or plans_of(module)),
+            f"{callback}: no layer of {type(module).__name__} can lose filters: {network.first_obstacles}.",
+        )
 
     def plan(self, trainer: Any, network: Network, kept: dict[str, Tensor]) -> Plan:
         """Return the plan that keeps these filters; every process of a federation uses the choice of the first."""

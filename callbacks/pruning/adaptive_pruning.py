@@ -41,7 +41,8 @@ class AdaptivePruning(StructuredPruning):
     data, and a strategy that wraps the module, such as DDP, is refused.
 
     The rate p* of the whole model gives a threshold 𝒱 for the magnitudes of all its numbers. Each convolution loses the same
-    share p*_l of its filters as it has weights below 𝒱, so a layer of large weights loses little.
+    share p*_l of its filters as it has weights below 𝒱, so a layer of large weights loses little. In front of a GroupNorm, whole
+    groups go, at most this share.
 
     `gap` and `gap_of_all` take more than twice as long as `slq_plateau`; far from the initial model `gap` often gives a rate of
     0. Up to 2,000 parameters they use all eigenvalues, else those of stochastic Lanczos quadrature.
@@ -176,7 +177,7 @@ class AdaptivePruning(StructuredPruning):
             stand_in.answer(sum(len(weight) for weight in weights.values()))
         images = calibration_images(trainer, self.rank_samples, self.batch_size, stand_in, [*seed_of(trainer), 0, 1])
         ranks = feature_map_ranks(pl_module, images, layers)
-        return self.plan(trainer, network, filters_to_keep(ranks, by_layer))
+        return self.plan(trainer, network, filters_to_keep(ranks, by_layer, network.blocks))
 
     def _stand_in(self, trainer: Any) -> Source | None:
         """Draw the client whose images are ranked in a federation without server data; None otherwise."""

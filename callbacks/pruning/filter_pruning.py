@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lightning_fl.callbacks.pruning._pruning_callback import StructuredPruning
@@ -34,7 +35,7 @@ class FilterPruning(StructuredPruning):
     others (in residual networks all but the first of a block), if they have groups, or if they give the network's own outputs. On
     a copy with random numbers it checks first that the small network computes the same as the large one without these filters;
     a layer that fails stays whole, or is refused if `rate` names it. Of c filters a layer loses ⌊rate · c⌋, and keeps at least
-    one.
+    one. In front of a GroupNorm, whole groups go, those of the lowest mean importance, and at most ⌊rate · c⌋ filters.
 
     The module needs an `example_input_array`, or a `forward` that takes the first part of a batch. Parameters stay the same
     objects, and optimisers keep the remaining part of their state. DDP, which keeps the shapes of the start, is refused.
@@ -108,10 +109,16 @@ class FilterPruning(StructuredPruning):
         layers = network.layers
         if isinstance(self.rate, Mapping):
             layers = tuple(name for name in layers if name in self.rate)
-        plan = self.plan(trainer, network, filters_to_keep(self._scores(trainer, pl_module, layers), self.rate))
+        scores = self._scores(trainer, pl_module, layers)
+        plan = self.plan(trainer, network, filters_to_keep(scores, self.rate, network.blocks))
         self.widths = self.widths or dict(plan.widths)
         if plan.filters:
             prune(pl_module, plan, trainer.optimizers)
+        elif not self.filters and self.rate and (not isinstance(self.rate, Mapping) or any(self.rate.values())):
+            rank_zero_warn(
+                "FilterPruning removes nothing: no layer has a filter, or in front of a GroupNorm a whole group, in the share "
+                f"of {self.rate} that it may lose."
+            )
         for name, own in plan.filters.items():
             self.filters[name] = self.filters.get(name, torch.arange(plan.widths[name]))[own]
 

@@ -31,6 +31,7 @@ from torch import Tensor
 from lightning_fl.algorithms.method import Method
 from lightning_fl.checks import check_choice, check_positive, check_whole
 from lightning_fl.data.samples.tensor_samples import Selection
+from lightning_fl.data.split_checks import NO_CLASSES
 from lightning_fl.errors import UserError, require
 from lightning_fl.outputs.losses import say_lost
 from lightning_fl.slots import Message, Server, Setting, SetupTurn, is_finite
@@ -93,9 +94,7 @@ class FedKT(Method):
         super().check(setting, server, cohort_size)
         server.require_samples()
         if not server.has_labels:
-            raise UserError(
-                "FedKT's teachers learn classes, but these data have none (in targets, labels or tensors[1])."
-            )
+            raise UserError(f"FedKT's teachers learn classes, but these data have none {NO_CLASSES}.")
         server.try_logits()
 
     def prepare(self, turn: SetupTurn) -> None:

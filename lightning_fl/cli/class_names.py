@@ -15,6 +15,7 @@ from lightning.pytorch import callbacks as lightning_callbacks
 from lightning.pytorch import loggers as lightning_loggers
 
 from lightning_fl import aggregators, algorithms, callbacks, codecs, data, exchanges, modules, personal, rules, steps
+from lightning_fl.checks import is_lightnings
 from lightning_fl.cli.type_descriptions import shown
 from lightning_fl.errors import nearest
 from lightning_fl.slots import Aggregator, Codec, Exchange, Personal, Rule, Step
@@ -114,6 +115,14 @@ def class_misfit(given: Any, key: str, shown_key: str) -> str | None:
         others = _remedy(last, known) if is_ours or last in known else nearest(last, own)
         return f"{shown_key} {name!r} is unknown: the module {module!r} has no {last!r}; {others}."
     if not (isinstance(found, type) and issubclass(found, base)):
+        if isinstance(found, type) and any(
+            is_lightnings(found, kind) and not issubclass(found, kind)
+            for kind in (LightningModule, LightningDataModule)
+        ):
+            return (
+                f"{shown_key} {name!r} is a class of pytorch_lightning, which FederatedTrainer takes in Python, but the command "
+                "line does not: call FederatedTrainer(…).fit(…), or import lightning.pytorch instead where the class is defined."
+            )
         if leaf == "data" and isinstance(found, type) and issubclass(found, LightningDataModule):
             return (
                 f"{shown_key} {name!r} is not divided over clients yet, which Federated does (parameters of {last} become "

@@ -81,7 +81,12 @@ def choose_runner(
             f"Clients train one after the other, because stacks of steps {size} have not been measured on an accelerator; "
             "trainer.runner stacked trains several at once."
         )
-    if wanted == "serial" or (wanted == "auto" and not pays):
+    require(
+        wanted != "stacked" or not flat_module.is_manual,
+        f"runner 'stacked' cannot train {type(flat_module.module).__name__}, which makes its steps itself "
+        "(automatic_optimization is False): use runner 'auto' or 'serial'.",
+    )
+    if wanted == "serial" or flat_module.is_manual or (wanted == "auto" and not pays):
         return serial
     if keeps_models:
         rank_zero_info("Clients train one after the other, because each keeps a model of its own.")

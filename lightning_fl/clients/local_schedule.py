@@ -24,6 +24,7 @@ class LocalSchedule:
         reports_last_loss: True if results contain the mean training loss of the last pass.
         straggler_rate: probability that a client stops before its last step.
         repeat: optimiser steps on the batches of each step, one after the other; `steps`, `epochs` and batches count the first.
+        drop_last: True if a pass leaves out its last batch when that is not full.
     """
 
     batch_size: int
@@ -37,6 +38,7 @@ class LocalSchedule:
     reports_last_loss: bool = False
     straggler_rate: float = 0.0
     repeat: int = 1
+    drop_last: bool = False
 
     def in_round(self, rule: Rule, setting: Setting) -> LocalSchedule:
         """Return the schedule with the batches that a rule uses in the current round."""
@@ -47,7 +49,7 @@ class LocalSchedule:
 
     def pass_batches(self, num_samples: int, skip_single: bool) -> int:
         """Return the number of batches of one pass over `num_samples` samples."""
-        batches = ceil(num_samples / self.batch_size)
+        batches = num_samples // self.batch_size if self.drop_last else ceil(num_samples / self.batch_size)
         last = num_samples - (batches - 1) * self.batch_size
         if skip_single and self.batch_size > 1 and last == 1:
             batches -= 1

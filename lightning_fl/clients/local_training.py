@@ -48,6 +48,7 @@ def train_locally(
     forward_context, logs = flat_module.fabric.strategy.precision.forward_context, flat_module.logs
     reads_at_received = Gradients.MINIBATCH_AT_RECEIVED in job.rule.reads
     keeps_batches = reads_at_received or beside is not None
+    is_manual = flat_module.is_manual
     of_step: list[Batch] = []
     step, has_gradient, starts_step = 0, False, True
 
@@ -66,15 +67,19 @@ def train_locally(
             listener(batch.content, batch.batch_index)
         with forward_context():
             loss, output = flat_module.training_step(batch.content, batch.batch_index)
-        if starts_step:  # not before, because others may read the last step's gradient until then
+        if is_manual:
+            if loss is not None:
+                logs.add_loss(loss.detach())
+            step += 1
+        elif starts_step:  # not before, because others may read the last step's gradient until then
             for listener in listeners.on_before_zero_grad:
                 listener(flat_module.optimizer.optimizer)
             flat_module.zero_gradient()
         starts_step = batch.ends_step
-        if loss is not None:
+        if loss is not None and not is_manual:
             has_gradient = True
             loss = _backward(flat_module, loss, batch, job.schedule, local, listeners)
-        if batch.ends_step:
+        if batch.ends_step and not is_manual:
             step += 1
             for listener in listeners.on_before_optimizer_step:
                 listener(flat_module.optimizer.optimizer)

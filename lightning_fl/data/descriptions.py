@@ -55,8 +55,8 @@ def settings_in_one_line(data: SplitData) -> str:
     for name, parameter in parameters_of(type(data)).items():
         value = getattr(data, name, parameter.default)
         is_short = value is None or isinstance(value, bool | int | float | str)
-        is_given = name != "batch_size" or getattr(data, "_batch_size_given", True)  # else it is that of a loader
-        if is_short and is_given and value != parameter.default:
+        is_loaders = name in ("batch_size", "drop_last") and not getattr(data, f"_{name}_given", True)
+        if is_short and not is_loaders and value != parameter.default:
             shown[name] = value
     wrapped = getattr(data, "datamodule", None)
     first = [] if wrapped is None else [type(wrapped).__name__]

@@ -74,6 +74,8 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
     """True if the training files are already in random order, which is kept; otherwise samples are shuffled first."""
     changeable = frozenset({"batch_size", "eval_batch_size"})
     """Parameters that a resumed run may change; the others decide which samples a client has."""
+    drop_last = False
+    """True if clients leave out the last batch of a pass when it is not full."""
     test_remedy = "give it some"
     """How to give it test data, for the sentence that it has none."""
 
@@ -254,7 +256,7 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
 
     def train_dataloader(self) -> Any:
         """Return a loader of all clients' training samples, pooled and shuffled: a centralised baseline."""
-        return SampleLoader(self.train, self.client_indices.joined, self.batch_size, self.seed)
+        return SampleLoader(self.train, self.client_indices.joined, self.batch_size, self.seed, self.drop_last)
 
     def val_dataloader(self) -> Any:
         """Return a loader of all clients' validation parts, or of the test set if `val_fraction` is 0."""

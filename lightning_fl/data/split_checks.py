@@ -5,13 +5,18 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import numpy as np
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from lightning_fl.checks import LARGEST_SEED, check_between, check_whole
 from lightning_fl.data.partitions.partition import Partition
 from lightning_fl.data.samples.tensor_samples import Samples
 from lightning_fl.data.shift import Shift
 from lightning_fl.errors import require
+
+NO_CLASSES = (
+    "(in targets, labels or tensors[1]): give Federated class_of, a function from a sample to its class or a name"
+)
+"""End of a sentence that the data have no classes."""
 
 
 class SplitSettings(Protocol):
@@ -30,6 +35,14 @@ class SplitSettings(Protocol):
     val_fraction: float
     eval_batch_size: int
     seed: int
+
+
+class ReadInBatches(Protocol):
+    """Sizes of the clients and their batches in a `FederatedDataModule`."""
+
+    drop_last: bool
+    batch_size: int
+    client_sizes: np.ndarray
 
 
 def check_settings(data: SplitSettings) -> None:
@@ -100,13 +113,13 @@ def check_labels(train: Samples, test: Samples | None, num_classes: int | None, 
     labels = train.labels
     require(
         labels is not None or not data.partition.needs_labels,
-        f"{data.partition} needs the class of each sample, but the data have none (in targets, labels or "
-        "tensors[1]): use IID().",
+        f"{data.partition} needs the class of each sample, but the data have none {NO_CLASSES}, or use IID().",
     )
     require(
         (labels is not None and num_classes is not None)
         or (data.server_classes is None and data.server_degree is None),
-        "server_classes and server_degree need the class of each sample and the number of classes, but the data lack them.",
+        "server_classes and server_degree need the class of each sample and the number of classes, but the data have "
+        f"none {NO_CLASSES}.",
     )
     for of_test, found in (("", labels), (" of the test set", None if test is None else test.labels)):
         if found is None or num_classes is None or not len(found):
@@ -125,6 +138,30 @@ def check_labels(train: Samples, test: Samples | None, num_classes: int | None, 
                 f"{unseen.sum():,} of {len(unseen):,} test samples have a label that no training sample has ({named}), so no "
                 "client can learn it: correct the labels if that is a mistake."
             )
+
+
+def check_dropped(data: ReadInBatches) -> None:
+    """Say how many samples clients leave out in a pass if they drop a last batch that is not full.
+
+    Raises:
+        UserError: they would leave out all.
+    """
+    if not data.drop_last:
+        return
+    size, sizes = data.batch_size, data.client_sizes[data.client_sizes > 0]
+    dropped, idle = int((sizes % size).sum()), int((sizes < size).sum())
+    remedy = "set drop_last=False of Federated to read all, or a smaller batch_size"
+    require(
+        idle < len(sizes),
+        f"drop_last=True leaves no client a batch: each has at most {sizes.max(initial=0):,} samples, and a batch has {size:,}: "
+        f"{remedy}.",
+    )
+    if dropped:
+        none = f"; {idle:,} of {len(sizes):,} clients have no full batch and train nothing" if idle else ""
+        say = rank_zero_warn if idle else rank_zero_info
+        say(
+            f"drop_last=True leaves out {dropped:,} of the clients' {sizes.sum():,} samples in each pass{none}: {remedy}."
+        )
 
 
 def describe_largest(labels: np.ndarray, num_classes: int) -> str:

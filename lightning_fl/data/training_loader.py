@@ -20,8 +20,8 @@ from lightning_fl.data.samples.tensor_samples import Samples
 from lightning_fl.errors import require
 
 
-def read_loader(loader: Any, owner: str) -> tuple[Samples, int]:
-    """Return the samples and the batch size of a training loader.
+def read_loader(loader: Any, owner: str) -> tuple[Samples, int, bool]:
+    """Return the samples of a training loader, its batch size, and whether it drops a last batch that is not full.
 
     Of a `SubsetRandomSampler` only the samples that it names are read. A loader with batch_size=None and a `BatchSampler` for its
     sampler hands whole batches of indices to the dataset, as sparse matrices and tables are read; clients do so, too.
@@ -59,14 +59,9 @@ def read_loader(loader: Any, owner: str) -> tuple[Samples, int]:
         "of the samples.",
     )
     assert isinstance(batches, BatchSampler)
-    require(
-        not batches.drop_last,
-        f"{owner}'s training loader has drop_last=True, which would drop all samples of a client with less than a batch: "
-        "set drop_last=False.",
-    )
     chosen = _sampled(dataset, batches.sampler, owner)
     samples = samples_of(chosen, loader.collate_fn, loader.num_workers, worker_init_fn=loader.worker_init_fn)
-    return samples, batches.batch_size
+    return samples, batches.batch_size, batches.drop_last
 
 
 def _sampled(dataset: Any, sampler: Any, owner: str) -> Dataset:

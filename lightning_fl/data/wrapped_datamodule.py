@@ -6,13 +6,13 @@ from typing import Any
 
 import lightning as L  # noqa: N812  (Lightning's own name for it)
 import torch
-from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from lightning_fl.checks import check_whole
+from lightning_fl.checks import check_choice, check_whole, is_a, overrides
 from lightning_fl.data.federated_data_module import FederatedDataModule
 from lightning_fl.data.partitions.partition import Partition
 from lightning_fl.data.partitions.sizes import IID
 from lightning_fl.data.samples.dataset_samples import DatasetSamples
+from lightning_fl.data.samples.given_classes import given_classes
 from lightning_fl.data.samples.tensor_samples import Samples, TensorSamples
 from lightning_fl.data.split_checks import warn_of_gaps
 from lightning_fl.data.training_loader import read_loader
@@ -26,7 +26,8 @@ class Federated(FederatedDataModule):
 
     The clients read the dataset of `datamodule.train_dataloader()` with that loader's collate function and workers. All
     hooks of a LightningDataModule are called as `lightning.Trainer` calls them, and its attributes are found here, too.
-    Classes, which every partition except IID needs, are read from the dataset's `targets`, `labels` or `tensors[1]`.
+    Classes, which every partition except IID needs, are read from the dataset's `targets`, `labels` or `tensors[1]`, unless
+    `class_of` says where they are.
 
     Args:
         datamodule: the LightningDataModule to divide, or any object with train_dataloader(), such as a LightningModule.
@@ -36,10 +37,14 @@ class Federated(FederatedDataModule):
             or ByGroup, which makes the users of the samples the clients.
         batch_size: samples per training batch, at least 1; None: as in the datamodule's training loader.
         num_classes: number of classes, at least 1; None: the largest label plus one.
+        drop_last: True if clients leave out the last batch of a pass when it is not full, False if they read all samples; None:
+            as the datamodule's training loader. The server reads all of its samples.
+        class_of: class of each training sample: an array (n,) of whole numbers, a function from a sample to its class, or the
+            name of an attribute or column of the dataset, or else of each sample; None: as above.
         **kwargs: arguments of FederatedDataModule: fractions, server data and seed.
     """
 
-    changeable = FederatedDataModule.changeable | {"datamodule"}
+    changeable = FederatedDataModule.changeable | {"class_of", "datamodule", "drop_last"}
 
     def __init__(
         self,
@@ -48,6 +53,8 @@ class Federated(FederatedDataModule):
         partition: Partition = IID(),  # noqa: B008  (immutable)
         batch_size: int | None = None,
         num_classes: int | None = None,
+        drop_last: bool | None = None,
+        class_of: Any = None,
         **kwargs: Any,
     ) -> None:
         known_size = 1 if batch_size is None else batch_size
@@ -56,19 +63,23 @@ class Federated(FederatedDataModule):
         self.prepare_data_per_node = getattr(datamodule, "prepare_data_per_node", True)
         if num_classes is not None:
             check_whole("num_classes", num_classes, 1)
+        check_choice("drop_last", drop_last, (True, False, None))
         require(
             callable(getattr(datamodule, "train_dataloader", None)),
             f"{type(datamodule).__name__} cannot be divided over clients: it has no train_dataloader().",
         )
         self._batch_size_given = batch_size is not None
+        self._drop_last_given = drop_last is not None
+        self.drop_last = bool(drop_last)
+        self.class_of = class_of
         self._num_classes = num_classes
         self._num_classes_given = num_classes is not None
         self._stages: set[str] = set()
         """Stages for which the datamodule is set up."""
-        if isinstance(datamodule, L.LightningDataModule):
+        if is_a(datamodule, L.LightningDataModule):
             for hook in BATCH_HOOKS:
                 # Trainers look for overridden hooks, and otherwise call those of the module.
-                if is_overridden(hook, datamodule):
+                if overrides(hook, datamodule):
                     setattr(self, hook, getattr(datamodule, hook))
 
     def __getattr__(self, name: str) -> Any:
@@ -89,7 +100,7 @@ class Federated(FederatedDataModule):
     @trainer.setter
     def trainer(self, trainer: Any) -> None:
         self._trainer = trainer
-        if isinstance(self.datamodule, L.LightningDataModule):
+        if is_a(self.datamodule, L.LightningDataModule):
             self.datamodule.trainer = trainer
 
     @property
@@ -146,16 +157,21 @@ class Federated(FederatedDataModule):
 
     def _call(self, hook: str, *arguments: Any) -> Any:
         """Call a hook of a LightningDataModule; a trainer calls those of a LightningModule itself."""
-        if isinstance(self.datamodule, L.LightningDataModule):
+        if is_a(self.datamodule, L.LightningDataModule):
             return getattr(self.datamodule, hook)(*arguments)
         return None
 
     def load(self) -> tuple[Samples, None]:
         """Return the training set of the datamodule's loader."""
         self._set_up("fit")
-        train, batch_size = read_loader(self.datamodule.train_dataloader(), type(self.datamodule).__name__)
+        name = type(self.datamodule).__name__
+        train, batch_size, drop_last = read_loader(self.datamodule.train_dataloader(), name)
         if not self._batch_size_given:
             self.batch_size = batch_size
+        if not self._drop_last_given:
+            self.drop_last = drop_last
+        if self.class_of is not None:
+            train.labels = given_classes(self.class_of, train.source)
         if not self._num_classes_given and train.labels is not None and len(train.labels):
             self._num_classes = int(train.labels.max()) + 1
             warn_of_gaps(train.labels, self._num_classes, "correct the labels, or give num_classes")
@@ -182,8 +198,8 @@ class Federated(FederatedDataModule):
 
     def _has(self, hook: str) -> bool:
         """True if the datamodule defines a hook."""
-        is_lightning = isinstance(self.datamodule, (L.LightningDataModule, L.LightningModule))
-        return is_overridden(hook, self.datamodule) if is_lightning else callable(getattr(self.datamodule, hook, None))
+        is_lightning = is_a(self.datamodule, L.LightningDataModule, L.LightningModule)
+        return overrides(hook, self.datamodule) if is_lightning else callable(getattr(self.datamodule, hook, None))
 
     def _set_up(self, stage: str) -> None:
         """Set up the datamodule, once between two teardowns; 'fit' includes its validation data."""

@@ -90,7 +90,7 @@ def rebuild(federation: Federation, checkpoint: dict[str, Any]) -> None:
 
 def prune_bound(flat_module: FlatModule, plans: Sequence[Plan]) -> None:
     """Prune a module that is bound to flat storage, and bind it again."""
-    optimizers = [flat_module.optimizer.optimizer] if flat_module.has_optimizer else []
+    optimizers = flat_module.optimizer.optimizers if flat_module.has_optimizer else []
     for plan in plans:
         prune(flat_module.module, plan, optimizers)
     flat_module.lay_out_anew()

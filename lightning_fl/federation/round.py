@@ -229,10 +229,10 @@ class Federation:
             return
         self._warned_without_loss = True
         name = type(self.flat_module.module).__name__
-        rank_zero_warn(
-            f"Round {self.run.round + 1}: training_step of {name} returned None for every batch of all clients, so "
-            "nothing was trained: end it with `return loss`."
-        )
+        what, remedy = "returned None for every batch of all clients", "end it with `return loss`"
+        if self.flat_module.is_manual:
+            what, remedy = "made no step of an optimizer", "call step() of what self.optimizers() returns"
+        rank_zero_warn(f"Round {self.run.round + 1}: training_step of {name} {what}, so nothing was trained: {remedy}.")
 
     def _warn_if_nothing_changes(self, proposal: Proposal | None, outcome: Outcome) -> None:
         """Warn in the first round if the clients' steps leave the server's model as it was."""

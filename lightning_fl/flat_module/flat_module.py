@@ -21,6 +21,7 @@ from lightning_fl.flat_module.hooks import Hooks, changed_shape, check_real, che
 from lightning_fl.flat_module.local_progress import LocalProgress
 from lightning_fl.flat_module.module_buffers import ModuleBuffers, bind, unsaved_buffers
 from lightning_fl.flat_module.module_logs import LogCollector
+from lightning_fl.flat_module.optimizers.manual_optimizers import ManualOptimizers
 from lightning_fl.flat_module.optimizers.module_optimizer import ModuleOptimizer
 from lightning_fl.flat_module.optimizers.personal_optimizer import PersonalOptimizer
 from lightning_fl.pruning import Plan, plans_of
@@ -54,7 +55,7 @@ class FlatModule:
         generators: torch's global generators that the module may draw from.
     """
 
-    optimizer: ModuleOptimizer
+    optimizer: ModuleOptimizer | ManualOptimizers
     personal_optimizer: PersonalOptimizer
 
     def __init__(
@@ -160,7 +161,10 @@ class FlatModule:
             raise UserError(f"{type(self.module).__name__} has no trainable parameter: there is nothing to federate.")
         check_real(self.module)
         self.reads_gradient = flat_gradient
-        self.optimizer = ModuleOptimizer(self.module, self.layout, by_plain_sgd)
+        if self.is_manual:
+            self.optimizer = ManualOptimizers(self, self.layout)
+        else:
+            self.optimizer = ModuleOptimizer(self.module, self.layout, by_plain_sgd)
         trained = {name for names in self.optimizer.personal_names for name in names}
         for name in self.personal_leaves:
             require(
@@ -168,7 +172,8 @@ class FlatModule:
                 f"{name!r} is personal to each client, but configure_optimizers of {type(self.module).__name__} does not train "
                 "it: pass all of self.parameters() to the optimizer.",
             )
-        self.personal_optimizer = PersonalOptimizer(self.optimizer.optimizer, self.optimizer.personal_names)
+        source: Any = self.optimizer.optimizer
+        self.personal_optimizer = PersonalOptimizer(source, self.optimizer.personal_names)
         self.bind_optimizer()
 
     def bind_optimizer(self) -> None:
@@ -184,6 +189,11 @@ class FlatModule:
             self.gradient = torch.zeros_like(self.params)
             self._flat_gradient = FlatGradient(self.layout, self.parameters, self.gradient)
         self.optimizer.bind(self.params, self.gradient if self.reads_gradient else None)
+
+    @property
+    def is_manual(self) -> bool:
+        """True if the module makes its steps itself, in `training_step`."""
+        return not self.module.automatic_optimization
 
     @property
     def has_optimizer(self) -> bool:
@@ -320,7 +330,8 @@ class FlatModule:
         except Exception as error:
             add_note(error, f"training_step read batch {index}: {describe_batch(batch)}.")
             raise
-        loss = output.get("loss", output) if isinstance(output, Mapping) else output
+        # With manual optimisation the loss is only logged.
+        loss = output.get("loss", None if self.is_manual else output) if isinstance(output, Mapping) else output
         if loss is not None and not isinstance(loss, Tensor):
             found = (
                 f"a mapping of {', '.join(map(repr, loss)) or 'nothing'}"

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ModelCheckpoint, ProgressBar, WeightAveraging
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from lightning_fl.callbacks import ClientEvaluation, TargetReached
+from lightning_fl.checks import hook_owner, is_a, overrides
 from lightning_fl.data.wrapped_datamodule import BATCH_HOOKS
 from lightning_fl.errors import UserError, nearest
 from lightning_fl.outputs.clients.distribution import is_over_clients
@@ -62,11 +62,9 @@ class Hooks:
         self._listeners: dict[tuple[str, bool | None], list[Callable[..., Any]]] = {}
         # As in Lightning, the datamodule's batch hooks replace the module's.
         self._batch_hooks = [
-            getattr(datamodule if is_overridden(name, datamodule) else module, name) for name in BATCH_HOOKS
+            getattr(datamodule if overrides(name, datamodule) else module, name) for name in BATCH_HOOKS
         ]
-        self.changes_batches = any(
-            is_overridden(name, datamodule) or is_overridden(name, module) for name in BATCH_HOOKS
-        )
+        self.changes_batches = any(overrides(name, datamodule) or overrides(name, module) for name in BATCH_HOOKS)
 
     def listeners(self, name: str, monitoring: bool | None = None) -> list[Callable[..., Any]]:
         """Return the functions to call with the hook's arguments that follow (trainer, module); computed once for each hook.
@@ -80,9 +78,9 @@ class Hooks:
             found = [
                 self._bound(callback, name)
                 for callback in self._callbacks
-                if monitoring in (None, isinstance(callback, (Checkpoint, EarlyStopping)))
+                if monitoring in (None, is_a(callback, Checkpoint, EarlyStopping))
                 and _overrides(callback, name)
-                and not (name in STEP_HOOKS and isinstance(callback, SERVER_CALLBACKS))
+                and not (name in STEP_HOOKS and is_a(callback, *SERVER_CALLBACKS))
             ]
             if not monitoring and self.module_overrides(name):
                 own = getattr(self._module, name)
@@ -93,17 +91,17 @@ class Hooks:
     def module_overrides(self, name: str) -> bool:
         """True if the module has its own hook of this name, which is no hook that Lightning calls on callbacks only."""
         if hasattr(LightningModule, name):
-            return is_overridden(name, self._module)
+            return overrides(name, self._module)
         return hasattr(self._module, name) and not hasattr(Callback, name)
 
     def _bound(self, callback: Callback, name: str) -> Callable[..., Any]:
         bound = partial(getattr(callback, name), self._trainer, self._module)
-        return _of_round(bound, self._trainer) if name in STEP_HOOKS and isinstance(callback, ProgressBar) else bound
+        return _of_round(bound, self._trainer) if name in STEP_HOOKS and is_a(callback, ProgressBar) else bound
 
     def after_round(self, num_batches: int) -> None:
         """Let the callbacks that save or average the server's model see the steps of a round."""
         for callback in self._callbacks:
-            if isinstance(callback, SERVER_CALLBACKS):
+            if is_a(callback, *SERVER_CALLBACKS):
                 callback.on_train_batch_end(self._trainer, self._module, None, None, num_batches - 1)
 
     def step_listeners(self) -> StepListeners:
@@ -123,7 +121,9 @@ class Hooks:
     def overridden_by(self, name: str) -> list[str]:
         """Return the class names of the hook's callbacks and module, without Lightning's own callbacks."""
         listening: list[Any] = [
-            c for c in self._callbacks if not type(c).__module__.startswith("lightning.") and _overrides(c, name)
+            c
+            for c in self._callbacks
+            if not type(c).__module__.startswith(("lightning.", "pytorch_lightning.")) and _overrides(c, name)
         ]
         if self.module_overrides(name):
             listening.append(self._module)
@@ -146,7 +146,8 @@ class Hooks:
 
 
 def _overrides(callback: Callback, name: str) -> bool:
-    return name in vars(callback) or getattr(type(callback), name, None) is not getattr(Callback, name, None)
+    base = hook_owner(type(callback)) or Callback
+    return name in vars(callback) or getattr(type(callback), name, None) is not getattr(base, name, None)
 
 
 def _of_round(hook: Callable[..., Any], trainer: Any) -> Callable[..., Any]:
@@ -183,15 +184,13 @@ def check_module(module: LightningModule) -> None:
     Raises:
         UserError: it cannot; the sentence lists all reasons at once.
     """
-    problems = [f"it overrides {name}" for name in REFUSED if is_overridden(name, module)]
-    if not is_overridden("training_step", module):
+    problems = [f"it overrides {name}" for name in REFUSED if overrides(name, module)]
+    if not overrides("training_step", module):
         problems.append("it has no training_step")
-    if not is_overridden("configure_optimizers", module):
+    if not overrides("configure_optimizers", module):
         problems.append(
             "it has no configure_optimizers (at the command line, --optimizer SGD --optimizer.lr 0.1 stands in for it)"
         )
-    if not module.automatic_optimization:
-        problems.append("it sets automatic_optimization = False")
     if problems:
         raise UserError(
             f"{type(module).__name__} cannot be trained in a federation, whose rule makes the optimiser steps: "
@@ -240,8 +239,8 @@ def check_watched(callbacks: Iterable[Callback], logged: Iterable[str]) -> None:
     over_clients = any(isinstance(callback, ClientEvaluation) for callback in callbacks)
     for callback in callbacks:
         needs = (
-            (isinstance(callback, EarlyStopping) and callback.strict)
-            or (isinstance(callback, ModelCheckpoint) and callback.save_top_k != 0)
+            (is_a(callback, EarlyStopping) and callback.strict)
+            or (is_a(callback, ModelCheckpoint) and callback.save_top_k != 0)
             or isinstance(callback, TargetReached)
         )
         monitor = getattr(callback, "monitor", None)

@@ -78,6 +78,22 @@ def gates_of(network: nn.Module) -> dict[str, Gate]:
     return {name: gate for name, layer in network.named_modules() if isinstance(gate := _gate(layer), Gate)}
 
 
+def describe_gates(network: nn.Module) -> str:
+    """Return how many convolutions have gates, and what share of the network's parameters these convolutions hold.
+
+    >>> network = nn.Sequential(nn.Conv2d(3, 8, 1, bias=False), nn.Flatten(), nn.Linear(24, 9, bias=False))
+    >>> _ = add_gates(network, keep=0.5)
+    >>> describe_gates(network)
+    '1 of 1 convolutions, which hold 10.0% of the parameters'
+    """
+    own = gate_parameters(network)
+    total = sum(p.numel() for name, p in network.named_parameters() if name not in own)
+    found = layers(network)
+    gated = [layer for _, layer, _ in found if isinstance(_gate(layer), Gate)]
+    held = sum(layer.weight.numel() + (0 if layer.bias is None else layer.bias.numel()) for layer in gated)
+    return f"{len(gated)} of {len(found)} convolutions, which hold {held / max(1, total):.1%} of the parameters"
+
+
 def gate_parameters(network: nn.Module) -> dict[str, nn.Parameter]:
     """Return the parameters of all gates, by their names in the network."""
     paths = [f"{name}.gate." if name else "gate." for name in gates_of(network)]

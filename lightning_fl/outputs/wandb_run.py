@@ -19,6 +19,7 @@ from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
+from lightning_fl.checks import is_a
 from lightning_fl.errors import UserError
 from lightning_fl.outputs.figures import label_histogram
 from lightning_fl.outputs.loggers import tell
@@ -75,7 +76,7 @@ class WandbRun(Callback):
             UserError: W&B does not start.
         """
         for logger in trainer.loggers if trainer.is_global_zero else ():
-            if not isinstance(logger, WandbLogger):
+            if not is_a(logger, WandbLogger):
                 continue
             try:
                 # Change the arguments of wandb.init, because W&B reads the environment only once in a process.
@@ -174,14 +175,14 @@ def trial_folder(root: str, loggers: Iterable[Any]) -> str:
         root: folder that the user wants, or that all trials share.
         loggers: loggers of the run; without W&B the environment of an agent does not matter.
     """
-    if in_sweep() and any(isinstance(logger, WandbLogger) for logger in loggers):
+    if in_sweep() and any(is_a(logger, WandbLogger) for logger in loggers):
         return os.path.join(root, f"trial-{os.environ['WANDB_RUN_ID']}")
     return root
 
 
 def is_used(trainer: Any) -> bool:
     """True if W&B is one of the trainer's loggers."""
-    return any(isinstance(logger, WandbLogger) for logger in trainer.loggers)
+    return any(is_a(logger, WandbLogger) for logger in trainer.loggers)
 
 
 def send_config(trainer: Any, config: dict[str, Any], path: Path) -> None:

@@ -67,5 +67,10 @@ def tell_shape(layer: nn.Module) -> None:
         layer.out_channels, layer.in_channels = layer.weight.shape[0], layer.weight.shape[1] * layer.groups
     elif isinstance(layer, nn.Linear):
         layer.out_features, layer.in_features = layer.weight.shape
-    elif isinstance(layer, nn.modules.batchnorm._BatchNorm):
-        layer.num_features = layer.weight.numel() if layer.weight is not None else layer.running_mean.numel()
+    elif isinstance(layer, nn.modules.batchnorm._NormBase):
+        tensor: Any = layer.weight if layer.weight is not None else layer.running_mean
+        layer.num_features = tensor.numel()
+    elif isinstance(layer, nn.GroupNorm):
+        size = layer.num_channels // layer.num_groups
+        layer.num_channels = layer.weight.numel()
+        layer.num_groups = layer.num_channels // size

@@ -22,7 +22,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from lightning_fl.errors import UserError, nearest, require
 from lightning_fl.pruning.apply_plan import prune
-from lightning_fl.pruning.obstacles import BEHIND, obstacle
+from lightning_fl.pruning.obstacles import BEHIND, Examined, examine
 from lightning_fl.pruning.plan import Plan
 from lightning_fl.pruning.trial import (
     are_alike,
@@ -39,13 +39,16 @@ from lightning_fl.pruning.trial import (
     twin_of,
 )
 
+SAID = 3
+"""Layers that cannot lose filters of which a sentence gives the reasons."""
+
 
 def prunable_layers(module: nn.Module, example_input: Any = None, required: Iterable[str] = ()) -> tuple[str, ...]:
     """Return names of the convolutions that can lose filters while only the layers that read them change shape as well.
 
     A convolution stays whole if its outputs are tied to those of another layer (by a sum, as for all but the first of a
     residual block), are outputs of the network, or are read by an operation that cannot be cut with it; or if it has
-    groups.
+    groups. Filters whose outputs are a group of a GroupNorm go together.
 
     Args:
         module: any network whose forward takes `example_input`; it does not change.
@@ -67,7 +70,8 @@ def plan_for(module: nn.Module, filters: Mapping[str, Sequence[int] | Tensor], e
 
     Args:
         module: any network whose forward takes `example_input`; it does not change.
-        filters: kept indices by name of a convolution, such as {"network.conv1": [0, 2, 3]}; other layers stay whole.
+        filters: kept indices by name of a convolution, such as {"network.conv1": [0, 2, 3]}, of a group of a GroupNorm all or
+            none; other layers stay whole.
         example_input: as in `prunable_layers`.
 
     Raises:
@@ -93,6 +97,7 @@ class Network:
     Attributes:
         layers: names of the convolutions that can lose filters, in the order of the module.
         widths: number of filters of each, c_l.
+        blocks: number of the block of each of their filters, (c_l,): filters of a block stay or go together.
     """
 
     @_graphs()
@@ -108,8 +113,10 @@ class Network:
             with suppress(Exception):  # of a forward that refuses random numbers, as every trial will
                 fit_norms(self._twin, lambda: call(self._twin, self._inputs))
         self._obstacles: dict[str, str] = {}
+        self._examined: dict[str, Examined] = {}
         self.layers = self._find()
         self.widths = {name: self._width(name) for name in self.layers}
+        self.blocks = {name: self._examined[name].blocks for name in self.layers}
 
     @_graphs()
     def plan(self, filters: Mapping[str, Sequence[int] | Tensor]) -> Plan:
@@ -117,12 +124,12 @@ class Network:
         lost = {}
         for name, kept in filters.items():
             self.require_prunable(name)
-            chosen = _checked(name, kept, self.widths[name])
+            chosen = _checked(name, kept, self.blocks[name])
             if len(chosen) < self.widths[name]:
                 lost[name] = chosen
         axes = self._tried(lost)
         if axes is None:
-            culprits = self._culprits(lost) or list(lost)
+            culprits = self._bisected(lost) or list(lost)
             raise UserError(f"pruning: {', '.join(map(repr, culprits))} cannot lose these filters: {BEHIND}.")
         return Plan(lost, axes, self.widths)
 
@@ -132,6 +139,13 @@ class Network:
             raise UserError(f"pruning: {name!r} cannot lose filters: {self._obstacles[name]}.")
         known = nearest(name, self.layers) if self.layers else "this network has none that can lose filters"
         require(name in self.layers, f"pruning: {name!r} is no convolution of this network; {known}.")
+
+    @property
+    def first_obstacles(self) -> str:
+        """Why the first convolutions have to stay whole."""
+        said = [f"{name!r} cannot because {reason}" for name, reason in [*self._obstacles.items()][:SAID]]
+        more = len(self._obstacles) - len(said)
+        return "; ".join(said) + (f"; and so on for {more:,} more" if more else "") if said else "it has no convolution"
 
     # -- prunable layers -----------------------------------------------------------------------------------------------
 
@@ -153,30 +167,45 @@ class Network:
         return (call_as_in_training, call) if trained - self._evaluated else (call,)
 
     def _find(self) -> tuple[str, ...]:
+        convolutions = [(name, layer) for name, layer in self._twin.named_modules() if isinstance(layer, _ConvNd)]
         graph = self._graph()
         names = {module: path for path, module in self._twin.named_modules()}
-        found = []
-        for name, layer in self._twin.named_modules():
-            if isinstance(layer, _ConvNd):
-                reason = obstacle(graph, layer, names) if layer in self._evaluated else "evaluation does not use it"
-                if reason:
-                    self._obstacles[name] = reason
-                else:
-                    found.append(name)
-        first = {name: torch.arange(1, self._width(name)) for name in found}  # lose only the first filter
-        bad = self._culprits(first)
-        self._obstacles.update(dict.fromkeys(bad, BEHIND))
-        return tuple(name for name in found if name not in bad)
+        first, reasons = dict[str, Tensor](), dict[str, str]()
+        for name, layer in convolutions:
+            unused = Examined("evaluation does not use it", torch.empty(0))
+            self._examined[name] = found = examine(graph, layer, names) if layer in self._evaluated else unused
+            reasons[name] = found.reason
+            if not found.reason:
+                first[name] = (found.blocks != found.blocks[0]).nonzero().flatten()  # lose only the first block
+        for name in self._culprits(first):
+            odd = " and ".join(self._examined[name].own_forwards[:2])
+            reasons[name] = f"{BEHIND}{f'; perhaps {odd} with a forward of its own' if odd else ''}"
+        self._obstacles = {name: reason for name, reason in reasons.items() if reason}
+        return tuple(name for name in first if not reasons[name])
 
     def _culprits(self, filters: Mapping[str, Tensor]) -> list[str]:
-        """Return the layers that cannot be cut to these filters, found by bisection."""
+        """Return the layers that cannot be cut to these filters, found by bisection.
+
+        If the first and the last layer of each kind cannot, none can: bisection would take minutes to come to that.
+        """
         if self._tried(filters) is not None:
             return []
+        of_kinds: dict[tuple[str, ...], list[str]] = {}
+        for name in filters:
+            of_kinds.setdefault(self._examined[name].kind, []).append(name)
+        chosen = dict.fromkeys(name for kind in of_kinds.values() for name in (kind[0], kind[-1]))
+        if all(self._tried({name: filters[name]}) is None for name in chosen):
+            return list(filters)
+        return self._bisected(filters)
+
+    def _bisected(self, filters: Mapping[str, Tensor]) -> list[str]:
+        """Return the layers that cannot be cut to these filters, which cannot all be cut together."""
         names = list(filters)
         if len(names) == 1:
             return names
         halves = names[: len(names) // 2], names[len(names) // 2 :]
-        return [bad for half in halves for bad in self._culprits({name: filters[name] for name in half})]
+        parts = [{name: filters[name] for name in half} for half in halves]
+        return [bad for part in parts if self._tried(part) is None for bad in self._bisected(part)]
 
     def _width(self, name: str) -> int:
         layer: Any = self._twin.get_submodule(name)
@@ -238,7 +267,10 @@ class Network:
             )
         except Exception as error:
             name = type(self._twin).__name__
-            raise UserError(f"pruning: torch-pruning cannot read the graph of {name}: {_said(error)}") from None
+            raise UserError(
+                f"pruning: torch-pruning cannot read the graph of {name}, probably because it splits, reshapes or shuffles "
+                f"channels in a way that torch-pruning does not know (its own words: {_said(error)})."
+            ) from None
         return graph
 
 
@@ -252,7 +284,8 @@ def _kept(tensor: Tensor, shape: torch.Size) -> dict[int, Tensor]:
     return axes
 
 
-def _checked(name: str, kept: Sequence[int] | Tensor, width: int) -> Tensor:
+def _checked(name: str, kept: Sequence[int] | Tensor, blocks: Tensor) -> Tensor:
+    width = len(blocks)
     indices = torch.as_tensor(kept, dtype=torch.int64).flatten().cpu()
     ascending = bool((indices.diff() > 0).all()) and len(indices) > 0
     is_allowed = ascending and int(indices[0]) >= 0 and int(indices[-1]) < width
@@ -260,6 +293,14 @@ def _checked(name: str, kept: Sequence[int] | Tensor, width: int) -> Tensor:
         is_allowed,
         f"pruning: {name!r} must keep one or more of its filters 0 to {width - 1}, ascending, got {indices.tolist()}.",
     )
+    lost = torch.ones(width, dtype=torch.bool).index_fill(0, indices, False)
+    torn = torch.isin(blocks, blocks[lost]) & ~lost
+    if bool(torn.any()):
+        members = (blocks == blocks[torn][0]).nonzero().flatten().tolist()
+        raise UserError(
+            f"pruning: {name!r} must keep all or none of its filters {', '.join(map(str, members))}, which a GroupNorm "
+            f"normalises together, got {indices.tolist()}."
+        )
     return indices
 
 

@@ -1,7 +1,7 @@
 """Importance scores of a network's filters, and the choice of filters to keep.
 
 - `feature_map_ranks`: HRank (Lin et al., CVPR 2020): the score of filter j is the mean over images of
-  rank(ReLU(map_j)), with map_j the H×W feature map after the convolution and its batch normalisation.
+  rank(ReLU(map_j)), with map_j the H×W feature map after the convolution and its batch or group normalisation.
 - `filter_magnitudes`: the L1 or L2 norm of the filter's weights (Li et al., ICLR 2017).
 """
 
@@ -18,6 +18,9 @@ from lightning_fl.checks import whole_share
 from lightning_fl.errors import UserError, require
 from lightning_fl.switches.evaluation_mode import evaluating
 from lightning_fl.switches.float32 import full_float32
+
+NORMS = (_BatchNorm, nn.GroupNorm)
+"""Normalisations whose outputs are the feature maps of the convolution before them."""
 
 Scores = Mapping[str, Tensor]
 """Scores (c_l,) of the filters of each layer, by the name of its module; filters with low scores go first."""
@@ -71,28 +74,45 @@ def lowest(scores: Tensor, count: int) -> Tensor:
     return scores.argsort(stable=True)[:count].sort().values
 
 
-def filters_to_keep(scores: Scores, rates: float | Mapping[str, float]) -> dict[str, Tensor]:
+def filters_to_keep(
+    scores: Scores, rates: float | Mapping[str, float], blocks: Mapping[str, Tensor] | None = None
+) -> dict[str, Tensor]:
     """Return the filters (ascending indices) of each layer that stay when the ⌊rate · c_l⌋ lowest scores go.
+
+    Of a layer with blocks, those of the lowest mean score go, as many as have at most ⌊rate · c_l⌋ filters; one always remains.
 
     Args:
         scores: scores of each layer's filters (c_l,).
         rates: share of filters that a layer loses, in [0, 1): one for all, or one per layer (other layers lose none).
+        blocks: number of each filter's block (c_l,), by layer: filters of a block stay or go together; None: each alone.
 
     >>> filters_to_keep({"conv1": torch.tensor([3.0, 1.0, 2.0, 4.0])}, 0.5)
     {'conv1': tensor([0, 3])}
+    >>> filters_to_keep({"conv1": torch.tensor([3.0, 1.0, 2.5, 4.0])}, 0.5, {"conv1": torch.tensor([0, 0, 2, 2])})
+    {'conv1': tensor([2, 3])}
     """
     kept = {}
     for name, own in scores.items():
         rate = rates.get(name, 0.0) if isinstance(rates, Mapping) else rates
-        lost = lowest(own, whole_share(rate, len(own)))
+        quota = whole_share(rate, len(own))
+        lost = lowest(own, quota) if blocks is None else _lowest_blocks(own, blocks[name].to(own.device), quota)
         is_kept = torch.ones(len(own), dtype=torch.bool)
         is_kept[lost] = False
         kept[name] = is_kept.nonzero().flatten()
     return kept
 
 
+def _lowest_blocks(scores: Tensor, blocks: Tensor, quota: int) -> Tensor:
+    """Return the filters (ascending) of the blocks with the lowest mean scores, at most `quota` filters and not all blocks."""
+    _, number, sizes = blocks.unique(return_inverse=True, return_counts=True)
+    means = scores.new_zeros(len(sizes), dtype=torch.float64).index_add_(0, number, scores.double()) / sizes
+    order = means.argsort(stable=True)[: len(sizes) - 1]
+    taken = order[sizes[order].cumsum(0) <= quota]
+    return torch.isin(number, taken).nonzero().flatten()
+
+
 def _feature_maps(module: nn.Module, images: Tensor, layers: Sequence[str]) -> dict[str, Tensor]:
-    """Return outputs (B, c_l, …) of the layers in one forward pass, or of the batch normalisations that read them."""
+    """Return outputs (B, c_l, …) of the layers in one forward pass, or of the normalisations that read them."""
     maps: dict[str, Tensor] = {}
 
     def keep(name: str) -> Any:
@@ -102,7 +122,7 @@ def _feature_maps(module: nn.Module, images: Tensor, layers: Sequence[str]) -> d
         maps.update({name: output for name, output_of in maps.items() if output_of is inputs[0]})
 
     handles = [module.get_submodule(name).register_forward_hook(keep(name)) for name in layers]
-    handles += [part.register_forward_hook(normalised) for part in module.modules() if isinstance(part, _BatchNorm)]
+    handles += [part.register_forward_hook(normalised) for part in module.modules() if isinstance(part, NORMS)]
     try:
         with torch.no_grad(), evaluating(module):
             module(images)

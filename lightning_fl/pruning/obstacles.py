@@ -1,4 +1,4 @@
-"""Reasons, in torch-pruning's graph of a network, why a convolution has to keep all of its filters."""
+"""What torch-pruning's graph of a network tells about a convolution: why it has to keep all of its filters, or some together."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 BEHIND = (
@@ -15,29 +16,86 @@ BEHIND = (
 )
 
 
-def obstacle(graph: Any, layer: _ConvNd, names: Mapping[nn.Module, str]) -> str:
-    """Return the reason why a convolution has to stay whole; "" if the graph has none.
+class Examined(NamedTuple):
+    """Facts that the graph tells about a convolution.
+
+    Attributes:
+        reason: why it has to stay whole; "" if the graph has no reason.
+        blocks: number of the block of each filter, (c_l,): filters of a block stay or go together.
+        kind: types of the layer and of what is cut with it; layers of one kind mostly have one fate.
+        own_forwards: layers that read its outputs in another way than the layer of torch that they are derived from.
+    """
+
+    reason: str
+    blocks: Tensor
+    kind: tuple[str, ...] = ()
+    own_forwards: tuple[str, ...] = ()
+
+
+def examine(graph: Any, layer: _ConvNd, names: Mapping[nn.Module, str]) -> Examined:
+    """Return why a convolution has to stay whole, or which of its filters have to go together.
+
+    A `GroupNorm` normalises each group of channels by the mean and variance of the whole group, so that the channels of a group
+    stay or go together.
 
     Args:
         graph: torch-pruning's `DependencyGraph` of the network.
         layer: a convolution of the network.
         names: names of all modules.
     """
+    single = torch.arange(layer.out_channels)
+    if reason := _of_layer(graph, layer):
+        return Examined(reason, single)
+    normalised: dict[nn.GroupNorm, dict[int, set[int]]] = {}
+    kinds, own_forwards = {type(layer).__name__}, set[str]()
+    try:
+        for other, cut, channels in _cuts(graph, layer):
+            if reason := _tie(graph, layer, other, cut, names):
+                return Examined(reason, single)
+            kinds.add(type(other).__name__)
+            reads = other is not layer and isinstance(other, (_ConvNd, nn.Linear))
+            if reads and _base_of(other).forward is not type(other).forward:
+                own_forwards.add(f"{names[other]!r}, a {type(other).__name__}")
+            if isinstance(other, nn.GroupNorm):
+                filters_of = normalised.setdefault(other, {})
+                for channel in channels:
+                    filters_of.setdefault(channel.idx, set()).add(channel.root_idx)
+    except OverflowError:
+        return Examined(BEHIND, single)
+    blocks, kind = single.tolist(), tuple(sorted(kinds))
+    for norm, filters_of in normalised.items():
+        size = norm.num_channels // norm.num_groups
+        for first in range(0, norm.num_channels, size):
+            channels_of_group = [filters_of[channel] for channel in range(first, first + size) if channel in filters_of]
+            if not channels_of_group:
+                continue
+            if len(channels_of_group) < size:
+                reason = (
+                    f"its outputs share a group of {names[norm]!r} ({type(norm).__name__}) with those of another layer"
+                )
+                return Examined(reason, single)
+            together = {blocks[index] for filters in channels_of_group for index in filters}
+            if len(together) > 1:
+                blocks = [min(together) if block in together else block for block in blocks]
+    if len(set(blocks)) == 1:
+        return Examined("groups of the GroupNorms behind it hold all of its filters together", single)
+    return Examined("", torch.tensor(blocks), kind, tuple(sorted(own_forwards)))
+
+
+def _of_layer(graph: Any, layer: _ConvNd) -> str:
+    """Return the reason in a convolution itself why it has to stay whole; "" if it has none."""
     if isinstance(layer, _ConvTransposeNd):
         return "it is a transposed convolution"
     if layer.groups > 1:
         return f"it has {layer.groups} groups"
     if layer.out_channels < 2:
         return "it has one filter"
-    if layer not in graph.module2node:
-        return "forward does not use it"
-    try:
-        for other, cut in _cuts(graph, layer):
-            if reason := _tie(graph, layer, other, cut, names):
-                return reason
-    except OverflowError:
-        return BEHIND
-    return ""
+    return "" if layer in graph.module2node else "forward does not use it"
+
+
+def _base_of(layer: nn.Module) -> Any:
+    """Return the class of torch that a layer is derived from."""
+    return next(base for base in type(layer).__mro__ if base.__module__.startswith("torch."))
 
 
 def _tie(graph: Any, layer: _ConvNd, other: Any, cut: Any, names: Mapping[nn.Module, str]) -> str:
@@ -45,6 +103,10 @@ def _tie(graph: Any, layer: _ConvNd, other: Any, cut: Any, names: Mapping[nn.Mod
     depthwise = isinstance(other, _ConvNd) and other.groups == other.in_channels > 1
     if isinstance(other, _ConvNd) and other.groups > 1 and not depthwise:
         return f"{names[other]!r}, which reads its outputs, has {other.groups} groups"
+    if isinstance(other, (nn.LayerNorm, nn.RMSNorm)) or (isinstance(other, nn.GroupNorm) and other.num_groups == 1):
+        return f"{names[other]!r} ({type(other).__name__}) normalises its outputs over all channels"
+    if isinstance(other, nn.GroupNorm) and not other.affine:
+        return f"{names[other]!r} ({type(other).__name__}) normalises its outputs without weights, which would tell its size"
     if other is layer or not graph.is_out_channel_pruning_fn(cut):
         return ""
     if isinstance(other, nn.Parameter):
@@ -61,8 +123,8 @@ class _Channel(NamedTuple):
     root_idx: int
 
 
-def _cuts(graph: Any, layer: _ConvNd) -> Iterator[tuple[Any, Any]]:
-    """Yield each module or parameter that a cut of the layer's filters cuts, with the function that cuts it.
+def _cuts(graph: Any, layer: _ConvNd) -> Iterator[tuple[Any, Any, list[_Channel]]]:
+    """Yield each module or parameter that a cut of the layer's filters cuts, the function that cuts it, and its channels.
 
     This is the walk of `DependencyGraph.get_pruning_group`, which does not end where torch-pruning takes an attention for a
     reshape: it goes round in a circle, with more channels each time.
@@ -89,5 +151,5 @@ def _cuts(graph: Any, layer: _ConvNd) -> Iterator[tuple[Any, Any]]:
             if max(channel.idx for channel in new) >= limit:
                 raise OverflowError
             visited.update(channel.idx for channel in new)
-            yield dependency.target.module, dependency.handler
+            yield dependency.target.module, dependency.handler, new
             ahead.append((dependency.target, dependency.handler, new))

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.func import functional_call
 
+from lightning_fl.checks import overrides
 from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.clients.local_schedule import LocalSchedule
 from lightning_fl.clients.local_training import finish, train_locally
@@ -123,7 +123,7 @@ class ServerSide:
         flat_module.load_personal(run.personal)
         state, resident = rule.init(received["model"]), self.data.train.resident
         schedule = self.schedule if epochs is None else replace(self.schedule, epochs=epochs, steps=None)
-        schedule = schedule.in_round(rule, setting)
+        schedule = replace(schedule.in_round(rule, setting), drop_last=False)
         job = ClientJob(rule, setting, received, schedule, run, self.counters)
         turn = noting(lambda: f"The server was training in round {run.round}.")
         with turn, keeping_attributes(flat_module.metrics):  # which count the clients' batches
@@ -148,7 +148,7 @@ class ServerSide:
         """
         flat_module, data = self.flat_module, self.data
         name = type(flat_module.module).__name__
-        if not is_overridden("validation_step", flat_module.module):
+        if not overrides("validation_step", flat_module.module):
             raise UserError(
                 f"{self.method} needs the accuracy on the server's data: give {name} a validation_step that logs {ACCURACY!r}."
             )

@@ -18,7 +18,7 @@ import numpy as np
 from lightning.pytorch import Callback
 
 from lightning_fl.algorithms import Algorithm
-from lightning_fl.checks import parameters_of
+from lightning_fl.checks import is_a, parameters_of
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.slots import Part
 from lightning_fl.steps.torch_optimizer import OptimizerMaker
@@ -124,7 +124,7 @@ def _settings_in(value: Any) -> Iterator[tuple[str, Any]]:
         names = dict.fromkeys((*SLOTS, *parameters_of(type(value))))
         yield from ((name, getattr(value, name)) for name in names if hasattr(value, name))
         yield from ((type(callback).__name__, callback) for callback in value.configure_callbacks())
-    elif isinstance(value, Callback):
+    elif is_a(value, Callback):
         yield from ((name, kept) for name, kept in kept_arguments(value).items() if kept is not UNKEPT)
     elif isinstance(value, Part | FederatedDataModule) or is_dataclass(value):
         yield from ((name, getattr(value, name)) for name in parameters_of(type(value)) if hasattr(value, name))

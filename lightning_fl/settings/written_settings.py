@@ -17,7 +17,7 @@ from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ModelSummary,
 from torch import nn
 
 from lightning_fl.algorithms import Algorithm
-from lightning_fl.checks import Remembering, parameters_of
+from lightning_fl.checks import Remembering, is_a, parameters_of
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.outputs.run_folder import UNKNOWN
 from lightning_fl.settings.settings import DEEPEST, UNKEPT, kept_arguments, plain
@@ -84,7 +84,7 @@ def _flat(key: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield from _flat(f"{key}.{name}", item)
     elif isinstance(value, type | FunctionType) and "<" not in value.__qualname__:
         yield key, value.__qualname__
-    elif isinstance(value, nn.Module) and not isinstance(value, LightningModule):
+    elif isinstance(value, nn.Module) and not is_a(value, LightningModule):
         yield key, f"{type(value).__name__} of {sum(p.numel() for p in value.parameters()):,} parameters"
         yield f"{key}.layers", f"{zlib.crc32(ADDRESS.sub('', repr(value)).encode()):08x}"
     else:
@@ -104,7 +104,7 @@ def _arguments(value: Any) -> dict[str, Any]:
     kept = dict(getattr(value, "hparams", {}))
     own = getattr(value, "__dict__", {})
     own = own | own.get("_modules", {})
-    if isinstance(value, Callback):
+    if is_a(value, Callback):
         kept = kept_arguments(value)
         own = {name: vars(value).get(f"_{name}", UNKNOWN) for name in kept if not isinstance(value, ONLOOKERS)}
         return {name: own.get(name) if argument is UNKEPT else argument for name, argument in kept.items()}
@@ -116,5 +116,5 @@ def _arguments(value: Any) -> dict[str, Any]:
         if name not in kept or (kept[name] is None and isinstance(found, nn.Module)):
             kept[name] = found
     # `LightningDataModule.from_datasets` and classes of other packages keep nothing of what they were given.
-    describes = kept or (isinstance(value, LightningModule | LightningDataModule) and type(value) not in BARE)
+    describes = kept or (is_a(value, LightningModule, LightningDataModule) and type(value) not in BARE)
     return kept if describes else {"settings": UNKNOWN}

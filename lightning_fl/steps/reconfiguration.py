@@ -9,6 +9,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor
 
 from lightning_fl.checks import check_at_least, check_between, check_positive, check_whole, whole_share
+from lightning_fl.data.split_checks import NO_CLASSES
 from lightning_fl.errors import UserError, require
 from lightning_fl.pruning.prunefl_mask import fastest, smallest_kept
 from lightning_fl.slots import PROPOSAL, Rule, Server, ServerTurn, Setting, SetupTurn, State, Step
@@ -100,8 +101,8 @@ class Reconfiguration(Step):
             )
             if not server.has_labels:
                 raise UserError(
-                    "PruneFL starts to prune when the server is better than guessing among the classes, but these data have no "
-                    "classes (in targets, labels or tensors[1]): give initial_passes 0."
+                    "PruneFL starts to prune when the server is better than guessing among the classes, but these data have "
+                    f"none {NO_CLASSES}, or initial_passes 0."
                 )
             server.try_accuracy()
 

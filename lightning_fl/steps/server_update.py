@@ -13,6 +13,7 @@ from typing import Literal
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lightning_fl.checks import check_at_least, check_between, check_choice, check_positive
+from lightning_fl.data.split_checks import NO_CLASSES
 from lightning_fl.errors import UserError
 from lightning_fl.slots import PROPOSAL, Rule, Server, ServerTurn, SetupTurn, State, Step
 
@@ -82,8 +83,8 @@ class DynamicServerUpdate(Step):
         server.require_samples()
         if not server.has_labels:
             raise UserError(
-                "a FedDU method weighs the server's data by their labels, but these data have none (in targets, labels or "
-                "tensors[1]): use FedDUS, which needs no labels."
+                f"a FedDU method weighs the server's data by their labels, but these data have none {NO_CLASSES}, or use FedDUS, "
+                "which needs no labels."
             )
         server.try_accuracy()
 

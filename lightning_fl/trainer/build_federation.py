@@ -22,6 +22,7 @@ from lightning_fl.clients.client_job import ClientJob
 from lightning_fl.clients.local_schedule import LocalSchedule
 from lightning_fl.communication.messages import RoundObserver
 from lightning_fl.data import FederatedDataModule
+from lightning_fl.data.split_checks import check_dropped
 from lightning_fl.errors import UserError, require
 from lightning_fl.evaluation.client_evaluation import ClientEvaluator
 from lightning_fl.federation.follow_pruning import require_prunable
@@ -92,6 +93,7 @@ def assemble(trainer: TrainerInterface) -> Federation:
         if isinstance(callback, MagnitudePruning):
             algorithm.check_mask(type(callback).__name__)
     trainer.loss_guard.check(federation.server, algorithm.steps)
+    check_dropped(data)
     check_single_samples(flat_module, data, schedule)
     if flat_module.fabric.device.type != "cpu":
         rank_zero_info(f"{str(Float32.now()).capitalize()}; trainer.float32_precision sets both.")
@@ -210,6 +212,7 @@ def _local_schedule(trainer: TrainerInterface, data: FederatedDataModule) -> Loc
         clip_algorithm=trainer.gradient_clip_algorithm,
         reports_last_loss=trainer.loss_guard.clients is not None,
         straggler_rate=trainer.straggler_rate,
+        drop_last=data.drop_last,
     )
     in_pass = schedule.pass_batches(int(data.client_sizes.max()), trainer.active_module.skips_single_samples)
     repeats = trainer.algorithm.rule.repeats

@@ -16,6 +16,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
+from lightning_fl.checks import is_a
 from lightning_fl.clients.choose_runner import describe_runner
 from lightning_fl.errors import UserError
 from lightning_fl.federation import follow_pruning
@@ -113,7 +114,7 @@ def resolve(trainer: TrainerInterface, ckpt_path: str | os.PathLike[str] | None)
             f"ckpt_path='last': there is no checkpoint at {last}; give the run's folder as default_root_dir."
         )
     if ckpt_path == "best":
-        callbacks = [c for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
+        callbacks = [c for c in trainer.checkpoint_callbacks if is_a(c, ModelCheckpoint)]
         best = next((c.best_model_path for c in callbacks if c.best_model_path), "")
         if not best and os.path.isfile(last):
             states = checkpoint_file.load(last, trainer.weights_only).get("callbacks", {})
@@ -175,7 +176,7 @@ def resume(trainer: TrainerInterface, federation: Federation, path: str) -> int 
     states = checkpoint.get("callbacks", {})
     for callback in trainer.callbacks:
         if callback.state_key in states:
-            own = {"patience": callback.patience} if isinstance(callback, EarlyStopping) else {}
+            own = {"patience": callback.patience} if is_a(callback, EarlyStopping) else {}
             callback.load_state_dict(states[callback.state_key])
             vars(callback).update(own)  # which the state of EarlyStopping replaces, but a resumed run may change
     if type(trainer.data).__qualname__ in checkpoint:

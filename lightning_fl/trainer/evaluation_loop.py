@@ -10,10 +10,10 @@ from typing import Any
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.trainer.states import RunningStage
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.seed import isolate_rng
 
+from lightning_fl.checks import is_a, overrides
 from lightning_fl.clients.own_models import what_clients_own
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.data.descriptions import describe_loader, have_same_samples
@@ -47,7 +47,7 @@ def run_evaluation(trainer: TrainerInterface, stage: str) -> tuple[list[dict[str
         UserError: the module has no step for the stage, or the checkpoint belongs to another model.
     """
     module, flat_module = trainer.lightning_module, trainer.active_module
-    if stage != "predict" and not is_overridden(f"{stage}_step", module):
+    if stage != "predict" and not overrides(f"{stage}_step", module):
         raise UserError(f"{type(module).__name__} has no {stage}_step.")
     kept: Mapping[int, Any] = trainer.run.clients if "run" in vars(trainer) else {}
     saved: dict[str, Any] = {}
@@ -187,7 +187,7 @@ class RoundEvaluation:
                 f"validation_clients has no effect, because clients of {trainer.algorithm.name} keep nothing."
             )
         self.loaders = {"validation": as_loaders(None), "test": as_loaders(None)}
-        if is_overridden("validation_step", trainer.lightning_module):
+        if overrides("validation_step", trainer.lightning_module):
             trainer.val_dataloaders = data.val_dataloader()
             self.loaders["validation"] = as_loaders(trainer.val_dataloaders)
             check_loaders(trainer.lightning_module, self.loaders["validation"].flattened, "validation")
@@ -200,7 +200,7 @@ class RoundEvaluation:
         trainer, module = self.trainer, self.trainer.lightning_module
         flag, limit = f"test_every_n_rounds is {trainer.test_every_n_rounds}", trainer.limits["limit_test_batches"]
         require(
-            is_overridden("test_step", module),
+            overrides("test_step", module),
             f"{flag}, but {type(module).__name__} has no test_step: write one, or leave test_every_n_rounds out.",
         )
         trainer.test_dataloaders = data.test_dataloader()
@@ -228,7 +228,7 @@ class RoundEvaluation:
             rounds = "round" if every == 1 else f"{every} rounds"
             tested = f"test/… on {on}, every {rounds}{' and after the last' if every > 1 else ''}"
         if not trainer.enable_validation:
-            has_step = is_overridden("validation_step", trainer.lightning_module)
+            has_step = overrides("validation_step", trainer.lightning_module)
             why = "there is no batch to validate on" if has_step else f"{module} has no validation_step"
             return f"Nothing is measured as val/…, because {why}{f'; {tested}' if tested else ''}."
         on = describe_loader(data, self.loaders["validation"], trainer.num_val_batches)
@@ -335,7 +335,7 @@ def _as_between_rounds(trainer: TrainerInterface, stage: str) -> Iterator[None]:
         yield
         return
     # Lightning swaps averaged weights in for validation only, because it tests a checkpoint, which contains them.
-    averaging = [callback for callback in trainer.callbacks if isinstance(callback, WeightAveraging)]
+    averaging = [callback for callback in trainer.callbacks if is_a(callback, WeightAveraging)]
     with isolate_rng():
         for callback in averaging:
             callback.on_validation_epoch_start(trainer, trainer.lightning_module)  # type: ignore[arg-type]

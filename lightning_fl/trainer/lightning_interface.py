@@ -22,6 +22,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 
 from lightning_fl.algorithms import Algorithm
+from lightning_fl.checks import is_a
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.hooks import Hooks
@@ -142,12 +143,8 @@ class TrainerInterface(TrainerFlags, ABC):
     scaler: Any = STOCK.scaler
     print = STOCK.print
 
-    # Read from `loggers` and `callbacks`.
+    # Read from `loggers`.
     logger: Logger | None = STOCK.logger
-    progress_bar_callback: ProgressBar | None = STOCK.progress_bar_callback
-    early_stopping_callback: EarlyStopping | None = STOCK.early_stopping_callback
-    early_stopping_callbacks: list[EarlyStopping] = STOCK.early_stopping_callbacks
-    checkpoint_callbacks: list[Checkpoint] = STOCK.checkpoint_callbacks
 
     # -- progress ----------------------------------------------------------------------------------------------------
 
@@ -231,7 +228,8 @@ class TrainerInterface(TrainerFlags, ABC):
     @property
     def strategy(self) -> Any:
         """Fabric's strategy, with the few methods of Lightning's own that callbacks use."""
-        return StrategyView(self.fabric, self.optimizers)
+        wrapped = self.active_module.optimizer.wrapped if self._has_optimizer else []
+        return StrategyView(self.fabric, wrapped, getattr(self, "hooks", None))
 
     @property
     def device_ids(self) -> list[int]:
@@ -255,8 +253,8 @@ class TrainerInterface(TrainerFlags, ABC):
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """The module's optimiser, which all clients share."""
-        return [self.active_module.optimizer.optimizer] if self._has_optimizer else []
+        """The module's optimiser, or with manual optimisation all of them, which all clients share."""
+        return self.active_module.optimizer.optimizers if self._has_optimizer else []
 
     @property
     def lr_scheduler_configs(self) -> list[LRSchedulerConfig]:
@@ -271,6 +269,26 @@ class TrainerInterface(TrainerFlags, ABC):
     def log_dir(self) -> str:
         """The run's folder."""
         return self.default_root_dir
+
+    @property
+    def progress_bar_callback(self) -> ProgressBar | None:
+        """The first progress bar among the callbacks."""
+        return next((callback for callback in self.callbacks if is_a(callback, ProgressBar)), None)
+
+    @property
+    def early_stopping_callbacks(self) -> list[EarlyStopping]:
+        """All callbacks that stop early."""
+        return [callback for callback in self.callbacks if is_a(callback, EarlyStopping)]
+
+    @property
+    def early_stopping_callback(self) -> EarlyStopping | None:
+        """The first callback that stops early."""
+        return next(iter(self.early_stopping_callbacks), None)
+
+    @property
+    def checkpoint_callbacks(self) -> list[Checkpoint]:
+        """All callbacks that save checkpoints."""
+        return [callback for callback in self.callbacks if is_a(callback, Checkpoint)]
 
     @property
     def checkpoint_callback(self) -> Checkpoint | None:

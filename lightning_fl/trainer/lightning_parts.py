@@ -35,7 +35,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
-from lightning_fl.checks import check_whole, is_whole, parameters_of
+from lightning_fl.checks import check_whole, is_a, is_whole, parameters_of
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError, nearest, require
 from lightning_fl.outputs.metrics_csv import RoundCSVLogger
@@ -152,16 +152,16 @@ def check_callbacks(callbacks: Iterable[Callback]) -> None:
     """
     for callback in callbacks:
         for refused, reason in REFUSED_CALLBACKS.items():
-            require(not isinstance(callback, refused), f"{type(callback).__name__} {reason}.")
+            require(not is_a(callback, refused), f"{type(callback).__name__} {reason}.")
         # A federation stops only after a round: clients that are trained at once make no separate steps.
-        if isinstance(callback, Timer):
+        if is_a(callback, Timer):
             callback._interval = "epoch"
-        if isinstance(callback, ModelCheckpoint) and (every := callback._every_n_train_steps) > 1:
+        if is_a(callback, ModelCheckpoint) and (every := callback._every_n_train_steps) > 1:
             rank_zero_warn(
                 f"{type(callback).__name__} saves only after rounds at whose end the steps of all clients are a multiple of "
                 f"every_n_train_steps={every}, which may be none: every_n_epochs counts rounds."
             )
-        if isinstance(callback, LearningRateMonitor):
+        if is_a(callback, LearningRateMonitor):
             if callback.logging_interval == "step":
                 rank_zero_info(
                     "LearningRateMonitor logs once a round, the rate of a client's first step, because a federation logs rounds."
@@ -177,7 +177,7 @@ def check_averaging(callbacks: Iterable[Callback], module: LightningModule) -> N
     """
     for callback in callbacks:
         require(
-            not (isinstance(callback, StochasticWeightAveraging) and callback.pl_module_contains_batch_norm(module)),
+            not (is_a(callback, StochasticWeightAveraging) and callback.pl_module_contains_batch_norm(module)),
             f"{type(callback).__name__} trains one more epoch for the statistics of batch normalisation in "
             f"{type(module).__name__}, which a federation does not have: use Lightning's WeightAveraging, which averages them.",
         )
@@ -267,7 +267,7 @@ def build_loggers(logger: Logger | Iterable[Logger] | bool | None, root: str) ->
     """Return the logger of `metrics.csv`, then the given ones; none if `logger` is False."""
     if logger is False:
         return []
-    given = [] if logger is None or logger is True else [logger] if isinstance(logger, Logger) else list(logger)
+    given = [] if logger is None or logger is True else [logger] if is_a(logger, Logger) else list(logger)  # type: ignore[type-abstract]
     return [RoundCSVLogger(root), *given]
 
 
@@ -301,20 +301,49 @@ def build_timer(max_time: str | timedelta | dict[str, int] | None) -> Timer | No
     return timer
 
 
+class PrecisionView:
+    """Fabric's precision with the method of Lightning's own that clips gradients."""
+
+    def __init__(self, precision: Any) -> None:
+        self._precision = precision
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._precision, name)
+
+    def clip_gradients(
+        self, optimizer: torch.optim.Optimizer, clip_val: float = 0.0, gradient_clip_algorithm: Any = "norm"
+    ) -> None:
+        """Clip the gradients of an optimiser's parameters, by their norm or each value."""
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if clip_val > 0 and str(getattr(gradient_clip_algorithm, "value", gradient_clip_algorithm)) == "value":
+            torch.nn.utils.clip_grad_value_(parameters, clip_value=clip_val)
+        elif clip_val > 0:
+            torch.nn.utils.clip_grad_norm_(parameters, clip_val)
+
+
 class StrategyView:
     """Fabric's strategy with the method names of `lightning.pytorch.strategies.Strategy`."""
 
-    def __init__(self, fabric: Fabric, optimizers: list[torch.optim.Optimizer]) -> None:
+    def __init__(self, fabric: Fabric, optimizers: list[Any], hooks: Any = None) -> None:
         self._fabric = fabric
         self._lightning_optimizers = optimizers
+        self._hooks = hooks
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._fabric.strategy, name)
 
     @property
     def precision_plugin(self) -> Any:
-        """Fabric's precision."""
-        return self._fabric.strategy.precision
+        """Fabric's precision, which also clips gradients, as manual optimisation asks it to."""
+        return PrecisionView(self._fabric.strategy.precision)
+
+    def backward(self, loss: Tensor, optimizer: Any, *arguments: Any, **options: Any) -> None:
+        """Make the backward pass of manual optimisation, with its hooks."""
+        for listener in self._hooks.listeners("on_before_backward"):
+            listener(loss)
+        self._fabric.backward(loss, *arguments, **options)
+        for listener in self._hooks.listeners("on_after_backward"):
+            listener()
 
     def reduce(self, tensor: Tensor, *arguments: Any, **options: Any) -> Tensor:
         """Return the mean over ranks, or the reduction given as `reduce_op`."""

@@ -17,11 +17,13 @@ from torch.utils.data import DataLoader
 
 from lightning_fl import algorithms
 from lightning_fl.algorithms import Algorithm, FedAvg
-from lightning_fl.checks import parameters_of
+from lightning_fl.checks import is_a, parameters_of
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError, nearest, require
+from lightning_fl.federation.loss_guard import LossGuard
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.hooks import Hooks, check_module
+from lightning_fl.flat_module.optimizers.manual_optimizers import check_manual
 from lightning_fl.modules import ImageClassifier
 from lightning_fl.outputs.loggers import tell
 from lightning_fl.outputs.progress_bar import RoundProgressBar
@@ -82,6 +84,7 @@ def session(
         datamodule.setup(fn.value)
         if trainer.fitting:
             check_module(model)
+            _check_manual(trainer, model)
             _check_images(model, datamodule)
         check_labels(model, datamodule)
         if trainer.fitting:
@@ -117,6 +120,18 @@ def session(
         torch.set_num_threads(num_threads)
         _release(trainer)
         trainer.state.stage = None
+
+
+def _check_manual(trainer: TrainerInterface, model: LightningModule) -> None:
+    """Raise `UserError` if the method or a flag does not leave the steps to a module with manual optimisation."""
+    flags = {
+        "accumulate_grad_batches": trainer.accumulate_grad_batches if trainer.accumulate_grad_batches > 1 else None,
+        "gradient_clip_val": trainer.gradient_clip_val,
+        "client_optimizer": "sgd" if trainer.client_optimizer == "sgd" else None,
+        "loss_guard": None if trainer.loss_guard == LossGuard() else trainer.loss_guard,
+    }
+    method = trainer.algorithm
+    check_manual(model, method.name, [*method.rules(), *method.personal], flags)
 
 
 def _memory_sentence(error: torch.OutOfMemoryError) -> str:
@@ -196,7 +211,7 @@ def _attach(
     method = algorithm_of(algorithm)
     if model is None:
         raise UserError("there is no model to evaluate: give one, or call fit first.")
-    if not isinstance(model, LightningModule):
+    if not is_a(model, LightningModule):
         raise UserError(f"model must be a LightningModule, got {type(model).__name__}.")
     if not isinstance(datamodule, FederatedDataModule):
         raise UserError(
@@ -212,7 +227,9 @@ def _attach(
     trainer.lightning_module, trainer.datamodule, trainer.algorithm = model, datamodule, method
     trainer.val_dataloaders = trainer.test_dataloaders = trainer.predict_dataloaders = None
     trainer.should_stop, trainer.callback_metrics, trainer.progress_bar_metrics = False, {}, {}
-    model.trainer = trainer  # type: ignore[assignment]
+    for part in model.modules():  # parts may be of Lightning's other name, which the model does not know
+        if is_a(part, LightningModule):
+            part.trainer = trainer  # type: ignore[assignment]
     datamodule.trainer = trainer  # type: ignore[assignment]
     trainer.callbacks = _all_callbacks(trainer, model)
     trainer.hooks = Hooks(trainer, model, datamodule, trainer.callbacks)
@@ -288,7 +305,7 @@ def _check_images(model: LightningModule, data: FederatedDataModule) -> None:
 def _all_callbacks(trainer: TrainerInterface, model: LightningModule) -> list[Callback]:
     """Return the user's callbacks, then the module's and the algorithm's, then those that the flags add."""
     configured = model.configure_callbacks()
-    own = [configured] if isinstance(configured, Callback) else list(configured)
+    own = [configured] if is_a(configured, Callback) else list(configured)
     types = {type(callback) for callback in own}
     callbacks = [c for c in trainer.given_callbacks if type(c) not in types] + own
     callbacks += trainer.algorithm.configure_callbacks()
@@ -296,14 +313,14 @@ def _all_callbacks(trainer: TrainerInterface, model: LightningModule) -> list[Ca
         callbacks.insert(0, WandbRun())
     if trainer.timer is not None:
         callbacks.append(trainer.timer)
-    if trainer.enable_model_summary and trainer.fitting and not any(isinstance(c, ModelSummary) for c in callbacks):
+    if trainer.enable_model_summary and trainer.fitting and not any(is_a(c, ModelSummary) for c in callbacks):
         callbacks.append(ModelSummary())
     if not trainer.enable_progress_bar:
-        callbacks = [c for c in callbacks if not isinstance(c, ProgressBar)]
-    elif not any(isinstance(c, ProgressBar) for c in callbacks):
+        callbacks = [c for c in callbacks if not is_a(c, ProgressBar)]
+    elif not any(is_a(c, ProgressBar) for c in callbacks):
         callbacks.append(RoundProgressBar())
     # Checkpoint callbacks come last, as in Lightning, so that they save the changes of the others.
-    return sorted(callbacks, key=lambda callback: isinstance(callback, Checkpoint))
+    return sorted(callbacks, key=lambda callback: is_a(callback, Checkpoint))
 
 
 def _place(trainer: TrainerInterface, model: LightningModule, datamodule: FederatedDataModule) -> None:

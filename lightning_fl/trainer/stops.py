@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.callbacks import Timer
 
+from lightning_fl.checks import is_a
 from lightning_fl.settings.settings import RunSettings
 
 
@@ -85,6 +86,6 @@ def remaining_stop(trainer: Stoppable, stop: Stop) -> Stop | None:
     same = [
         (type(owner).__name__, settings) == (stop.by, stop.settings)
         for owner, settings in trainer.stoppers
-        if not isinstance(owner, Timer)
+        if not is_a(owner, Timer)
     ]
     return stop if not stop.by or any(same) else None

@@ -1,6 +1,7 @@
 """Test dynamic gates in a stock `L.Trainer`, against a hand-written loop; saved, loaded, resumed; and in a federation."""
 
 import copy
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -209,3 +210,16 @@ def test_bad_input_is_refused_in_a_sentence(
     with pytest.raises(UserError) as error:
         mistake(fit)
     assert [word for word in words if word not in str(error.value)] == []
+
+
+def test_a_fit_says_what_share_of_the_network_is_gated(
+    make_stock_trainer: Callable[..., L.Trainer], caplog: pytest.LogCaptureFixture
+) -> None:
+    module = Classifier()
+    held = sum(p.numel() for layer in module.modules() if isinstance(layer, nn.Conv2d) for p in layer.parameters())
+    share = held / sum(p.numel() for p in module.parameters())
+    with caplog.at_level("INFO", "lightning.pytorch"):
+        make_stock_trainer(max_epochs=1, callbacks=DynamicGates(0.5)).fit(module, loader())
+    assert re.search(
+        rf"gates (\d) of \1 convolutions, which hold {share:.1%} of the parameters of Classifier\.", caplog.text
+    )

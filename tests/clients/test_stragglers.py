@@ -105,11 +105,26 @@ def test_the_clock_waits_until_the_time_is_up(make_trainer: MakeTrainer) -> None
     full_batch=st.booleans(),
     skip_single=st.booleans(),
     repeat=st.integers(1, 3),
+    drop_last=st.booleans(),
 )
 def test_samples_and_batches_add_up_step_by_step(
-    num_samples: int, epochs: int, accumulate: int, full_batch: bool, skip_single: bool, repeat: int
+    num_samples: int,
+    epochs: int,
+    accumulate: int,
+    full_batch: bool,
+    skip_single: bool,
+    repeat: int,
+    drop_last: bool,
 ) -> None:
-    plan = LocalSchedule(BATCH_SIZE, epochs, steps=None, accumulate=accumulate, full_batch=full_batch, repeat=repeat)
+    plan = LocalSchedule(
+        BATCH_SIZE,
+        epochs,
+        steps=None,
+        accumulate=accumulate,
+        full_batch=full_batch,
+        repeat=repeat,
+        drop_last=drop_last,
+    )
     sizes = plan.batch_sizes(num_samples, skip_single)
     in_step = len(sizes) if full_batch else accumulate
     steps = [sizes[start : start + in_step] for start in range(0, len(sizes), in_step or 1) for _ in range(repeat)]

@@ -291,10 +291,13 @@ def test_modules_that_cannot_be_federated_are_refused(make_trainer: MakeTrainer)
             super().__init__()
             self.automatic_optimization = False
 
+        def optimizer_step(self, *arguments: Any, **options: Any) -> None:
+            pass
+
         def backward(self, loss: Tensor) -> None:
             loss.backward()
 
-    with pytest.raises(UserError, match=r"Manual.*overrides backward; it sets automatic_optimization"):
+    with pytest.raises(UserError, match=r"Manual.*overrides backward; it overrides optimizer_step"):
         make_trainer().fit(Manual(), federation())
     with pytest.raises(UserError, match="nothing to federate"):
         make_trainer().fit(Nothing(), federation())

@@ -320,7 +320,7 @@ def test_a_network_that_torch_pruning_cannot_read_is_refused(monkeypatch: pytest
         raise ZeroDivisionError("division by zero")
 
     monkeypatch.setattr("torch_pruning.DependencyGraph.build_dependency", fail)
-    with pytest.raises(UserError, match=r"torch-pruning cannot read the graph of \w+: division by zero"):
+    with pytest.raises(UserError, match=r"torch-pruning cannot read the graph of \w+, probably .*: division by"):
         prunable_layers(network("lenet5", 10), images("lenet5"))
 
 

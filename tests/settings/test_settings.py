@@ -48,6 +48,7 @@ VALUES: dict[str, Sequence[Any]] = {
     "broadcast": ["selected", "all"],
     "choose": ["most", "least"],
     "datamodule": [L.LightningDataModule.from_datasets(DATA, batch_size=size) for size in (1, 2)],
+    "class_of": ["y", "z", len, [0, 1], [1, 0]],
     "groups": ["layer", "tensor", {"one": ["a"]}, {"one": ["b"]}, np.zeros(8), np.ones(8)],
     "head_epochs": [1, 2],
     "kind": ["femnist", "shakespeare"],

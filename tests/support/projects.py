@@ -101,7 +101,7 @@ def _series(package: Any, **options: Any) -> tuple[Any, Loaders]:
     )
     val = package.TimeSeriesDataSet.from_dataset(train, table, predict=True, stop_randomization=True)
     return train, Loaders(
-        train.to_dataloader(train=True, batch_size=BATCH_SIZE, drop_last=False),
+        train.to_dataloader(train=True, batch_size=BATCH_SIZE),  # with drop_last=True
         val.to_dataloader(train=False, batch_size=BATCH_SIZE),
     )
 
@@ -249,6 +249,148 @@ def timm() -> Project:
     return Project(Images(package.create_model("test_efficientnet", num_classes=3)), data)
 
 
+def _loaders_of_other_name(train: DataLoader, val: DataLoader) -> Any:
+    """Return a data module of `pytorch_lightning` with two loaders, for a module of that name."""
+    import pytorch_lightning as pl
+
+    class OtherLoaders(pl.LightningDataModule):
+        def train_dataloader(self) -> DataLoader:
+            return train
+
+        def val_dataloader(self) -> DataLoader:
+            return val
+
+    return OtherLoaders()
+
+
+def nhits() -> Project:
+    """Forecaster of 22 series, with its own data module."""
+    pytest.importorskip("neuralforecast")
+    import pandas as pd
+    from neuralforecast.models import NHITS
+    from neuralforecast.tsdataset import TimeSeriesDataModule, TimeSeriesDataset
+
+    days = pd.date_range("2020", periods=20)
+    series = [
+        pd.DataFrame({"unique_id": f"{i:02}", "ds": days, "y": np.sin(np.arange(20) / 2 + i)}) for i in range(NUM_TRAIN)
+    ]
+    dataset, *_ = TimeSeriesDataset.from_df(pd.concat(series), id_col="unique_id", time_col="ds", target_col="y")
+    module = NHITS(
+        h=2,
+        input_size=6,
+        n_blocks=[1] * 3,
+        mlp_units=[[8, 8]] * 3,
+        max_steps=20,
+        windows_batch_size=8,
+        learning_rate=0.01,
+        random_seed=0,
+    )
+    module.val_size, module.test_size = 2, 0
+    return Project(module, TimeSeriesDataModule(dataset, batch_size=BATCH_SIZE))
+
+
+def darts() -> Project:
+    """Forecaster, with the data module that its `fit` makes of two series."""
+    pytest.importorskip("darts")
+    from darts import TimeSeries
+    from darts.models import NBEATSModel
+
+    series = TimeSeries.from_values(np.sin(np.arange(NUM_TRAIN + 7, dtype=np.float32) / 2))
+    model = NBEATSModel(
+        6,
+        2,
+        num_stacks=2,
+        num_blocks=1,
+        num_layers=2,
+        layer_widths=8,
+        batch_size=BATCH_SIZE,
+        random_state=0,
+        pl_trainer_kwargs={"accelerator": "cpu"},
+    )
+    validated = series[-NUM_VAL - 7 :]
+    _, parts = model._setup_for_fit_from_dataset([series], val_series=[validated])
+    parts = model._setup_for_train(**parts)
+    return Project(parts["model"], parts["datamodule"])
+
+
+def tabular() -> Project:
+    """Classifier of a table with numbers and categories; the package writes `.pt_tmp` into the current folder."""
+    pytest.importorskip("pytorch_tabular")
+    import pandas as pd
+    from pytorch_tabular import TabularModel
+    from pytorch_tabular.config import DataConfig, OptimizerConfig, TrainerConfig
+    from pytorch_tabular.models import CategoryEmbeddingModelConfig
+
+    rng, num = np.random.default_rng(0), NUM_TRAIN + NUM_VAL
+    table = pd.DataFrame({"a": rng.normal(size=num), "b": rng.choice(["x", "y"], num), "target": np.arange(num) % 2})
+    model = TabularModel(
+        data_config=DataConfig(target=["target"], continuous_cols=["a"], categorical_cols=["b"]),
+        model_config=CategoryEmbeddingModelConfig(task="classification", layers="8-4"),
+        optimizer_config=OptimizerConfig(),
+        trainer_config=TrainerConfig(batch_size=BATCH_SIZE, accelerator="cpu"),
+        verbose=False,
+    )
+    data = model.prepare_dataloader(train=table[:NUM_TRAIN], validation=table[NUM_TRAIN:], seed=0)
+    return Project(model.prepare_model(data), _loaders_of_other_name(data.train_dataloader(), data.val_dataloader()))
+
+
+def torchgeo() -> Project:
+    """Classifier of patches, whose data module drops a last batch that is not full."""
+    pytest.importorskip("torchgeo")
+    from torchgeo.datamodules import NonGeoDataModule
+    from torchgeo.datasets import NonGeoDataset
+    from torchgeo.trainers import ClassificationTask
+
+    class Patches(NonGeoDataset):
+        def __init__(self, first: int, num: int) -> None:
+            self.first, self.num = first, num
+
+        def __len__(self) -> int:
+            return self.num
+
+        def __getitem__(self, i: int) -> dict[str, Tensor]:
+            generator = torch.Generator().manual_seed(self.first + i)
+            return {"image": torch.rand(3, 32, 32, generator=generator), "label": torch.tensor(i % 3)}
+
+    class Data(NonGeoDataModule):
+        def setup(self, stage: str) -> None:
+            if stage == "fit":
+                self.train_dataset = Patches(0, NUM_TRAIN)
+            self.val_dataset = Patches(NUM_TRAIN, NUM_VAL)
+
+    return Project(ClassificationTask("test_efficientnet", num_classes=3), Data(Patches, batch_size=BATCH_SIZE))
+
+
+def anomalib() -> Project:
+    """Reconstruction of features, whose error tells anomalies."""
+    pytest.importorskip("anomalib")
+    from anomalib.data import ImageBatch, ImageItem
+    from anomalib.models import Fre
+
+    class Pictures(Dataset):
+        def __init__(self, num: int) -> None:
+            self.num = num
+
+        def __len__(self) -> int:
+            return self.num
+
+        def __getitem__(self, i: int) -> Any:
+            image = torch.rand(3, 64, 64, generator=torch.Generator().manual_seed(i))
+            return ImageItem(image=image, gt_label=torch.tensor(0))
+
+    module = Fre(
+        "resnet18",
+        pre_trained=False,
+        input_dim=1024,
+        latent_dim=8,
+        pre_processor=False,
+        post_processor=False,
+        evaluator=False,
+        visualizer=False,
+    )
+    return Project(module, loaders(Pictures(NUM_TRAIN), Pictures(NUM_VAL), collate_fn=ImageBatch.collate))
+
+
 PROJECTS: dict[str, Callable[[], Project]] = {
     "chemprop MPNN": chemprop,
     "scvi-tools TrainingPlan": scvi,
@@ -258,4 +400,9 @@ PROJECTS: dict[str, Callable[[], Project]] = {
     "transformers BERT": bert,
     "transformers GPT-2": gpt2,
     "timm EfficientNet": timm,
+    "neuralforecast NHITS": nhits,
+    "darts N-BEATS": darts,
+    "pytorch-tabular CategoryEmbedding": tabular,
+    "torchgeo Classification": torchgeo,
+    "anomalib FRE": anomalib,
 }

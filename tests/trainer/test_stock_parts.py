@@ -87,11 +87,11 @@ def test_properties_of_lightnings_trainer_are_those_of_the_run(
         "num_nodes": 1,
         "is_global_zero": True,
         "logger": None,
-        "progress_bar_callback": None,
-        "early_stopping_callback": stops,
-        "early_stopping_callbacks": [stops],
-        "checkpoint_callbacks": [saves],
     }
+    assert trainer.progress_bar_callback is None
+    assert trainer.early_stopping_callback is stops
+    assert trainer.early_stopping_callbacks == [stops]
+    assert trainer.checkpoint_callbacks == [saves]
 
 
 def test_predicting_needs_no_predict_step(make_trainer: MakeTrainer) -> None:

@@ -171,14 +171,14 @@ class _SeededDataset(Dataset):
 
     def __getitems__(self, seed_and_indices: list[int]) -> list:
         seed, *indices = seed_and_indices
-        with _seeded(seed):
+        with seeded(seed):
             if hasattr(self.dataset, "__getitems__"):
                 return self.dataset.__getitems__(indices)
             return [self.dataset[index] for index in indices]
 
 
 @contextmanager
-def _seeded(seed: int) -> Iterator[None]:
+def seeded(seed: int) -> Iterator[None]:
     """Seed the generators that datasets use (torch, numpy, random), and restore them afterwards."""
     torch_state, python_state = torch.get_rng_state(), random.getstate()
     numpy_state = np.random.get_state()  # noqa: NPY002

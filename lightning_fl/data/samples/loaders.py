@@ -22,18 +22,28 @@ class SampleLoader:
         indices: indices of the samples to read, (m,) int64; None: all.
         batch_size: samples per batch, at least 1; the last batch may be smaller.
         seed: seed for shuffling anew in each iteration, with augmentation; None: in order, without augmentation.
+        drop_last: True to leave out the last batch of a shuffled iteration when it is not full.
     """
 
-    def __init__(self, samples: Samples, indices: np.ndarray | None, batch_size: int, seed: int | None = None) -> None:
+    def __init__(
+        self,
+        samples: Samples,
+        indices: np.ndarray | None,
+        batch_size: int,
+        seed: int | None = None,
+        drop_last: bool = False,
+    ) -> None:
         self.samples = samples
         self.indices = indices
         self.batch_size = batch_size
+        self.drop_last = drop_last
         self._generator = None if seed is None else torch.Generator().manual_seed(seed)
 
     @property
     def num_samples(self) -> int:
         """Number of samples that one iteration yields."""
-        return len(self.samples) if self.indices is None else len(self.indices)
+        total = len(self.samples) if self.indices is None else len(self.indices)
+        return total - total % self.batch_size if self.drop_last else total
 
     def reseeded(self, seed: int, batch_size: int) -> SampleLoader:
         """Return a loader of the same samples in other batches, shuffled from `seed`; this loader does not change."""
@@ -45,7 +55,7 @@ class SampleLoader:
 
     def draw(self, size: int, rng: np.random.Generator) -> Any:
         """Return a random batch of at most `size` samples, without augmentation; running iterations do not change."""
-        indices = np.arange(self.num_samples) if self.indices is None else self.indices
+        indices = np.arange(len(self.samples)) if self.indices is None else self.indices
         rows = rng.choice(indices, min(size, len(indices)), replace=False)
         return next(iter(self.samples.batches(len(rows), rows)))
 
@@ -54,8 +64,8 @@ class SampleLoader:
         if self._generator is None:
             yield from self.samples.batches(self.batch_size, self.indices)
             return
-        indices = np.arange(self.num_samples) if self.indices is None else self.indices
-        shuffled = indices[torch.randperm(len(indices), generator=self._generator).numpy()]
-        rows = max(1, ROWS_PER_GATHER // self.batch_size) * self.batch_size if self.samples.resident else len(indices)
-        for start in range(0, len(indices), rows):
+        indices = np.arange(len(self.samples)) if self.indices is None else self.indices
+        shuffled = indices[torch.randperm(len(indices), generator=self._generator).numpy()][: self.num_samples]
+        rows = max(1, ROWS_PER_GATHER // self.batch_size) * self.batch_size if self.samples.resident else len(shuffled)
+        for start in range(0, len(shuffled), rows):
             yield from self.samples.select(shuffled[start : start + rows]).batches(self.batch_size, self._generator)

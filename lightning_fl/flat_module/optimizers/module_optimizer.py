@@ -33,6 +33,7 @@ ELEMENTWISE = (
     torch.optim.Rprop,
     torch.optim.ASGD,
 )
+SEVERAL = ": with automatic_optimization = False, training_step may step several itself"
 NO_MOMENTUM = {"momentum": 0.0, "dampening": 0.0, "nesterov": False, "maximize": False}
 
 
@@ -65,7 +66,7 @@ class ModuleOptimizer:
         if len(optimizers) != 1:
             raise UserError(
                 f"{type(module).__name__}.configure_optimizers must return one optimizer for federated training, "
-                f"got {len(optimizers)}."
+                f"got {len(optimizers)}{SEVERAL if len(optimizers) > 1 else ''}."
             )
         configs = _configure_schedulers_automatic_opt(schedulers, monitor)
         if by_plain_sgd:
@@ -91,6 +92,14 @@ class ModuleOptimizer:
         self.is_elementwise = type(self.optimizer) in ELEMENTWISE and not self._fresh_optimizer
         # Schedulers warn if they step before `optimizer.step`, which neither a rule's own step nor the plain step calls.
         self.optimizer._opt_called = True
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """The optimiser, in a list."""
+        return [self.optimizer]
+
+    wrapped = optimizers
+    """The same, as `self.optimizers()` returns it to the module."""
 
     def bind(self, params: Tensor, gradient: Tensor | None) -> None:
         """Step `params` from now on, each parameter once `activate` has named it.
