@@ -38,6 +38,12 @@ METHODS: dict[str, tuple[Callable[[], Algorithm], str]] = {  # and the clients' 
 }
 
 
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some packages write to the present folder."""
+    monkeypatch.chdir(tmp_path)
+
+
 class SameDraws(L.Callback):
     """Seed the random numbers of each batch alike in all trainers, and record the losses."""
 
