@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torchmetrics import Metric
 
-from lightning_fl.clients.client_job import ClientJob, Selection
+from lightning_fl.clients.client_job import ClientJob
+from lightning_fl.clients.local_schedule import Selection
 from lightning_fl.clients.serial import serial
 from lightning_fl.clients.stack_batches import Member
 from lightning_fl.clients.stacked import Stacked, train_stack
@@ -141,12 +142,11 @@ def _try(flat_module: FlatModule, job: ClientJob, data: FederatedDataModule) -> 
     """
     obstacles = _known_obstacles(flat_module)
     client = int(data.client_sizes.argmax())
-    selection = data.client(client)
-    in_pass = job.schedule.pass_batches(len(selection), flat_module.skips_single_samples)
-    if not in_pass:
+    work = job.schedule.work(data.client(client), job.run.torch_seeds(CLIENT, client), data.train.resident)
+    if not work.batches_per_epoch:
         return obstacles, 1, False
-    seeds, state = job.run.torch_seeds(CLIENT, client), job.run.first_state(job.rule, job.received["model"])
-    twins = [Member(client, selection, in_pass, 1, state, seeds) for _ in range(2)]
+    state, work = job.run.first_state(job.rule, job.received["model"]), replace(work, num_steps=1)
+    twins = [Member(client, work, state) for _ in range(2)]
     metrics = [m for m in flat_module.module.modules() if isinstance(m, Metric)]
     updates, attributes = [metric.update_count for metric in metrics], _plain_attributes(flat_module.module)
     unsaved = _unsaved(flat_module)
@@ -160,7 +160,7 @@ def _try(flat_module: FlatModule, job: ClientJob, data: FederatedDataModule) -> 
     try:
         with torch.autograd.graph.saved_tensors_hooks(count, lambda saved: saved):
             one_step = replace(job, schedule=replace(job.schedule, epochs=None, steps=1))
-            results = train_stack(flat_module, one_step, twins, data.train.resident, notifies_callbacks=False)
+            results = train_stack(flat_module, one_step, twins, notifies_callbacks=False)
         if any(x.dim() != 1 for x in results[0].message.values()):
             obstacles.append(f"{type(job.rule).__name__} does not keep clients apart along the leading axis")
     except torch.OutOfMemoryError:
@@ -201,8 +201,8 @@ def _try(flat_module: FlatModule, job: ClientJob, data: FederatedDataModule) -> 
             metric.reset()
     client_bytes = saved_bytes // 2 + COPIES_OF_THE_MODEL * flat_module.params.nbytes
     if data.train.resident:
-        client_bytes += _bytes_of_samples(selection, job.schedule.batch_size)
-    return obstacles, client_bytes, flat_module.has_drawn(seeds[1])
+        client_bytes += _bytes_of_samples(work.selection, job.schedule.batch_size)
+    return obstacles, client_bytes, flat_module.has_drawn(work.seeds[1])
 
 
 def _bytes_of_samples(selection: Selection, batch_size: int) -> int:

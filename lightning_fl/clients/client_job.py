@@ -6,28 +6,19 @@ from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, is_dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map
 
-from lightning_fl.clients.local_schedule import LocalSchedule
+from lightning_fl.clients.local_schedule import ClientWork, LocalSchedule
 from lightning_fl.errors import UserError
 from lightning_fl.slots import Message, Personal, Rule, Setting
 from lightning_fl.state.run_state import Run
 
 VALUES = (Tensor, bool, int, float, complex, str, bytes, type(None))
 """Common types of the parts of a batch that can be stacked or compared."""
-
-
-class Selection(Protocol):
-    """Samples of one client."""
-
-    def __len__(self) -> int: ...
-
-    def batches(self, batch_size: int, generator: torch.Generator | None = None) -> Iterator[Any]:
-        """Yield the batches of one pass, in an order drawn from `generator`, or in the stored order without one."""
 
 
 @dataclass(frozen=True)
@@ -118,24 +109,16 @@ def _copied(leaf: Any) -> Any:
     return leaf if isinstance(leaf, VALUES) else deepcopy(leaf)
 
 
-def local_batches(
-    selection: Selection,
-    schedule: LocalSchedule,
-    in_pass: int,
-    seed: int,
-    prepare: Callable[[Any], Any],
-) -> Iterator[Batch]:
+def local_batches(work: ClientWork, schedule: LocalSchedule, prepare: Callable[[Any], Any]) -> Iterator[Batch]:
     """Yield the batches of a local training, in passes without end; with `repeat`, those of each step several times.
 
     Args:
-        selection: the client's samples.
+        work: the client's samples, of at least one batch, and the seed of their order.
         schedule: batch size, and batches per optimiser step.
-        in_pass: number of batches in one pass, at least 1.
-        seed: seed of the order of the samples.
         prepare: prepares a batch for the module.
     """
-    in_passes = _in_passes(selection, schedule, in_pass, seed, prepare)
-    return in_passes if schedule.repeat == 1 else _repeated(in_passes, schedule.repeat)
+    batches = _batches(work, schedule, prepare)
+    return batches if schedule.repeat == 1 else _repeated(batches, schedule.repeat)
 
 
 def _repeated(batches: Iterator[Batch], repeat: int) -> Iterator[Batch]:
@@ -151,19 +134,24 @@ def _repeated(batches: Iterator[Batch], repeat: int) -> Iterator[Batch]:
             of_step.clear()
 
 
-def _in_passes(
-    selection: Selection, schedule: LocalSchedule, in_pass: int, seed: int, prepare: Callable[[Any], Any]
-) -> Iterator[Batch]:
+def _batches(work: ClientWork, schedule: LocalSchedule, prepare: Callable[[Any], Any]) -> Iterator[Batch]:
     """Yield the batches of passes without end."""
-    order, batch_size, num_samples = torch.Generator().manual_seed(seed), schedule.batch_size, len(selection)
-    in_step, in_one_pass = schedule.step_batches(in_pass), min(num_samples, in_pass * batch_size)
+    order, batch_size, num_samples = (
+        torch.Generator().manual_seed(work.seeds[0]),
+        schedule.batch_size,
+        len(work.selection),
+    )
+    in_step, in_one_pass = (
+        schedule.step_batches(work.batches_per_epoch),
+        min(num_samples, work.batches_per_epoch * batch_size),
+    )
     count = 0
     while True:
-        for index, content in enumerate(selection.batches(batch_size, order), start=1):
+        for index, content in enumerate(work.selection.batches(batch_size, order), start=1):
             size = min(batch_size, num_samples - (index - 1) * batch_size)
             factor = size / in_one_pass if schedule.full_batch else 1 / schedule.accumulate
-            ends_step = index % in_step == 0 or index == in_pass
+            ends_step = index % in_step == 0 or index == work.batches_per_epoch
             yield Batch(prepare(content), size, count, factor, ends_step)
             count += 1
-            if index == in_pass:
+            if index == work.batches_per_epoch:
                 break

@@ -2,11 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil
+from typing import Any, Protocol
+
+import torch
 
 from lightning_fl.slots import Rule, Setting
 from lightning_fl.state.run_state import STRAGGLER, Run
+
+
+class Selection(Protocol):
+    """Samples of one client."""
+
+    def __len__(self) -> int: ...
+
+    def batches(self, batch_size: int, generator: torch.Generator | None = None) -> Iterator[Any]:
+        """Yield the batches of one pass, in an order drawn from `generator`, or in the stored order without one."""
+
+
+@dataclass(frozen=True)
+class ClientWork:
+    """Local training of one client: its samples, and how far it goes.
+
+    Attributes:
+        selection: the samples.
+        batches_per_epoch: batches of one pass over them.
+        num_steps: optimiser steps to make.
+        seeds: seed of the order of the samples, and seed of the module's own random draws.
+        resident: True if the samples are on the accelerator already.
+    """
+
+    selection: Selection
+    batches_per_epoch: int
+    num_steps: int
+    seeds: tuple[int, int]
+    resident: bool
 
 
 @dataclass(frozen=True)
@@ -23,6 +55,7 @@ class LocalSchedule:
         full_batch: True if every optimiser step uses the mean gradient on all samples of a pass; the number of steps stays.
         reports_last_loss: True if results contain the mean training loss of the last pass.
         straggler_rate: probability that a client stops before its last step.
+        skips_single_samples: True if a last batch of one sample is left out.
         repeat: optimiser steps on the batches of each step, one after the other; `steps`, `epochs` and batches count the first.
         drop_last: True if a pass leaves out its last batch when that is not full.
     """
@@ -38,6 +71,7 @@ class LocalSchedule:
     reports_last_loss: bool = False
     straggler_rate: float = 0.0
     repeat: int = 1
+    skips_single_samples: bool = False
     drop_last: bool = False
 
     def in_round(self, rule: Rule, setting: Setting) -> LocalSchedule:
@@ -47,18 +81,18 @@ class LocalSchedule:
             return self
         return replace(self, full_batch=full_batch, repeat=repeat)
 
-    def pass_batches(self, num_samples: int, skip_single: bool) -> int:
+    def pass_batches(self, num_samples: int) -> int:
         """Return the number of batches of one pass over `num_samples` samples."""
         batches = num_samples // self.batch_size if self.drop_last else ceil(num_samples / self.batch_size)
         last = num_samples - (batches - 1) * self.batch_size
-        if skip_single and self.batch_size > 1 and last == 1:
+        if self.skips_single_samples and self.batch_size > 1 and last == 1:
             batches -= 1
         limit = self.limit_batches
         return min(batches, limit if isinstance(limit, int) else max(int(batches * limit), 1 if limit else 0))
 
-    def batch_sizes(self, num_samples: int, skip_single: bool) -> list[int]:
+    def batch_sizes(self, num_samples: int) -> list[int]:
         """Return the number of samples in each batch of one pass."""
-        starts = range(0, self.pass_batches(num_samples, skip_single) * self.batch_size, self.batch_size)
+        starts = range(0, self.pass_batches(num_samples) * self.batch_size, self.batch_size)
         return [min(self.batch_size, num_samples - start) for start in starts]
 
     def num_steps(self, in_pass: int) -> int:
@@ -80,14 +114,14 @@ class LocalSchedule:
         """Return the number of batches whose gradients add up to one optimiser step; the last step of a pass may have fewer."""
         return in_pass if self.full_batch else self.accumulate
 
-    def num_samples(self, num_samples: int, skip_single: bool, num_steps: int | None = None) -> int:
+    def num_samples(self, num_samples: int, num_steps: int | None = None) -> int:
         """Return the number of samples that a client with `num_samples` reads in its local training, or in `num_steps` of it."""
-        in_pass = self.pass_batches(num_samples, skip_single)
+        in_pass = self.pass_batches(num_samples)
         return self._read(in_pass, num_steps, min(num_samples, in_pass * self.batch_size), self.batch_size)
 
-    def num_batches(self, num_samples: int, skip_single: bool, num_steps: int | None = None) -> int:
+    def num_batches(self, num_samples: int, num_steps: int | None = None) -> int:
         """Return the number of batches of the whole local training, or of `num_steps` of it."""
-        in_pass = self.pass_batches(num_samples, skip_single)
+        in_pass = self.pass_batches(num_samples)
         return self._read(in_pass, num_steps, in_pass, 1)
 
     def _read(self, in_pass: int, num_steps: int | None, of_pass: int, of_batch: int) -> int:
@@ -101,3 +135,18 @@ class LocalSchedule:
         before = min(of_pass, complete * in_step * of_batch)
         after = min(of_pass, (complete + 1) * in_step * of_batch)
         return self.repeat * (passes * of_pass + before) + repeats * (after - before)
+
+    def work(
+        self, selection: Selection, seeds: tuple[int, int], resident: bool, straggler: tuple[Run, int] | None = None
+    ) -> ClientWork:
+        """Return the local training on some samples.
+
+        Args:
+            selection: the samples.
+            seeds: seed of their order, and seed of the module's own random draws.
+            resident: True if they are on the accelerator already.
+            straggler: the run and the client, which may stop early; None to make all steps.
+        """
+        batches = self.pass_batches(len(selection))
+        num_steps = self.num_steps(batches) if straggler is None else self.steps_done(batches, *straggler)
+        return ClientWork(selection, batches, num_steps, seeds, resident)

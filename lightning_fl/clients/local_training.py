@@ -8,9 +8,9 @@ from math import ceil
 
 from torch import Tensor
 
-from lightning_fl.clients.client_job import Batch, ClientJob, Selection, local_batches
+from lightning_fl.clients.client_job import Batch, ClientJob, local_batches
 from lightning_fl.clients.gradients import full_gradient, gradient_at_received, gradient_treatment
-from lightning_fl.clients.local_schedule import LocalSchedule
+from lightning_fl.clients.local_schedule import ClientWork, LocalSchedule
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.hooks import StepListeners
 from lightning_fl.flat_module.local_progress import LocalProgress
@@ -20,11 +20,8 @@ from lightning_fl.slots import Gradients, LocalTraining, Message, Phase, State, 
 def train_locally(
     flat_module: FlatModule,
     job: ClientJob,
-    selection: Selection,
+    work: ClientWork,
     state: State,
-    seeds: tuple[int, int],
-    resident: bool,
-    num_steps: int | None = None,
     beside: Callable[[LocalTraining, Sequence[Batch]], None] | None = None,
 ) -> LocalTraining:
     """Train the flat module from the received model on one client's samples.
@@ -32,18 +29,14 @@ def train_locally(
     Args:
         flat_module: holds the module. Its parameters are overwritten; what the client owns starts from its present values.
         job: job of the client.
-        selection: the client's samples.
+        work: the client's samples, and the steps to make.
         state: the client's state from earlier rounds.
-        seeds: seed of the order of the samples, and seed of the module's own random draws.
-        resident: True if the samples are on the accelerator already.
-        num_steps: optimiser steps to make; None for the number in the schedule.
         beside: called before each step with the local training and the step's batches; leaves the flat module as it is.
 
     Returns:
         The local training after its last step.
     """
-    local, progress = _start(flat_module, job, selection, state, seeds[1], resident, num_steps)
-    num_steps = progress.planned_steps if num_steps is None else num_steps
+    local, progress = _start(flat_module, job, work, state)
     treat, listeners = gradient_treatment(flat_module, job), flat_module.hooks.step_listeners()
     forward_context, logs = flat_module.fabric.strategy.precision.forward_context, flat_module.logs
     reads_at_received = Gradients.MINIBATCH_AT_RECEIVED in job.rule.reads
@@ -53,15 +46,15 @@ def train_locally(
     step, has_gradient, starts_step = 0, False, True
 
     def at_received() -> Tensor:
-        flat_module.seed(seeds[1] + step - 1)  # so that the module repeats its random draws
+        flat_module.seed(work.seeds[1] + step - 1)  # so that the module repeats its random draws
         return gradient_at_received(flat_module, job, of_step, treat)
 
-    in_pass, prepare = progress.batches_in_pass // job.schedule.repeat, partial(flat_module.transfer, resident=resident)
-    for batch in local_batches(selection, job.schedule, in_pass, seeds[0], prepare) if num_steps else ():
+    prepare = partial(flat_module.transfer, resident=work.resident)
+    for batch in local_batches(work, job.schedule, prepare) if work.num_steps else ():
         logs.batch_size, progress.batch_index = batch.size, batch.batch_index
         if keeps_batches:
             if reads_at_received and not of_step:
-                flat_module.seed(seeds[1] + step)
+                flat_module.seed(work.seeds[1] + step)
             of_step.append(batch.copied())
         for listener in listeners.on_train_batch_start:
             listener(batch.content, batch.batch_index)
@@ -95,7 +88,7 @@ def train_locally(
             outputs = {} if loss is None else {"loss": loss.detach(), **{n: x for n, x in extra.items() if n != "loss"}}
             for listener in listeners.on_train_batch_end:
                 listener(outputs, batch.content, batch.batch_index)
-        if step == num_steps:
+        if step == work.num_steps:
             break
     flat_module.zero_gradient()
     flat_module.optimizer.schedules.end_client()
@@ -167,31 +160,25 @@ def finish(flat_module: FlatModule, job: ClientJob, local: LocalTraining) -> Mes
 
 
 def _start(
-    flat_module: FlatModule,
-    job: ClientJob,
-    selection: Selection,
-    state: State,
-    seed: int,
-    resident: bool,
-    num_steps: int | None,
+    flat_module: FlatModule, job: ClientJob, work: ClientWork, state: State
 ) -> tuple[LocalTraining, LocalProgress]:
     """Load the model that the client starts from, and begin the local training: optimiser, full gradient, `Rule.start`."""
-    optimizer, schedule, num_samples = flat_module.optimizer, job.schedule, len(selection)
-    received, counters, skips = job.received, job.counters, flat_module.skips_single_samples
+    optimizer, schedule, batches = flat_module.optimizer, job.schedule, work.batches_per_epoch
+    received, counters, seed, num_samples = job.received, job.counters, work.seeds[1], len(work.selection)
     start = received if job.start is None else job.start
     flat_module.load(start["model"], start["buffers"], counters)
     flat_module.bind_optimizer()
     optimizer.start_client()
-    in_pass = schedule.pass_batches(num_samples, skips)
     local = LocalTraining(job.setting, received, flat_module.params, flat_module.gradient, optimizer.step, state)
-    progress = flat_module.progress = LocalProgress(local, in_pass * schedule.repeat, schedule.num_steps(in_pass))
-    local.num_samples = float(schedule.num_samples(num_samples, skips, num_steps))
-    local.steps_in_pass = ceil(in_pass / schedule.step_batches(in_pass)) * schedule.repeat if in_pass else 1
+    progress = flat_module.progress = LocalProgress(local, batches * schedule.repeat, schedule.num_steps(batches))
+    local.num_samples = float(schedule.num_samples(num_samples, work.num_steps))
+    local.steps_in_pass = ceil(batches / schedule.step_batches(batches)) * schedule.repeat if batches else 1
     if Gradients.FULL_AT_RECEIVED in job.rule.reads:
         flat_module.seed(seed)
         owned = flat_module.read_personal_buffers()
-        sizes = schedule.batch_sizes(num_samples, skips)
-        local.full_gradient = full_gradient(flat_module, selection.batches(schedule.batch_size), sizes, resident)
+        sizes = schedule.batch_sizes(num_samples)
+        contents = work.selection.batches(schedule.batch_size)
+        local.full_gradient = full_gradient(flat_module, contents, sizes, work.resident)
         if job.setting.unpruned is not None:
             local.full_gradient.mul_(job.setting.unpruned.factors)
         flat_module.load(start["model"], start["buffers"], counters)

@@ -15,8 +15,9 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 
-from lightning_fl.clients.client_job import Batch, ClientJob, Selection
+from lightning_fl.clients.client_job import Batch, ClientJob
 from lightning_fl.clients.gradients import gradient_here, gradient_treatment, keeping_gradient
+from lightning_fl.clients.local_schedule import ClientWork
 from lightning_fl.clients.local_training import train_locally
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.slots import LocalTraining, OwnModel, Personal, Rule, State, is_finite, model_keeper
@@ -54,10 +55,7 @@ class OwnModelTraining:
         job: ClientJob,
         part: Personal,
         entries: State,
-        selection: Selection,
-        seeds: tuple[int, int],
-        resident: bool,
-        num_steps: int,
+        work: ClientWork,
     ) -> None:
         """Begin a round.
 
@@ -66,14 +64,11 @@ class OwnModelTraining:
             job: job of the client.
             part: part by which the client keeps a model.
             entries: entries of the client's state; {} for a client that takes part for the first time.
-            selection: the client's samples.
-            seeds: those of the client's training, so that both models see the same minibatches.
-            resident: True if the samples are on the accelerator already.
-            num_steps: optimiser steps of the client's training.
+            work: the client's training, so that both models see the same minibatches.
         """
         self._flat_module, self._part, self._entries = flat_module, part, entries
         self.steps_beside = part.steps_beside
-        self._job, self._work = replace(job, personal=()), (selection, seeds, resident, num_steps)
+        self._job, self._work = replace(job, personal=()), work
         self._batches: Sequence[Batch] = ()
         received = job.received
         if entries:
@@ -116,10 +111,9 @@ class OwnModelTraining:
         flat_module, own = self._flat_module, self.own
         start = {"model": own.params, "buffers": own.buffers}
         job = replace(self._job, rule=rule, start=start, initial_counters=own.counters)
-        selection, seeds, resident, num_steps = self._work
         with keeping_attributes(flat_module.metrics):
             state = rule.init(job.received["model"])
-            train_locally(flat_module, job, selection, state, seeds, resident, num_steps)
+            train_locally(flat_module, job, self._work, state)
             flat_module.logs.take()
         return replace(_read(flat_module), state=own.state)
 

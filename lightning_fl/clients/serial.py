@@ -33,17 +33,12 @@ def serial(
         state = run.client_state(client, job.rule, job.received["model"])
         kept = take_own_model(state)
         flat_module.load_personal({name: state.pop(name, entry) for name, entry in run.personal.items()})
-        order, own = run.torch_seeds(CLIENT, client)
-        selection = data.client(client)
-        in_pass = schedule.pass_batches(len(selection), flat_module.skips_single_samples)
-        num_steps = schedule.steps_done(in_pass, run, client)
-        work = selection, (order, own), data.train.resident, num_steps
-        own_training = None if part is None else OwnModelTraining(flat_module, job, part, kept, *work)
+        seeds, resident = run.torch_seeds(CLIENT, client), data.train.resident
+        work = schedule.work(data.client(client), seeds, resident, (run, client))
+        own_training = None if part is None else OwnModelTraining(flat_module, job, part, kept, work)
         beside = own_training.beside if own_training is not None and own_training.steps_beside else None
         with noting(lambda: f"Client {client} was training in round {run.round}."):  # noqa: B023  (called inside)
-            local = train_locally(
-                flat_module, job, selection, state, (order, own), data.train.resident, num_steps, beside
-            )
+            local = train_locally(flat_module, job, work, state, beside)
         message = finish(flat_module, job, local)
         owned = flat_module.read_personal()
         result = Result(
@@ -52,7 +47,7 @@ def serial(
             weight=float(data.client_sizes[client]),
             state=local.state | owned,
             counters=flat_module.read_counters(),
-            last_loss=logs.last_loss(in_pass * schedule.repeat) if schedule.reports_last_loss else None,
+            last_loss=logs.last_loss(work.batches_per_epoch * schedule.repeat) if schedule.reports_last_loss else None,
             logs=logs.take(),
             num_steps=local.num_steps,
             owned=owned,

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from lightning_fl.clients.client_job import Batch, Selection, local_batches
-from lightning_fl.clients.local_schedule import LocalSchedule
+from lightning_fl.clients.client_job import Batch, local_batches
+from lightning_fl.clients.local_schedule import ClientWork, LocalSchedule
 from lightning_fl.data.samples.tensor_samples import TensorSelection
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.slots import State
@@ -35,19 +35,13 @@ class Member:
 
     Attributes:
         client: index of the client.
-        selection: its samples.
-        in_pass: number of batches in one pass over its samples.
-        num_steps: optimiser steps to make.
+        work: its samples, and the steps to make.
         state: its state from earlier rounds.
-        seeds: seed of the order of its samples, and seed of the module's own random draws.
     """
 
     client: int
-    selection: Selection
-    in_pass: int
-    num_steps: int
+    work: ClientWork
     state: State
-    seeds: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -101,52 +95,48 @@ class StackBatches(ABC):
         """Number of batches that the first client has read."""
 
 
-def stack_batches(
-    flat_module: FlatModule, members: Sequence[Member], schedule: LocalSchedule, resident: bool
-) -> StackBatches:
+def stack_batches(flat_module: FlatModule, members: Sequence[Member], schedule: LocalSchedule) -> StackBatches:
     """Return the batches of a stack's local training.
 
     Args:
         flat_module: prepares batches for the module.
         members: clients of the stack, in descending order of their numbers of steps.
         schedule: batches of a step.
-        resident: True if the samples are on the accelerator already.
     """
-    prepare = partial(flat_module.transfer, resident=resident)
-    joined = _joined(flat_module, members, resident)
+    prepare = partial(flat_module.transfer, resident=members[0].work.resident)
+    joined = _joined(flat_module, members)
     if joined is None or schedule.repeat > 1:  # a rule that repeats a step's batches copies them
-        return SeparateBatches(
-            [local_batches(m.selection, schedule, m.in_pass, m.seeds[0], prepare) for m in members if m.num_steps]
-        )
+        return SeparateBatches([local_batches(m.work, schedule, prepare) for m in members if m.work.num_steps])
     most_bytes = BYTES_ON_CPU if flat_module.fabric.device.type == "cpu" else BYTES_ELSEWHERE
     return GatheredBatches(joined, members, schedule, prepare, most_bytes)
 
 
-def whole_pass(
-    flat_module: FlatModule, members: Sequence[Member], schedule: LocalSchedule, resident: bool
-) -> Iterator[Group]:
+def whole_pass(flat_module: FlatModule, members: Sequence[Member], schedule: LocalSchedule) -> Iterator[Group]:
     """Yield the groups of one pass over each client's samples in their order, with the factors of the mean of all."""
-    prepare, schedule = partial(flat_module.transfer, resident=resident), replace(schedule, full_batch=True)
-    joined = _joined(flat_module, members, resident)
-    if joined is None or not any(member.in_pass for member in members):
+    prepare, schedule = (
+        partial(flat_module.transfer, resident=members[0].work.resident),
+        replace(schedule, full_batch=True),
+    )
+    joined = _joined(flat_module, members)
+    if joined is None or not any(member.work.batches_per_epoch for member in members):
         return groups_of([_ordered_pass(member, schedule, prepare) for member in members])
-    once = [replace(member, num_steps=min(1, member.in_pass)) for member in members]
+    once = [replace(m, work=replace(m.work, num_steps=min(1, m.work.batches_per_epoch))) for m in members]
     batches = GatheredBatches(joined, once, schedule, prepare, most_bytes=0, shuffled=False)
     batches.advance(len(members))
     return batches.groups()
 
 
-def _joined(flat_module: FlatModule, members: Sequence[Member], resident: bool) -> TensorSelection | None:
+def _joined(flat_module: FlatModule, members: Sequence[Member]) -> TensorSelection | None:
     """Return the samples of all clients, None if each must read its own: hooks of the user's see each batch by itself."""
-    if not resident or flat_module.hooks.changes_batches:
+    if not members[0].work.resident or flat_module.hooks.changes_batches:
         return None
-    return TensorSelection.join([member.selection for member in members])
+    return TensorSelection.join([member.work.selection for member in members])
 
 
 def _ordered_pass(member: Member, schedule: LocalSchedule, prepare: Callable[[Any], Any]) -> list[Batch]:
     """Return the batches of a client's samples in their order."""
     sizes = _batch_sizes(member, schedule)
-    batches = zip(member.selection.batches(schedule.batch_size), sizes, strict=False)
+    batches = zip(member.work.selection.batches(schedule.batch_size), sizes, strict=False)
     return [
         Batch(prepare(content), size, index, size / sum(sizes), ends_step=False)
         for index, (content, size) in enumerate(batches)
@@ -155,8 +145,8 @@ def _ordered_pass(member: Member, schedule: LocalSchedule, prepare: Callable[[An
 
 def _batch_sizes(member: Member, schedule: LocalSchedule) -> list[int]:
     """Return the number of samples of each batch of a client's passes."""
-    starts = range(0, member.in_pass * schedule.batch_size, schedule.batch_size)
-    return [min(schedule.batch_size, len(member.selection) - start) for start in starts]
+    starts = range(0, member.work.batches_per_epoch * schedule.batch_size, schedule.batch_size)
+    return [min(schedule.batch_size, len(member.work.selection) - start) for start in starts]
 
 
 class SeparateBatches(StackBatches):
@@ -217,12 +207,13 @@ class _Reader:
 
     def __init__(self, member: Member, start: int, schedule: LocalSchedule, shuffled: bool) -> None:
         """Begin before the first pass; `start` is the position of the client's first sample among those of the stack."""
-        self.num_steps, self._shuffled = member.num_steps, shuffled
-        self._start, self._num_samples = start, len(member.selection)
-        self._generator = torch.Generator().manual_seed(member.seeds[0])
+        self.num_steps, self._shuffled = member.work.num_steps, shuffled
+        self._start, self._num_samples = start, len(member.work.selection)
+        self._generator = torch.Generator().manual_seed(member.work.seeds[0])
         sizes = _batch_sizes(member, schedule)
         in_one_pass = sum(sizes)
-        self._sizes, self._batch_size, self._in_step = sizes, schedule.batch_size, schedule.step_batches(member.in_pass)
+        self._sizes, self._batch_size = sizes, schedule.batch_size
+        self._in_step = schedule.step_batches(member.work.batches_per_epoch)
         self._factors = [size / in_one_pass if schedule.full_batch else 1 / schedule.accumulate for size in sizes]
         self._order = np.zeros(0, dtype=np.int64)
         self._next, self._before = len(sizes), -len(sizes)  # the next batch of this pass; the batches of earlier passes
@@ -268,9 +259,9 @@ class GatheredBatches(StackBatches):
             shuffled: True to shuffle each pass anew, False for the order of the samples.
         """
         self._joined, self._prepare = joined, prepare
-        starts = np.cumsum([0, *(len(member.selection) for member in members)]).tolist()
+        starts = np.cumsum([0, *(len(member.work.selection) for member in members)]).tolist()
         pairs = zip(members, starts, strict=False)
-        self._readers = [_Reader(m, start, schedule, shuffled) for m, start in pairs if m.num_steps]
+        self._readers = [_Reader(m, start, schedule, shuffled) for m, start in pairs if m.work.num_steps]
         self._most_samples = min(len(joined), most_bytes // max(1, joined.bytes_of_a_sample))
         self._num_planned = 0
         self._steps: deque[list[Group]] = deque()

@@ -53,25 +53,23 @@ class Stacked:
     ) -> Iterator[Result]:
         """Train the clients, and yield their results stack by stack."""
         run, schedule = job.run, job.schedule
-        in_pass = {
-            k: schedule.pass_batches(int(data.client_sizes[k]), flat_module.skips_single_samples) for k in clients
-        }
-        num_steps = {client: schedule.steps_done(in_pass[client], run, client) for client in clients}
+        batches = {k: schedule.pass_batches(int(data.client_sizes[k])) for k in clients}
+        num_steps = {client: schedule.steps_done(batches[client], run, client) for client in clients}
 
         def together(client: int) -> int:
             # Phases, or a learning rate that changes within the round, depend on the batches in a pass, so a stack needs equal
             # ones.
             moves = flat_module.optimizer.schedules.moves_within_round or phased(job.personal) is not None
-            return in_pass[client] if moves else 0
+            return batches[client] if moves else 0
 
         def length(client: int) -> tuple[int, int, int]:
-            return together(client), num_steps[client], in_pass[client]
+            return together(client), num_steps[client], batches[client]
 
         def begin(client: int) -> Member:
             flat_module.hooks.call("on_client_download", client)
             state = run.client_state(client, job.rule, job.received["model"])
-            seeds, selection = run.torch_seeds(CLIENT, client), data.client(client)
-            return Member(client, selection, in_pass[client], num_steps[client], state, seeds)
+            seeds, resident = run.torch_seeds(CLIENT, client), data.train.resident
+            return Member(client, schedule.work(data.client(client), seeds, resident, (run, client)), state)
 
         for _, group in groupby(sorted(clients, key=length, reverse=True), key=together):
             waiting = list(group)
@@ -79,7 +77,7 @@ class Stacked:
             size, is_halved = self._stack_size(len(waiting)), False
             while waiting:
                 members += [begin(client) for client in waiting[len(members) : size]]
-                results = self._train(flat_module, job, members[:size], data.train.resident)
+                results = self._train(flat_module, job, members[:size])
                 if results is None:
                     self.clients_at_once, is_halved = ceil(min(size, len(members)) / 2), True
                     size = self._stack_size(len(waiting))
@@ -99,14 +97,12 @@ class Stacked:
         return ceil(count / ceil(count / self.clients_at_once))
 
     @staticmethod
-    def _train(
-        flat_module: FlatModule, job: ClientJob, members: Sequence[Member], resident: bool
-    ) -> list[Result] | None:
+    def _train(flat_module: FlatModule, job: ClientJob, members: Sequence[Member]) -> list[Result] | None:
         """Train one stack; return None, with its memory free again, if several clients need more than there is."""
         names = ", ".join(str(member.client) for member in members)
         try:
             with noting(lambda: f"Clients {names} were training at once in round {job.run.round}."):
-                return train_stack(flat_module, job, members, resident)
+                return train_stack(flat_module, job, members)
         except torch.OutOfMemoryError:
             if len(members) == 1:
                 raise
@@ -124,7 +120,6 @@ def train_stack(
     flat_module: FlatModule,
     job: ClientJob,
     members: Sequence[Member],
-    resident: bool,
     notifies_callbacks: bool = True,
 ) -> list[Result]:
     """Train the clients of one stack.
@@ -133,16 +128,15 @@ def train_stack(
         flat_module: holds the module.
         job: job of each client.
         members: clients of the stack, in descending order of their numbers of steps.
-        resident: True if the samples are on the accelerator already.
         notifies_callbacks: True to call Lightning's own callbacks for every batch.
 
     Returns:
         Results in the order of `members`.
     """
-    optimizer, schedule, seed = flat_module.optimizer, job.schedule, members[0].seeds[1]
-    stack, local = _start(flat_module, job, members, resident)
+    optimizer, schedule, seed = flat_module.optimizer, job.schedule, members[0].work.seeds[1]
+    stack, local = _start(flat_module, job, members)
     logs = RowLogs(flat_module.logs)
-    batches = stack_batches(flat_module, members, schedule, resident)
+    batches = stack_batches(flat_module, members, schedule)
     reads_at_received = Gradients.MINIBATCH_AT_RECEIVED in job.rule.reads
     twin = stack.restarted(job) if reads_at_received else None
     finished: list[_Finished] = []
@@ -153,7 +147,7 @@ def train_stack(
         return _gradients_at_received(flat_module, job, twin, batches)
 
     while True:
-        num_left = sum(member.num_steps > local.num_steps for member in members)
+        num_left = sum(member.work.num_steps > local.num_steps for member in members)
         if num_left < len(stack.params):
             finished = _finish(flat_module, job, local, stack, num_left) + finished
             stack, local = _narrow(flat_module, stack, local, num_left)
@@ -172,13 +166,13 @@ def train_stack(
         if notifies_callbacks:
             _notify_stock_callbacks(flat_module, batches)
     optimizer.schedules.end_client()
-    in_a_pass = [max(1, member.in_pass * schedule.repeat) for member in members]
+    in_a_pass = [max(1, member.work.batches_per_epoch * schedule.repeat) for member in members]
     last = logs.last_losses(in_a_pass) if schedule.reports_last_loss else [None] * len(members)
     return [
         Result(
             client=member.client,
             message=done.message,
-            weight=float(len(member.selection)),
+            weight=float(len(member.work.selection)),
             state=done.state | done.owned,
             counters=done.counters,
             logs=sums,
@@ -200,28 +194,27 @@ class _Finished(NamedTuple):
     num_steps: int
 
 
-def _start(
-    flat_module: FlatModule, job: ClientJob, members: Sequence[Member], resident: bool
-) -> tuple[Stack, LocalTraining]:
+def _start(flat_module: FlatModule, job: ClientJob, members: Sequence[Member]) -> tuple[Stack, LocalTraining]:
     """Give every client the received model and begin the local training: optimiser, full gradients, `Rule.start`."""
-    optimizer, schedule, skips = flat_module.optimizer, job.schedule, flat_module.skips_single_samples
+    optimizer, schedule = flat_module.optimizer, job.schedule
     state = {name: torch.stack([member.state[name] for member in members]) for name in members[0].state}
     stack = Stack.of(flat_module, job, {name: state.pop(name) for name in job.run.personal}, len(members))
     flat_module.personal_optimizer.bind(stack.personal_leaves)
     optimizer.bind(stack.params, stack.gradient)
     optimizer.start_client()
     local = LocalTraining(job.setting, job.received, stack.params, stack.gradient, optimizer.step, state)
-    most_in_pass = max(member.in_pass for member in members)
+    most_in_pass = max(member.work.batches_per_epoch for member in members)
     flat_module.progress = LocalProgress(local, most_in_pass * schedule.repeat, schedule.num_steps(most_in_pass))
-    read = [schedule.num_samples(len(member.selection), skips, member.num_steps) for member in members]
+    read = [schedule.num_samples(len(member.work.selection), member.work.num_steps) for member in members]
     local.num_samples = _on_device(read, stack.params, stack.params.dtype).unsqueeze(1)
-    in_pass = [[ceil(member.in_pass / max(1, schedule.step_batches(member.in_pass)))] for member in members]
-    local.steps_in_pass = _on_device(in_pass, stack.params).clamp(min=1) * schedule.repeat
-    seed = members[0].seeds[1]
+    batches = [member.work.batches_per_epoch for member in members]
+    steps_in_pass = [[ceil(count / max(1, schedule.step_batches(count)))] for count in batches]
+    local.steps_in_pass = _on_device(steps_in_pass, stack.params).clamp(min=1) * schedule.repeat
+    seed = members[0].work.seeds[1]
     if Gradients.FULL_AT_RECEIVED in job.rule.reads:
         flat_module.seed(seed)
         restore = stack.keep_owned_buffers()
-        local.full_gradient = _full_gradients(flat_module, stack, members, schedule, resident)
+        local.full_gradient = _full_gradients(flat_module, stack, members, schedule)
         if job.setting.unpruned is not None:
             local.full_gradient.mul_(job.setting.unpruned.factors)
         stack.restart(job)
@@ -257,10 +250,10 @@ def _gradients_at_received(flat_module: FlatModule, job: ClientJob, twin: Stack,
 
 
 def _full_gradients(
-    flat_module: FlatModule, stack: Stack, members: Sequence[Member], schedule: LocalSchedule, resident: bool
+    flat_module: FlatModule, stack: Stack, members: Sequence[Member], schedule: LocalSchedule
 ) -> Tensor:
     """Return the result of `full_gradient` for each client (n, d)."""
-    groups = whole_pass(flat_module, members, schedule, resident)
+    groups = whole_pass(flat_module, members, schedule)
     for found in _backward(stack, groups, RowLogs(flat_module.logs)):
         flat_module.optimizer.activate(found)
     if flat_module.optimizer.decays:

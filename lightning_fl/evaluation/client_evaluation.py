@@ -151,7 +151,8 @@ class ClientEvaluator:
                 start = {"model": flat_module.params.clone(), "buffers": flat_module.read_buffers().clone()}
                 job = replace(job, start=start, initial_counters=flat_module.read_counters())
                 with flat_module.optimizer.schedules.constant(finetune_lr):
-                    train_locally(flat_module, job, data.client(client), {}, (order, own), data.train.resident)
+                    work = job.schedule.work(data.client(client), (order, own), data.train.resident)
+                    train_locally(flat_module, job, work, {})
                 flat_module.progress = None
                 flat_module.logs.forget()
                 tuned = measured()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from lightning_fl.clients.client_job import Selection
+from lightning_fl.clients.local_schedule import Selection
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.switches.evaluation_mode import evaluating
 

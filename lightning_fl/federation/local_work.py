@@ -19,23 +19,19 @@ class LocalWork:
         schedule: length and batches of a client's local training in the round.
         run: says which clients straggle.
         sizes: number of samples of each client (N,).
-        skips_single_samples: True if batches of one sample are left out.
     """
 
     schedule: LocalSchedule
     run: Run
     sizes: np.ndarray
-    skips_single_samples: bool
 
     def num_batches(self, clients: Iterable[int]) -> int:
         """Return the number of batches of these clients' training."""
-        skips = self.skips_single_samples
-        return sum(self.schedule.num_batches(int(self.sizes[k]), skips, self._steps_done(k)) for k in clients)
+        return sum(self.schedule.num_batches(int(self.sizes[k]), self._steps_done(k)) for k in clients)
 
     def num_samples(self, clients: Iterable[int]) -> int:
         """Return the number of samples in these batches."""
-        skips = self.skips_single_samples
-        return sum(self.schedule.num_samples(int(self.sizes[k]), skips, self._steps_done(k)) for k in clients)
+        return sum(self.schedule.num_samples(int(self.sizes[k]), self._steps_done(k)) for k in clients)
 
     def num_stragglers(self, clients: Iterable[int]) -> int | None:
         """Return the number of these clients that run out of time; None if clients never do."""
@@ -51,4 +47,4 @@ class LocalWork:
 
     def _in_pass(self, client: int) -> int:
         """Return the batches of one pass of a client."""
-        return self.schedule.pass_batches(int(self.sizes[client]), self.skips_single_samples)
+        return self.schedule.pass_batches(int(self.sizes[client]))

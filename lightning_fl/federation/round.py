@@ -295,12 +295,12 @@ class Federation:
     def _work(self) -> LocalWork:
         """Length of the clients' local training in the present round."""
         schedule = self.schedule.in_round(self.algorithm.rule, self.setting)
-        return LocalWork(schedule, self.run, self.data.client_sizes, self.flat_module.skips_single_samples)
+        return LocalWork(schedule, self.run, self.data.client_sizes)
 
     def _seconds(self, cohort: Cohort, work: LocalWork, uplink_bits: int, downlink_bits: int) -> float:
         """Return the simulated seconds of a round, which lasts as long as the client with the most samples needs."""
         most = int(self.data.client_sizes[cohort.answering].max(initial=0))
-        num_samples = work.schedule.num_samples(most, work.skips_single_samples) if most else 0
+        num_samples = work.schedule.num_samples(most) if most else 0
         macs, at_start = self.network.macs or 0, self.run.macs_at_start or 0
         share = macs / at_start if macs and at_start else 1.0
         return self.clock.seconds(uplink_bits, downlink_bits, macs * num_samples * self.algorithm.num_models, share)

@@ -25,7 +25,7 @@ def check_single_samples(flat_module: FlatModule, data: FederatedDataModule, sch
     if not flat_module.skips_single_samples:
         return
     name, sizes = type(flat_module.module).__name__, data.client_sizes[data.client_sizes > 0]
-    idle = sum(schedule.pass_batches(int(size), True) == 0 for size in sizes)
+    idle = sum(schedule.pass_batches(int(size)) == 0 for size in sizes)
     advice = f"give clients more samples, {REMEDY}"
     require(
         idle < len(sizes),

@@ -95,9 +95,7 @@ class ServerSide:
     @property
     def samples_per_client(self) -> float:
         sizes = self.data.client_sizes[self.data.client_sizes > 0]
-        return float(
-            np.mean([self.schedule.num_samples(int(size), self.flat_module.skips_single_samples) for size in sizes])
-        )
+        return float(np.mean([self.schedule.num_samples(int(size)) for size in sizes]))
 
     def layer_macs(self) -> dict[str, int]:
         samples = self.data.server_data() or self.data.client(int(self.data.client_sizes.argmax()))
@@ -119,15 +117,15 @@ class ServerSide:
         setting = self.setting
         if mask is not None:
             setting = replace(setting, unpruned=Submodel.from_masks(setting.layout, setting.buffer_layout, mask))
-        order, own = run.torch_seeds(SERVER)
         flat_module.load_personal(run.personal)
-        state, resident = rule.init(received["model"]), self.data.train.resident
+        state = rule.init(received["model"])
         schedule = self.schedule if epochs is None else replace(self.schedule, epochs=epochs, steps=None)
         schedule = replace(schedule.in_round(rule, setting), drop_last=False)
         job = ClientJob(rule, setting, received, schedule, run, self.counters)
         turn = noting(lambda: f"The server was training in round {run.round}.")
         with turn, keeping_attributes(flat_module.metrics):  # which count the clients' batches
-            local = train_locally(flat_module, job, samples, state, (order, own), resident)
+            work = schedule.work(samples, run.torch_seeds(SERVER), self.data.train.resident)
+            local = train_locally(flat_module, job, work, state)
             flat_module.progress = None
             flat_module.logs.forget()
         message = finish(flat_module, job, local)

@@ -213,8 +213,9 @@ def _local_schedule(trainer: TrainerInterface, data: FederatedDataModule) -> Loc
         reports_last_loss=trainer.loss_guard.clients is not None,
         straggler_rate=trainer.straggler_rate,
         drop_last=data.drop_last,
+        skips_single_samples=trainer.active_module.skips_single_samples,
     )
-    in_pass = schedule.pass_batches(int(data.client_sizes.max()), trainer.active_module.skips_single_samples)
+    in_pass = schedule.pass_batches(int(data.client_sizes.max()))
     repeats = trainer.algorithm.rule.repeats
     trainer.most_local_steps, trainer.round_batches = schedule.num_steps(in_pass) * repeats, in_pass * repeats
     return schedule

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -105,9 +106,10 @@ def test_what_is_read_is_counted(make_trainer: MakeTrainer) -> None:
     assert seconds == [2 * 9, 2 * 3 * 9]
     assert trainer.run.simulated_seconds == pytest.approx(3 * 20 * sum(seconds))
     plan = LocalSchedule(batch_size=4, epochs=2, steps=None, full_batch=True)
-    assert (plan.num_samples(9, False), plan.num_batches(9, False)) == (54, 18)
-    assert (plan.num_samples(9, True), plan.num_batches(9, True)) == (4 * 8, 8)
-    assert (plan.num_samples(0, True), plan.num_batches(0, True)) == (0, 0)
+    assert (plan.num_samples(9), plan.num_batches(9)) == (54, 18)
+    plan = replace(plan, skips_single_samples=True)
+    assert (plan.num_samples(9), plan.num_batches(9)) == (4 * 8, 8)
+    assert (plan.num_samples(0), plan.num_batches(0)) == (0, 0)
 
 
 class Stops(Callback):

@@ -164,8 +164,8 @@ def test_lengths_count_repeated_batches(num_steps: int | None) -> None:
     schedule = LocalSchedule(batch_size=4, epochs=2, steps=None, repeat=3)
     steps = schedule.num_steps(3) if num_steps is None else num_steps
     assert schedule.num_steps(3) == 18
-    assert schedule.num_batches(11, False, num_steps) == steps
-    assert schedule.num_samples(11, False, num_steps) == {18: 66, 9: 33, 13: 33 + 4 * 4}[steps]
+    assert schedule.num_batches(11, num_steps) == steps
+    assert schedule.num_samples(11, num_steps) == {18: 66, 9: 33, 13: 33 + 4 * 4}[steps]
 
 
 def test_each_step_takes_simulated_time(make_trainer: MakeTrainer) -> None:

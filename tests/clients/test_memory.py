@@ -27,7 +27,9 @@ def chosen(device: str, monkeypatch: pytest.MonkeyPatch, wanted: Any = "auto", *
     """Return the description of the runner that is chosen on a device for a module that can be stacked."""
     found = ([], given.pop("client_bytes", 2**20), given.pop("draws", False))
     monkeypatch.setattr(runners, "_try", lambda *_: found)
-    flat_module: Any = SimpleNamespace(fabric=SimpleNamespace(device=torch.device(device)), module=Perceptron())
+    flat_module: Any = SimpleNamespace(
+        fabric=SimpleNamespace(device=torch.device(device)), module=Perceptron(), is_manual=False
+    )
     job: Any = SimpleNamespace(personal=())
     options: Any = {"work": 100_000, "num_clients": 100, **given}
     return runners.describe_runner(runners.choose_runner(wanted, None, flat_module, job, None, **options))

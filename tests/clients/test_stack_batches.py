@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from toys import Perceptron, federation, samples
 
 from lightning_fl import FederatedTrainer
-from lightning_fl.clients.local_schedule import LocalSchedule
+from lightning_fl.clients.local_schedule import ClientWork, LocalSchedule
 from lightning_fl.clients.stack_batches import (
     GatheredBatches,
     Member,
@@ -84,7 +84,7 @@ def members(sizes: Sequence[int], steps: Sequence[int], schedule: LocalSchedule,
     parts = np.split(np.random.default_rng(0).permutation(len(data))[: sum(sizes)], np.cumsum(sizes)[:-1])
     ordered = sorted(zip(parts, steps, strict=True), key=lambda one: -one[1])
     return [
-        Member(k, data.select(part), schedule.pass_batches(len(part), False), count, {}, (k, 0))
+        Member(k, ClientWork(data.select(part), schedule.pass_batches(len(part)), count, (k, 0), True), {})
         for k, (part, count) in enumerate(ordered)
     ]
 
@@ -98,7 +98,7 @@ def of_kind(some: Sequence[Member], schedule: LocalSchedule, gathered: bool, mos
         transfer=lambda batch, resident: prepare(batch), hooks=SimpleNamespace(changes_batches=not gathered)
     )
     module.fabric = SimpleNamespace(device=torch.device("cpu"))
-    found = stack_batches(module, some, schedule, True)  # type: ignore[arg-type]
+    found = stack_batches(module, some, schedule)  # type: ignore[arg-type]
     assert isinstance(found, GatheredBatches if gathered else SeparateBatches)
     if isinstance(found, GatheredBatches):
         found._most_samples = min(found._most_samples, most_bytes // found._joined.bytes_of_a_sample)
@@ -131,7 +131,7 @@ def test_a_stack_reads_what_its_clients_read_alone(
     some = members(sizes, steps, schedule, data)
     alone, together = of_kind(some, schedule, False), of_kind(some, schedule, True, most_bytes)
     for step in range(max(steps)):
-        num_left = sum(member.num_steps > step for member in some)
+        num_left = sum(member.work.num_steps > step for member in some)
         for batches in (alone, together):
             batches.advance(num_left)
         assert alone.num_batches == together.num_batches
@@ -160,7 +160,7 @@ def test_a_whole_pass_is_that_of_each_client(sizes: tuple[int, ...], batch_size:
         module: Any = SimpleNamespace(
             transfer=lambda batch, resident: prepare(batch), hooks=SimpleNamespace(changes_batches=changes_batches)
         )
-        found.append(list(whole_pass(module, some, schedule, True)))
+        found.append(list(whole_pass(module, some, schedule)))
     for one, other in zip(*found, strict=True):
         assert (one.rows, one.size, one.batch_index, one.factors) == (
             other.rows,
@@ -170,7 +170,7 @@ def test_a_whole_pass_is_that_of_each_client(sizes: tuple[int, ...], batch_size:
         )
         assert all(torch.equal(x, y) for x, y in zip(one.leaves, other.leaves, strict=True))
     assert sum(group.size * len(group.rows) for group in found[1]) == sum(min(n, 2 * batch_size) for n in sizes)
-    assert not list(whole_pass(module, [replace(m, in_pass=0) for m in some], schedule, True))
+    assert not list(whole_pass(module, [replace(m, work=replace(m.work, batches_per_epoch=0)) for m in some], schedule))
 
 
 def test_a_gather_reads_no_more_than_the_clients_have_or_the_bound_allows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +204,7 @@ def test_clients_read_by_themselves_what_differs_from_batch_to_batch(
     schedule = LocalSchedule(2, None, 2, repeat=repeat)
     some = members((4, 4), (2, 2), schedule, TensorSamples(torch.rand(8, 3, 4, 4), LABELS[:8], **options))
     module: Any = SimpleNamespace(transfer=prepare, hooks=SimpleNamespace(changes_batches=changes_batches))
-    assert isinstance(stack_batches(module, some, schedule, True), SeparateBatches)
+    assert isinstance(stack_batches(module, some, schedule), SeparateBatches)
 
 
 def test_batches_that_are_read_again_are_those_that_were_read() -> None:

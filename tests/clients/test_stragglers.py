@@ -124,14 +124,15 @@ def test_samples_and_batches_add_up_step_by_step(
         full_batch=full_batch,
         repeat=repeat,
         drop_last=drop_last,
+        skips_single_samples=skip_single,
     )
-    sizes = plan.batch_sizes(num_samples, skip_single)
+    sizes = plan.batch_sizes(num_samples)
     in_step = len(sizes) if full_batch else accumulate
     steps = [sizes[start : start + in_step] for start in range(0, len(sizes), in_step or 1) for _ in range(repeat)]
     done = plan.num_steps(len(sizes))
     stream = (steps * done)[:done]
     for count in range(done + 1):
         read = [size for step in stream[:count] for size in step]
-        assert plan.num_batches(num_samples, skip_single, count) == len(read)
-        assert plan.num_samples(num_samples, skip_single, count) == sum(read)
-    assert plan.num_samples(num_samples, skip_single) == plan.num_samples(num_samples, skip_single, done)
+        assert plan.num_batches(num_samples, count) == len(read)
+        assert plan.num_samples(num_samples, count) == sum(read)
+    assert plan.num_samples(num_samples) == plan.num_samples(num_samples, done)

@@ -175,9 +175,7 @@ class ManualOptimizers:
         return max(float(group["lr"]) for group in self.optimizer.param_groups)
 
 
-def check_manual(
-    module: LightningModule, method: str, parts: Iterable[Rule | Personal], flags: dict[str, Any]
-) -> None:
+def check_manual(module: LightningModule, method: str, parts: Iterable[Rule | Personal], flags: dict[str, Any]) -> None:
     """Check that a federation can leave the steps to a module with `automatic_optimization = False`.
 
     Args:
