@@ -123,15 +123,15 @@ def local_batches(work: ClientWork, schedule: LocalSchedule, prepare: Callable[[
 
 def _repeated(batches: Iterator[Batch], repeat: int) -> Iterator[Batch]:
     """Yield the batches of each step `repeat` times, and number them anew."""
-    of_step: list[Batch] = []
+    step_batches: list[Batch] = []
     count = 0
     for batch in batches:
-        of_step.append(batch)
+        step_batches.append(batch)
         if batch.ends_step:
-            for again in of_step * repeat:
+            for again in step_batches * repeat:
                 yield replace(again.copied(), batch_index=count)
                 count += 1
-            of_step.clear()
+            step_batches.clear()
 
 
 def _batches(work: ClientWork, schedule: LocalSchedule, prepare: Callable[[Any], Any]) -> Iterator[Batch]:

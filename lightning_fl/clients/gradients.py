@@ -87,7 +87,7 @@ def full_gradient(flat_module: FlatModule, batches: Iterable[Any], sizes: list[i
 
 
 def gradient_at_received(
-    flat_module: FlatModule, job: ClientJob, of_step: Sequence[Batch], treat: Callable[[], None]
+    flat_module: FlatModule, job: ClientJob, step_batches: Sequence[Batch], treat: Callable[[], None]
 ) -> Tensor:
     """Return the gradient of a step's batches at the received model, plus any weight decay.
 
@@ -96,7 +96,7 @@ def gradient_at_received(
     Args:
         flat_module: module that is set up to gather gradients.
         job: job of the client.
-        of_step: batches of the step.
+        step_batches: batches of the step.
         treat: masks and clips the gradient.
 
     Returns:
@@ -107,15 +107,15 @@ def gradient_at_received(
         keeping_attributes(flat_module.metrics),
         flat_module.other_model(job.received["model"], job.received["buffers"], job.counters),
     ):
-        return gradient_here(flat_module, of_step, treat)
+        return gradient_here(flat_module, step_batches, treat)
 
 
-def gradient_here(flat_module: FlatModule, of_step: Sequence[Batch], treat: Callable[[], None]) -> Tensor:
+def gradient_here(flat_module: FlatModule, step_batches: Sequence[Batch], treat: Callable[[], None]) -> Tensor:
     """Return the gradient (d,) of a step's batches at the module's parameters, plus any weight decay.
 
     Buffers change as in training. Values that the module logs are dropped.
     """
-    for batch in of_step:
+    for batch in step_batches:
         _backward(flat_module, batch.copied().content, batch.batch_index, batch.factor)
     treat()
     return _take_gradient(flat_module)

@@ -95,42 +95,44 @@ class LocalSchedule:
         starts = range(0, self.pass_batches(num_samples) * self.batch_size, self.batch_size)
         return [min(self.batch_size, num_samples - start) for start in starts]
 
-    def num_steps(self, in_pass: int) -> int:
+    def num_steps(self, batches_per_epoch: int) -> int:
         """Return the number of optimiser steps of the whole local training, given the batches of one pass."""
-        if not in_pass:
+        if not batches_per_epoch:
             return 0
-        steps = self.steps if self.steps is not None else (self.epochs or 0) * ceil(in_pass / self.accumulate)
+        steps = self.steps if self.steps is not None else (self.epochs or 0) * ceil(batches_per_epoch / self.accumulate)
         return steps * self.repeat
 
-    def steps_done(self, in_pass: int, run: Run, client: int) -> int:
+    def steps_done(self, batches_per_epoch: int, run: Run, client: int) -> int:
         """Return the number of optimiser steps that a client makes in a round: all, or, if it straggles, 1 to all but one."""
-        planned = self.num_steps(in_pass)
+        planned = self.num_steps(batches_per_epoch)
         if not self.straggler_rate or planned < 2:
             return planned
         random = run.random(STRAGGLER, client)
         return int(random.integers(1, planned)) if random.random() < self.straggler_rate else planned
 
-    def step_batches(self, in_pass: int) -> int:
+    def step_batches(self, batches_per_epoch: int) -> int:
         """Return the number of batches whose gradients add up to one optimiser step; the last step of a pass may have fewer."""
-        return in_pass if self.full_batch else self.accumulate
+        return batches_per_epoch if self.full_batch else self.accumulate
 
     def num_samples(self, num_samples: int, num_steps: int | None = None) -> int:
         """Return the number of samples that a client with `num_samples` reads in its local training, or in `num_steps` of it."""
-        in_pass = self.pass_batches(num_samples)
-        return self._read(in_pass, num_steps, min(num_samples, in_pass * self.batch_size), self.batch_size)
+        batches_per_epoch = self.pass_batches(num_samples)
+        return self._read(
+            batches_per_epoch, num_steps, min(num_samples, batches_per_epoch * self.batch_size), self.batch_size
+        )
 
     def num_batches(self, num_samples: int, num_steps: int | None = None) -> int:
         """Return the number of batches of the whole local training, or of `num_steps` of it."""
-        in_pass = self.pass_batches(num_samples)
-        return self._read(in_pass, num_steps, in_pass, 1)
+        batches_per_epoch = self.pass_batches(num_samples)
+        return self._read(batches_per_epoch, num_steps, batches_per_epoch, 1)
 
-    def _read(self, in_pass: int, num_steps: int | None, of_pass: int, of_batch: int) -> int:
+    def _read(self, batches_per_epoch: int, num_steps: int | None, of_pass: int, of_batch: int) -> int:
         """Return what the local training, or `num_steps` of it, reads: `of_pass` a pass, `of_batch` a batch but the last."""
-        if not in_pass:
+        if not batches_per_epoch:
             return 0
-        in_step = self.step_batches(in_pass)
-        steps = self.num_steps(in_pass) if num_steps is None else num_steps
-        passes, rest = divmod(steps, ceil(in_pass / in_step) * self.repeat)
+        in_step = self.step_batches(batches_per_epoch)
+        steps = self.num_steps(batches_per_epoch) if num_steps is None else num_steps
+        passes, rest = divmod(steps, ceil(batches_per_epoch / in_step) * self.repeat)
         complete, repeats = divmod(rest, self.repeat)
         before = min(of_pass, complete * in_step * of_batch)
         after = min(of_pass, (complete + 1) * in_step * of_batch)

@@ -42,20 +42,20 @@ def train_locally(
     reads_at_received = Gradients.MINIBATCH_AT_RECEIVED in job.rule.reads
     keeps_batches = reads_at_received or beside is not None
     is_manual = flat_module.is_manual
-    of_step: list[Batch] = []
+    step_batches: list[Batch] = []
     step, has_gradient, starts_step = 0, False, True
 
     def at_received() -> Tensor:
         flat_module.seed(work.seeds[1] + step - 1)  # so that the module repeats its random draws
-        return gradient_at_received(flat_module, job, of_step, treat)
+        return gradient_at_received(flat_module, job, step_batches, treat)
 
     prepare = partial(flat_module.transfer, resident=work.resident)
     for batch in local_batches(work, job.schedule, prepare) if work.num_steps else ():
         logs.batch_size, progress.batch_index = batch.size, batch.batch_index
         if keeps_batches:
-            if reads_at_received and not of_step:
+            if reads_at_received and not step_batches:
                 flat_module.seed(work.seeds[1] + step)
-            of_step.append(batch.copied())
+            step_batches.append(batch.copied())
         for listener in listeners.on_train_batch_start:
             listener(batch.content, batch.batch_index)
         with forward_context():
@@ -79,10 +79,10 @@ def train_locally(
             if has_gradient:
                 has_gradient = False
                 if beside is not None:
-                    beside(local, of_step)
+                    beside(local, step_batches)
                 rule_step(local, job, flat_module, treat, at_received if reads_at_received else None)
             move_schedules(local, flat_module, batch.batch_index + 1)
-            of_step.clear()
+            step_batches.clear()
         if listeners.on_train_batch_end:
             extra = output if isinstance(output, Mapping) else {}
             outputs = {} if loss is None else {"loss": loss.detach(), **{n: x for n, x in extra.items() if n != "loss"}}

@@ -81,9 +81,9 @@ class OwnModelTraining:
             self.own.params = self.own.params.clone()
             self._treat = gradient_treatment(flat_module, job)
 
-    def beside(self, local: LocalTraining, of_step: Sequence[Batch]) -> None:
+    def beside(self, local: LocalTraining, step_batches: Sequence[Batch]) -> None:
         """Let the part step the own model on the batches of a step that the client's model is about to make."""
-        self.local, self._batches = local, of_step
+        self.local, self._batches = local, step_batches
         self._part.beside(self)
 
     def finish(self, local: LocalTraining) -> State:

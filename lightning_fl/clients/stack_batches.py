@@ -194,12 +194,12 @@ def groups_of(batches: Sequence[Sequence[Batch]]) -> Iterator[Group]:
 
 def _next_step(batches: Iterator[Batch]) -> list[Batch]:
     """Return the batches of a client's next optimiser step."""
-    of_step = []
+    step_batches = []
     for batch in batches:
-        of_step.append(batch)
+        step_batches.append(batch)
         if batch.ends_step:
             break
-    return of_step
+    return step_batches
 
 
 class _Reader:
@@ -298,10 +298,10 @@ class GatheredBatches(StackBatches):
             room -= sum(reader.next_samples for reader in readers)
             if planned and room < 0:
                 break
-            step, of_step = [], [list(reader.read()) for reader in readers]
-            for number in range(max(map(len, of_step))):
+            step, step_batches = [], [list(reader.read()) for reader in readers]
+            for number in range(max(map(len, step_batches))):
                 alike: dict[tuple[int, int], tuple[list[int], list[float], list[np.ndarray]]] = {}
-                for row, batches in enumerate(of_step):
+                for row, batches in enumerate(step_batches):
                     if number < len(batches):
                         size, index, factor, own = batches[number]
                         rows, factors, parts = alike.setdefault((size, index), ([], [], []))

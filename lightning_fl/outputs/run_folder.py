@@ -91,7 +91,7 @@ class RunFolder:
         with writing(self._root):
             if not self.goes_on_here:
                 set_earlier_run_aside(self._root)
-                for config in () if self._home is None else configs_of_legs(self._home):
+                for config in () if self._home is None else configs_of_fits(self._home):
                     shutil.copy(config, self._root)
             elif self._lacks_rows and Path(self._root, METRICS).is_file():
                 shutil.copyfile(Path(self._root, METRICS), Path(self._root, DAMAGED))
@@ -168,24 +168,24 @@ def config_name(root: str | os.PathLike[str], resumed: bool, first: str = CONFIG
     """
     if not resumed:
         return first
-    last = configs_of_legs(root)[-1:]
-    return _leg_name(2 if not last else 1 + _leg(last[0]), first)
+    last = configs_of_fits(root)[-1:]
+    return _fit_name(2 if not last else 1 + _fit_number(last[0]), first)
 
 
-def configs_of_legs(root: str | os.PathLike[str]) -> list[Path]:
+def configs_of_fits(root: str | os.PathLike[str]) -> list[Path]:
     """Return the configurations or settings of a run: of the fit that began it, then of those that resumed it."""
     found = [path for first in (CONFIG, SETTINGS) for path in Path(root).glob(f"{Path(first).stem}*.yaml")]
-    return sorted(filter(_leg, found), key=_leg)
+    return sorted(filter(_fit_number, found), key=_fit_number)
 
 
-def _leg(config: Path) -> int:
+def _fit_number(config: Path) -> int:
     """Return the number of the fit that wrote a configuration, from 1; 0 for a file of another name."""
     stem, _, number = config.stem.partition("-")
     found = int(number) if number.isdecimal() else 1
-    return found if config.name == _leg_name(found, f"{stem}.yaml") else 0
+    return found if config.name == _fit_name(found, f"{stem}.yaml") else 0
 
 
-def _leg_name(number: int, first: str) -> str:
+def _fit_name(number: int, first: str) -> str:
     return first if number == 1 else f"{Path(first).stem}-{number}.yaml"
 
 
@@ -241,7 +241,7 @@ def set_earlier_run_aside(root: str) -> None:
     """
     folder = Path(root)
     present = [folder / name for name in FILES if (folder / name).exists()]
-    present += [path for path in configs_of_legs(root) if path not in present]
+    present += [path for path in configs_of_fits(root) if path not in present]
     if all(path.name in (CONFIG, HPARAMS) for path in present):
         return
     number = next(number for number in count(1) if not (folder / f"earlier-{number}").exists())

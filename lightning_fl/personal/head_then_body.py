@@ -47,11 +47,11 @@ class HeadThenBody(Personal):
 
     def start(self, local: LocalTraining) -> None:
         """Count the steps of the first phase."""
-        in_pass = torch.as_tensor(local.steps_in_pass).max().cpu()
+        batches_per_epoch = torch.as_tensor(local.steps_in_pass).max().cpu()
         epochs = self.head_epochs
         if epochs is None:
             epochs = (local.setting.local_epochs or 0) - self.body_epochs
-        local.memory["head_steps"] = (epochs * in_pass).view(1)
+        local.memory["head_steps"] = (epochs * batches_per_epoch).view(1)
 
     def phase(self, local: LocalTraining) -> Phase:
         """Train what clients own in the first phase."""

@@ -25,7 +25,7 @@ LONGEST_LABEL, LONGEST_VALUE, LONGEST_FOLDER = 48, 24, 28
 PARTS = ("algorithm", "model", "data", "trainer")
 
 
-def what_is_done(settings: Mapping[str, Any]) -> dict[str, Any]:
+def experiment_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings without seeds, incidental flags and nulls: a missing setting and null are the same.
 
     Args:
@@ -42,7 +42,7 @@ def what_is_done(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def identity(record: Record) -> tuple[tuple[str, str], ...]:
     """Return a key that is equal for runs that differ only in their seeds."""
-    return tuple(sorted((key, str(value)) for key, value in what_is_done(record.settings).items()))
+    return tuple(sorted((key, str(value)) for key, value in experiment_settings(record.settings).items()))
 
 
 def unknown_settings(record: Record) -> list[str]:
@@ -52,7 +52,7 @@ def unknown_settings(record: Record) -> list[str]:
 
 def differing(records: Sequence[Record]) -> list[str]:
     """Return the settings that differ between the records that have any, without seeds and incidental flags."""
-    known = [what_is_done(record.settings) for record in records if record.settings]
+    known = [experiment_settings(record.settings) for record in records if record.settings]
     keys = dict.fromkeys(key for settings in known for key in settings)
     return [key for key in keys if len({str(settings.get(key)) for settings in known}) > 1]
 
@@ -62,7 +62,7 @@ def labels(firsts: Sequence[Record]) -> list[str]:
 
     If a label is too long or no settings distinguish a method's runs, their folders replace the settings.
     """
-    chosen = {name: telling(name, firsts) for name in {record.algorithm for record in firsts}}
+    chosen = {name: distinguishing_settings(name, firsts) for name in {record.algorithm for record in firsts}}
     found = []
     for record in firsts:
         keys = chosen[record.algorithm]
@@ -76,7 +76,7 @@ def labels(firsts: Sequence[Record]) -> list[str]:
     ]
 
 
-def telling(algorithm: str, records: Sequence[Record]) -> list[str]:
+def distinguishing_settings(algorithm: str, records: Sequence[Record]) -> list[str]:
     """Return the settings that distinguish a method's runs, without needless ones, its own first; [] if none do."""
     peers = [record for record in records if record.algorithm == algorithm]
 

@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from lightning_fl.outputs.run_folder import UNKNOWN
-from lightning_fl.report.labels import counted, setting, shown, what_is_done
+from lightning_fl.report.labels import counted, experiment_settings, setting, shown
 from lightning_fl.report.records import SOURCES, Record
 
 Settings = dict[str, Any]
@@ -174,7 +174,7 @@ def _others(record: Record) -> list[str]:
     """Return the flags that no row names and that do not have their default."""
     left_out = {*READ_OR_HARMLESS.split(), *SOURCES.values(), *(flag for flag, _ in PHRASES.values())}
     found = []
-    for flag, value in what_is_done(record.settings).items():
+    for flag, value in experiment_settings(record.settings).items():
         part, _, name = flag.partition(".")
         if flag in left_out or flag.startswith(OPTIONS_FLAG) or value == UNKNOWN:
             continue

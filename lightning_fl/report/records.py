@@ -22,7 +22,7 @@ from lightning_fl.outputs.run_folder import (
     LAST,
     METRICS,
     UNKNOWN,
-    configs_of_legs,
+    configs_of_fits,
     with_present_names,
 )
 from lightning_fl.outputs.units import KINDS
@@ -255,7 +255,7 @@ def _read_settings(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
     """
     found: list[dict[str, Any]] = []
     problems: list[str] = []
-    configs = configs_of_legs(folder)
+    configs = configs_of_fits(folder)
     for path in configs or [folder / HPARAMS] * (folder / HPARAMS).is_file():
         try:
             content = read_written(path)

@@ -9,7 +9,15 @@ import numpy as np
 
 from lightning_fl.outputs.metric import words_of
 from lightning_fl.report.comparison import Group
-from lightning_fl.report.labels import SEEDS, WELL_KNOWN, counted, differing, shown, unknown_settings, what_is_done
+from lightning_fl.report.labels import (
+    SEEDS,
+    WELL_KNOWN,
+    counted,
+    differing,
+    experiment_settings,
+    shown,
+    unknown_settings,
+)
 from lightning_fl.report.published_settings import settings_of
 from lightning_fl.report.records import SOURCES, Record
 from lightning_fl.report.smoothing import ORDER
@@ -93,7 +101,7 @@ def remarks(groups: Sequence[Group]) -> list[str]:
 
 def _changed(record: Record) -> list[str]:
     """Return a remark on settings that changed when the run was resumed; the last ones stand for the run elsewhere."""
-    kept = [what_is_done(leg) for leg in record.legs]
+    kept = [experiment_settings(leg) for leg in record.legs]
     found = []
     for key in dict.fromkeys(key for leg in kept for key in leg):
         values = [shown(leg[key]) for leg in record.legs if key in leg]

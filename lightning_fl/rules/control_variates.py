@@ -32,7 +32,7 @@ class ControlVariates(Rule):
     masked_correction: bool = True
 
     own_step = True
-    why_plain_sgd = (
+    plain_sgd_reason = (
         "where momentum ρ would make its estimate of a client's mean gradient about 1/(1 − ρ) times too large"
     )
     needs_whole_upload = True

@@ -14,7 +14,7 @@ from lightning_fl.slots import LocalTraining, Rule, Setting, forwards
 @forwards(
     "inner",
     "correct finish in_common init needs needs_whole_upload note_on_resume observe omits own_step provides reads repeats "
-    "takes_full_batches unmasked_state uses why_plain_sgd",
+    "takes_full_batches unmasked_state uses plain_sgd_reason",
 )
 @dataclass(frozen=True)
 class Thresholded(Rule):

@@ -98,8 +98,8 @@ class Personal(Part):
     """Gradients that the part reads, as those of a rule."""
     own_step = False
     """True if the part makes plain SGD steps itself, so that the module's optimiser must be that."""
-    why_plain_sgd = "so that momentum or adaptive step sizes of the optimiser would be lost"
-    """Reason for plain SGD; see `Rule.why_plain_sgd`."""
+    plain_sgd_reason = "so that momentum or adaptive step sizes of the optimiser would be lost"
+    """Reason for plain SGD; see `Rule.plain_sgd_reason`."""
     steps_beside = False
     """True if `beside` is called before every step of the client's model."""
     has_phases = False

@@ -80,7 +80,7 @@ class Rule(Part):
     """Gradients that the rule reads; the others are not computed."""
     own_step = False
     """True if `step` replaces the module's optimiser, which must then be plain SGD."""
-    why_plain_sgd = "so that momentum or adaptive step sizes of the optimiser would be lost"
+    plain_sgd_reason = "so that momentum or adaptive step sizes of the optimiser would be lost"
     """Reason for plain SGD, which ends the error's clause "makes the clients' steps itself, in place of plain SGD, …"."""
     needs_whole_upload = False
     """True if clients keep a copy of what they sent, so that an exchange must send the whole upload."""

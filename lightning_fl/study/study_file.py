@@ -38,7 +38,7 @@ from lightning_fl.errors import UserError, nearest, require
 from lightning_fl.outputs.metric import ACCURACY
 from lightning_fl.outputs.yaml_files import read_strictly
 from lightning_fl.report.comparison import Metric
-from lightning_fl.report.labels import what_is_done
+from lightning_fl.report.labels import experiment_settings
 from lightning_fl.report.records import flatten, require_same_data
 from lightning_fl.report.smoothing import WINDOW
 from lightning_fl.study.budget import Budget, number, read_budget
@@ -354,5 +354,5 @@ def seconds_of(max_time: Any) -> float | None:
 
 def _digest(config: Mapping[str, Any]) -> str:
     """Return eight characters for what a configuration does, whatever its seeds, paths, loggers and devices."""
-    kept = what_is_done(flatten({key: value for key, value in config.items() if key != "config"}))
+    kept = experiment_settings(flatten({key: value for key, value in config.items() if key != "config"}))
     return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:8]

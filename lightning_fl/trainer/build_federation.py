@@ -215,9 +215,12 @@ def _local_schedule(trainer: TrainerInterface, data: FederatedDataModule) -> Loc
         drop_last=data.drop_last,
         skips_single_samples=trainer.active_module.skips_single_samples,
     )
-    in_pass = schedule.pass_batches(int(data.client_sizes.max()))
+    batches_per_epoch = schedule.pass_batches(int(data.client_sizes.max()))
     repeats = trainer.algorithm.rule.repeats
-    trainer.most_local_steps, trainer.round_batches = schedule.num_steps(in_pass) * repeats, in_pass * repeats
+    trainer.most_local_steps, trainer.round_batches = (
+        schedule.num_steps(batches_per_epoch) * repeats,
+        batches_per_epoch * repeats,
+    )
     return schedule
 
 
@@ -229,7 +232,7 @@ def _configure_optimizer(flat_module: FlatModule, algorithm: Algorithm, by_plain
     if own is not None and not flat_module.optimizer.is_plain_sgd:
         flag = "set --model.momentum 0, or " if flat_module.module.hparams.get("momentum") else ""
         raise UserError(
-            f"{algorithm.name} makes the clients' steps itself, in place of plain SGD, {own.why_plain_sgd}; "
+            f"{algorithm.name} makes the clients' steps itself, in place of plain SGD, {own.plain_sgd_reason}; "
             f"{type(flat_module.module).__name__} has {flat_module.optimizer.description}: "
             f"{flag}let configure_optimizers return torch.optim.SGD with momentum 0, or set --trainer.client_optimizer sgd "
             "to have that at the module's learning rate."

@@ -29,7 +29,7 @@ from lightning_fl.state.saved_states import LoadedRun, read_states
 from lightning_fl.trainer import checkpointing
 from lightning_fl.trainer.lightning_interface import TrainerInterface
 from lightning_fl.trainer.lightning_parts import check_monitors
-from lightning_fl.trainer.run_metric import settle_metric
+from lightning_fl.trainer.run_metric import choose_metric
 
 
 def run_evaluation(trainer: TrainerInterface, stage: str) -> tuple[list[dict[str, float]], list[list[Any]]]:
@@ -137,7 +137,7 @@ def evaluate_with_method(
 
     def publish(averages: dict[str, float]) -> None:
         if trainer.fitting and validation.stage == "validation":
-            settle_metric(trainer, averages, is_all=False)
+            choose_metric(trainer, averages, is_all=False)
         _refuse_same_names(validation.module, averages, known)
         trainer.publish(averages | of_method)
 
@@ -253,7 +253,7 @@ class RoundEvaluation:
         def check_validated(averages: dict[str, float]) -> None:
             self._validated |= averages.keys()
             check_monitors(trainer.callbacks, averages)
-            settle_metric(trainer, averages, is_all=False)
+            choose_metric(trainer, averages, is_all=False)
 
         def check_tested(averages: dict[str, float]) -> None:
             self.tested = set(averages)

@@ -37,7 +37,7 @@ from lightning_fl.trainer import checkpointing
 from lightning_fl.trainer.build_federation import assemble, keep_client_states
 from lightning_fl.trainer.evaluation_loop import RoundEvaluation
 from lightning_fl.trainer.lightning_interface import TrainerInterface
-from lightning_fl.trainer.run_metric import kept_metric, results_of, say_given_metric, settle_metric
+from lightning_fl.trainer.run_metric import choose_metric, kept_metric, log_metric_choice, results_of
 from lightning_fl.trainer.stops import stoppers_of
 
 
@@ -91,7 +91,7 @@ class FitLoop:
         self.saved_states = self._new_saved_states()
         rank_zero_info(data.description())
         self.evaluation = RoundEvaluation(trainer, data)
-        say_given_metric(trainer)
+        log_metric_choice(trainer)
         num_clients, num_ranks = self.federation.population.cohort_size, trainer.world_size
         if 0 < num_clients < num_ranks:
             rank_zero_info(
@@ -219,7 +219,7 @@ class FitLoop:
         if self._knows_metrics or awaits_test or (trainer.enable_validation and not self.val_loop._has_run):
             return
         self._knows_metrics = True
-        settle_metric(trainer, record, is_all=True, tested=tested or ())
+        choose_metric(trainer, record, is_all=True, tested=tested or ())
         if self.val_loop._has_run:
             check_watched(trainer.callbacks, {*trainer.callback_metrics, *(tested or ())})
 

@@ -20,7 +20,7 @@ AREA_FROM = 0.01
 UNSURE = ", because its name says neither loss nor error"
 
 
-def settle_metric(trainer: TrainerInterface, logged: Iterable[str], is_all: bool, tested: Collection[str] = ()) -> None:
+def choose_metric(trainer: TrainerInterface, logged: Iterable[str], is_all: bool, tested: Collection[str] = ()) -> None:
     """Set `trainer.metric` if a fit has none yet, say what it is, and check a given one.
 
     Args:
@@ -49,7 +49,7 @@ def settle_metric(trainer: TrainerInterface, logged: Iterable[str], is_all: bool
         raise UserError(f"trainer.metric is {name!r}, which is not logged; {nearest(name, [*names, *tested])}.")
 
 
-def say_given_metric(trainer: TrainerInterface) -> None:
+def log_metric_choice(trainer: TrainerInterface) -> None:
     """Say what a given metric is taken for."""
     name = trainer.given_metric[0]
     if name is None:

@@ -299,10 +299,10 @@ def test_the_released_code_drops_small_weights_after_every_pass(
     for t in range(3):
         cohort, models = given.cohort(t), []
         for k in cohort:
-            y, in_pass, batches = w.copy(), -(-len(given.x[k]) // BATCH_SIZE), given.batches(t, k)
-            for step in range(1, steps.get("local_steps", 3 * in_pass) + 1):
+            y, batches_per_epoch, batches = w.copy(), -(-len(given.x[k]) // BATCH_SIZE), given.batches(t, k)
+            for step in range(1, steps.get("local_steps", 3 * batches_per_epoch) + 1):
                 y = y - 0.1 * oracle.gradient(y, *next(batches))
-                if step % in_pass == 0:
+                if step % batches_per_epoch == 0:
                     y[weights] *= np.abs(y[weights]) > 0.1
             models.append(y)
         sizes = [len(given.x[k]) for k in cohort]

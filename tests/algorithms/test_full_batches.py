@@ -72,10 +72,10 @@ def test_every_plan_keeps_its_number_of_steps(
     module, models, all_steps = Perceptron(), [], 0
     given = problem(rounds=1, epochs=6, cohort_size=6)
     for k in given.cohort(0):
-        w, in_pass = vector(module), -(-SIZES[k] // 4)
+        w, batches_per_epoch = vector(module), -(-SIZES[k] // 4)
         passes = list(given.batches(0, k))
-        for s in range(num_steps(in_pass)):
-            batches = passes[s * in_pass : (s + 1) * in_pass][:of_a_pass]
+        for s in range(num_steps(batches_per_epoch)):
+            batches = passes[s * batches_per_epoch : (s + 1) * batches_per_epoch][:of_a_pass]
             w = w - 0.1 * oracle.gradient(w, *map(np.concatenate, zip(*batches, strict=True)))
             all_steps += 1
         models.append(SIZES[k] * w)

@@ -153,8 +153,8 @@ def check(callback: str, network: str, trainer: L.Trainer, module: L.LightningMo
         assert 0 < pruned <= int((params == 0).sum())
     elif isinstance(found, SparseUpdates):
         kept = [int(0.1 * share) for share in shares]
-        of_step = [96 * k + positions_bits(k, share) for k, share in zip(kept, shares, strict=True)]
-        assert found.sent_bits == num_steps * sum(of_step)
+        step_batches = [96 * k + positions_bits(k, share) for k, share in zip(kept, shares, strict=True)]
+        assert found.sent_bits == num_steps * sum(step_batches)
         assert 0 < trainer.callbacks[1].most_changed <= sum(kept)
     elif isinstance(found, CommunicationMeter):
         assert found.sent_bits == num_steps * 32 * size * trainer.world_size

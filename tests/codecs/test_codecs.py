@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lightning_fl import codecs
 from lightning_fl.codecs import Changes, Dense, ErrorFeedback, FairTopK, Followed, OneBit, Quantiser, SharedTopK, TopK
+from lightning_fl.coding import top_k as selection
 from lightning_fl.coding.bit_packing import bit_width, pack, unpack
 from lightning_fl.coding.top_k import (
     num_kept,
@@ -27,7 +28,6 @@ from lightning_fl.coding.top_k import (
     unpack_positions,
 )
 from lightning_fl.slots import Codec, Message, Payload, Setting, State
-from lightning_fl.vectors import top_k as selection
 from lightning_fl.vectors.layout import Layout
 
 LOSSY: dict[str, Codec] = {

@@ -140,7 +140,7 @@ def test_a_part_of_one_s_own_has_phases(runner: str, make_trainer: MakeTrainer) 
 
 
 def test_as_many_clients_are_validated_as_asked_for(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lightning_fl.server import validation
+    from lightning_fl.evaluation import validation
 
     measured: list[int] = []
     plain = validation.ModelValidation._measure

@@ -13,7 +13,7 @@ from toys import Normalised, federation
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.algorithms import FedBN
-from lightning_fl.server import validation
+from lightning_fl.evaluation import validation
 
 
 class Measured(Normalised):

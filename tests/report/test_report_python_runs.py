@@ -19,7 +19,7 @@ from lightning_fl.codecs import TopK
 from lightning_fl.data import Digits, Dirichlet
 from lightning_fl.modules import ImageClassifier
 from lightning_fl.report import report
-from lightning_fl.report.labels import what_is_done
+from lightning_fl.report.labels import experiment_settings
 from lightning_fl.report.records import read_run
 from lightning_fl.rules import Proximal
 from lightning_fl.steps import Apply, Momentum
@@ -84,7 +84,7 @@ def test_a_run_from_python_has_the_settings_of_the_same_command(
     assert code == 0, errors
     assert not (tmp_path / "python" / "config.yaml").exists(), "it would look like a configuration to run"
     assert not (tmp_path / "command" / "settings.yaml").exists()
-    found, expected = (what_is_done(read_run(tmp_path / name).settings) for name in ("python", "command"))
+    found, expected = (experiment_settings(read_run(tmp_path / name).settings) for name in ("python", "command"))
     assert found == expected
     groups = groups_of(tmp_path / "python", tmp_path / "command")
     assert [len(group.curves) for group in groups] == [2], "they share a line"

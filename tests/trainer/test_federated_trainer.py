@@ -43,13 +43,13 @@ class Counting(Perceptron):
         self.evaluated += 1
 
 
-@pytest.mark.parametrize(("limit", "in_pass"), [(None, 5), (1.0, 5), (2, 2), (99, 5), (0.5, 2), (0.01, 1)])
-def test_limit_train_batches(limit: Any, in_pass: int, make_trainer: MakeTrainer) -> None:
+@pytest.mark.parametrize(("limit", "batches_per_epoch"), [(None, 5), (1.0, 5), (2, 2), (99, 5), (0.5, 2), (0.01, 1)])
+def test_limit_train_batches(limit: Any, batches_per_epoch: int, make_trainer: MakeTrainer) -> None:
     module = Counting()
     trainer = make_trainer(max_rounds=1, clients_per_round=1, local_epochs=2, limit_train_batches=limit)
     trainer.fit(module, federation(sizes=(18,)))
-    assert len(module.batches) == 2 * in_pass
-    assert trainer.run.num_steps == 2 * in_pass
+    assert len(module.batches) == 2 * batches_per_epoch
+    assert trainer.run.num_steps == 2 * batches_per_epoch
 
 
 @pytest.mark.parametrize(
