@@ -9,7 +9,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_deprecation
 from torch import Tensor, nn
 
 from lightning_fl.aggregators import WeightedMean
-from lightning_fl.algorithms.compatibility import Slots, mask_misfits, misfits
+from lightning_fl.algorithms.compatibility import Slots, incompatibilities, mask_incompatibilities
 from lightning_fl.algorithms.given_parts import made, made_personal, made_steps
 from lightning_fl.checks import Remembering, parameters_of
 from lightning_fl.codecs import Dense
@@ -95,7 +95,7 @@ class Algorithm(Remembering):
         self.exchange = GradientTurn(turns) if needs_turn else turns
         self.aggregator: Aggregator = made("aggregator", aggregator)
         self.steps = (Apply(),) if steps is None else made_steps(steps)
-        problems = misfits(self._slots)
+        problems = incompatibilities(self._slots)
         require(not problems, f"the slots of {self.name} do not fit: {'; '.join(problems)}.")
 
     @property
@@ -172,7 +172,7 @@ class Algorithm(Remembering):
 
     def check_mask(self, source: str) -> None:
         """Raise `UserError` if a codec cannot encode what a pruning mask leaves, which `source` sets."""
-        problems = mask_misfits(self._slots)
+        problems = mask_incompatibilities(self._slots)
         require(not problems, f"{source} sets a pruning mask, and {'; '.join(problems)}.")
 
     def prepare(self, turn: SetupTurn) -> None:

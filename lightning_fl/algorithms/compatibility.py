@@ -57,7 +57,7 @@ class Slots:
         return [rule for step in self.steps for rule in step.rules()]
 
 
-def misfits(slots: Slots) -> list[str]:
+def incompatibilities(slots: Slots) -> list[str]:
     """Return all reasons why the parts do not fit, as clauses that name the parts and the remedy."""
     problems = [
         *_personal(slots),
@@ -234,7 +234,9 @@ def _masks(slots: Slots) -> Iterator[str]:
     """Yield the steps that set a pruning mask for a codec that cannot encode what it leaves."""
     for step in slots.chain:
         if step.sets_mask:
-            yield from (f"{name_of(step)} sets a pruning mask, and {problem}" for problem in mask_misfits(slots))
+            yield from (
+                f"{name_of(step)} sets a pruning mask, and {problem}" for problem in mask_incompatibilities(slots)
+            )
 
 
 def _moments(slots: Slots) -> Iterator[str]:
@@ -253,7 +255,7 @@ def _moments(slots: Slots) -> Iterator[str]:
             yield f"{name_of(mover)} moves the coordinates of the numbers that {name_of(keeper)} keeps: leave one out"
 
 
-def mask_misfits(slots: Slots) -> list[str]:
+def mask_incompatibilities(slots: Slots) -> list[str]:
     """Return all reasons why the codecs and the exchange do not fit a pruning mask, as clauses."""
     changes = [change[1] for step in slots.chain if (change := step.change_entry())]
     readers = [("codec", codec) for codec in (slots.uplink, *changes)] + [("exchange", slots.sender)]
