@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import islice
 from math import ceil
 
 from torch import Tensor
@@ -41,7 +42,6 @@ def train_locally(
     forward_context, logs = flat_module.fabric.strategy.precision.forward_context, flat_module.logs
     reads_at_received = Gradients.MINIBATCH_AT_RECEIVED in job.rule.reads
     keeps_batches = reads_at_received or beside is not None
-    is_manual = flat_module.is_manual
     step_batches: list[Batch] = []
     step, has_gradient, starts_step = 0, False, True
 
@@ -50,7 +50,11 @@ def train_locally(
         return gradient_at_received(flat_module, job, step_batches, treat)
 
     prepare = partial(flat_module.transfer, resident=work.resident)
-    for batch in local_batches(work, job.schedule, prepare) if work.num_steps else ():
+    batches = local_batches(work, job.schedule, prepare) if work.num_steps else iter(())
+    if flat_module.is_manual:
+        _let_module_step(flat_module, islice(batches, work.num_steps), progress)
+        batches = iter(())
+    for batch in batches:
         logs.batch_size, progress.batch_index = batch.size, batch.batch_index
         if keeps_batches:
             if reads_at_received and not step_batches:
@@ -60,19 +64,15 @@ def train_locally(
             listener(batch.content, batch.batch_index)
         with forward_context():
             loss, output = flat_module.training_step(batch.content, batch.batch_index)
-        if is_manual:
-            if loss is not None:
-                logs.add_loss(loss.detach())
-            step += 1
-        elif starts_step:  # not before, because others may read the last step's gradient until then
+        if starts_step:  # not before, because others may read the last step's gradient until then
             for listener in listeners.on_before_zero_grad:
                 listener(flat_module.optimizer.optimizer)
             flat_module.zero_gradient()
         starts_step = batch.ends_step
-        if loss is not None and not is_manual:
+        if loss is not None:
             has_gradient = True
             loss = _backward(flat_module, loss, batch, job.schedule, local, listeners)
-        if batch.ends_step and not is_manual:
+        if batch.ends_step:
             step += 1
             for listener in listeners.on_before_optimizer_step:
                 listener(flat_module.optimizer.optimizer)
@@ -84,15 +84,28 @@ def train_locally(
             move_schedules(local, flat_module, batch.batch_index + 1)
             step_batches.clear()
         if listeners.on_train_batch_end:
-            extra = output if isinstance(output, Mapping) else {}
-            outputs = {} if loss is None else {"loss": loss.detach(), **{n: x for n, x in extra.items() if n != "loss"}}
-            for listener in listeners.on_train_batch_end:
-                listener(outputs, batch.content, batch.batch_index)
+            listeners.end_batch(loss, output, batch.content, batch.batch_index)
         if step == work.num_steps:
             break
     flat_module.zero_gradient()
     flat_module.optimizer.schedules.end_client()
     return local
+
+
+def _let_module_step(flat_module: FlatModule, batches: Iterable[Batch], progress: LocalProgress) -> None:
+    """Train a module that makes its optimisers' steps itself, one batch a step."""
+    listeners, logs = flat_module.hooks.step_listeners(), flat_module.logs
+    forward_context = flat_module.fabric.strategy.precision.forward_context
+    for batch in batches:
+        logs.batch_size, progress.batch_index = batch.size, batch.batch_index
+        for listener in listeners.on_train_batch_start:
+            listener(batch.content, batch.batch_index)
+        with forward_context():
+            loss, output = flat_module.training_step(batch.content, batch.batch_index)
+        if loss is not None:
+            logs.add_loss(loss.detach())
+        if listeners.on_train_batch_end:
+            listeners.end_batch(loss, output, batch.content, batch.batch_index)
 
 
 def rule_step(

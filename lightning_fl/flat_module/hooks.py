@@ -5,7 +5,7 @@ A hook that nothing overrides costs nothing in the training loop, because its li
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -44,6 +44,13 @@ class StepListeners(NamedTuple):
     on_before_optimizer_step: Sequence[Callable[..., Any]]
     on_before_zero_grad: Sequence[Callable[..., Any]]
     on_train_batch_end: Sequence[Callable[..., Any]]
+
+    def end_batch(self, loss: Tensor | None, output: Any, batch: Any, batch_index: int) -> None:
+        """Call the listeners after a batch, with the loss and what else a mapping that `training_step` returned has."""
+        extra = output if isinstance(output, Mapping) else {}
+        outputs = {} if loss is None else {"loss": loss.detach(), **{n: x for n, x in extra.items() if n != "loss"}}
+        for listener in self.on_train_batch_end:
+            listener(outputs, batch, batch_index)
 
 
 class Hooks:
