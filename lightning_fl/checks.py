@@ -15,12 +15,9 @@ from functools import cache, lru_cache, wraps
 from inspect import Parameter
 from numbers import Integral, Real
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_type_hints
+from typing import Any, Literal, TypeGuard, TypeVar, get_type_hints
 
 from lightning_fl.errors import nearest, require
-
-if TYPE_CHECKING:
-    from typing_extensions import TypeIs
 
 ROUNDING = 1e-6
 """Largest relative distance of a computed number from the exact one; float32 has some 6e-8 for each operation."""
@@ -152,12 +149,17 @@ def needs_closure(optimizer: Any) -> bool:
     return closure is not None and closure.default is Parameter.empty
 
 
-def is_a(value: Any, *kinds: type[T]) -> TypeIs[T]:
+def is_a(value: Any, *kinds: type[T]) -> TypeGuard[T]:
     """True if a value is an object of one of these classes, of Lightning's also by their name in `pytorch_lightning`.
 
     `pytorch_lightning` and `lightning.pytorch` are one library installed twice: the same code under two names.
     """
     return isinstance(value, kinds) or any(is_lightnings(type(value), kind) for kind in kinds)
+
+
+def listed(given: T | Iterable[T], kind: type[T]) -> list[T]:
+    """Return objects of a class of Lightning, of either name, as a list, whether one is given or several."""
+    return [given] if is_a(given, kind) else list(given)  # type: ignore[arg-type]
 
 
 def is_lightnings(found: type, kind: type) -> bool:
@@ -173,7 +175,7 @@ def overrides(hook: str, owner: Any) -> bool:
     parent = hook_owner(type(owner))
     if parent is None:
         return callable(getattr(owner, hook, None))
-    from lightning_utilities.core.overrides import is_overridden
+    from lightning.pytorch.utilities.model_helpers import is_overridden
 
     return is_overridden(hook, owner, parent)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any, Protocol
@@ -37,7 +37,7 @@ class ClientWork:
     selection: Selection
     batches_per_epoch: int
     num_steps: int
-    seeds: tuple[int, int]
+    seeds: Sequence[int]
     resident: bool
 
 
@@ -139,7 +139,7 @@ class LocalSchedule:
         return self.repeat * (passes * of_pass + before) + repeats * (after - before)
 
     def work(
-        self, selection: Selection, seeds: tuple[int, int], resident: bool, straggler: tuple[Run, int] | None = None
+        self, selection: Selection, seeds: Sequence[int], resident: bool, straggler: tuple[Run, int] | None = None
     ) -> ClientWork:
         """Return the local training on some samples.
 

@@ -15,7 +15,7 @@ from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.trainer.states import TrainerState
 from torch import Tensor
 
-from lightning_fl.checks import check_at_least, check_between, check_choice, check_whole, is_a, is_whole
+from lightning_fl.checks import check_at_least, check_between, check_choice, check_whole, is_whole, listed
 from lightning_fl.communication.simulated_clock import SimulatedClock
 from lightning_fl.errors import nearest, require
 from lightning_fl.federation.loss_guard import LossGuard
@@ -231,7 +231,7 @@ class TrainerFlags:
         self.default_root_dir = trial_folder(self.default_root_dir, given_loggers)
         self.loggers = build_loggers(False if fast_dev_run else logger, self.default_root_dir)
         self.profiler = build_profiler(profiler)
-        given = [] if callbacks is None else [callbacks] if is_a(callbacks, Callback) else list(callbacks)
+        given = [] if callbacks is None else listed(callbacks, Callback)
         check_callbacks(given)
         self.given_callbacks = self.callbacks = given
         self.state = TrainerState()

@@ -35,7 +35,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
-from lightning_fl.checks import check_whole, is_a, is_whole, parameters_of
+from lightning_fl.checks import check_whole, is_a, is_whole, listed, parameters_of
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError, nearest, require
 from lightning_fl.outputs.metrics_csv import RoundCSVLogger
@@ -267,7 +267,7 @@ def build_loggers(logger: Logger | Iterable[Logger] | bool | None, root: str) ->
     """Return the logger of `metrics.csv`, then the given ones; none if `logger` is False."""
     if logger is False:
         return []
-    given = [] if logger is None or logger is True else [logger] if is_a(logger, Logger) else list(logger)  # type: ignore[type-abstract]
+    given = [] if logger is None or logger is True else listed(logger, Logger)  # type: ignore[type-abstract]
     return [RoundCSVLogger(root), *given]
 
 

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from lightning_fl import algorithms
 from lightning_fl.algorithms import Algorithm, FedAvg
-from lightning_fl.checks import is_a, parameters_of
+from lightning_fl.checks import is_a, listed, parameters_of
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.errors import UserError, nearest, require
 from lightning_fl.federation.loss_guard import LossGuard
@@ -305,7 +305,7 @@ def _check_images(model: LightningModule, data: FederatedDataModule) -> None:
 def _all_callbacks(trainer: TrainerInterface, model: LightningModule) -> list[Callback]:
     """Return the user's callbacks, then the module's and the algorithm's, then those that the flags add."""
     configured = model.configure_callbacks()
-    own = [configured] if is_a(configured, Callback) else list(configured)
+    own = listed(configured, Callback)
     types = {type(callback) for callback in own}
     callbacks = [c for c in trainer.given_callbacks if type(c) not in types] + own
     callbacks += trainer.algorithm.configure_callbacks()

@@ -8,6 +8,7 @@ from typing import Any
 import lightning as L  # noqa: N812
 import pytest
 import torch
+from lightning_utilities.core import rank_zero
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from toys import samples
@@ -17,8 +18,11 @@ from lightning_fl.algorithms import Ditto, FedAvg, FedLDF
 from lightning_fl.checks import is_a, overrides
 from lightning_fl.data import Federated
 
+LOG = rank_zero.log
 pl = pytest.importorskip("pytorch_lightning")
 from pytorch_lightning import callbacks as pl_callbacks  # noqa: E402
+
+rank_zero.log = LOG  # which both packages set to a logger of their own
 
 MakeTrainer = Callable[..., FederatedTrainer]
 
