@@ -182,7 +182,10 @@ class FederatedTrainer(TrainerInterface):
 
     @property
     def history(self) -> Any:
-        """Logged rows of the last fit, as in metrics.csv: a pandas DataFrame if pandas is there, else a list of dictionaries."""
+        """Logged rows of the last fit, those of metrics.csv: a pandas DataFrame if pandas is there, else a list of dictionaries.
+
+        Without metrics.csv (`logger=False`) they lack `step` and what callbacks send to loggers.
+        """
         return history(self.fit_loop.rows, self.metric)
 
     def __repr__(self) -> str:

@@ -276,6 +276,9 @@ class FitLoop:
         if trainer.is_global_zero:
             self.renew_folder()
         log_row(trainer, row, int(record["round"]))
+        for logger in trainer.loggers:
+            if isinstance(logger, RoundCSVLogger):
+                self.rows[-1] |= logger.last_row  # with the step and what callbacks have sent to the loggers
         self._note_bits()
         if time.monotonic() >= self._next_write:
             self._write_communication()
