@@ -17,13 +17,11 @@ from lightning_fl.checks import check_between, check_choice, check_positive, che
 from lightning_fl.errors import nearest, require
 from lightning_fl.outputs import wandb_run
 from lightning_fl.outputs.clients.distribution import GAIN, TUNED, distribution, is_over_clients
-from lightning_fl.outputs.clients.rows import add_rows
+from lightning_fl.outputs.clients.rows import OF_CLIENT, add_rows
 from lightning_fl.outputs.metric import falls
 from lightning_fl.outputs.metrics_csv import RoundCSVLogger
 from lightning_fl.outputs.run_folder import CLIENTS
 
-OF_CLIENT = {"round", "client", "name", "samples"}
-"""Columns of clients.csv that are no metrics."""
 WATCHERS = (EarlyStopping, ModelCheckpoint, TargetReached)
 END = "_tuned"
 """End of the columns of clients.csv with values after fine-tuning."""

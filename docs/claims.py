@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 from markup import table
 
 from lightning_fl.report import report, tables
+from lightning_fl.report.command import OfStudy
 from lightning_fl.report.comparison import Curve, Group, Metric
 from lightning_fl.report.document import Table
 from lightning_fl.report.tables import Column, Row
@@ -171,7 +172,8 @@ def draw_picture() -> None:
             cell: [str(run.folder) for run in runs if run.cell == cell and run.seed in seeds] for cell in cells
         }
         words = [path for paths in lines.values() for path in paths]
-        report([*words, "--window=9", "--size=7.5x4.2", "--format=png,svg", f"--out={folder}/report"], None, lines)
+        flags = ["--window=9", "--size=7.5x4.2", "--format=png,svg", f"--out={folder}/report"]
+        report([*words, *flags], OfStudy(lines))
         for kind in ("png", "svg"):
             drawn = Path(folder, "report", f"accuracy_by_uplink.{kind}")
             (IMAGES / drawn.name).write_bytes(drawn.read_bytes())

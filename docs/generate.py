@@ -26,7 +26,7 @@ from lightning_fl.cli.catalogue import Entry, shown_source
 from lightning_fl.cli.federated_cli import FederatedCLI
 from lightning_fl.cli.help_formatter import PlainHelpFormatter
 from lightning_fl.cli.type_descriptions import shown
-from lightning_fl.report.command import build_parser as report_parser
+from lightning_fl.report.flags import build_parser as report_parser
 from lightning_fl.study.command import build_parser as study_parser
 
 if sys.version_info >= (3, 11):

@@ -52,6 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             _prepare()
             if given[0] == "study":
                 _study(given[1:])
+            elif given[0] == "report":
+                _report_on_study(given[1:])
             else:
                 _run(arguments)
         _flush()
@@ -100,8 +102,15 @@ def _answer_at_once(given: list[str]) -> str | None:
         return init(given[1:])
     if first == "report":
         from lightning_fl.report import report
+        from lightning_fl.report.flags import build_parser as report_parser
 
-        return report(given[1:])
+        runs = report_parser().parse_args(given[1:]).runs
+        studies = [run for run in runs if shipped_configs.is_study(run)]
+        require(
+            studies in ([], runs[:1]),
+            f"a report is of runs, or of one study file with the folder of its runs after it, got {' '.join(runs)}.",
+        )
+        return None if studies else report(given[1:])
     if first == "study" and {"-h", "--help"} & set(given[1:]):
         from lightning_fl.study.command import build_parser
 
@@ -137,15 +146,23 @@ def _run(arguments: Sequence[str] | None) -> None:
     FederatedCLI(args=arguments)
 
 
+def _resolve(given: Sequence[str]) -> Mapping[str, Any]:
+    """Return the whole configuration of a fit; what that needs is imported when the study file has been read."""
+    from lightning_fl.cli.planned_fit import resolve
+
+    return resolve(given)
+
+
+def _report_on_study(arguments: list[str]) -> None:
+    from lightning_fl.study import report_on_study
+
+    print(report_on_study(arguments, _resolve, shipped_configs.find_study))
+
+
 def _study(arguments: list[str]) -> None:
     from lightning_fl.study import study
 
-    def resolve(given: Sequence[str]) -> Mapping[str, Any]:
-        from lightning_fl.cli.planned_fit import resolve
-
-        return resolve(given)
-
-    text, is_complete = study(arguments, resolve, shipped_configs.find_study)
+    text, is_complete = study(arguments, _resolve, shipped_configs.find_study)
     print(text)
     if not is_complete:
         sys.exit(1)

@@ -130,7 +130,7 @@ class FederatedArgumentParser(LightningArgumentParser):
         """Return the script with the names that a configuration may use and the commands that need no parser."""
         from lightning_fl.cli import first_config
         from lightning_fl.cli.completion import flags_of, offer_names
-        from lightning_fl.report.command import build_parser
+        from lightning_fl.report.flags import build_parser
         from lightning_fl.study.command import build_parser as study_parser
 
         require(

@@ -71,13 +71,29 @@ def find_study(given: str) -> Path:
     Raises:
         UserError: there is no such file or name.
     """
-    shipped = {path.stem: path for path in (folder() / STUDIES).glob(f"*{SUFFIX}")}
+    shipped = _shipped_studies()
     path = Path(given).expanduser()
-    name = _name(path.as_posix()).removeprefix(f"{STUDIES}/")
+    name = _study_name(path)
     if path.is_file() or name not in shipped:
         require(path.is_file(), f"there is no study file {given!r}; of the package's, {nearest(name, shipped)}.")
         return path
     return shipped[name]
+
+
+def _shipped_studies() -> dict[str, Path]:
+    """Return the package's studies by name."""
+    return {path.stem: path for path in (folder() / STUDIES).glob(f"*{SUFFIX}")}
+
+
+def _study_name(path: Path) -> str:
+    """Return the name of a study that a path could mean."""
+    return _name(path.as_posix()).removeprefix(f"{STUDIES}/")
+
+
+def is_study(given: str) -> bool:
+    """True if what a report is to be made of is a study file, or the name of one of the package's, and no folder of runs."""
+    path = Path(given).expanduser()
+    return not path.is_dir() and (path.suffix in (SUFFIX, ".yml") or _study_name(path) in _shipped_studies())
 
 
 def with_paths(words: Sequence[str]) -> list[str]:

@@ -40,12 +40,13 @@ class Look:
     """Look of a report's pictures.
 
     Attributes:
-        formats: formats of the files, of `FORMATS`.
+        formats: formats of the files, of `FORMATS`; none for pictures that are in pages only.
         size: width and height in inches.
         dpi: dots per inch of PNG files.
         font_size: size of the text in points.
         xscale: `log` or `linear`; None for a logarithmic axis of bytes and linear axes of everything else.
         yscale: `log` or `linear`.
+        ylabel: name of the curves' vertical axis; None for the metric's.
     """
 
     formats: tuple[str, ...] = ("png", "svg")
@@ -54,6 +55,7 @@ class Look:
     font_size: float = STYLE["font.size"]
     xscale: str | None = None
     yscale: str = "linear"
+    ylabel: str | None = None
 
     def __post_init__(self) -> None:
         for name in self.formats:

@@ -27,6 +27,7 @@ class _RoundWriter(ExperimentWriter):
 
     Attributes:
         lines: rows of the file as text, some 300 bytes a round, so that the file can always be written again.
+        last_row: values of the last row that was written.
     """
 
     def __init__(self, log_dir: str) -> None:
@@ -39,6 +40,7 @@ class _RoundWriter(ExperimentWriter):
     def begin(self, columns: list[str], rows: list[dict[str, str]]) -> None:
         """Begin with these rows, which `rewrite` writes."""
         self.metrics, self.metrics_keys = [], columns
+        self.last_row: dict[str, Any] = {}
         self.lines = [_as_line(row[key] for key in columns) for row in rows]
         self._size: int | None = None
 
@@ -48,6 +50,7 @@ class _RoundWriter(ExperimentWriter):
         self.metrics = []  # rows that cannot be written are not tried again when the run ends
         if not rows:
             return
+        self.last_row = dict(rows[-1])
         new_columns = [key for key in dict.fromkeys(key for row in rows for key in row) if key not in self.metrics_keys]
         self.metrics_keys += new_columns
         lines = [_as_line(row.get(key, "") for key in self.metrics_keys) for row in rows]
@@ -85,12 +88,17 @@ class _RoundWriter(ExperimentWriter):
 
 
 class RoundCSVLogger(CSVLogger):
-    """Logger that writes `metrics.csv` into the run's folder itself, with columns in order of first appearance."""
+    """Logger that writes `metrics.csv` into the run's folder itself, with columns in order of first appearance.
+
+    Attributes:
+        last_row: values of the last row; {} before the first, and in processes that write nothing.
+    """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         super().__init__(save_dir=os.fspath(root), name="", version="", flush_logs_every_n_steps=1)
         self._logged_by_callbacks: dict[str, float] = {}
         self._hyperparameters: list[Any] = []
+        self.last_row: dict[str, Any] = {}
 
     @property
     def log_dir(self) -> str:
@@ -120,6 +128,7 @@ class RoundCSVLogger(CSVLogger):
                     super().log_hyperparams(params)
             super().log_metrics({**metrics, **self._logged_by_callbacks}, step)
             self._hyperparameters, self._logged_by_callbacks = [], {}
+            self.last_row = self.experiment.last_row
 
     @rank_zero_only
     def begin(self) -> None:

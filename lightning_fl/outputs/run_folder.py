@@ -140,8 +140,8 @@ class RunFolder:
         from lightning_fl.outputs.metrics_csv import rows_before
 
         rows = rows_before(self.first_round, self._home / METRICS)[1]
-        numbers = [{name: float(value) for name, value in row.items() if value and name != "step"} for row in rows]
-        return [{**row, "round": int(row["round"])} for row in numbers]
+        numbers = [{name: float(value) for name, value in row.items() if value} for row in rows]
+        return [row | {name: int(row[name]) for name in ("round", "step") if name in row} for row in numbers]
 
     @property
     def goes_on_here(self) -> bool:

@@ -95,7 +95,8 @@ def _read_rows(record: Record) -> list[dict[str, str]]:
         with path.open(encoding="utf-8", newline="") as file:
             reader = csv.DictReader(file)
             rows = list(reader)
-        is_table = {"round", "samples"} <= {*(reader.fieldnames or ())}
+        is_table = {"round", "client"} <= {*(reader.fieldnames or ())}
+        rows = [row for row in rows if row.get("samples") != "" and "samples" in row]  # others were not evaluated
         is_table &= all(float(row["round"]) >= 0 and float(row["samples"]) > 0 for row in rows)
     except (OSError, KeyError, TypeError, csv.Error) as error:
         raise ValueError(f"{path} is no table of clients") from error

@@ -86,7 +86,7 @@ def draw_errors(groups: Sequence[Group], look: Look) -> Figure | None:
     if not values:
         return None
     is_wide = min(values) > 0 and max(values) > WIDE * min(values)
-    return draw_curves(measured, metric, "rounds", replace(look, yscale="log" if is_wide else look.yscale))
+    return draw_curves(measured, metric, "rounds", replace(look, yscale="log" if is_wide else look.yscale, ylabel=None))
 
 
 def draw_layers(groups: Sequence[Group], look: Look) -> Figure | None:

@@ -1,20 +1,21 @@
-"""`lightning-fl report RUN…`: compare runs in tables and pictures."""
+"""`lightning-fl report RUN…`: compare runs in tables and pictures; what it adds to those of a study comes from the study."""
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from lightning_fl.errors import CommandParser, UserError, require
-from lightning_fl.outputs.figures import FORMATS, Look
+from lightning_fl.errors import UserError, require
+from lightning_fl.outputs.figures import Look
 from lightning_fl.outputs.files import writing
 from lightning_fl.outputs.metric import AT_BEST_VALIDATION, FINAL, is_accuracy
 from lightning_fl.outputs.run_folder import require_writable
-from lightning_fl.report import tables
+from lightning_fl.report import latex, tables
 from lightning_fl.report.comparison import VALUES, Curve, Group, Metric, common_metric, curves_with, group_runs
 from lightning_fl.report.document import (
+    Commands,
     Part,
     Picture,
     Sections,
@@ -26,11 +27,13 @@ from lightning_fl.report.document import (
     to_html,
     to_markdown,
 )
+from lightning_fl.report.flags import TEX, build_parser, formats_of, look_of
 from lightning_fl.report.labels import counted
+from lightning_fl.report.made_by import commands_of
 from lightning_fl.report.published import PublishedTable, read_published
 from lightning_fl.report.records import read_runs, require_same_data
 from lightning_fl.report.remarks import in_common, remarks
-from lightning_fl.report.smoothing import ORDER, WINDOW
+from lightning_fl.report.smoothing import ORDER
 
 
 def _how(metric: Metric) -> str:
@@ -55,76 +58,29 @@ def _how(metric: Metric) -> str:
     )
 
 
-def build_parser() -> ArgumentParser:
-    """Return the parser of the command's flags."""
-    parser = CommandParser(
-        prog="lightning-fl report", description="Compare runs: tables, curves and pictures.", allow_abbrev=False
-    )
-    parser.add_argument(
-        "runs",
-        nargs="+",
-        metavar="RUN",
-        help="folder of a run (its trainer.default_root_dir), or a folder with runs below it; the report keeps this order",
-    )
-    parser.add_argument("--target", type=float, help="also report the cost of reaching this value, such as 0.6")
-    parser.add_argument(
-        "--metric", help="column of metrics.csv to compare (default: the metric that the runs are about)"
-    )
-    parser.add_argument(
-        "--window",
-        type=int,
-        default=WINDOW,
-        help="length of the smoothing window in values, odd and at least 5; 1 for no smoothing (default: %(default)s)",
-    )
-    parser.add_argument("--out", default="report", metavar="DIR", help="folder to write into (default: %(default)s)")
-    parser.add_argument(
-        "--paper", metavar="PAPER:TABLE", help="also show a published table, such as feddumap:10 or fedadam-ssm:I"
-    )
-    parser.add_argument(
-        "--label",
-        action="append",
-        metavar="TEXT",
-        help="name of a line in tables and pictures; once for each line, in their order",
-    )
-    look = parser.add_argument_group("pictures")
-    look.add_argument(
-        "--format",
-        default=",".join(Look.formats),
-        metavar="LIST",
-        help=f"formats of the files, of {', '.join(FORMATS)}, separated by commas (default: %(default)s)",
-    )
-    look.add_argument("--size", metavar="WxH", help="width and height in inches, such as 3.5x2.4 (default: 7.5x4.2)")
-    look.add_argument(
-        "--dpi", type=int, default=Look.dpi, metavar="N", help="dots per inch of PNG files (default: %(default)s)"
-    )
-    look.add_argument(
-        "--font-size",
-        type=float,
-        default=Look.font_size,
-        metavar="POINTS",
-        help="size of text in points (default: %(default)s)",
-    )
-    look.add_argument(
-        "--xscale",
-        choices=("log", "linear"),
-        help="horizontal axis (default: log for bytes, linear for rounds and time)",
-    )
-    look.add_argument(
-        "--yscale", choices=("log", "linear"), default=Look.yscale, help="vertical axis (default: %(default)s)"
-    )
-    parser.add_argument("--html", action="store_true", help="also write report.html, one self-contained page")
-    return parser
+@dataclass(frozen=True)
+class OfStudy:
+    """What the report of a study's runs has besides that of any runs.
+
+    Attributes:
+        lines: folders of the runs of each line by its name.
+        name: name of the study, for the title; None for the methods' names.
+        commands: commands that made the runs; None for those that their folders tell.
+        sections: function from the look of the pictures to the content that stands before the results.
+    """
+
+    lines: Mapping[str, Sequence[str]]
+    name: str | None = None
+    commands: Sequence[str] | None = None
+    sections: Callable[[Look], Sections] = lambda _: {}
 
 
-def report(
-    arguments: Sequence[str], claims: Sections | None = None, lines: Mapping[str, Sequence[str]] | None = None
-) -> str:
+def report(arguments: Sequence[str], study: OfStudy | None = None) -> str:
     """Read runs and write a report of them.
 
     Args:
         arguments: command line after `report`.
-        claims: section with a study's claims and their verdicts, if any.
-        lines: folders of the runs of each line by its name; None: runs that differ only in their seeds share a line.
+        study: what a study adds; None: runs that differ only in their seeds share a line.
 
     Returns:
         Text to print: tables, remarks, and the path of the report.
@@ -132,8 +88,12 @@ def report(
     Raises:
         UserError: a folder has no run, the runs cannot be compared, or a flag's value is not allowed.
     """
-    given = build_parser().parse_args(arguments)
-    look = _look(given)
+    return write_report(build_parser().parse_args(arguments), study)
+
+
+def write_report(given: Namespace, study: OfStudy | None = None) -> str:
+    """Write the report that the flags describe, as `report` does."""
+    look = look_of(given)
     published = read_published(given.paper) if given.paper else None
     records, notes = read_runs(given.runs)
     metric = common_metric(records, given.metric, given.target, given.window)
@@ -145,14 +105,23 @@ def report(
     records = [curve.record for curve in curves.values()]
     notes += [f"Left out: {problem}" for problem in without]
     require_same_data({str(record.folder): record.settings for record in records})
-    groups = _labelled(group_runs(records, metric), given.label) if lines is None else _groups(lines, curves)
+    groups = _labelled(group_runs(records, metric) if study is None else _groups(study.lines, curves), given.label)
     folder = Path(given.out)
     require_writable(given.out, flag="--out")
-    sections = {**(claims or {}), **_sections(groups, metric, published, look, notes)}
-    title = f"{', '.join(dict.fromkeys(group.algorithm for group in groups))}: {metric.short}"
-    pages = {"report.md": to_markdown(title, sections)} | (
-        {"report.html": to_html(title, sections)} if given.html else {}
-    )
+    commands = commands_of(groups) if study is None or study.commands is None else study.commands
+    sections = {
+        **_origin(groups, commands),
+        **(study.sections(look) if study else {}),
+        **_sections(groups, metric, published, look, given.panels, notes),
+    }
+    name = study.name if study and study.name else ", ".join(dict.fromkeys(group.algorithm for group in groups))
+    title = f"{name}: {metric.short}"
+    pages = {"report.md": to_markdown(title, sections)}
+    if given.html:
+        pages["report.html"] = to_html(title, sections)
+    if TEX in formats_of(given):
+        comments = [title, *in_common(groups), *["report.md has the commands that made the runs."] * bool(commands)]
+        pages = {"results.tex": latex.results(groups, metric, comments), **pages}
 
     pictures = [part for parts in sections.values() for part in parts if isinstance(part, Picture)]
     names = [*pages, "runs.csv", "curves.csv", *(name for picture in pictures for name in picture.files)]
@@ -174,20 +143,6 @@ def report(
     return _printed(sections, folder / list(pages)[-1]) + kept
 
 
-def _look(given: Namespace) -> Look:
-    """Return the look of the pictures that the flags describe."""
-    size = Look.size
-    if given.size is not None:
-        try:
-            width, height = map(float, given.size.lower().split("x"))
-        except ValueError:
-            raise UserError(f"--size is the width and height in inches, such as 3.5x2.4, got {given.size!r}.") from None
-        size = width, height
-    formats = tuple(dict.fromkeys(filter(None, given.format.lower().replace(" ", "").split(","))))
-    require(bool(formats), f"--format is empty: give one or several of {', '.join(FORMATS)}, separated by commas.")
-    return Look(formats, size, given.dpi, given.font_size, given.xscale, given.yscale)
-
-
 def _labelled(groups: Sequence[Group], names: Sequence[str] | None) -> Sequence[Group]:
     """Return the groups under the user's names."""
     if names is None:
@@ -202,7 +157,7 @@ def _labelled(groups: Sequence[Group], names: Sequence[str] | None) -> Sequence[
 
 
 def _groups(lines: Mapping[str, Sequence[str]], curves: Mapping[Path, Curve]) -> list[Group]:
-    """Return the groups of a study's runs, those of each cell in a line of its own."""
+    """Return the groups of the runs, each line's in one."""
     found = {
         name: tuple(curves[Path(folder)] for folder in folders if Path(folder) in curves)
         for name, folders in lines.items()
@@ -210,27 +165,38 @@ def _groups(lines: Mapping[str, Sequence[str]], curves: Mapping[Path, Curve]) ->
     return [Group(name, of_line) for name, of_line in found.items() if of_line]
 
 
+def _origin(groups: Sequence[Group], commands: Sequence[str]) -> Sections:
+    """Return what stands at the top: the settings of the runs and the commands that made them."""
+    sections: dict[str, list[Part]] = {
+        "Settings in common" if len(groups) > 1 else "Settings": [in_common(groups)],
+        "Settings that differ": [*tables.settings(groups)],
+        "Commands": [Commands(commands)] if commands else [],
+    }
+    return _without_empty(sections)
+
+
+def _without_empty(sections: Mapping[str, Sequence[Part]]) -> Sections:
+    """Return the headings that have content, with it."""
+    return {heading: kept for heading, parts in sections.items() if (kept := [part for part in parts if part])}
+
+
 def _sections(
-    groups: Sequence[Group], metric: Metric, published: PublishedTable | None, look: Look, notes: list[str]
+    groups: Sequence[Group],
+    metric: Metric,
+    published: PublishedTable | None,
+    look: Look,
+    has_panels: bool,
+    notes: list[str],
 ) -> Sections:
-    """Return the report's content, without what is empty."""
+    """Return the results, and what there is to know about them."""
     from lightning_fl.report.clients import clients_table, draw_clients, unreadable
     from lightning_fl.report.codecs import codec_parts
-    from lightning_fl.report.plots import AXES, draw_bits, draw_curves, is_logarithmic
+    from lightning_fl.report.plots import draw_bits
 
     sections: dict[str, list[Part]] = {"Results": [tables.results(groups, metric)]}
     if metric.target is not None:
         sections[f"Cost of reaching {metric.short} {metric.target:g}"] = [tables.prices(groups)]
-    sections["Curves"] = [
-        Picture(
-            f"{metric.short.replace(' ', '_')}_by_{axis}",
-            f"{metric.short.capitalize()} against {description}{', on a logarithmic axis' * is_logarithmic(look, axis)}",
-            figure,
-            look.formats,
-        )
-        for axis, description in AXES.items()
-        if (figure := draw_curves(groups, metric, axis, look))
-    ]
+    sections["Curves"] = _curves(groups, metric, look, has_panels)
     if figure := draw_bits(groups, look):
         picture = Picture("bytes_by_kind", "Bytes of the whole run by kind", figure, look.formats)
         sections["Bytes by kind"] = [tables.bytes_by_kind(groups), picture]
@@ -255,11 +221,30 @@ def _sections(
             f"{group.label} is not in this table: {why}." for group in groups if (why := published.missing(group))
         ]
         sections[f"Published: {published.title}"] = [about, tables.beside(published, groups), left_out]
-    sections["Settings in common" if len(groups) > 1 else "Settings"] = [in_common(groups)]
-    sections["Settings that differ"] = [*tables.settings(groups)]
     sections["Remarks"] = [notes + remarks(groups) + unreadable(groups)]
     sections["How to read it"] = [_how(metric)]
-    return {heading: kept for heading, parts in sections.items() if (kept := [part for part in parts if part])}
+    return _without_empty(sections)
+
+
+def _curves(groups: Sequence[Group], metric: Metric, look: Look, has_panels: bool) -> list[Part]:
+    """Return the pictures of the curves, one for each horizontal axis or one with a panel for each."""
+    from lightning_fl.report.plots import AXES, draw_curves, draw_panels, is_logarithmic
+
+    name, title = metric.short.replace(" ", "_"), metric.short.capitalize()
+    if has_panels:
+        figure = draw_panels(groups, metric, look)
+        caption = f"{title} against {', '.join(AXES.values())}"
+        return [Picture(f"{name}_panels", caption, figure, look.formats)] if figure else []
+    return [
+        Picture(
+            f"{name}_by_{axis}",
+            f"{title} against {description}{', on a logarithmic axis' * is_logarithmic(look, axis)}",
+            figure,
+            look.formats,
+        )
+        for axis, description in AXES.items()
+        if (figure := draw_curves(groups, metric, axis, look))
+    ]
 
 
 def _printed(sections: Sections, path: Path) -> str:

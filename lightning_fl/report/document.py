@@ -118,7 +118,9 @@ class Picture:
             self.figure.savefig(to, format=kind, dpi="figure", metadata=undated.get(kind))
 
     def markdown(self) -> str:
-        """Return a Markdown reference to the first file that a page can show, or a link to a PDF."""
+        """Return a Markdown reference to the first file that a page can show, or a link to a PDF; "" without a file."""
+        if not self.formats:
+            return ""
         shown = next((kind for kind in self.formats if kind != "pdf"), None)
         caption = plain(self.caption)
         return f"![{caption}]({self.name}.{shown})" if shown else f"[{caption}]({self.name}.pdf)"
@@ -134,8 +136,29 @@ class Picture:
         )
 
 
-Part = str | Sequence[str] | Table | Picture
-"""Paragraph, list, table or picture."""
+@dataclass(frozen=True)
+class Commands:
+    """Commands for a shell, and comments on them.
+
+    Attributes:
+        lines: a command or a comment each.
+    """
+
+    lines: Sequence[str]
+
+    def markdown(self) -> str:
+        """Return a block of code, whose fence is longer than any in it."""
+        text = "\n".join(map(on_one_line, self.lines))
+        fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+        return f"{fence}bash\n{text}\n{fence}"
+
+    def html(self) -> str:
+        """Return a block of code, which scrolls if it is long."""
+        return f"<pre>{escape(chr(10).join(map(on_one_line, self.lines)))}</pre>"
+
+
+Part = str | Sequence[str] | Table | Picture | Commands
+"""Paragraph, list, table, picture or commands."""
 
 
 Sections = Mapping[str, Sequence[Part]]
@@ -146,12 +169,13 @@ def to_markdown(title: str, sections: Sections) -> str:
     """Return the report as Markdown."""
     blocks = [f"# {plain(title)}"]
     for heading, parts in sections.items():
-        blocks += [f"## {plain(heading)}", *map(_markdown, parts)]
+        if written := [*filter(None, map(_markdown, parts))]:
+            blocks += [f"## {plain(heading)}", *written]
     return "\n\n".join(blocks) + "\n"
 
 
 def _markdown(part: Part) -> str:
-    if isinstance(part, (Table, Picture)):
+    if isinstance(part, (Table, Picture, Commands)):
         return part.markdown()
     return plain(part) if isinstance(part, str) else "\n".join(f"- {plain(line)}" for line in part)
 
@@ -162,12 +186,17 @@ def plain(text: str) -> str:
     >>> print(plain("`<b>` <b>bold</b>\n[here](x) 1 < 2"))
     `<b>` \<b>bold\</b> [here\](x) 1 < 2
     """
-    text = "".join(each if each.isprintable() or each == "\u00a0" else " " for each in text)
+    text = on_one_line(text)
     parts = re.split(r"((?<!`)`(?!`)[^`]+(?<!`)`(?!`))", text)  # every second one is code
     for position in range(0, len(parts), 2):
         own = re.sub(r"\\(?=[\\<\]`|]|$)", r"\\\\", parts[position])  # else it would undo the backslashes that follow
         parts[position] = re.sub(r"<(?=[A-Za-z/!?])|\](?=\()|`", r"\\\g<0>", own)
     return "".join(parts)
+
+
+def on_one_line(text: str) -> str:
+    """Return a text with blanks in place of line ends and other characters that are not printed."""
+    return "".join(each if each.isprintable() or each == "\u00a0" else " " for each in text)
 
 
 def to_html(title: str, sections: Sections) -> str:
@@ -180,7 +209,7 @@ def to_html(title: str, sections: Sections) -> str:
 
 
 def _html(part: Part) -> str:
-    if isinstance(part, (Table, Picture)):
+    if isinstance(part, (Table, Picture, Commands)):
         return part.html()
     if isinstance(part, str):
         return f"<p>{_code(part)}</p>"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil
+from textwrap import fill
 from typing import Any
 
 import matplotlib
@@ -24,8 +25,11 @@ AXES = {
     "rounds": "rounds",
     "simulated_seconds": "simulated time",
 }
+PANELS = ("rounds", "uplink", "simulated_seconds")
+"""Horizontal axes of a picture with panels, from left to right."""
 TIMES = {**SECONDS, "h": 3600.0, "days": 86400.0}
-MANY_DECADES = 2.7
+FEW_DECADES, MANY_DECADES = 0.8, 2.7
+"""Powers of ten below which a logarithmic axis has ticks as a linear one, and above which it has only these powers."""
 BEHIND = 1.5  # z-order behind all curves, including those of groups drawn earlier
 
 
@@ -39,31 +43,73 @@ def draw_curves(groups: Sequence[Group], metric: Metric, axis: str, look: Look =
 
     Several seeds are drawn as their mean with a band of one standard deviation. Return None if no run has that axis.
     """
-    spent = np.concatenate([curve.axis(axis) for group in groups for curve in group.curves])
-    spent = spent[spent > 0]
-    if not len(spent):
+    if not _has_axis(groups, axis):
         return None
     with matplotlib.rc_context(look.style):
         figure = Figure(figsize=look.size, layout="constrained")
         axes = figure.subplots()
-        unit = scale_axis(axes, axis, spent, look)
-        if look.yscale == "log":
-            axes.set_yscale("log")
-            values = np.concatenate([curve.raw for group in groups for curve in group.curves])
-            _plain_ticks(axes.yaxis, few=_decades(values) > MANY_DECADES)
-        for index, group in enumerate(groups):
-            if group.curves:  # the others keep their colours
-                draw_group(axes, group, axis, unit, line_style(index))
-        is_smoothed = any(curve.is_smoothed for group in groups for curve in group.curves)
-        axes.set_ylabel(in_picture(metric.short) + " (smoothed)" * is_smoothed)
-        if metric.target is not None:
-            axes.axhline(metric.target, color="0.4", linewidth=1, linestyle=":", label=f"target {metric.target:g}")
-        # Outside the axes the legend cannot cover a curve.
-        longest = max(len(group.label) for group in groups) + 12
-        if num_entries := len(axes.get_legend_handles_labels()[0]):
-            num_rows = ceil(num_entries / max(1, min(4, look.line_length // longest)))
-            figure.legend(loc="outside lower center", ncols=ceil(num_entries / num_rows), frameon=False)
+        _draw_axes(axes, groups, metric, axis, look)
+        axes.set_ylabel(_ylabel(groups, metric, look))
+        _add_legend(figure, groups, look)
     return figure
+
+
+def draw_panels(groups: Sequence[Group], metric: Metric, look: Look = Look()) -> Figure | None:  # noqa: B008
+    """Draw the smoothed curves in one figure, side by side over rounds, uplink bytes and simulated time.
+
+    An axis that no run has is left out; None if no run has any.
+    """
+    known = [axis for axis in PANELS if _has_axis(groups, axis)]
+    if not known:
+        return None
+    of_panel = replace(look, size=(max(1.0, look.size[0] / len(known)), look.size[1]))
+    with matplotlib.rc_context(look.style):
+        figure = Figure(figsize=look.size, layout="constrained")
+        panels = np.atleast_1d(figure.subplots(1, len(known), sharey=True))
+        for axes, axis in zip(panels, known, strict=True):
+            _draw_axes(axes, groups, metric, axis, of_panel)
+        panels[0].set_ylabel(_ylabel(groups, metric, look))
+        _add_legend(figure, groups, look)
+    return figure
+
+
+def _has_axis(groups: Sequence[Group], axis: str) -> bool:
+    """True if a run has values above 0 on a horizontal axis."""
+    return any((curve.axis(axis) > 0).any() for group in groups for curve in group.curves)
+
+
+def _draw_axes(axes: Axes, groups: Sequence[Group], metric: Metric, axis: str, look: Look) -> None:
+    """Draw the curves of all groups and the target over one of the horizontal axes."""
+    spent = np.concatenate([curve.axis(axis) for group in groups for curve in group.curves])
+    unit = scale_axis(axes, axis, spent[spent > 0], look)
+    if look.yscale == "log":
+        axes.set_yscale("log")
+        values = np.concatenate([curve.raw for group in groups for curve in group.curves])
+        _plain_ticks(axes.yaxis, few=_decades(values) > MANY_DECADES)
+    for index, group in enumerate(groups):
+        if group.curves:  # the others keep their colours
+            draw_group(axes, group, axis, unit, line_style(index))
+    if metric.target is not None:
+        axes.axhline(metric.target, color="0.4", linewidth=1, linestyle=":", label=f"target {metric.target:g}")
+
+
+def _ylabel(groups: Sequence[Group], metric: Metric, look: Look) -> str:
+    """Return the name of the vertical axis."""
+    if look.ylabel is not None:
+        return in_picture(look.ylabel)
+    is_smoothed = any(curve.is_smoothed for group in groups for curve in group.curves)
+    return in_picture(metric.short) + " (smoothed)" * is_smoothed
+
+
+def _add_legend(figure: Figure, groups: Sequence[Group], look: Look) -> None:
+    """Name the lines of the first panel below all of them: outside the axes the legend cannot cover a curve."""
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    if not handles:
+        return
+    longest = max(len(group.label) for group in groups) + 12
+    num_rows = ceil(len(handles) / max(1, min(4, look.line_length // longest)))
+    num_columns = ceil(len(handles) / num_rows)
+    figure.legend(handles, labels, loc="outside lower center", ncols=num_columns, frameon=False)
 
 
 def scale_axis(axes: Axes, axis: str, spent: Floats, look: Look) -> float:
@@ -75,15 +121,17 @@ def scale_axis(axes: Axes, axis: str, spent: Floats, look: Look) -> float:
     elif axis == "simulated_seconds":
         of_time = unit_of(spent.max() / 2, TIMES)
         unit, name = TIMES[of_time], f"simulated time ({of_time})"
-    axes.set_xlabel(name + " (logarithmic)" * logarithmic)
+    axes.set_xlabel(fill(name + " (logarithmic)" * logarithmic, look.line_length))
     if logarithmic:
         formatter = axes.xaxis.get_major_formatter()
         axes.set_xscale("log")
         _plain_ticks(axes.xaxis, few=_decades(spent) > min(MANY_DECADES, look.line_length / 28))
+        if _decades(spent) < FEW_DECADES:
+            axes.xaxis.set_major_locator(MaxNLocator(max(2, look.line_length // 14)))
         if axis == "uplink":
             axes.xaxis.set_major_formatter(formatter)
     elif axis == "rounds":
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
     return unit
 
 

@@ -1,25 +1,28 @@
-"""`lightning-fl study FILE`: train all runs of a study file, then report on them."""
+"""`lightning-fl study FILE`: train all runs of a study file, then report on them; `lightning-fl report FILE`: report again."""
 
 from __future__ import annotations
 
 import os
 import shlex
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from lightning_fl.checks import check_whole
 from lightning_fl.errors import CommandParser, require
+from lightning_fl.outputs.figures import Look
 from lightning_fl.outputs.run_folder import remove_empty, require_writable
 from lightning_fl.outputs.units import in_bytes
-from lightning_fl.report import report
+from lightning_fl.report import flags
+from lightning_fl.report.command import OfStudy, write_report
 from lightning_fl.report.comparison import Curve, Metric, common_metric, curves_with
 from lightning_fl.report.document import Part, Picture, Sections
 from lightning_fl.report.records import readable
 from lightning_fl.study import budget
 from lightning_fl.study.budget import efficiency_table
 from lightning_fl.study.claims import Verdict, claims_table, legend
-from lightning_fl.study.runner import Outcome, command, train
+from lightning_fl.study.runner import Outcome, command, is_done, train
 from lightning_fl.study.study_file import KEYS, PlannedRun, Resolve, StudyFile, read_study
 
 
@@ -63,7 +66,7 @@ def study(arguments: Sequence[str], resolve: Resolve, find: Callable[[str], Path
     given = build_parser().parse_args(arguments)
     path = find(given.file)
     file = read_study(path)
-    out = Path(given.out) if given.out else Path("runs", "studies", path.stem)
+    out = Path(given.out) if given.out else folder_of(path)
     cores = os.cpu_count() or 1
     jobs = cores if given.jobs is None else given.jobs
     check_whole("--jobs", jobs, 1)
@@ -76,21 +79,95 @@ def study(arguments: Sequence[str], resolve: Resolve, find: Callable[[str], Path
     from torch.cuda import device_count
 
     outcome = train(runs, jobs, threads, given.retry, device_count())
-    parts = [_reported(file, out, outcome)] if outcome.done else []
+    said = []
+    if outcome.done:
+        words = [str(path), *file.report_flags, "--out", str(out / "report"), "--html"]
+        said = [_reported(file, given.file, out, outcome.done, flags.build_parser().parse_args(words))]
     left = _left(outcome)
-    return "\n".join([*parts, *left]), not left
+    return "\n".join([*said, *left]), not left
 
 
-def _reported(file: StudyFile, out: Path, outcome: Outcome) -> str:
-    """Write the report of the runs that are done, with the claims, and return it as text."""
+def folder_of(path: Path) -> Path:
+    """Return the folder into which a study file's runs are written by default."""
+    return Path("runs", "studies", path.stem)
+
+
+def report_on_study(arguments: Sequence[str], resolve: Resolve, find: Callable[[str], Path] = Path) -> str:
+    """Write a report of the present runs of a study file that are done, and train nothing.
+
+    Args:
+        arguments: command line after `report`: a study file, the folder of its runs if it has another than `folder_of`, and
+            flags; target, metric and window are by default the file's.
+        resolve: function that checks the arguments of a fit and returns its configuration.
+        find: function that returns the path of the study file that is named.
+
+    Returns:
+        Text to print: tables, remarks, and the path of the report.
+
+    Raises:
+        UserError: the file is not a study, none of its runs is done, or a flag's value is not allowed.
+    """
+    parser = flags.build_parser()
+    name, *folders = parser.parse_args(arguments).runs
+    require(
+        len(folders) < 2,
+        f"after a study file comes at most one folder, that of its runs, got {', '.join(folders)}.",
+    )
+    path = find(name)
+    file = read_study(path)
+    parser.set_defaults(metric=file.metric, target=file.target, window=file.window)
+    given = parser.parse_args(arguments)
+    flags.look_of(given)  # refuses what is impossible before the configurations are made, which takes seconds
+    out = Path(*folders) if folders else folder_of(path)
+    done = [run for run in file.runs(out, resolve) if is_done(run)]
+    require(
+        bool(done),
+        f"no run that {path} now describes is done in {out}: `lightning-fl study {name}` trains them; if it was given --out, "
+        "name that folder after the file.",
+    )
+    return _reported(file, name, out, done, given)
+
+
+def _reported(file: StudyFile, name: str, out: Path, done: Sequence[PlannedRun], given: Namespace) -> str:
+    """Write the report of the runs that are done, with the claims, and return it as text.
+
+    Args:
+        file: content of the study file.
+        name: path of the study file, or its name.
+        out: folder of the study.
+        done: runs that are done.
+        given: flags of the report; claims and budget are left out if these ask for another comparison than the file's.
+    """
     place = {cell.name: position for position, cell in enumerate(file.cells)}
-    done = sorted(outcome.done, key=lambda run: (place[run.cell], run.seed))
-    curves, left_out = _read(file, done)
+    done = sorted(done, key=lambda run: (place[run.cell], run.seed))
+    compared = replace(file, metric=given.metric, target=given.target, window=given.window)
+    curves, left_out = _read(compared, done)
+    if missing := len(file.cells) * len(file.seeds) - len(done):
+        left_out.append(f"{missing} of {len(file.cells) * len(file.seeds)} runs of the study are not done.")
+    is_files_own = compared == file
+    if not is_files_own and (file.claims or file.budget):
+        left_out.append("Claims and budget belong to the metric, target and window of the study file.")
+
+    def sections(look: Look) -> Sections:
+        claims: Sections = {"Claims": _claims(file, curves)} if file.claims and is_files_own else {}
+        within: Sections = _within_budget(file, curves, look) if is_files_own else {}
+        return {**claims, **within, **({"Left out": [left_out]} if left_out else {})}
+
     lines = {cell: [str(curve.record.folder) for curve in runs.values()] for cell, runs in curves.items()}
-    claims: Sections = {"Claims": _claims(file, curves)} if file.claims else {}
-    sections = {**claims, **_within_budget(file, curves), **({"Left out": [left_out]} if left_out else {})}
-    folders = [folder for of_line in lines.values() for folder in of_line]
-    return report([*folders, *file.report_flags, "--out", str(out / "report"), "--html"], sections, lines)
+    given.runs = [folder for of_line in lines.values() for folder in of_line]
+    return write_report(given, OfStudy(lines, Path(name).stem, _commands(file, name, out, done), sections))
+
+
+def _commands(file: StudyFile, name: str, out: Path, done: Sequence[PlannedRun]) -> list[str]:
+    """Return the command that trains the whole study, and that of the first run of each of its lines."""
+    elsewhere = [] if out == folder_of(Path(name)) else ["--out", str(out)]
+    firsts = {run.cell: run for run in reversed(done)}
+    seeds = ", ".join(map(str, file.seeds))
+    lines = [shlex.join(["lightning-fl", "study", name, *elsewhere]), f"# which trains, with the seeds {seeds}:"]
+    for cell in file.cells:
+        if run := firsts.get(cell.name):
+            lines += [f"# {cell.name}", shlex.join(["lightning-fl", "fit", *run.arguments])]
+    return lines
 
 
 Curves = dict[str, dict[int, Curve]]
@@ -109,7 +186,7 @@ def _claims(file: StudyFile, curves: Curves) -> list[Part]:
     return [*regimes, claims_table(file.claims, verdicts_of(file, curves)), legend(file.claims)]
 
 
-def _within_budget(file: StudyFile, curves: Curves) -> Sections:
+def _within_budget(file: StudyFile, curves: Curves, look: Look) -> Sections:
     """Return the section that compares the cells within the study's budget; {} without a budget."""
     if file.budget is None:
         return {}
@@ -121,11 +198,10 @@ def _within_budget(file: StudyFile, curves: Curves) -> Sections:
     metric = next(iter(next(iter(curves.values())).values())).metric
     low, high = in_bytes(file.budget.low), in_bytes(file.budget.high)
     parts: list[Part] = [efficiency_table(found), [budget.LEGEND.format(resamples=budget.NUM_RESAMPLES)]]
-    parts.append(
-        Picture("front", f"Best {metric.short} within {high} of uplink", draw_front(found, choices, metric.short))
-    )
-    if areas := draw_areas(found, choices):
-        parts.append(Picture("areas", f"Mean {metric.short} over budgets from {low} to {high}", areas))
+    front = draw_front(found, choices, metric.short, look)
+    parts.append(Picture("front", f"Best {metric.short} within {high} of uplink", front, look.formats))
+    if areas := draw_areas(found, choices, look):
+        parts.append(Picture("areas", f"Mean {metric.short} over budgets from {low} to {high}", areas, look.formats))
     return {f"Accuracy per byte, {low} to {high} of uplink": parts}
 
 

@@ -112,7 +112,7 @@ def train(runs: Sequence[PlannedRun], jobs: int, threads: int, retry: bool, num_
     """
     outcome, waiting, active = Outcome(), list[PlannedRun](), list[_Fit]()
     for run in runs:
-        if _is_done(run):
+        if is_done(run):
             continue
         if (run.folder / FAILED).is_file() and not retry:
             outcome.failed[run] = str(_content(run, FAILED).get("said", f"{FAILED} cannot be read"))
@@ -147,7 +147,7 @@ def train(runs: Sequence[PlannedRun], jobs: int, threads: int, retry: bool, num_
             bar.update(sum(map(_rounds_done, runs)) - bar.n)
             if active:
                 time.sleep(POLL_SECONDS)
-    outcome.done = [run for run in runs if run not in outcome.failed and _is_done(run)]
+    outcome.done = [run for run in runs if run not in outcome.failed and is_done(run)]
     outcome.elsewhere = [run for run in outcome.elsewhere if run not in outcome.done]
     return outcome
 
@@ -208,7 +208,7 @@ def _content(run: PlannedRun, name: str) -> dict[str, Any]:
     return {}
 
 
-def _is_done(run: PlannedRun) -> bool:
+def is_done(run: PlannedRun) -> bool:
     """True if a run has ended with rows that can be read, unless it may now last longer than the time after which it ended."""
     if not (run.folder / DONE).is_file():
         return False
@@ -258,7 +258,7 @@ def _start(run: PlannedRun, threads: int, device: int | None, lock: BinaryIO) ->
     """
     if fcntl is not None:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    if _is_done(run):
+    if is_done(run):
         return None
     words = command(run, threads)
     for name in (DONE, FAILED):

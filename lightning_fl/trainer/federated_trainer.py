@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +18,7 @@ from lightning_fl.data import Source
 from lightning_fl.errors import require
 from lightning_fl.evaluation.client_evaluation import ClientEvaluator, ClientResult
 from lightning_fl.outputs import checkpoint_file
+from lightning_fl.outputs.clients.rows import own_values
 from lightning_fl.outputs.final_table import final_table, history, show
 from lightning_fl.outputs.run_folder import LAST
 from lightning_fl.trainer import checkpointing
@@ -182,7 +184,10 @@ class FederatedTrainer(TrainerInterface):
 
     @property
     def history(self) -> Any:
-        """Logged rows of the last fit, as in metrics.csv: a pandas DataFrame if pandas is there, else a list of dictionaries."""
+        """Logged rows of the last fit, those of metrics.csv: a pandas DataFrame if pandas is there, else a list of dictionaries.
+
+        Without metrics.csv (`logger=False`) they lack `step` and what callbacks send to loggers.
+        """
         return history(self.fit_loop.rows, self.metric)
 
     def __repr__(self) -> str:
@@ -190,6 +195,20 @@ class FederatedTrainer(TrainerInterface):
         return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
     # -- for loops and callbacks ----------------------------------------------------------------------------------------
+
+    def log_client(self, client: int, values: Mapping[str, Any]) -> None:
+        """Log values of a client in this round, for its row of `clients.csv` beside metrics.csv; for hooks of callbacks.
+
+        Args:
+            client: Index of the client, as `on_client_upload` and other hooks get it.
+            values: Numbers by column.
+
+        Raises:
+            UserError: No fit is running, there is no such client, or a name or value is not allowed.
+        """
+        require(self.fitting, "log_client logs values of a round, but no fit is running: call it in a hook of a fit.")
+        found = own_values(client, values, self.data.num_clients)
+        self.fit_loop.client_values.setdefault(client, {}).update(found)
 
     def save_checkpoint(self, filepath: str | os.PathLike[str], weights_only: bool = False) -> None:
         """Save the model and, unless `weights_only`, the run, so that `fit(ckpt_path=filepath)` resumes from here.

@@ -22,11 +22,12 @@ from lightning_fl.federation import follow_pruning
 from lightning_fl.federation.round import Federation
 from lightning_fl.flat_module.hooks import check_watched
 from lightning_fl.outputs import checkpoint_file, wandb_run
+from lightning_fl.outputs.clients.rows import add_rows
 from lightning_fl.outputs.communication_json import Bits, write_communication
 from lightning_fl.outputs.final_table import final_lines
 from lightning_fl.outputs.loggers import log_row, tell
 from lightning_fl.outputs.metrics_csv import RoundCSVLogger
-from lightning_fl.outputs.run_folder import EXPORT, LAST, RunFolder, write_settings
+from lightning_fl.outputs.run_folder import CLIENTS, EXPORT, LAST, RunFolder, write_settings
 from lightning_fl.processes import check_agreement, gather_logs, gather_objects
 from lightning_fl.pruning import masks_of
 from lightning_fl.settings.settings import settings_of
@@ -52,6 +53,7 @@ class FitLoop:
         saved_states: files of clients' states that `last.ckpt` refers to.
         evaluation: validates and tests after rounds.
         rows: logged rows, those of the rounds before a resumption first.
+        client_values: values that callbacks have logged of clients in this process, by client, until they are collected.
         epoch_loop: the attributes of Lightning's own loop that stock callbacks read.
         val_loop: the same of its validation loop: `_has_run` is True once a round has been validated.
     """
@@ -66,6 +68,8 @@ class FitLoop:
         self.val_loop = SimpleNamespace(_has_run=False)
         self.before_round: dict[str, Any] | None = None
         self.rows: list[dict[str, float]] = []
+        self.client_values: dict[int, dict[str, float]] = {}
+        self._of_clients: dict[int, dict[str, float]] = {}
         self._knows_metrics = False
         self._unwritten: tuple[int, Bits] | None = None
         self._next_write = 0.0
@@ -81,6 +85,7 @@ class FitLoop:
         trainer = self.trainer
         self.val_loop._has_run = self._knows_metrics = False
         self.before_round = None
+        self.client_values, self._of_clients = {}, {}
         self.folder = RunFolder(
             trainer.default_root_dir, trainer.loggers, trainer.enable_checkpointing, trainer.ckpt_path
         )
@@ -197,6 +202,7 @@ class FitLoop:
         record["time/simulated_seconds"] = run.simulated_seconds
         record["time/round_seconds"] = time.perf_counter() - started
         self._log(record)
+        self._write_clients(run.round - 1)
         if trainer.enable_checkpointing and self._is_due(trainer.checkpoint_every_n_rounds):
             trainer.save_checkpoint(Path(trainer.default_root_dir) / LAST)
 
@@ -207,8 +213,12 @@ class FitLoop:
             UserError: processes have pruned the model differently.
         """
         trainer, logs = self.trainer, self.trainer.active_module.logs
-        sums, known, prunings = gather_logs(trainer.fabric, logs, self.federation.prunings)
-        check_agreement(prunings)
+        sums, known, more = gather_logs(trainer.fabric, logs, (self.federation.prunings, self.client_values))
+        check_agreement([prunings for prunings, _ in more])
+        for _, of_process in more:
+            for client, values in of_process.items():
+                self._of_clients.setdefault(client, {}).update(values)
+        self.client_values = {}
         return logs.averages(sums[:1], known)
 
     def _check_names(self, record: dict[str, float]) -> None:
@@ -276,9 +286,28 @@ class FitLoop:
         if trainer.is_global_zero:
             self.renew_folder()
         log_row(trainer, row, int(record["round"]))
+        for logger in trainer.loggers:
+            if isinstance(logger, RoundCSVLogger):
+                self.rows[-1] |= logger.last_row  # with the step and what callbacks have sent to the loggers
         self._note_bits()
         if time.monotonic() >= self._next_write:
             self._write_communication()
+
+    def _write_clients(self, round_index: int) -> None:
+        """Write what callbacks have logged of clients in a round to clients.csv, beside metrics.csv."""
+        trainer, found = self.trainer, self._of_clients
+        self._of_clients = {}
+        if not found or not any(isinstance(logger, RoundCSVLogger) for logger in trainer.loggers):
+            return
+        if trainer.is_global_zero:
+            names = trainer.data.client_names
+            rows = [
+                {"round": round_index, "client": client}
+                | ({} if names is None else {"name": str(names[client])})
+                | found[client]
+                for client in sorted(found)
+            ]
+            add_rows(Path(trainer.default_root_dir, CLIENTS), rows)
 
     def _note_bits(self) -> None:
         """Keep the bits of all rounds so far until they are written."""

@@ -278,7 +278,7 @@ def test_settings_that_differ_are_listed_beside_the_names(tmp_path: Path) -> Non
         write_run(tmp_path / f"{mu}", rising(9), "FedProx", mu=mu)
     write_run(tmp_path / "avg", rising(9), trainer={"clients_per_round": 5})
     printed = report([str(tmp_path / name) for name in ("0.1", "0.01", "avg")] + ["--out", str(tmp_path / "out")])
-    lines = printed.partition("## Settings that differ")[2].splitlines()
+    lines = printed.partition("## Settings that differ")[2].partition("\n## ")[0].splitlines()
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line[:1] == "|"]
     assert cells[0] == ["method", "clients_per_round", "mu"]
     assert cells[2:] == [["FedProx, mu=0.1", "–", "0.1"], ["FedProx, mu=0.01", "–", "0.01"], ["FedAvg", "5", "–"]]

@@ -15,7 +15,7 @@ from lightning_fl.errors import UserError
 from lightning_fl.outputs.figures import Look
 from lightning_fl.report import report
 from lightning_fl.report.comparison import Metric
-from lightning_fl.report.plots import draw_bits, draw_curves
+from lightning_fl.report.plots import draw_bits, draw_curves, draw_panels
 from lightning_fl.report.records import read_runs
 
 
@@ -92,6 +92,42 @@ def test_nothing_overlaps_in_a_picture_of_another_size(tmp_path: Path, axis: str
     assert draw_bits(groups, look) is None
 
 
+@pytest.mark.parametrize(
+    "look", [Look(size=(7.5, 2.8)), Look(size=(7, 2.4), font_size=8), Look(size=(7.5, 2.8), yscale="log", xscale="log")]
+)
+@pytest.mark.parametrize("num_rounds", [2, 3, 50, 500])
+def test_nothing_overlaps_in_a_picture_with_panels(tmp_path: Path, num_rounds: int, look: Look) -> None:
+    names = ["FedAvg", "FedProx", "RandomLayers"]
+    runs = [write_run(tmp_path / name, rising(num_rounds, 0.001 * (i + 1)), name) for i, name in enumerate(names)]
+    figure = draw_panels(groups_of(*runs), Metric(), look)
+    assert figure is not None
+    require_readable(figure)
+    assert [axes.get_xlabel().partition(" ")[0] for axes in figure.axes] == ["rounds", "uplink", "simulated"]
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == names
+
+
+def test_panels_and_the_vertical_axis_are_the_users(tmp_path: Path) -> None:
+    flags = ["--out", str(tmp_path / "out"), "--format", "svg", "--ylabel", "Test accuracy"]
+    runs = two_runs(tmp_path)
+    report([*runs, *flags])
+    assert ">Test accuracy</text>" in (tmp_path / "out" / "accuracy_by_rounds.svg").read_text()
+    report([*runs, *flags, "--panels"])
+    assert [path.name for path in (tmp_path / "out").glob("*.svg")] == ["accuracy_panels.svg"]
+    assert (tmp_path / "out" / "accuracy_panels.svg").read_text().count(">Test accuracy</text>") == 1
+
+
+def test_a_report_begins_with_the_settings_and_the_commands_of_its_runs(tmp_path: Path) -> None:
+    average, proximal = two_runs(tmp_path)
+    (Path(proximal) / "config.yaml").rename(Path(proximal) / "settings.yaml")
+    report([average, proximal, "--out", str(tmp_path / "out"), "--format", "tex", "--html"])
+    page = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    assert re.findall("^## (.*)", page, re.M)[:3] == ["Settings in common", "Commands", "Results"]
+    command = f"lightning-fl fit --config {average}/config.yaml"
+    assert f"\n```bash\n# FedAvg\n{command}\n```\n" in page, "a run from Python has no command"
+    assert f"<pre># FedAvg\n{command}</pre>" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+
+
 def test_labels_and_order_are_the_users(tmp_path: Path) -> None:
     average, proximal = two_runs(tmp_path)
     flags = ["--out", str(tmp_path / "out"), "--label", "Proximal term", "--label", "Baseline"]
@@ -105,8 +141,8 @@ def test_labels_and_order_are_the_users(tmp_path: Path) -> None:
     [
         (["--label", "one"], "--label is given 1 time, but the report has 2 lines, in this order: FedAvg; FedProx."),
         (["--label", "one", "--label", "one"], "two lines have the same --label, got one, one."),
-        (["--format", "png,gif"], "format 'gif' is unknown; allowed: pdf, png, svg."),
-        (["--format", ","], "--format is empty: give one or several of png, svg, pdf, separated by commas."),
+        (["--format", "png,gif"], "format 'gif' is unknown; allowed: pdf, png, svg, tex."),
+        (["--format", ","], "--format is empty: give one or several of png, svg, pdf, tex, separated by commas."),
         (["--size", "3.5"], "--size is the width and height in inches, such as 3.5x2.4, got '3.5'."),
         (["--size", "0x3"], "size in inches must lie in [1, 100], got 0.0."),
         (["--dpi", "0"], "dpi must lie in [10, 2400], got 0."),

@@ -18,8 +18,8 @@ from made_runs import rising, write_run
 from lightning_fl.cli import main
 from lightning_fl.cli.planned_fit import resolve
 from lightning_fl.outputs.figures import Look
+from lightning_fl.report.flags import build_parser
 from lightning_fl.study.command import _reported
-from lightning_fl.study.runner import Outcome
 from lightning_fl.study.study_file import PlannedRun, read_study
 
 pytestmark = pytest.mark.usefixtures("types_of_a_new_process")
@@ -118,11 +118,13 @@ def test_a_run_that_cannot_be_compared_is_left_out_of_the_report(monkeypatch: py
     rows = (diverged / "metrics.csv").read_text()
     (diverged / "metrics.csv").write_text(re.sub(r"\n(\d),[^,]+,", r"\n\1,nan,", rows))
     (without_settings / "config.yaml").write_text("trainer: &a [*a]")
-    said = _reported(file, Path("out"), Outcome(done=runs))
+    given = build_parser().parse_args(["study.yaml", "--out", "out/report", "--html"])
+    said = _reported(file, "study.yaml", Path("out"), runs, given)
     assert "## Left out\n\n- val/accuracy of the run in FedAvg/0 has no finite value; choose another" in said
     assert re.search(r"^\| FedAvg +\| +1 \|.*\n\| FedProx +\| +2 \|", said, re.MULTILINE)
     assert "FedProx/1: its config.yaml is ignored" in said
     page = Path("out/report/report.md").read_text(encoding="utf-8")
+    assert page.startswith("# study: accuracy\n\n## Commands\n\n```bash\nlightning-fl study study.yaml --out out\n")
     assert "## Claims\n\nIn the paper: VGG-9, 50 clients. Here: a linear model, 20 clients.\n\n| claim" in page
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch.callbacks import LearningRateMonitor
 from toys import Perceptron, federation, read_rows, vector
 
 from lightning_fl import FederatedTrainer, UserError
@@ -130,13 +131,15 @@ def _without_pandas(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_without_pandas")
 @pytest.mark.parametrize("every", [1, 2])
 def test_the_history_has_the_rows_of_metrics_csv(make_trainer: MakeTrainer, tmp_path: Path, every: int) -> None:
-    trainer = make_trainer(max_rounds=3, logger=True, log_every_n_rounds=every)
+    monitors = [LearningRateMonitor("epoch")]
+    trainer = make_trainer(max_rounds=3, logger=True, log_every_n_rounds=every, callbacks=monitors)
     assert trainer.history == []
     trainer.fit(Perceptron(), federation())
     rows = read_rows(tmp_path)
+    assert all({"lr-SGD", "step"} <= row.keys() for row in trainer.history)
     assert len(trainer.history) == len(rows) == (3 if every == 1 else 2)
     for row, written in zip(trainer.history, rows, strict=True):
-        assert {name: pytest.approx(float(value)) for name, value in written.items() if value and name != "step"} == {
+        assert {name: pytest.approx(float(value)) for name, value in written.items() if value} == {
             name: value for name, value in row.items() if name != "time/round_seconds"
         }
 
@@ -154,7 +157,7 @@ def test_a_resumed_run_has_its_earlier_history_too(make_trainer: MakeTrainer, ke
     make_trainer(max_rounds=2, **keeps_files).fit(Perceptron(), federation())
     resumed = make_trainer(max_rounds=3, **keeps_files)
     resumed.fit(Perceptron(), federation(), ckpt_path="last")
-    assert [row["round"] for row in resumed.history] == [0, 1, 2]
+    assert [(row["round"], row["step"]) for row in resumed.history] == [(0, 0), (1, 1), (2, 2)]
     assert all(row["val/loss"] > 0 for row in resumed.history)
 
 

@@ -1,4 +1,4 @@
-"""`clients.csv`, beside metrics.csv: one row for each client of each evaluation of the clients, complete at any moment."""
+"""`clients.csv`, beside metrics.csv: one row for each client and round with values of its own, complete at any moment."""
 
 from __future__ import annotations
 
@@ -7,14 +7,54 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lightning_fl.checks import is_whole
+from lightning_fl.errors import UserError, require
 from lightning_fl.outputs.files import replacing
 from lightning_fl.outputs.metrics_csv import read_rows
 
+OF_CLIENT = {"round", "client", "name", "samples"}
+"""Columns that are no values of a client's."""
+
 
 def add_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write the file anew with further rows, which may have new columns."""
+    """Write the file anew with further rows, which may have new columns; values of the same client and round share a row."""
     columns, earlier = read_rows(path)
-    _write(path, dict.fromkeys([*columns, *(name for row in rows for name in row)]), [*earlier, *rows])
+    kept: dict[Any, Mapping[str, Any]] = {_key(row): row for row in earlier}
+    for row in rows:
+        kept[_key(row)] = {**kept.get(_key(row), {}), **row}
+    _write(path, dict.fromkeys([*columns, *(name for row in rows for name in row)]), kept.values())
+
+
+def _key(row: Mapping[str, Any]) -> tuple[str, str]:
+    return str(row["round"]), str(row["client"])
+
+
+def own_values(client: int, values: Mapping[str, Any], num_clients: int) -> dict[str, float]:
+    """Return the values that a callback logs of a client, as numbers.
+
+    Args:
+        client: index of the client.
+        values: numbers, or tensors of one number, by column.
+        num_clients: number of clients of the federation.
+
+    Raises:
+        UserError: there is no such client, a name is that of another column, or a value is no number.
+    """
+    require(
+        is_whole(client) and 0 <= client < num_clients,
+        f"log_client needs the index of a client, 0 to {num_clients - 1}, got {client!r}.",
+    )
+    found = {}
+    for name, value in values.items():
+        require(
+            name not in OF_CLIENT,
+            f"log_client cannot log {name!r}, because clients.csv has another column of this name: give another name.",
+        )
+        try:
+            found[name] = float(value)
+        except (TypeError, ValueError, RuntimeError):
+            raise UserError(f"log_client logs numbers, got {name} {value!r}.") from None
+    return found
 
 
 def keep_rows_before(round_index: int, source: Path, path: Path) -> None:

@@ -1,0 +1,113 @@
+"""Flags of `lightning-fl report`."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+
+from lightning_fl.checks import check_choice
+from lightning_fl.errors import CommandParser, UserError, require
+from lightning_fl.outputs.figures import FORMATS, Look
+from lightning_fl.report.smoothing import WINDOW
+
+TEX = "tex"
+"""Format of a table, besides those of pictures."""
+PANELS_SIZE = (7.5, 2.8)
+"""Width and height in inches of a picture with panels."""
+
+
+def build_parser() -> ArgumentParser:
+    """Return the parser of the command's flags."""
+    parser = CommandParser(
+        prog="lightning-fl report",
+        usage="%(prog)s RUN [RUN ...] [options]\n       %(prog)s STUDY [DIR] [options]",
+        description="Compare runs, or the present runs of a study file: tables, curves and pictures.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "runs",
+        nargs="+",
+        metavar="RUN",
+        help="folder of a run (its trainer.default_root_dir), or a folder with runs below it; the report keeps this order. A "
+        "study file in their place stands for its runs that are done, in the folder where the study writes them or in DIR, its "
+        "--out; what earlier versions of the file have trained there is left out",
+    )
+    parser.add_argument("--target", type=float, help="also report the cost of reaching this value, such as 0.6")
+    parser.add_argument(
+        "--metric", help="column of metrics.csv to compare (default: the metric that the runs are about)"
+    )
+    parser.add_argument(
+        "--window",
+        type=int,
+        default=WINDOW,
+        help="length of the smoothing window in values, odd and at least 5; 1 for no smoothing (default: %(default)s)",
+    )
+    parser.add_argument("--out", default="report", metavar="DIR", help="folder to write into (default: %(default)s)")
+    parser.add_argument(
+        "--paper", metavar="PAPER:TABLE", help="also show a published table, such as feddumap:10 or fedadam-ssm:I"
+    )
+    parser.add_argument(
+        "--label",
+        action="append",
+        metavar="TEXT",
+        help="name of a line in tables and pictures; once for each line, in their order",
+    )
+    look = parser.add_argument_group("pictures")
+    look.add_argument(
+        "--format",
+        default=",".join(Look.formats),
+        metavar="LIST",
+        help=f"formats of the files, of {', '.join(FORMATS)}, separated by commas; with {TEX} also results.tex, a LaTeX table "
+        "(default: %(default)s)",
+    )
+    look.add_argument(
+        "--panels", action="store_true", help="draw the curves as one picture with a panel for each horizontal axis"
+    )
+    look.add_argument(
+        "--size",
+        metavar="WxH",
+        help="width and height in inches, such as 3.5x2.4 (default: 7.5x4.2, with panels 7.5x2.8)",
+    )
+    look.add_argument(
+        "--dpi", type=int, default=Look.dpi, metavar="N", help="dots per inch of PNG files (default: %(default)s)"
+    )
+    look.add_argument(
+        "--font-size",
+        type=float,
+        default=Look.font_size,
+        metavar="POINTS",
+        help="size of text in points (default: %(default)s)",
+    )
+    look.add_argument("--ylabel", metavar="TEXT", help="name of the curves' vertical axis (default: the metric's)")
+    look.add_argument(
+        "--xscale",
+        choices=("log", "linear"),
+        help="horizontal axis (default: log for bytes, linear for rounds and time)",
+    )
+    look.add_argument(
+        "--yscale", choices=("log", "linear"), default=Look.yscale, help="vertical axis (default: %(default)s)"
+    )
+    parser.add_argument("--html", action="store_true", help="also write report.html, one self-contained page")
+    return parser
+
+
+def formats_of(given: Namespace) -> tuple[str, ...]:
+    """Return the formats of the pictures, and `tex` if a LaTeX table is to be written."""
+    formats = tuple(dict.fromkeys(filter(None, given.format.lower().replace(" ", "").split(","))))
+    allowed = (*FORMATS, TEX)
+    require(bool(formats), f"--format is empty: give one or several of {', '.join(allowed)}, separated by commas.")
+    for name in formats:
+        check_choice("format", name, allowed)
+    return formats
+
+
+def look_of(given: Namespace) -> Look:
+    """Return the look of the pictures that the flags describe."""
+    size = PANELS_SIZE if given.panels else Look.size
+    if given.size is not None:
+        try:
+            width, height = map(float, given.size.lower().split("x"))
+        except ValueError:
+            raise UserError(f"--size is the width and height in inches, such as 3.5x2.4, got {given.size!r}.") from None
+        size = width, height
+    formats = tuple(name for name in formats_of(given) if name != TEX)
+    return Look(formats, size, given.dpi, given.font_size, given.xscale, given.yscale, given.ylabel)

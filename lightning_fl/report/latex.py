@@ -1,0 +1,149 @@
+"""LaTeX table of a report's results, for the package booktabs: mean and deviation over seeds, the best in bold."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
+
+from lightning_fl.outputs.figures import in_picture
+from lightning_fl.outputs.metric import is_accuracy
+from lightning_fl.report.comparison import VALUES, Group, Metric
+from lightning_fl.report.document import on_one_line
+from lightning_fl.report.labels import counted
+from lightning_fl.report.tables import COSTS, Column, of_last, table
+
+WHOLE_RUN = ("uplink", "downlink", "simulated_seconds")
+TO_TARGET = ("rounds", "uplink", "simulated_seconds")
+"""Costs in the table."""
+SPECIAL = {
+    **{character: f"\\{character}" for character in "&%#_{}"},
+    "\\": r"\textbackslash{}",
+    "$": r"\$",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "±": r"$\pm$",
+    "−": r"$-$",
+    "×": r"$\times$",
+    "µ": r"\textmu{}",
+    "–": "--",
+    "…": r"\ldots{}",
+}
+FORMULA = re.compile(r"((?<!\\)\$.+?(?<!\\)\$)")
+
+
+def results(groups: Sequence[Group], metric: Metric, comments: Sequence[str]) -> str:
+    """Return a table with a row for each group: its values, and what the run or the target cost.
+
+    Args:
+        groups: rows of the table.
+        metric: metric of the values; with a target, its costs take the place of the whole run's.
+        comments: where the numbers come from, a line each, for comments at the top.
+    """
+    columns = _columns(groups, metric)
+    found = [{name: group.spread(name) for name in columns} for group in groups]
+    shown = table(["method"], columns, [([group.label], of) for group, of in zip(groups, found, strict=True)])
+    cells = [list(row) for row in shown.rows]
+    for place, name in enumerate(columns, 1):
+        column = [row[place] for row in cells]
+        counts = [of[name][2] for of in found]
+        whole = [count == len(group.curves) for count, group in zip(counts, groups, strict=True)]
+        means = [of[name][0] if is_whole else None for of, is_whole in zip(found, whole, strict=True)]
+        is_best = _best(means, column, min if name not in VALUES or metric.falls else max)
+        for row, group, count, bold in zip(cells, groups, counts, is_best, strict=True):
+            text = escaped(row[place])
+            if 0 < count < len(group.curves):
+                text += f" ({count} of {len(group.curves)})"
+            row[place] = rf"\textbf{{{text}}}" if bold else text
+    rows = [[escaped(row[0]), *row[1:]] for row in cells]
+    return "\n".join(
+        [
+            *(f"% {on_one_line(line)}" for line in [*comments, *_how(groups, metric)]),
+            rf"\begin{{tabular}}{{l{'r' * len(columns)}}}",
+            r"  \toprule",
+            *_over_costs(columns, metric),
+            f"  {_row([_heading(title) for title in shown.header])}",
+            r"  \midrule",
+            *(f"  {_row(row)}" for row in rows),
+            r"  \bottomrule",
+            r"\end{tabular}",
+            "",
+        ]
+    )
+
+
+def _columns(groups: Sequence[Group], metric: Metric) -> dict[str, Column]:
+    """Return the columns of numbers that some group has."""
+    kind: Literal["share", "figures"] = "share" if is_accuracy(metric.name) else "figures"
+    columns = {"final": Column(metric.short, kind), "at_best_validation": Column(VALUES["at_best_validation"], kind)}
+    if metric.target is None:
+        columns |= {name: COSTS[name] for name in WHOLE_RUN}
+    else:
+        columns |= {f"target_{name}": COSTS[name] for name in TO_TARGET}
+    is_known: Callable[[str], bool] = lambda name: any(group.spread(name)[2] for group in groups)  # noqa: E731
+    return {name: column for name, column in columns.items() if is_known(name)}
+
+
+def _best(means: Sequence[float | None], shown: Sequence[str], better: Callable[..., float]) -> list[bool]:
+    """Return which cells read as the best mean does; none if there is one row, or if all read so."""
+    known = [mean for mean in means if mean is not None]
+    if not known:
+        return [False for _ in means]
+    texts = [text.partition(" ± ")[0] for text in shown]
+    best = texts[means.index(better(known))]
+    found = [mean is not None and text == best for mean, text in zip(means, texts, strict=True)]
+    return [each and not all(found) for each in found]
+
+
+def _how(groups: Sequence[Group], metric: Metric) -> list[str]:
+    """Return how to read the table."""
+    counts = sorted({len(group.curves) for group in groups})
+    runs = " to ".join(f"{count}" for count in dict.fromkeys((counts[0], counts[-1])))
+    curves = [curve for group in groups for curve in group.curves]
+    lines = [
+        f"{metric.short}: {of_last(curves)} of a run; mean and sample standard deviation over {runs} runs, of which rows differ "
+        "in their seeds alone; the best means in bold, unless all are equal."
+        if counts != [1]
+        else f"{metric.short}: {of_last(curves)} of the only run; the best in bold, unless all are equal.",
+        r"Needs \usepackage{booktabs}.",
+    ]
+    if metric.target is not None:
+        lines.insert(1, f"Costs are those of first reaching {metric.target:g} ({counted(len(curves), 'run')}).")
+    return lines
+
+
+def _over_costs(columns: Mapping[str, Column], metric: Metric) -> list[str]:
+    """Return the row that says for which columns the target is, and the line below it."""
+    costs = [place for place, name in enumerate(columns, 2) if name.startswith("target_")]
+    if not costs:
+        return []
+    title = f"to {metric.short} {metric.target:g}".replace("_", " ")
+    return [
+        rf"  {'& ' * (costs[0] - 1)}\multicolumn{{{len(costs)}}}{{c}}{{{escaped(title)}}} \\",
+        rf"  \cmidrule(lr){{{costs[0]}-{costs[-1]}}}",
+    ]
+
+
+def _heading(title: str) -> str:
+    return escaped(title[:1].upper() + title[1:].replace("_", " "))
+
+
+def _row(cells: Sequence[str]) -> str:
+    return rf"{' & '.join(cells)} \\"
+
+
+def escaped(text: str) -> str:
+    r"""Return a text for LaTeX, with the formulas that pictures show.
+
+    >>> escaped("FedAdam_SSM 10 %"), escaped("0.93 ± 0.01"), escaped(r"$\mu$ = 0.1"), escaped("5 $")
+    ('FedAdam\\_SSM 10 \\%', '0.93 $\\pm$ 0.01', '$\\mu$ = 0.1', '5 \\$')
+    """
+    text = on_one_line(text)
+    parts = FORMULA.split(text) if r"\$" not in in_picture(text) else [text]
+    return "".join(
+        part if position % 2 else "".join(SPECIAL.get(each, each) for each in part)
+        for position, part in enumerate(parts)
+    )

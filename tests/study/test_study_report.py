@@ -1,0 +1,120 @@
+"""Test `lightning-fl report FILE`: the present runs of a study file, with the flags of a report."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from made_runs import rising, write_run
+
+from lightning_fl.cli import main
+from lightning_fl.cli.shipped_configs import is_study
+from lightning_fl.errors import UserError
+from lightning_fl.outputs.figures import Look
+from lightning_fl.study import report_on_study
+from lightning_fl.study.study_file import read_study
+
+CLAIM = {"text": "a pull helps", "better": "FedProx", "than": "FedAvg"}
+
+
+def resolve(arguments: Sequence[str]) -> Mapping[str, Any]:
+    """Return a configuration without the parser, which takes seconds: the flags as they are."""
+    flags = [word.removeprefix("--").partition("=") for word in arguments]
+    return {"trainer": {"max_rounds": 9}, **{name: value for name, _, value in flags}}
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Look, "formats", ("svg",))
+
+
+def write_study(mu: float = 0.1, out: Path = Path("runs/studies/study"), **content: Any) -> Path:
+    """Write a study file and the folders of its runs, all done."""
+    path = Path("study.yaml")
+    grid = {"method": {"FedAvg": ["--algorithm=FedAvg"], "FedProx": ["--algorithm=FedProx", f"--mu={mu}"]}}
+    path.write_text(yaml.safe_dump({"seeds": [0, 1], "window": 1, "grid": grid, **content}, sort_keys=False))
+    for run in read_study(path).runs(out, resolve):
+        if not run.folder.exists():
+            write_run(run.folder, rising(9, 0.05 + 0.01 * run.seed), run.cell, run.seed)
+            (run.folder / "done.json").write_text("{}")
+    return path
+
+
+def test_a_report_of_a_study_has_its_present_runs_alone() -> None:
+    write_study(mu=0.1)
+    path = write_study(mu=0.5, claims=[CLAIM], target=0.3)
+    assert len(list(Path("runs").rglob("metrics.csv"))) == 6
+    said = report_on_study(
+        [str(path), "--format", "svg,tex", "--panels", "--label", "Average", "--label", "Pull"], resolve
+    )
+    assert re.findall(r"^\| (Average|Pull) +\| +(\d)", said.partition("## Results")[2], re.M)[:2] == [
+        ("Average", "2"),
+        ("Pull", "2"),
+    ]
+    assert "## Claims" in said
+    assert "## Cost of reaching accuracy 0.3" in said
+    page = Path("report/report.md").read_text(encoding="utf-8")
+    assert page.startswith("# study: accuracy\n\n## ")
+    assert (
+        "lightning-fl study study.yaml\n# which trains, with the seeds 0, 1:\n# FedAvg\nlightning-fl fit --algo" in page
+    )
+    assert page.index("## Commands") < page.index("## Claims") < page.index("## Results")
+    assert r"\multicolumn{3}{c}{to accuracy 0.3}" in Path("report/results.tex").read_text(encoding="utf-8")
+    assert Path("report/accuracy_panels.svg").is_file()
+    assert not Path("runs/studies/study/report").exists()
+
+
+def test_claims_of_the_file_are_not_judged_by_another_metric_or_target() -> None:
+    path = write_study(claims=[CLAIM], budget=[1e3, 1e5])
+    assert "## Accuracy per byte" in report_on_study([str(path)], resolve)
+    assert "## Accuracy per byte" in report_on_study([str(path), "--window", "1"], resolve)
+    for flags in (["--metric", "clients/accepted"], ["--target", "0.2"], ["--window", "5"]):
+        said = report_on_study([str(path), *flags], resolve)
+        assert "## Claims" not in said
+        assert "## Accuracy per byte" not in said
+        assert "Claims and budget belong to the metric, target and window of the study file." in said
+
+
+def test_what_is_not_done_is_said() -> None:
+    path = write_study(out=Path("elsewhere"))
+    (next(Path("elsewhere/FedProx").glob("seed-1-*")) / "done.json").unlink()
+    assert "- 1 of 4 runs of the study are not done.\n" in report_on_study([str(path), "elsewhere"], resolve)
+    assert "lightning-fl study study.yaml --out elsewhere\n" in Path("report/report.md").read_text(encoding="utf-8")
+    with pytest.raises(
+        UserError, match=r"^no run that study.yaml now describes is done in runs/studies/study: `lightning"
+    ):
+        report_on_study([str(path)], resolve)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["non.yaml"], "there is no study file 'non.yaml'; of the package's, allowed: "),
+        (["study.yaml", "a", "b"], "after a study file comes at most one folder, that of its runs, got a, b."),
+        (
+            ["a", "study.yaml"],
+            "a report is of runs, or of one study file with the folder of its runs after it, got a study.yaml.",
+        ),
+        (["study.yaml", "--format", "bib"], "format 'bib' is unknown; allowed: pdf, png, svg, tex."),
+        (["nothing"], "there is no run in nothing: the folder does not exist."),
+    ],
+)
+def test_mistakes_of_the_command(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("study.yaml").write_text("seeds: [0]\ngrid: {method: {FedAvg: []}}\n")
+    with pytest.raises(SystemExit) as ended:
+        main(["report", *words])
+    error = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert error.startswith(f"lightning-fl: error: {said}")
+    assert error.count("\n") == 1
+
+
+def test_a_folder_of_runs_is_no_study() -> None:
+    Path("fedldf_small").mkdir()
+    assert not is_study("fedldf_small")
+    assert is_study("fedopt_small")
+    assert is_study("configs/studies/fedopt_small.yaml")
+    assert not is_study("runs/metrics.csv")
