@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from lightning_fl.outputs.run_folder import CONFIG, configs_of_legs
+from lightning_fl.outputs.run_folder import CONFIG, configs_of_fits
 from lightning_fl.report.comparison import Group
 
 
@@ -16,7 +16,7 @@ def commands_of(groups: Sequence[Group]) -> list[str]:
     """
     lines = []
     for group in groups:
-        configs = [path for curve in group.curves for path in configs_of_legs(curve.record.folder)]
+        configs = [path for curve in group.curves for path in configs_of_fits(curve.record.folder)]
         stem = CONFIG.partition(".")[0]
         commands = [
             shlex.join(["lightning-fl", "fit", "--config", str(path)]) for path in configs if path.name.startswith(stem)
