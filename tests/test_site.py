@@ -174,8 +174,8 @@ def test_flags_keep_their_hyphens(site: Path) -> None:
 def test_the_page_of_the_round_shows_the_slots_and_the_floors(site: Path) -> None:
     shown = (site / "explanation" / "round.html").read_text(encoding="utf-8")
     drawn = re.findall(r'<div class="slot"><b><a[^>]*>(\w+)</a>', shown)
-    assert drawn == ["downlink", "rule", "exchange", "uplink", "aggregator", "steps"]
-    assert set(drawn) == set(catalogue.entry("algorithms", "Algorithm").slots)
+    assert drawn == ["downlink", "rule", "personal", "exchange", "uplink", "aggregator", "steps"]
+    assert set(drawn) == set(catalogue.entry("algorithms", "Algorithm").parameters)
     with (ROOT / "pyproject.toml").open("rb") as file:
         contracts = tomllib.load(file)["tool"]["importlinter"]["contracts"]
     (floors,) = (contract["layers"] for contract in contracts if contract["id"] == "floors")
