@@ -97,13 +97,13 @@ class CodecError(Callback):
             if any(name.startswith("model/") for name in message.sent):  # an earlier turn of the upload, as in TwoTurns
                 self._counts[COUNTS.index("bits")] += message.bits
             return
-        meant, arrived = (entry["model"].detach().cpu().double() for entry in (message.sent, message.decoded))
-        if not (meant.isfinite().all() and arrived.isfinite().all()):
+        sent, decoded = (entry["model"].detach().cpu().double() for entry in (message.sent, message.decoded))
+        if not (sent.isfinite().all() and decoded.isfinite().all()):
             return
         samples, residual = float(trainer.datamodule.client_sizes[message.client]), message.memory.get(RESIDUAL)
         kept = None if residual is None else residual.detach().cpu().double()
         for sums, part in zip(self._sums, self._parts.values(), strict=True):
-            sums += samples * _compared(meant[part], arrived[part], None if kept is None else kept[part])
+            sums += samples * _compared(sent[part], decoded[part], None if kept is None else kept[part])
         age = trainer.current_epoch - self._last_round.get(message.client, trainer.current_epoch)
         self._clients.append(message.client)
         numbers = float(sum(len(x) for x in message.sent.values()))
@@ -113,8 +113,8 @@ class CodecError(Callback):
         self._counts += torch.tensor(
             [samples, 1, numbers, message.bits, has_residual, age, *limited], dtype=torch.float64
         )
-        self._error += samples * (arrived - meant)
-        self._delta += samples * meant
+        self._error += samples * (decoded - sent)
+        self._delta += samples * sent
 
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
         """Log the round's values, of the clients of all processes."""
@@ -173,12 +173,12 @@ def _of_all_processes(mine: list[int], world_size: int) -> list[int]:
     return [client for part in parts for client in part]
 
 
-def _compared(meant: Tensor, arrived: Tensor, kept: Tensor | None) -> Tensor:
+def _compared(sent: Tensor, decoded: Tensor, kept: Tensor | None) -> Tensor:
     """Return what a client adds to each of `SUMS`, all 0 if it meant to send 0."""
-    square = float(meant.square().sum())
+    square = float(sent.square().sum())
     if not square:
         return torch.zeros(len(SUMS), dtype=torch.float64)
-    product, length = float(meant @ arrived), float(arrived.norm())
-    error, residual = float((arrived - meant).square().sum()), 0.0 if kept is None else float(kept.norm())
+    product, length = float(sent @ decoded), float(decoded.norm())
+    error, residual = float((decoded - sent).square().sum()), 0.0 if kept is None else float(kept.norm())
     cosine = product / (square**0.5 * length) if length else 0.0
     return torch.tensor([1.0, error / square, cosine, product / square, residual / square**0.5], dtype=torch.float64)

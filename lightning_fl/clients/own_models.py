@@ -42,12 +42,11 @@ class OwnModelTraining:
 
     Attributes:
         local: local training of the model that the client uploads.
-        own: the client's own model.
+        own: the client's own model, a copy that the part may change in place.
         steps_beside: True if the part steps it before each step of the client's model.
     """
 
     local: LocalTraining
-    own: OwnModel
 
     def __init__(
         self,
@@ -71,15 +70,26 @@ class OwnModelTraining:
         self._job, self._work = replace(job, personal=()), work
         self._batches: Sequence[Batch] = ()
         received = job.received
+        self._own: OwnModel | None = None
         if entries:
-            self.own = _own_model(entries)
+            self._first = _own_model(entries)
         else:
-            self.own = OwnModel(
+            self._first = OwnModel(
                 received["model"], received["buffers"], dict(job.counters), part.init(received["model"])
             )
         if part.steps_beside:
-            self.own.params = self.own.params.clone()
             self._treat = gradient_treatment(flat_module, job)
+
+    @property
+    def own(self) -> OwnModel:
+        """The client's own model; copied when a part asks for it, because the received and the earlier one must not change."""
+        if self._own is None:
+            self._own = _copied(self._first)
+        return self._own
+
+    @own.setter
+    def own(self, model: OwnModel) -> None:
+        self._own = model
 
     def beside(self, local: LocalTraining, step_batches: Sequence[Batch]) -> None:
         """Let the part step the own model on the batches of a step that the client's model is about to make."""
@@ -108,7 +118,7 @@ class OwnModelTraining:
 
     def train(self, rule: Rule) -> OwnModel:
         """Train the own model by another rule on the same minibatches; values that the module logs are dropped."""
-        flat_module, own = self._flat_module, self.own
+        flat_module, own = self._flat_module, self._own or self._first
         start = {"model": own.params, "buffers": own.buffers}
         job = replace(self._job, rule=rule, start=start, initial_counters=own.counters)
         with keeping_attributes(flat_module.metrics):
@@ -169,6 +179,12 @@ def what_clients_own(
 def _read(flat_module: FlatModule) -> OwnModel:
     """Return copies of the model in the module."""
     return OwnModel(flat_module.params.clone(), flat_module.read_buffers().clone(), flat_module.read_counters())
+
+
+def _copied(own: OwnModel) -> OwnModel:
+    """Return a copy of a model with all that is kept with it."""
+    counters, state = ({name: x.clone() for name, x in kept.items()} for kept in (own.counters, own.state))
+    return OwnModel(own.params.clone(), own.buffers.clone(), counters, state)
 
 
 def _entries(own: OwnModel) -> State:

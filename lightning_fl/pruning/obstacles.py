@@ -1,4 +1,4 @@
-"""What torch-pruning's graph of a network tells about a convolution: why it has to keep all of its filters, or some together."""
+"""Obstacles to pruning in torch-pruning's graph of a network: why a convolution keeps all of its filters, or some together."""
 
 from __future__ import annotations
 

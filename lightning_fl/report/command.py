@@ -60,7 +60,7 @@ def _how(metric: Metric) -> str:
 
 @dataclass(frozen=True)
 class OfStudy:
-    """What the report of a study's runs has besides that of any runs.
+    """Content that the report of a study's runs has besides that of any runs.
 
     Attributes:
         lines: folders of the runs of each line by its name.

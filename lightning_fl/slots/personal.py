@@ -31,7 +31,7 @@ class Owned:
 
 
 class Phase(Enum):
-    """What an optimiser step of a client trains."""
+    """Parameters that an optimiser step of a client trains."""
 
     ALL = auto()
     PERSONAL = auto()
@@ -63,8 +63,8 @@ class OwnTraining(Protocol):
 
     Attributes:
         local: local training of the model that the client uploads.
-        own: the client's own model: as the client left it, or a copy of the received one when it first takes part. A part may
-            change or replace it.
+        own: the client's own model, a copy of what the client left, or of the received model when it first takes part. A part may
+            change it in place or replace it.
     """
 
     local: LocalTraining

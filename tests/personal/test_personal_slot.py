@@ -2,6 +2,8 @@
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -109,6 +111,23 @@ class Averaged(Personal):
         training.own = trained
 
 
+class Zeroing(Personal):
+    """Set its own model to a number in place, which may be no number."""
+
+    keeps_model = True
+    changeable = frozenset({"value"})
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def init(self, received: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"count/scalars": received.new_zeros(1)}
+
+    def finish(self, training: OwnTraining) -> None:
+        for tensor in (training.own.params, training.own.buffers, *training.own.state.values()):
+            tensor.fill_(self.value)
+
+
 class Alternating(Personal):
     """Own the norms, and train them and the rest in turns."""
 
@@ -125,6 +144,24 @@ def test_a_part_of_one_s_own_keeps_a_model_and_its_state(make_trainer: MakeTrain
     _, clients, values = trained(make_trainer, Algorithm(personal=[Averaged()]))
     assert {"val/loss", "val/loss_server"} <= values.keys()
     assert all(1 <= state["own/count/scalars"].item() <= 3 for state in clients.values())
+
+
+def test_a_part_may_change_its_own_model_in_place(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    """Check that neither the server's model nor, after a failure, the client's earlier one changes."""
+    plain, _, _ = trained(make_trainer, Algorithm())
+    server, clients, _ = trained(make_trainer, Algorithm(personal=[Zeroing(0.0)]))
+    assert equal_states(plain, server)
+    assert all(not state["own/model"].any() for state in clients.values())
+    part, kept = Zeroing(1.0), []
+    for rounds, value in ((1, 1.0), (2, torch.nan)):
+        part.value = value
+        trainer = make_trainer(
+            max_rounds=rounds, clients_per_round=6, default_root_dir=tmp_path, enable_checkpointing=True
+        )
+        with nullcontext() if rounds == 1 else pytest.warns(UserWarning, match="own model is not finite"):
+            trainer.fit(Normalised(), federation(), Algorithm(personal=[part]), ckpt_path="last" if kept else None)
+        kept.append(dict(trainer.run.clients))
+    assert equal_states(*kept)
 
 
 @pytest.mark.parametrize("runner", ["serial", "stacked"])

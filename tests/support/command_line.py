@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from lightning_fl.checks import _parameters_of
+from lightning_fl.checks.parameters import _parameters_of
 from lightning_fl.cli import main
 
 

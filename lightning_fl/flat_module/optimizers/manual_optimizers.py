@@ -150,7 +150,7 @@ class ManualOptimizers:
 
     def step(self) -> None:
         """Refuse a step that the module does not make itself."""
-        raise NotImplementedError("A module with manual optimisation makes its own steps.")
+        raise RuntimeError("a rule made a step of a module that makes its steps itself, which check_manual refuses")
 
     def start_client(self) -> None:
         """Empty the states of all optimisers; their hyper-parameters are those of the round already."""

@@ -1,0 +1,99 @@
+"""Parameters of classes: those that a constructor takes, and the arguments that it was given."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+import tokenize
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache, wraps
+from inspect import Parameter
+from types import MappingProxyType
+from typing import Any, get_type_hints
+
+NAMED = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+"""Kinds of parameters that may be given by name."""
+
+
+def needs_closure(optimizer: Any) -> bool:
+    """True if a step of a torch optimiser needs the loss several times, as that of LBFGS does."""
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    return closure is not None and closure.default is Parameter.empty
+
+
+class Remembering:
+    """Base class whose objects keep the arguments of their constructor, because reports say how a run was set up.
+
+    Attributes:
+        given_arguments: value of each parameter by name, its default if none was given.
+    """
+
+    given_arguments: Mapping[str, Any] = MappingProxyType({})
+
+    @classmethod
+    def _refuse(cls, given: Iterable[str]) -> None:
+        """Raise `UserError` if an argument is given that the class decides itself; called with the names of all arguments."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__init__" in vars(cls):
+            cls.__init__ = _remembering(vars(cls)["__init__"])  # type: ignore[method-assign]
+
+
+def _remembering(init: Callable[..., None]) -> Callable[..., None]:
+    """Return a constructor that first keeps its arguments, unless that of a subclass has kept its own."""
+
+    @wraps(init)
+    def remember(self: Any, *arguments: Any, **options: Any) -> None:
+        if "given_arguments" not in vars(self):
+            parameters = parameters_of(type(self))
+            defaults = {name: p.default for name, p in parameters.items() if p.default is not Parameter.empty}
+            given = dict(zip(parameters, arguments, strict=False)) | options
+            self._refuse(given)
+            vars(self)["given_arguments"] = defaults | given
+        init(self, *arguments, **options)
+
+    return remember
+
+
+def parameters_of(found: Any) -> dict[str, Parameter]:
+    """Return the parameters of a class with their types, including those that its bases take in its `**kwargs`.
+
+    Those that its constructor passes to its bases by name are not among them.
+
+    A type that a library imports only for type checkers becomes `Any`.
+    """
+    bases = [base for base in getattr(found, "__mro__", ()) if base is not object]
+    return dict(_parameters_of(tuple(vars(base)["__init__"] for base in bases if "__init__" in vars(base))))
+
+
+@lru_cache(maxsize=1024)  # every method that is made asks, and its source is read
+def _parameters_of(constructors: tuple[Callable[..., None], ...]) -> dict[str, Parameter]:
+    """Return the parameters of the constructors of a class and its bases."""
+    named: dict[str, Parameter] = {}
+    passed: set[str] = set()
+    for init in constructors:
+        try:
+            hints = get_type_hints(init)
+        except Exception:
+            hints = {}
+        given = list(inspect.signature(init).parameters.values())[1:]
+        new = [p for p in given if p.kind in NAMED and p.name not in named and p.name not in passed]
+        named |= {parameter.name: parameter.replace(annotation=hints.get(parameter.name, Any)) for parameter in new}
+        if not any(parameter.kind == Parameter.VAR_KEYWORD for parameter in given):
+            break
+        passed |= _passed_on(init)
+    return named
+
+
+def _passed_on(init: Callable[..., None]) -> set[str]:
+    """Return the names of the arguments that a constructor passes to its bases' constructors, besides `**kwargs`."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(init)))
+    except (OSError, TypeError, SyntaxError, tokenize.TokenError):  # without its source
+        return set()
+    calls = [
+        node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "super().__init__"
+    ]
+    return {keyword.arg for call in calls for keyword in call.keywords if keyword.arg}
