@@ -29,7 +29,7 @@ from lightning_fl.checks import parameters_of
 from lightning_fl.codecs import QSGD, TopK
 from lightning_fl.coding.top_k import num_kept
 from lightning_fl.modules import ImageClassifier
-from lightning_fl.slots import Codec, Message, Setting, State
+from lightning_fl.slots import Codec, Message, RoundContext, State
 from lightning_fl.vectors.layout import NO_LAYOUT, Layout
 
 ALPHA = 0.05
@@ -73,10 +73,10 @@ def message_of(name: str, codec: Codec, vectors: list[Tensor]) -> Message:
     return dict(zip(names[: 3 if name.startswith(THREE_VECTORS) else 1], vectors, strict=False))
 
 
-def both_ways(codec: Codec, message: Message, memory: State, setting: Setting) -> Message:
+def both_ways(codec: Codec, message: Message, memory: State, context: RoundContext) -> Message:
     """Encode and decode."""
-    payload, _ = codec.encode(message, memory, setting)
-    return codec.decode_incremental(payload, memory, setting)
+    payload, _ = codec.encode(message, memory, context)
+    return codec.decode_incremental(payload, memory, context)
 
 
 def seconds(call: Callable[[], object]) -> float:
@@ -88,20 +88,20 @@ def seconds(call: Callable[[], object]) -> float:
 
 def row(name: str, codec: Codec, layout: Layout, turns: int) -> str:
     """Return the codec's row of the table."""
-    setting = Setting(layout, NO_LAYOUT, num_clients=1)
+    context = RoundContext(layout, NO_LAYOUT, num_clients=1)
     generator = torch.Generator().manual_seed(0)
     vectors = [torch.randn(layout.numel, generator=generator) for _ in range(3)]
     earlier = [torch.where(torch.rand(layout.numel, generator=generator) < ALPHA, 0, vector) for vector in vectors]
     message = message_of(name, codec, vectors)
     carrier = "model" if codec.change_entry() is None else (*message,)[-1]
-    arrived = both_ways(codec, message, {}, setting)[carrier]
+    arrived = both_ways(codec, message, {}, context)[carrier]
     error = float((arrived - message[carrier]).square().sum() / message[carrier].square().sum())
-    memory = codec.encode(message_of(name, codec, earlier), {}, setting)[1]
-    bits = sum(packed.bits for packed in codec.encode(message, memory, setting)[0].values())
+    memory = codec.encode(message_of(name, codec, earlier), {}, context)[1]
+    bits = sum(packed.bits for packed in codec.encode(message, memory, context)[0].values())
     numbers = layout.numel * (3 if name.startswith(THREE_VECTORS) else 1)
     ours, reference, k = [], [], num_kept(ALPHA, layout.numel)
     for _ in range(turns + 1):  # the first one warms up
-        ours.append(1e3 * seconds(lambda: both_ways(codec, message, memory, setting)))
+        ours.append(1e3 * seconds(lambda: both_ways(codec, message, memory, context)))
         reference.append(1e3 * seconds(lambda: vectors[0].topk(k)))
     ratios = sorted(a / b for a, b in zip(ours[1:], reference[1:], strict=True))
     shown = f"{ratios[0]:.2f} {statistics.median(ratios):.2f} {ratios[-1]:.2f}"

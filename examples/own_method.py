@@ -67,7 +67,7 @@ class Drift(Step):
 
     def __call__(self, turn: ServerTurn, state: State) -> State:
         """Add the drift to the proposal."""
-        share = len(turn.clients) / turn.setting.num_clients
+        share = len(turn.clients) / turn.context.num_clients
         drift = state["drift"] + share * turn.merged["model"]
         turn.proposal = turn.proposal + drift
         return {"drift": drift}

@@ -28,7 +28,7 @@ from lightning_fl.clients.choose_runner import describe_runner
 from lightning_fl.data import Arrays
 from lightning_fl.errors import UserError
 from lightning_fl.modules import ImageClassifier
-from lightning_fl.slots import Setting
+from lightning_fl.slots import RoundContext
 from lightning_fl.switches.float32 import UNSET, Float32
 from lightning_fl.vectors.layout import NO_LAYOUT
 
@@ -261,16 +261,16 @@ def codecs(plan: Plan) -> None:
 
 def _codec(label: Row, name: str, codec: Any, size: int, plan: Plan) -> None:
     layout = codec_times.normal_vector(size)
-    setting = Setting(layout, NO_LAYOUT, num_clients=1)
+    context = RoundContext(layout, NO_LAYOUT, num_clients=1)
     generator = torch.Generator().manual_seed(0)
     vectors = [torch.randn(layout.numel, generator=generator) for _ in range(3)]
     arrived, timed = {}, None
     for device in dict.fromkeys((plan.device, "cpu")):
         message = codec_times.message_of(name, codec, [vector.to(device) for vector in vectors])
         carrier = "model" if codec.change_entry() is None else (*message,)[-1]
-        arrived[device] = codec_times.both_ways(codec, message, {}, setting)[carrier].cpu()
+        arrived[device] = codec_times.both_ways(codec, message, {}, context)[carrier].cpu()
         if device == plan.device:
-            timed = in_turns({"": partial(codec_times.both_ways, codec, message, {}, setting)}, 3, seconds=1)[""]
+            timed = in_turns({"": partial(codec_times.both_ways, codec, message, {}, context)}, 3, seconds=1)[""]
     differing = int((arrived[plan.device] != arrived["cpu"]).sum())
     assert timed is not None
     text = "as on the CPU" if not differing else f"{differing:,} of {layout.numel:,} numbers differ from the CPU's"

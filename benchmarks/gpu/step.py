@@ -34,7 +34,7 @@ class StackedStep:
         flat_module = self.flat_module = federation.flat_module
         data, run, rule = federation.data, federation.run, federation.algorithm.rule
         received = {"model": run.params, "buffers": run.buffers}
-        self.job = ClientJob(rule, federation.setting, received, federation.schedule, run)
+        self.job = ClientJob(rule, federation.context, received, federation.schedule, run)
         firsts = [next(iter(data.client(k).batches(data.batch_size))) for k in range(data.num_clients)]
         contents = [flat_module.transfer(batch, data.train.resident) for batch in firsts]
         batches = [[Batch(content, data.batch_size, 0, 1.0, ends_step=True)] for content in contents]
@@ -44,7 +44,7 @@ class StackedStep:
         flat_module.optimizer.bind(self.stack.params, self.stack.gradient)
         flat_module.optimizer.start_client()
         self.local = LocalTraining(
-            self.job.setting, received, self.stack.params, self.stack.gradient, flat_module.optimizer.step
+            self.job.context, received, self.stack.params, self.stack.gradient, flat_module.optimizer.step
         )
         self.local.learning_rate = flat_module.optimizer.learning_rate
         rule.start(self.local)
@@ -73,14 +73,14 @@ class SerialStep:
         flat_module = self.flat_module = federation.flat_module
         data, run, rule = federation.data, federation.run, federation.algorithm.rule
         received = {"model": run.params, "buffers": run.buffers}
-        self.job = ClientJob(rule, federation.setting, received, federation.schedule, run)
+        self.job = ClientJob(rule, federation.context, received, federation.schedule, run)
         first = next(iter(data.client(0).batches(data.batch_size)))
         self.batch = flat_module.transfer(first, data.train.resident)
         flat_module.load_server_model(run)
         flat_module.bind_optimizer()
         flat_module.optimizer.start_client()
         self.local = LocalTraining(
-            self.job.setting, received, flat_module.params, flat_module.gradient, flat_module.optimizer.step
+            self.job.context, received, flat_module.params, flat_module.gradient, flat_module.optimizer.step
         )
         self.local.learning_rate = flat_module.optimizer.learning_rate
         rule.start(self.local)
@@ -121,7 +121,7 @@ def functional(ours: StackedStep, device: str, mode: str | None = None) -> Calla
     """Return the same step of plain SGD written with `torch.func` only, compiled in this mode of torch.compile unless None."""
     require(not ours.job.received["buffers"].numel(), "the functional step does not change buffers")
     require(mode != "reduce-overhead" or device == "cuda", "a CUDA graph needs a GPU")
-    module, layout = ours.flat_module.module, ours.job.setting.layout
+    module, layout = ours.flat_module.module, ours.job.context.layout
     images, labels = ours.group.leaves
 
     def loss(params: Tree, images: Tensor, labels: Tensor) -> Tensor:

@@ -28,9 +28,9 @@ from lightning_fl.slots import (
     Owned,
     Personal,
     PruningTurn,
+    RoundContext,
     Rule,
     Server,
-    Setting,
     SetupTurn,
     State,
     Step,
@@ -151,7 +151,7 @@ class Algorithm(Remembering):
         """Return the data as the clients hold them: the user's data, or a changed copy. A resumed run calls it again."""
         return data
 
-    def check(self, setting: Setting, server: Server, cohort_size: int) -> None:
+    def check(self, context: RoundContext, server: Server, cohort_size: int) -> None:
         """Raise `UserError` if a slot does not fit the run; called before any training.
 
         Args:
@@ -159,14 +159,14 @@ class Algorithm(Remembering):
             server: the server's own samples, and training on them.
             cohort_size: clients of a round, K.
         """
-        self.rule.check(setting)
+        self.rule.check(context)
         for part in self.personal:
-            part.check(setting)
+            part.check(context)
         for rule in (rule for step in self.steps for rule in step.rules()):
-            rule.check(setting)
-        self.exchange.check(setting, cohort_size)
+            rule.check(context)
+        self.exchange.check(context, cohort_size)
         for codec in (self.uplink, self.downlink):  # that of a step is inside the downlink
-            codec.check(setting)
+            codec.check(context)
         for step in self.steps:
             step.check(server)
 
@@ -187,7 +187,7 @@ class Algorithm(Remembering):
         decision may have to be counted.
         """
         if turn.plan.filters:
-            turn.channel.send_to_all(range(turn.setting.num_clients), {"mask/units": turn.units})
+            turn.channel.send_to_all(range(turn.context.num_clients), {"mask/units": turn.units})
 
     def validate(self, validation: Validation) -> dict[str, float]:
         """Return values to log with a validation, by name; they replace those of the server's model with the same names.

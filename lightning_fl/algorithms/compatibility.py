@@ -12,7 +12,7 @@ from itertools import combinations
 
 from lightning_fl import aggregators, rules, steps
 from lightning_fl.exchanges import GradientTurn
-from lightning_fl.slots import MEMBERS, PROPOSAL, SENT, Aggregator, Codec, Exchange, Part, Personal, Rule, Step
+from lightning_fl.slots import PROPOSAL, SENT, UPLOADS, Aggregator, Codec, Exchange, Part, Personal, Rule, Step
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def _unmet(slots: Slots) -> Iterator[str]:
     found: list[tuple[Iterable[Part], frozenset[str], str]] = [
         ([slots.rule], shared | early, "no step shares"),
         (slots.step_rules, shared, "no step shares"),
-        (slots.chain, sent | early | {MEMBERS, PROPOSAL}, f"{sender} does not send"),
+        (slots.chain, sent | early | {UPLOADS, PROPOSAL}, f"{sender} does not send"),
         (readers, sent, f"{sender} does not send"),
     ]
     if early:
@@ -105,8 +105,8 @@ def _unmet(slots: Slots) -> Iterator[str]:
     for part in readers:
         if missing := part.needs & slots.rule.omits:
             yield f"{name_of(part)} needs {_listed(missing)}, which {sender} does not send in every round"
-    if any(MEMBERS in step.needs - slots.aggregator.provides for step in slots.chain):
-        yield f"a step reads each client's model, which {name_of(slots.aggregator)} does not keep (use Members)"
+    if any(UPLOADS in step.needs - slots.aggregator.provides for step in slots.chain):
+        yield f"a step reads each client's model, which {name_of(slots.aggregator)} does not keep (use KeepUploads)"
 
 
 def _chain(slots: Slots) -> Iterator[str]:
@@ -244,7 +244,7 @@ def _moments(slots: Slots) -> Iterator[str]:
     for mover in (step for step in slots.chain if step.moves_coordinates):
         inner = getattr(slots.aggregator, "inner", slots.aggregator)
         if not inner.is_mean:
-            yield f"{name_of(mover)} averages whole models, and {name_of(inner)} does not: use Members(WeightedMean())"
+            yield f"{name_of(mover)} averages whole models, and {name_of(inner)} does not: use KeepUploads(WeightedMean())"
         keepers: list[Part] = [step for step in slots.chain if type(step).init is not Step.init]
         keeps = type(slots.rule).init is not Rule.init or any(
             name.startswith("moments/") for name in slots.rule.provides

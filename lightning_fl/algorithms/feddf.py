@@ -1,6 +1,6 @@
 """FedDF: Lin et al., Ensemble Distillation for Robust Model Fusion in Federated Learning, NeurIPS 2020 (arXiv:2006.07242).
 
-server:    w_h ← w + Σ_k n_k Δ_k / Σ_k n_k; the clients' models are kept         aggregator: Members of WeightedMean, step: Apply
+server:    w_h ← w + Σ_k n_k Δ_k / Σ_k n_k; the clients' models are kept    aggregator: KeepUploads of WeightedMean, step: Apply
            w ← w_h after Adam on KL(softmax(mean of the clients' logits) ‖ softmax(student's logits)),
            on the inputs of the server's samples                                 step: Distillation
 the rest is FedAvg
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from lightning_fl.aggregators import Members, WeightedMean
+from lightning_fl.aggregators import KeepUploads, WeightedMean
 from lightning_fl.algorithms.method import Method
 from lightning_fl.steps import Apply, Distillation
 
@@ -49,4 +49,4 @@ class FedDF(Method):
             val_fraction=val_fraction,
             freeze_batch_norm=freeze_batch_norm,
         )
-        super().__init__((Apply(), distillation), aggregator=Members(WeightedMean()), **slots)
+        super().__init__((Apply(), distillation), aggregator=KeepUploads(WeightedMean()), **slots)

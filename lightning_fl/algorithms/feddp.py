@@ -94,9 +94,9 @@ class FedDP(Wrapper):
     def validate(self, validation: Validation) -> dict[str, float]:
         """Return the values of the base method with gates, and the paper's cost."""
         found = super().validate(validation)
-        if validation.setting is not None:
-            setting = validation.setting
-            found["feddp/paper_cost_bytes"] = 4 * setting.layout.numel * validation.cohort_size * setting.round
+        if validation.context is not None:
+            context = validation.context
+            found["feddp/paper_cost_bytes"] = 4 * context.layout.numel * validation.cohort_size * context.round
         return found
 
 

@@ -34,7 +34,7 @@ from lightning_fl.data.samples.tensor_samples import Selection
 from lightning_fl.data.split_checks import NO_CLASSES
 from lightning_fl.errors import UserError, require
 from lightning_fl.outputs.losses import say_lost
-from lightning_fl.slots import Message, Server, Setting, SetupTurn, is_finite
+from lightning_fl.slots import Message, RoundContext, Server, SetupTurn, is_finite
 
 PRESETS = {"paper": (2, 5, 100), "light": (1, 2, 20)}
 """Values of s, t and epochs."""
@@ -89,9 +89,9 @@ class FedKT(Method):
         self.batch_size = batch_size
         self.consistent = consistent
 
-    def check(self, setting: Setting, server: Server, cohort_size: int) -> None:
+    def check(self, context: RoundContext, server: Server, cohort_size: int) -> None:
         """Raise `UserError` without server data, their classes, or logits of the module."""
-        super().check(setting, server, cohort_size)
+        super().check(context, server, cohort_size)
         server.require_samples()
         if not server.has_labels:
             raise UserError(f"FedKT's teachers learn classes, but these data have none {NO_CLASSES}.")

@@ -19,7 +19,7 @@ from lightning_fl.algorithms.method import Method
 from lightning_fl.callbacks import FilterPruning
 from lightning_fl.checks import check_whole
 from lightning_fl.errors import require
-from lightning_fl.slots import Server, Setting
+from lightning_fl.slots import RoundContext, Server
 
 
 class HRank(Method):
@@ -46,10 +46,10 @@ class HRank(Method):
         """Return a new pruning for every run, and the callbacks of what clients keep."""
         return [self._pruning(), *super().configure_callbacks()]
 
-    def check(self, setting: Setting, server: Server, cohort_size: int) -> None:
+    def check(self, context: RoundContext, server: Server, cohort_size: int) -> None:
         """Raise `UserError` if the run prunes without server data."""
-        super().check(setting, server, cohort_size)
+        super().check(context, server, cohort_size)
         require(
-            server.num_samples > 0 or self.prune_round >= setting.num_rounds,
+            server.num_samples > 0 or self.prune_round >= context.num_rounds,
             "HRank ranks filters on the server's samples, and there are none: set --data.server_fraction, for example 0.05.",
         )

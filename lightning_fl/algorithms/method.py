@@ -20,9 +20,9 @@ from lightning_fl.slots import (
     Exchange,
     Personal,
     PruningTurn,
+    RoundContext,
     Rule,
     Server,
-    Setting,
     SetupTurn,
     Step,
     Validation,
@@ -137,9 +137,9 @@ class Wrapper(Method):
         """Arrange the data as the base method does."""
         return self.base.arrange_data(data)
 
-    def check(self, setting: Setting, server: Server, cohort_size: int) -> None:
+    def check(self, context: RoundContext, server: Server, cohort_size: int) -> None:
         """Check as the base method does."""
-        self.base.check(setting, server, cohort_size)
+        self.base.check(context, server, cohort_size)
 
     def prepare(self, turn: SetupTurn) -> None:
         """Take the turn before the first round as the base method does."""

@@ -24,7 +24,7 @@ from lightning_fl.aggregators import WeightedMean
 from lightning_fl.algorithms._adam import AdamOnClients
 from lightning_fl.codecs import ErrorFeedback, Followed, OneBit
 from lightning_fl.rules import WarmedUpAdam
-from lightning_fl.slots import Server, Setting
+from lightning_fl.slots import RoundContext, Server
 from lightning_fl.steps import WarmedUpMoments
 
 MOMENTUM = "moments/momentum"
@@ -65,11 +65,11 @@ class OneBitAdam(AdamOnClients):
             **slots,
         )
 
-    def check(self, setting: Setting, server: Server, cohort_size: int) -> None:
+    def check(self, context: RoundContext, server: Server, cohort_size: int) -> None:
         """Check the run, and warn if it ends before the second phase."""
-        super().check(setting, server, cohort_size)
-        if isinstance(self.warmup, int) and self.warmup > setting.num_rounds:
+        super().check(context, server, cohort_size)
+        if isinstance(self.warmup, int) and self.warmup > context.num_rounds:
             rank_zero_warn(
-                f"the warm-up of OneBitAdam takes {self.warmup} rounds and the run has {setting.num_rounds}: "
+                f"the warm-up of OneBitAdam takes {self.warmup} rounds and the run has {context.num_rounds}: "
                 "nothing will be compressed."
             )

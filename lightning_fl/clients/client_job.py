@@ -14,7 +14,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_map
 
 from lightning_fl.clients.local_schedule import ClientWork, LocalSchedule
 from lightning_fl.errors import UserError
-from lightning_fl.slots import Message, Personal, Rule, Setting
+from lightning_fl.slots import Message, Personal, RoundContext, Rule
 from lightning_fl.state.run_state import Run
 
 VALUES = (Tensor, bool, int, float, complex, str, bytes, type(None))
@@ -27,7 +27,7 @@ class ClientJob:
 
     Attributes:
         rule: rule of the local training.
-        setting: facts about the run.
+        context: facts about the run.
         received: message that the clients have received: `model` (d,), `buffers` (d_b,) and the names that the rule receives.
         schedule: length and batches of a client's local training.
         run: holds client states and random seeds; not changed.
@@ -37,7 +37,7 @@ class ClientJob:
     """
 
     rule: Rule
-    setting: Setting
+    context: RoundContext
     received: Message
     schedule: LocalSchedule
     run: Run

@@ -21,7 +21,7 @@ from lightning_fl.switches.evaluation_mode import keeping_attributes
 
 def gradient_treatment(flat_module: FlatModule, job: ClientJob) -> Callable[[], None]:
     """Return a function that masks and clips the gradients of the flat module in place, as Lightning clips."""
-    unpruned, clip_value, clip_algorithm = job.setting.unpruned, job.schedule.clip_value, job.schedule.clip_algorithm
+    unpruned, clip_value, clip_algorithm = job.context.unpruned, job.schedule.clip_value, job.schedule.clip_algorithm
     masked: list[tuple[Tensor, Tensor]] = []
     if unpruned is not None:
         factors = flat_module.layout.views(unpruned.factors).values()
@@ -46,8 +46,8 @@ def gradient_treatment(flat_module: FlatModule, job: ClientJob) -> Callable[[], 
 
 def treat_stack(stack: Stack, job: ClientJob) -> None:
     """Mask the gradients of a stack in place, and clip those of each client."""
-    if job.setting.unpruned is not None:
-        stack.gradient.mul_(job.setting.unpruned.factors)
+    if job.context.unpruned is not None:
+        stack.gradient.mul_(job.context.unpruned.factors)
     if job.schedule.clip_value:
         personal = [leaf.grad for leaf in stack.personal_leaves.values() if leaf.grad is not None]
         _clip_rows([stack.gradient, *personal], job.schedule.clip_value, job.schedule.clip_algorithm)

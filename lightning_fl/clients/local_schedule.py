@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from lightning_fl.slots import Rule, Setting
+from lightning_fl.slots import RoundContext, Rule
 from lightning_fl.state.run_state import STRAGGLER, Run
 
 
@@ -74,9 +74,9 @@ class LocalSchedule:
     skips_single_samples: bool = False
     drop_last: bool = False
 
-    def in_round(self, rule: Rule, setting: Setting) -> LocalSchedule:
+    def in_round(self, rule: Rule, context: RoundContext) -> LocalSchedule:
         """Return the schedule with the batches that a rule uses in the current round."""
-        full_batch, repeat = rule.takes_full_batches(setting), rule.repeats
+        full_batch, repeat = rule.takes_full_batches(context), rule.repeats
         if (full_batch, repeat) == (self.full_batch, self.repeat):
             return self
         return replace(self, full_batch=full_batch, repeat=repeat)

@@ -124,7 +124,7 @@ def rule_step(
         treat: masks and clips the gradient.
         at_received: returns the gradient of the same minibatches at the received model; None if the rule does not read it.
     """
-    rule, optimizer, unpruned = job.rule, flat_module.optimizer, job.setting.unpruned
+    rule, optimizer, unpruned = job.rule, flat_module.optimizer, job.context.unpruned
     phase = Phase.ALL if (part := phased(job.personal)) is None else part.phase(local)
     rule.observe(local)
     if flat_module.personal_leaves and phase is not Phase.ALL:
@@ -182,7 +182,7 @@ def _start(
     flat_module.load(start["model"], start["buffers"], counters)
     flat_module.bind_optimizer()
     optimizer.start_client()
-    local = LocalTraining(job.setting, received, flat_module.params, flat_module.gradient, optimizer.step, state)
+    local = LocalTraining(job.context, received, flat_module.params, flat_module.gradient, optimizer.step, state)
     progress = flat_module.progress = LocalProgress(local, batches * schedule.repeat, schedule.num_steps(batches))
     local.num_samples = float(schedule.num_samples(num_samples, work.num_steps))
     local.steps_in_pass = ceil(batches / schedule.step_batches(batches)) * schedule.repeat if batches else 1
@@ -192,8 +192,8 @@ def _start(
         sizes = schedule.batch_sizes(num_samples)
         contents = work.selection.batches(schedule.batch_size)
         local.full_gradient = full_gradient(flat_module, contents, sizes, work.resident)
-        if job.setting.unpruned is not None:
-            local.full_gradient.mul_(job.setting.unpruned.factors)
+        if job.context.unpruned is not None:
+            local.full_gradient.mul_(job.context.unpruned.factors)
         flat_module.load(start["model"], start["buffers"], counters)
         flat_module.load_personal(owned)
     local.learning_rate = optimizer.learning_rate

@@ -202,7 +202,7 @@ def _start(flat_module: FlatModule, job: ClientJob, members: Sequence[Member]) -
     flat_module.personal_optimizer.bind(stack.personal_leaves)
     optimizer.bind(stack.params, stack.gradient)
     optimizer.start_client()
-    local = LocalTraining(job.setting, job.received, stack.params, stack.gradient, optimizer.step, state)
+    local = LocalTraining(job.context, job.received, stack.params, stack.gradient, optimizer.step, state)
     most_in_pass = max(member.work.batches_per_epoch for member in members)
     flat_module.progress = LocalProgress(local, most_in_pass * schedule.repeat, schedule.num_steps(most_in_pass))
     read = [schedule.num_samples(len(member.work.selection), member.work.num_steps) for member in members]
@@ -215,8 +215,8 @@ def _start(flat_module: FlatModule, job: ClientJob, members: Sequence[Member]) -
         flat_module.seed(seed)
         restore = stack.keep_owned_buffers()
         local.full_gradient = _full_gradients(flat_module, stack, members, schedule)
-        if job.setting.unpruned is not None:
-            local.full_gradient.mul_(job.setting.unpruned.factors)
+        if job.context.unpruned is not None:
+            local.full_gradient.mul_(job.context.unpruned.factors)
         stack.restart(job)
         restore()
     local.learning_rate = optimizer.learning_rate

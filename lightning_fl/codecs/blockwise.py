@@ -15,7 +15,7 @@ from torch import Tensor
 from lightning_fl.checks import check_choice, check_whole
 from lightning_fl.coding.bit_packing import nearest_level, pack, unpack
 from lightning_fl.errors import require
-from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State, compressible
+from lightning_fl.slots import Codec, Message, Packed, Payload, RoundContext, State, compressible
 from lightning_fl.vectors.magnitudes import scale_dtype
 
 Levels = Literal["linear", "nf4"]
@@ -69,15 +69,15 @@ class Blockwise(Codec):
         """True for the model and its moments."""
         return compressible(name)
 
-    def symbols(self, name: str, payload: Payload, setting: Setting) -> tuple[Tensor, int] | None:
+    def symbols(self, name: str, payload: Payload, context: RoundContext) -> tuple[Tensor, int] | None:
         """Return the codes of an encoded vector, or of its scales if they are rounded."""
         if self.nested and name.startswith(SCALES):
             return payload[name].content, MOST + 1
         if not compressible(name):
             return None
-        return unpack(payload[name].content, setting.layout.numel, self.bits), 2**self.bits - (self.levels == "linear")
+        return unpack(payload[name].content, context.layout.numel, self.bits), 2**self.bits - (self.levels == "linear")
 
-    def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
+    def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Payload, State]:
         """Encode codes by the vector's name, scales under `scalars/scale/name`, theirs under `scalars/scale_of_scales/name`."""
         payload = {}
         for name, vector in message.items():
@@ -98,14 +98,14 @@ class Blockwise(Codec):
             payload[name] = Packed(pack(codes, self.bits), len(vector) * self.bits)
         return payload, {}
 
-    def decode(self, payload: Payload, setting: Setting) -> Message:
+    def decode(self, payload: Payload, context: RoundContext) -> Message:
         """Return the levels, times the scales of their blocks."""
-        message, count = {}, setting.layout.numel
+        message, count = {}, context.layout.numel
         for name, packed in payload.items():
             if compressible(name):
-                levels = self._value(unpack(packed.content, count, self.bits), setting.dtype)
+                levels = self._value(unpack(packed.content, count, self.bits), context.dtype)
                 vector = _in_blocks(levels, self.block_size).mul_(self._scales(payload, name)[:, None])
-                message[name] = vector.view(-1)[:count].to(setting.dtype)
+                message[name] = vector.view(-1)[:count].to(context.dtype)
             elif not name.startswith((SCALES, TOPS)):
                 message[name] = packed.content
         return message

@@ -12,7 +12,7 @@ import torch
 
 from lightning_fl.coding.top_k import pack_positions, positions_bits, unpack_positions
 from lightning_fl.errors import require
-from lightning_fl.slots import KINDS, Codec, Message, Packed, Payload, Setting, State, compressible, kind_of
+from lightning_fl.slots import KINDS, Codec, Message, Packed, Payload, RoundContext, State, compressible, kind_of
 
 POSITIONS = "mask/changed"
 BESIDE, ENCODED, CHANGE = "/beside/", "/encoded", "model/change"
@@ -28,13 +28,13 @@ class Changes(Codec):
 
     needs_every_client = is_unbiased = contracts = is_idempotent = True
 
-    def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
+    def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Payload, State]:
         """Encode values (u,) under each vector's name and their positions, or whole vectors; memory: the last broadcast."""
         vectors = {name: vector for name, vector in message.items() if compressible(name)}
         payload = {name: Packed.whole(vector) for name, vector in message.items()}
         if vectors.keys() != memory.keys():
             return payload, vectors
-        changed = torch.zeros(setting.layout.numel, dtype=torch.bool, device=message["model"].device)
+        changed = torch.zeros(context.layout.numel, dtype=torch.bool, device=message["model"].device)
         for name, vector in vectors.items():
             changed |= vector != memory[name]
         positions, count = changed.nonzero().flatten(), len(changed)
@@ -44,25 +44,25 @@ class Changes(Codec):
             payload |= sparse
         return payload, vectors
 
-    def choice(self, name: str, payload: Payload, setting: Setting) -> tuple[int, int] | None:
+    def choice(self, name: str, payload: Payload, context: RoundContext) -> tuple[int, int] | None:
         """Return d and u for the positions of the changes."""
         if name != POSITIONS:
             return None
         changed = next(packed for entry, packed in payload.items() if compressible(entry))
-        return setting.layout.numel, len(changed.content)
+        return context.layout.numel, len(changed.content)
 
-    def decode(self, payload: Payload, setting: Setting) -> Message:
+    def decode(self, payload: Payload, context: RoundContext) -> Message:
         """Decode a whole broadcast; changes need `decode_incremental`."""
         if POSITIONS in payload:
             raise ValueError("a broadcast of changes cannot be decoded without the broadcast before it")
         return {name: packed.content for name, packed in payload.items()}
 
-    def decode_incremental(self, payload: Payload, memory: State, setting: Setting) -> Message:
+    def decode_incremental(self, payload: Payload, memory: State, context: RoundContext) -> Message:
         """Return the last broadcast with the new values in it."""
         if POSITIONS not in payload:
-            return self.decode(payload, setting)
+            return self.decode(payload, context)
         message = {name: packed.content for name, packed in payload.items() if name != POSITIONS}
-        positions = unpack_positions(payload[POSITIONS].content, len(message["model"]), setting.layout.numel)
+        positions = unpack_positions(payload[POSITIONS].content, len(message["model"]), context.layout.numel)
         for name in memory:
             message[name] = memory[name].index_copy(0, positions, message[name])
         return message
@@ -100,9 +100,9 @@ class Followed(Codec):
         """True with `catch_up`."""
         return bool(self.catch_up)
 
-    def check(self, setting: Setting) -> None:
+    def check(self, context: RoundContext) -> None:
         """Check the inner codec."""
-        self.codec.check(setting)
+        self.codec.check(context)
 
     def applies_to(self, name: str) -> bool:
         """True if the inner codec applies to the entry."""
@@ -112,11 +112,11 @@ class Followed(Codec):
         """Return the carrier's name, and the inner codec."""
         return self.carrier, self.codec
 
-    def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
+    def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Payload, State]:
         """Encode the carrier, and add the model and its moments at no cost."""
         payload: Payload = {}
-        if self.carrier in setting.encoded:  # encoding it again would draw, and lose, anew
-            bits = dict(zip(KINDS, setting.encoded[self.carrier].tolist(), strict=True))
+        if self.carrier in context.encoded:  # encoding it again would draw, and lose, anew
+            bits = dict(zip(KINDS, context.encoded[self.carrier].tolist(), strict=True))
             payload = {f"{kind}{ENCODED}": Packed(message[self.carrier], count) for kind, count in bits.items()}
         elif self.carrier in message:  # from a checkpoint of 0.2, whose steps kept no bits
             inner = type(self.codec).__name__
@@ -125,20 +125,20 @@ class Followed(Codec):
                 f"Followed({inner}) would encode {self.carrier!r} a second time, which loses more: the step that sends it must "
                 "return its bits from `encoded`.",
             )
-            payload, _ = self.codec.encode({self.carrier: message[self.carrier]}, {}, setting)
+            payload, _ = self.codec.encode({self.carrier: message[self.carrier]}, {}, context)
         for name, entry in message.items():
             if name != self.carrier:
                 follows = self.carrier in message and compressible(name)
                 payload[f"{kind_of(name)}{BESIDE}{name}"] = Packed(entry, 0) if follows else Packed.whole(entry)
         return payload, {}
 
-    def decode(self, payload: Payload, setting: Setting) -> Message:
+    def decode(self, payload: Payload, context: RoundContext) -> Message:
         """Decode the carrier, and return the rest as it is."""
         message = {name.partition(BESIDE)[2]: packed.content for name, packed in payload.items() if BESIDE in name}
         encoded = {name: packed for name, packed in payload.items() if BESIDE not in name}
         for name in [name for name in encoded if name.endswith(ENCODED)]:
             message[self.carrier] = encoded.pop(name).content
-        return {**message, **(self.codec.decode(encoded, setting) if encoded else {})}
+        return {**message, **(self.codec.decode(encoded, context) if encoded else {})}
 
 
 def _bits(payload: Payload) -> int:

@@ -10,7 +10,7 @@ from lightning.pytorch.utilities.rank_zero import WarningCache
 from torch import Tensor
 
 from lightning_fl.checks import check_choice
-from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State, compressible
+from lightning_fl.slots import Codec, Message, Packed, Payload, RoundContext, State, compressible
 
 HalfWidth = Literal["float16", "bfloat16"]
 WARNINGS = WarningCache()
@@ -55,26 +55,26 @@ class Cast(Codec):
         """True for the model and its moments."""
         return compressible(name)
 
-    def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
+    def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Payload, State]:
         """Encode numbers of 16 bits under the vector's name."""
         return {
-            name: Packed.whole(self._rounded(name, vector, setting) if compressible(name) else vector)
+            name: Packed.whole(self._rounded(name, vector, context) if compressible(name) else vector)
             for name, vector in message.items()
         }, {}
 
-    def decode(self, payload: Payload, setting: Setting) -> Message:
+    def decode(self, payload: Payload, context: RoundContext) -> Message:
         """Return the numbers in the dtype of the model."""
         return {
-            name: packed.content.to(setting.dtype) if compressible(name) else packed.content
+            name: packed.content.to(context.dtype) if compressible(name) else packed.content
             for name, packed in payload.items()
         }
 
-    def _rounded(self, name: str, vector: Tensor, setting: Setting) -> Tensor:
+    def _rounded(self, name: str, vector: Tensor, context: RoundContext) -> Tensor:
         dtype = getattr(torch, self.dtype)
         vector = self._limited(vector, min(self.largest, _largest_of(vector.dtype, dtype)))
         if not self.stochastic:
             return vector.to(dtype)
-        draws = torch.rand(len(vector), generator=setting.draw.generator(name))
+        draws = torch.rand(len(vector), generator=context.draw.generator(name))
         return _rounded_at_random(vector, draws.to(vector.device, non_blocking=True), dtype)
 
     def _limited(self, vector: Tensor, largest: float) -> Tensor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from lightning_fl.coding.bit_packing import pack, unpack
-from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State, kind_of
+from lightning_fl.slots import Codec, Message, Packed, Payload, RoundContext, State, kind_of
 
 
 @dataclass(frozen=True)
@@ -16,11 +16,11 @@ class Dense(Codec):
 
     is_unbiased = contracts = is_idempotent = True
 
-    def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
+    def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Payload, State]:
         """Encode each vector, bits = its numbers × the width of its dtype; only masks are copied."""
         return {name: _packed(name, vector) for name, vector in message.items()}, {}
 
-    def decode(self, payload: Payload, setting: Setting) -> Message:
+    def decode(self, payload: Payload, context: RoundContext) -> Message:
         """Return the vectors that were sent."""
         return {
             name: unpack(packed.content, packed.bits, 1).bool() if kind_of(name) == "mask" else packed.content

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lightning_fl.coding.bit_packing import bit_width, pack, unpack
 from lightning_fl.errors import require
-from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State, compressible, forwards
+from lightning_fl.slots import Codec, Message, Packed, Payload, RoundContext, State, compressible, forwards
 
 IS_CODED = "mask/coded/"
 WORD = np.dtype("<u4")
@@ -55,11 +55,11 @@ class EntropyCoded(Codec):
             f"EntropyCoded around {type(self.codec).__name__} would code the same numbers twice: give one EntropyCoded.",
         )
 
-    def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
+    def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Payload, State]:
         """Encode as the codec inside, and code its whole numbers; `mask/coded/name` tells whether an entry is coded."""
-        plain, memory = self.codec.encode(message, memory, setting)
+        plain, memory = self.codec.encode(message, memory, context)
         payload = dict(plain)
-        found = {name: self.codec.symbols(name, plain, setting) for name in plain}
+        found = {name: self.codec.symbols(name, plain, context) for name in plain}
         numbers = {name: entry for name, entry in found.items() if entry is not None}
         for name, (symbols, num_values) in numbers.items():
             packed = plain[name]
@@ -76,30 +76,30 @@ class EntropyCoded(Codec):
             WARNINGS.warn(f"EntropyCoded changes nothing, as {self.codec} sends no whole numbers. This is said once.")
         return payload, memory
 
-    def decode(self, payload: Payload, setting: Setting) -> Message:
+    def decode(self, payload: Payload, context: RoundContext) -> Message:
         """Return what the codec inside decodes."""
-        return self.codec.decode(self._plain(payload), setting)
+        return self.codec.decode(self._plain(payload), context)
 
-    def decode_incremental(self, payload: Payload, memory: State, setting: Setting) -> Message:
+    def decode_incremental(self, payload: Payload, memory: State, context: RoundContext) -> Message:
         """Return what the codec inside decodes."""
-        return self.codec.decode_incremental(self._plain(payload), memory, setting)
+        return self.codec.decode_incremental(self._plain(payload), memory, context)
 
-    def positions(self, name: str, payload: Payload, setting: Setting) -> Tensor | None:
+    def positions(self, name: str, payload: Payload, context: RoundContext) -> Tensor | None:
         """Return the positions of the codec inside."""
-        return None if name.startswith(IS_CODED) else self.codec.positions(name, self._plain(payload), setting)
+        return None if name.startswith(IS_CODED) else self.codec.positions(name, self._plain(payload), context)
 
-    def choice(self, name: str, payload: Payload, setting: Setting) -> tuple[int, int] | None:
+    def choice(self, name: str, payload: Payload, context: RoundContext) -> tuple[int, int] | None:
         """Return the choice of the codec inside."""
-        return None if name.startswith(IS_CODED) else self.codec.choice(name, self._plain(payload), setting)
+        return None if name.startswith(IS_CODED) else self.codec.choice(name, self._plain(payload), context)
 
-    def symbols(self, name: str, payload: Payload, setting: Setting) -> tuple[Tensor, int] | None:
+    def symbols(self, name: str, payload: Payload, context: RoundContext) -> tuple[Tensor, int] | None:
         """Return the whole numbers of the codec inside."""
-        return None if name.startswith(IS_CODED) else self.codec.symbols(name, self._plain(payload), setting)
+        return None if name.startswith(IS_CODED) else self.codec.symbols(name, self._plain(payload), context)
 
-    def bits_by_tensor(self, name: str, payload: Payload, setting: Setting) -> dict[str, int] | None:
+    def bits_by_tensor(self, name: str, payload: Payload, context: RoundContext) -> dict[str, int] | None:
         """Return {} for coded numbers, which do not have as many bits each, and the codec's own bits for all others."""
         is_coded = name.startswith(IS_CODED) or _is_coded(name, payload)
-        return {} if is_coded else self.codec.bits_by_tensor(name, self._plain(payload), setting)
+        return {} if is_coded else self.codec.bits_by_tensor(name, self._plain(payload), context)
 
     def _plain(self, payload: Payload) -> Payload:
         """Return the payload as the codec inside has made it, with the bits that are sent."""

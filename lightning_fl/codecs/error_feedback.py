@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lightning_fl.errors import require
-from lightning_fl.slots import Codec, Message, Payload, Setting, State, forwards
+from lightning_fl.slots import Codec, Message, Payload, RoundContext, State, forwards
 
 RESIDUAL = "residual/"
 
@@ -41,16 +41,16 @@ class ErrorFeedback(Codec):
             "give it a codec that contracts.",
         )
 
-    def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
+    def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Payload, State]:
         """Encode z; the new memory is e and the inner codec's memory."""
         wanted = {name: x + memory[RESIDUAL + name] if RESIDUAL + name in memory else x for name, x in message.items()}
         inner = {name: x for name, x in memory.items() if not name.startswith(RESIDUAL)}
-        payload, inner = self.codec.encode(wanted, inner, setting)
-        sent = self.codec.decode(payload, setting)
+        payload, inner = self.codec.encode(wanted, inner, context)
+        sent = self.codec.decode(payload, context)
         kept = {name: x for name, x in memory.items() if name.startswith(RESIDUAL)}
         kept |= {RESIDUAL + name: wanted[name] - sent[name] for name in message if self.is_lossy_for(name)}
         return payload, {**inner, **kept}
 
-    def decode(self, payload: Payload, setting: Setting) -> Message:
+    def decode(self, payload: Payload, context: RoundContext) -> Message:
         """Return C(z)."""
-        return self.codec.decode(payload, setting)
+        return self.codec.decode(payload, context)

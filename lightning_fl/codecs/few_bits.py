@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lightning_fl.checks import check_choice, check_whole
 from lightning_fl.coding.bit_packing import pack, unpack
-from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State, compressible
+from lightning_fl.slots import Codec, Message, Packed, Payload, RoundContext, State, compressible
 from lightning_fl.vectors.magnitudes import by_largest, scale_dtype
 
 Groups = Literal["tensor", "global"]
@@ -51,53 +51,53 @@ class FewBits(Codec):
     def width(self) -> int:
         """Bits of a code."""
 
-    def symbols(self, name: str, payload: Payload, setting: Setting) -> tuple[Tensor, int] | None:
+    def symbols(self, name: str, payload: Payload, context: RoundContext) -> tuple[Tensor, int] | None:
         """Return the codes of an encoded vector, unless there are too many different ones to count them."""
         if not self.is_lossy_for(name) or self.width > 16:
             return None
-        return unpack(payload[name].content, setting.layout.numel, self.width), 2**self.width
+        return unpack(payload[name].content, context.layout.numel, self.width), 2**self.width
 
-    def bits_by_tensor(self, name: str, payload: Payload, setting: Setting) -> dict[str, int] | None:
+    def bits_by_tensor(self, name: str, payload: Payload, context: RoundContext) -> dict[str, int] | None:
         """Return the bits of each tensor's scale."""
         if not name.startswith(SCALES) or self.groups != "tensor":
             return None
         scales = payload[name].content
-        return dict.fromkeys(setting.layout.names, 8 * scales.element_size())
+        return dict.fromkeys(context.layout.names, 8 * scales.element_size())
 
     def is_lossy_for(self, name: str) -> bool:
         """True for the model and its moments."""
         return compressible(name)
 
-    def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
+    def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Payload, State]:
         """Encode codes under the vector's name, and scales (groups,), if there are any, under `scalars/scale/name`."""
         payload = {}
         for name, vector in message.items():
             if self.is_lossy_for(name):
-                payload[name], scales = self.shrink(vector, self._sizes(setting))
+                payload[name], scales = self.shrink(vector, self._sizes(context))
                 if scales is not None:
                     payload[f"{SCALES}{name}"] = Packed.whole(scales)
             else:
                 payload[name] = Packed(vector, 0) if name in self.known else Packed.whole(vector)
         return payload, {}
 
-    def decode(self, payload: Payload, setting: Setting) -> Message:
+    def decode(self, payload: Payload, context: RoundContext) -> Message:
         """Return the numbers that the codes stand for, times their scales if there are any."""
         message = {}
         for name, packed in payload.items():
             if self.is_lossy_for(name) and f"{SCALES}{name}" not in payload:
-                message[name] = self.restore(packed.content, setting.layout.numel, setting.dtype)
+                message[name] = self.restore(packed.content, context.layout.numel, context.dtype)
             elif self.is_lossy_for(name):
                 scales = payload[f"{SCALES}{name}"].content
-                vector = self.restore(packed.content, setting.layout.numel, scales.dtype)
-                for part, scale in zip(vector.split(self._sizes(setting)), scales, strict=True):
+                vector = self.restore(packed.content, context.layout.numel, scales.dtype)
+                for part, scale in zip(vector.split(self._sizes(context)), scales, strict=True):
                     part.mul_(scale)
                 message[name] = vector.to(scales.dtype)
             elif not name.startswith(SCALES):
                 message[name] = packed.content
         return message
 
-    def _sizes(self, setting: Setting) -> list[int]:
-        return list(setting.layout.sizes) if self.groups == "tensor" else [setting.layout.numel]
+    def _sizes(self, context: RoundContext) -> list[int]:
+        return list(context.layout.sizes) if self.groups == "tensor" else [context.layout.numel]
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lightning_fl.checks import check_whole
 from lightning_fl.coding.low_rank import check_rank, left_size, matrices, orthonormal, product, split
-from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State, compressible
+from lightning_fl.slots import Codec, Message, Packed, Payload, RoundContext, State, compressible
 from lightning_fl.vectors.magnitudes import power_of_two
 
 
@@ -47,18 +47,18 @@ class LowRank(Codec):
         """True for the model and its moments."""
         return compressible(name)
 
-    def bits_by_tensor(self, name: str, payload: Payload, setting: Setting) -> dict[str, int] | None:
+    def bits_by_tensor(self, name: str, payload: Payload, context: RoundContext) -> dict[str, int] | None:
         """Return the bits of each tensor's factors, or of its numbers."""
         if not compressible(name):
             return None
         width = 8 * payload[name].content.element_size()
-        return {tensor: width * (r * (n + m) or n * m) for tensor, n, m, r in matrices(setting.layout, self.rank)}
+        return {tensor: width * (r * (n + m) or n * m) for tensor, n, m, r in matrices(context.layout, self.rank)}
 
-    def check(self, setting: Setting) -> None:
+    def check(self, context: RoundContext) -> None:
         """Raise `UserError` if no tensor would be factored, so that every message would be sent whole."""
-        check_rank("LowRank", self.rank, setting.layout, "leave it out")
+        check_rank("LowRank", self.rank, context.layout, "leave it out")
 
-    def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
+    def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Payload, State]:
         """Encode all P̂ (n, R), then all Q' (m, R) and the whole tensors; the new memory is each Q'."""
         payload: Payload = {}
         kept = dict(memory)  # tensors that are not sent this time stay
@@ -67,14 +67,14 @@ class LowRank(Codec):
                 payload[name] = Packed.whole(vector)
                 continue
             lefts, rest = [vector.new_zeros(0)], [vector.new_zeros(0)]
-            for tensor, matrix, r in split(vector, setting.layout, self.rank):
+            for tensor, matrix, r in split(vector, context.layout, self.rank):
                 if r == 0:
                     rest.append(matrix.flatten())
                     continue
                 key, form = f"data/q/{name}/{tensor}", (matrix.shape[1], r)
                 start = kept.get(key)
                 if start is None or start.shape != form:
-                    start = torch.randn(form, generator=setting.draw.generator(key))
+                    start = torch.randn(form, generator=context.draw.generator(key))
                 left, right = _factors(matrix, start.to(vector.device, non_blocking=True))
                 lefts.append(left.flatten())
                 rest.append(right.flatten())
@@ -82,13 +82,13 @@ class LowRank(Codec):
             payload[name] = Packed.whole(torch.cat(lefts + rest))
         return payload, kept
 
-    def decode(self, payload: Payload, setting: Setting) -> Message:
+    def decode(self, payload: Payload, context: RoundContext) -> Message:
         """Return P̂ Q'ᵀ, and the tensors that were sent whole."""
-        message, size = {}, left_size(setting.layout, self.rank)
+        message, size = {}, left_size(context.layout, self.rank)
         for name, packed in payload.items():
             content = packed.content
             if compressible(name):
-                content = product(content[:size], content[size:], setting.layout, self.rank)
+                content = product(content[:size], content[size:], context.layout, self.rank)
             message[name] = content
         return message
 

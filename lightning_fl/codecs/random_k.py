@@ -11,7 +11,7 @@ from torch import Tensor
 from lightning_fl.checks import check_between, check_choice
 from lightning_fl.coding.top_k import num_kept
 from lightning_fl.errors import require
-from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State, compressible
+from lightning_fl.slots import Codec, Message, Packed, Payload, RoundContext, State, compressible
 from lightning_fl.slots.codec import VALUES, check_values, inside_values, pack_values, unpack_values
 
 SEEDS = "scalars/seed/"
@@ -93,37 +93,37 @@ class RandomK(Codec):
         """True for the model and its moments, unless everything is sent as it is."""
         return compressible(name) and (self.alpha < 1 or (self.values is not None and self.values.is_lossy_for(name)))
 
-    def positions(self, name: str, payload: Payload, setting: Setting) -> Tensor | None:
+    def positions(self, name: str, payload: Payload, context: RoundContext) -> Tensor | None:
         """Return the positions of a vector's numbers, in ascending order."""
         vector = _vector_of(name)
         if f"{SEEDS}{vector}" not in payload:
             return None
-        chosen = self._chosen(vector, payload, setting)
+        chosen = self._chosen(vector, payload, context)
         if self.values is None or VALUES not in name:
             return chosen
-        among = self.values.positions(*inside_values(name, payload), _inside(setting).at(chosen))
+        among = self.values.positions(*inside_values(name, payload), _inside(context).at(chosen))
         return chosen if among is None else chosen[among]
 
-    def choice(self, name: str, payload: Payload, setting: Setting) -> tuple[int, int] | None:
+    def choice(self, name: str, payload: Payload, context: RoundContext) -> tuple[int, int] | None:
         """Return what the codec of the values says."""
         if self.values is None or VALUES not in name:
             return None
-        chosen = self._chosen(_vector_of(name), payload, setting)
-        return self.values.choice(*inside_values(name, payload), _inside(setting).at(chosen))
+        chosen = self._chosen(_vector_of(name), payload, context)
+        return self.values.choice(*inside_values(name, payload), _inside(context).at(chosen))
 
-    def bits_by_tensor(self, name: str, payload: Payload, setting: Setting) -> dict[str, int] | None:
+    def bits_by_tensor(self, name: str, payload: Payload, context: RoundContext) -> dict[str, int] | None:
         """Return the bits of the codec of the values."""
         if self.values is None or VALUES not in name:
             return None
-        chosen = self._chosen(_vector_of(name), payload, setting)
-        return self.values.bits_by_tensor(*inside_values(name, payload), _inside(setting).at(chosen))
+        chosen = self._chosen(_vector_of(name), payload, context)
+        return self.values.bits_by_tensor(*inside_values(name, payload), _inside(context).at(chosen))
 
-    def symbols(self, name: str, payload: Payload, setting: Setting) -> tuple[Tensor, int] | None:
+    def symbols(self, name: str, payload: Payload, context: RoundContext) -> tuple[Tensor, int] | None:
         """Return the whole numbers that the codec of the values sends."""
         if self.values is None or VALUES not in name:
             return None
-        chosen = self._chosen(_vector_of(name), payload, setting)
-        return self.values.symbols(*inside_values(name, payload), _inside(setting).at(chosen))
+        chosen = self._chosen(_vector_of(name), payload, context)
+        return self.values.symbols(*inside_values(name, payload), _inside(context).at(chosen))
 
     def from_symbols(self, name: str, symbols: Tensor, num_values: int) -> Tensor:
         """Return what the codec of the values sends."""
@@ -131,32 +131,32 @@ class RandomK(Codec):
             return super().from_symbols(name, symbols, num_values)
         return self.values.from_symbols(inside_values(name, {})[0], symbols, num_values)
 
-    def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
+    def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Payload, State]:
         """Encode values (k,) under the vector's name, and the seed under `scalars/seed/name`."""
         payload = {}
         for name, vector in message.items():
             if not self.is_lossy_for(name):
                 payload[name] = Packed.whole(vector)
                 continue
-            seed = setting.draw.seed(name, self.common)
+            seed = context.draw.seed(name, self.common)
             positions = self._drawn(seed, len(vector), vector.device)
             values = vector[positions]
             if self.scale == "unbiased":
                 values = values * (len(vector) / max(1, len(values)))
-            payload |= pack_values(self.values, name, values, positions, _inside(setting))
+            payload |= pack_values(self.values, name, values, positions, _inside(context))
             bits = self.seed_bits if self.alpha < 1 else 0
             payload[f"{SEEDS}{name}"] = Packed(torch.tensor([seed] if bits else [], dtype=torch.int64), bits)
         return payload, {}
 
-    def decode(self, payload: Payload, setting: Setting) -> Message:
+    def decode(self, payload: Payload, context: RoundContext) -> Message:
         """Decode; numbers that were not sent are zero."""
         message = {}
         for name, packed in payload.items():
             vector = name.removeprefix(SEEDS)
             if vector != name:
-                positions = self._chosen(vector, payload, setting)
-                values = unpack_values(self.values, vector, payload, positions, _inside(setting))
-                message[vector] = values.new_zeros(setting.layout.numel).index_copy_(0, positions, values)
+                positions = self._chosen(vector, payload, context)
+                values = unpack_values(self.values, vector, payload, positions, _inside(context))
+                message[vector] = values.new_zeros(context.layout.numel).index_copy_(0, positions, values)
             elif VALUES not in name and f"{SEEDS}{name}" not in payload:
                 message[name] = packed.content
         return message
@@ -165,12 +165,12 @@ class RandomK(Codec):
     def _keeps_means(self) -> bool:
         return self.scale == "unbiased" or self.alpha == 1
 
-    def _chosen(self, vector: str, payload: Payload, setting: Setting) -> Tensor:
+    def _chosen(self, vector: str, payload: Payload, context: RoundContext) -> Tensor:
         """Return the ascending positions (k,) of a vector's numbers, on their device."""
         sent = payload[f"{SEEDS}{vector}"].content
-        seed = int(sent[0]) if len(sent) else setting.draw.seed(vector, self.common)
+        seed = int(sent[0]) if len(sent) else context.draw.seed(vector, self.common)
         values = next(packed for name, packed in payload.items() if name == vector or f"{VALUES}{vector}:" in name)
-        return self._drawn(seed, setting.layout.numel, values.content.device)
+        return self._drawn(seed, context.layout.numel, values.content.device)
 
     def _drawn(self, seed: int, count: int, device: torch.device) -> Tensor:
         """Return k of `count` positions, drawn on the CPU, so that all devices draw the same."""
@@ -178,9 +178,9 @@ class RandomK(Codec):
         return order[: num_kept(self.alpha, count)].sort().values.to(device, non_blocking=True)
 
 
-def _inside(setting: Setting) -> Setting:
-    """Return the setting for the codec of the values, whose draws must not be those of the positions."""
-    return replace(setting, draw=setting.draw.inside())
+def _inside(context: RoundContext) -> RoundContext:
+    """Return the context for the codec of the values, whose draws must not be those of the positions."""
+    return replace(context, draw=context.draw.inside())
 
 
 def _vector_of(name: str) -> str:

@@ -36,7 +36,7 @@ from torch import Tensor
 
 from lightning_fl.checks import check_choice, check_whole
 from lightning_fl.coding.bit_packing import nearest_level, pack, unpack
-from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State, compressible
+from lightning_fl.slots import Codec, Message, Packed, Payload, RoundContext, State, compressible
 from lightning_fl.vectors.magnitudes import power_of_two, scale_dtype
 
 Scale = Literal["unbiased", "min_mse"]
@@ -85,22 +85,22 @@ class Rotated(Codec):
         """True for the model and its moments."""
         return compressible(name)
 
-    def symbols(self, name: str, payload: Payload, setting: Setting) -> tuple[Tensor, int] | None:
+    def symbols(self, name: str, payload: Payload, context: RoundContext) -> tuple[Tensor, int] | None:
         """Return the codes of an encoded vector."""
         if not compressible(name):
             return None
-        num = sum(chunk_sizes(setting.layout.numel, self.chunks))
+        num = sum(chunk_sizes(context.layout.numel, self.chunks))
         return unpack(payload[name].content, num, self._width), 2**self._width
 
-    def bits_by_tensor(self, name: str, payload: Payload, setting: Setting) -> dict[str, int] | None:
+    def bits_by_tensor(self, name: str, payload: Payload, context: RoundContext) -> dict[str, int] | None:
         """Return the bits of each tensor's numbers, without those of the zeros that fill up a chunk."""
         if not compressible(name):
             return None
         return {
-            tensor: self._width * size for tensor, size in zip(setting.layout.names, setting.layout.sizes, strict=True)
+            tensor: self._width * size for tensor, size in zip(context.layout.names, context.layout.sizes, strict=True)
         }
 
-    def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
+    def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Payload, State]:
         """Encode codes under the vector's name, and scales (chunks,) under `scalars/scale/name`."""
         payload = {}
         for name, vector in message.items():
@@ -112,7 +112,7 @@ class Rotated(Codec):
             padded[: len(vector)] = vector
             if (power := power_of_two(padded)) != 1:
                 padded *= power
-            padded *= _signs(name, setting, padded)
+            padded *= _signs(name, context, padded)
             codes, scales = torch.empty_like(padded, dtype=torch.uint8), padded.new_empty(len(sizes))
             for i, (chunk, code) in enumerate(zip(padded.split(sizes), codes.split(sizes), strict=True)):
                 scales[i] = self._encode_chunk(rotate(chunk), code)
@@ -120,9 +120,9 @@ class Rotated(Codec):
             payload[f"{SCALES}{name}"] = Packed.whole(scales if power == 1 else scales / power)
         return payload, {}
 
-    def decode(self, payload: Payload, setting: Setting) -> Message:
+    def decode(self, payload: Payload, context: RoundContext) -> Message:
         """Rotate the centroids back, and scale them."""
-        message, count = {}, setting.layout.numel
+        message, count = {}, context.layout.numel
         sizes = chunk_sizes(count, self.chunks)
         for name, packed in payload.items():
             if compressible(name):
@@ -131,7 +131,7 @@ class Rotated(Codec):
                 vector = self._value(codes, scales.dtype)
                 for chunk, scale in zip(vector.split(sizes), scales, strict=True):
                     chunk.copy_(rotate(chunk).mul_(scale))
-                message[name] = vector.mul_(_signs(name, setting, vector))[:count].to(setting.dtype)
+                message[name] = vector.mul_(_signs(name, context, vector))[:count].to(context.dtype)
             elif not name.startswith(SCALES):
                 message[name] = packed.content
         return message
@@ -231,10 +231,10 @@ def _hadamard(device: torch.device) -> Tensor:
     return matrix.to(device)
 
 
-def _signs(name: str, setting: Setting, like: Tensor) -> Tensor:
+def _signs(name: str, context: RoundContext, like: Tensor) -> Tensor:
     """Draw the signs D (n,) of a message's entry, −1 or 1."""
     count = len(like)
-    drawn = torch.randint(256, (-(-count // 8),), dtype=torch.uint8, generator=setting.draw.generator(name))
+    drawn = torch.randint(256, (-(-count // 8),), dtype=torch.uint8, generator=context.draw.generator(name))
     return unpack(drawn.to(like.device, non_blocking=True), count, 1).to(torch.int8).mul_(2).sub_(1)
 
 

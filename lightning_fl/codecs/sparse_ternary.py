@@ -18,7 +18,7 @@ from lightning_fl.checks import check_between
 from lightning_fl.coding.bit_packing import bit_width, pack, unpack
 from lightning_fl.coding.golomb import pack_gaps, rice_width, unpack_gaps
 from lightning_fl.coding.top_k import num_kept, top_k
-from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State, compressible
+from lightning_fl.slots import Codec, Message, Packed, Payload, RoundContext, State, compressible
 from lightning_fl.vectors.magnitudes import by_largest, scale_dtype
 
 SCALE, COUNT, POSITIONS = "scalars/scale/", "mask/count/", "mask/"
@@ -50,35 +50,35 @@ class STC(Codec):
         """True for the model and its moments."""
         return compressible(name)
 
-    def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
+    def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Payload, State]:
         """Encode signs (k',) under the vector's name, μ under `scalars/scale/name`, k' and positions under `mask/…`."""
         payload: Payload = {}
         for name, vector in message.items():
             payload |= self._packed(name, vector) if compressible(name) else {name: Packed.whole(vector)}
         return payload, {}
 
-    def decode(self, payload: Payload, setting: Setting) -> Message:
+    def decode(self, payload: Payload, context: RoundContext) -> Message:
         """Return μ · sgn(z) at the positions that were sent, and 0 elsewhere, in the model's dtype."""
         message = {}
         for name, packed in payload.items():
             if compressible(name):
-                message[name] = self._vector(name, payload, setting)
+                message[name] = self._vector(name, payload, context)
             elif not name.startswith((SCALE, POSITIONS)):
                 message[name] = packed.content
         return message
 
-    def positions(self, name: str, payload: Payload, setting: Setting) -> Tensor | None:
+    def positions(self, name: str, payload: Payload, context: RoundContext) -> Tensor | None:
         """Return the positions of the signs of a vector."""
-        d = setting.layout.numel
+        d = context.layout.numel
         if f"{POSITIONS}{name}" not in payload:
             return None
         k = num_kept(self.alpha, d)
         num_signs = int(unpack(payload[f"{COUNT}{name}"].content, 1, bit_width(k + 1)))
         return unpack_gaps(payload[f"{POSITIONS}{name}"].content, num_signs, d, rice_width(k, d))
 
-    def symbols(self, name: str, payload: Payload, setting: Setting) -> tuple[Tensor, int] | None:
+    def symbols(self, name: str, payload: Payload, context: RoundContext) -> tuple[Tensor, int] | None:
         """Return the signs of a vector."""
-        positions = self.positions(name, payload, setting)
+        positions = self.positions(name, payload, context)
         return None if positions is None else (unpack(payload[name].content, len(positions), 1), 2)
 
     def _packed(self, name: str, vector: Tensor) -> Payload:
@@ -101,11 +101,11 @@ class STC(Codec):
             f"{POSITIONS}{name}": Packed(*pack_gaps(positions, d, rice_width(k, d))),
         }
 
-    def _vector(self, name: str, payload: Payload, setting: Setting) -> Tensor:
-        vector = torch.zeros(setting.layout.numel, dtype=setting.dtype, device=payload[name].content.device)
-        positions = self.positions(name, payload, setting)
+    def _vector(self, name: str, payload: Payload, context: RoundContext) -> Tensor:
+        vector = torch.zeros(context.layout.numel, dtype=context.dtype, device=payload[name].content.device)
+        positions = self.positions(name, payload, context)
         if positions is not None:
-            scale = payload[f"{SCALE}{name}"].content.to(setting.dtype)
+            scale = payload[f"{SCALE}{name}"].content.to(context.dtype)
             signs = unpack(payload[name].content, len(positions), 1).bool()
             vector[positions] = torch.where(signs, scale, -scale)
         return vector

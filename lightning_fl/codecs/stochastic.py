@@ -18,7 +18,7 @@ from torch import Tensor
 from lightning_fl.checks import check_choice, check_positive, check_whole
 from lightning_fl.coding.bit_packing import bit_width, pack, unpack
 from lightning_fl.coding.elias import decode_levels, encode_levels
-from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State, compressible
+from lightning_fl.slots import Codec, Message, Packed, Payload, RoundContext, State, compressible
 from lightning_fl.vectors.magnitudes import by_largest, power_of_two, scale_dtype
 
 SCALES = "scalars/scale/"
@@ -38,7 +38,7 @@ class Stochastic(Codec):
         """Highest level, s."""
 
     @abstractmethod
-    def sizes(self, setting: Setting) -> Tensor:
+    def sizes(self, context: RoundContext) -> Tensor:
         """Return the number of numbers in each group."""
 
     @abstractmethod
@@ -58,24 +58,24 @@ class Stochastic(Codec):
         """True for the model and its moments."""
         return compressible(name)
 
-    def symbols(self, name: str, payload: Payload, setting: Setting) -> tuple[Tensor, int] | None:
+    def symbols(self, name: str, payload: Payload, context: RoundContext) -> tuple[Tensor, int] | None:
         """Return the levels of an encoded vector, unless there are too many different ones to count them."""
         if not self.is_lossy_for(name) or self.most > 2**15:
             return None
-        return self.unpack(payload[name].content, setting.layout.numel), 2 * self.most + 1
+        return self.unpack(payload[name].content, context.layout.numel), 2 * self.most + 1
 
     def from_symbols(self, name: str, symbols: Tensor, num_values: int) -> Tensor:
         """Return packed levels."""
         return self.pack(symbols).content
 
-    def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
+    def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Payload, State]:
         """Encode levels under the vector's name, and scales (groups,) under `scalars/scale/name`."""
         payload = {}
         for name, vector in message.items():
             if not self.is_lossy_for(name):
                 payload[name] = Packed.whole(vector)
                 continue
-            sizes = self.sizes(setting)
+            sizes = self.sizes(context)
             clipped, scales = self.scale(vector, sizes)
             sizes = sizes.to(vector.device, non_blocking=True)
             wide = clipped.to(scales.dtype)
@@ -85,24 +85,24 @@ class Stochastic(Codec):
             share = wide.abs() / of_group  # first: the product may overflow
             share = share.nan_to_num_(0.0, posinf=0.0).clamp_(max=1.0).mul_(self.most)  # infinite if the scale is 0
             level = share.floor()
-            drawn = torch.rand(len(vector), generator=setting.draw.generator(name))
+            drawn = torch.rand(len(vector), generator=context.draw.generator(name))
             drawn = drawn.to(vector.device, non_blocking=True)
             level += drawn < share - level
             payload[name] = self.pack((level.copysign_(wide) + self.most).to(torch.int64))
             payload[f"{SCALES}{name}"] = Packed.whole(scales)
         return payload, {}
 
-    def decode(self, payload: Payload, setting: Setting) -> Message:
+    def decode(self, payload: Payload, context: RoundContext) -> Message:
         """Return v · level / s."""
         message = {}
         for name, packed in payload.items():
             if self.is_lossy_for(name):
-                levels = self.unpack(packed.content, setting.layout.numel).to(torch.int32) - self.most
+                levels = self.unpack(packed.content, context.layout.numel).to(torch.int32) - self.most
                 scales = payload[f"{SCALES}{name}"].content
                 share = levels.to(scales.dtype).div_(self.most)
-                sizes = self.sizes(setting).to(scales.device, non_blocking=True)
-                of_group = scales.repeat_interleave(sizes, output_size=setting.layout.numel)
-                message[name] = share.mul_(of_group).to(setting.dtype)
+                sizes = self.sizes(context).to(scales.device, non_blocking=True)
+                of_group = scales.repeat_interleave(sizes, output_size=context.layout.numel)
+                message[name] = share.mul_(of_group).to(context.dtype)
             elif not name.startswith(SCALES):
                 message[name] = packed.content
         return message
@@ -143,9 +143,9 @@ class QSGD(Stochastic):
         """Highest level, s."""
         return self.levels
 
-    def sizes(self, setting: Setting) -> Tensor:
+    def sizes(self, context: RoundContext) -> Tensor:
         """Return the lengths of the buckets."""
-        whole, rest = divmod(setting.layout.numel, self.bucket)
+        whole, rest = divmod(context.layout.numel, self.bucket)
         return torch.tensor([self.bucket] * whole + [rest] * bool(rest), dtype=torch.int64)
 
     def scale(self, vector: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
@@ -159,7 +159,7 @@ class QSGD(Stochastic):
         norms = torch.linalg.vector_norm(shares, dim=1, dtype=torch.float64) * largest.view(-1)
         return vector, norms.to(scale_dtype(vector.dtype))
 
-    def bits_by_tensor(self, name: str, payload: Payload, setting: Setting) -> dict[str, int] | None:
+    def bits_by_tensor(self, name: str, payload: Payload, context: RoundContext) -> dict[str, int] | None:
         """Return {} for Elias's code, in which numbers take more bits or fewer."""
         return {} if self.coding == "elias" and self.is_lossy_for(name) else None
 
@@ -223,16 +223,16 @@ class TernGrad(Stochastic):
         """Highest level, 1."""
         return 1
 
-    def bits_by_tensor(self, name: str, payload: Payload, setting: Setting) -> dict[str, int] | None:
+    def bits_by_tensor(self, name: str, payload: Payload, context: RoundContext) -> dict[str, int] | None:
         """Return the bits of each tensor's scale."""
         if not name.startswith(SCALES):
             return None
-        layout, width = setting.layout, 8 * payload[name].content.element_size()
+        layout, width = context.layout, 8 * payload[name].content.element_size()
         return {tensor: width for tensor, size in zip(layout.names, layout.sizes, strict=True) if size}
 
-    def sizes(self, setting: Setting) -> Tensor:
+    def sizes(self, context: RoundContext) -> Tensor:
         """Return the sizes of the tensors that are not empty."""
-        return torch.tensor([size for size in setting.layout.sizes if size], dtype=torch.int64)
+        return torch.tensor([size for size in context.layout.sizes if size], dtype=torch.int64)
 
     def scale(self, vector: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
         """Return the vector, clipped, and the largest magnitude of each tensor."""

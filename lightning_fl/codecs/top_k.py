@@ -29,7 +29,7 @@ from lightning_fl.coding.top_k import (
     top_k_of_max,
     unpack_positions,
 )
-from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State, compressible
+from lightning_fl.slots import Codec, Message, Packed, Payload, RoundContext, State, compressible
 from lightning_fl.slots.codec import VALUES, check_values, inside_values, pack_values, unpack_values
 
 
@@ -62,12 +62,12 @@ class Sparse(Codec):
     def mask_of(self, name: str) -> str:
         """Return the name of the positions of a vector."""
 
-    def positions(self, name: str, payload: Payload, setting: Setting) -> Tensor | None:
+    def positions(self, name: str, payload: Payload, context: RoundContext) -> Tensor | None:
         """Return the positions of a vector's numbers."""
         mask = payload.get(self.mask_of(name))
         if mask is None:
             return None
-        count = setting.layout.numel
+        count = context.layout.numel
         return unpack_positions(mask.content, num_kept(self.alpha, count), count)
 
     def pack_mask(self, positions: Tensor, count: int) -> Packed:
@@ -125,37 +125,37 @@ class TopK(Sparse):
         """Return `mask/name`, also for an entry of the codec of the values."""
         return f"mask/{name.partition(VALUES)[2].partition(':')[0] if VALUES in name else name}"
 
-    def positions(self, name: str, payload: Payload, setting: Setting) -> Tensor | None:
+    def positions(self, name: str, payload: Payload, context: RoundContext) -> Tensor | None:
         """Return the positions of a vector's numbers."""
-        chosen = super().positions(name, payload, setting)
+        chosen = super().positions(name, payload, context)
         if self.values is None or VALUES not in name or chosen is None:
             return chosen
-        among = self.values.positions(*inside_values(name, payload), setting.at(chosen))
+        among = self.values.positions(*inside_values(name, payload), context.at(chosen))
         return chosen if among is None else chosen[among]
 
-    def choice(self, name: str, payload: Payload, setting: Setting) -> tuple[int, int] | None:
+    def choice(self, name: str, payload: Payload, context: RoundContext) -> tuple[int, int] | None:
         """Return d and k for the positions of a vector, and what the codec of the values says of its own."""
         if VALUES not in name:
             is_mask = name.startswith("mask/") and name in payload
-            return (setting.layout.numel, num_kept(self.alpha, setting.layout.numel)) if is_mask else None
-        chosen = super().positions(name, payload, setting)
+            return (context.layout.numel, num_kept(self.alpha, context.layout.numel)) if is_mask else None
+        chosen = super().positions(name, payload, context)
         if self.values is None or chosen is None:
             return None
-        return self.values.choice(*inside_values(name, payload), setting.at(chosen))
+        return self.values.choice(*inside_values(name, payload), context.at(chosen))
 
-    def bits_by_tensor(self, name: str, payload: Payload, setting: Setting) -> dict[str, int] | None:
+    def bits_by_tensor(self, name: str, payload: Payload, context: RoundContext) -> dict[str, int] | None:
         """Return the bits of the codec of the values."""
-        chosen = super().positions(name, payload, setting) if VALUES in name else None
+        chosen = super().positions(name, payload, context) if VALUES in name else None
         if self.values is None or chosen is None:
             return None
-        return self.values.bits_by_tensor(*inside_values(name, payload), setting.at(chosen))
+        return self.values.bits_by_tensor(*inside_values(name, payload), context.at(chosen))
 
-    def symbols(self, name: str, payload: Payload, setting: Setting) -> tuple[Tensor, int] | None:
+    def symbols(self, name: str, payload: Payload, context: RoundContext) -> tuple[Tensor, int] | None:
         """Return the whole numbers that the codec of the values sends."""
-        chosen = super().positions(name, payload, setting) if VALUES in name else None
+        chosen = super().positions(name, payload, context) if VALUES in name else None
         if self.values is None or chosen is None:
             return None
-        return self.values.symbols(*inside_values(name, payload), setting.at(chosen))
+        return self.values.symbols(*inside_values(name, payload), context.at(chosen))
 
     def from_symbols(self, name: str, symbols: Tensor, num_values: int) -> Tensor:
         """Return what the codec of the values sends."""
@@ -163,26 +163,26 @@ class TopK(Sparse):
             return super().from_symbols(name, symbols, num_values)
         return self.values.from_symbols(inside_values(name, {})[0], symbols, num_values)
 
-    def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
+    def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Payload, State]:
         """Encode values (k,) under the vector's name, and their positions under `mask/name`."""
         payload: Payload = {}
         for name, vector in message.items():
             if compressible(name):
                 positions = top_k(vector, num_kept(self.alpha, len(vector)))
-                payload |= pack_values(self.values, name, vector[positions], positions, setting)
+                payload |= pack_values(self.values, name, vector[positions], positions, context)
                 payload[f"mask/{name}"] = self.pack_mask(positions, len(vector))
             else:
                 payload[name] = Packed.whole(vector)
         return payload, {}
 
-    def decode(self, payload: Payload, setting: Setting) -> Message:
+    def decode(self, payload: Payload, context: RoundContext) -> Message:
         """Decode; numbers that were not sent are zero."""
-        message, count = {}, setting.layout.numel
+        message, count = {}, context.layout.numel
         for name, packed in payload.items():
             if name.startswith("mask/") and VALUES not in name:
                 entry = name.removeprefix("mask/")
                 positions = unpack_positions(packed.content, num_kept(self.alpha, count), count)
-                values = unpack_values(self.values, entry, payload, positions, setting)
+                values = unpack_values(self.values, entry, payload, positions, context)
                 message[entry] = _among_zeros(values, positions, count)
             elif VALUES not in name and f"mask/{name}" not in payload:
                 message[name] = packed.content
@@ -201,23 +201,23 @@ class OneMask(Sparse):
         """Return `mask`, the same for all vectors."""
         return "mask"
 
-    def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
+    def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Payload, State]:
         """Encode values (k,) under each vector's name, and their positions under `mask`."""
         vectors = {name: x for name, x in message.items() if compressible(name)}
         payload = {name: Packed.whole(x) for name, x in message.items() if name not in vectors}
         if vectors:  # a client sends only buffers if an exchange chose none of its layers
-            count = setting.layout.numel
+            count = context.layout.numel
             positions = self.choose(vectors, num_kept(self.alpha, count))
             payload |= {name: Packed.whole(x[positions]) for name, x in vectors.items()}
             payload["mask"] = self.pack_mask(positions, count)
         return payload, {}
 
-    def decode(self, payload: Payload, setting: Setting) -> Message:
+    def decode(self, payload: Payload, context: RoundContext) -> Message:
         """Decode; numbers that were not sent are zero."""
         message = {name: packed.content for name, packed in payload.items() if name != "mask"}
         sent = {name: values for name, values in message.items() if compressible(name)}
         if sent:
-            k, count = len(next(iter(sent.values()))), setting.layout.numel
+            k, count = len(next(iter(sent.values()))), context.layout.numel
             positions = unpack_positions(payload["mask"].content, k, count)
             message |= {name: _among_zeros(values, positions, count) for name, values in sent.items()}
         return message

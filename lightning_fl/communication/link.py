@@ -16,7 +16,8 @@ from lightning_fl.codecs import Dense
 from lightning_fl.communication.catch_up import CatchUp
 from lightning_fl.communication.ledger import Direction, Ledger
 from lightning_fl.communication.messages import DownlinkMessage, RoundObserver, UplinkMessage
-from lightning_fl.slots import Codec, Draw, Message, Payload, Setting, State, Upload, is_finite, kind_of
+from lightning_fl.slots import Codec, Draw, Message, Payload, RoundContext, State, Upload, is_finite, kind_of
+from lightning_fl.slots.former_names import FormerSetting
 from lightning_fl.vectors.submodel import Submodel
 
 
@@ -36,16 +37,16 @@ class Transfer(NamedTuple):
         decoded: what the other end makes of it.
         memory: codec memory of the sender afterwards.
         parts: codecs and the payloads that they made.
-        setting: setting that they were given, of the submodel if only that was sent.
+        context: context that they were given, of the submodel if only that was sent.
     """
 
     decoded: Message
     memory: State
     parts: Sequence[tuple[Codec, Payload]]
-    setting: Setting
+    context: RoundContext
 
 
-class Link:
+class Link(FormerSetting):
     """Sends messages through the codecs and counts their bits in a ledger of its own, which `Run.book` adds to the run's.
 
     `commit` returns a client's new codec memory, such as the residual of error feedback, which the server takes with its upload.
@@ -54,7 +55,7 @@ class Link:
 
     def __init__(
         self,
-        setting: Setting,
+        context: RoundContext,
         uplink: Codec,
         downlink: Codec,
         ledger: Ledger | None = None,
@@ -69,7 +70,7 @@ class Link:
         """Open the link.
 
         Args:
-            setting: facts about the run.
+            context: facts about the run.
             uplink: codec of the clients' messages.
             downlink: codec of the server's messages.
             ledger: counts the bits; None for a new one.
@@ -81,7 +82,7 @@ class Link:
             observer: is shown each message.
             catch_up: updates that clients have loaded; not changed. None for none. The new one is `self.update`.
         """
-        self.setting = setting
+        self.context = context
         self.uplink = uplink
         self.downlink = downlink
         self.ledger = Ledger() if ledger is None else ledger
@@ -117,14 +118,14 @@ class Link:
         """
         recipients = self.charged(recipients)
         num_copies = 0 if self.downlink.catches_up else len(recipients)
-        memory, unpruned = self.server_memory, self.setting.unpruned
+        memory, unpruned = self.server_memory, self.context.unpruned
         transfer = self._send(self._draw("down"), self.downlink, message, memory, unpruned, num_copies, follow=True)
         self.received, self.server_memory = transfer.decoded, transfer.memory
         self._show(transfer, None, num_copies)
         if not is_finite(self.server_memory):  # which would spoil all later broadcasts
             self.server_memory = {}
             rank_zero_warn(
-                f"What {type(self.downlink).__name__} keeps of the broadcast of round {self.setting.round + 1} is not finite, so "
+                f"What {type(self.downlink).__name__} keeps of the broadcast of round {self.context.round + 1} is not finite, so "
                 "the next broadcast is encoded as the first one was."
             )
         if self.downlink.catches_up:
@@ -135,7 +136,7 @@ class Link:
     def charged(self, recipients: Sequence[int]) -> Sequence[int]:
         """Return the clients to which a broadcast to these recipients is charged."""
         goes_to_all = self.downlink.needs_every_client and not self.downlink.catches_up
-        return range(self.setting.num_clients) if goes_to_all else recipients
+        return range(self.context.num_clients) if goes_to_all else recipients
 
     def _charge_missed(self, recipients: Sequence[int], payloads: Iterable[Payload]) -> None:
         """Count a broadcast for its recipients with the updates that they have missed; buffers are not updates."""
@@ -143,14 +144,14 @@ class Link:
         for name, packed in (entry for payload in payloads for entry in payload.items()):
             update[kind_of(name)] += packed.bits
         buffers = {"buffers": update.pop("buffers", 0) * len(recipients)}
-        whole = (self.setting.unpruned or self.setting).layout.numel * self.received["model"].element_size() * 8
+        whole = (self.context.unpruned or self.context).layout.numel * self.received["model"].element_size() * 8
         self.ledger.add({"down": buffers})
         self.ledger.add({"down": self.catch_up.bits(recipients, update, whole)})
         self.update = dict(update), recipients
 
     def send_down(self, client: int, message: Message) -> Message:
         """Send a message to one client, through the downlink codec; returns what the client receives."""
-        transfer = self._send(self._draw("down", client), self.downlink, message, {}, self.setting.unpruned)
+        transfer = self._send(self._draw("down", client), self.downlink, message, {}, self.context.unpruned)
         self._show(transfer, client, 1)
         return transfer.decoded
 
@@ -165,9 +166,9 @@ class Link:
 
         It goes through the uplink, or through `codec` if given.
         """
-        memory, codec, unpruned = self.memory(client, message), codec or self.uplink, self.setting.unpruned
+        memory, codec, unpruned = self.memory(client, message), codec or self.uplink, self.context.unpruned
         if submodel is not None:
-            submodel = submodel.intersect(unpruned, self.setting.layout, self.setting.buffer_layout)
+            submodel = submodel.intersect(unpruned, self.context.layout, self.context.buffer_layout)
         submodel = submodel or unpruned
         transfer = self._send(self._draw("up", client), codec, message, memory, submodel)
         if self.observer.on_client_message is not None:
@@ -180,8 +181,8 @@ class Link:
                     transfer.decoded,
                     transfer.memory,
                     transfer.parts,
-                    transfer.setting,
-                    self.setting.groups,
+                    transfer.context,
+                    self.context.groups,
                 )
             )
         if transfer.memory:
@@ -193,7 +194,7 @@ class Link:
         if self.observer.on_server_message is not None:
             for codec, payload in transfer.parts:
                 if codec is self.downlink:
-                    message = DownlinkMessage(client, num_charged, codec, payload, transfer.setting)
+                    message = DownlinkMessage(client, num_charged, codec, payload, transfer.context)
                     self.observer.on_server_message(message)
 
     def memory(self, client: int, message: Message) -> State:
@@ -219,20 +220,20 @@ class Link:
         nothing to encode. With `follow` the recipients must have received the earlier broadcasts.
         """
         direction: Direction = "up" if draw.direction == "up" else "down"
-        shorter, known, setting = message, memory, self.setting.drawing(draw)
+        shorter, known, context = message, memory, self.context.drawing(draw)
         if submodel is not None:
-            setting, shorter, known = setting.within(submodel), submodel.gather(message), submodel.gather(memory)
+            context, shorter, known = context.within(submodel), submodel.gather(message), submodel.gather(memory)
         exact = {name: entry for name, entry in shorter.items() if not codec.applies_to(name)}
         coded = {name: entry for name, entry in shorter.items() if name not in exact}
         decoded: Message = {}
         new, parts = known, list[tuple[Codec, Payload]]()
         for part, through in ((exact, Dense()), (coded, codec)):
             if part:
-                payload, new = through.encode(part, known, setting)
+                payload, new = through.encode(part, known, context)
                 self.ledger.book(direction, payload, recipients)
                 parts.append((through, payload))
                 decoded |= (
-                    through.decode_incremental(payload, known, setting) if follow else through.decode(payload, setting)
+                    through.decode_incremental(payload, known, context) if follow else through.decode(payload, context)
                 )
         new = new if coded else known
         if submodel is not None:
@@ -241,14 +242,14 @@ class Link:
                 name: entry.new_zeros(1).expand_as(entry) for name, entry in message.items() if name not in decoded
             }
             decoded, new = {**unsent, **submodel.scatter(decoded, {})}, submodel.scatter(new, memory)
-        return Transfer(decoded, new, parts, setting)
+        return Transfer(decoded, new, parts, context)
 
     def _draw(self, direction: Direction, client: int | None = None) -> Draw:
         """Return the source of the random draws of the next message."""
-        party = self.setting.num_clients if client is None else client
+        party = self.context.num_clients if client is None else client
         turn = self._num_sent[direction, party]
         self._num_sent[direction, party] += 1
-        return Draw(self.setting.draw.purpose, party, direction, turn)
+        return Draw(self.context.draw.purpose, party, direction, turn)
 
     def commit(self, client: int) -> State:
         """Return a client's new codec memory, {} for none; called once the server has its upload."""

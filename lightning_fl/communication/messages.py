@@ -9,7 +9,7 @@ from math import ceil, lgamma, log
 import torch
 
 from lightning_fl.codecs.error_feedback import RESIDUAL
-from lightning_fl.slots import Codec, Message, Payload, Setting, State, compressible
+from lightning_fl.slots import Codec, Message, Payload, RoundContext, State, compressible
 from lightning_fl.vectors.layer_groups import Group
 
 SHARED = "shared"
@@ -46,14 +46,14 @@ class DownlinkMessage:
         num_charged: clients to which its bits are charged; 0 if clients load what they have missed (`Codec.catches_up`).
         codec: codec of the downlink.
         payload: what it has made.
-        setting: setting that it was given, of the submodel if only that was sent.
+        context: context that it was given, of the submodel if only that was sent.
     """
 
     client: int | None
     num_charged: int
     codec: Codec
     payload: Payload
-    setting: Setting
+    context: RoundContext
 
     @property
     def bits(self) -> int:
@@ -63,7 +63,7 @@ class DownlinkMessage:
     @property
     def entropy_bits(self) -> int:
         """Bits that an ideal code of one copy would take, with its model; see `UplinkMessage.entropy_bits`."""
-        return sum(_entropy(self.codec, name, self.payload, self.setting) for name in self.payload)
+        return sum(_entropy(self.codec, name, self.payload, self.context) for name in self.payload)
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class UplinkMessage:
         decoded: what the server sees of them.
         memory: codec memory of the client after the message.
         parts: codecs and the payloads that they made.
-        setting: setting that they were given, of the submodel if only that was sent.
+        context: context that they were given, of the submodel if only that was sent.
         groups: layers of the network.
     """
 
@@ -85,7 +85,7 @@ class UplinkMessage:
     decoded: Message
     memory: State
     parts: Sequence[tuple[Codec, Payload]]
-    setting: Setting
+    context: RoundContext
     groups: Sequence[Group]
 
     @property
@@ -101,7 +101,7 @@ class UplinkMessage:
         for their order, which an enumerative code attains; k of d positions take ⌈log2 C(d, k)⌉. All else counts in full, as does
         an entry that is shorter as it is sent.
         """
-        return sum(_entropy(codec, name, payload, self.setting) for codec, payload in self.parts for name in payload)
+        return sum(_entropy(codec, name, payload, self.context) for codec, payload in self.parts for name in payload)
 
     @property
     def num_saturated(self) -> int | None:
@@ -124,7 +124,7 @@ class UplinkMessage:
         home = {name: group.name for group in self.groups for name in group.parameters}
         for codec, payload in self.parts:
             for name, packed in payload.items():
-                shares = codec.bits_by_tensor(name, payload, self.setting)
+                shares = codec.bits_by_tensor(name, payload, self.context)
                 if shares is None and compressible(name):
                     shares = self._by_numbers(codec, name, payload)
                 for tensor, bits in (shares or {}).items():
@@ -134,7 +134,7 @@ class UplinkMessage:
 
     def _by_numbers(self, codec: Codec, name: str, payload: Payload) -> dict[str, int]:
         """Return the bits of each tensor's numbers in a vector; {} unless all have as many."""
-        layout, positions = self.setting.layout, codec.positions(name, payload, self.setting)
+        layout, positions = self.context.layout, codec.positions(name, payload, self.context)
         counts = list(layout.sizes)
         if positions is not None:
             tensors = torch.bucketize(positions.cpu(), torch.tensor(layout.sizes).cumsum(0), right=True)
@@ -143,16 +143,16 @@ class UplinkMessage:
         return {} if rest else {tensor: width * count for tensor, count in zip(layout.names, counts, strict=True)}
 
 
-def _entropy(codec: Codec, name: str, payload: Payload, setting: Setting) -> int:
+def _entropy(codec: Codec, name: str, payload: Payload, context: RoundContext) -> int:
     """Return the ideal bits of an entry, never more than it takes."""
     sent = payload[name].bits
-    if (found := codec.symbols(name, payload, setting)) is not None:
+    if (found := codec.symbols(name, payload, context)) is not None:
         symbols, num_values = found
         counts = torch.bincount(symbols.flatten().long(), minlength=num_values).tolist()
         n = sum(counts)
         of_order = log2_factorial(n) - sum(map(log2_factorial, counts))
         return min(sent, _whole(log2_choices(n + num_values - 1, num_values - 1)) + _whole(of_order))
-    if (choice := codec.choice(name, payload, setting)) is not None:
+    if (choice := codec.choice(name, payload, context)) is not None:
         return min(sent, _whole(log2_choices(*choice)))
     return sent
 

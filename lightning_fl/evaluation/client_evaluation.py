@@ -24,7 +24,7 @@ from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.module_logs import LogCollector
 from lightning_fl.processes import gather_by_client, share_of
 from lightning_fl.rules import LocalOptimizer
-from lightning_fl.slots import Personal, Setting, model_keeper
+from lightning_fl.slots import Personal, RoundContext, model_keeper
 from lightning_fl.state.run_state import EVALUATION, Run
 from lightning_fl.switches.evaluation_mode import keeping_attributes
 
@@ -56,7 +56,7 @@ class ClientEvaluator:
         flat_module: holds the model.
         data: the federated data, as the clients hold them.
         run: seed, number of rounds done, and the clients' states.
-        setting: facts about the run.
+        context: facts about the run.
         schedule: length and batches of a client's local training, of which fine-tuning takes all but the length.
         personal: parts that say what clients keep.
     """
@@ -64,7 +64,7 @@ class ClientEvaluator:
     flat_module: FlatModule
     data: FederatedDataModule
     run: Run
-    setting: Setting
+    context: RoundContext
     schedule: LocalSchedule
     personal: tuple[Personal, ...]
 
@@ -125,7 +125,7 @@ class ClientEvaluator:
         """Return the fine-tuning of each client, which begins with the present model."""
         flat_module = self.flat_module
         received = {"model": flat_module.params.clone(), "buffers": flat_module.read_buffers().clone()}
-        return ClientJob(LocalOptimizer(), self.setting, received, schedule, self.run, flat_module.read_counters())
+        return ClientJob(LocalOptimizer(), self.context, received, schedule, self.run, flat_module.read_counters())
 
     def _evaluate_client(
         self, job: ClientJob, stage: str, client: int, rows: np.ndarray, finetune_lr: float | None

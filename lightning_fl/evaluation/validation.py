@@ -18,14 +18,15 @@ from lightning_fl.evaluation.evaluation import are_resident, limited, measure, n
 from lightning_fl.evaluation.macs import count_flops
 from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.processes import gather_by_client
-from lightning_fl.slots import Personal, Setting, State, model_keeper
+from lightning_fl.slots import Personal, RoundContext, State, model_keeper
+from lightning_fl.slots.former_names import FormerSetting
 
 NEWCOMER = -1
 """Stands for all clients that have not taken part, which predict with the same model."""
 
 
 @dataclass
-class ModelValidation:
+class ModelValidation(FormerSetting):
     """Implementation of `lightning_fl.slots.Validation`; the flat module holds the server's model.
 
     Attributes:
@@ -37,7 +38,7 @@ class ModelValidation:
         states: states of the clients that have taken part.
         personal: parts that say what clients keep.
         most_clients: number of clients to measure, drawn at random; None for all.
-        setting: setting of the run; None outside a run.
+        context: context of the run; None outside a run.
         cohort_size: clients of a round, K; 0 outside a run.
         random: draws the clients to measure.
     """
@@ -50,7 +51,7 @@ class ModelValidation:
     states: Mapping[int, State]
     personal: Sequence[Personal] = ()
     most_clients: int | None = None
-    setting: Setting | None = None
+    context: RoundContext | None = None
     cohort_size: int = 0
     random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 

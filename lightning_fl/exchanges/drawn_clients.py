@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_fl.exchanges.layer_choice import LayerChoice
-from lightning_fl.slots import Channel, Result, Setting
+from lightning_fl.slots import Channel, Result, RoundContext
 from lightning_fl.vectors.layer_groups import Group
 
 
@@ -21,9 +21,9 @@ class DrawnClients(LayerChoice):
 
     announces = False
 
-    def layers(self, setting: Setting) -> tuple[Group, ...]:
+    def layers(self, context: RoundContext) -> tuple[Group, ...]:
         """Return the whole model as one layer."""
-        return (Group("model", setting.layout.names, setting.buffer_layout.names),)
+        return (Group("model", context.layout.names, context.buffer_layout.names),)
 
     def score(self, result: Result, layers: tuple[Group, ...], channel: Channel) -> Tensor:
         """Draw a uniform random number on the server."""

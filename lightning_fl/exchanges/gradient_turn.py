@@ -74,7 +74,7 @@ class GradientTurn(Exchange):
             return job, []
         going_on = [client for client in clients if client in finite]
         mean = {MEAN_GRADIENT: merged[MEAN_GRADIENT].to(job.received["model"].dtype)}
-        unpruned = channel.setting.unpruned
+        unpruned = channel.context.unpruned
         channel.send_to_all(going_on, mean if unpruned is None else unpruned.gather(mean))
         return job.receiving(mean), going_on
 

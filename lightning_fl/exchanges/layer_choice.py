@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lightning_fl.checks import check_whole
 from lightning_fl.errors import require
-from lightning_fl.slots import SENT, Channel, Exchange, Message, Result, Setting, Upload, is_finite
+from lightning_fl.slots import SENT, Channel, Exchange, Message, Result, RoundContext, Upload, is_finite
 from lightning_fl.vectors.layer_groups import Group, Groups, as_yaml, check_groups, resolve
 from lightning_fl.vectors.submodel import Submodel
 
@@ -47,19 +47,19 @@ class LayerChoice(Exchange):
     def __post_init__(self) -> None:
         check_whole("n, the number of clients that send each layer,", self.n, 1)
 
-    def check(self, setting: Setting, cohort_size: int) -> None:
+    def check(self, context: RoundContext, cohort_size: int) -> None:
         """Raise `UserError` if n > K or the groups do not contain every parameter once; print the layers if asked."""
         require(
             self.n <= cohort_size,
             f"n={self.n} clients cannot send each layer if a round has {cohort_size}: give n in [1, {cohort_size}] or more "
             "clients_per_round.",
         )
-        layers = self.layers(setting)
+        layers = self.layers(context)
         if self.print_groups:
             rank_zero_only(print)(as_yaml(layers), flush=True)
 
     @abstractmethod
-    def layers(self, setting: Setting) -> tuple[Group, ...]:
+    def layers(self, context: RoundContext) -> tuple[Group, ...]:
         """Return the L layers, a partition of the parameters."""
 
     @abstractmethod
@@ -68,7 +68,7 @@ class LayerChoice(Exchange):
 
     def collect(self, results: Iterable[Result], channel: Channel) -> Iterator[Upload]:
         """Run the three turns; a client chosen for no layer counts as accepted, but its state does not change."""
-        layers = self.layers(channel.setting)
+        layers = self.layers(channel.context)
         waiting: dict[int, Result] = {}
         scores: dict[int, list[float]] = {}
         for result in results:
@@ -104,15 +104,15 @@ class GroupChoice(LayerChoice):
         super().__post_init__()
         check_groups(self.groups)
 
-    def layers(self, setting: Setting) -> tuple[Group, ...]:
+    def layers(self, context: RoundContext) -> tuple[Group, ...]:
         """Return the layers that `groups` defines."""
-        return resolve(self.groups, setting.groups, setting.layout, setting.buffer_layout)
+        return resolve(self.groups, context.groups, context.layout, context.buffer_layout)
 
 
 def upload_of(result: Result, layers: Sequence[Group], kept: Sequence[Tensor], channel: Channel) -> Upload:
     """Send some layers of a client's message to the server, or some of their units; see `Submodel.from_groups`."""
-    setting, device = channel.setting, result.message["model"].device
-    submodel = Submodel.from_groups(setting.layout, setting.buffer_layout, layers, kept, device)
+    context, device = channel.context, result.message["model"].device
+    submodel = Submodel.from_groups(context.layout, context.buffer_layout, layers, kept, device)
     return Upload(result, channel.send_up(result.client, result.message, submodel), submodel.masks(result.message))
 
 

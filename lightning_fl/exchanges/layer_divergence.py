@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lightning_fl.checks import check_choice
 from lightning_fl.exchanges.layer_choice import GroupChoice
-from lightning_fl.slots import Channel, Result, Setting
+from lightning_fl.slots import Channel, Result, RoundContext
 from lightning_fl.vectors.layer_groups import Group, norms
 
 
@@ -33,13 +33,13 @@ class LayerDivergence(GroupChoice):
         check_choice("broadcast", self.broadcast, ("selected", "all"))
         check_choice("choose", self.choose, ("most", "least"))
 
-    def recipients(self, cohort: Sequence[int], setting: Setting) -> Sequence[int]:
+    def recipients(self, cohort: Sequence[int], context: RoundContext) -> Sequence[int]:
         """Return the cohort, or all clients."""
-        return cohort if self.broadcast == "selected" else range(setting.num_clients)
+        return cohort if self.broadcast == "selected" else range(context.num_clients)
 
     def score(self, result: Result, layers: tuple[Group, ...], channel: Channel) -> Tensor:
         """Return the divergences, which the client sends; with the sign turned where the least are chosen."""
         delta = result.message["model"]
-        divergence = norms(layers, delta, channel.setting.layout).to(delta.dtype)
+        divergence = norms(layers, delta, channel.context.layout).to(delta.dtype)
         arrived = channel.send_up(result.client, {"scalars/divergence": divergence})["scalars/divergence"]
         return arrived if self.choose == "most" else -arrived

@@ -30,7 +30,7 @@ from lightning_fl.slots import (
     Packed,
     Payload,
     Result,
-    Setting,
+    RoundContext,
     State,
     Upload,
     compressible,
@@ -64,14 +64,14 @@ class TwoTurns(Exchange):
         check_whole("rank, the columns of each factor,", self.rank, 1)
         object.__setattr__(self, "rank", int(self.rank))  # arithmetic with a NumPy integer may overflow
 
-    def check(self, setting: Setting, cohort_size: int) -> None:
+    def check(self, context: RoundContext, cohort_size: int) -> None:
         """Raise `UserError` if every tensor would be sent whole."""
-        check_rank("TwoTurns", self.rank, setting.layout, "use OneShot")
+        check_rank("TwoTurns", self.rank, context.layout, "use OneShot")
 
     def collect(self, results: Iterable[Result], channel: Channel) -> Iterator[Upload]:
         """Run the two turns."""
-        setting, waiting, going_on = channel.setting, dict[int, tuple[Result, Message]](), set[int]()
-        layout, starts = setting.layout, cache(partial(_starts, setting, self.rank))
+        context, waiting, going_on = channel.context, dict[int, tuple[Result, Message]](), set[int]()
+        layout, starts = context.layout, cache(partial(_starts, context, self.rank))
 
         def first_turn() -> Iterator[Upload]:
             for result in results:
@@ -87,7 +87,7 @@ class TwoTurns(Exchange):
                     yield Upload(result, {name: seen[f"{name}{LEFT}"] for name in wanted})  # names decide on weights
 
         means = channel.mean(first_turn())
-        lefts = {name: all_orthonormal(mean, layout, self.rank).to(setting.dtype) for name, mean in means.items()}
+        lefts = {name: all_orthonormal(mean, layout, self.rank).to(context.dtype) for name, mean in means.items()}
         channel.send_to_all(sorted(going_on), {f"{name}{LEFT}": left for name, left in lefts.items()})
         codec = Projection(self.rank, lefts)
         for client in list(waiting):
@@ -109,27 +109,27 @@ class Projection(Codec):
     rank: int
     lefts: Mapping[str, Tensor] = field(default_factory=dict)
 
-    def bits_by_tensor(self, name: str, payload: Payload, setting: Setting) -> dict[str, int] | None:
+    def bits_by_tensor(self, name: str, payload: Payload, context: RoundContext) -> dict[str, int] | None:
         """Return the bits of each tensor's P, or of its Q' or numbers."""
         if not compressible(name):
             return None
         width, is_first = 8 * payload[name].content.element_size(), name.endswith(LEFT)
-        shapes = matrices(setting.layout, self.rank)
+        shapes = matrices(context.layout, self.rank)
         return {tensor: width * (n * r if is_first else m * (r or n)) for tensor, n, m, r in shapes}
 
-    def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
+    def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Payload, State]:
         """Encode all Q' (m, R) and the whole tensors, in the order of the layout; the new memory is e."""
         payload, kept = {name: Packed.whole(entry) for name, entry in message.items()}, dict(memory)
         for name, z in _wanted({name: message[name] for name in self.lefts}, memory).items():
-            payload[name] = Packed.whole(project(z, self.lefts[name], setting.layout, self.rank).to(z.dtype))
-            kept[RESIDUAL + name] = z - self.decode({name: payload[name]}, setting)[name]
+            payload[name] = Packed.whole(project(z, self.lefts[name], context.layout, self.rank).to(z.dtype))
+            kept[RESIDUAL + name] = z - self.decode({name: payload[name]}, context)[name]
         return payload, kept
 
-    def decode(self, payload: Payload, setting: Setting) -> Message:
+    def decode(self, payload: Payload, context: RoundContext) -> Message:
         """Return P̂ Q'ᵀ, and the tensors that were sent whole."""
         message = {name: packed.content for name, packed in payload.items()}
         return message | {
-            name: product(self.lefts[name], message[name], setting.layout, self.rank)
+            name: product(self.lefts[name], message[name], context.layout, self.rank)
             for name in message
             if name in self.lefts
         }
@@ -144,12 +144,12 @@ def _wanted(message: Message, memory: State) -> Message:
     }
 
 
-def _starts(setting: Setting, rank: int, name: str, device: torch.device) -> dict[str, Tensor]:
+def _starts(context: RoundContext, rank: int, name: str, device: torch.device) -> dict[str, Tensor]:
     """Draw Q (m, R) of each matrix of a vector, the same for all clients."""
     return {
-        tensor: torch.randn(m, r, generator=setting.draw.generator(f"{name}/right/{tensor}")).to(
+        tensor: torch.randn(m, r, generator=context.draw.generator(f"{name}/right/{tensor}")).to(
             device, non_blocking=True
         )
-        for tensor, _, m, r in matrices(setting.layout, rank)
+        for tensor, _, m, r in matrices(context.layout, rank)
         if r
     }

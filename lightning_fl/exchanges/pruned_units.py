@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lightning_fl.checks import check_between, check_choice
 from lightning_fl.exchanges.layer_choice import upload_of
-from lightning_fl.slots import SENT, Channel, Exchange, Result, Setting, Upload, is_finite
+from lightning_fl.slots import SENT, Channel, Exchange, Result, RoundContext, Upload, is_finite
 from lightning_fl.vectors.layer_groups import Group, Groups, as_yaml, check_groups, resolve
 
 
@@ -47,16 +47,16 @@ class PrunedUnits(Exchange):
         check_groups(self.groups)
         check_choice("score", self.score, ("delta", "magnitude"))
 
-    def check(self, setting: Setting, cohort_size: int) -> None:
+    def check(self, context: RoundContext, cohort_size: int) -> None:
         """Raise `UserError` if the groups do not contain every parameter once; print the layers if asked."""
-        layers = self._layers(setting)
+        layers = self._layers(context)
         if self.print_groups:
             rank_zero_only(print)(as_yaml(layers), flush=True)
 
     def collect(self, results: Iterable[Result], channel: Channel) -> Iterator[Upload]:
         """Stream the uploads: only one result is in memory at a time."""
-        layers = self._layers(channel.setting)
-        sizes = [group.num_units(channel.setting.layout) for group in layers]
+        layers = self._layers(channel.context)
+        sizes = [group.num_units(channel.context.layout) for group in layers]
         for result in results:
             if not is_finite(result.message):
                 yield Upload(result, result.message)
@@ -65,12 +65,12 @@ class PrunedUnits(Exchange):
             kept = channel.send_up(result.client, {"mask/units": kept})["mask/units"]
             yield upload_of(result, layers, kept.split(sizes), channel)
 
-    def _layers(self, setting: Setting) -> tuple[Group, ...]:
-        return resolve(self.groups, setting.groups, setting.layout, setting.buffer_layout)
+    def _layers(self, context: RoundContext) -> tuple[Group, ...]:
+        return resolve(self.groups, context.groups, context.layout, context.buffer_layout)
 
     def _keep(self, result: Result, layers: tuple[Group, ...], channel: Channel) -> list[Tensor]:
         """Return bools (c_l,) for each layer, True for the units that the client sends."""
-        layout = channel.setting.layout
+        layout = channel.context.layout
         scored = result.message["model"]
         if self.score == "magnitude":
             scored = channel.received["model"] + scored

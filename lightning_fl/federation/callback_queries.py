@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from lightning_fl.codecs import Dense
 from lightning_fl.communication.ledger import Ledger
 from lightning_fl.communication.link import Link
-from lightning_fl.slots import Message, Setting
+from lightning_fl.slots import Message, RoundContext
 
 
 @dataclass
@@ -28,7 +28,7 @@ class CallbackQueries:
         self.about = self.about or about
         self.counts[client] = self.counts.get(client, 0) + count
 
-    def charge(self, ledger: Ledger, setting: Setting, cohort: Collection[int]) -> None:
+    def charge(self, ledger: Ledger, context: RoundContext, cohort: Collection[int]) -> None:
         """Charge the next round for the queries, and clear them.
 
         Each client that answered receives the whole model and sends its numbers. The clients of the next round receive the
@@ -36,13 +36,13 @@ class CallbackQueries:
 
         Args:
             ledger: ledger of the run.
-            setting: setting of the next round.
+            context: context of the next round.
             cohort: clients of the next round.
         """
-        booked, layout = Ledger(), (setting.unpruned or setting).layout
-        left = {"model": layout.numel, "buffers": setting.buffer_layout.numel}
+        booked, layout = Ledger(), (context.unpruned or context).layout
+        left = {"model": layout.numel, "buffers": context.buffer_layout.numel}
         rest = {name: x[left[name] :] for name, x in self.about.items()}  # any numbers will do: only their count costs
-        link = Link(setting, Dense(), Dense(), booked)
+        link = Link(context, Dense(), Dense(), booked)
         link.send_to_all([client for client in self.counts if client not in cohort], self.about)
         link.send_to_all([client for client in self.counts if client in cohort], rest)
         for client, count in self.counts.items():

@@ -35,7 +35,7 @@ from lightning_fl.pruning import Plan
 from lightning_fl.server.network import Network
 from lightning_fl.server.pretraining import ModuleLearner
 from lightning_fl.server.server_side import ServerSide
-from lightning_fl.slots import Draw, Message, PruningTurn, Result, ServerTurn, Setting, SetupTurn
+from lightning_fl.slots import Draw, Message, PruningTurn, Result, RoundContext, ServerTurn, SetupTurn
 from lightning_fl.state.outcome import Outcome, Proposal, maximum
 from lightning_fl.state.run_state import CODEC, EXCHANGE, SETUP, Run
 
@@ -83,16 +83,16 @@ class Federation:
 
     def train_round(self) -> dict[str, float]:
         """Train one round; returns its numbers by their column names in `metrics.csv`."""
-        run, method, setting = self.run, self.algorithm, self.setting
+        run, method, context = self.run, self.algorithm, self.context
         cohort, work = self.cohort, self._work
-        server = self._server_side(setting)
+        server = self._server_side(context)
         guard = self.guard.in_round(run, server)
-        link = self._open_link(cohort, setting)
+        link = self._open_link(cohort, context)
         shared = method.share(run.server)
-        received = link.broadcast(method.exchange.recipients(cohort.selected, setting), self._model_message() | shared)
+        received = link.broadcast(method.exchange.recipients(cohort.selected, context), self._model_message() | shared)
 
         received = {"buffers": run.buffers} | received
-        job = ClientJob(method.rule, setting, received, work.schedule, run, personal=method.personal)
+        job = ClientJob(method.rule, context, received, work.schedule, run, personal=method.personal)
         job, clients = method.exchange.before_training(job, cohort.mine, self._train, link)
         module, fabric = self.flat_module.module, self.flat_module.fabric
         check = partial(check_counters, module, run.counters)
@@ -114,7 +114,7 @@ class Federation:
         run.book(outcome, link, partial(self._seconds, cohort, work), guard.later_initial_loss(averages))
         proposal = None
         if outcome.logs:
-            turn = self._server_turn(setting, server, outcome, shared, merged)
+            turn = self._server_turn(context, server, outcome, shared, merged)
             proposal = take_steps(method, guard, turn, run.server)
         self._warn_if_nothing_changes(proposal, outcome)
         self._commit(proposal, outcome, intake)
@@ -122,10 +122,10 @@ class Federation:
         return round_record(run, cohort, outcome, self.network, averages, num_samples, stragglers, reported)
 
     @property
-    def setting(self) -> Setting:
+    def context(self) -> RoundContext:
         """Facts about the run that every part may use, in the present round."""
         run = self.run
-        return Setting(
+        return RoundContext(
             run.layout,
             run.buffer_layout,
             self.data.num_clients,
@@ -152,25 +152,25 @@ class Federation:
     @property
     def server(self) -> ServerSide:
         """The server's own samples, and training on them, in the present round."""
-        return self._server_side(self.setting)
+        return self._server_side(self.context)
 
-    def _server_side(self, setting: Setting) -> ServerSide:
+    def _server_side(self, context: RoundContext) -> ServerSide:
         return ServerSide(
             self.flat_module,
             self.data,
             self.run,
             self.schedule,
-            setting,
+            context,
             self.run.counters,
             self.algorithm.name,
             self.accuracy,
         )
 
-    def _open_link(self, cohort: Cohort, setting: Setting) -> Link:
+    def _open_link(self, cohort: Cohort, context: RoundContext) -> Link:
         """Open the link of a round, and send the pruning mask, d bits, to clients that do not have it yet."""
         run, method, fabric = self.run, self.algorithm, self.flat_module.fabric
         link = Link(
-            setting,
+            context,
             method.uplink,
             method.downlink,
             client_memory=run.memory_on_device,
@@ -182,7 +182,7 @@ class Federation:
             catch_up=run.ledger.catch_up,
         )
         if run.mask is not None:
-            recipients = link.charged(method.exchange.recipients(cohort.selected, setting))
+            recipients = link.charged(method.exchange.recipients(cohort.selected, context))
             link.send_mask([client for client in recipients if client not in run.clients_with_mask], run.mask)
         return link
 
@@ -191,14 +191,14 @@ class Federation:
         return self.runner(self.flat_module, job, clients, self.data)
 
     def _server_turn(
-        self, setting: Setting, server: ServerSide, outcome: Outcome, shared: Message, merged: Message
+        self, context: RoundContext, server: ServerSide, outcome: Outcome, shared: Message, merged: Message
     ) -> ServerTurn:
         """Return the turn that the first of the server's steps gets."""
         run, clients = self.run, sorted(outcome.logs)
         counters = maximum(run.counters, outcome.counters)
         dtypes = {"buffers": run.buffers.dtype}
         return ServerTurn(
-            setting=setting,
+            context=context,
             server=replace(server, counters=counters),
             round=run.round,
             clients=clients,
@@ -294,7 +294,7 @@ class Federation:
     @property
     def _work(self) -> LocalWork:
         """Length of the clients' local training in the present round."""
-        schedule = self.schedule.in_round(self.algorithm.rule, self.setting)
+        schedule = self.schedule.in_round(self.algorithm.rule, self.context)
         return LocalWork(schedule, self.run, self.data.client_sizes)
 
     def _seconds(self, cohort: Cohort, work: LocalWork, uplink_bits: int, downlink_bits: int) -> float:
@@ -310,9 +310,9 @@ class Federation:
     def prepare(self) -> None:
         """Take the turn before the first round, whose transfers count as set-up."""
         run = self.run
-        link = Link(self.setting, Dense(), Dense(), random=partial(run.random, SETUP))
+        link = Link(self.context, Dense(), Dense(), random=partial(run.random, SETUP))
         learner = ModuleLearner(self.flat_module, self.data, run.counters, link.ledger, self.observer.on_prepared)
-        turn = SetupTurn(self.setting, self.data, link, self.server, learner, run.params, run.buffers)
+        turn = SetupTurn(self.context, self.data, link, self.server, learner, run.params, run.buffers)
         self.algorithm.prepare(turn)
         run.finish_setup(
             of_rank_zero(self.flat_module.fabric, turn.params),
@@ -334,9 +334,9 @@ class Federation:
     def broadcast_pruning(self, plan: Plan) -> None:
         """Let the algorithm announce a structured pruning to the clients, and charge the next round for it."""
         run = self.run
-        link = Link(self.setting, Dense(), Dense())
+        link = Link(self.context, Dense(), Dense())
         cohort = self.population.select(run)
-        self.algorithm.broadcast_pruning(PruningTurn(plan, link, self.setting, cohort, run.params, run.buffers))
+        self.algorithm.broadcast_pruning(PruningTurn(plan, link, self.context, cohort, run.params, run.buffers))
         run.ledger.add(link.ledger.round_bits, ahead=True)
 
     def refresh_network(self) -> None:
@@ -353,4 +353,4 @@ class Federation:
     def charge_queries(self) -> None:
         """Charge the next round for the queries of callbacks to clients."""
         if self._queries.counts:
-            self._queries.charge(self.run.ledger, self.setting, set(self.population.select(self.run)))
+            self._queries.charge(self.run.ledger, self.context, set(self.population.select(self.run)))

@@ -26,8 +26,8 @@ def take_steps(
     for position, (key, step) in enumerate(zip(algorithm.step_names(), algorithm.steps, strict=True)):
         turn, new[key] = guard.take_step(position, step, turn, states[key])
     params = turn.proposal
-    if turn.setting.unpruned is not None:
-        params = params.clone().mul_(turn.setting.unpruned.factors)  # steps may have changed pruned parameters
+    if turn.context.unpruned is not None:
+        params = params.clone().mul_(turn.context.unpruned.factors)  # steps may have changed pruned parameters
     undone = guard.undoes(turn)
     server = turn.server
     return Proposal(

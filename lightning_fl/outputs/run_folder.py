@@ -43,6 +43,8 @@ WRITTEN = (METRICS, CLIENTS, COMMUNICATION, HPARAMS, CONFIG, SETTINGS, EXPORT, L
 
 RENAMED = {"data.partition.balanced": "data.partition.skip_full_clients"}
 """Settings that configurations and checkpoints may contain under an earlier name, by that name."""
+RENAMED_CLASSES = {"Members": "KeepUploads", "lightning_fl.aggregators.Members": "lightning_fl.aggregators.KeepUploads"}
+"""Aggregators that they may contain under an earlier name, by that name."""
 
 
 def with_present_names(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -50,9 +52,15 @@ def with_present_names(settings: Mapping[str, Any]) -> dict[str, Any]:
 
     >>> with_present_names({"data.partition.skip_full_clients": True, "data.partition.balanced": False})
     {'data.partition.skip_full_clients': False}
+    >>> with_present_names({"algorithm.aggregator": "Members"})
+    {'algorithm.aggregator': 'KeepUploads'}
     """
     renamed = {RENAMED[name]: value for name, value in settings.items() if name in RENAMED and value is not None}
-    return {name: value for name, value in settings.items() if name not in RENAMED} | renamed
+    found = {name: value for name, value in settings.items() if name not in RENAMED} | renamed
+    for name, value in found.items():
+        if "aggregator" in name.split(".") and isinstance(value, str):
+            found[name] = RENAMED_CLASSES.get(value, value)
+    return found
 
 
 class RunFolder:

@@ -8,7 +8,7 @@ import torch
 
 from lightning_fl.checks import check_whole
 from lightning_fl.errors import require
-from lightning_fl.slots import LocalTraining, Personal, Phase, Setting
+from lightning_fl.slots import LocalTraining, Personal, Phase, RoundContext
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class HeadThenBody(Personal):
             check_whole("head_epochs", self.head_epochs, 0)
         check_whole("body_epochs", self.body_epochs, 1)
 
-    def check(self, setting: Setting) -> None:
+    def check(self, context: RoundContext) -> None:
         """Raise `UserError` unless the local training has as many passes as both phases."""
-        head, body, given = self.head_epochs, self.body_epochs, setting.local_epochs
+        head, body, given = self.head_epochs, self.body_epochs, context.local_epochs
         least, open_end = body + (1 if head is None else head), head is None
         require(
             given is not None and (given >= least if open_end else given == least),
@@ -50,7 +50,7 @@ class HeadThenBody(Personal):
         batches_per_epoch = torch.as_tensor(local.steps_in_pass).max().cpu()
         epochs = self.head_epochs
         if epochs is None:
-            epochs = (local.setting.local_epochs or 0) - self.body_epochs
+            epochs = (local.context.local_epochs or 0) - self.body_epochs
         local.memory["head_steps"] = (epochs * batches_per_epoch).view(1)
 
     def phase(self, local: LocalTraining) -> Phase:

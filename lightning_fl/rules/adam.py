@@ -166,4 +166,4 @@ class WarmedUpAdam(Adam):
 
     def _is_warm(self, local: LocalTraining) -> bool:
         """True after the warm-up; compression that has begun continues in a run that is resumed with more rounds."""
-        return MOMENTUM in local.received or local.setting.round >= local.setting.num_rounds_of(self.warmup)
+        return MOMENTUM in local.received or local.context.round >= local.context.num_rounds_of(self.warmup)

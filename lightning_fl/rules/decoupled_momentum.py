@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 
 from lightning_fl.checks import check_between, check_choice, check_whole
-from lightning_fl.slots import LocalTraining, Message, Rule, Setting
+from lightning_fl.slots import LocalTraining, Message, RoundContext, Rule
 
 
 @dataclass(frozen=True)
@@ -41,18 +41,18 @@ class DecoupledMomentum(Rule):
         check_choice("variant", self.variant, ("evolving", "frozen"))
         check_whole("full_batch_last, a number of rounds,", self.full_batch_last, 0)
 
-    def takes_full_batches(self, setting: Setting) -> bool:
+    def takes_full_batches(self, context: RoundContext) -> bool:
         """True in the last r rounds."""
-        return setting.round >= setting.num_rounds - self.full_batch_last
+        return context.round >= context.num_rounds - self.full_batch_last
 
-    def note_on_resume(self, setting: Setting, planned: int) -> str:
+    def note_on_resume(self, context: RoundContext, planned: int) -> str:
         """Name the rounds so far that used full batches as the last of a shorter run, because they are no longer the last."""
-        first, end = planned - self.full_batch_last, setting.num_rounds - self.full_batch_last
-        moved = range(max(0, first) + 1, min(setting.round, end) + 1)  # rounds count from 1 in messages
+        first, end = planned - self.full_batch_last, context.num_rounds - self.full_batch_last
+        moved = range(max(0, first) + 1, min(context.round, end) + 1)  # rounds count from 1 in messages
         if not moved:
             return ""
         which = f"Rounds {moved[0]} to {moved[-1]}" if len(moved) > 1 else f"Round {moved[0]}"
-        again = f"the end of {setting.num_rounds} rounds uses them again"
+        again = f"the end of {context.num_rounds} rounds uses them again"
         return f"{which} used full batches at the end of {planned} rounds; {again}."
 
     def start(self, local: LocalTraining) -> None:

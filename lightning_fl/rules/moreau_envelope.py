@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from lightning_fl.checks import check_positive, check_whole
 from lightning_fl.errors import require
-from lightning_fl.slots import LocalTraining, Message, Rule, Setting
+from lightning_fl.slots import LocalTraining, Message, RoundContext, Rule
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ class MoreauEnvelope(Rule):
         """Steps on each minibatch, K."""
         return self.inner_steps
 
-    def check(self, setting: Setting) -> None:
+    def check(self, context: RoundContext) -> None:
         """Raise `UserError` if a step of u goes beyond θ."""
         require(
-            setting.learning_rate * self.strength <= 1,
+            context.learning_rate * self.strength <= 1,
             f"a client's copy of the server's model would step beyond its own model if learning rate times strength is above 1, "
-            f"got {setting.learning_rate:g} times {self.strength:g}: use a smaller one.",
+            f"got {context.learning_rate:g} times {self.strength:g}: use a smaller one.",
         )
 
     def start(self, local: LocalTraining) -> None:

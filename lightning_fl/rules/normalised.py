@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lightning_fl.checks import check_at_least
 from lightning_fl.errors import require
-from lightning_fl.slots import LocalTraining, Message, Rule, Setting
+from lightning_fl.slots import LocalTraining, Message, RoundContext, Rule
 
 NORMALISER = "scalars/normaliser"
 
@@ -41,10 +41,10 @@ class Normalised(Rule):
     def __post_init__(self) -> None:
         check_at_least("mu, the weight of the proximal term,", self.mu, 0)
 
-    def check(self, setting: Setting) -> None:
+    def check(self, context: RoundContext) -> None:
         """Raise `UserError` if a_k is not known for the module's momentum."""
         require(
-            setting.momentum is not None,
+            context.momentum is not None,
             "FedNova's normaliser is known for torch.optim.SGD with one momentum, without dampening and nesterov; the "
             "module's SGD has dampening, nesterov, parameter groups of different momentum, or a scheduler that moves it "
             "(cycle_momentum=False keeps it).",
@@ -67,7 +67,7 @@ class Normalised(Rule):
             rate = local.learning_rate
             pull = self.mu * float(rate.max() if isinstance(rate, Tensor) else rate)
         velocity, normaliser = local.memory["velocity"], local.memory["normaliser"]
-        velocity = (local.setting.momentum or 0.0) * velocity + 1 - pull * normaliser
+        velocity = (local.context.momentum or 0.0) * velocity + 1 - pull * normaliser
         local.memory |= {"velocity": velocity, "normaliser": normaliser + velocity}
 
     def finish(self, local: LocalTraining) -> Message:

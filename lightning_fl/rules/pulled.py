@@ -7,7 +7,7 @@ from typing import Literal
 
 from lightning_fl.checks import check_at_least, check_choice
 from lightning_fl.errors import require
-from lightning_fl.slots import LocalTraining, Rule, Setting
+from lightning_fl.slots import LocalTraining, RoundContext, Rule
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,13 @@ class Pulled(Rule):
         check_at_least("strength, the weight of the pull towards the server's model,", self.strength, 0)
         check_choice("solver", self.solver, ("explicit", "implicit"))
 
-    def check(self, setting: Setting) -> None:
+    def check(self, context: RoundContext) -> None:
         """Raise `UserError` if explicit steps diverge."""
-        product = self.strength * setting.learning_rate
+        product = self.strength * context.learning_rate
         require(
             self.solver == "implicit" or product < 2,
             f"explicit steps towards the server's model diverge if learning rate times strength is 2 or more, got "
-            f"{setting.learning_rate:g} times {self.strength:g}: use a smaller one, or solver='implicit'.",
+            f"{context.learning_rate:g} times {self.strength:g}: use a smaller one, or solver='implicit'.",
         )
 
     def correct(self, local: LocalTraining) -> None:

@@ -60,7 +60,7 @@ class SquaredGradients(Rule):
             found = local.memory["sum"]
             found = found if self.each_step else found.square() * local.num_samples
             importance = local.state["importance"] + found
-            is_due = (local.setting.round + 1) % self.interval == 0
+            is_due = (local.context.round + 1) % self.interval == 0
             local.state = {"importance": torch.zeros_like(importance) if is_due else importance}
             message |= {IMPORTANCE: importance} if is_due else {}
         return message

@@ -8,7 +8,7 @@ import torch
 
 from lightning_fl.checks import check_at_least
 from lightning_fl.errors import require
-from lightning_fl.slots import LocalTraining, Rule, Setting, forwards
+from lightning_fl.slots import LocalTraining, RoundContext, Rule, forwards
 
 
 @forwards(
@@ -34,18 +34,18 @@ class Thresholded(Rule):
     def __post_init__(self) -> None:
         check_at_least("threshold, a magnitude,", self.threshold, 0)
 
-    def check(self, setting: Setting) -> None:
+    def check(self, context: RoundContext) -> None:
         """Check the inner rule, and raise `UserError` if the network has no convolution."""
-        self.inner.check(setting)
+        self.inner.check(context)
         require(
-            any(len(shape) > 2 for shape in setting.layout.shapes),
+            any(len(shape) > 2 for shape in context.layout.shapes),
             "the network has no convolution whose weights could be set to 0: dynamic pruning is for convolutions.",
         )
 
     def start(self, local: LocalTraining) -> None:
         """Start the inner rule, and find the convolutions."""
         self.inner.start(local)
-        layout = local.setting.layout
+        layout = local.context.layout
         chosen = [torch.full((size,), len(shape) > 2) for size, shape in zip(layout.sizes, layout.shapes, strict=True)]
         local.memory["convolutions"] = torch.cat(chosen).to(local.params.device)
 

@@ -29,7 +29,7 @@ from lightning_fl.flat_module.flat_module import FlatModule
 from lightning_fl.flat_module.module_buffers import check_counters
 from lightning_fl.outputs.metric import ACCURACY, falls, find_accuracy
 from lightning_fl.processes import of_rank_zero
-from lightning_fl.slots import Message, Rule, ServerTraining, Setting, is_finite
+from lightning_fl.slots import Message, RoundContext, Rule, ServerTraining, is_finite
 from lightning_fl.state.outcome import maximum
 from lightning_fl.state.run_state import SERVER, Run
 from lightning_fl.switches.evaluation_mode import evaluating, keeping_attributes
@@ -45,7 +45,7 @@ class ServerSide:
         data: the server's samples, and the sizes and classes of the clients' samples.
         run: holds the random seeds and what clients own at first; not changed.
         schedule: length and batches of a client's local training, which also hold for the server.
-        setting: facts about the run.
+        context: facts about the run.
         counters: integer buffers of the module by name, which trainings raise.
         method: name of the algorithm, for errors.
         metric: logged name that the user has given as the accuracy; None to find it.
@@ -56,7 +56,7 @@ class ServerSide:
     data: FederatedDataModule
     run: Run
     schedule: LocalSchedule
-    setting: Setting
+    context: RoundContext
     counters: dict[str, Tensor]
     method: str
     metric: str | None = None
@@ -114,14 +114,14 @@ class ServerSide:
         flat_module, run, rule = self.flat_module, self.run, rule or Rule()
         self.require_samples()
         samples = self.data.train.select(self.data.server_indices[rows])
-        setting = self.setting
+        context = self.context
         if mask is not None:
-            setting = replace(setting, unpruned=Submodel.from_masks(setting.layout, setting.buffer_layout, mask))
+            context = replace(context, unpruned=Submodel.from_masks(context.layout, context.buffer_layout, mask))
         flat_module.load_personal(run.personal)
         state = rule.init(received["model"])
         schedule = self.schedule if epochs is None else replace(self.schedule, epochs=epochs, steps=None)
-        schedule = replace(schedule.in_round(rule, setting), drop_last=False)
-        job = ClientJob(rule, setting, received, schedule, run, self.counters)
+        schedule = replace(schedule.in_round(rule, context), drop_last=False)
+        job = ClientJob(rule, context, received, schedule, run, self.counters)
         turn = noting(lambda: f"The server was training in round {run.round}.")
         with turn, keeping_attributes(flat_module.metrics):  # which count the clients' batches
             work = schedule.work(samples, run.torch_seeds(SERVER), self.data.train.resident)
@@ -182,8 +182,8 @@ class ServerSide:
 
     def logits(self, params: Tensor, buffers: Tensor, inputs: Any, training: bool = False) -> Tensor:
         flat_module = self.flat_module
-        if self.setting.unpruned is not None:
-            params = params * self.setting.unpruned.factors.to(params.dtype)
+        if self.context.unpruned is not None:
+            params = params * self.context.unpruned.factors.to(params.dtype)
         flat_module.load_personal(self.run.personal)
         tree = flat_module.layout.views(params) | flat_module.buffer_layout.views(buffers) | flat_module.read_counters()
         with evaluating(flat_module.module), flat_module.fabric.autocast():

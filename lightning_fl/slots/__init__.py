@@ -9,17 +9,20 @@ buffers are one vector (d_b,). A message is a dict of such vectors. Their names 
 `moments/control`; the ledger counts bits by kind (`KINDS`). In an upload every vector is a delta: client minus server.
 """
 
+from typing import TYPE_CHECKING
+
 from lightning_fl.outputs.units import KINDS
 from lightning_fl.slots.aggregator import Aggregator
 from lightning_fl.slots.codec import Codec, Packed, Payload, through
 from lightning_fl.slots.exchange import Channel, Exchange, Job, Result, Upload
+from lightning_fl.slots.former_names import former_names
 from lightning_fl.slots.forwarding import forwards
 from lightning_fl.slots.message import (
     MEAN_GRADIENT,
-    MEMBER_WEIGHTS,
-    MEMBERS,
     PROPOSAL,
     SENT,
+    UPLOAD_WEIGHTS,
+    UPLOADS,
     Message,
     State,
     compressible,
@@ -29,9 +32,9 @@ from lightning_fl.slots.message import (
 from lightning_fl.slots.part import Part
 from lightning_fl.slots.personal import Owned, OwnModel, OwnTraining, Personal, Phase, model_keeper, owned_by, phased
 from lightning_fl.slots.pruning_turn import PruningTurn
+from lightning_fl.slots.round_context import Draw, RoundContext
 from lightning_fl.slots.rule import Gradients, LocalTraining, Rule
 from lightning_fl.slots.server import Learner, Server, ServerModel, ServerSamples, ServerTraining
-from lightning_fl.slots.setting import Draw, Setting
 from lightning_fl.slots.step import Step
 from lightning_fl.slots.turns import ServerTurn, SetupTurn
 from lightning_fl.slots.validation import Validation
@@ -39,10 +42,10 @@ from lightning_fl.slots.validation import Validation
 __all__ = [
     "KINDS",
     "MEAN_GRADIENT",
-    "MEMBERS",
-    "MEMBER_WEIGHTS",
     "PROPOSAL",
     "SENT",
+    "UPLOADS",
+    "UPLOAD_WEIGHTS",
     "Aggregator",
     "Channel",
     "Codec",
@@ -63,13 +66,13 @@ __all__ = [
     "Phase",
     "PruningTurn",
     "Result",
+    "RoundContext",
     "Rule",
     "Server",
     "ServerModel",
     "ServerSamples",
     "ServerTraining",
     "ServerTurn",
-    "Setting",
     "SetupTurn",
     "State",
     "Step",
@@ -84,3 +87,6 @@ __all__ = [
     "phased",
     "through",
 ]
+
+if not TYPE_CHECKING:  # else a type checker would take any name for one of this package
+    __getattr__ = former_names(__name__, Setting="RoundContext", MEMBERS="UPLOADS", MEMBER_WEIGHTS="UPLOAD_WEIGHTS")

@@ -13,7 +13,7 @@ from lightning_fl.errors import require
 from lightning_fl.outputs.units import KINDS
 from lightning_fl.slots.message import Message, State, compressible, kind_of
 from lightning_fl.slots.part import Part
-from lightning_fl.slots.setting import Setting
+from lightning_fl.slots.round_context import RoundContext
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Codec(Part, ABC):
     """Encodes and decodes messages. The other side of the link sees `decode(encode(message))`.
 
     An algorithm has one codec for the uplink and one for the downlink. The link calls them. If only a submodel
-    is sent, as under a pruning mask, the vectors that the codec gets and the layouts of `setting` are those of the submodel.
+    is sent, as under a pruning mask, the vectors that the codec gets and the layouts of `context` are those of the submodel.
     A message must contain the entries that a codec `needs`, `model` too.
     """
 
@@ -109,11 +109,11 @@ class Codec(Part, ABC):
         """True if it reads the shapes of the tensors, which a pruning mask does not leave: it makes each tensor one row."""
         return False
 
-    def check(self, setting: Setting) -> None:
+    def check(self, context: RoundContext) -> None:
         """Raise `UserError` if the codec does not fit the run; called before the first round.
 
         Args:
-            setting: facts about the run.
+            context: facts about the run.
         """
 
     def change_entry(self) -> tuple[str, Codec] | None:
@@ -128,11 +128,11 @@ class Codec(Part, ABC):
         """True if decoding may change an entry of that name."""
         return False
 
-    def positions(self, name: str, payload: Payload, setting: Setting) -> Tensor | None:
+    def positions(self, name: str, payload: Payload, context: RoundContext) -> Tensor | None:
         """Return the ascending positions (k,) of the numbers of a vector that a payload contains; None: it contains all."""
         return None
 
-    def choice(self, name: str, payload: Payload, setting: Setting) -> tuple[int, int] | None:
+    def choice(self, name: str, payload: Payload, context: RoundContext) -> tuple[int, int] | None:
         """Return d and k if an entry says which k of d positions a payload contains, and nothing else; None for other entries.
 
         By default the entries `mask` and `mask/VECTOR` do, for a vector that has `positions`.
@@ -140,10 +140,10 @@ class Codec(Part, ABC):
         if kind_of(name) != "mask":
             return None
         vectors = [vector for vector in payload if compressible(vector) and name in ("mask", f"mask/{vector}")]
-        positions = self.positions(vectors[0], payload, setting) if vectors else None
-        return None if positions is None else (setting.layout.numel, len(positions))
+        positions = self.positions(vectors[0], payload, context) if vectors else None
+        return None if positions is None else (context.layout.numel, len(positions))
 
-    def symbols(self, name: str, payload: Payload, setting: Setting) -> tuple[Tensor, int] | None:
+    def symbols(self, name: str, payload: Payload, context: RoundContext) -> tuple[Tensor, int] | None:
         """Return an entry's whole numbers in [0, A), and A, if they alone are its content; None for entries of other content."""
         return None
 
@@ -151,19 +151,19 @@ class Codec(Part, ABC):
         """Return the content of an entry with these whole numbers (n,), the inverse of `symbols`: by default, packed numbers."""
         return pack(symbols, bit_width(num_values))
 
-    def bits_by_tensor(self, name: str, payload: Payload, setting: Setting) -> dict[str, int] | None:
+    def bits_by_tensor(self, name: str, payload: Payload, context: RoundContext) -> dict[str, int] | None:
         """Return the bits of an entry that belong to each tensor, {} for none; None: to its numbers, as many to each."""
         return None
 
     @abstractmethod
-    def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
+    def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Payload, State]:
         """Encode a message.
 
         Args:
             message: entries to which the codec applies; vectors (d,) or (d_b,).
             memory: memory that this sender's last `encode` returned, {} at first; not to be changed. Each client has one for
                 its uplink, and the server has one for the broadcast.
-            setting: facts about the run.
+            context: facts about the run.
 
         Returns:
             The payload and the sender's new memory. A client's new memory is kept only if the server accepts the upload, which it
@@ -171,10 +171,10 @@ class Codec(Part, ABC):
         """
 
     @abstractmethod
-    def decode(self, payload: Payload, setting: Setting) -> Message:
+    def decode(self, payload: Payload, context: RoundContext) -> Message:
         """Return the message in a payload, with the names and shapes that were encoded."""
 
-    def decode_incremental(self, payload: Payload, memory: State, setting: Setting) -> Message:
+    def decode_incremental(self, payload: Payload, memory: State, context: RoundContext) -> Message:
         """Return the message of a broadcast for clients that received all earlier broadcasts.
 
         The link calls it for every broadcast, and `decode` for all other messages.
@@ -182,28 +182,28 @@ class Codec(Part, ABC):
         Args:
             payload: the encoded broadcast.
             memory: memory that `encode` received.
-            setting: facts about the run.
+            context: facts about the run.
         """
-        return self.decode(payload, setting)
+        return self.decode(payload, context)
 
 
-def through(codec: Codec, message: Message, setting: Setting) -> tuple[Message, Tensor]:
+def through(codec: Codec, message: Message, context: RoundContext) -> tuple[Message, Tensor]:
     """Encode and decode a message of the server, without codec memory.
 
     Args:
         codec: usually a lossy one.
         message: vectors (d,) or (d_b,).
-        setting: facts about the run. Under a pruning mask only the unpruned coordinates are encoded; all others are 0 in the
+        context: facts about the run. Under a pruning mask only the unpruned coordinates are encoded; all others are 0 in the
             result.
 
     Returns:
         The decoded message, with the shapes of `message`, and the bits of the payload, int64, one number for each of `KINDS`.
     """
-    unpruned = setting.unpruned
+    unpruned = context.unpruned
     if unpruned is not None:
-        setting, message = setting.within(unpruned), unpruned.gather(message)
-    payload, _ = codec.encode(message, {}, setting)
-    arrived = codec.decode(payload, setting)
+        context, message = context.within(unpruned), unpruned.gather(message)
+    payload, _ = codec.encode(message, {}, context)
+    arrived = codec.decode(payload, context)
     bits = dict.fromkeys(KINDS, 0)
     for name, packed in payload.items():
         bits[kind_of(name)] += packed.bits
@@ -233,22 +233,22 @@ def check_values(outer: Codec, values: Codec | None) -> None:
     )
 
 
-def pack_values(codec: Codec | None, name: str, values: Tensor, positions: Tensor, setting: Setting) -> Payload:
+def pack_values(codec: Codec | None, name: str, values: Tensor, positions: Tensor, context: RoundContext) -> Payload:
     """Encode the values (k,) at some positions (k,) of a vector as a model of k parameters, as they are without a codec.
 
     The names of the entries are `kind/values/VECTOR:NAME`, or the vector's as they are.
     """
     if codec is None or not len(values):
         return {name: Packed.whole(values)}
-    payload, _ = codec.encode({name: values}, {}, setting.at(positions))
+    payload, _ = codec.encode({name: values}, {}, context.at(positions))
     return {f"{kind_of(key)}{VALUES}{name}:{key}": packed for key, packed in payload.items()}
 
 
-def unpack_values(codec: Codec | None, name: str, payload: Payload, positions: Tensor, setting: Setting) -> Tensor:
+def unpack_values(codec: Codec | None, name: str, payload: Payload, positions: Tensor, context: RoundContext) -> Tensor:
     """Return the values (k,) of a vector."""
     if codec is None or not len(positions):
         return payload[name].content
-    return codec.decode(_nested(name, payload), setting.at(positions))[name]
+    return codec.decode(_nested(name, payload), context.at(positions))[name]
 
 
 def inside_values(name: str, payload: Payload) -> tuple[str, Payload]:

@@ -13,8 +13,8 @@ from torch import Tensor
 from lightning_fl.slots.codec import Codec
 from lightning_fl.slots.message import Message, State
 from lightning_fl.slots.part import Part
+from lightning_fl.slots.round_context import RoundContext
 from lightning_fl.slots.rule import Rule
-from lightning_fl.slots.setting import Setting
 from lightning_fl.vectors.submodel import Submodel
 
 T = TypeVar("T")
@@ -89,11 +89,11 @@ class Channel(Protocol):
     """Access of an exchange to the link, which encodes, counts and decodes all messages.
 
     Attributes:
-        setting: facts about the run.
+        context: facts about the run.
         received: decoded broadcast, which every client of the round has received.
     """
 
-    setting: Setting
+    context: RoundContext
     received: Message
 
     def send_up(
@@ -145,20 +145,20 @@ class Exchange(Part, ABC):
     needs_shapes = False
     """True if it reads the shapes of the tensors, which a pruning mask does not leave: it makes each tensor one row."""
 
-    def check(self, setting: Setting, cohort_size: int) -> None:
+    def check(self, context: RoundContext, cohort_size: int) -> None:
         """Raise `UserError` if the exchange does not fit the run; called before the first round.
 
         Args:
-            setting: facts about the run.
+            context: facts about the run.
             cohort_size: clients of a round, K.
         """
 
-    def recipients(self, cohort: Sequence[int], setting: Setting) -> Sequence[int]:
+    def recipients(self, cohort: Sequence[int], context: RoundContext) -> Sequence[int]:
         """Return the clients to which the broadcast is charged; called at the start of each round.
 
         Args:
             cohort: indices of the selected clients (K,).
-            setting: facts about the run.
+            context: facts about the run.
         """
         return cohort
 

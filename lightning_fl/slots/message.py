@@ -14,10 +14,10 @@ MEAN_GRADIENT = "moments/gradient"
 
 If a rule needs it, clients and server get a turn before the training (`lightning_fl.exchanges.GradientTurn`).
 """
-MEMBERS = "members/model"
+UPLOADS = "uploads/model"
 """Name of the clients' deltas (K, d), which an aggregator keeps for the steps."""
-MEMBER_WEIGHTS = "members/weight"
-"""Name of the clients' weights (K,) in the mean of their models, not yet divided by their sum; comes with `MEMBERS`."""
+UPLOAD_WEIGHTS = "uploads/weight"
+"""Name of the clients' weights (K,) in the mean of their models, not yet divided by their sum; comes with `UPLOADS`."""
 SENT = "mask/sent"
 """Name of the masks of what each client sent (`Upload.sent`), which an exchange of parts provides for the aggregator."""
 PROPOSAL = "model/proposal"

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from lightning_fl.slots.message import State
 from lightning_fl.slots.part import Part
+from lightning_fl.slots.round_context import RoundContext
 from lightning_fl.slots.rule import Gradients, LocalTraining, Rule
-from lightning_fl.slots.setting import Setting
 from lightning_fl.slots.validation import Validation
 
 
@@ -109,10 +109,10 @@ class Personal(Part):
         """Return the rules by which `finish` trains further models."""
         return ()
 
-    def check(self, setting: Setting) -> None:
+    def check(self, context: RoundContext) -> None:
         """Raise `UserError` if the part does not fit the run; called before the first round."""
         for rule in self.rules():
-            rule.check(setting)
+            rule.check(context)
 
     def owned(self, module: nn.Module) -> Owned:
         """Return the names of what each client owns of the module."""

@@ -10,20 +10,21 @@ import torch
 from torch import Tensor
 
 from lightning_fl.slots.exchange import Channel
-from lightning_fl.slots.setting import Setting
+from lightning_fl.slots.former_names import FormerSetting
+from lightning_fl.slots.round_context import RoundContext
 
 if TYPE_CHECKING:
     from lightning_fl.pruning import Plan
 
 
 @dataclass
-class PruningTurn:
+class PruningTurn(FormerSetting):
     """A structured pruning that callbacks have made. The next round is charged for what the algorithm sends because of it.
 
     Attributes:
         plan: filters that remain, by layer.
         channel: connection to the clients; it sends numbers uncompressed, not through the algorithm's codecs.
-        setting: facts about the run before the pruning.
+        context: facts about the run before the pruning.
         cohort: clients of the next round, which receive the model anyway.
         params: model before the pruning (d,).
         buffers: its float buffers (d_b,).
@@ -31,7 +32,7 @@ class PruningTurn:
 
     plan: Plan
     channel: Channel
-    setting: Setting
+    context: RoundContext
     cohort: Sequence[int]
     params: Tensor
     buffers: Tensor

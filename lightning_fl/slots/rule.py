@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_fl.slots.former_names import FormerSetting
 from lightning_fl.slots.message import Message, State
 from lightning_fl.slots.part import Part
-from lightning_fl.slots.setting import Setting
+from lightning_fl.slots.round_context import RoundContext
 
 
 class Gradients(Flag):
@@ -28,11 +29,11 @@ class Gradients(Flag):
 
 
 @dataclass
-class LocalTraining:
+class LocalTraining(FormerSetting):
     """A client's local training, as a rule sees it. A stack of K clients adds a leading axis: (K, d) instead of (d,).
 
     Attributes:
-        setting: facts about the run.
+        context: facts about the run.
         received: message that the client has received: `model` (d,), `buffers` (d_b,) and what the rule `needs`. It is
             the same for all clients and has no leading axis in a stack.
         params: the client's parameters (d,), to be trained in place.
@@ -50,7 +51,7 @@ class LocalTraining:
         num_samples: samples that the client reads in all its steps, each counted once a pass; (K, 1) in a stack.
     """
 
-    setting: Setting
+    context: RoundContext
     received: Message
     params: Tensor
     gradient: Tensor
@@ -97,18 +98,18 @@ class Rule(Part):
         """Optimiser steps on each minibatch, one after the other."""
         return 1
 
-    def check(self, setting: Setting) -> None:
+    def check(self, context: RoundContext) -> None:
         """Raise `UserError` if the rule does not fit the run; called before the first round."""
 
-    def takes_full_batches(self, setting: Setting) -> bool:
+    def takes_full_batches(self, context: RoundContext) -> bool:
         """True if each step of this round uses the gradient on all samples of the client; the number of steps stays the same."""
         return False
 
-    def note_on_resume(self, setting: Setting, planned: int) -> str:
-        """Return a sentence for the log of a run that is resumed, in the present round of `setting`; '' for none.
+    def note_on_resume(self, context: RoundContext, planned: int) -> str:
+        """Return a sentence for the log of a run that is resumed, in the present round of `context`; '' for none.
 
         Args:
-            setting: facts about the run, with its present number of rounds.
+            context: facts about the run, with its present number of rounds.
             planned: number of rounds that the run had when its checkpoint was saved.
         """
         return ""

@@ -9,20 +9,21 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from lightning_fl.slots.exchange import Channel
+from lightning_fl.slots.former_names import FormerSetting
 from lightning_fl.slots.message import Message
+from lightning_fl.slots.round_context import RoundContext
 from lightning_fl.slots.server import Learner, Server
-from lightning_fl.slots.setting import Setting
 
 if TYPE_CHECKING:
     from lightning_fl.data import FederatedDataModule
 
 
 @dataclass
-class ServerTurn:
+class ServerTurn(FormerSetting):
     """Data of one round that the server's steps read and change.
 
     Attributes:
-        setting: facts about the run.
+        context: facts about the run.
         server: the server's own samples, and training on them.
         round: index of the round, from 0.
         clients: indices of the clients whose uploads were accepted.
@@ -37,7 +38,7 @@ class ServerTurn:
         metrics: values that the steps report, by the name under which they are logged with the round.
     """
 
-    setting: Setting
+    context: RoundContext
     server: Server
     round: int
     clients: Sequence[int]
@@ -63,11 +64,11 @@ class ServerTurn:
 
 
 @dataclass
-class SetupTurn:
+class SetupTurn(FormerSetting):
     """Data of the turn before the first round. The ledger counts its transfers as set-up. A resumed run does not repeat it.
 
     Attributes:
-        setting: facts about the run.
+        context: facts about the run.
         data: data as the clients hold them in this algorithm (`Algorithm.arrange_data`).
         channel: connection to the clients; it sends numbers uncompressed, not through the algorithm's codecs.
         server: the server's own samples, and training on them.
@@ -77,7 +78,7 @@ class SetupTurn:
         mask: parameters that pruning keeps (d,), bools, all others being 0; None for all; may be replaced.
     """
 
-    setting: Setting
+    context: RoundContext
     data: FederatedDataModule
     channel: Channel
     server: Server

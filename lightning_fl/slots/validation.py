@@ -6,18 +6,18 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from lightning_fl.slots.setting import Setting
+from lightning_fl.slots.round_context import RoundContext
 
 
 class Validation(Protocol):
     """A validation or test of the server's model; see `lightning_fl.evaluation.validation`.
 
     Attributes:
-        setting: facts about the run; None outside a run.
+        context: facts about the run; None outside a run.
         cohort_size: clients of a round, K; 0 outside a run.
     """
 
-    setting: Setting | None
+    context: RoundContext | None
     cohort_size: int
 
     @property

@@ -73,7 +73,7 @@ class Compress(Step):
         wanted = turn.proposal - turn.params
         if "error" in state:
             wanted = wanted + state["error"]
-        arrived, bits = through(self.codec, {CHANGE: wanted}, turn.setting)
+        arrived, bits = through(self.codec, {CHANGE: wanted}, turn.context)
         change = arrived[CHANGE]
         turn.proposal = turn.params + change
         new = {"change": change, BITS: bits}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_fl.checks import check_between, check_choice, check_positive, check_whole, whole_share
 from lightning_fl.errors import require
-from lightning_fl.slots import MEMBERS, PROPOSAL, Server, ServerSamples, ServerTurn, State, Step
+from lightning_fl.slots import PROPOSAL, UPLOADS, Server, ServerSamples, ServerTurn, State, Step
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Distillation(Step):
     changeable = frozenset(
         {"max_steps", "batch_size", "learning_rate", "temperature", "clip_norm", "val_every_n_steps", "patience"}
     )
-    needs = uses = frozenset({MEMBERS, PROPOSAL})
+    needs = uses = frozenset({UPLOADS, PROPOSAL})
     max_steps: int = 200
     batch_size: int = 128
     learning_rate: float = 1e-3
@@ -133,8 +133,8 @@ class Distillation(Step):
 
     def _targets(self, turn: ServerTurn, rows: Tensor) -> Tensor:
         """Return the ensemble's probabilities (rows, classes)."""
-        models = turn.params + turn.merged[MEMBERS]
-        buffers = turn.merged.get("members/buffers")
+        models = turn.params + turn.merged[UPLOADS]
+        buffers = turn.merged.get("uploads/buffers")
         mean: Tensor | float = 0.0
         with torch.no_grad():
             for position, model in enumerate(models):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_fl.errors import require
-from lightning_fl.slots import MEMBER_WEIGHTS, MEMBERS, ServerTurn, SetupTurn, State, Step
+from lightning_fl.slots import UPLOAD_WEIGHTS, UPLOADS, ServerTurn, SetupTurn, State, Step
 from lightning_fl.vectors.layer_groups import factor_pairs
 
 
@@ -17,17 +17,17 @@ class ProductMean(Step):
     """Replace B A of each LoRA layer by the best approximation of rank r of Σ_k p_k (B + ΔB_k)(A + ΔA_k), p_k = n_k / Σ_j n_j.
 
     With the singular values Σ of the sum, B = U√Σ and A = √Σ Vᵀ. All other parameters and buffers are averaged as by `Apply`. It
-    needs the aggregator `Members(WeightedMean())`, and never forms the whole product.
+    needs the aggregator `KeepUploads(WeightedMean())`, and never forms the whole product.
     """
 
-    needs = frozenset({MEMBERS})
+    needs = frozenset({UPLOADS})
     uses = needs | {"model"}
     moves_coordinates = True
 
     def prepare(self, turn: SetupTurn) -> None:
         """Raise `UserError` if the model trains no pair of factors."""
         require(
-            bool(factor_pairs(turn.setting.layout.names)),
+            bool(factor_pairs(turn.context.layout.names)),
             "ProductMean needs both LoRA factors of a layer (lora_A, lora_B), and the model trains none.",
         )
 
@@ -36,11 +36,11 @@ class ProductMean(Step):
         turn.proposal = turn.params + turn.merged["model"]
         if "buffers" in turn.merged:
             turn.proposed_buffers = turn.buffers + turn.merged["buffers"]
-        shares = turn.merged[MEMBER_WEIGHTS].double().to(turn.params.device)
+        shares = turn.merged[UPLOAD_WEIGHTS].double().to(turn.params.device)
         shares = shares / shares.sum()
-        start, deltas = turn.setting.layout.views(turn.params), turn.setting.layout.views(turn.merged[MEMBERS])
-        proposal = turn.setting.layout.views(turn.proposal)
-        for pair in factor_pairs(turn.setting.layout.names):
+        start, deltas = turn.context.layout.views(turn.params), turn.context.layout.views(turn.merged[UPLOADS])
+        proposal = turn.context.layout.views(turn.proposal)
+        for pair in factor_pairs(turn.context.layout.names):
             own_a, own_b = (start[name].double() + deltas[name].double() for name in pair)
             found = mean_product(
                 own_b.flatten(2), own_a.flatten(2), shares

@@ -12,7 +12,7 @@ from lightning_fl.checks import check_at_least, check_between, check_positive, c
 from lightning_fl.data.split_checks import NO_CLASSES
 from lightning_fl.errors import UserError, require
 from lightning_fl.pruning.prunefl_mask import fastest, smallest_kept
-from lightning_fl.slots import PROPOSAL, Rule, Server, ServerTurn, Setting, SetupTurn, State, Step
+from lightning_fl.slots import PROPOSAL, RoundContext, Rule, Server, ServerTurn, SetupTurn, State, Step
 
 IMPORTANCE = "scalars/importance"
 PASSES_PER_LOOK = 10
@@ -125,7 +125,7 @@ class Reconfiguration(Step):
             importance += trained[IMPORTANCE]
             if start is not None and (number - start) % self.initial_interval == 0:
                 before = int(kept.sum())
-                kept = self._reconfigured(turn.setting, server, turn.params, kept, importance, self.shrink)
+                kept = self._reconfigured(turn.context, server, turn.params, kept, importance, self.shrink)
                 turn.params = turn.params * kept
                 importance = torch.zeros_like(importance)
                 if seen is not None:
@@ -142,12 +142,12 @@ class Reconfiguration(Step):
 
     def __call__(self, turn: ServerTurn, state: State) -> State:
         """Replace the mask when clients have sent Z_k."""
-        setting, prunable = turn.setting, _prunable(turn.setting, turn.params)
+        context, prunable = turn.context, _prunable(turn.context, turn.params)
         kept = torch.ones_like(prunable) if turn.mask is None else turn.mask
         if IMPORTANCE in turn.merged:
             share = self.shrink * 0.5 ** (turn.round / self.half_life)
             importance = turn.merged[IMPORTANCE]
-            kept = turn.mask = self._reconfigured(setting, turn.server, turn.proposal, kept, importance, share)
+            kept = turn.mask = self._reconfigured(context, turn.server, turn.proposal, kept, importance, share)
         turn.metrics |= {
             "prune/rate": int((~kept).sum()) / max(1, int(prunable.sum())),
             "prune/kept": int(kept.sum()),
@@ -155,12 +155,12 @@ class Reconfiguration(Step):
         return state
 
     def _reconfigured(
-        self, setting: Setting, server: Server, weights: Tensor, kept: Tensor, importance: Tensor, share: float
+        self, context: RoundContext, server: Server, weights: Tensor, kept: Tensor, importance: Tensor, share: float
     ) -> Tensor:
         """Return the mask (d,) with the largest Γ."""
-        prunable = _prunable(setting, weights)
-        seconds = self._seconds(setting, server, weights)
-        removable = smallest_kept(weights, kept, _layers(setting).values(), share)
+        prunable = _prunable(context, weights)
+        seconds = self._seconds(context, server, weights)
+        removable = smallest_kept(weights, kept, _layers(context).values(), share)
         fixed = kept & ~removable
         bound = None
         if self.max_density is not None:
@@ -175,27 +175,27 @@ class Reconfiguration(Step):
         )
         return fixed | chosen
 
-    def _seconds(self, setting: Setting, server: Server, like: Tensor) -> Tensor:
+    def _seconds(self, context: RoundContext, server: Server, like: Tensor) -> Tensor:
         """Return t (d,), float64; 0 for parameters that cannot be masked."""
         seconds = torch.zeros(len(like), dtype=torch.float64, device=like.device)
         macs, bits = server.layer_macs(), like.element_size() * 8
         per_mac = server.samples_per_client * self.seconds_per_mac
-        for name, part in _layers(setting).items():
+        for name, part in _layers(context).items():
             in_layer = macs.get(name.rpartition(".")[0], 0)
             seconds[part] = per_mac * in_layer / (part.stop - part.start) + 2 * bits / self.bandwidth
         return seconds
 
 
-def _layers(setting: Setting) -> dict[str, slice]:
+def _layers(context: RoundContext) -> dict[str, slice]:
     """Return the slices of the parameters that can be masked, by name."""
-    layout = setting.layout
+    layout = context.layout
     positions = zip(layout.names, layout.shapes, layout.offsets, layout.sizes, strict=True)
     return {name: slice(offset, offset + size) for name, shape, offset, size in positions if len(shape) > 1}
 
 
-def _prunable(setting: Setting, like: Tensor) -> Tensor:
+def _prunable(context: RoundContext, like: Tensor) -> Tensor:
     """Return bools (d,), True for parameters that can be masked."""
     prunable = torch.zeros_like(like, dtype=torch.bool)
-    for part in _layers(setting).values():
+    for part in _layers(context).values():
         prunable[part] = True
     return prunable

@@ -53,7 +53,7 @@ class ControlUpdate(SharedState):
 
     def __call__(self, turn: ServerTurn, state: State) -> State:
         """Add the clients' changes to c."""
-        share = len(turn.clients) / turn.setting.num_clients
+        share = len(turn.clients) / turn.context.num_clients
         return {"control": state["control"] + share * turn.merged["moments/control"]}
 
 

@@ -120,7 +120,7 @@ class ServerOptimizer(Step):
 
     def __call__(self, turn: ServerTurn, state: State) -> State:
         """Replace the proposal by the optimiser's."""
-        layout, proposal = turn.setting.layout, turn.params.clone()
+        layout, proposal = turn.context.layout, turn.params.clone()
         leaves, gradients = _leaves(layout, proposal), _leaves(layout, turn.params - turn.proposal)
         for name, leaf in leaves.items():
             leaf.grad = gradients[name]

@@ -68,14 +68,14 @@ class WarmedUpMoments(Step):
         """Take the step of the warm-up, or of the phase after it."""
         if "buffers" in turn.merged:
             turn.proposed_buffers = turn.buffers + turn.merged["buffers"]
-        if "error" not in state and turn.round < turn.setting.num_rounds_of(self.warmup):
+        if "error" not in state and turn.round < turn.context.num_rounds_of(self.warmup):
             turn.proposal = turn.params + turn.merged["model"]
             second = state["second"] + turn.merged["moments/second"]
             return {"first": state["first"] + turn.merged["moments/first"], "second": second.clamp_(min=0.0)}
         wanted = turn.merged[MOMENTUM]
         if "error" in state:
             wanted = wanted + state["error"]
-        arrived, bits = through(self.codec, {MOMENTUM: wanted}, turn.setting)
+        arrived, bits = through(self.codec, {MOMENTUM: wanted}, turn.context)
         first = arrived[MOMENTUM]
         second = state["second"]
         scale = (second + self.epsilon).rsqrt()

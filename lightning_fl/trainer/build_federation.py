@@ -33,7 +33,7 @@ from lightning_fl.outputs.run_folder import require_writable
 from lightning_fl.processes import agree_on_model, gather_objects
 from lightning_fl.server.network import Network
 from lightning_fl.server.normalisation import check_single_samples
-from lightning_fl.slots import Gradients, Personal, Rule, Setting
+from lightning_fl.slots import Gradients, Personal, RoundContext, Rule
 from lightning_fl.state.run_state import Run
 from lightning_fl.switches.float32 import Float32
 from lightning_fl.trainer.flags import cohort_size
@@ -86,7 +86,7 @@ def assemble(trainer: TrainerInterface) -> Federation:
             _hook(trainer, "on_server_message"),
         ),
     )
-    algorithm.check(federation.setting, federation.server, num_clients)
+    algorithm.check(federation.context, federation.server, num_clients)
     for callback in trainer.callbacks:
         if isinstance(callback, AdaptivePruning | FilterPruning):
             require_prunable(algorithm, type(callback).__name__)
@@ -169,8 +169,8 @@ def client_evaluator(trainer: TrainerInterface, trains: bool) -> ClientEvaluator
         _configure_optimizer(flat_module, trainer.algorithm, trainer.client_optimizer == "sgd")
         if rates is not None:
             flat_module.optimizer.schedules.load_state_dict(rates, run.round)
-    setting = Setting(run.layout, run.buffer_layout, data.num_clients, round=run.round, unpruned=run.unpruned)
-    return ClientEvaluator(flat_module, data, run, setting, schedule, trainer.algorithm.personal)
+    context = RoundContext(run.layout, run.buffer_layout, data.num_clients, round=run.round, unpruned=run.unpruned)
+    return ClientEvaluator(flat_module, data, run, context, schedule, trainer.algorithm.personal)
 
 
 def _initial_run(flat_module: FlatModule, algorithm: Algorithm, network: Network) -> Run:
@@ -246,7 +246,7 @@ def build_runner(
     algorithm, run = federation.algorithm, federation.run
     provided = {name: torch.zeros_like(run.params) for name in algorithm.exchange.provides & algorithm.rule.needs}
     received = {"model": run.params, "buffers": run.buffers, **algorithm.share(run.server), **provided}
-    job = ClientJob(algorithm.rule, federation.setting, received, federation.schedule, run, personal=algorithm.personal)
+    job = ClientJob(algorithm.rule, federation.context, received, federation.schedule, run, personal=algorithm.personal)
     share = ceil(federation.population.cohort_size / world_size)
     work = _work_of_a_step(federation.network, federation.data)
     flat_module = federation.flat_module

@@ -209,7 +209,7 @@ def resume(trainer: TrainerInterface, federation: Federation, path: str) -> int 
             rank_zero_info(f"Changed since the checkpoint: {', '.join(map(str, changes))}.")
         if "settings" not in saved:
             rank_zero_info(NO_SETTINGS)
-        if note := trainer.algorithm.rule.note_on_resume(federation.setting, planned):
+        if note := trainer.algorithm.rule.note_on_resume(federation.context, planned):
             rank_zero_info(note)
     return saved.get("logged_rows")  # not in checkpoints of earlier versions
 

@@ -288,7 +288,7 @@ class RoundEvaluation:
             trainer.run.clients,
             trainer.algorithm.personal,
             most_clients(trainer),
-            federation.setting,
+            federation.context,
             federation.population.cohort_size,
             trainer.run.random(VALIDATION),
         )

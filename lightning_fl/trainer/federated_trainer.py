@@ -268,7 +268,7 @@ class FederatedTrainer(TrainerInterface):
         if self.fitting:
             run = self.fit_loop.federation
             evaluator = ClientEvaluator(
-                run.flat_module, run.data, run.run, run.setting, run.schedule, self.algorithm.personal
+                run.flat_module, run.data, run.run, run.context, run.schedule, self.algorithm.personal
             )
         else:
             evaluator = client_evaluator(self, trains=finetune_epochs > 0)

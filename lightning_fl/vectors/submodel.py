@@ -1,10 +1,10 @@
 """Submodels: some coordinates of a model, gathered in shorter vectors, and scattered back.
 
-The coordinates that a client sends cross as a smaller model: a codec sees vectors of m ≤ d numbers and a setting whose layout
+The coordinates that a client sends cross as a smaller model: a codec sees vectors of m ≤ d numbers and a context whose layout
 has the tensors, or their rows, that are sent. So only the sent coordinates are counted, a codec chooses among them, and its
 memory for the other coordinates stays as it was.
 
-A pruning mask is a lasting submodel: the run keeps it, every part finds it in its setting (`Setting.unpruned`), and nothing
+A pruning mask is a lasting submodel: the run keeps it, every part finds it in its context (`RoundContext.unpruned`), and nothing
 outside it crosses in either direction.
 """
 

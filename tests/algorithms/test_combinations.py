@@ -27,7 +27,7 @@ from torch import Tensor
 from toys import SIZES, Convolved, Served
 
 from lightning_fl import FederatedTrainer, UserError, algorithms
-from lightning_fl.aggregators import MaskedMean, Members, NormalisedMean, WeightedMean
+from lightning_fl.aggregators import KeepUploads, MaskedMean, NormalisedMean, WeightedMean
 from lightning_fl.algorithms import Algorithm, FedKT, FedProx
 from lightning_fl.checks import parameters_of
 from lightning_fl.codecs import (
@@ -69,7 +69,7 @@ from lightning_fl.rules import (
     WarmedUpAdam,
 )
 from lightning_fl.slots import (
-    MEMBERS,
+    UPLOADS,
     Aggregator,
     Channel,
     Codec,
@@ -132,7 +132,7 @@ EXCHANGES = [
 ]
 AGGREGATORS = [
     MaskedMean(),
-    Members(WeightedMean()),
+    KeepUploads(WeightedMean()),
     NormalisedMean(),
     WeightedMean(),
     WeightedMean(uniform=("scalars/importance",)),
@@ -268,7 +268,7 @@ class Watch:
         # The aggregator knows n_k, and a count of samples crosses for the ledger alone.
         unread = self.sent - self.read - {"model", "buffers", "scalars/samples"}
         assert not unread, (names, unread)
-        assert {"model", MEMBERS} & self.read, names
+        assert {"model", UPLOADS} & self.read, names
 
     def check_moves(self, steps: tuple[Step, ...], names: str) -> None:
         """Check that each coordinate moved by the delta of the clients that sent it."""
@@ -363,8 +363,8 @@ SENSELESS = [
     ({"rule": SquaredGradients()}, ["SquaredGradients sends 'scalars/importance'", "use Reconfiguration"]),
     ({"steps": (Apply(), UNREAD)}, ["DynamicServerUpdate needs 'scalars/importance'", "LocalOptimizer does not send"]),
     (
-        {"aggregator": Members(WeightedMean())},
-        ["Members keeps 'members/model'", "use Distillation or ProductMean, or leave Members out"],
+        {"aggregator": KeepUploads(WeightedMean())},
+        ["KeepUploads keeps 'uploads/model'", "use Distillation or ProductMean, or leave KeepUploads out"],
     ),
     ({"exchange": GradientTurn(OneShot())}, ["'moments/gradient' in GradientTurn", "LocalOptimizer", "leave it out"]),
     (

@@ -23,7 +23,7 @@ from lightning_fl.codecs import Dense
 from lightning_fl.data import Arrays
 from lightning_fl.gates import add_gates, gates_of
 from lightning_fl.rules import Thresholded
-from lightning_fl.slots import Message, Payload, Rule, Setting, State
+from lightning_fl.slots import Message, Payload, RoundContext, Rule, State
 
 MakeTrainer = Callable[..., FederatedTrainer]
 BASES: dict[str, Callable[[], Algorithm]] = {
@@ -139,9 +139,9 @@ class Watched(Dense):
     def applies_to(self, name: str) -> bool:
         return True
 
-    def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
+    def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Payload, State]:
         self.seen.extend((name, x.numel()) for name, x in message.items())
-        return super().encode(message, memory, setting)
+        return super().encode(message, memory, context)
 
 
 @each_base

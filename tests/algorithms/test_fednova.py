@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from toys import SIZES, Perceptron, federation, vector
 
 from lightning_fl import FederatedTrainer, UserError
-from lightning_fl.aggregators import Members, NormalisedMean
+from lightning_fl.aggregators import KeepUploads, NormalisedMean
 from lightning_fl.algorithms import Algorithm, FedAvg, FedNova, FedProx
 from lightning_fl.exchanges import WithSampleCount
 from lightning_fl.rules import Normalised
@@ -177,7 +177,7 @@ def test_a_client_that_makes_no_step_is_rejected(make_trainer: MakeTrainer) -> N
             lambda: Algorithm(aggregator=NormalisedMean()),
             ["NormalisedMean needs 'scalars/normaliser'", "LocalOptimizer"],
         ),
-        (lambda: Algorithm(aggregator=Members(NormalisedMean())), ["Members needs 'scalars/normaliser'"]),
+        (lambda: Algorithm(aggregator=KeepUploads(NormalisedMean())), ["KeepUploads needs 'scalars/normaliser'"]),
     ],
 )
 def test_bad_input_is_refused_in_a_sentence(make: Callable[[], Any], words: list[str]) -> None:

@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 from toys import Normalised, Perceptron, Served, WithoutLogits, federation, vector
 
 from lightning_fl import FederatedTrainer, UserError
-from lightning_fl.aggregators import Members, WeightedMean
+from lightning_fl.aggregators import KeepUploads, WeightedMean
 from lightning_fl.algorithms import Algorithm, DataSharing, FedAvg, FedDF, FedDU, HRank, HybridFL, PruneFL
 from lightning_fl.data import Arrays, Digits
 from lightning_fl.data.samples.dataset_samples import DatasetSamples
@@ -182,13 +182,13 @@ def test_distillation_needs_logits(module: Perceptron, sentence: str, make_train
 
 
 def test_members_are_what_came_in() -> None:
-    aggregator, accumulator = Members(WeightedMean()), {}
+    aggregator, accumulator = KeepUploads(WeightedMean()), {}
     for client, weight in ((3, 1.0), (5, 3.0)):
         result = Result(client, {}, weight, {}, {}, {}, 1)
         aggregator.add(accumulator, Upload(result, {"model": torch.full((2,), float(client))}))
     merged = aggregator.finish(accumulator)
     assert merged["model"].tolist() == [4.5, 4.5]
-    assert merged["members/model"].tolist() == [[3.0, 3.0], [5.0, 5.0]]
+    assert merged["uploads/model"].tolist() == [[3.0, 3.0], [5.0, 5.0]]
 
 
 @pytest.mark.parametrize(("cap", "each"), [(1.0, 10), (0.05, 2)])

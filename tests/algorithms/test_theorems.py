@@ -13,7 +13,7 @@ from torch.optim import SGD, Adagrad
 from toys import Perceptron, Served, federation, vector
 
 from lightning_fl import FederatedTrainer, UserError
-from lightning_fl.aggregators import MaskedMean, Members, WeightedMean
+from lightning_fl.aggregators import KeepUploads, MaskedMean, WeightedMean
 from lightning_fl.algorithms import (
     Algorithm,
     DeviceM,
@@ -234,7 +234,7 @@ def test_a_chain_of_stages_needs_what_its_stages_need() -> None:
     stages = MomentumInStages(stages=(Apply(), Distillation()), momentum=Momentum())
     with pytest.raises(UserError, match="each client's model, which WeightedMean does not keep"):
         Algorithm(steps=[stages])
-    Algorithm(steps=[stages], aggregator=Members(WeightedMean()))
+    Algorithm(steps=[stages], aggregator=KeepUploads(WeightedMean()))
     with pytest.raises(UserError, match="must not keep or share state, but Moments does"):
         MomentumInStages(stages=(Apply(), Moments()), momentum=Momentum())
 

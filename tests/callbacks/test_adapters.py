@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from toys import SIZES, Perceptron, Recorded, Sizes, federation, read_rows, vector
 
-from lightning_fl.aggregators import Members, WeightedMean
+from lightning_fl.aggregators import KeepUploads, WeightedMean
 from lightning_fl.algorithms import Algorithm, FedAdamSSM, FedLDF
 from lightning_fl.callbacks import AdapterError, AdapterExport
 from lightning_fl.codecs import ErrorFeedback, LowRank
@@ -263,7 +263,7 @@ def test_a_language_model_learns_and_sends_adapters_alone(
 def test_a_language_model_learns_with_the_mean_of_the_products(
     make_trainer: MakeTrainer, keeps_files: dict[str, Any], tmp_path: Path
 ) -> None:
-    method = Algorithm(aggregator=Members(WeightedMean()), steps=(ProductMean(),))
+    method = Algorithm(aggregator=KeepUploads(WeightedMean()), steps=(ProductMean(),))
     make_trainer(max_rounds=6, **keeps_files).fit(Writer(), sentences(), method)
     losses = [float(row["val/loss"]) for row in read_rows(tmp_path)]
     assert losses[-1] < losses[0] - 0.05

@@ -16,7 +16,7 @@ from lightning_fl.codecs import Cast, Dense, ErrorFeedback, TopK
 from lightning_fl.codecs.cast import WARNINGS
 from lightning_fl.errors import UserError
 from lightning_fl.exchanges import TwoTurns
-from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State, compressible
+from lightning_fl.slots import Codec, Message, Packed, Payload, RoundContext, State, compressible
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,12 @@ class Scaled(Codec):
 
     factor: float = 0.75
 
-    def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
+    def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Payload, State]:
         return {
             name: Packed(self.factor * x if compressible(name) else x, 8 * len(x)) for name, x in message.items()
         }, {}
 
-    def decode(self, payload: Payload, setting: Setting) -> Message:
+    def decode(self, payload: Payload, context: RoundContext) -> Message:
         return {name: packed.content for name, packed in payload.items()}
 
 

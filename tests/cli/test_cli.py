@@ -506,7 +506,7 @@ MISTAKES = {
             "--algorithm",
             "Algorithm",
             "--algorithm.aggregator",
-            "Members",
+            "KeepUploads",
             "--algorithm.aggregator.inner",
             "WeightedMea",
         ],

@@ -14,7 +14,7 @@ from lightning_fl.codecs import Blockwise, ErrorFeedback, Followed
 from lightning_fl.codecs.blockwise import NF4
 from lightning_fl.coding.bit_packing import nearest_level
 from lightning_fl.errors import UserError
-from lightning_fl.slots import Message, Setting
+from lightning_fl.slots import Message, RoundContext
 from lightning_fl.steps import Apply, Compress
 from lightning_fl.vectors.layout import NO_LAYOUT, Layout
 
@@ -23,8 +23,10 @@ NESTED = [Blockwise(nested=True), Blockwise("nf4", 4, 64, nested=True), Blockwis
 each_codec = pytest.mark.parametrize("codec", [*PLAIN, *NESTED], ids=str)
 
 
-def setting_of(d: int, dtype: torch.dtype = torch.float32) -> Setting:
-    return Setting(Layout(("a", "b"), ((d // 3,), (d - d // 3,)), (False,) * 2), NO_LAYOUT, num_clients=5, dtype=dtype)
+def setting_of(d: int, dtype: torch.dtype = torch.float32) -> RoundContext:
+    return RoundContext(
+        Layout(("a", "b"), ((d // 3,), (d - d // 3,)), (False,) * 2), NO_LAYOUT, num_clients=5, dtype=dtype
+    )
 
 
 def through(codec: Any, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -15,7 +15,7 @@ from lightning_fl.algorithms import Algorithm
 from lightning_fl.codecs import Cast, ErrorFeedback, Followed
 from lightning_fl.codecs.cast import WARNINGS
 from lightning_fl.errors import UserError
-from lightning_fl.slots import Draw, Message, Setting
+from lightning_fl.slots import Draw, Message, RoundContext
 from lightning_fl.steps import Apply, Compress
 from lightning_fl.vectors.layout import NO_LAYOUT, Layout
 
@@ -30,18 +30,18 @@ def _warn_anew() -> Iterator[None]:
     WARNINGS.clear()
 
 
-def setting_of(d: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Setting:
+def setting_of(d: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> RoundContext:
     draw = Draw((seed, 0, 11), 0, "up")
-    return Setting(Layout(("a",), ((d,),), (False,)), NO_LAYOUT, num_clients=5, draw=draw, dtype=dtype)
+    return RoundContext(Layout(("a",), ((d,),), (False,)), NO_LAYOUT, num_clients=5, draw=draw, dtype=dtype)
 
 
 def through(codec: Any, x: Tensor, seed: int = 0) -> Tensor:
     payload, memory = codec.encode({"model": x}, {}, setting_of(len(x)))
     assert memory == {}
-    setting = setting_of(len(x), seed, x.dtype)
-    payload, _ = codec.encode({"model": x}, {}, setting)
+    context = setting_of(len(x), seed, x.dtype)
+    payload, _ = codec.encode({"model": x}, {}, context)
     assert payload["model"].bits == 16 * len(x) == 8 * payload["model"].content.nbytes
-    return codec.decode(payload, setting)["model"]
+    return codec.decode(payload, context)["model"]
 
 
 def test_a_model_of_bfloat16_is_cut_off_as_others_are() -> None:

@@ -27,7 +27,7 @@ from lightning_fl.coding.top_k import (
     top_k_of_max,
     unpack_positions,
 )
-from lightning_fl.slots import Codec, Message, Payload, Setting, State
+from lightning_fl.slots import Codec, Message, Payload, RoundContext, State
 from lightning_fl.vectors.layout import Layout
 
 LOSSY: dict[str, Codec] = {
@@ -58,9 +58,11 @@ numbers = st.one_of(
 vectors = st.integers(1, 70).flatmap(lambda d: arrays(np.float32, d, elements=numbers))
 
 
-def setting_of(d: int) -> Setting:
-    """Return a setting with two tensors, a third and the rest of the coordinates."""
-    return Setting(Layout(("a", "b"), ((d // 3,), (d - d // 3,)), (False, False)), Layout((), (), ()), num_clients=5)
+def setting_of(d: int) -> RoundContext:
+    """Return a context with two tensors, a third and the rest of the coordinates."""
+    return RoundContext(
+        Layout(("a", "b"), ((d // 3,), (d - d // 3,)), (False, False)), Layout((), (), ()), num_clients=5
+    )
 
 
 def message_of(vector: np.ndarray) -> Message:
@@ -76,10 +78,10 @@ def message_of(vector: np.ndarray) -> Message:
 
 
 def through(codec: Codec, message: Message) -> Message:
-    setting = setting_of(len(message["model"]))
-    payload, memory = codec.encode(message, {}, setting)
+    context = setting_of(len(message["model"]))
+    payload, memory = codec.encode(message, {}, context)
     assert memory == {}
-    return codec.decode(payload, setting)
+    return codec.decode(payload, context)
 
 
 def length(x: Tensor) -> float:
@@ -245,13 +247,13 @@ def test_levels_are_the_nearest(x: np.ndarray) -> None:
 
 def test_ties_between_levels_go_to_the_larger() -> None:
     message = {"model": torch.tensor([1.0, 0.75, -0.375, 0.125, 0.1249, -0.0, 0.0])}
-    setting = setting_of(7)
+    context = setting_of(7)
     log = Quantiser("log", 3, "global")
-    payload, _ = log.encode(message, {}, setting)
-    assert log.decode(payload, setting)["model"].tolist() == [1.0, 1.0, -0.5, 0.25, 0.0, 0.0, 0.0]
+    payload, _ = log.encode(message, {}, context)
+    assert log.decode(payload, context)["model"].tolist() == [1.0, 1.0, -0.5, 0.25, 0.0, 0.0, 0.0]
     uniform = Quantiser("uniform", 2, "global")
-    payload, _ = uniform.encode({"model": torch.tensor([1.0, -0.5, 0.49, 0, 0, 0, 0])}, {}, setting)
-    assert uniform.decode(payload, setting)["model"].tolist() == [1, -1, 0, 0, 0, 0, 0]
+    payload, _ = uniform.encode({"model": torch.tensor([1.0, -0.5, 0.49, 0, 0, 0, 0])}, {}, context)
+    assert uniform.decode(payload, context)["model"].tolist() == [1, -1, 0, 0, 0, 0, 0]
 
 
 @each_codec
@@ -259,13 +261,13 @@ def test_ties_between_levels_go_to_the_larger() -> None:
 @settings(max_examples=8, deadline=None)
 def test_error_feedback_telescopes(codec: Codec, rounds: list[np.ndarray]) -> None:
     d = min(map(len, rounds))
-    setting, memory = setting_of(d), {}
+    context, memory = setting_of(d), {}
     wanted, sent = {}, {}
     feedback = ErrorFeedback(codec)
     for x in rounds:
         message = {name: y.double() for name, y in message_of(x[:d]).items()}
-        payload, memory = feedback.encode(message, memory, setting)
-        for name, y in feedback.decode(payload, setting).items():
+        payload, memory = feedback.encode(message, memory, context)
+        for name, y in feedback.decode(payload, context).items():
             wanted[name] = wanted.get(name, 0) + message[name]
             sent[name] = sent.get(name, 0) + y
     for name, total in wanted.items():
@@ -297,8 +299,8 @@ def test_what_a_codec_may_lose_is_what_it_loses(codec: Codec) -> None:
 class Counting(Dense):
     """Codec that counts its uploads in the client's memory."""
 
-    def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Any, State]:
-        payload, _ = super().encode(message, {}, setting)
+    def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Any, State]:
+        payload, _ = super().encode(message, {}, context)
         return payload, {"uploads": memory.get("uploads", torch.zeros(1)) + 1}
 
 
@@ -379,42 +381,42 @@ def test_bits_of_a_quantised_vector(codec: Codec, bits: int) -> None:
 @settings(max_examples=20, deadline=None)
 def test_changes_bring_followers_to_the_new_values_exactly(x: np.ndarray, data: st.DataObject) -> None:
     d = len(x)
-    setting, codec = setting_of(d), Changes()
+    context, codec = setting_of(d), Changes()
     before = message_of(x)
-    payload, memory = codec.encode(before, {}, setting)
+    payload, memory = codec.encode(before, {}, context)
     assert _bits(payload) == (3 * d + 3 + 1) * 32, "the first broadcast must be whole"
-    assert all(torch.equal(y, before[name]) for name, y in codec.decode_incremental(payload, {}, setting).items())
+    assert all(torch.equal(y, before[name]) for name, y in codec.decode_incremental(payload, {}, context).items())
     changed = sorted(data.draw(st.sets(st.integers(0, d - 1))))
     after = {name: y.clone() for name, y in before.items()}
     for place, i in enumerate(changed):
         after[("model", "moments/first", "moments/second")[place % 3]][i] += 2e9
     after["buffers"] += 1
-    payload, _ = codec.encode(after, memory, setting)
+    payload, _ = codec.encode(after, memory, context)
     u = len(changed)
     assert _bits(payload) == min(3 * u * 32 + positions_bits(u, d), 3 * d * 32) + 4 * 32
-    followed = codec.decode_incremental(payload, memory, setting)
+    followed = codec.decode_incremental(payload, memory, context)
     assert followed.keys() == after.keys()
     assert all(torch.equal(y, after[name]) for name, y in followed.items())
     assert all(torch.equal(memory[name], before[name]) for name in memory), "the clients' memory must not change"
 
 
 def test_changes_are_of_no_use_to_newcomers() -> None:
-    setting, codec = setting_of(10), Changes()
-    _, memory = codec.encode({"model": torch.zeros(10)}, {}, setting)
-    payload, _ = codec.encode({"model": torch.ones(10) * (torch.arange(10) < 2)}, memory, setting)
+    context, codec = setting_of(10), Changes()
+    _, memory = codec.encode({"model": torch.zeros(10)}, {}, context)
+    payload, _ = codec.encode({"model": torch.ones(10) * (torch.arange(10) < 2)}, memory, context)
     with pytest.raises(ValueError, match="broadcast before"):
-        codec.decode(payload, setting)
+        codec.decode(payload, context)
 
 
 def test_followers_pay_for_the_carrier_alone() -> None:
-    codec, setting = Followed(TopK(0.2), "model/change"), setting_of(10)
+    codec, context = Followed(TopK(0.2), "model/change"), setting_of(10)
     message = message_of(np.arange(10, dtype=np.float32))
-    payload, _ = codec.encode(message, {}, setting)
+    payload, _ = codec.encode(message, {}, context)
     assert _bits(payload) == (3 * 10 + 3 + 1) * 32
     message["model/change"] = message["model"] * (torch.arange(10) > 7)
-    payload, _ = codec.encode(message, {}, setting)
+    payload, _ = codec.encode(message, {}, context)
     assert _bits(payload) == (2 * 32 + min(10, 2 * 4)) + 4 * 32
-    decoded = codec.decode(payload, setting)
+    decoded = codec.decode(payload, context)
     assert decoded.keys() == message.keys()
     assert all(torch.equal(x, message[name]) for name, x in decoded.items())
 

@@ -29,7 +29,7 @@ from lightning_fl.codecs import (
     TopK,
 )
 from lightning_fl.communication.messages import UplinkMessage
-from lightning_fl.slots import Codec, Draw, Message, Payload, Setting, State
+from lightning_fl.slots import Codec, Draw, Message, Payload, RoundContext, State
 from lightning_fl.vectors.layout import NO_LAYOUT, Layout
 
 CODECS: list[Codec] = [
@@ -83,17 +83,17 @@ def hard_vectors(dtype: torch.dtype) -> dict[str, Tensor]:
     return {name: x.to(dtype) for name, x in vectors.items()}
 
 
-def setting_of(x: Tensor, seed: int = 0) -> Setting:
+def setting_of(x: Tensor, seed: int = 0) -> RoundContext:
     layout = ONE if len(x) == 1 else LAYOUT
-    return Setting(layout, NO_LAYOUT, num_clients=3, dtype=x.dtype, draw=Draw((seed, 0, 11), 0, "up"))
+    return RoundContext(layout, NO_LAYOUT, num_clients=3, dtype=x.dtype, draw=Draw((seed, 0, 11), 0, "up"))
 
 
 def sent(codec: Codec, x: Tensor, seed: int = 0) -> tuple[Tensor, Payload, State]:
     """Return what arrives of a vector, the payload, and the sender's new memory."""
-    follows, setting = isinstance(codec, Followed), setting_of(x, seed)
+    follows, context = isinstance(codec, Followed), setting_of(x, seed)
     message: Message = {"model": x, CARRIER: x} if follows else {"model": x}
-    payload, memory = codec.encode(message, {}, setting)
-    return codec.decode(payload, setting)[CARRIER if follows else "model"], payload, memory
+    payload, memory = codec.encode(message, {}, context)
+    return codec.decode(payload, context)[CARRIER if follows else "model"], payload, memory
 
 
 def square_error(arrived: Tensor, x: Tensor) -> float:

@@ -29,7 +29,7 @@ from lightning_fl.codecs import (
     TopK,
 )
 from lightning_fl.errors import UserError
-from lightning_fl.slots import Codec, Draw, Message, Packed, Payload, Setting, State, compressible
+from lightning_fl.slots import Codec, Draw, Message, Packed, Payload, RoundContext, State, compressible
 from lightning_fl.steps import Apply, Compress
 from lightning_fl.vectors.layout import NO_LAYOUT, Layout
 
@@ -44,17 +44,17 @@ class Noisy(Codec):
     is_unbiased = True
     noise: float = 0.01
 
-    def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
-        SEEN.append(setting.draw)
-        return {name: Packed(self._noisy(name, x, setting), self._bits(x)) for name, x in message.items()}, {}
+    def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Payload, State]:
+        SEEN.append(context.draw)
+        return {name: Packed(self._noisy(name, x, context), self._bits(x)) for name, x in message.items()}, {}
 
-    def decode(self, payload: Payload, setting: Setting) -> Message:
+    def decode(self, payload: Payload, context: RoundContext) -> Message:
         return {name: packed.content for name, packed in payload.items()}
 
-    def _noisy(self, name: str, x: torch.Tensor, setting: Setting) -> torch.Tensor:
+    def _noisy(self, name: str, x: torch.Tensor, context: RoundContext) -> torch.Tensor:
         if not compressible(name):
             return x
-        return (1000 * (x + self.noise * torch.randn(len(x), generator=setting.draw.generator(name)))).round() / 1000
+        return (1000 * (x + self.noise * torch.randn(len(x), generator=context.draw.generator(name)))).round() / 1000
 
     def _bits(self, x: torch.Tensor) -> int:
         return 8 * len(x) if torch.equal(x, (1000 * x).round() / 1000) else 4 * len(x)
@@ -121,19 +121,21 @@ def test_the_server_s_change_is_encoded_once(make_trainer: MakeTrainer) -> None:
 
 def test_clients_receive_the_change_that_the_server_made(make_trainer: MakeTrainer) -> None:
     downlink, change = Followed(Noisy()), torch.arange(26.0)
-    setting = Setting(NO_LAYOUT, NO_LAYOUT, num_clients=6, encoded={"model/change": torch.tensor([7, 0, 0, 5, 0, 0])})
-    payload, _ = downlink.encode({"model": change, "model/change": change}, {}, setting)
+    context = RoundContext(
+        NO_LAYOUT, NO_LAYOUT, num_clients=6, encoded={"model/change": torch.tensor([7, 0, 0, 5, 0, 0])}
+    )
+    payload, _ = downlink.encode({"model": change, "model/change": change}, {}, context)
     assert sum(packed.bits for packed in payload.values()) == 12
-    assert torch.equal(downlink.decode(payload, setting)["model/change"], change)
+    assert torch.equal(downlink.decode(payload, context)["model/change"], change)
 
 
 def test_a_change_that_has_no_bits_is_not_encoded_again() -> None:
     """Check that only a codec that loses nothing the second time encodes what another has encoded."""
-    change, setting = torch.arange(26.0), Setting(LAYOUT, NO_LAYOUT, num_clients=6)
+    change, context = torch.arange(26.0), RoundContext(LAYOUT, NO_LAYOUT, num_clients=6)
     message = {"model": change, "model/change": change}
     with pytest.raises(UserError, match=r"Followed\(Noisy\) would encode 'model/change' a second time"):
-        Followed(Noisy()).encode(message, {}, setting)
-    Followed(TopK(0.5)).encode(message, {}, setting)
+        Followed(Noisy()).encode(message, {}, context)
+    Followed(TopK(0.5)).encode(message, {}, context)
 
 
 GROWING = [
@@ -178,8 +180,8 @@ def test_what_error_feedback_keeps_is_bounded_elsewhere(codec: Codec) -> None:
     x, memory = torch.randn(26, generator=torch.Generator().manual_seed(0)), dict[str, torch.Tensor]()
     feedback = ErrorFeedback(codec)
     for index in range(60):
-        setting = Setting(LAYOUT, NO_LAYOUT, num_clients=6, draw=Draw((0, index, 11), 0, "up"))
-        _, memory = feedback.encode({"model": x}, memory, setting)
+        context = RoundContext(LAYOUT, NO_LAYOUT, num_clients=6, draw=Draw((0, index, 11), 0, "up"))
+        _, memory = feedback.encode({"model": x}, memory, context)
     kept = memory.get("residual/model", torch.zeros(1))
     assert kept.norm() < 10 * x.norm()
 
@@ -194,6 +196,6 @@ def test_an_unbiased_change_needs_no_error_feedback() -> None:
 def test_no_size_is_read_from_the_device(codec: Any) -> None:
     """Check with torch's device `meta`, whose numbers nobody can read, so that the host cannot wait for them."""
     there = torch.empty(LAYOUT.numel, device="meta")
-    setting = Setting(LAYOUT, NO_LAYOUT, num_clients=2)
-    payload, _ = codec.encode({"model": there}, {}, setting)
-    assert codec.decode(payload, setting)["model"].shape == there.shape
+    context = RoundContext(LAYOUT, NO_LAYOUT, num_clients=2)
+    payload, _ = codec.encode({"model": there}, {}, context)
+    assert codec.decode(payload, context)["model"].shape == there.shape

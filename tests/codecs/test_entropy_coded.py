@@ -33,7 +33,7 @@ from lightning_fl.codecs import (
 )
 from lightning_fl.communication.messages import UplinkMessage
 from lightning_fl.errors import UserError
-from lightning_fl.slots import Codec, Message, Packed, Payload, Setting, State
+from lightning_fl.slots import Codec, Message, Packed, Payload, RoundContext, State
 from lightning_fl.vectors.layer_groups import Group
 from lightning_fl.vectors.layout import NO_LAYOUT, Layout
 
@@ -55,8 +55,8 @@ CODECS: dict[str, Codec] = {
 each_codec = pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
 
 
-def setting_of(d: int) -> Setting:
-    return Setting(Layout(("a", "b"), ((d // 3,), (d - d // 3,)), (False, False)), NO_LAYOUT, num_clients=3)
+def setting_of(d: int) -> RoundContext:
+    return RoundContext(Layout(("a", "b"), ((d // 3,), (d - d // 3,)), (False, False)), NO_LAYOUT, num_clients=3)
 
 
 def bits_of(payload: Payload) -> int:
@@ -70,10 +70,10 @@ def normal(d: int) -> Tensor:
 @each_codec
 @pytest.mark.parametrize("d", [0, 1, 7, 5000])
 def test_what_arrives_is_the_same_and_at_most_a_bit_an_entry_longer(codec: Codec, d: int) -> None:
-    message, setting = {"model": normal(d), "buffers": torch.ones(3)}, setting_of(d)
-    plain, kept = codec.encode(message, {}, setting)
-    payload, memory = EntropyCoded(codec).encode(message, {}, setting)
-    expected, found = codec.decode(plain, setting), EntropyCoded(codec).decode(payload, setting)
+    message, context = {"model": normal(d), "buffers": torch.ones(3)}, setting_of(d)
+    plain, kept = codec.encode(message, {}, context)
+    payload, memory = EntropyCoded(codec).encode(message, {}, context)
+    expected, found = codec.decode(plain, context), EntropyCoded(codec).decode(payload, context)
     assert expected.keys() == found.keys() == message.keys()
     for name, vector in expected.items():
         assert torch.equal(found[name], vector)
@@ -89,12 +89,12 @@ def test_what_arrives_is_the_same_and_at_most_a_bit_an_entry_longer(codec: Codec
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 0.0, 1.0])
 @each_codec
 def test_numbers_that_are_not_finite_and_equal_ones_arrive_as_without_it(codec: Codec, value: float) -> None:
-    x, setting = torch.full((300,), value), setting_of(300)
-    plain, _ = codec.encode({"model": x}, {}, setting)
-    payload, _ = EntropyCoded(codec).encode({"model": x}, {}, setting)
-    expected = codec.decode(plain, setting)["model"]
+    x, context = torch.full((300,), value), setting_of(300)
+    plain, _ = codec.encode({"model": x}, {}, context)
+    payload, _ = EntropyCoded(codec).encode({"model": x}, {}, context)
+    expected = codec.decode(plain, context)["model"]
     torch.testing.assert_close(
-        EntropyCoded(codec).decode(payload, setting)["model"], expected, rtol=0, atol=0, equal_nan=True
+        EntropyCoded(codec).decode(payload, context)["model"], expected, rtol=0, atol=0, equal_nan=True
     )
 
 
@@ -127,8 +127,8 @@ def test_the_code_is_between_the_entropy_and_one_per_cent_above(
 def test_bits_by_hand() -> None:
     # 4,000 signs, of which 40 are positive: entropy 323 bits, in words 352 or 384; counts 2 × 12 bits, 64 bits for n and A.
     x = torch.where(torch.arange(4000) % 100 == 0, 1.0, -1.0)
-    codec, setting = EntropyCoded(OneBit(groups="global")), setting_of(4000)
-    payload, _ = codec.encode({"model": x}, {}, setting)
+    codec, context = EntropyCoded(OneBit(groups="global")), setting_of(4000)
+    payload, _ = codec.encode({"model": x}, {}, context)
     assert payload["mask/coded/model"].bits == 1
     assert (payload["model"].bits - 64 - 24) % 32 == 0
     assert 323 <= payload["model"].bits - 64 - 24 <= 323 + 64
@@ -136,12 +136,12 @@ def test_bits_by_hand() -> None:
 
 
 def test_layers_and_ideal_sizes() -> None:
-    x, setting = normal(5000) ** 3, setting_of(5000)
+    x, context = normal(5000) ** 3, setting_of(5000)
     groups = [Group("first", ("a",)), Group("second", ("b",))]
 
     def crossing(codec: Codec) -> UplinkMessage:
-        payload, _ = codec.encode({"model": x}, {}, setting)
-        return UplinkMessage(0, {"model": x}, codec.decode(payload, setting), {}, [(codec, payload)], setting, groups)
+        payload, _ = codec.encode({"model": x}, {}, context)
+        return UplinkMessage(0, {"model": x}, codec.decode(payload, context), {}, [(codec, payload)], context, groups)
 
     for inner in (Blockwise(bits=4), TopK(0.5, values=Blockwise(bits=4))):
         plain, coded = crossing(inner), crossing(EntropyCoded(inner))
@@ -191,10 +191,10 @@ class Whole(Codec):
     def __repr__(self) -> str:
         return f"Whole({self.inner})"
 
-    def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
+    def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Payload, State]:
         return {name: Packed.whole(vector) for name, vector in message.items()}, {}
 
-    def decode(self, payload: Payload, setting: Setting) -> Message:
+    def decode(self, payload: Payload, context: RoundContext) -> Message:
         return {name: packed.content for name, packed in payload.items()}
 
 

@@ -22,7 +22,7 @@ from lightning_fl.errors import UserError
 from lightning_fl.exchanges import LayerDivergence
 from lightning_fl.pruning import apply_masks
 from lightning_fl.rules import SquaredGradients
-from lightning_fl.slots import Draw, Payload, Setting, State
+from lightning_fl.slots import Draw, Payload, RoundContext, State
 from lightning_fl.steps import Apply, Compress, Reconfiguration
 from lightning_fl.vectors.layer_groups import layer_groups
 from lightning_fl.vectors.layout import NO_LAYOUT, Layout
@@ -31,9 +31,9 @@ from lightning_fl.vectors.submodel import Submodel
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 
 
-def setting_of(shapes: dict[str, tuple[int, ...]], last: bool = False, **fields: Any) -> Setting:
+def setting_of(shapes: dict[str, tuple[int, ...]], last: bool = False, **fields: Any) -> RoundContext:
     channels_last = tuple(last and len(shape) == 4 for shape in shapes.values())
-    return Setting(Layout((*shapes,), (*shapes.values(),), channels_last), NO_LAYOUT, num_clients=5, **fields)
+    return RoundContext(Layout((*shapes,), (*shapes.values(),), channels_last), NO_LAYOUT, num_clients=5, **fields)
 
 
 def total(payload: Payload) -> int:
@@ -42,14 +42,14 @@ def total(payload: Payload) -> int:
     return sum(packed.bits for packed in payload.values())
 
 
-def through(codec: LowRank, x: torch.Tensor, setting: Setting, memory: State | None = None) -> torch.Tensor:
-    return codec.decode(codec.encode({"model": x}, memory or {}, setting)[0], setting)["model"]
+def through(codec: LowRank, x: torch.Tensor, context: RoundContext, memory: State | None = None) -> torch.Tensor:
+    return codec.decode(codec.encode({"model": x}, memory or {}, context)[0], context)["model"]
 
 
 @pytest.mark.parametrize(("rank", "bits"), [(1, 26_400), (2, 49_920), (4, 96_960), (50, 698_880)])
 def test_bits_of_the_cnn(rank: int, bits: int) -> None:
-    setting = setting_of(CNN)
-    payload, _ = LowRank(rank).encode({"model": torch.randn(21840)}, {}, setting)
+    context = setting_of(CNN)
+    payload, _ = LowRank(rank).encode({"model": torch.randn(21840)}, {}, context)
     assert total(payload) == bits
 
 
@@ -57,15 +57,15 @@ def test_bits_of_the_cnn(rank: int, bits: int) -> None:
 @pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels last"])
 def test_it_is_the_power_iteration_with_a_warm_start(dtype: torch.dtype, last: bool) -> None:
     codec, memory, shapes = LowRank(2), {}, {"conv": (4, 3, 2, 2), "bias": (4,), "fc": (6, 8)}
-    setting = setting_of(shapes, last, draw=Draw((3, 1, 11), 2, "up"), dtype=dtype)
-    firsts = {name: setting.draw.generator(f"data/q/model/{name}") for name in ("conv", "fc")}
+    context = setting_of(shapes, last, draw=Draw((3, 1, 11), 2, "up"), dtype=dtype)
+    firsts = {name: context.draw.generator(f"data/q/model/{name}") for name in ("conv", "fc")}
     right = {name: torch.randn(m, 2, generator=firsts[name]).double().numpy() for name, m in (("conv", 12), ("fc", 8))}
     for _ in range(3):
         x = torch.randn(100).to(dtype)
-        payload, memory = codec.encode({"model": x}, memory, setting)
-        got = setting.layout.views(codec.decode(payload, setting)["model"])
+        payload, memory = codec.encode({"model": x}, memory, context)
+        got = context.layout.views(codec.decode(payload, context)["model"])
         assert got["bias"].dtype == dtype
-        sent = setting.layout.views(x)
+        sent = context.layout.views(x)
         assert torch.equal(got["bias"], sent["bias"])
         for name, rows in (("conv", 4), ("fc", 6)):
             matrix = sent[name].double().numpy().reshape(rows, -1)
@@ -87,9 +87,9 @@ def test_it_is_the_power_iteration_with_a_warm_start(dtype: torch.dtype, last: b
 def test_it_contracts(kind: str, dtype: torch.dtype) -> None:
     x = torch.randn(109)
     x = {"random": x, "sparse": x * (torch.rand(109) < 0.05), "constant": x * 0 + 2, "zero": x * 0}[kind].to(dtype)
-    setting = setting_of(SMALL, dtype=dtype)
-    assert sum(setting.layout.sizes) == 109
-    error = (x - through(LowRank(1), x, setting)).double().norm()
+    context = setting_of(SMALL, dtype=dtype)
+    assert sum(context.layout.sizes) == 109
+    error = (x - through(LowRank(1), x, context)).double().norm()
     assert error < x.double().norm() or kind == "zero"
     if kind == "constant":
         assert error <= (0.05 if dtype == torch.bfloat16 else 1e-5) * x.double().norm()
@@ -99,14 +99,14 @@ def test_it_contracts(kind: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("scale", [1.0, 1e-18, 1e15])
 def test_matrices_of_the_rank_arrive_whatever_their_size(scale: float) -> None:
-    setting = setting_of({"a": (30, 20), "b": (40, 3, 3, 3)})
+    context = setting_of({"a": (30, 20), "b": (40, 3, 3, 3)})
     matrices = [torch.randn(n, 2) @ torch.randn(2, m) * scale for n, m in ((30, 20), (40, 27))]
     x = torch.cat([matrix.flatten() for matrix in matrices])
     memory: State = {}
     for _ in range(3):
-        payload, memory = LowRank(2).encode({"model": x}, memory, setting)
+        payload, memory = LowRank(2).encode({"model": x}, memory, context)
         torch.testing.assert_close(
-            LowRank(2).decode(payload, setting)["model"] / scale, x / scale, atol=1e-5, rtol=1e-4
+            LowRank(2).decode(payload, context)["model"] / scale, x / scale, atol=1e-5, rtol=1e-4
         )
     assert total(payload) == 32 * 2 * (50 + 67)
 
@@ -119,14 +119,14 @@ def test_matrices_whose_factors_are_no_smaller_are_exact() -> None:
 
 
 def test_a_matrix_of_zeros_leaves_the_start_as_it_was() -> None:
-    codec, setting, memory = LowRank(1), setting_of(SMALL), {}
+    codec, context, memory = LowRank(1), setting_of(SMALL), {}
     for x in (torch.randn(109), torch.zeros(109), torch.randn(109)):
         before = dict(memory)
-        _, memory = codec.encode({"model": x}, memory, setting)
+        _, memory = codec.encode({"model": x}, memory, context)
         if not x.any():
             assert equal_states(memory, before)
     assert all(q.any() for q in memory.values())
-    _, first = codec.encode({"model": torch.zeros(109)}, {}, setting)
+    _, first = codec.encode({"model": torch.zeros(109)}, {}, context)
     assert all(q.any() for q in first.values())
 
 
@@ -170,22 +170,22 @@ def test_tiny_layouts() -> None:
 
 
 def test_error_feedback_sends_all_in_the_end() -> None:
-    codec, memory, setting = ErrorFeedback(LowRank(1)), {}, setting_of(SMALL)
+    codec, memory, context = ErrorFeedback(LowRank(1)), {}, setting_of(SMALL)
     wanted = arrived = torch.zeros(109)
     for _ in range(20):
         x = torch.randn(109)
-        payload, memory = codec.encode({"model": x}, memory, setting)
-        wanted, arrived = wanted + x, arrived + codec.decode(payload, setting)["model"]
+        payload, memory = codec.encode({"model": x}, memory, context)
+        wanted, arrived = wanted + x, arrived + codec.decode(payload, context)["model"]
     torch.testing.assert_close(arrived + memory["residual/model"], wanted, atol=1e-5, rtol=1e-5)
     assert memory["residual/model"].norm() < 2 * wanted.norm()
     assert memory["data/q/model/fc"].shape == (8, 1)
 
 
 def test_clients_that_encode_alone_send_a_mean_of_a_higher_rank() -> None:
-    setting = setting_of({"a": (6, 6)})
+    context = setting_of({"a": (6, 6)})
     uploads = [torch.zeros(6, 6) for _ in range(2)]
     uploads[0][0, 0] = uploads[1][3, 4] = 1
-    mean = sum(through(LowRank(1), x.flatten(), setting) for x in uploads) / 2
+    mean = sum(through(LowRank(1), x.flatten(), context) for x in uploads) / 2
     assert torch.linalg.matrix_rank(mean.view(6, 6)) == 2
 
 
@@ -260,7 +260,7 @@ def test_a_client_that_sends_layers_keeps_the_starts_of_the_others(make_trainer:
     model = Perceptron()
     layout = Layout.of(dict(model.named_parameters()))
     layers = layer_groups(model)
-    link, memory = Link(Setting(layout, NO_LAYOUT, num_clients=6), LowRank(1), Dense()), []
+    link, memory = Link(RoundContext(layout, NO_LAYOUT, num_clients=6), LowRank(1), Dense()), []
     for wanted in ((True, False), (False, True), (True, False)):
         kept = [torch.tensor([is_sent]) for is_sent in wanted]
         link.send_up(0, {"model": torch.randn(26)}, Submodel.from_groups(layout, NO_LAYOUT, layers, kept))

@@ -13,7 +13,7 @@ from lightning_fl.codecs import ErrorFeedback, Followed, OneBit
 from lightning_fl.errors import UserError
 from lightning_fl.exchanges import DrawnLayers
 from lightning_fl.rules import ControlVariates, CorrectedMomentum, WarmedUpAdam
-from lightning_fl.slots import Message, Result, Setting, Upload
+from lightning_fl.slots import Message, Result, RoundContext, Upload
 from lightning_fl.steps import Apply, Compress, ControlUpdate, GradientMomentum, WarmedUpMoments
 from lightning_fl.vectors.layout import NO_LAYOUT, Layout
 
@@ -61,16 +61,16 @@ def test_zero_is_no_vote() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_signs_take_one_bit_each(dtype: torch.dtype) -> None:
     codec = OneBit("unit")
-    setting = Setting(Layout(("a", "b"), ((3,), (2, 3)), (False, False)), NO_LAYOUT, num_clients=5, dtype=dtype)
+    context = RoundContext(Layout(("a", "b"), ((3,), (2, 3)), (False, False)), NO_LAYOUT, num_clients=5, dtype=dtype)
     x = torch.tensor([0.2, -0.0, 0.0, -3.0, -1e-9, 1e9, -torch.inf, torch.nan, 5.0], dtype=dtype)
-    payload, memory = codec.encode({"model": x, "buffers": torch.arange(2.0)}, {}, setting)
+    payload, memory = codec.encode({"model": x, "buffers": torch.arange(2.0)}, {}, context)
     assert {name: packed.bits for name, packed in payload.items()} == {"model": 9, "buffers": 64}
     assert len(payload["model"].content) == 2
-    sent = codec.decode(payload, setting)["model"]
+    sent = codec.decode(payload, context)["model"]
     assert sent.dtype == dtype
     assert sent.tolist() == [1, 1, 1, -1, -1, 1, -1, -1, 1]
-    again, _ = codec.encode({"model": sent}, memory, setting)
-    assert torch.equal(codec.decode(again, setting)["model"], sent)
+    again, _ = codec.encode({"model": sent}, memory, context)
+    assert torch.equal(codec.decode(again, context)["model"], sent)
 
 
 def test_signs_say_what_they_are() -> None:
@@ -87,7 +87,7 @@ def test_signs_say_what_they_are() -> None:
         OneBit("units")  # type: ignore[arg-type]
     with pytest.raises(UserError, match="weighting 'sample' is unknown; did you mean 'samples'"):
         MajorityVote("sample")  # type: ignore[arg-type]
-    empty = Setting(NO_LAYOUT, NO_LAYOUT, num_clients=5)
+    empty = RoundContext(NO_LAYOUT, NO_LAYOUT, num_clients=5)
     payload, _ = codec.encode({"model": torch.zeros(0)}, {}, empty)
     assert payload["model"].bits == 0
     assert codec.decode(payload, empty)["model"].shape == (0,)

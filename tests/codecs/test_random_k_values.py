@@ -26,7 +26,7 @@ from lightning_fl.codecs import (
 )
 from lightning_fl.communication.messages import UplinkMessage
 from lightning_fl.errors import UserError
-from lightning_fl.slots import Codec, Draw, Message, Setting
+from lightning_fl.slots import Codec, Draw, Message, RoundContext
 from lightning_fl.steps import Apply, Compress
 from lightning_fl.vectors.layer_groups import Group
 from lightning_fl.vectors.layout import NO_LAYOUT, Layout
@@ -36,11 +36,11 @@ LAYOUT = Layout(("a", "b", "c"), ((10, 8), (300,), (20,)), (False,) * 3)
 NAMES = ("model", "moments/first", "buffers", "scalars/steps")
 
 
-def setting_of(layout: Layout, seed: int = 0, party: int = 1, dtype: torch.dtype = torch.float32) -> Setting:
-    return Setting(layout, NO_LAYOUT, num_clients=5, draw=Draw((seed, 0, 11), party, "up"), dtype=dtype)
+def setting_of(layout: Layout, seed: int = 0, party: int = 1, dtype: torch.dtype = torch.float32) -> RoundContext:
+    return RoundContext(layout, NO_LAYOUT, num_clients=5, draw=Draw((seed, 0, 11), party, "up"), dtype=dtype)
 
 
-def flat(count: int, seed: int = 0, **fields: Any) -> Setting:
+def flat(count: int, seed: int = 0, **fields: Any) -> RoundContext:
     return setting_of(Layout(("a",), ((count,),), (False,)), seed, **fields)
 
 
@@ -51,21 +51,21 @@ def message() -> Message:
 @pytest.mark.parametrize("inner", [EDEN(1), EDEN(3), QSGD(4), TernGrad(), Cast(stochastic=True), RandomK(0.5)], ids=str)
 @pytest.mark.parametrize("seed_bits", [64, 0])
 def test_the_drawn_numbers_cross_as_a_smaller_model_with_draws_of_its_own(inner: Codec, seed_bits: int) -> None:
-    setting, codec = setting_of(LAYOUT), RandomK(0.1, seed_bits=seed_bits, values=inner)
-    payload, memory = codec.encode(message(), {}, setting)
-    arrived, total = codec.decode(payload, setting), 0
+    context, codec = setting_of(LAYOUT), RandomK(0.1, seed_bits=seed_bits, values=inner)
+    payload, memory = codec.encode(message(), {}, context)
+    arrived, total = codec.decode(payload, context), 0
     assert memory == {}
     assert arrived.keys() == message().keys()
     for name, x in message().items():
         if name in ("buffers", "scalars/steps"):
             assert torch.equal(arrived[name], x)
             continue
-        order = torch.randperm(400, generator=torch.Generator().manual_seed(setting.draw.seed(name)))
+        order = torch.randperm(400, generator=torch.Generator().manual_seed(context.draw.seed(name)))
         positions = order[:40].sort().values
         mask = torch.zeros(400, dtype=torch.bool)
         mask[positions] = True
-        within = setting.within(Submodel.from_masks(LAYOUT, NO_LAYOUT, mask))
-        within = replace(within, draw=replace(setting.draw, purpose=(0, 0, 11, 1)))
+        within = context.within(Submodel.from_masks(LAYOUT, NO_LAYOUT, mask))
+        within = replace(within, draw=replace(context.draw, purpose=(0, 0, 11, 1)))
         of_values, _ = inner.encode({name: 10 * x[positions]}, {}, within)
         expected = torch.zeros(400)
         expected[positions] = inner.decode(of_values, within)[name]
@@ -92,8 +92,8 @@ def test_it_is_nearly_unbiased_and_its_error_is_that_of_both() -> None:
     x, codec, seeds = torch.randn(512, generator=torch.Generator().manual_seed(1)), RandomK(0.5, values=EDEN(1)), 1_000
     total, square, error = torch.zeros(512), torch.zeros(512), 0.0
     for seed in range(seeds):
-        setting = flat(512, seed)
-        arrived = codec.decode(codec.encode({"model": x}, {}, setting)[0], setting)["model"]
+        context = flat(512, seed)
+        arrived = codec.decode(codec.encode({"model": x}, {}, context)[0], context)["model"]
         total, square = total + arrived, square + arrived.square()
         error += float((arrived - x).square().sum() / x.square().sum()) / seeds
     mean = total / seeds
@@ -108,8 +108,8 @@ def test_fifty_clients_average_out_also_with_common_coordinates() -> None:
     for common in (False, True):
         codec, total = RandomK(0.5, common=common, values=EDEN(1)), torch.zeros(512)
         for client in range(50):
-            setting = flat(512, party=client)
-            total += codec.decode(codec.encode({"model": x}, {}, setting)[0], setting)["model"] / 50
+            context = flat(512, party=client)
+            total += codec.decode(codec.encode({"model": x}, {}, context)[0], context)["model"] / 50
         sent = total != 0
         assert int(sent.sum()) == (256 if common else 512)
         errors[common] = float((total - 2 * x * sent if common else total - x).square().sum() / x.square().sum())
@@ -140,27 +140,27 @@ def test_flags_are_those_of_both(codec: RandomK, flags: tuple[bool, ...]) -> Non
 def test_a_contraction_stays_one() -> None:
     codec, error = RandomK(0.5, "none", values=EDEN(1, scale="min_mse")), 0.0
     for seed in range(100):
-        setting, x = flat(256, seed), torch.randn(256, generator=torch.Generator().manual_seed(seed))
-        arrived = codec.decode(codec.encode({"model": x}, {}, setting)[0], setting)["model"]
+        context, x = flat(256, seed), torch.randn(256, generator=torch.Generator().manual_seed(seed))
+        arrived = codec.decode(codec.encode({"model": x}, {}, context)[0], context)["model"]
         error += float((arrived - x).square().sum() / x.square().sum()) / 100
     assert error == pytest.approx(1 - 0.5 * 0.637, rel=0.03)
 
 
 def test_all_numbers_need_no_seed() -> None:
-    x, setting = torch.randn(400), setting_of(LAYOUT)
+    x, context = torch.randn(400), setting_of(LAYOUT)
     codec = RandomK(1.0, values=DRIVE())
-    payload, _ = codec.encode({"model": x}, {}, setting)
+    payload, _ = codec.encode({"model": x}, {}, context)
     assert sum(packed.bits for packed in payload.values()) == 448 + 3 * 32
-    arrived = codec.decode(payload, setting)["model"]
+    arrived = codec.decode(payload, context)["model"]
     assert float(arrived @ x) == pytest.approx(float(x @ x), rel=1e-4)
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_tiny_vectors(count: int) -> None:
-    setting, x = flat(count), torch.randn(count)
+    context, x = flat(count), torch.randn(count)
     codec = RandomK(0.5, values=QSGD(2**20))
-    payload, _ = codec.encode({"model": x}, {}, setting)
-    arrived = codec.decode(payload, setting)["model"]
+    payload, _ = codec.encode({"model": x}, {}, context)
+    arrived = codec.decode(payload, context)["model"]
     assert len(arrived) == count
     if count == 1:
         torch.testing.assert_close(arrived, x, rtol=1e-5, atol=1e-6)
@@ -169,27 +169,27 @@ def test_tiny_vectors(count: int) -> None:
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, 0.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_what_is_not_finite_raises_nothing_and_zeros_stay(bad: float, dtype: torch.dtype) -> None:
-    setting, codec = flat(100, dtype=dtype), RandomK(0.5, values=EDEN(1))
+    context, codec = flat(100, dtype=dtype), RandomK(0.5, values=EDEN(1))
     x = torch.zeros(100, dtype=dtype)
     x[:] = bad
-    payload, _ = codec.encode({"model": x}, {}, setting)
-    arrived = codec.decode(payload, setting)["model"]
+    payload, _ = codec.encode({"model": x}, {}, context)
+    arrived = codec.decode(payload, context)["model"]
     assert arrived.dtype == dtype
     assert bad != 0 or not arrived.any()
 
 
 def test_layers_and_ideal_sizes_are_those_of_the_values() -> None:
-    x, setting = message()["model"], setting_of(LAYOUT)
+    x, context = message()["model"], setting_of(LAYOUT)
     codec = RandomK(0.1, values=QSGD(4))
-    payload, _ = codec.encode({"model": x}, {}, setting)
+    payload, _ = codec.encode({"model": x}, {}, context)
     groups = [Group(name, (name,)) for name in "abc"]
-    crossing = UplinkMessage(0, {"model": x}, {}, {}, [(codec, payload)], setting, groups)
-    order = torch.randperm(400, generator=torch.Generator().manual_seed(setting.draw.seed("model")))[:40]
+    crossing = UplinkMessage(0, {"model": x}, {}, {}, [(codec, payload)], context, groups)
+    order = torch.randperm(400, generator=torch.Generator().manual_seed(context.draw.seed("model")))[:40]
     counts = torch.bincount(torch.bucketize(order, torch.tensor([80, 380]), right=True), minlength=3).tolist()
     of_layers = dict(zip("abc", (4 * count for count in counts), strict=True))
     assert crossing.bits_by_layer() == {**of_layers, "shared": 64 + 32}
     assert 64 + 32 < crossing.entropy_bits < crossing.bits
-    assert codec.symbols("model", payload, setting) is None
+    assert codec.symbols("model", payload, context) is None
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from lightning_fl.codecs import DRIVE, EDEN, ErrorFeedback, Followed, RandomK
 from lightning_fl.codecs.rotated import chunk_sizes, lloyd_max
 from lightning_fl.coding.bit_packing import unpack
 from lightning_fl.errors import UserError
-from lightning_fl.slots import Draw, Message, Setting
+from lightning_fl.slots import Draw, Message, RoundContext
 from lightning_fl.steps import Apply, Compress
 from lightning_fl.vectors.layout import NO_LAYOUT, Layout
 
@@ -34,15 +34,15 @@ LEVELS = {2: [0.4527800, 1.5104176], 3: [0.2450942, 0.7560053, 1.3439093, 2.1519
 """Max's table (IRE Trans. Inform. Theory, 1960), with the digits of later ones."""
 
 
-def setting_of(d: int, seed: int = 0, client: int = 0, dtype: torch.dtype = torch.float32) -> Setting:
+def setting_of(d: int, seed: int = 0, client: int = 0, dtype: torch.dtype = torch.float32) -> RoundContext:
     draw = Draw((seed, 0, 11), client, "up")
-    return Setting(Layout(("a",), ((d,),), (False,)), NO_LAYOUT, num_clients=5, draw=draw, dtype=dtype)
+    return RoundContext(Layout(("a",), ((d,),), (False,)), NO_LAYOUT, num_clients=5, draw=draw, dtype=dtype)
 
 
-def through(codec: Any, x: Tensor, setting: Setting) -> Tensor:
-    payload, memory = codec.encode({"model": x}, {}, setting)
+def through(codec: Any, x: Tensor, context: RoundContext) -> Tensor:
+    payload, memory = codec.encode({"model": x}, {}, context)
     assert memory == {}
-    return codec.decode(payload, setting)["model"]
+    return codec.decode(payload, context)["model"]
 
 
 def bits(codec: Any, d: int) -> int:
@@ -90,11 +90,11 @@ def test_padded_vectors_are_one_chunk(d: int, sizes: list[int]) -> None:
     assert bits(DRIVE(chunks="pad"), d) == sum(sizes) + 32 * len(sizes)
 
 
-def by_the_papers(x: np.ndarray, codec: Any, setting: Setting, levels: np.ndarray) -> np.ndarray:
+def by_the_papers(x: np.ndarray, codec: Any, context: RoundContext, levels: np.ndarray) -> np.ndarray:
     """Return S · DᵀHᵀc/√n for one chunk after the other, with H from its definition and each c by a search of all levels."""
     sizes = chunk_sizes(len(x), codec.chunks)
     num = sum(sizes)
-    drawn = torch.randint(256, (-(-num // 8),), dtype=torch.uint8, generator=setting.draw.generator("model"))
+    drawn = torch.randint(256, (-(-num // 8),), dtype=torch.uint8, generator=context.draw.generator("model"))
     signs = np.array([1.0 if drawn[i // 8] >> (i % 8) & 1 else -1.0 for i in range(num)])
     padded, arrived, start = np.zeros(num), np.zeros(num), 0
     padded[: len(x)] = x
@@ -112,12 +112,12 @@ def by_the_papers(x: np.ndarray, codec: Any, setting: Setting, levels: np.ndarra
 
 @pytest.mark.parametrize("codec", [codec for codec in CODECS if codec != EDEN(8)], ids=str)
 def test_codecs_do_as_the_papers_say(codec: Any) -> None:
-    x, setting = normal(300).double(), setting_of(300, dtype=torch.float64)
+    x, context = normal(300).double(), setting_of(300, dtype=torch.float64)
     width = getattr(codec, "bits", 1)
     half = {1: [1.0], **LEVELS}.get(width, lloyd_max(width)[2 ** (width - 1) :].tolist())
     levels = np.array([*(-level for level in reversed(half)), *half])
-    expected = by_the_papers(x.numpy(), codec, setting, levels)
-    np.testing.assert_allclose(through(codec, x, setting).numpy(), expected, rtol=1e-5, atol=1e-5)
+    expected = by_the_papers(x.numpy(), codec, context, levels)
+    np.testing.assert_allclose(through(codec, x, context).numpy(), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(("width", "distortion"), [(1, 0.3634), (2, 0.1175), (3, 0.03454), (4, 0.009501), (8, 4.12e-5)])
@@ -189,10 +189,10 @@ def test_errors_of_clients_cancel_out_as_each_has_a_rotation_of_its_own() -> Non
 
 
 def test_entries_of_a_message_have_rotations_of_their_own() -> None:
-    x, setting = normal(256), setting_of(256)
+    x, context = normal(256), setting_of(256)
     message: Message = dict.fromkeys(("model", "moments/first", "buffers", "scalars/steps"), x)
-    payload, _ = DRIVE().encode(message, {}, setting)
-    arrived = DRIVE().decode(payload, setting)
+    payload, _ = DRIVE().encode(message, {}, context)
+    arrived = DRIVE().decode(payload, context)
     assert arrived.keys() == message.keys()
     assert not torch.equal(arrived["model"], arrived["moments/first"])
     assert all(torch.equal(arrived[name], x) for name in ("buffers", "scalars/steps"))
@@ -246,10 +246,10 @@ def test_bad_parameters_are_refused_in_a_sentence(make: Any, sentence: str) -> N
 @each_codec
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_every_dtype_crosses(codec: Any, dtype: torch.dtype) -> None:
-    x, setting = normal(200).to(dtype), setting_of(200, dtype=dtype)
-    arrived = through(codec, x, setting)
+    x, context = normal(200).to(dtype), setting_of(200, dtype=dtype)
+    arrived = through(codec, x, context)
     assert arrived.dtype == dtype
-    expected = through(codec, x.double(), replace(setting, dtype=torch.float64))
+    expected = through(codec, x.double(), replace(context, dtype=torch.float64))
     torch.testing.assert_close(arrived.double(), expected, rtol=0.02, atol=0.02)
 
 
@@ -260,12 +260,12 @@ def test_zeros_tiny_and_odd_vectors(codec: Any) -> None:
     for size in (1.0, -3.0):
         one = torch.tensor([size])
         torch.testing.assert_close(through(codec, one, setting_of(1)), one, rtol=1e-5, atol=0)
-    x, setting = torch.zeros(200), setting_of(200)
+    x, context = torch.zeros(200), setting_of(200)
     x[:10] = 1
-    assert through(codec, x, setting)[:128].any()
+    assert through(codec, x, context)[:128].any()
     for factor in (1e-30, 1e30):  # whose squares are no numbers of float32
         torch.testing.assert_close(
-            through(codec, factor * x, setting) / factor, through(codec, x, setting), rtol=1e-4, atol=1e-5
+            through(codec, factor * x, context) / factor, through(codec, x, context), rtol=1e-4, atol=1e-5
         )
 
 

@@ -18,7 +18,7 @@ from lightning_fl.coding.golomb import most_bits, pack_gaps, rice_width, unpack_
 from lightning_fl.coding.top_k import num_kept
 from lightning_fl.communication.messages import UplinkMessage
 from lightning_fl.errors import UserError
-from lightning_fl.slots import Message, Payload, Setting
+from lightning_fl.slots import Message, Payload, RoundContext
 from lightning_fl.steps import Apply, Compress
 from lightning_fl.vectors.layer_groups import Group
 from lightning_fl.vectors.layout import NO_LAYOUT, Layout
@@ -30,8 +30,8 @@ vectors = st.integers(1, 60).flatmap(lambda d: arrays(np.float32, d, elements=nu
 shares = st.sampled_from([1e-9, 0.05, 0.1, 0.3, 0.36, 0.5, 0.9, 1.0])
 
 
-def setting_of(d: int, dtype: torch.dtype = torch.float32) -> Setting:
-    return Setting(Layout(("a",), ((d,),), (False,)), NO_LAYOUT, num_clients=5, dtype=dtype)
+def setting_of(d: int, dtype: torch.dtype = torch.float32) -> RoundContext:
+    return RoundContext(Layout(("a",), ((d,),), (False,)), NO_LAYOUT, num_clients=5, dtype=dtype)
 
 
 def bits_of(payload: Payload) -> int:
@@ -39,12 +39,12 @@ def bits_of(payload: Payload) -> int:
 
 
 def through(codec: STC, x: torch.Tensor) -> torch.Tensor:
-    setting = setting_of(len(x), x.dtype)
-    payload, memory = codec.encode({"model": x}, {}, setting)
+    context = setting_of(len(x), x.dtype)
+    payload, memory = codec.encode({"model": x}, {}, context)
     for packed in payload.values():
         assert packed.content.numel() * packed.content.element_size() == ceil(packed.bits / 8)
     assert memory == {}
-    return codec.decode(payload, setting)["model"]
+    return codec.decode(payload, context)["model"]
 
 
 def by_the_paper(z: np.ndarray, alpha: float) -> tuple[np.ndarray, list[int], int]:
@@ -160,11 +160,11 @@ def test_numbers_of_one_magnitude_arrive() -> None:
 
 def test_sizes_by_layer_and_of_an_ideal_code() -> None:
     layout = Layout(("a", "b"), ((4, 4), (5,)), (False, False))
-    setting = Setting(layout, NO_LAYOUT, num_clients=3)
+    context = RoundContext(layout, NO_LAYOUT, num_clients=3)
     x = torch.tensor([9.0, 0, 8, 0, 0, 0, 0, 0, -7, 0, 0, 0, 0, 0, 0, 0, 0, 0, -9, 8, 0])
     codec = STC(0.3)  # k = 6, k' = 5
-    payload, _ = codec.encode({"model": x}, {}, setting)
-    found = UplinkMessage(0, {}, {}, {}, [(codec, payload)], setting, [Group("first", ("a",)), Group("second", ("b",))])
+    payload, _ = codec.encode({"model": x}, {}, context)
+    found = UplinkMessage(0, {}, {}, {}, [(codec, payload)], context, [Group("first", ("a",)), Group("second", ("b",))])
     gaps = len(code_of([0, 2, 8, 18, 19], 6, 21))
     assert found.bits_by_layer() == {"first": 3, "second": 2, "shared": 32 + 3 + gaps}
     positions, counts, order = ((choices - 1).bit_length() for choices in (comb(21, 5), comb(6, 1), comb(5, 2)))
@@ -187,12 +187,12 @@ def test_what_is_not_finite_stays_so_and_costs_as_usual(bad: float) -> None:
 
 
 def test_error_feedback_sends_all_in_the_end() -> None:
-    codec, memory, setting = ErrorFeedback(STC(0.1)), {}, setting_of(300)
+    codec, memory, context = ErrorFeedback(STC(0.1)), {}, setting_of(300)
     wanted = arrived = torch.zeros(300)
     for _ in range(20):
         x = torch.randn(300)
-        payload, memory = codec.encode({"model": x}, memory, setting)
-        wanted, arrived = wanted + x, arrived + codec.decode(payload, setting)["model"]
+        payload, memory = codec.encode({"model": x}, memory, context)
+        wanted, arrived = wanted + x, arrived + codec.decode(payload, context)["model"]
     torch.testing.assert_close(arrived + memory["residual/model"], wanted, atol=1e-5, rtol=1e-5)
     assert memory["residual/model"].norm() < wanted.norm() * 4
 
@@ -225,11 +225,11 @@ def test_every_bit_is_counted_both_ways(make_trainer: MakeTrainer, monkeypatch: 
     seen: dict[str, list[int]] = {"up": [], "step": []}
     encode = STC.encode
 
-    def recorded(codec: STC, message: Message, memory: Any, setting: Setting) -> Any:
-        assert setting.layout.numel == 26
+    def recorded(codec: STC, message: Message, memory: Any, context: RoundContext) -> Any:
+        assert context.layout.numel == 26
         for name in message:
-            seen[setting.draw.direction].append(by_the_paper(message[name].numpy(), codec.alpha)[2])
-        return encode(codec, message, memory, setting)
+            seen[context.draw.direction].append(by_the_paper(message[name].numpy(), codec.alpha)[2])
+        return encode(codec, message, memory, context)
 
     monkeypatch.setattr(STC, "encode", recorded)
     trainer = make_trainer(max_rounds=4)

@@ -14,7 +14,7 @@ from toys import Perceptron, federation, vector
 from lightning_fl.algorithms import Algorithm, FedAvg, FedPAQ
 from lightning_fl.codecs import QSGD, Followed, RandomK, TernGrad
 from lightning_fl.errors import UserError
-from lightning_fl.slots import Codec, Draw, Payload, Setting
+from lightning_fl.slots import Codec, Draw, Payload, RoundContext
 from lightning_fl.steps import Apply, Compress
 from lightning_fl.vectors.layout import NO_LAYOUT, Layout
 
@@ -34,28 +34,28 @@ REFERENCE = ((10, 25), (10,), (20, 250), (20,), (320, 50), (50,), (50, 10), (10,
 """Shapes of the CNN of 21,840 parameters."""
 
 
-def setting_of(*shapes: tuple[int, ...], **facts: Any) -> Setting:
+def setting_of(*shapes: tuple[int, ...], **facts: Any) -> RoundContext:
     names = tuple(map(str, range(len(shapes))))
-    return Setting(Layout(names, shapes, (False,) * len(shapes)), NO_LAYOUT, num_clients=3, **facts)
+    return RoundContext(Layout(names, shapes, (False,) * len(shapes)), NO_LAYOUT, num_clients=3, **facts)
 
 
-def of_seed(seed: int, setting: Setting, party: int = 0) -> Setting:
-    return Setting(setting.layout, NO_LAYOUT, 3, dtype=setting.dtype, draw=Draw((seed, 0, 11), party, "up"))
+def of_seed(seed: int, context: RoundContext, party: int = 0) -> RoundContext:
+    return RoundContext(context.layout, NO_LAYOUT, 3, dtype=context.dtype, draw=Draw((seed, 0, 11), party, "up"))
 
 
-def sent(codec: Codec, x: torch.Tensor, setting: Setting) -> tuple[torch.Tensor, Payload]:
-    payload, memory = codec.encode({"model": x}, {}, setting)
+def sent(codec: Codec, x: torch.Tensor, context: RoundContext) -> tuple[torch.Tensor, Payload]:
+    payload, memory = codec.encode({"model": x}, {}, context)
     assert memory == {}
-    return codec.decode(payload, setting)["model"], payload
+    return codec.decode(payload, context)["model"], payload
 
 
 def bits(payload: Payload) -> int:
     return sum(packed.bits for packed in payload.values())
 
 
-def mean_over_seeds(codec: Codec, x: torch.Tensor, setting: Setting, count: int) -> tuple[np.ndarray, np.ndarray]:
+def mean_over_seeds(codec: Codec, x: torch.Tensor, context: RoundContext, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Return mean and standard error of C(x) over seeds."""
-    found = np.array([sent(codec, x, of_seed(seed, setting))[0].double().numpy() for seed in range(count)])
+    found = np.array([sent(codec, x, of_seed(seed, context))[0].double().numpy() for seed in range(count)])
     return found.mean(0), found.std(0) / count**0.5
 
 
@@ -76,8 +76,8 @@ def mean_over_seeds(codec: Codec, x: torch.Tensor, setting: Setting, count: int)
     ids=str,
 )
 def test_bits_of_the_reference(codec: Codec, expected: int) -> None:
-    setting = setting_of(*REFERENCE)
-    _, payload = sent(codec, torch.randn(21_840), setting)
+    context = setting_of(*REFERENCE)
+    _, payload = sent(codec, torch.randn(21_840), context)
     assert bits(payload) == expected
     for packed in payload.values():
         stored = packed.content.numel() * packed.content.element_size() * 8
@@ -107,10 +107,10 @@ vectors = st.integers(1, 40).flatmap(lambda d: arrays(np.float32, d, elements=nu
 @settings(max_examples=40, deadline=None)
 @given(vectors, st.integers(1, 9), st.sampled_from(["l2", "max"]))
 def test_qsgd_is_that_of_the_paper(x: np.ndarray, s: int, norm: Any) -> None:
-    setting = of_seed(1, setting_of((len(x),)))
-    arrived, payload = sent(QSGD(s, bucket=16, norm=norm), torch.from_numpy(x), setting)
-    draws = torch.rand(len(x), generator=setting.draw.generator("model")).numpy()
-    levels, _ = QSGD(s, bucket=16, norm=norm).symbols("model", payload, setting) or (torch.zeros(0), 0)
+    context = of_seed(1, setting_of((len(x),)))
+    arrived, payload = sent(QSGD(s, bucket=16, norm=norm), torch.from_numpy(x), context)
+    draws = torch.rand(len(x), generator=context.draw.generator("model")).numpy()
+    levels, _ = QSGD(s, bucket=16, norm=norm).symbols("model", payload, context) or (torch.zeros(0), 0)
     for i, (xi, u) in enumerate(zip(x.astype(float), draws, strict=True)):
         bucket = x[i // 16 * 16 : i // 16 * 16 + 16].astype(float)
         v = float(np.float32(np.linalg.norm(bucket) if norm == "l2" else np.abs(bucket).max()))
@@ -127,8 +127,8 @@ def test_the_mean_over_draws_is_the_number(name: str) -> None:
 
 
 def check_mean_over_draws(codec: Codec) -> None:
-    x, setting = torch.randn(12, generator=torch.Generator().manual_seed(0)), setting_of((3, 2), (6,))
-    mean, error = mean_over_seeds(codec, x, setting, 600)
+    x, context = torch.randn(12, generator=torch.Generator().manual_seed(0)), setting_of((3, 2), (6,))
+    mean, error = mean_over_seeds(codec, x, context, 600)
     assert (np.abs(mean - x.double().numpy()) < 5 * error + 1e-6).all()
 
 
@@ -138,18 +138,18 @@ def test_the_mean_over_draws_tells_a_biased_codec() -> None:
 
 
 def test_the_error_of_qsgd_is_the_paper_s() -> None:
-    x, setting = torch.randn(200, generator=torch.Generator().manual_seed(0)), setting_of((200,))
+    x, context = torch.randn(200, generator=torch.Generator().manual_seed(0)), setting_of((200,))
     v, squares = float(x.double().norm()), float(x.double().square().sum())
     for s in (1, 4, 16):
         fractions = (x.double().abs() * s / v) % 1
         expected = (v / s) ** 2 * float((fractions * (1 - fractions)).sum())
-        errors = [float((sent(QSGD(s), x, of_seed(seed, setting))[0] - x).square().sum()) for seed in range(400)]
+        errors = [float((sent(QSGD(s), x, of_seed(seed, context))[0] - x).square().sum()) for seed in range(400)]
         assert np.mean(errors) == pytest.approx(expected, rel=0.05)
         assert expected <= min(200 / s**2, 200**0.5 / s) * squares
 
 
 def test_the_error_of_terngrad_and_random_coordinates() -> None:
-    x, setting = torch.randn(60, generator=torch.Generator().manual_seed(0)), setting_of((20,), (40,))
+    x, context = torch.randn(60, generator=torch.Generator().manual_seed(0)), setting_of((20,), (40,))
     square = float(x.double().square().sum())
     ternary = sum(float(part.abs().max() * part.abs().sum()) for part in x.split([20, 40])) - square
     for codec, expected in (
@@ -157,20 +157,20 @@ def test_the_error_of_terngrad_and_random_coordinates() -> None:
         (RandomK(0.2), 4 * square),
         (RandomK(0.2, scale="none"), 0.8 * square),
     ):
-        errors = [float((sent(codec, x, of_seed(seed, setting))[0] - x).square().sum()) for seed in range(1500)]
+        errors = [float((sent(codec, x, of_seed(seed, context))[0] - x).square().sum()) for seed in range(1500)]
         assert np.mean(errors) == pytest.approx(expected, rel=0.06)
 
 
 def test_random_coordinates() -> None:
-    x, setting = torch.arange(1.0, 101), setting_of((100,))
-    arrived, payload = sent(RandomK(0.2), x, of_seed(0, setting))
+    x, context = torch.arange(1.0, 101), setting_of((100,))
+    arrived, payload = sent(RandomK(0.2), x, of_seed(0, context))
     kept = arrived.nonzero().flatten()
     assert len(kept) == 20
     torch.testing.assert_close(arrived[kept], 5 * x[kept])
-    assert torch.equal(RandomK(0.2).positions("model", payload, of_seed(0, setting)), kept)
-    assert RandomK(0.2).decode(payload, of_seed(9, setting))["model"].equal(arrived), "the seed has crossed"
-    own = {tuple(sent(RandomK(0.2), x, of_seed(0, setting, party))[0].tolist()) for party in range(3)}
-    common = {tuple(sent(RandomK(0.2, common=True), x, of_seed(0, setting, party))[0].tolist()) for party in range(3)}
+    assert torch.equal(RandomK(0.2).positions("model", payload, of_seed(0, context)), kept)
+    assert RandomK(0.2).decode(payload, of_seed(9, context))["model"].equal(arrived), "the seed has crossed"
+    own = {tuple(sent(RandomK(0.2), x, of_seed(0, context, party))[0].tolist()) for party in range(3)}
+    common = {tuple(sent(RandomK(0.2, common=True), x, of_seed(0, context, party))[0].tolist()) for party in range(3)}
     assert (len(own), len(common)) == (3, 1)
 
 
@@ -187,9 +187,9 @@ def test_no_numbers_cost_nothing_and_no_product_overflows(codec: Codec) -> None:
 
 
 def test_limits_are_exact() -> None:
-    x, setting = torch.randn(600), setting_of((600,))
-    assert torch.equal(sent(RandomK(1.0), x, setting)[0], x)
-    torch.testing.assert_close(sent(QSGD(2**20), x, setting)[0], x, atol=1e-4, rtol=0)
+    x, context = torch.randn(600), setting_of((600,))
+    assert torch.equal(sent(RandomK(1.0), x, context)[0], x)
+    torch.testing.assert_close(sent(QSGD(2**20), x, context)[0], x, atol=1e-4, rtol=0)
     one = torch.tensor([-3.7])
     torch.testing.assert_close(sent(QSGD(), one, setting_of((1,)))[0], one)
     assert torch.equal(sent(TernGrad(), one, setting_of((1,)))[0], one)
@@ -198,23 +198,23 @@ def test_limits_are_exact() -> None:
 @each_codec
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_zero_arrives_as_zero_in_the_model_s_dtype_and_nothing_raises(codec: Codec, dtype: torch.dtype) -> None:
-    setting = setting_of((3,), (4,), dtype=dtype)
-    arrived, _ = sent(codec, torch.zeros(7, dtype=dtype), setting)
+    context = setting_of((3,), (4,), dtype=dtype)
+    arrived, _ = sent(codec, torch.zeros(7, dtype=dtype), context)
     assert arrived.dtype == dtype
     assert not arrived.any()
     for wrong in (torch.nan, torch.inf, -torch.inf):
         x = torch.ones(7, dtype=dtype)
         x[2] = wrong
-        sent(codec, x, setting)
-    rest, _ = codec.encode({"buffers": torch.ones(2), "scalars/steps": torch.ones(1)}, {}, setting)
+        sent(codec, x, context)
+    rest, _ = codec.encode({"buffers": torch.ones(2), "scalars/steps": torch.ones(1)}, {}, context)
     assert bits(rest) == 96
-    assert codec.decode(rest, setting).keys() == {"buffers", "scalars/steps"}
+    assert codec.decode(rest, context).keys() == {"buffers", "scalars/steps"}
 
 
 def test_idempotence_and_contraction_are_as_declared() -> None:
-    x, setting = torch.randn(40), setting_of((40,))
-    once, _ = sent(RandomK(0.2, scale="none"), x, setting)
-    assert torch.equal(sent(RandomK(0.2, scale="none"), once, setting)[0], once)
+    x, context = torch.randn(40), setting_of((40,))
+    once, _ = sent(RandomK(0.2, scale="none"), x, context)
+    assert torch.equal(sent(RandomK(0.2, scale="none"), once, context)[0], once)
     assert RandomK(0.2, scale="none").contracts
     assert not any(codec.contracts for codec in (QSGD(), TernGrad(), RandomK(0.2)))
     assert not TernGrad(clip=2.5).is_unbiased

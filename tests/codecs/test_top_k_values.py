@@ -28,7 +28,7 @@ from lightning_fl.codecs import (
 from lightning_fl.coding.top_k import top_k
 from lightning_fl.communication.messages import UplinkMessage
 from lightning_fl.errors import UserError
-from lightning_fl.slots import Codec, Draw, Message, Setting
+from lightning_fl.slots import Codec, Draw, Message, RoundContext
 from lightning_fl.vectors.layer_groups import Group
 from lightning_fl.vectors.layout import NO_LAYOUT, Layout
 
@@ -44,7 +44,7 @@ INNER: list[Codec] = [
 ]
 each_codec = pytest.mark.parametrize("inner", INNER, ids=str)
 LAYOUT = Layout(("a", "b", "c"), ((10, 8), (300,), (20,)), (False,) * 3)
-SETTING = Setting(LAYOUT, NO_LAYOUT, num_clients=5, draw=Draw((0, 0, 11), 1, "up"))
+CONTEXT = RoundContext(LAYOUT, NO_LAYOUT, num_clients=5, draw=Draw((0, 0, 11), 1, "up"))
 
 
 def message() -> Message:
@@ -55,9 +55,9 @@ def message() -> Message:
 @each_codec
 def test_the_largest_numbers_cross_as_a_smaller_model(inner: Codec) -> None:
     codec = TopK(0.1, values=inner)
-    payload, memory = codec.encode(message(), {}, SETTING)
+    payload, memory = codec.encode(message(), {}, CONTEXT)
     assert memory == {}
-    arrived = codec.decode(payload, SETTING)
+    arrived = codec.decode(payload, CONTEXT)
     assert arrived.keys() == message().keys()
     total = 0
     for name, x in message().items():
@@ -70,10 +70,10 @@ def test_the_largest_numbers_cross_as_a_smaller_model(inner: Codec) -> None:
         ]
         held = [(letter, (size,)) for letter, size in zip("abc", sizes, strict=True) if size]
         smaller = Layout(tuple(letter for letter, _ in held), tuple(shape for _, shape in held), (False,) * len(held))
-        setting = Setting(smaller, NO_LAYOUT, num_clients=5, draw=SETTING.draw)
-        of_values, _ = inner.encode({name: x[positions]}, {}, setting)
+        context = RoundContext(smaller, NO_LAYOUT, num_clients=5, draw=CONTEXT.draw)
+        of_values, _ = inner.encode({name: x[positions]}, {}, context)
         expected = torch.zeros(400)
-        expected[positions] = inner.decode(of_values, setting)[name]
+        expected[positions] = inner.decode(of_values, context)[name]
         assert torch.equal(arrived[name], expected)
         total += sum(packed.bits for packed in of_values.values()) + 40 * 9  # nine bits for each index
     whole = 2 * 32 * 400
@@ -82,25 +82,25 @@ def test_the_largest_numbers_cross_as_a_smaller_model(inner: Codec) -> None:
 
 def test_bits_of_the_cnn() -> None:
     codec = TopK(0.05, values=Blockwise(bits=4))
-    setting = Setting(Layout(("a",), ((21_840,),), (False,)), NO_LAYOUT, num_clients=5)
-    payload, _ = codec.encode({"model": torch.randn(21_840)}, {}, setting)
+    context = RoundContext(Layout(("a",), ((21_840,),), (False,)), NO_LAYOUT, num_clients=5)
+    payload, _ = codec.encode({"model": torch.randn(21_840)}, {}, context)
     bits = {name: packed.bits for name, packed in payload.items()}
     assert sorted(bits.values()) == [5 * 32, 4 * 1_092, 15 * 1_092]
     assert {name.partition("/")[0] for name in bits} == {"model", "scalars", "mask"}
 
 
 def test_exact_values_give_what_top_k_gives() -> None:
-    payload, _ = TopK(0.1, values=Dense()).encode(message(), {}, SETTING)
-    plain, _ = TopK(0.1).encode(message(), {}, SETTING)
-    arrived, expected = TopK(0.1, values=Dense()).decode(payload, SETTING), TopK(0.1).decode(plain, SETTING)
+    payload, _ = TopK(0.1, values=Dense()).encode(message(), {}, CONTEXT)
+    plain, _ = TopK(0.1).encode(message(), {}, CONTEXT)
+    arrived, expected = TopK(0.1, values=Dense()).decode(payload, CONTEXT), TopK(0.1).decode(plain, CONTEXT)
     assert all(torch.equal(arrived[name], expected[name]) for name in message())
     assert sum(packed.bits for packed in payload.values()) == sum(packed.bits for packed in plain.values())
 
 
 def crossing(codec: Codec, x: Tensor) -> UplinkMessage:
-    payload, _ = codec.encode({"model": x}, {}, SETTING)
+    payload, _ = codec.encode({"model": x}, {}, CONTEXT)
     groups = [Group(name, (name,)) for name in "abc"]
-    return UplinkMessage(0, {"model": x}, {}, {}, [(codec, payload)], SETTING, groups)
+    return UplinkMessage(0, {"model": x}, {}, {}, [(codec, payload)], CONTEXT, groups)
 
 
 def test_layers_and_ideal_sizes_are_those_of_the_values() -> None:
@@ -120,22 +120,22 @@ def test_layers_and_ideal_sizes_are_those_of_the_values() -> None:
 )
 def test_symbols_are_the_codes(codec: Codec, num_symbols: int, num_values: int) -> None:
     x = message()["model"]
-    payload, _ = codec.encode({"model": x}, {}, SETTING)
-    found = codec.symbols("model", payload, SETTING)
+    payload, _ = codec.encode({"model": x}, {}, CONTEXT)
+    found = codec.symbols("model", payload, CONTEXT)
     assert found is not None
     assert (len(found[0]), found[1]) == (num_symbols, num_values)
     assert 0 <= int(found[0].min()) < int(found[0].max()) < num_values
-    assert codec.symbols("scalars/scale/model", payload, SETTING) is None
+    assert codec.symbols("scalars/scale/model", payload, CONTEXT) is None
     assert crossing(codec, x).entropy_bits < crossing(codec, x).bits + 8 * num_values
 
 
 def test_rounded_scales_are_symbols_too() -> None:
     codec = Blockwise(block_size=8, nested=True)
-    payload, _ = codec.encode({"model": message()["model"]}, {}, SETTING)
-    found = codec.symbols("scalars/scale/model", payload, SETTING)
+    payload, _ = codec.encode({"model": message()["model"]}, {}, CONTEXT)
+    found = codec.symbols("scalars/scale/model", payload, CONTEXT)
     assert found is not None
     assert (len(found[0]), found[1]) == (50, 256)
-    assert codec.symbols("scalars/scale_of_scales/model", payload, SETTING) is None
+    assert codec.symbols("scalars/scale_of_scales/model", payload, CONTEXT) is None
 
 
 @pytest.mark.parametrize(
@@ -169,18 +169,18 @@ def test_codecs_that_build_on_earlier_messages_are_refused(inner: Any) -> None:
 def test_odd_vectors(inner: Codec) -> None:
     codec = TopK(0.3, values=inner)
     for d in (0, 1, 9):
-        setting = Setting(Layout(("a",), ((d,),), (False,)), NO_LAYOUT, num_clients=5)
-        payload, _ = codec.encode({"model": torch.zeros(d)}, {}, setting)
-        assert torch.equal(codec.decode(payload, setting)["model"], torch.zeros(d))
-    payload, _ = codec.encode({"model": torch.full((9,), torch.nan)}, {}, setting)
-    assert codec.decode(payload, setting)["model"].isnan().any()
+        context = RoundContext(Layout(("a",), ((d,),), (False,)), NO_LAYOUT, num_clients=5)
+        payload, _ = codec.encode({"model": torch.zeros(d)}, {}, context)
+        assert torch.equal(codec.decode(payload, context)["model"], torch.zeros(d))
+    payload, _ = codec.encode({"model": torch.full((9,), torch.nan)}, {}, context)
+    assert codec.decode(payload, context)["model"].isnan().any()
 
 
 def test_error_feedback_adds_both_losses_later() -> None:
     codec, memory, sent = ErrorFeedback(TopK(0.1, values=Blockwise(bits=3))), {}, torch.zeros(400)
     for _ in range(8):
-        payload, memory = codec.encode({"model": message()["model"]}, memory, SETTING)
-        sent += codec.decode(payload, SETTING)["model"]
+        payload, memory = codec.encode({"model": message()["model"]}, memory, CONTEXT)
+        sent += codec.decode(payload, CONTEXT)["model"]
     torch.testing.assert_close(sent + memory["residual/model"], 8 * message()["model"], rtol=1e-5, atol=1e-4)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lightning_fl.codecs import QSGD
 from lightning_fl.coding.elias import decode_levels, encode_levels, joined, omega
-from lightning_fl.slots import Setting
+from lightning_fl.slots import RoundContext
 from lightning_fl.vectors.layout import NO_LAYOUT, Layout
 
 
@@ -73,8 +73,8 @@ def test_a_prefix_code_takes_no_less_than_the_entropy(levels: list[int]) -> None
 
 def test_bits_of_the_paper_s_code() -> None:
     x = torch.tensor([0.0, 0.0, 0.0, 5.0])
-    setting = Setting(Layout(("a",), ((4,),), (False,)), NO_LAYOUT, num_clients=1)
-    payload, _ = QSGD(1, coding="elias").encode({"model": x}, {}, setting)
+    context = RoundContext(Layout(("a",), ((4,),), (False,)), NO_LAYOUT, num_clients=1)
+    payload, _ = QSGD(1, coding="elias").encode({"model": x}, {}, context)
     # 32 for the norm; fixed width takes 8, the code 3 + 6 + 1 + 1 and would take more: one flag.
     assert sum(packed.bits for packed in payload.values()) == 32 + 8 + 1
     assert len(encode_levels(torch.tensor([0, 0, 0, 1]), 512)) == 3 + 6 + 1 + 1
@@ -83,13 +83,13 @@ def test_bits_of_the_paper_s_code() -> None:
 @pytest.mark.parametrize("d", [3000, 1, 13])
 @pytest.mark.parametrize("s", [1, 2, 128])
 def test_the_code_changes_no_number_and_is_never_longer_by_more_than_its_flag(s: int, d: int) -> None:
-    setting = Setting(Layout(("a",), ((d,),), (False,)), NO_LAYOUT, num_clients=1)
+    context = RoundContext(Layout(("a",), ((d,),), (False,)), NO_LAYOUT, num_clients=1)
     x = torch.randn(d, generator=torch.Generator().manual_seed(0)) ** 5
     found = []
     for coding in ("fixed", "elias"):
         codec = QSGD(s, coding=coding)  # type: ignore[arg-type]
-        payload, _ = codec.encode({"model": x}, {}, setting)
-        found.append((codec.decode(payload, setting)["model"], payload["model"]))
+        payload, _ = codec.encode({"model": x}, {}, context)
+        found.append((codec.decode(payload, context)["model"], payload["model"]))
     assert torch.equal(found[0][0], found[1][0])
     assert found[1][1].bits <= found[0][1].bits + 1
     assert len(found[1][1].content) == -(-found[1][1].bits // 8)

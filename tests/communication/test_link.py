@@ -14,13 +14,13 @@ from lightning_fl.codecs import Dense
 from lightning_fl.communication.ledger import Ledger
 from lightning_fl.communication.link import Link
 from lightning_fl.federation.population import Population
-from lightning_fl.slots import Packed, Setting, State, kind_of
+from lightning_fl.slots import Packed, RoundContext, State, kind_of
 from lightning_fl.state.run_state import Run
 from lightning_fl.vectors.layout import Layout
 
 MakeTrainer = Callable[..., FederatedTrainer]
 D, K = 26, 3
-SETTING = Setting(Layout((), (), ()), Layout((), (), ()), num_clients=6)
+CONTEXT = RoundContext(Layout((), (), ()), Layout((), (), ()), num_clients=6)
 
 
 def test_float_buffers_cross_as_well_and_counters_do_not(make_trainer: MakeTrainer) -> None:
@@ -90,11 +90,11 @@ def test_a_message_is_named_after_its_kind() -> None:
 
 def test_a_clients_codec_memory_moves_only_with_accepted_uploads() -> None:
     memory: dict[int, State] = {}
-    link = Link(SETTING, Halves(), Dense(), Ledger(), memory, {})
+    link = Link(CONTEXT, Halves(), Dense(), Ledger(), memory, {})
     one = {"model": torch.ones(4)}
     assert link.send_up(5, one)["model"].tolist() == [0.5] * 4
     assert memory == {}
-    link = Link(SETTING, Halves(), Dense(), link.ledger, memory)
+    link = Link(CONTEXT, Halves(), Dense(), link.ledger, memory)
     assert link.commit(5) == {}, "an upload that was not accepted is forgotten"
     link.send_up(5, one)
     memory[5] = link.commit(5)
@@ -105,7 +105,7 @@ def test_a_clients_codec_memory_moves_only_with_accepted_uploads() -> None:
 
 def test_the_servers_codec_memory_moves_with_every_broadcast() -> None:
     memory: State = {}
-    link = Link(SETTING, Dense(), Halves(), Ledger(), {}, memory)
+    link = Link(CONTEXT, Dense(), Halves(), Ledger(), {}, memory)
     for expected in (0.5, 0.75, 0.875):
         assert link.broadcast([1, 2, 3], {"model": torch.ones(2)})["model"].tolist() == [expected] * 2
     assert link.ledger.bits("down") == 3 * 3 * 2

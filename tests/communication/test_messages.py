@@ -36,7 +36,7 @@ from lightning_fl.codecs import (
 )
 from lightning_fl.communication.messages import UplinkMessage
 from lightning_fl.errors import UserError
-from lightning_fl.slots import Codec, Setting
+from lightning_fl.slots import Codec, RoundContext
 from lightning_fl.steps import Apply, Compress
 from lightning_fl.vectors.layer_groups import Group
 from lightning_fl.vectors.layout import NO_LAYOUT, Layout
@@ -66,13 +66,13 @@ CODECS: dict[str, Codec] = {
 WHOLE = ("random levels in Elias's code",)
 """Codecs with as many bits for some numbers as for others, which count as shared."""
 LAYOUT = Layout(("a", "b"), ((4, 2), (5,)), (False, False))
-SETTING = Setting(LAYOUT, NO_LAYOUT, num_clients=3)
+CONTEXT = RoundContext(LAYOUT, NO_LAYOUT, num_clients=3)
 GROUPS = [Group("first", ("a",)), Group("second", ("b",))]
 
 
 def crossing(codec: Codec, x: torch.Tensor) -> UplinkMessage:
-    payload, _ = codec.encode({"model": x}, {}, SETTING)
-    return UplinkMessage(0, {"model": x}, codec.decode(payload, SETTING), {}, [(codec, payload)], SETTING, GROUPS)
+    payload, _ = codec.encode({"model": x}, {}, CONTEXT)
+    return UplinkMessage(0, {"model": x}, codec.decode(payload, CONTEXT), {}, [(codec, payload)], CONTEXT, GROUPS)
 
 
 def ceil_log2(value: int) -> int:
@@ -109,9 +109,9 @@ def test_layers_by_hand() -> None:
 
 def test_a_tensor_without_numbers_has_no_scale() -> None:
     layout = Layout(("a", "none", "b"), ((4, 2), (0,), (5,)), (False, False, False))
-    setting, x, groups = Setting(layout, NO_LAYOUT, num_clients=3), torch.ones(13), [Group("first", ("a", "none"))]
-    payload, _ = TernGrad(packing="two_bits").encode({"model": x}, {}, setting)
-    found = UplinkMessage(0, {}, {}, {}, [(TernGrad(packing="two_bits"), payload)], setting, groups)
+    context, x, groups = RoundContext(layout, NO_LAYOUT, num_clients=3), torch.ones(13), [Group("first", ("a", "none"))]
+    payload, _ = TernGrad(packing="two_bits").encode({"model": x}, {}, context)
+    found = UplinkMessage(0, {}, {}, {}, [(TernGrad(packing="two_bits"), payload)], context, groups)
     assert found.bits_by_layer() == {"first": 16 + 32, "shared": 10 + 32}
 
 
@@ -141,11 +141,11 @@ def test_numbers_that_are_cut_off_are_counted(codec: Codec, counts: list[int | N
     limit, memory, found = 65_504.0, {}, []
     first = torch.tensor([70_000.0, -1e6, limit, -limit, 1e5, 80_000, 3, 0, 0, 0, 0, 0, 0])
     for x in (first, torch.where(first == 70_000, 64_000.0, first)):
-        payload, memory = codec.encode({"model": x, "buffers": torch.tensor([1e6])}, memory, SETTING)
+        payload, memory = codec.encode({"model": x, "buffers": torch.tensor([1e6])}, memory, CONTEXT)
         message = {"model": x, "buffers": torch.tensor([1e6])}
         parts = [(Dense(), {}), (codec, payload)]
-        arrived = codec.decode(payload, SETTING)
-        found.append(UplinkMessage(0, message, arrived, memory, parts, SETTING, GROUPS).num_saturated)
+        arrived = codec.decode(payload, CONTEXT)
+        found.append(UplinkMessage(0, message, arrived, memory, parts, CONTEXT, GROUPS).num_saturated)
     assert found == counts
 
 
@@ -155,7 +155,7 @@ def test_ideal_sizes_are_those_of_whole_number_arithmetic(values: list[float]) -
     for codec, num_values, scales in ((OneBit(), 2, 64), (Quantiser("uniform", 3, "global"), 8, 32)):
         found = crossing(codec, x)
         ((_, payload),) = found.parts
-        symbols, of = codec.symbols("model", payload, SETTING) or (x, 0)
+        symbols, of = codec.symbols("model", payload, CONTEXT) or (x, 0)
         assert of == num_values
         counts = torch.bincount(symbols.long(), minlength=num_values).tolist()
         order = factorial(13) // prod(map(factorial, counts))
@@ -168,9 +168,9 @@ def test_ideal_sizes_are_those_of_whole_number_arithmetic(values: list[float]) -
 def test_the_reference_positions() -> None:
     x = torch.randn(21_840, generator=torch.Generator().manual_seed(0))
     layout = Layout(("a",), ((21_840,),), (False,))
-    setting = Setting(layout, NO_LAYOUT, num_clients=1)
-    payload, _ = TopK(0.05).encode({"model": x}, {}, setting)
-    found = UplinkMessage(0, {}, {}, {}, [(TopK(0.05), payload)], setting, [])
+    context = RoundContext(layout, NO_LAYOUT, num_clients=1)
+    payload, _ = TopK(0.05).encode({"model": x}, {}, context)
+    found = UplinkMessage(0, {}, {}, {}, [(TopK(0.05), payload)], context, [])
     assert found.bits == 1092 * 32 + 16_380
     assert found.entropy_bits == 1092 * 32 + 6_249
     assert found.bits_by_layer() == {"shared": found.bits}
@@ -196,20 +196,20 @@ def test_an_ideal_size_is_never_above_what_is_sent(codec: Codec) -> None:
     ids=str,
 )
 def test_positions_of_values_with_a_codec_have_their_ideal_size(codec: Codec, masks: list[tuple[int, int]]) -> None:
-    setting = Setting(Layout(("a",), ((400,),), (False,)), NO_LAYOUT, num_clients=1)
+    context = RoundContext(Layout(("a",), ((400,),), (False,)), NO_LAYOUT, num_clients=1)
     x = torch.randn(400, generator=torch.Generator().manual_seed(0))
-    payload, _ = codec.encode({"model": x}, {}, setting)
-    found = UplinkMessage(0, {}, {}, {}, [(codec, payload)], setting, [])
+    payload, _ = codec.encode({"model": x}, {}, context)
+    found = UplinkMessage(0, {}, {}, {}, [(codec, payload)], context, [])
     rest = sum(packed.bits for name, packed in payload.items() if not name.startswith("mask"))
     assert found.entropy_bits == rest + sum(ceil_log2(comb(d, k)) for d, k in masks)
 
 
 def test_positions_of_changes_have_their_ideal_size() -> None:
-    setting = Setting(Layout(("a",), ((400,),), (False,)), NO_LAYOUT, num_clients=1)
+    context = RoundContext(Layout(("a",), ((400,),), (False,)), NO_LAYOUT, num_clients=1)
     before = torch.zeros(400)
     message = {"model": before + (torch.arange(400) < 30), "moments/first": before}
-    payload, _ = Changes().encode(message, {"model": before, "moments/first": before}, setting)
-    found = UplinkMessage(0, {}, {}, {}, [(Changes(), payload)], setting, [])
+    payload, _ = Changes().encode(message, {"model": before, "moments/first": before}, context)
+    found = UplinkMessage(0, {}, {}, {}, [(Changes(), payload)], context, [])
     assert found.entropy_bits == 2 * 30 * 32 + ceil_log2(comb(400, 30)) < found.bits
 
 
@@ -251,9 +251,9 @@ def test_the_ideal_size_of_a_broadcast_counts_for_each_client_to_which_it_is_cha
     trainer.fit(Normalised(), federation(), Algorithm(uplink=codec, downlink=codec))
     assert seen.clients == [None, None]
     for row, model in zip(read_rows(tmp_path), seen.models, strict=True):
-        setting = Setting(trainer.run.layout, NO_LAYOUT, num_clients=6)
-        payload, _ = codec.encode({"model": model}, {}, setting)
-        symbols, of = codec.symbols("model", payload, setting) or (model, 0)
+        context = RoundContext(trainer.run.layout, NO_LAYOUT, num_clients=6)
+        payload, _ = codec.encode({"model": model}, {}, context)
+        symbols, of = codec.symbols("model", payload, context) or (model, 0)
         counts, n = torch.bincount(symbols.long(), minlength=of).tolist(), len(model)
         ideal = ceil_log2(comb(n + of - 1, of - 1)) + ceil_log2(factorial(n) // prod(map(factorial, counts)))
         sent = int(row["comm/downlink_bits"])

@@ -29,7 +29,7 @@ from lightning_fl.exchanges import DrawnClients, DrawnLayers, LayerDivergence, P
 from lightning_fl.federation.population import Population
 from lightning_fl.modules import network
 from lightning_fl.rules import Proximal
-from lightning_fl.slots import Codec, Exchange, Message, Packed, Payload, Result, Setting, State, Upload
+from lightning_fl.slots import Codec, Exchange, Message, Packed, Payload, Result, RoundContext, State, Upload
 from lightning_fl.steps import Apply, Momentum
 from lightning_fl.vectors.layer_groups import Group, layer_groups, norms, resolve
 from lightning_fl.vectors.layout import Layout
@@ -38,32 +38,32 @@ from lightning_fl.vectors.submodel import Submodel
 MakeTrainer = Callable[..., FederatedTrainer]
 
 
-def setting_of(module: nn.Module, num_clients: int = 6, channels_last: bool = False) -> Setting:
-    """Return the setting that parts of a federation of `module` get."""
+def setting_of(module: nn.Module, num_clients: int = 6, channels_last: bool = False) -> RoundContext:
+    """Return the context that parts of a federation of `module` get."""
     buffers = {name: buffer for name, buffer in module.named_buffers() if buffer.is_floating_point()}
     layout = Layout.of(dict(module.named_parameters()), channels_last)
-    return Setting(layout, Layout.of(buffers), num_clients, layer_groups(module))
+    return RoundContext(layout, Layout.of(buffers), num_clients, layer_groups(module))
 
 
-def link_of(setting: Setting, uplink: Codec = Dense(), memory: dict[int, State] | None = None) -> Link:  # noqa: B008
-    return Link(setting, uplink, Dense(), Ledger(), {} if memory is None else memory, {})
+def link_of(context: RoundContext, uplink: Codec = Dense(), memory: dict[int, State] | None = None) -> Link:  # noqa: B008
+    return Link(context, uplink, Dense(), Ledger(), {} if memory is None else memory, {})
 
 
 def result(client: int, message: Message, weight: float = 1.0) -> Result:
     return Result(client, message, weight, state={}, counters={}, logs={}, num_steps=1)
 
 
-def collected(exchange: Exchange, setting: Setting, deltas: dict[int, Tensor]) -> dict[int, Upload]:
+def collected(exchange: Exchange, context: RoundContext, deltas: dict[int, Tensor]) -> dict[int, Upload]:
     """Return an exchange's uploads of some deltas (d,), by client."""
     results = [result(client, {"model": delta}) for client, delta in deltas.items()]
-    return {upload.result.client: upload for upload in exchange.collect(results, link_of(setting))}
+    return {upload.result.client: upload for upload in exchange.collect(results, link_of(context))}
 
 
-def layers_sent(upload: Upload, setting: Setting) -> set[str]:
+def layers_sent(upload: Upload, context: RoundContext) -> set[str]:
     """Return the layers that a client has sent, each whole."""
-    masks = setting.layout.views(upload.sent["model"])
+    masks = context.layout.views(upload.sent["model"])
     found = set()
-    for group in setting.groups:
+    for group in context.groups:
         sent = torch.cat([masks[name].flatten() for name in group.parameters])
         assert sent.all() or not sent.any()
         found |= {group.name} if sent.any() else set()
@@ -128,9 +128,9 @@ def test_what_is_no_convolution_is_a_layer_too() -> None:
 
 
 def test_a_map_of_groups_takes_running_statistics_along() -> None:
-    setting = setting_of(nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2, affine=False), nn.BatchNorm2d(2)))
+    context = setting_of(nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2, affine=False), nn.BatchNorm2d(2)))
     asked = {"a": ["0.weight", "2.bias"], "b": ["2.weight", "0.bias", "2.running_var"]}
-    a, b = resolve(asked, setting.groups, setting.layout, setting.buffer_layout)
+    a, b = resolve(asked, context.groups, context.layout, context.buffer_layout)
     assert a.buffers == ("1.running_mean", "1.running_var"), (
         "buffers belong to the first parameter of the layer before them"
     )
@@ -196,24 +196,24 @@ class Convolutional(nn.Module):
 @given(bits=st.lists(st.booleans(), min_size=14, max_size=14), channels_last=st.booleans())
 def test_a_submodel_is_the_smaller_model_that_it_says(bits: list[bool], channels_last: bool) -> None:
     module = Convolutional()
-    setting = setting_of(module, channels_last=channels_last)
-    sizes = [group.num_units(setting.layout) for group in setting.groups]
-    assert dict(zip([group.name for group in setting.groups], sizes, strict=True)) == {
+    context = setting_of(module, channels_last=channels_last)
+    sizes = [group.num_units(context.layout) for group in context.groups]
+    assert dict(zip([group.name for group in context.groups], sizes, strict=True)) == {
         "conv": 4,
         "up": 3,
         "fc": 6,
         "scale": 1,
     }
     kept = torch.tensor(bits).split(sizes)
-    submodel = Submodel.from_groups(setting.layout, setting.buffer_layout, setting.groups, kept)
-    whole = torch.randn(setting.layout.numel)
-    statistics = torch.randn(setting.buffer_layout.numel)
+    submodel = Submodel.from_groups(context.layout, context.buffer_layout, context.groups, kept)
+    whole = torch.randn(context.layout.numel)
+    statistics = torch.randn(context.buffer_layout.numel)
     message = {"model": whole, "buffers": statistics, "scalars/loss": torch.tensor(2.0)}
     shorter = submodel.gather(message)
     of_conv, of_up, of_fc, of_scale = (
-        dict(zip([g.name for g in setting.groups], kept, strict=True))[name] for name in ("conv", "up", "fc", "scale")
+        dict(zip([g.name for g in context.groups], kept, strict=True))[name] for name in ("conv", "up", "fc", "scale")
     )
-    views, expected = setting.layout.views(whole), {}
+    views, expected = context.layout.views(whole), {}
     for name, rows, axis in [
         ("conv.weight", of_conv, 0),
         ("conv.bias", of_conv, 0),
@@ -231,7 +231,7 @@ def test_a_submodel_is_the_smaller_model_that_it_says(bits: list[bool], channels
     assert set(submodel.layout.names) == set(expected)
     for name, value in (submodel.layout.views(shorter["model"]) if expected else {}).items():
         assert torch.equal(value, expected[name]), name
-    running = setting.buffer_layout.views(statistics)
+    running = context.buffer_layout.views(statistics)
     parts = submodel.buffer_layout.views(shorter["buffers"])
     assert torch.equal(parts["mean"], running["mean"]), "a buffer without a layer is always sent"
     if of_conv.any():
@@ -247,10 +247,10 @@ def test_a_submodel_is_the_smaller_model_that_it_says(bits: list[bool], channels
 class TopHalf(Codec):
     """Codec that sends the larger half of each vector and keeps the rest: a toy of top-k with error feedback."""
 
-    def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
+    def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Payload, State]:
         payload, rest = {}, {}
         for name, x in message.items():
-            assert len(x) == (setting.buffer_layout if name == "buffers" else setting.layout).numel
+            assert len(x) == (context.buffer_layout if name == "buffers" else context.layout).numel
             wanted = x + memory.get(f"error/{name}", 0)
             kept = torch.zeros_like(wanted, dtype=torch.bool)
             kept[wanted.abs().topk((len(x) + 1) // 2).indices] = True
@@ -258,24 +258,24 @@ class TopHalf(Codec):
             rest[f"error/{name}"] = wanted * ~kept
         return payload, rest
 
-    def decode(self, payload: Payload, setting: Setting) -> Message:
+    def decode(self, payload: Payload, context: RoundContext) -> Message:
         return {name: packed.content for name, packed in payload.items()}
 
 
 def test_a_codec_with_memory_works_inside_the_layers_that_are_sent() -> None:
-    setting = setting_of(Perceptron())
+    context = setting_of(Perceptron())
     memory: dict[int, State] = {}
-    link = link_of(setting, TopHalf(), memory)
-    first, second = setting.groups
+    link = link_of(context, TopHalf(), memory)
+    first, second = context.groups
     hidden, output = torch.arange(26) < 16, torch.arange(26) >= 16
     generator = torch.Generator().manual_seed(0)
     kept_back = torch.zeros(26)
     for layer, where in ((first, hidden), (second, output), (first, hidden)):
         delta = torch.randn(26, generator=generator)
-        chosen = [torch.tensor([group is layer]) for group in setting.groups]
+        chosen = [torch.tensor([group is layer]) for group in context.groups]
         before = sum(link.ledger.round_bits["up"].values())
         seen = link.send_up(
-            3, {"model": delta}, Submodel.from_groups(setting.layout, setting.buffer_layout, setting.groups, chosen)
+            3, {"model": delta}, Submodel.from_groups(context.layout, context.buffer_layout, context.groups, chosen)
         )["model"]
         memory[3] = link.commit(3)
         wanted = (delta + kept_back)[where]
@@ -328,53 +328,53 @@ def test_a_mask_crosses_a_lossy_codec_unharmed(make_trainer: MakeTrainer) -> Non
     factor=st.floats(1.0, 50.0),
 )
 def test_the_choice_of_layers(n: int, seed: int, order: list[int], client: int, layer: int, factor: float) -> None:
-    setting = setting_of(Perceptron())
+    context = setting_of(Perceptron())
     stacked = torch.randn(5, 26, generator=torch.Generator().manual_seed(seed))
     deltas = {k: stacked[k] for k in range(5)}
     exchange = LayerDivergence(n=n)
-    uploads = collected(exchange, setting, deltas)
-    chosen = {k: layers_sent(upload, setting) for k, upload in uploads.items()}
-    for group in setting.groups:
+    uploads = collected(exchange, context, deltas)
+    chosen = {k: layers_sent(upload, context) for k, upload in uploads.items()}
+    for group in context.groups:
         senders = {k for k in chosen if group.name in chosen[k]}
         assert len(senders) == n, "exactly n clients must send each layer"
-        lengths = {k: float(norms([group], deltas[k], setting.layout)) for k in deltas}
+        lengths = {k: float(norms([group], deltas[k], context.layout)) for k in deltas}
         assert min(lengths[k] for k in senders) >= max((lengths[k] for k in set(deltas) - senders), default=0.0)
     for k, upload in uploads.items():
         assert torch.equal(upload.message["model"], deltas[k] * upload.sent["model"])
-    permuted = collected(exchange, setting, {k: deltas[k] for k in order})
-    assert {k: layers_sent(upload, setting) for k, upload in permuted.items()} == chosen
+    permuted = collected(exchange, context, {k: deltas[k] for k in order})
+    assert {k: layers_sent(upload, context) for k, upload in permuted.items()} == chosen
     scaled = deltas[client].clone()
-    name = setting.groups[layer].name
+    name = context.groups[layer].name
     scaled[slice(0, 16) if layer == 0 else slice(16, 26)] *= factor
-    larger = collected(exchange, setting, deltas | {client: scaled})
+    larger = collected(exchange, context, deltas | {client: scaled})
     for k in deltas:
-        now = layers_sent(larger[k], setting)
+        now = layers_sent(larger[k], context)
         assert now ^ chosen[k] <= {name}, "the other layer must not change"
         assert k != client or now >= chosen[k], "a client whose layer grew must stay chosen"
         assert k == client or now <= chosen[k], "and no other client may be added"
 
 
 def test_a_client_that_is_chosen_for_nothing_keeps_its_old_state() -> None:
-    setting = setting_of(Perceptron())
+    context = setting_of(Perceptron())
     results = [
         replace(result(k, {"model": torch.full((26,), 1.0 + k)}), state={"age": torch.ones(1)}) for k in range(3)
     ]
-    uploads = LayerDivergence(n=1).collect(results, link_of(setting))
+    uploads = LayerDivergence(n=1).collect(results, link_of(context))
     assert {upload.result.client: list(upload.result.state) for upload in uploads} == {0: [], 1: [], 2: ["age"]}
 
 
 @pytest.mark.parametrize("exchange", [DrawnLayers(n=2), DrawnClients(n=2)], ids=["layers", "clients"])
 def test_draws_are_uniform_and_n(exchange: DrawnLayers | DrawnClients) -> None:
-    setting = setting_of(Perceptron())
+    context = setting_of(Perceptron())
     deltas = {k: torch.ones(26) for k in range(5)}
     counts = np.zeros((5, 2))
     together = 0
     for round_index in range(200):
         link = Link(
-            setting, Dense(), Dense(), Ledger(), {}, {}, random=lambda k, t=round_index: np.random.default_rng([t, k])
+            context, Dense(), Dense(), Ledger(), {}, {}, random=lambda k, t=round_index: np.random.default_rng([t, k])
         )
         results = [result(client, {"model": delta}) for client, delta in deltas.items()]
-        sent = [layers_sent(upload, setting) for upload in exchange.collect(results, link)]
+        sent = [layers_sent(upload, context) for upload in exchange.collect(results, link)]
         table = np.array([["hidden" in layers, "output" in layers] for layers in sent])
         assert (table.sum(0) == 2).all()
         together += int((table[:, 0] == table[:, 1]).all())
@@ -385,20 +385,20 @@ def test_draws_are_uniform_and_n(exchange: DrawnLayers | DrawnClients) -> None:
 
 
 def test_of_equal_divergences_the_earlier_client_is_chosen() -> None:
-    setting = setting_of(Perceptron())
-    uploads = collected(LayerDivergence(n=2), setting, {k: torch.ones(26) for k in (5, 1, 4)})
+    context = setting_of(Perceptron())
+    uploads = collected(LayerDivergence(n=2), context, {k: torch.ones(26) for k in (5, 1, 4)})
     assert [bool(uploads[k].sent["model"].any()) for k in (5, 1, 4)] == [True, True, False]
 
 
 def test_a_layer_is_the_mean_by_samples_over_those_that_sent_it() -> None:
     """Check a case computed by hand: three clients, two layers of one number each, n = 2."""
-    setting = replace(setting_of(nn.Linear(1, 1)), groups=(Group("weight", ("weight",)), Group("bias", ("bias",))))
+    context = replace(setting_of(nn.Linear(1, 1)), groups=(Group("weight", ("weight",)), Group("bias", ("bias",))))
     deltas = {0: [3.0, 0.1], 1: [-5.0, 2.0], 2: [1.0, -4.0]}
     weights = {0: 10.0, 1: 30.0, 2: 50.0}
     results = [result(k, {"model": torch.tensor(delta)}, weights[k]) for k, delta in deltas.items()]
     by_sender, by_everyone = MaskedMean(), WeightedMean()
     sums: list[dict[str, Any]] = [{}, {}]
-    for upload in LayerDivergence(n=2).collect(results, link_of(setting)):
+    for upload in LayerDivergence(n=2).collect(results, link_of(context)):
         by_sender.add(sums[0], upload)
         by_everyone.add(sums[1], upload)
     # Weight: clients 0 and 1, (10·3 − 30·5)/40 = −3; bias: clients 1 and 2, (30·2 − 50·4)/80 = −1.75.
@@ -470,11 +470,11 @@ def test_running_statistics_go_with_their_layer(algorithm: Algorithm, make_train
 
 
 def test_divergence_leaves_running_statistics_out() -> None:
-    setting = setting_of(Normalised())
+    context = setting_of(Normalised())
     results = [
         result(k, {"model": torch.full((32,), 1.0 + k), "buffers": torch.full((6,), 100.0 - k)}) for k in range(3)
     ]
-    uploads = {u.result.client: u for u in LayerDivergence(n=1).collect(results, link_of(setting))}
+    uploads = {u.result.client: u for u in LayerDivergence(n=1).collect(results, link_of(context))}
     assert uploads[2].sent["model"].all()
     assert uploads[2].sent["buffers"].all()
     assert not uploads[0].sent["buffers"].any()
@@ -486,13 +486,13 @@ def test_divergence_leaves_running_statistics_out() -> None:
 def test_bits_of_vgg9_as_in_the_paper() -> None:
     """Check 20 clients, 4 a layer: a fifth of FedAvg's uplink, and 5,760 bits of feedback."""
     module = network("vgg9", num_classes=10)
-    setting = setting_of(module, num_clients=50)
+    context = setting_of(module, num_clients=50)
     d, n_clients, n, layers = 9_231_114, 20, 4, 9
     one = torch.zeros(d)
     one[::1000] = 1.0
-    link = link_of(setting)
+    link = link_of(context)
     exchange = LayerDivergence(n=n)
-    exchange.check(setting, cohort_size=n_clients)
+    exchange.check(context, cohort_size=n_clients)
     for upload in exchange.collect((result(k, {"model": one}) for k in range(n_clients)), link):
         assert len(upload.message["model"]) == d
     bits = link.ledger.round_bits
@@ -579,16 +579,16 @@ def test_a_client_whose_divergence_is_not_finite_sends_no_layer(make_trainer: Ma
 
 
 def test_one_layer_that_is_not_finite_rejects_the_whole_client() -> None:
-    setting = setting_of(Perceptron())
+    context = setting_of(Perceptron())
     broken = torch.full((26,), 100.0)
     broken[20] = torch.inf
-    uploads = collected(LayerDivergence(n=1), setting, {0: broken, 1: torch.ones(26)})
+    uploads = collected(LayerDivergence(n=1), context, {0: broken, 1: torch.ones(26)})
     assert uploads[1].sent["model"].all()
     assert not any(torch.isfinite(x).all() for x in uploads[0].message.values())
 
 
 def test_deltas_are_let_go_as_soon_as_they_cannot_be_chosen() -> None:
-    setting = setting_of(Perceptron())
+    context = setting_of(Perceptron())
     alive: list[int] = []
 
     def results() -> Any:
@@ -600,7 +600,7 @@ def test_deltas_are_let_go_as_soon_as_they_cannot_be_chosen() -> None:
         return mine
 
     exchange = LayerDivergence(n=1)
-    link = Link(setting, Dense(), Dense(), Ledger(), {}, {}, gather)
+    link = Link(context, Dense(), Dense(), Ledger(), {}, {}, gather)
     stored = [upload.result.message["model"].untyped_storage().nbytes() for upload in exchange.collect(results(), link)]
     assert alive == [5]
     assert stored == [4, 4, 4, 4, 4 * 26]

@@ -13,7 +13,7 @@ from torch import Tensor
 from toys import Perceptron, Pruning, federation, vector
 
 from lightning_fl import UserError
-from lightning_fl.aggregators import MajorityVote, MaskedMean, Members, NormalisedMean, WeightedMean
+from lightning_fl.aggregators import KeepUploads, MajorityVote, MaskedMean, NormalisedMean, WeightedMean
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.callbacks import CodecError, CommunicationMeter, MagnitudePruning
 from lightning_fl.codecs import Dense, ErrorFeedback, LowRank, TopK
@@ -21,7 +21,7 @@ from lightning_fl.communication.link import Link
 from lightning_fl.exchanges import GradientTurn, TwoTurns
 from lightning_fl.processes import mean
 from lightning_fl.rules import ControlVariates, CorrectedMomentum, SquaredGradients
-from lightning_fl.slots import Aggregator, Draw, Exchange, Result, Setting, State, Upload
+from lightning_fl.slots import Aggregator, Draw, Exchange, Result, RoundContext, State, Upload
 from lightning_fl.steps import Apply, ControlUpdate, GradientMomentum, Reconfiguration
 from lightning_fl.vectors.layout import NO_LAYOUT, Layout
 
@@ -36,15 +36,15 @@ class OneProcess:
     world_size = 1
 
 
-def setting_of(shapes: dict[str, tuple[int, ...]], round: int = 0, last: bool = False, **fields: Any) -> Setting:
+def setting_of(shapes: dict[str, tuple[int, ...]], round: int = 0, last: bool = False, **fields: Any) -> RoundContext:
     channels_last = tuple(last and len(shape) == 4 for shape in shapes.values())
     layout = Layout((*shapes,), (*shapes.values(),), channels_last)
-    return Setting(layout, NO_LAYOUT, num_clients=3, draw=Draw((3, round, 11), 3), **fields)
+    return RoundContext(layout, NO_LAYOUT, num_clients=3, draw=Draw((3, round, 11), 3), **fields)
 
 
 def collected(
     exchange: Exchange,
-    setting: Setting,
+    context: RoundContext,
     deltas: list[Tensor],
     memory: dict[int, State] | None = None,
     aggregator: Aggregator = WeightedMean(),  # noqa: B008
@@ -52,7 +52,7 @@ def collected(
     """Return the uploads of some clients, and the link that they have crossed."""
     clients = range(len(deltas))
     link = Link(
-        setting,
+        context,
         Dense(),
         Dense(),
         client_memory=memory or {},
@@ -67,8 +67,8 @@ def merged(uploads: dict[int, Upload]) -> Tensor:
     return sum(w * u.message["model"].double() for w, u in zip(weights, uploads.values(), strict=True)) / sum(weights)
 
 
-def start_of(setting: Setting, tensor: str, m: int, rank: int) -> Tensor:
-    return torch.randn(m, rank, generator=setting.draw.generator(f"model/right/{tensor}"))
+def start_of(context: RoundContext, tensor: str, m: int, rank: int) -> Tensor:
+    return torch.randn(m, rank, generator=context.draw.generator(f"model/right/{tensor}"))
 
 
 @pytest.mark.parametrize("rank", [1, 2, 4])
@@ -91,14 +91,14 @@ def test_with_all_clients_it_is_the_authors_loop(last: bool) -> None:
     errors = [np.zeros(NUMBERS) for _ in range(3)]
     shares = np.array(WEIGHTS) / sum(WEIGHTS)
     for round in range(4):
-        setting = setting_of(SMALL, round, last, dtype=torch.float64)
+        context = setting_of(SMALL, round, last, dtype=torch.float64)
         deltas = [torch.randn(NUMBERS, dtype=torch.float64) for _ in range(3)]
-        uploads, link = collected(TwoTurns(2), setting, deltas, memory)
+        uploads, link = collected(TwoTurns(2), context, deltas, memory)
         wanted = [torch.from_numpy(delta.numpy() + e) for delta, e in zip(deltas, errors, strict=True)]
         expected = torch.from_numpy(sum(p * z.numpy() for p, z in zip(shares, wanted, strict=True)))
-        views, of_clients = setting.layout.views(expected), [setting.layout.views(z) for z in wanted]
+        views, of_clients = context.layout.views(expected), [context.layout.views(z) for z in wanted]
         for name, n, m in (("conv", 4, 12), ("fc", 6, 8)):
-            right = start_of(setting, name, m, 2).double().numpy()
+            right = start_of(context, name, m, 2).double().numpy()
             matrices = [z[name].reshape(n, m).numpy() for z in of_clients]
             left = oracle.gram_schmidt(sum(p * (matrix @ right) for p, matrix in zip(shares, matrices, strict=True)))
             mean_right = sum(p * (matrix.T @ left) for p, matrix in zip(shares, matrices, strict=True))
@@ -107,7 +107,7 @@ def test_with_all_clients_it_is_the_authors_loop(last: bool) -> None:
         errors = [z.numpy() - expected.numpy() for z in wanted]
         for tensor in ("bias", "thin"):  # sent whole, so nothing is left
             for e in errors:
-                setting.layout.views(torch.from_numpy(e))[tensor].zero_()
+                context.layout.views(torch.from_numpy(e))[tensor].zero_()
         memory = {client: link.commit(client) for client in uploads}
         kept = sum(p * memory[client]["residual/model"].numpy() for client, p in enumerate(shares))
         np.testing.assert_allclose(kept, sum(p * e for p, e in zip(shares, errors, strict=True)), atol=1e-9)
@@ -117,13 +117,13 @@ def test_with_all_clients_it_is_the_authors_loop(last: bool) -> None:
     ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12), (torch.bfloat16, 0.1)], ids=str
 )
 def test_it_is_low_rank_of_the_mean(dtype: torch.dtype, tolerance: float) -> None:
-    setting = setting_of(SMALL, dtype=dtype)
+    context = setting_of(SMALL, dtype=dtype)
     deltas = [torch.randn(NUMBERS, dtype=dtype) for _ in range(3)]
-    uploads, link = collected(TwoTurns(2), setting, deltas)
+    uploads, link = collected(TwoTurns(2), context, deltas)
     average = (sum(w * x.double() for w, x in zip(WEIGHTS, deltas, strict=True)) / sum(WEIGHTS)).to(dtype)
-    starts = {f"data/q/model/{name}": start_of(setting, name, m, 2) for name, m in (("conv", 12), ("fc", 8))}
+    starts = {f"data/q/model/{name}": start_of(context, name, m, 2) for name, m in (("conv", 12), ("fc", 8))}
     codec = LowRank(2)
-    expected = codec.decode(codec.encode({"model": average}, starts, setting)[0], setting)["model"]
+    expected = codec.decode(codec.encode({"model": average}, starts, context)[0], context)["model"]
     torch.testing.assert_close(merged(uploads), expected.double(), rtol=tolerance, atol=tolerance)
     for client, upload in uploads.items():
         assert upload.message["model"].dtype == dtype
@@ -132,62 +132,62 @@ def test_it_is_low_rank_of_the_mean(dtype: torch.dtype, tolerance: float) -> Non
 
 
 def test_the_mean_has_the_rank_and_that_of_clients_that_encode_alone_has_not() -> None:
-    setting = setting_of({"a": (6, 6)})
+    context = setting_of({"a": (6, 6)})
     deltas = [torch.zeros(6, 6) for _ in range(2)]
     deltas[0][0, 0] = deltas[1][3, 4] = 1
-    uploads, _ = collected(TwoTurns(1), setting, [x.flatten() for x in deltas])
+    uploads, _ = collected(TwoTurns(1), context, [x.flatten() for x in deltas])
     assert torch.linalg.matrix_rank(merged(uploads).float().view(6, 6)) == 1
     alone = []
     for delta in deltas:
-        payload, _ = LowRank(1).encode({"model": delta.flatten()}, {}, setting)
-        alone.append(LowRank(1).decode(payload, setting)["model"].view(6, 6))
+        payload, _ = LowRank(1).encode({"model": delta.flatten()}, {}, context)
+        alone.append(LowRank(1).decode(payload, context)["model"].view(6, 6))
     assert torch.linalg.matrix_rank((3 * alone[0] + alone[1]) / 4) == 2
 
 
 def test_a_mean_of_the_rank_arrives_whatever_the_clients_send() -> None:
-    setting = setting_of({"a": (30, 20), "b": (40, 3, 3, 3)})
+    context = setting_of({"a": (30, 20), "b": (40, 3, 3, 3)})
     average = torch.cat([(torch.randn(n, 2) @ torch.randn(2, m)).flatten() for n, m in ((30, 20), (40, 27))])
     noise = torch.randn(len(average))
-    uploads, _ = collected(TwoTurns(2), setting, [average + noise, average - noise, average - noise])  # 3 + 1 − 2 …
+    uploads, _ = collected(TwoTurns(2), context, [average + noise, average - noise, average - noise])  # 3 + 1 − 2 …
     torch.testing.assert_close(merged(uploads).float(), average, rtol=1e-3, atol=1e-3)
 
 
 def test_tensors_whose_factors_are_no_smaller_are_exact_and_alone_refused() -> None:
-    setting, exchange = setting_of(SMALL), TwoTurns(6)
+    context, exchange = setting_of(SMALL), TwoTurns(6)
     deltas = [torch.randn(NUMBERS) for _ in range(3)]
-    uploads, link = collected(exchange, setting, deltas)
+    uploads, link = collected(exchange, context, deltas)
     assert all(torch.equal(uploads[client].message["model"], delta) for client, delta in enumerate(deltas))
     assert (link.ledger.bits("up"), link.ledger.bits("down")) == (3 * 32 * NUMBERS, 0)
     with pytest.raises(
         UserError, match=r"TwoTurns\(rank=6\) would send every tensor whole, .*: give it a rank of at most 3\."
     ):
-        exchange.check(setting, 3)
-    TwoTurns(1).check(setting, 3)
+        exchange.check(context, 3)
+    TwoTurns(1).check(context, 3)
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 @pytest.mark.parametrize("position", [48, 70], ids=["whole", "factored"])
 def test_clients_that_are_not_finite_take_no_part_in_the_second_turn(bad: float, position: int) -> None:
-    setting, deltas = setting_of(SMALL), [torch.randn(NUMBERS) for _ in range(3)]
-    without, _ = collected(TwoTurns(1), setting, deltas)
+    context, deltas = setting_of(SMALL), [torch.randn(NUMBERS) for _ in range(3)]
+    without, _ = collected(TwoTurns(1), context, deltas)
     deltas[1][position] = bad
-    uploads, link = collected(TwoTurns(1), setting, deltas)
+    uploads, link = collected(TwoTurns(1), context, deltas)
     assert link.ledger.bits("up") == 32 * (3 * (4 + 6) + 2 * (12 + 8 + 4 + 9))
     assert link.ledger.bits("down") == 2 * 32 * (4 + 6)
     assert link.commit(1) == {}
     del uploads[1]
     average = (3 * deltas[0] + 2 * deltas[2]) / 5
-    starts = {f"data/q/model/{name}": start_of(setting, name, m, 1) for name, m in (("conv", 12), ("fc", 8))}
-    payload, _ = LowRank(1).encode({"model": average}, starts, setting)
-    expected = LowRank(1).decode(payload, setting)["model"]
+    starts = {f"data/q/model/{name}": start_of(context, name, m, 1) for name, m in (("conv", 12), ("fc", 8))}
+    payload, _ = LowRank(1).encode({"model": average}, starts, context)
+    expected = LowRank(1).decode(payload, context)["model"]
     torch.testing.assert_close(merged(uploads).float(), expected, rtol=1e-5, atol=1e-5)
     assert without.keys() == {0, 1, 2}
 
 
 def test_a_client_that_is_rejected_later_leaves_the_projection_of_the_others() -> None:
-    setting, deltas = setting_of({"a": (6, 8)}), [torch.randn(48) for _ in range(3)]
-    uploads, link = collected(TwoTurns(2), setting, deltas)
-    right = start_of(setting, "a", 8, 2)
+    context, deltas = setting_of({"a": (6, 8)}), [torch.randn(48) for _ in range(3)]
+    uploads, link = collected(TwoTurns(2), context, deltas)
+    right = start_of(context, "a", 8, 2)
     shares = torch.tensor(WEIGHTS) / sum(WEIGHTS)
     left = torch.linalg.qr(sum(p * (x.view(6, 8) @ right) for p, x in zip(shares, deltas, strict=True))).Q
     del uploads[1]  # the loss guard has rejected it, so it keeps the error that it had, none
@@ -283,7 +283,7 @@ def test_what_does_not_fit_is_refused(make_trainer: MakeTrainer) -> None:
     ):
         Algorithm(exchange=TwoTurns(), uplink=ErrorFeedback(LowRank()))
     Algorithm(exchange=TwoTurns(), uplink=TopK(1.0))
-    for aggregator in (MaskedMean(), MajorityVote(), NormalisedMean(), Members(WeightedMean())):
+    for aggregator in (MaskedMean(), MajorityVote(), NormalisedMean(), KeepUploads(WeightedMean())):
         clause = f"the mean of the uploads, which {type(aggregator).__name__} does not take: use WeightedMean"
         with pytest.raises(UserError, match=clause):
             Algorithm(exchange=TwoTurns(), aggregator=aggregator)

@@ -14,11 +14,21 @@ from lightning_fl.algorithms import Algorithm
 from lightning_fl.codecs import Changes, ErrorFeedback
 from lightning_fl.communication.link import Link
 from lightning_fl.rules import LocalOptimizer
-from lightning_fl.slots import Codec, LocalTraining, Message, Packed, Payload, Setting, State, compressible, is_finite
+from lightning_fl.slots import (
+    Codec,
+    LocalTraining,
+    Message,
+    Packed,
+    Payload,
+    RoundContext,
+    State,
+    compressible,
+    is_finite,
+)
 from lightning_fl.steps import Compress
 from lightning_fl.vectors.layout import NO_LAYOUT, Layout
 
-SETTING = Setting(Layout(("a",), ((2,),), (False,)), NO_LAYOUT, num_clients=2)
+CONTEXT = RoundContext(Layout(("a",), ((2,),), (False,)), NO_LAYOUT, num_clients=2)
 
 
 @dataclass(frozen=True)
@@ -31,13 +41,13 @@ class Overflows(Codec):
     def is_lossy_for(self, name: str) -> bool:
         return compressible(name)
 
-    def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
+    def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Payload, State]:
         offset = memory.get("data/offset", torch.zeros(1))
         sent = {name: Packed.whole(x + offset if compressible(name) else x) for name, x in message.items()}
-        overflows = setting.round == 0 and (self.of_all or setting.draw.party == 0)
+        overflows = context.round == 0 and (self.of_all or context.draw.party == 0)
         return sent, {"data/offset": torch.tensor([torch.inf])} if overflows else dict(memory)
 
-    def decode(self, payload: Payload, setting: Setting) -> Message:
+    def decode(self, payload: Payload, context: RoundContext) -> Message:
         return {name: packed.content for name, packed in payload.items()}
 
 
@@ -50,7 +60,7 @@ class Explodes(LocalOptimizer):
 
     def finish(self, local: LocalTraining) -> Message:
         message, offset = super().finish(local), local.state["offset"]
-        if local.setting.round == 0:
+        if local.context.round == 0:
             local.state = {"offset": torch.full_like(offset, torch.inf)}
         return message | {"model": message["model"] + offset}
 
@@ -90,10 +100,10 @@ def test_what_is_not_finite_is_not_kept(
 
 
 def test_changes_of_a_broadcast_that_is_not_finite_are_followed_by_a_whole_one() -> None:
-    link = Link(SETTING, Changes(), Changes())
+    link = Link(CONTEXT, Changes(), Changes())
     with pytest.warns(UserWarning, match="What Changes keeps of the broadcast of round 1 is not finite"):
         link.broadcast([0], {"model": torch.tensor([1.0, torch.nan])})
-    link = Link(SETTING, Changes(), Changes(), server_memory=link.server_memory)
+    link = Link(CONTEXT, Changes(), Changes(), server_memory=link.server_memory)
     assert torch.equal(link.broadcast([0], {"model": torch.ones(2)})["model"], torch.ones(2))
 
 
@@ -101,16 +111,16 @@ def test_changes_of_a_broadcast_that_is_not_finite_are_followed_by_a_whole_one()
 class Turned(Codec):
     """Codec that turns the signs, so that what is lost is twice the message."""
 
-    def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
+    def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Payload, State]:
         return {name: Packed.whole(-x) for name, x in message.items()}, {}
 
-    def decode(self, payload: Payload, setting: Setting) -> Message:
+    def decode(self, payload: Payload, context: RoundContext) -> Message:
         return {name: packed.content for name, packed in payload.items()}
 
 
 def test_an_error_of_the_server_s_change_that_is_not_finite_is_not_kept() -> None:
     step, state = Compress(Turned(), feedback=True), State()
     for size, kept in ((1.0, 2.0), (3e38, 2.0)):
-        turn: Any = SimpleNamespace(params=torch.zeros(2), proposal=torch.full((2,), size), setting=SETTING)
+        turn: Any = SimpleNamespace(params=torch.zeros(2), proposal=torch.full((2,), size), context=CONTEXT)
         state = step(turn, state)
         assert state["error"].tolist() == [kept, kept]

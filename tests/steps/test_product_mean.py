@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from toys import SIZES, Perceptron, Recorded, federation, vector
 
 from lightning_fl import FederatedTrainer
-from lightning_fl.aggregators import MajorityVote, Members, WeightedMean
+from lightning_fl.aggregators import KeepUploads, MajorityVote, WeightedMean
 from lightning_fl.algorithms import Algorithm
 from lightning_fl.codecs import ErrorFeedback, TopK
 from lightning_fl.errors import UserError
@@ -58,14 +58,14 @@ def test_a_mean_of_no_higher_rank_is_recovered() -> None:
     ],
 )
 def test_numbers_kept_of_coordinates_are_refused(keeper: str, parts: dict[str, Any]) -> None:
-    given: dict[str, Any] = {"aggregator": Members(WeightedMean()), "steps": (ProductMean(),), **parts}
+    given: dict[str, Any] = {"aggregator": KeepUploads(WeightedMean()), "steps": (ProductMean(),), **parts}
     with pytest.raises(UserError, match=f"ProductMean moves the coordinates of the numbers that {keeper} keeps"):
         Algorithm(**given)
 
 
 def test_parts_of_models_are_refused() -> None:
-    with pytest.raises(UserError, match="averages whole models, and MajorityVote does not: use Members"):
-        Algorithm(aggregator=Members(MajorityVote()), steps=(ProductMean(),))
+    with pytest.raises(UserError, match="averages whole models, and MajorityVote does not: use KeepUploads"):
+        Algorithm(aggregator=KeepUploads(MajorityVote()), steps=(ProductMean(),))
 
 
 def test_factors_of_convolutions_and_embeddings_are_pairs() -> None:
@@ -87,7 +87,7 @@ class LoRAPerceptron(Perceptron):
 
 
 def method(**parts: Any) -> Algorithm:
-    return Algorithm(aggregator=Members(WeightedMean(**parts)), steps=(ProductMean(),))
+    return Algorithm(aggregator=KeepUploads(WeightedMean(**parts)), steps=(ProductMean(),))
 
 
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])

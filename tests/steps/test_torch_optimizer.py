@@ -66,7 +66,7 @@ OPTIMIZERS: dict[str, Make] = {
 
 
 def turn(layout: Layout, params: Tensor, change: Tensor) -> Any:
-    return SimpleNamespace(params=params, proposal=params + change, setting=SimpleNamespace(layout=layout))
+    return SimpleNamespace(params=params, proposal=params + change, context=SimpleNamespace(layout=layout))
 
 
 def changes(layout: Layout) -> list[Tensor]:

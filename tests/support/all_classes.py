@@ -28,7 +28,7 @@ GIVEN: dict[str, dict[str, Any]] = {
     "Followed": {"codec": Dense()},
     "Compress": {"codec": Dense()},
     "WarmedUpMoments": {"codec": Dense()},
-    "Members": {"inner": WeightedMean()},
+    "KeepUploads": {"inner": WeightedMean()},
     "GradientTurn": {"inner": OneShot()},
     "Thresholded": {"inner": LocalOptimizer()},
     "Reconfiguration": {"rule": SquaredGradients(interval=1)},

@@ -16,7 +16,7 @@ import oracle
 import torch
 import toys
 
-from lightning_fl.aggregators import MaskedMean, Members, WeightedMean
+from lightning_fl.aggregators import KeepUploads, MaskedMean, WeightedMean
 from lightning_fl.algorithms import (
     APFL,
     HDFL,
@@ -345,7 +345,7 @@ ROSTER = {
     "FedDF-validated": Entry(
         partial(
             Algorithm,
-            aggregator=Members(WeightedMean()),
+            aggregator=KeepUploads(WeightedMean()),
             steps=(
                 Apply(),
                 Distillation(

@@ -16,7 +16,7 @@ from lightning_fl.algorithms import Algorithm
 from lightning_fl.data import Arrays, FederatedDataModule, Partition
 from lightning_fl.data.samples.tensor_samples import TensorSamples
 from lightning_fl.pruning import Plan, plans_of, prune
-from lightning_fl.slots import Codec, LocalTraining, Message, Packed, Payload, Rule, Setting, State
+from lightning_fl.slots import Codec, LocalTraining, Message, Packed, Payload, RoundContext, Rule, State
 
 SIZES = (3, 5, 4, 9, 12, 7)
 """Numbers of samples of the six clients: unequal, some with a last batch of one."""
@@ -192,12 +192,12 @@ class Drifting(Rule):
 class Halves(Codec):
     """Codec that sends half of the message plus half of the kept rest, at one bit a number."""
 
-    def encode(self, message: Message, memory: State, setting: Setting) -> tuple[Payload, State]:
+    def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Payload, State]:
         wanted = {name: x + memory.get(name, 0) for name, x in message.items()}
         payload = {name: Packed(x / 2, x.numel()) for name, x in wanted.items()}
         return payload, {name: x / 2 for name, x in wanted.items()}
 
-    def decode(self, payload: Payload, setting: Setting) -> Message:
+    def decode(self, payload: Payload, context: RoundContext) -> Message:
         return {name: packed.content for name, packed in payload.items()}
 
 

@@ -1,4 +1,4 @@
-"""Test runs of version 0.1 that were stopped after two of four rounds: their files load, and they resume to equal numbers."""
+"""Test runs of versions 0.1 and 0.2 that were stopped after two of four rounds: their files load, and they resume to equal numbers."""
 
 import csv
 import shutil
@@ -17,7 +17,7 @@ SAVED = Path(__file__).parent / "saved_runs"
 """Folders with config.yaml and checkpoints/last.ckpt after two rounds, and metrics.csv of four rounds in one go."""
 NUM_TEST_IMAGES = 360
 NEW_COLUMN = "clients/samples"
-"""Column that the version before did not write."""
+"""Column that version 0.1 did not write."""
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
@@ -26,7 +26,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in SAVED.iterdir()))
-def test_a_run_of_the_version_before_goes_on_to_the_same_numbers(
+def test_a_run_of_an_earlier_version_goes_on_to_the_same_numbers(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PL_GLOBAL_SEED")

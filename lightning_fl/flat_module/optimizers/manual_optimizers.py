@@ -130,7 +130,7 @@ class ManualOptimizers:
             return result
 
         result = optimizer.step(closure=closing, **options)
-        if (unpruned := progress.local.setting.unpruned) is not None:
+        if (unpruned := progress.local.context.unpruned) is not None:
             self._flat_module.params.mul_(unpruned.factors)
         progress.local.num_steps += 1
         return result

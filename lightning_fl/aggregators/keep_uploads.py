@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 
-from lightning_fl.slots import MEMBER_WEIGHTS, MEMBERS, Aggregator, Message, Upload, forwards
+from lightning_fl.slots import UPLOAD_WEIGHTS, UPLOADS, Aggregator, Message, Upload, forwards
 
 
 @forwards("inner", "in_common needs uses weighs_equally")
 @dataclass(frozen=True)
-class Members(Aggregator):
-    """Return the inner aggregator's message, and all uploads (K, ·) of a name as `members/<name>`. Memory grows with K.
+class KeepUploads(Aggregator):
+    """Return the inner aggregator's message, and all uploads (K, ·) of a name as `uploads/<name>`. Memory grows with K.
 
-    The clients' weights n_k (K,) are `members/weight`, or all 1 if the inner aggregator weighs their models equally.
+    The clients' weights n_k (K,) are `uploads/weight`, or all 1 if the inner aggregator weighs their models equally.
 
     Attributes:
         inner: aggregator that merges the uploads, for instance `WeightedMean()`.
@@ -28,7 +28,7 @@ class Members(Aggregator):
     @property
     def provides(self) -> frozenset[str]:
         """The uploads, and what the inner aggregator provides."""
-        return self.inner.provides | {MEMBERS}
+        return self.inner.provides | {UPLOADS}
 
     def add(self, accumulator: dict[str, Any], upload: Upload) -> None:
         """Add the upload to the inner aggregator, and keep it."""
@@ -41,6 +41,6 @@ class Members(Aggregator):
     def finish(self, accumulator: dict[str, Any]) -> Message:
         """Return the inner message and the stacked uploads."""
         uploads = accumulator["uploads"]
-        members = {f"members/{name}": torch.stack([upload[name] for upload in uploads]) for name in uploads[0]}
-        members[MEMBER_WEIGHTS] = torch.tensor(accumulator["weights"], dtype=torch.float64)
-        return self.inner.finish(accumulator["inner"]) | members
+        kept = {f"uploads/{name}": torch.stack([upload[name] for upload in uploads]) for name in uploads[0]}
+        kept[UPLOAD_WEIGHTS] = torch.tensor(accumulator["weights"], dtype=torch.float64)
+        return self.inner.finish(accumulator["inner"]) | kept

@@ -55,7 +55,7 @@ class Draw:
 
 
 @dataclass(frozen=True)
-class Setting:
+class RoundContext:
     """Facts about a run that every part may use, in the present round.
 
     Attributes:
@@ -89,18 +89,18 @@ class Setting:
     draw: Draw = Draw()
     encoded: Mapping[str, Tensor] = field(default_factory=dict)
 
-    def drawing(self, draw: Draw) -> Setting:
-        """Return the setting of a message with another source of draws: every message has one, and `replace` is slow."""
-        setting = object.__new__(Setting)
-        vars(setting).update(vars(self), draw=draw)
-        return setting
+    def drawing(self, draw: Draw) -> RoundContext:
+        """Return the context of a message with another source of draws: every message has one, and `replace` is slow."""
+        context = object.__new__(RoundContext)
+        vars(context).update(vars(self), draw=draw)
+        return context
 
-    def within(self, submodel: Submodel) -> Setting:
-        """Return the setting of a submodel: its layouts, no layers, no mask."""
+    def within(self, submodel: Submodel) -> RoundContext:
+        """Return the context of a submodel: its layouts, no layers, no mask."""
         return replace(self, layout=submodel.layout, buffer_layout=submodel.buffer_layout, groups=(), unpruned=None)
 
-    def at(self, positions: Tensor) -> Setting:
-        """Return the setting of the submodel of some positions (k,)."""
+    def at(self, positions: Tensor) -> RoundContext:
+        """Return the context of the submodel of some positions (k,)."""
         mask = torch.zeros(self.layout.numel, dtype=torch.bool, device=positions.device)
         mask[positions] = True
         return self.within(Submodel.from_masks(self.layout, self.buffer_layout, mask))

@@ -1,0 +1,38 @@
+"""Names of version 0.2 that have changed, which work until version 0.4."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from lightning.pytorch.utilities.rank_zero import rank_zero_deprecation
+
+
+def former_names(package: str, **present: str) -> Callable[[str], Any]:
+    """Return the `__getattr__` of a package, which finds what it exports under its former names.
+
+    Args:
+        package: name of the package.
+        **present: present names by former names.
+    """
+
+    def find(name: str) -> Any:
+        if name not in present:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        rank_zero_deprecation(f"{package}.{name} is now {present[name]}.")
+        return getattr(sys.modules[package], present[name])
+
+    return find
+
+
+class FormerSetting:
+    """What a part is given, whose `context` was `setting`."""
+
+    context: Any
+
+    @property
+    def setting(self) -> Any:
+        """Former name of `context`."""
+        rank_zero_deprecation(f"{type(self).__name__}.setting is now {type(self).__name__}.context.")
+        return self.context

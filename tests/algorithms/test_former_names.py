@@ -1,0 +1,61 @@
+"""Test that parts written for version 0.2 work, with a warning that gives the present name."""
+
+import copy
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import pytest
+import torch
+from toys import Perceptron, federation
+
+from lightning_fl import FederatedTrainer
+from lightning_fl.aggregators import WeightedMean
+from lightning_fl.algorithms import Algorithm
+from lightning_fl.slots import ServerTurn, State, Step
+
+FORMER = {
+    "slots": {"Setting": "RoundContext", "MEMBERS": "UPLOADS", "MEMBER_WEIGHTS": "UPLOAD_WEIGHTS"},
+    "aggregators": {"Members": "KeepUploads"},
+}
+
+
+def test_former_names_are_present_ones_with_a_warning() -> None:
+    for package, names in FORMER.items():
+        module = import_module(f"lightning_fl.{package}")
+        for former, present in names.items():
+            with pytest.warns(DeprecationWarning, match=f"lightning_fl.{package}.{former} is now {present}"):
+                assert getattr(module, former) is getattr(module, present)
+        with pytest.raises(AttributeError, match="has no attribute 'Absent'"):
+            module.Absent  # noqa: B018
+
+
+@dataclass(frozen=True)
+class Mean(Step):
+    """FedAvg's mean, by the former names."""
+
+    needs = frozenset({"uploads/model"})
+
+    def __call__(self, turn: ServerTurn, state: State) -> State:
+        slots: Any = sys.modules["lightning_fl.slots"]
+        models, weights = turn.merged[slots.MEMBERS], turn.merged[slots.MEMBER_WEIGHTS]
+        assert isinstance(turn.setting, slots.Setting)
+        turn.proposal = turn.params + (weights.float() @ models / weights.sum()).float()
+        return state
+
+
+def test_a_step_of_version_0_2_trains_as_before(make_trainer: Callable[..., FederatedTrainer]) -> None:
+    members: Any = vars(import_module("lightning_fl.aggregators"))["__getattr__"]
+    module, vectors = Perceptron(), []
+
+    def train(algorithm: Algorithm) -> None:
+        trainer = make_trainer(max_rounds=2)
+        trainer.fit(copy.deepcopy(module), federation(), algorithm)
+        vectors.append(trainer.run.params)
+
+    train(Algorithm())
+    with pytest.warns(DeprecationWarning, match="ServerTurn.setting is now ServerTurn.context"):
+        train(Algorithm(aggregator=members("Members")(WeightedMean()), steps=(Mean(),)))
+    torch.testing.assert_close(*vectors)
