@@ -136,20 +136,18 @@ def _repeated(batches: Iterator[Batch], repeat: int) -> Iterator[Batch]:
 
 def _batches(work: ClientWork, schedule: LocalSchedule, prepare: Callable[[Any], Any]) -> Iterator[Batch]:
     """Yield the batches of passes without end."""
-    order, batch_size, num_samples = (
+    order, num_samples, batch_size = (
         torch.Generator().manual_seed(work.seeds[0]),
-        schedule.batch_size,
         len(work.selection),
+        schedule.batch_size,
     )
-    in_step, in_one_pass = (
-        schedule.step_batches(work.batches_per_epoch),
-        min(num_samples, work.batches_per_epoch * batch_size),
-    )
+    in_step = schedule.step_batches(work.batches_per_epoch)
+    samples_per_epoch = min(num_samples, work.batches_per_epoch * batch_size)
     count = 0
     while True:
         for index, content in enumerate(work.selection.batches(batch_size, order), start=1):
             size = min(batch_size, num_samples - (index - 1) * batch_size)
-            factor = size / in_one_pass if schedule.full_batch else 1 / schedule.accumulate
+            factor = schedule.loss_factor(size, samples_per_epoch)
             ends_step = index % in_step == 0 or index == work.batches_per_epoch
             yield Batch(prepare(content), size, count, factor, ends_step)
             count += 1

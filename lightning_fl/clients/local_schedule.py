@@ -114,6 +114,10 @@ class LocalSchedule:
         """Return the number of batches whose gradients add up to one optimiser step; the last step of a pass may have fewer."""
         return batches_per_epoch if self.full_batch else self.accumulate
 
+    def loss_factor(self, size: int, samples_per_epoch: int) -> float:
+        """Return the factor of the mean loss of a batch of `size` samples in the loss of its optimiser step."""
+        return size / samples_per_epoch if self.full_batch else 1 / self.accumulate
+
     def num_samples(self, num_samples: int, num_steps: int | None = None) -> int:
         """Return the number of samples that a client with `num_samples` reads in its local training, or in `num_steps` of it."""
         batches_per_epoch = self.pass_batches(num_samples)

@@ -211,10 +211,9 @@ class _Reader:
         self._start, self._num_samples = start, len(member.work.selection)
         self._generator = torch.Generator().manual_seed(member.work.seeds[0])
         sizes = _batch_sizes(member, schedule)
-        in_one_pass = sum(sizes)
         self._sizes, self._batch_size = sizes, schedule.batch_size
         self._in_step = schedule.step_batches(member.work.batches_per_epoch)
-        self._factors = [size / in_one_pass if schedule.full_batch else 1 / schedule.accumulate for size in sizes]
+        self._factors = [schedule.loss_factor(size, sum(sizes)) for size in sizes]
         self._order = np.zeros(0, dtype=np.int64)
         self._next, self._before = len(sizes), -len(sizes)  # the next batch of this pass; the batches of earlier passes
 

@@ -1,4 +1,4 @@
-"""Test runs of versions 0.1 and 0.2 that were stopped after two of four rounds: their files load, and they resume to equal numbers."""
+"""Test that runs of versions 0.1 and 0.2 that were stopped after two of four rounds load, and resume to equal numbers."""
 
 import csv
 import shutil
