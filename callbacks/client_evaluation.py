@@ -244,10 +244,10 @@ class ClientEvaluation(Callback):
             else:
                 module.log(name, torch.tensor(value, dtype=torch.float64))  # a Python float would become float32
         trainer.publish(columns)  # for callbacks that read them in this round
-        of_round = {"round": trainer.current_epoch} if trainer.fitting else {}
+        round_number = {"round": trainer.current_epoch} if trainer.fitting else {}
         names = trainer.datamodule.client_names
         self.rows = [
-            {**of_round, "client": result.client}
+            {**round_number, "client": result.client}
             | ({} if names is None else {"name": str(names[result.client])})
             | {"samples": result.num_samples, **result.metrics}
             | {f"{name}{END}": value for name, value in result.tuned.items()}
@@ -281,8 +281,8 @@ def _statistics(name: str, results: Sequence[Any], lower_is_better: bool) -> dic
         values = {result.client: getattr(result, kind).get(name, nan) for result in results}
         kept = [result for result in results if isfinite(values[result.client])]
         samples = [result.num_samples for result in kept]
-        of_kind = distribution([values[result.client] for result in kept], samples, lower_is_better)
-        found |= {f"{prefix}{statistic}": value for statistic, value in of_kind.items()}
+        kind_values = distribution([values[result.client] for result in kept], samples, lower_is_better)
+        found |= {f"{prefix}{statistic}": value for statistic, value in kind_values.items()}
     gains = [result.tuned.get(name, nan) - result.metrics.get(name, nan) for result in results]
     if finite := [gain for gain in gains if isfinite(gain)]:
         found[GAIN] = fsum(finite) / len(finite)

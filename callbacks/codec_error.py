@@ -125,7 +125,7 @@ class CodecError(Callback):
         mine = torch.cat([self._sums.flatten(), self._counts, self._error, self._delta])
         sums, counts, error, delta = trainer.strategy.reduce(mine, reduce_op="sum").cpu().split(sizes)
         count = dict(zip(COUNTS, counts.tolist(), strict=True))
-        self._last_round |= dict.fromkeys(_of_all_processes(self._clients, trainer.world_size), trainer.current_epoch)
+        self._last_round |= dict.fromkeys(_all_clients(self._clients, trainer.world_size), trainer.current_epoch)
         if not count["samples"]:
             return
         error, delta = error / count["samples"], delta / count["samples"]
@@ -164,7 +164,7 @@ class CodecError(Callback):
         self._last_round = dict(state_dict["last_round"])
 
 
-def _of_all_processes(mine: list[int], world_size: int) -> list[int]:
+def _all_clients(mine: list[int], world_size: int) -> list[int]:
     """Return the clients of all processes, as any of them may train a client next."""
     if world_size == 1:
         return mine

@@ -44,12 +44,12 @@ SHARED = {
 }
 
 
-def _of_radio(uplink: float, downlink: float, watts: float) -> Profile:
+def _radio_profile(uplink: float, downlink: float, watts: float) -> Profile:
     values = {"uplink_joules_per_bit": uplink, "downlink_joules_per_bit": downlink, "radio_watts": watts}
     return {name: Coefficient(value / 10, value, 3 * value, HUANG) for name, value in values.items()} | SHARED
 
 
-PROFILES = {"lte": _of_radio(438.39e-9, 52.0e-9, 1.29), "wifi": _of_radio(283.2e-9, 137.0e-9, 0.13)}
+PROFILES = {"lte": _radio_profile(438.39e-9, 52.0e-9, 1.29), "wifi": _radio_profile(283.2e-9, 137.0e-9, 0.13)}
 
 
 def joules(amounts: Mapping[str, float], profile: Profile) -> float:

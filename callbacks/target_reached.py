@@ -121,9 +121,9 @@ class TargetReached(Callback):
 
     def _find(self, trainer: Any) -> None:
         """Find the metric that the run is about, in a stock trainer after its first validation."""
-        of_run = getattr(trainer, "metric", None)
-        if isinstance(of_run, str):
-            self._watch(of_run, trainer.metric_falls)
+        run_metric = getattr(trainer, "metric", None)
+        if isinstance(run_metric, str):
+            self._watch(run_metric, trainer.metric_falls)
         elif (self._validated or not trainer.enable_validation) and (name := find_metric(trainer.callback_metrics)):
             self._watch(name, falls(name))
             better = "lower" if self.watched_falls else "higher"

@@ -169,8 +169,8 @@ def in_federation(
     batch_size = plan.sizes.batch_size
     samples = plan.sizes.local_steps * batch_size
     images, labels = noise(clients * samples)
-    of_clients = list(zip(images.split(samples), labels.split(samples), strict=True))
-    work = Work(network(name, 10), of_clients, batch_size, epochs=1, learning_rate=LEARNING_RATE)
+    client_samples = list(zip(images.split(samples), labels.split(samples), strict=True))
+    work = Work(network(name, 10), client_samples, batch_size, epochs=1, learning_rate=LEARNING_RATE)
     data = federation_of(images, labels, clients, batch_size)
     trainer = quiet_trainer(
         plan.device,

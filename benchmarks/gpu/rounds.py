@@ -95,16 +95,16 @@ def at_once(plan: Plan) -> None:
 
 
 def _stacks(label: Row, name: str, clients: int, plan: Plan) -> None:
-    def of_size(size: int, federation: Federation, of_stack: Row) -> None:
+    def measure_size(size: int, federation: Federation, row: Row) -> None:
         train = our_round(federation, Stacked(size))
         timed = in_turns({"": train}, min(3, plan.sizes.turns), seconds=2)[""]
         per_second = 1e3 * clients / timed.ms[1]
-        plan.add(replace(of_stack, ms=timed.ms, clients_per_second=per_second, peak_mb=timed.peak_mb))
+        plan.add(replace(row, ms=timed.ms, clients_per_second=per_second, peak_mb=timed.peak_mb))
 
     def measure(federation: Federation, work: Work) -> None:
         sizes = [4**power for power in range(10) if 4**power <= clients]
         for size in reversed(sizes):  # the fastest first
-            of_stack = replace(label, way=f"{size} at once")
-            plan.attempt(of_stack, partial(of_size, size, federation, of_stack))
+            row = replace(label, way=f"{size} at once")
+            plan.attempt(row, partial(measure_size, size, federation, row))
 
     in_federation(name, clients, plan, measure)

@@ -165,15 +165,15 @@ def _steps(label: Row, name: str, clients: int, plan: Plan) -> None:
         ours = StackedStep(federation)
         _profile(replace(label, way="our step"), ours, plan)
         for way, make in WAYS.items():
-            of_way = replace(label, way=way)
-            plan.attempt(of_way, partial(_compare, of_way, make, ours, plan))
+            row = replace(label, way=way)
+            plan.attempt(row, partial(_compare, row, make, ours, plan))
 
     def measure_serial(federation: Federation, work: Work) -> None:
         ours = SerialStep(federation)
         alone = replace(label, case=f"{name} × 1")
         _profile(replace(alone, way="our serial step"), ours, plan)
-        of_way = replace(alone, way="CUDA graph of our serial step")
-        plan.attempt(of_way, partial(_compare, of_way, in_cuda_graph, ours, plan))
+        row = replace(alone, way="CUDA graph of our serial step")
+        plan.attempt(row, partial(_compare, row, in_cuda_graph, ours, plan))
 
     in_federation(name, clients, plan, measure)
     in_federation(name, 1, plan, measure_serial, runner="serial")

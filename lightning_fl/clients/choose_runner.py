@@ -229,13 +229,13 @@ def _known_obstacles(flat_module: FlatModule) -> list[str]:
 def _plain_attributes(module: nn.Module) -> dict[tuple[nn.Module, str], Any]:
     """Return copies of the user's attributes of a module and its parts: numbers, texts, containers, tensors."""
     kinds = (bool, int, float, str, list, dict, set, tuple, type(None), Tensor)
-    of_lightning = vars(LightningModule()).keys()
+    lightning_names = vars(LightningModule()).keys()
     return {
         (part, name): value.copy() if isinstance(value, (list, dict, set)) else value
         for part in module.modules()
         if not isinstance(part, Metric)
         for name, value in vars(part).items()
-        if isinstance(value, kinds) and name not in of_lightning
+        if isinstance(value, kinds) and name not in lightning_names
     }
 
 

@@ -130,17 +130,17 @@ class LocalSchedule:
         batches_per_epoch = self.pass_batches(num_samples)
         return self._read(batches_per_epoch, num_steps, batches_per_epoch, 1)
 
-    def _read(self, batches_per_epoch: int, num_steps: int | None, of_pass: int, of_batch: int) -> int:
-        """Return what the local training, or `num_steps` of it, reads: `of_pass` a pass, `of_batch` a batch but the last."""
+    def _read(self, batches_per_epoch: int, num_steps: int | None, per_epoch: int, per_batch: int) -> int:
+        """Return what the local training, or `num_steps` of it, reads: `per_epoch` a pass, `per_batch` a batch but the last."""
         if not batches_per_epoch:
             return 0
         in_step = self.step_batches(batches_per_epoch)
         steps = self.num_steps(batches_per_epoch) if num_steps is None else num_steps
         passes, rest = divmod(steps, ceil(batches_per_epoch / in_step) * self.repeat)
         complete, repeats = divmod(rest, self.repeat)
-        before = min(of_pass, complete * in_step * of_batch)
-        after = min(of_pass, (complete + 1) * in_step * of_batch)
-        return self.repeat * (passes * of_pass + before) + repeats * (after - before)
+        before = min(per_epoch, complete * in_step * per_batch)
+        after = min(per_epoch, (complete + 1) * in_step * per_batch)
+        return self.repeat * (passes * per_epoch + before) + repeats * (after - before)
 
     def work(
         self, selection: Selection, seeds: Sequence[int], resident: bool, straggler: tuple[Run, int] | None = None

@@ -79,10 +79,10 @@ class Stochastic(Codec):
             clipped, scales = self.scale(vector, sizes)
             sizes = sizes.to(vector.device, non_blocking=True)
             wide = clipped.to(scales.dtype)
-            of_group = scales.repeat_interleave(
+            value_scales = scales.repeat_interleave(
                 sizes, output_size=len(vector)
             )  # the host does not wait to learn the size
-            share = wide.abs() / of_group  # first: the product may overflow
+            share = wide.abs() / value_scales  # first: the product may overflow
             share = share.nan_to_num_(0.0, posinf=0.0).clamp_(max=1.0).mul_(self.most)  # infinite if the scale is 0
             level = share.floor()
             drawn = torch.rand(len(vector), generator=context.draw.generator(name))
@@ -101,8 +101,8 @@ class Stochastic(Codec):
                 scales = payload[f"{SCALES}{name}"].content
                 share = levels.to(scales.dtype).div_(self.most)
                 sizes = self.sizes(context).to(scales.device, non_blocking=True)
-                of_group = scales.repeat_interleave(sizes, output_size=context.layout.numel)
-                message[name] = share.mul_(of_group).to(context.dtype)
+                value_scales = scales.repeat_interleave(sizes, output_size=context.layout.numel)
+                message[name] = share.mul_(value_scales).to(context.dtype)
             elif not name.startswith(SCALES):
                 message[name] = packed.content
         return message

@@ -74,14 +74,14 @@ def decode_levels(bits: Tensor, count: int, bucket: int) -> Tensor:
             place = end[end[place] + 1]
     levels = torch.zeros(count, dtype=torch.int64)
     steps = values[torch.tensor(gaps, dtype=torch.int64)]
-    of_buckets = torch.tensor(counts, dtype=torch.int64)
+    bucket_sizes = torch.tensor(counts, dtype=torch.int64)
     walked = steps.cumsum(0)
-    first = of_buckets.cumsum(0) - of_buckets  # of each bucket, among all levels
+    first = bucket_sizes.cumsum(0) - bucket_sizes  # of each bucket, among all levels
     walked_before = torch.cat([torch.zeros(1, dtype=torch.int64), walked])[first]
     starts = torch.arange(len(counts)) * bucket - 1 - walked_before
     sign_places = torch.tensor(signs, dtype=torch.int64)
     signed = torch.where(bits[sign_places], -1, 1) * values[sign_places + 1]
-    levels[walked + starts.repeat_interleave(of_buckets)] = signed
+    levels[walked + starts.repeat_interleave(bucket_sizes)] = signed
     return levels
 
 

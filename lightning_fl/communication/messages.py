@@ -150,8 +150,8 @@ def _entropy(codec: Codec, name: str, payload: Payload, context: RoundContext) -
         symbols, num_values = found
         counts = torch.bincount(symbols.flatten().long(), minlength=num_values).tolist()
         n = sum(counts)
-        of_order = log2_factorial(n) - sum(map(log2_factorial, counts))
-        return min(sent, _whole(log2_choices(n + num_values - 1, num_values - 1)) + _whole(of_order))
+        order_bits = log2_factorial(n) - sum(map(log2_factorial, counts))
+        return min(sent, _whole(log2_choices(n + num_values - 1, num_values - 1)) + _whole(order_bits))
     if (choice := codec.choice(name, payload, context)) is not None:
         return min(sent, _whole(log2_choices(*choice)))
     return sent

@@ -124,17 +124,17 @@ def describe_loader(data: SplitData, loaders: CombinedLoader, num_batches: Seque
         loaders: the loaders.
         num_batches: batches to read of each.
     """
-    of_test, of_clients, others = 0, 0, []
+    num_test, from_training, others = 0, 0, []
     for loader, count in zip(loaders.flattened, num_batches, strict=True):
         num_samples = _num_samples(loader, count)
         if isinstance(loader, SampleLoader) and loader.samples in (data.test, data.train):
-            of_test += num_samples * (loader.samples is data.test)
-            of_clients += num_samples * (loader.samples is data.train)
+            num_test += num_samples * (loader.samples is data.test)
+            from_training += num_samples * (loader.samples is data.train)
         else:
             others.append(f"{num_samples:,} samples" if num_samples else "samples")
     unit = _unit(data)
-    parts = [f"{of_test:,} test {unit}"] * bool(of_test) + [f"{of_clients:,} held-out training {unit}"] * bool(
-        of_clients
+    parts = [f"{num_test:,} test {unit}"] * bool(num_test) + [f"{from_training:,} held-out training {unit}"] * bool(
+        from_training
     )
     wrapped = type(getattr(data, "datamodule", data)).__name__
     return " and ".join([*parts, *(f"{number} of {wrapped}" for number in others)])

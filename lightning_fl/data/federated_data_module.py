@@ -188,15 +188,15 @@ class FederatedDataModule(Remembering, L.LightningDataModule, ABC):
         num_pooled = min(
             round(self.client_fraction * num_samples), whole_share(1 / (1 + self.server_fraction), num_samples)
         )
-        of_clients, of_server = order[:num_pooled], order[num_pooled:]
+        clients_pool, servers_pool = order[:num_pooled], order[num_pooled:]
         check_labels(self.train, self.test, self.num_classes, self)
         groups = needed_groups(self.train, self.groups, self.partition, self.server_groups or 0.0)
         if self.server_groups and groups is not None:
-            of_clients, of_server = server_pool(order, groups, self.server_groups, self._rng(GROUPS))
-        self._split_clients(of_clients, groups)
+            clients_pool, servers_pool = server_pool(order, groups, self.server_groups, self._rng(GROUPS))
+        self._split_clients(clients_pool, groups)
         takes_all = bool(self.server_groups) and self.server_fraction == 0
-        count = len(of_server) if takes_all else round(self.server_fraction * len(of_clients))
-        self.server_indices, self.server_histogram = draw_server(self, of_server, count, self._rng(SERVER))
+        count = len(servers_pool) if takes_all else round(self.server_fraction * len(clients_pool))
+        self.server_indices, self.server_histogram = draw_server(self, servers_pool, count, self._rng(SERVER))
         if self.shift is not None:
             owners = np.maximum(self.client_indices.owners(num_samples), self.client_val_indices.owners(num_samples))
             shift_clients(self.shift, self.train, owners, self.num_clients, self.seed)

@@ -72,8 +72,8 @@ def draw_server(
     if count and data.server_classes is not None:
         indices = draw_classes(pool, labels, count, data.server_classes, num_classes, rng)
     elif count and data.server_degree is not None:
-        of_clients = np.bincount(labels[data.client_indices.joined], minlength=num_classes)
-        indices = draw_degree(pool, labels, count, data.server_degree, of_clients, rng)
+        client_counts = np.bincount(labels[data.client_indices.joined], minlength=num_classes)
+        indices = draw_degree(pool, labels, count, data.server_degree, client_counts, rng)
     else:
         indices = draw_uniform(pool, count, rng)
     return indices, np.bincount(labels[indices], minlength=num_classes)

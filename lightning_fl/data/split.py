@@ -52,8 +52,8 @@ def server_pool(
         0 < count < len(present),
         f"server_groups={share} of {len(present):,} groups are {count:,}, but server and clients need at least one each.",
     )
-    of_server = np.isin(groups.codes[order], rng.choice(present, count, replace=False))
-    return order[~of_server], order[of_server]
+    is_pooled = np.isin(groups.codes[order], rng.choice(present, count, replace=False))
+    return order[~is_pooled], order[is_pooled]
 
 
 def hold_out(parts: ClientIndices, fraction: float, rng: np.random.Generator) -> tuple[ClientIndices, ClientIndices]:

@@ -103,7 +103,7 @@ class Hooks:
 
     def _bound(self, callback: Callback, name: str) -> Callable[..., Any]:
         bound = partial(getattr(callback, name), self._trainer, self._module)
-        return _of_round(bound, self._trainer) if name in STEP_HOOKS and is_a(callback, ProgressBar) else bound
+        return _counting_batches(bound, self._trainer) if name in STEP_HOOKS and is_a(callback, ProgressBar) else bound
 
     def after_round(self, num_batches: int) -> None:
         """Let the callbacks that save or average the server's model see the steps of a round."""
@@ -157,7 +157,7 @@ def _overrides(callback: Callback, name: str) -> bool:
     return name in vars(callback) or getattr(type(callback), name, None) is not getattr(base, name, None)
 
 
-def _of_round(hook: Callable[..., Any], trainer: Any) -> Callable[..., Any]:
+def _counting_batches(hook: Callable[..., Any], trainer: Any) -> Callable[..., Any]:
     """Count a progress bar's batches over all clients of the round, as its total does; the server's own batches are left out."""
     counted_round, count = -1, 0
 

@@ -166,9 +166,9 @@ class LogCollector:
         for name, metric in self._metrics.items():
             averages[name] = self._compute(metric)
             for form, other in self._forms.get(name, {}).items():
-                of_form = averages[name] if form == "epoch" else metric._forward_cache
-                if of_form is not None:  # a metric that was updated without `forward` has no value of a step
-                    self.suffixed.setdefault(name, {})[other] = float(torch.as_tensor(of_form).detach())
+                form_value = averages[name] if form == "epoch" else metric._forward_cache
+                if form_value is not None:  # a metric that was updated without `forward` has no value of a step
+                    self.suffixed.setdefault(name, {})[other] = float(torch.as_tensor(form_value).detach())
         # Only after all are computed, because metrics of one MetricCollection may share their states.
         for metric in self._metrics.values():
             metric.reset()
@@ -180,7 +180,7 @@ class LogCollector:
         if self.gather is None:
             return float(metric.compute())
 
-        def of_all(state: Tensor, group: Any = None) -> list[Tensor]:
+        def from_all(state: Tensor, group: Any = None) -> list[Tensor]:
             # torchmetrics itself waits forever if an empty list of labels, whose dtype it cannot know, meets a list of integers.
             states = [other.to(state.device) for other in self.gather_tensors(state)]
             return [other for other in states if other.numel()] or [state]
@@ -188,7 +188,7 @@ class LogCollector:
         parts = [part for part in metric.modules() if isinstance(part, Metric)]
         own = [part.dist_sync_fn for part in parts]
         for part in parts:
-            part.dist_sync_fn = part.dist_sync_fn or of_all
+            part.dist_sync_fn = part.dist_sync_fn or from_all
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "The ``compute`` method of metric .* was called before")

@@ -190,10 +190,10 @@ class Network:
         """
         if self._tried(filters) is not None:
             return []
-        of_kinds: dict[tuple[str, ...], list[str]] = {}
+        by_kind: dict[tuple[str, ...], list[str]] = {}
         for name in filters:
-            of_kinds.setdefault(self._examined[name].kind, []).append(name)
-        chosen = dict.fromkeys(name for kind in of_kinds.values() for name in (kind[0], kind[-1]))
+            by_kind.setdefault(self._examined[name].kind, []).append(name)
+        chosen = dict.fromkeys(name for kind in by_kind.values() for name in (kind[0], kind[-1]))
         if all(self._tried({name: filters[name]}) is None for name in chosen):
             return list(filters)
         return self._bisected(filters)

@@ -44,7 +44,7 @@ def examine(graph: Any, layer: _ConvNd, names: Mapping[nn.Module, str]) -> Exami
         names: names of all modules.
     """
     single = torch.arange(layer.out_channels)
-    if reason := _of_layer(graph, layer):
+    if reason := _layer_obstacle(graph, layer):
         return Examined(reason, single)
     normalised: dict[nn.GroupNorm, dict[int, set[int]]] = {}
     kinds, own_forwards = {type(layer).__name__}, set[str]()
@@ -82,7 +82,7 @@ def examine(graph: Any, layer: _ConvNd, names: Mapping[nn.Module, str]) -> Exami
     return Examined("", torch.tensor(blocks), kind, tuple(sorted(own_forwards)))
 
 
-def _of_layer(graph: Any, layer: _ConvNd) -> str:
+def _layer_obstacle(graph: Any, layer: _ConvNd) -> str:
     """Return the reason in a convolution itself why it has to stay whole; "" if it has none."""
     if isinstance(layer, _ConvTransposeNd):
         return "it is a transposed convolution"

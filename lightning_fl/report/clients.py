@@ -128,7 +128,9 @@ def clients_table(groups: Sequence[Group], metric: Metric) -> Table:
             | _rounded(distribution(run.values.tolist(), run.samples.tolist(), metric.falls))
             for run in runs
         ]
-        rows.append(([label], {name: mean_and_spread([of_run.get(name) for of_run in found]) for name in columns}))
+        rows.append(
+            ([label], {name: mean_and_spread([run_values.get(name) for run_values in found]) for name in columns})
+        )
     return table(["method"], columns, rows)
 
 

@@ -162,7 +162,7 @@ def _groups(lines: Mapping[str, Sequence[str]], curves: Mapping[Path, Curve]) ->
         name: tuple(curves[Path(folder)] for folder in folders if Path(folder) in curves)
         for name, folders in lines.items()
     }
-    return [Group(name, of_line) for name, of_line in found.items() if of_line]
+    return [Group(name, line_records) for name, line_records in found.items() if line_records]
 
 
 def _origin(groups: Sequence[Group], commands: Sequence[str]) -> Sections:

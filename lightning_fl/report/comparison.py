@@ -253,10 +253,10 @@ def common_metric(records: Sequence[Record], given: str | None, target: float | 
         for record in records
     ]
     names = dict(zip((name for name, _ in kept), records, strict=True))
-    of_each = ", ".join(f"{name} in {record.folder}" for name, record in names.items())
+    run_metrics = ", ".join(f"{name} in {record.folder}" for name, record in names.items())
     require(
         given is not None or len(names) == 1,
-        f"the runs are about different metrics, {of_each}; choose one with --metric.",
+        f"the runs are about different metrics, {run_metrics}; choose one with --metric.",
     )
     name = given or kept[0][0]
     return Metric(name, target, window, next((mode for known, mode in kept if known == name), None))

@@ -66,7 +66,7 @@ def labels(firsts: Sequence[Record]) -> list[str]:
     found = []
     for record in firsts:
         keys = chosen[record.algorithm]
-        settings = [text for key in keys if (text := _of_part(record, key, keys) or setting(record, key))]
+        settings = [text for key in keys if (text := _part_label(record, key, keys) or setting(record, key))]
         found.append(", ".join([_short(record.algorithm, LONGEST_FOLDER), *dict.fromkeys(settings)]))
     is_allowed = [found.count(label) == 1 and len(label) <= LONGEST_LABEL for label in found]
     by_folder = {record.algorithm for record, allowed in zip(firsts, is_allowed, strict=True) if not allowed}
@@ -96,7 +96,7 @@ def _weight(key: str) -> tuple[int, int]:
     return PARTS.index(part) if part in PARTS else len(PARTS), key.count(".")
 
 
-def _of_part(record: Record, key: str, keys: Sequence[str]) -> str:
+def _part_label(record: Record, key: str, keys: Sequence[str]) -> str:
     """Return the part of the method to which a setting belongs, such as `TopK(0.1)`; empty if it belongs to none.
 
     Args:

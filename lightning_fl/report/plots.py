@@ -62,12 +62,12 @@ def draw_panels(groups: Sequence[Group], metric: Metric, look: Look = Look()) ->
     known = [axis for axis in PANELS if _has_axis(groups, axis)]
     if not known:
         return None
-    of_panel = replace(look, size=(max(1.0, look.size[0] / len(known)), look.size[1]))
+    panel_look = replace(look, size=(max(1.0, look.size[0] / len(known)), look.size[1]))
     with matplotlib.rc_context(look.style):
         figure = Figure(figsize=look.size, layout="constrained")
         panels = np.atleast_1d(figure.subplots(1, len(known), sharey=True))
         for axes, axis in zip(panels, known, strict=True):
-            _draw_axes(axes, groups, metric, axis, of_panel)
+            _draw_axes(axes, groups, metric, axis, panel_look)
         panels[0].set_ylabel(_ylabel(groups, metric, look))
         _add_legend(figure, groups, look)
     return figure
@@ -119,8 +119,8 @@ def scale_axis(axes: Axes, axis: str, spent: Floats, look: Look) -> float:
         name = "uplink of all clients"
         axes.xaxis.set_major_formatter(EngFormatter(unit="B"))
     elif axis == "simulated_seconds":
-        of_time = unit_of(spent.max() / 2, TIMES)
-        unit, name = TIMES[of_time], f"simulated time ({of_time})"
+        time_unit = unit_of(spent.max() / 2, TIMES)
+        unit, name = TIMES[time_unit], f"simulated time ({time_unit})"
     axes.set_xlabel(fill(name + " (logarithmic)" * logarithmic, look.line_length))
     if logarithmic:
         formatter = axes.xaxis.get_major_formatter()

@@ -99,14 +99,14 @@ def published_settings(paper: str, dataset: str, network: str, algorithm: str, s
     'Dirichlet(0.1)'
     """
     known = papers()
-    of_method = known["methods"].get(algorithm, {})
+    method_settings = known["methods"].get(algorithm, {})
     partition = setting if paper == "fedadam-ssm" else f"Shards({known['shards'][dataset]})"
     wanted: Settings = {"data": dataset.replace("-", ""), "partition": partition}
     wanted |= {"model": "ImageClassifier", "options": known["options"][paper].get(network, {})}
     if network in known["computation"][paper]:
         wanted["computation"] = f"{known['computation'][paper][network]:g} s"
-    wanted |= known["settings"][paper] | of_method
-    if "p" in of_method:
+    wanted |= known["settings"][paper] | method_settings
+    if "p" in method_settings:
         wanted["server classes"] = known["server_classes"][dataset]
         options = dict(part.split("=", 1) for part in setting.split("; ") if "=" in part)
         wanted |= {OPTIONS[name][0]: OPTIONS[name][1](value) for name, value in options.items()}

@@ -50,17 +50,17 @@ def written_settings(
     given = {name: trainer.limits[name] if name in trainer.limits else getattr(trainer, name) for name in flags}
     found: dict[str, Any] = {"seed_everything": seed}
     for name, value in given.items():
-        of_flag = dict(_flat(f"trainer.{name}", None if value == DEFAULTS.get(name) else value))
+        flag_settings = dict(_flat(f"trainer.{name}", None if value == DEFAULTS.get(name) else value))
         if is_dataclass(value):  # the class of such a flag cannot be chosen, so a configuration does not name it
-            del of_flag[f"trainer.{name}"]
-        found |= of_flag
+            del flag_settings[f"trainer.{name}"]
+        found |= flag_settings
     for position, callback in enumerate(trainer.given_callbacks):
         found |= _flat(f"trainer.callbacks.{position}", callback)
-    of_model = dict(_flat("model", model))
+    model_settings = dict(_flat("model", model))
     for name in FROM_DATA:
-        if of_model.get(f"model.{name}") == getattr(data, name, None):
-            of_model.pop(f"model.{name}", None)
-    return found | of_model | dict(_flat("data", data)) | dict(_flat("algorithm", algorithm))
+        if model_settings.get(f"model.{name}") == getattr(data, name, None):
+            model_settings.pop(f"model.{name}", None)
+    return found | model_settings | dict(_flat("data", data)) | dict(_flat("algorithm", algorithm))
 
 
 def _flat(key: str, value: Any) -> Iterator[tuple[str, Any]]:

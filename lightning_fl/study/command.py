@@ -154,7 +154,7 @@ def _reported(file: StudyFile, name: str, out: Path, done: Sequence[PlannedRun],
         return {**claims, **within, **({"Left out": [left_out]} if left_out else {})}
 
     lines = {cell: [str(curve.record.folder) for curve in runs.values()] for cell, runs in curves.items()}
-    given.runs = [folder for of_line in lines.values() for folder in of_line]
+    given.runs = [folder for line_folders in lines.values() for folder in line_folders]
     return write_report(given, OfStudy(lines, Path(name).stem, _commands(file, name, out, done), sections))
 
 

@@ -76,9 +76,9 @@ def run_evaluation(trainer: TrainerInterface, stage: str) -> tuple[list[dict[str
     trainer.evaluated = LoadedRun(states, saved.get("run"), saved.get("learning_rates"))
     personal, most = trainer.algorithm.personal, most_clients(trainer)
     validation = ModelValidation(flat_module, trainer.data, stage, loaders, limit, states, personal, most)
-    of_callbacks = {} if stage == "predict" else _logged_by_callbacks(trainer)
+    callback_values = {} if stage == "predict" else _logged_by_callbacks(trainer)
     averages, outputs = evaluate_with_method(trainer, validation)
-    averages |= of_callbacks
+    averages |= callback_values
     for logger in trainer.loggers[1:]:
         logger.log_metrics(averages, step=trainer.global_step)
         logger.save()
@@ -132,14 +132,14 @@ def evaluate_with_method(
     Raises:
         UserError: in a fit, the test logs a name that the round has logged already.
     """
-    of_method = {} if validation.stage == "predict" else trainer.algorithm.validate(validation)
-    of_method = {name: value for name, value in of_method.items() if name not in known}
+    method_values = {} if validation.stage == "predict" else trainer.algorithm.validate(validation)
+    method_values = {name: value for name, value in method_values.items() if name not in known}
 
     def publish(averages: dict[str, float]) -> None:
         if trainer.fitting and validation.stage == "validation":
             choose_metric(trainer, averages, is_all=False)
         _refuse_same_names(validation.module, averages, known)
-        trainer.publish(averages | of_method)
+        trainer.publish(averages | method_values)
 
     averages, outputs = evaluate(
         validation.flat_module,
@@ -149,7 +149,7 @@ def evaluate_with_method(
         trainer.inference_mode,
         publish,
     )
-    return averages | of_method, outputs
+    return averages | method_values, outputs
 
 
 def _refuse_same_names(module: LightningModule, tested: Iterable[str], known: Collection[str]) -> None:

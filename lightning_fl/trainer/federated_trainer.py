@@ -176,7 +176,7 @@ class FederatedTrainer(TrainerInterface):
         with session(self, fn, model, datamodule, algorithm, ckpt_path, weights_only):
             averages, _ = run_evaluation(self, "test" if fn == TrainerFn.TESTING else "validation")
         if verbose and self.is_global_zero:
-            found = {name: x for of_loader in averages for name, x in of_loader.items()}
+            found = {name: x for loader_averages in averages for name, x in loader_averages.items()}
             width = max([24, *map(len, found)])
             for name, value in found.items():
                 print(f"{name:<{width}} {value:.6g}")

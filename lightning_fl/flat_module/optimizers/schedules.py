@@ -59,9 +59,9 @@ class Schedules:
                 )
         self.configs = configs
         self._groups = optimizer.param_groups
-        self._of_steps = [config for config in configs if config.interval == "step"]
-        self._fresh = [deepcopy(config.scheduler.state_dict()) for config in self._of_steps]
-        if self._of_steps and len(configs) > len(self._of_steps):
+        self._step_schedulers = [config for config in configs if config.interval == "step"]
+        self._fresh = [deepcopy(config.scheduler.state_dict()) for config in self._step_schedulers]
+        if self._step_schedulers and len(configs) > len(self._step_schedulers):
             # The rates of the round are those without step-wise schedulers.
             for group in self._groups:
                 group["lr"] = deepcopy(group.get("initial_lr", group["lr"]))
@@ -76,7 +76,7 @@ class Schedules:
     @property
     def moves_within_round(self) -> bool:
         """True if hyper-parameters change from step to step."""
-        return bool(self._of_steps)
+        return bool(self._step_schedulers)
 
     @property
     def cycles_momentum(self) -> bool:
@@ -87,20 +87,20 @@ class Schedules:
 
     def adopt(self) -> None:
         """Adopt what callbacks have changed since the last local training, such as a learning rate, for all that follows."""
-        for group, of_round, of_client in zip(self._groups, self._round, self._client, strict=True):
-            changed = _changed(group, of_client)
-            of_round.update(deepcopy(changed))
-            of_client.update(deepcopy(changed))
+        for group, round_group, client_group in zip(self._groups, self._round, self._client, strict=True):
+            changed = _changed(group, client_group)
+            round_group.update(deepcopy(changed))
+            client_group.update(deepcopy(changed))
 
     def end_client(self) -> None:
         """Restore the hyper-parameters and schedulers with which every client of the round starts."""
         self._restore(self._client)
-        for config, state in zip(self._of_steps, self._client_states, strict=True):
+        for config, state in zip(self._step_schedulers, self._client_states, strict=True):
             config.scheduler.load_state_dict(deepcopy(state))
 
     def after_step(self, num_batches: int) -> None:
         """Advance the step-wise schedulers whose frequency divides the client's batches so far; Lightning counts batches, too."""
-        for config in self._of_steps:
+        for config in self._step_schedulers:
             if num_batches % config.frequency == 0:
                 scheduler: Any = config.scheduler
                 try:
@@ -132,7 +132,7 @@ class Schedules:
         Raises:
             UserError: a scheduler refuses so many steps.
         """
-        for config in self._of_steps:
+        for config in self._step_schedulers:
             if config.frequency > 1 and accumulate > 1:
                 continue  # a frequency counts batches, so that it may pass over the ends of steps
             name, steps = _name(config.scheduler), num_steps // config.frequency
@@ -190,27 +190,27 @@ class Schedules:
     def _prepare_clients(self) -> None:
         """Make the step-wise schedulers anew on the hyper-parameters of the round, and keep the result for every client."""
         self._restore(self._round)
-        if len(self.configs) > len(self._of_steps):
-            for config, state in zip(self._of_steps, self._fresh, strict=True):
+        if len(self.configs) > len(self._step_schedulers):
+            for config, state in zip(self._step_schedulers, self._fresh, strict=True):
                 config.scheduler.load_state_dict(deepcopy(state))
                 if not any(isinstance(part, ABSOLUTE) for part in parts_of(config.scheduler)):
                     _rebase(config.scheduler, self._groups)
                 _begin(config.scheduler, self._groups)
         self._client = self._options()
-        self._client_states = [deepcopy(config.scheduler.state_dict()) for config in self._of_steps]
+        self._client_states = [deepcopy(config.scheduler.state_dict()) for config in self._step_schedulers]
 
     @contextmanager
     def constant(self, rate: float | None) -> Iterator[None]:
         """Train with one learning rate in all groups and without schedulers; with None, as always."""
         self.adopt()
-        own = self._client, self._of_steps, self._client_states
+        own = self._client, self._step_schedulers, self._client_states
         if rate is not None:
-            self._client, self._of_steps, self._client_states = [{**x, "lr": rate} for x in self._client], [], []
+            self._client, self._step_schedulers, self._client_states = [{**x, "lr": rate} for x in self._client], [], []
             self._restore(self._client)
         try:
             yield
         finally:
-            self._client, self._of_steps, self._client_states = own
+            self._client, self._step_schedulers, self._client_states = own
             self._restore(self._client)
 
     def _options(self) -> list[Options]:
@@ -274,11 +274,13 @@ class Schedules:
                 self.end_round(completed)
             return
         changed = state.get("round_options", [{}] * len(self._first))  # not in checkpoints of earlier versions
-        for of_round, first, rate, options in zip(self._round, self._first, state["round_rates"], changed, strict=True):
-            of_round.update(deepcopy({**first, **options, "lr": rate}))
-        of_rounds = [config for config in self.configs if config.interval == "epoch"]
+        for round_group, first, rate, options in zip(
+            self._round, self._first, state["round_rates"], changed, strict=True
+        ):
+            round_group.update(deepcopy({**first, **options, "lr": rate}))
+        epoch_schedulers = [config for config in self.configs if config.interval == "epoch"]
         # Lightning's StochasticWeightAveraging adds a scheduler in the middle of a run, and restores it itself.
-        for config, saved in zip(of_rounds, state["schedulers"], strict=False):
+        for config, saved in zip(epoch_schedulers, state["schedulers"], strict=False):
             config.scheduler.load_state_dict(saved)
         self._prepare_clients()
 
