@@ -85,41 +85,26 @@ def _entry_points_are_read_once() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _seeded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seed every test alike."""
+def _as_in_a_new_process() -> Iterator[None]:
+    """Seed every test alike, and undo what tests leave: an open run of W&B, torch's precision, the level of Lightning's logger.
+
+    Benchmarks set the precision for the whole process, and are quiet. All is in one fixture, because each costs every test time.
+    """
     import torch
 
-    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
+    from lightning_fl.switches.float32 import Float32
+
+    os.environ["PL_GLOBAL_SEED"] = "0"
     torch.default_generator.manual_seed(0)
     if torch.cuda.is_initialized():  # else torch.manual_seed would keep the seed and the calls for later, every time
         torch.cuda.manual_seed_all(0)
-
-
-@pytest.fixture(autouse=True)
-def _keep_float32() -> Iterator[None]:
-    """Restore torch's precision of float32, which benchmarks set for the whole process."""
-    from lightning_fl.switches.float32 import Float32
-
-    earlier = Float32.now()
-    yield
-    earlier.set()
-
-
-@pytest.fixture(autouse=True)
-def _keep_log_level() -> Iterator[None]:
-    """Restore the level of Lightning's logger, which benchmarks raise to be quiet."""
-    logger = logging.getLogger("lightning.pytorch")
+    precision, logger = Float32.now(), logging.getLogger("lightning.pytorch")
     level = logger.level
     yield
+    precision.set()
     logger.setLevel(level)
-
-
-@pytest.fixture(autouse=True)
-def _no_open_run_of_wandb() -> Iterator[None]:
-    """Finish W&B's run, as the end of a process does; the next test would go on with it."""
-    yield
     wandb = sys.modules.get("wandb")
-    if wandb is not None and wandb.run is not None:
+    if wandb is not None and wandb.run is not None:  # the next test would go on with it
         wandb.finish()
 
 

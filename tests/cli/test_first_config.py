@@ -35,6 +35,7 @@ SMALL = [
 ]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("method", METHODS)
 def test_the_first_configuration_of_every_method_runs_as_it_is(method: str, lightning_fl: Command) -> None:
     written = lightning_fl("init", "mine", "--algorithm", method)
@@ -57,6 +58,7 @@ def test_the_first_configuration_of_every_method_runs_as_it_is(method: str, ligh
         assert "filters" in refused.err or "convolution" in refused.err
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("network", NETWORKS)
 def test_the_first_configuration_of_every_network_begins(network: str, lightning_fl: Command) -> None:
     assert lightning_fl("init", "--model", network).code == 0
@@ -65,6 +67,7 @@ def test_the_first_configuration_of_every_network_begins(network: str, lightning
     assert begun.code == 0, begun.err
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("partition", [entry.name for entry in catalogue.entries() if entry.section == "partitions"])
 def test_the_first_configuration_fits_every_partition(partition: str, lightning_fl: Command) -> None:
     lightning_fl("init")

@@ -98,6 +98,7 @@ def shipped(task: Path, method: Path, **more: Any) -> Group:
 TASKS = sorted([*CONFIGS.glob("feddumap/*.yaml"), *CONFIGS.glob("fedadam_ssm/*.yaml")])
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("task", TASKS, ids=lambda path: path.stem)
 def test_the_experiments_that_come_with_the_package_are_those_of_the_papers(task: Path) -> None:
     names = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "fashionmnist": "Fashion-MNIST", "svhn": "SVHN"}
@@ -127,6 +128,7 @@ SHIPPED = [
 ]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("task", "method"), SHIPPED, ids=lambda path: path.stem)
 def test_the_defaults_that_a_whole_configuration_also_has_are_no_differences(task: Path, method: Path) -> None:
     whole = {"trainer.local_steps": None} | flatten(resolve([f"--config={task}", f"--config={method}"]))
