@@ -123,12 +123,14 @@ class AdapterError(Callback):
 
 def _adapted(module: nn.Module) -> dict[str, Any]:
     """Return the models of `peft` in a module, by the names of their attributes, without those inside others."""
-    found = {
+    adapters = {
         name: child
         for name, child in module.named_modules()
         if hasattr(child, "peft_config") and hasattr(child, "save_pretrained") and hasattr(child, "base_model")
     }
-    return {name: child for name, child in found.items() if not any(name.startswith(f"{other}.") for other in found)}
+    return {
+        name: child for name, child in adapters.items() if not any(name.startswith(f"{other}.") for other in adapters)
+    }
 
 
 def _pairs(module: nn.Module) -> list[tuple[str, str]]:

@@ -236,8 +236,10 @@ class ClientEvaluation(Callback):
             "clients/without_samples": len(results) - len(measured),
         }
         for name in logged:
-            found = _statistics(name, measured, falls(name) if self.lower_is_better is None else self.lower_is_better)
-            columns |= {f"{name}_clients_{statistic}": value for statistic, value in found.items()}
+            statistics = _statistics(
+                name, measured, falls(name) if self.lower_is_better is None else self.lower_is_better
+            )
+            columns |= {f"{name}_clients_{statistic}": value for statistic, value in statistics.items()}
         for name, value in columns.items():
             if isinstance(value, int):
                 module.log(name, value, reduce_fx="sum")  # a mean would not be a whole number
@@ -276,14 +278,14 @@ def _often(every: int) -> str:
 
 def _statistics(name: str, results: Sequence[Any], lower_is_better: bool) -> dict[str, float]:
     """Return the statistics of a metric over clients, before and after fine-tuning, without values that are not finite."""
-    found: dict[str, float] = {}
+    statistics: dict[str, float] = {}
     for prefix, kind in (("", "metrics"), (TUNED, "tuned")):
         values = {result.client: getattr(result, kind).get(name, nan) for result in results}
-        kept = [result for result in results if isfinite(values[result.client])]
-        samples = [result.num_samples for result in kept]
-        kind_values = distribution([values[result.client] for result in kept], samples, lower_is_better)
-        found |= {f"{prefix}{statistic}": value for statistic, value in kind_values.items()}
+        measured = [result for result in results if isfinite(values[result.client])]
+        samples = [result.num_samples for result in measured]
+        kind_values = distribution([values[result.client] for result in measured], samples, lower_is_better)
+        statistics |= {f"{prefix}{statistic}": value for statistic, value in kind_values.items()}
     gains = [result.tuned.get(name, nan) - result.metrics.get(name, nan) for result in results]
     if finite := [gain for gain in gains if isfinite(gain)]:
-        found[GAIN] = fsum(finite) / len(finite)
-    return found
+        statistics[GAIN] = fsum(finite) / len(finite)
+    return statistics

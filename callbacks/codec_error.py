@@ -80,9 +80,9 @@ class CodecError(Callback):
         if self.per_layer:
             positions = layout.views(torch.arange(layout.numel))
             for group in layer_groups(pl_module):
-                own = [positions[name].flatten() for name in group.parameters if name in positions]
-                if own:
-                    self._parts[f"/{group.name}"] = torch.cat(own)
+                group_positions = [positions[name].flatten() for name in group.parameters if name in positions]
+                if group_positions:
+                    self._parts[f"/{group.name}"] = torch.cat(group_positions)
         self._sums = torch.zeros(len(self._parts), len(SUMS), dtype=torch.float64)
         self._counts, self._clients = torch.zeros(len(COUNTS), dtype=torch.float64), []
         self._error = torch.zeros(layout.numel, dtype=torch.float64)
@@ -101,13 +101,13 @@ class CodecError(Callback):
         if not (sent.isfinite().all() and decoded.isfinite().all()):
             return
         samples, residual = float(trainer.datamodule.client_sizes[message.client]), message.memory.get(RESIDUAL)
-        kept = None if residual is None else residual.detach().cpu().double()
+        old_residual = None if residual is None else residual.detach().cpu().double()
         for sums, part in zip(self._sums, self._parts.values(), strict=True):
-            sums += samples * _compared(sent[part], decoded[part], None if kept is None else kept[part])
+            sums += samples * _compared(sent[part], decoded[part], None if old_residual is None else old_residual[part])
         age = trainer.current_epoch - self._last_round.get(message.client, trainer.current_epoch)
         self._clients.append(message.client)
         numbers = float(sum(len(x) for x in message.sent.values()))
-        has_residual = float(kept is not None)
+        has_residual = float(old_residual is not None)
         cut_off = message.num_saturated
         limited = [float(cut_off is not None), float(cut_off or 0)]
         self._counts += torch.tensor(
@@ -134,13 +134,14 @@ class CodecError(Callback):
         self._drift = self._drift + error
         columns = {"comm/uplink_ratio": 32 * count["numbers"] / count["bits"]} if count["bits"] else {}
         for place, (end, part) in enumerate(self._parts.items()):
-            found = dict(zip(SUMS, sums.view(-1, len(SUMS))[place].tolist(), strict=True))
-            if found["weight"]:
+            sums_by_name = dict(zip(SUMS, sums.view(-1, len(SUMS))[place].tolist(), strict=True))
+            if sums_by_name["weight"]:
                 columns |= {
-                    f"codec/{name}{end}": found[name] / found["weight"] for name in ("error", "cosine", "scale")
+                    f"codec/{name}{end}": sums_by_name[name] / sums_by_name["weight"]
+                    for name in ("error", "cosine", "scale")
                 }
                 if count["residuals"]:
-                    columns[f"codec/residual{end}"] = found["residual"] / found["weight"]
+                    columns[f"codec/residual{end}"] = sums_by_name["residual"] / sums_by_name["weight"]
             size, self._moved[place] = float(delta[part].norm()), self._moved[place] + delta[part].norm()
             if size:
                 columns[f"codec/mean_error{end}"] = float(error[part].norm() / size) ** 2

@@ -118,8 +118,8 @@ class EnergyMeter(Callback):
             UserError: the other run has another profile.
         """
         require(self.profile == other.profile, "EnergyMeter compares runs of one profile, and these have two.")
-        found = takes_less(self.amounts, other.amounts, self.profile)
-        return {"first": "less", "second": "more", "depends": "depends"}[found]  # type: ignore[return-value]
+        is_cheaper = takes_less(self.amounts, other.amounts, self.profile)
+        return {"first": "less", "second": "more", "depends": "depends"}[is_cheaper]  # type: ignore[return-value]
 
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
         """Refuse a trainer without clients.

@@ -190,8 +190,8 @@ class SparseUpdates(Callback):
         if self.error_feedback:
             update.left_out = (wanted - before[WEIGHT]).index_fill_(0, positions, 0.0)
         for name in names:
-            kept = before[name].index_copy_(0, positions, (wanted if name == WEIGHT else now[name])[positions])
-            for tensors, part in zip(after, kept.split([t[WEIGHT].numel() for t in after]), strict=True):
+            updated = before[name].index_copy_(0, positions, (wanted if name == WEIGHT else now[name])[positions])
+            for tensors, part in zip(after, updated.split([t[WEIGHT].numel() for t in after]), strict=True):
                 if name in tensors:
                     tensors[name].copy_(part.view_as(tensors[name]))
         width = wanted.element_size() * 8

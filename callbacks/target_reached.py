@@ -102,10 +102,10 @@ class TargetReached(Callback):
         value = float(metrics[self.watched])
         if self.reached is not None or not reaches(value, self.target, self.watched_falls):
             return
-        known = {name: float(metrics[name]) for name in COSTS if name in metrics}
-        self.reached = {"epoch": trainer.current_epoch, "step": trainer.global_step, "value": value, **known}
+        spent = {name: float(metrics[name]) for name in COSTS if name in metrics}
+        self.reached = {"epoch": trainer.current_epoch, "step": trainer.global_step, "value": value, **spent}
         pl_module.log("target/epoch", float(trainer.current_epoch))
-        costs = "".join(f", {name.partition('/')[2]} {amount:,.0f}" for name, amount in known.items())
+        costs = "".join(f", {name.partition('/')[2]} {amount:,.0f}" for name, amount in spent.items())
         rank_zero_info(
             f"{self.watched} reached {self.target:g} with {value:.4g} in epoch {trainer.current_epoch} (from 0){costs}."
         )

@@ -58,8 +58,8 @@ def network(
         check_whole(f"network {name!r}: {label}", value, 1)
     allowed = list(inspect.signature(NETWORKS[name]).parameters)[3:]
     for option in options:
-        known = nearest(option, allowed) if allowed else "it has none"
-        require(option in allowed, f"network {name!r} has no option {option!r}: {known}")
+        hint = nearest(option, allowed) if allowed else "it has none"
+        require(option in allowed, f"network {name!r} has no option {option!r}: {hint}")
     return NETWORKS[name](num_classes, in_channels, image_size, **options)
 
 
@@ -69,8 +69,8 @@ def usual_input(name: str) -> tuple[int, int]:
     >>> usual_input("cnn_mnist")
     (1, 28)
     """
-    own = f"use {{class_path: {name}}} for a class of your own; " if "." in name else ""
-    require(name in NETWORKS, f"unknown network {name!r}: {own}{nearest(name, NETWORKS)}")
+    remedy = f"use {{class_path: {name}}} for a class of your own; " if "." in name else ""
+    require(name in NETWORKS, f"unknown network {name!r}: {remedy}{nearest(name, NETWORKS)}")
     parameters = inspect.signature(NETWORKS[name]).parameters
     return parameters["in_channels"].default, parameters["image_size"].default
 

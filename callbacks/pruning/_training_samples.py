@@ -124,9 +124,9 @@ def moved(trainer: Any, batch: Any) -> Any:
 
 def example_input(trainer: Any) -> Any:
     """Return an input of the module's forward: its `example_input_array`, or zeros shaped like a batch's first part."""
-    own = trainer.lightning_module.example_input_array
-    if own is not None:
-        return own
+    example = trainer.lightning_module.example_input_array
+    if example is not None:
+        return example
     with isolate_rng():
         loader = _train_loader(trainer)
         if loader is None:

@@ -141,22 +141,22 @@ class AdaptiveRate:
             drawn = np.random.default_rng(seed).choice(len(sources), self.max_sources, replace=False)
             sources = [sources[position] for position in sorted(drawn)]
         self.asked = [source.client for source in sources if source.client is not None]
-        found = self._rates(trainer, module, sources, seed)
+        rates = self._rates(trainer, module, sources, seed)
         for source in sources:
             source.answer(1)
-        finite = np.isfinite(found)
+        finite = np.isfinite(rates)
         self.metrics = {"prune/sources": len(sources), "prune/nonfinite_sources": int((~finite).sum())}
         weights = layer_rates.source_weights(
             [source.num_samples for source in sources], [source.degree for source in sources], self.epsilon
         )
-        return layer_rates.mean_rate(np.where(finite, found, 0.0), weights)
+        return layer_rates.mean_rate(np.where(finite, rates, 0.0), weights)
 
     def _rates(
         self, trainer: Any, module: LightningModule, sources: Sequence[Source], seed: tuple[int, int]
     ) -> np.ndarray:
         """Return p*_k of each source; each process finds its share."""
         loss, initial = TrainingLoss(module, self.curvature), self._initial_model(module)
-        found = torch.zeros(len(sources), dtype=torch.float64)
+        rates = torch.zeros(len(sources), dtype=torch.float64)
         mine = range(trainer.global_rank, len(sources), trainer.world_size)
         for position in Tqdm(
             mine, desc="Pruning rates", unit="source", leave=False, disable=not _shows_progress(trainer)
@@ -165,10 +165,10 @@ class AdaptiveRate:
             rng = np.random.default_rng([*seed, position if source.client is None else 1 + source.client])
             batch = moved(trainer, source.batch(self.batch_size, rng))
             generator = torch.Generator().manual_seed(int(rng.integers(2**62)))
-            found[position] = self.source_rate(loss.curvature(batch), loss.point, initial, generator)
+            rates[position] = self.source_rate(loss.curvature(batch), loss.point, initial, generator)
         if trainer.world_size > 1:
-            found = trainer.strategy.reduce(found.to(module.device), reduce_op="sum")
-        return found.cpu().numpy()
+            rates = trainer.strategy.reduce(rates.to(module.device), reduce_op="sum")
+        return rates.cpu().numpy()
 
     def _initial_model(self, module: LightningModule) -> list[Tensor] | None:
         """Return w_0, pruned as the module has been since; None if it is not kept."""

@@ -147,8 +147,8 @@ class MagnitudePruning(PruningCallback):
 
     def _follow(self, module: LightningModule) -> None:
         """Take over masks that another callback has cut together with the module's layers."""
-        known = masks_of(module)
-        self._masks = {name: known.get(name, mask) for name, mask in self._masks.items()}
+        present_masks = masks_of(module)
+        self._masks = {name: present_masks.get(name, mask) for name, mask in self._masks.items()}
 
     def _choose(self, module: LightningModule, rate: float) -> Masks:
         parameters, layers = dict(module.named_parameters()), prunable(module, self.exclude)

@@ -49,9 +49,9 @@ def _remembering(init: Callable[..., None]) -> Callable[..., None]:
         if "given_arguments" not in vars(self):
             parameters = parameters_of(type(self))
             defaults = {name: p.default for name, p in parameters.items() if p.default is not Parameter.empty}
-            given = dict(zip(parameters, arguments, strict=False)) | options
-            self._refuse(given)
-            vars(self)["given_arguments"] = defaults | given
+            named_arguments = dict(zip(parameters, arguments, strict=False)) | options
+            self._refuse(named_arguments)
+            vars(self)["given_arguments"] = defaults | named_arguments
         init(self, *arguments, **options)
 
     return remember
@@ -78,10 +78,10 @@ def _parameters_of(constructors: tuple[Callable[..., None], ...]) -> dict[str, P
             hints = get_type_hints(init)
         except Exception:
             hints = {}
-        given = list(inspect.signature(init).parameters.values())[1:]
-        new = [p for p in given if p.kind in NAMED and p.name not in named and p.name not in passed]
+        own_parameters = list(inspect.signature(init).parameters.values())[1:]
+        new = [p for p in own_parameters if p.kind in NAMED and p.name not in named and p.name not in passed]
         named |= {parameter.name: parameter.replace(annotation=hints.get(parameter.name, Any)) for parameter in new}
-        if not any(parameter.kind == Parameter.VAR_KEYWORD for parameter in given):
+        if not any(parameter.kind == Parameter.VAR_KEYWORD for parameter in own_parameters):
             break
         passed |= _passed_on(init)
     return named

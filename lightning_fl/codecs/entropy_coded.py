@@ -59,8 +59,8 @@ class EntropyCoded(Codec):
         """Encode as the codec inside, and code its whole numbers; `mask/coded/name` tells whether an entry is coded."""
         plain, memory = self.codec.encode(message, memory, context)
         payload = dict(plain)
-        found = {name: self.codec.symbols(name, plain, context) for name in plain}
-        numbers = {name: entry for name, entry in found.items() if entry is not None}
+        entries = {name: self.codec.symbols(name, plain, context) for name in plain}
+        numbers = {name: entry for name, entry in entries.items() if entry is not None}
         for name, (symbols, num_values) in numbers.items():
             packed = plain[name]
             if not len(symbols):
@@ -147,13 +147,13 @@ def _decoded(content: Tensor) -> tuple[Tensor, int]:
     """Return the whole numbers (n,) that `_coded` coded, and the number of their values."""
     from constriction import stream
 
-    given = content.cpu().numpy()
+    array = content.cpu().numpy()
     start = 2 * WORD.itemsize
-    count, num_values = map(int, given[:start].view(WORD))
+    count, num_values = map(int, array[:start].view(WORD))
     width = bit_width(count + 1)
     end = start + -(-num_values * width // 8)
-    counts = unpack(torch.from_numpy(given[start:end]), num_values, width).numpy()
-    words = np.frombuffer(given[end:].tobytes(), dtype=WORD).astype(np.uint32)
+    counts = unpack(torch.from_numpy(array[start:end]), num_values, width).numpy()
+    words = np.frombuffer(array[end:].tobytes(), dtype=WORD).astype(np.uint32)
     numbers = stream.queue.RangeDecoder(words).decode(_model(counts), count)
     return torch.from_numpy(numbers).to(content.device, torch.int64), num_values
 

@@ -47,9 +47,9 @@ class ErrorFeedback(Codec):
         inner = {name: x for name, x in memory.items() if not name.startswith(RESIDUAL)}
         payload, inner = self.codec.encode(wanted, inner, context)
         sent = self.codec.decode(payload, context)
-        kept = {name: x for name, x in memory.items() if name.startswith(RESIDUAL)}
-        kept |= {RESIDUAL + name: wanted[name] - sent[name] for name in message if self.is_lossy_for(name)}
-        return payload, {**inner, **kept}
+        residuals = {name: x for name, x in memory.items() if name.startswith(RESIDUAL)}
+        residuals |= {RESIDUAL + name: wanted[name] - sent[name] for name in message if self.is_lossy_for(name)}
+        return payload, {**inner, **residuals}
 
     def decode(self, payload: Payload, context: RoundContext) -> Message:
         """Return C(z)."""

@@ -61,7 +61,7 @@ class LowRank(Codec):
     def encode(self, message: Message, memory: State, context: RoundContext) -> tuple[Payload, State]:
         """Encode all P̂ (n, R), then all Q' (m, R) and the whole tensors; the new memory is each Q'."""
         payload: Payload = {}
-        kept = dict(memory)  # tensors that are not sent this time stay
+        new_memory = dict(memory)  # tensors that are not sent this time stay
         for name, vector in message.items():
             if not compressible(name):
                 payload[name] = Packed.whole(vector)
@@ -72,15 +72,16 @@ class LowRank(Codec):
                     rest.append(matrix.flatten())
                     continue
                 key, form = f"data/q/{name}/{tensor}", (matrix.shape[1], r)
-                start = kept.get(key)
+                start = new_memory.get(key)
                 if start is None or start.shape != form:
                     start = torch.randn(form, generator=context.draw.generator(key))
                 left, right = _factors(matrix, start.to(vector.device, non_blocking=True))
                 lefts.append(left.flatten())
                 rest.append(right.flatten())
-                kept[key] = torch.where(right.any(), right, start.to(right))  # M = 0 says nothing about the next M
+                # M = 0 says nothing about the next M
+                new_memory[key] = torch.where(right.any(), right, start.to(right))
             payload[name] = Packed.whole(torch.cat(lefts + rest))
-        return payload, kept
+        return payload, new_memory
 
     def decode(self, payload: Payload, context: RoundContext) -> Message:
         """Return P̂ Q'ᵀ, and the tensors that were sent whole."""

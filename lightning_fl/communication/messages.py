@@ -120,7 +120,7 @@ class UplinkMessage:
 
     def bits_by_layer(self) -> dict[str, int]:
         """Return the bits of each layer, and under `shared` those that belong to none, such as positions; together `bits`."""
-        found = dict.fromkeys([*(group.name for group in self.groups), SHARED], 0)
+        bits_by_group = dict.fromkeys([*(group.name for group in self.groups), SHARED], 0)
         home = {name: group.name for group in self.groups for name in group.parameters}
         for codec, payload in self.parts:
             for name, packed in payload.items():
@@ -128,9 +128,9 @@ class UplinkMessage:
                 if shares is None and compressible(name):
                     shares = self._by_numbers(codec, name, payload)
                 for tensor, bits in (shares or {}).items():
-                    found[home.get(tensor, SHARED)] += bits
-                found[SHARED] += packed.bits - sum((shares or {}).values())
-        return found
+                    bits_by_group[home.get(tensor, SHARED)] += bits
+                bits_by_group[SHARED] += packed.bits - sum((shares or {}).values())
+        return bits_by_group
 
     def _by_numbers(self, codec: Codec, name: str, payload: Payload) -> dict[str, int]:
         """Return the bits of each tensor's numbers in a vector; {} unless all have as many."""

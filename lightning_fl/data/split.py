@@ -127,9 +127,9 @@ class GroupsOfClients:
         Args:
             groups: group of each test sample.
         """
-        known = groups.codes_of(self.group_names)  # -1 for a training group without test samples
+        test_codes = groups.codes_of(self.group_names)  # -1 for a training group without test samples
         clients = np.full(len(groups), -1, dtype=np.int64)
-        clients[known[known >= 0]] = self.client_of_group[known >= 0]
+        clients[test_codes[test_codes >= 0]] = self.client_of_group[test_codes >= 0]
         return ClientIndices.by_owner(clients[groups.codes], self.num_clients)
 
     def describe(self) -> str:

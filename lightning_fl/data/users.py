@@ -160,12 +160,12 @@ def given_groups(given: Any, dataset: Any, num_samples: int) -> Groups:
         UserError: `given` does not name the group of every sample.
     """
     if isinstance(given, str):
-        found = _named(dataset, given)
-        if found is None:
-            known = _columns(dataset)
-            hint = nearest(given, known) if known else "give an array (n,) or a function from index to name"
+        groups_of_column = _named(dataset, given)
+        if groups_of_column is None:
+            columns = _columns(dataset)
+            hint = nearest(given, columns) if columns else "give an array (n,) or a function from index to name"
             raise UserError(f"groups={given!r} is no column of the data with a name per sample; {hint}.")
-        return found
+        return groups_of_column
     if isinstance(given, Callable):  # type: ignore[arg-type]
         return Groups.of([given(index) for index in range(num_samples)])
     try:
@@ -198,22 +198,24 @@ def _named(dataset: Any, name: str) -> Groups | None:
         return Groups.of(whole.names[codes])
     if isinstance(dataset, ConcatDataset):
         parts = [_named(part, name) for part in dataset.datasets]
-        known = [part for part in parts if part is not None]
+        present = [part for part in parts if part is not None]
         return (
-            Groups.of(np.concatenate([part.names[part.codes] for part in known])) if len(known) == len(parts) else None
+            Groups.of(np.concatenate([part.names[part.codes] for part in present]))
+            if len(present) == len(parts)
+            else None
         )
-    found = getattr(dataset, name, None)
-    if isinstance(found, Groups):
-        return found
+    attribute = getattr(dataset, name, None)
+    if isinstance(attribute, Groups):
+        return attribute
     if name in _columns(dataset):  # of a Hugging Face dataset: this reads no other column
         column = dataset.select_columns(name).with_format("arrow")[:].column(0).combine_chunks().dictionary_encode()
         names = column.dictionary.to_pylist()
         if not column.null_count and "" not in names:
             sorted_names = Groups.of(names)
             return Groups(sorted_names.codes[column.indices.to_numpy()], sorted_names.names)
-        found = [None if number is None else names[number] for number in column.indices.to_pylist()]
+        attribute = [None if number is None else names[number] for number in column.indices.to_pylist()]
     try:
-        values = as_names(found)
+        values = as_names(attribute)
     except ValueError:
         return None
     return Groups.of(values) if values.ndim == 1 and len(values) == len(dataset) else None

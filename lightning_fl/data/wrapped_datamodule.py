@@ -84,11 +84,11 @@ class Federated(FederatedDataModule):
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the datamodule, because modules read theirs as `self.trainer.datamodule.…`."""
-        own = vars(self).get("datamodule")
-        if own is None or name.startswith("__"):
+        wrapped = vars(self).get("datamodule")
+        if wrapped is None or name.startswith("__"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         try:
-            return getattr(own, name)
+            return getattr(wrapped, name)
         except AttributeError as error:
             raise AttributeError(f"{error}, and neither has Federated, which wraps it") from error
 
@@ -187,8 +187,10 @@ class Federated(FederatedDataModule):
 
     def predict_dataloader(self) -> Any:
         """Return the datamodule's prediction loader, or its test loader if it has none."""
-        own = self._has("predict_dataloader")
-        return self._passed_through("predict_dataloader" if own else "test_dataloader", "predict" if own else "test")
+        predicts = self._has("predict_dataloader")
+        return self._passed_through(
+            "predict_dataloader" if predicts else "test_dataloader", "predict" if predicts else "test"
+        )
 
     def _passed_through(self, hook: str, stage: str) -> Any:
         if not self._has(hook):

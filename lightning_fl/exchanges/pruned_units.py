@@ -61,9 +61,9 @@ class PrunedUnits(Exchange):
             if not is_finite(result.message):
                 yield Upload(result, result.message)
                 continue
-            kept = torch.cat(self._keep(result, layers, channel))
-            kept = channel.send_up(result.client, {"mask/units": kept})["mask/units"]
-            yield upload_of(result, layers, kept.split(sizes), channel)
+            kept_units = torch.cat(self._keep(result, layers, channel))
+            kept_units = channel.send_up(result.client, {"mask/units": kept_units})["mask/units"]
+            yield upload_of(result, layers, kept_units.split(sizes), channel)
 
     def _layers(self, context: RoundContext) -> tuple[Group, ...]:
         return resolve(self.groups, context.groups, context.layout, context.buffer_layout)
@@ -107,6 +107,6 @@ def fill(scores: list[Tensor], sizes: list[int], budget: float) -> list[Tensor]:
     first = torch.cat([torch.arange(len(own), device=own.device) == own.argmax() for own in scores])
     order = joined.masked_fill(first, torch.inf).argsort(descending=True, stable=True)
     within = size[order].cumsum(0) <= budget + 1e-6  # tolerance, as budget is a product of floats
-    kept = first.clone()
-    kept[order] |= within
-    return list(kept.split([len(own) for own in scores]))
+    is_kept = first.clone()
+    is_kept[order] |= within
+    return list(is_kept.split([len(own) for own in scores]))

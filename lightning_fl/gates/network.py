@@ -59,12 +59,18 @@ def add_gates(
     require(bool(convolutions), f"{name} has no convolution to gate: dynamic pruning chooses channels of convolutions.")
     generator = torch.Generator().manual_seed(seed)
     for _, convolution, norm in convolutions:
-        kept = num_kept(keep, convolution.out_channels)
-        if kept == convolution.out_channels:
+        num_open = num_kept(keep, convolution.out_channels)
+        if num_open == convolution.out_channels:
             continue
         pixel_axes = len(convolution.kernel_size)
         gate = Gate(
-            convolution.in_channels, convolution.out_channels, kept, pixel_axes, mode, detach_input, generator=generator
+            convolution.in_channels,
+            convolution.out_channels,
+            num_open,
+            pixel_axes,
+            mode,
+            detach_input,
+            generator=generator,
         )
         gate.to(convolution.weight)
         convolution.gate = gate
@@ -86,12 +92,12 @@ def describe_gates(network: nn.Module) -> str:
     >>> describe_gates(network)
     '1 of 1 convolutions, which hold 10.0% of the parameters'
     """
-    own = gate_parameters(network)
-    total = sum(p.numel() for name, p in network.named_parameters() if name not in own)
-    found = layers(network)
-    gated = [layer for _, layer, _ in found if isinstance(_gate(layer), Gate)]
+    gate_names = gate_parameters(network)
+    total = sum(p.numel() for name, p in network.named_parameters() if name not in gate_names)
+    convolutions = layers(network)
+    gated = [layer for _, layer, _ in convolutions if isinstance(_gate(layer), Gate)]
     held = sum(layer.weight.numel() + (0 if layer.bias is None else layer.bias.numel()) for layer in gated)
-    return f"{len(gated)} of {len(found)} convolutions, which hold {held / max(1, total):.1%} of the parameters"
+    return f"{len(gated)} of {len(convolutions)} convolutions, which hold {held / max(1, total):.1%} of the parameters"
 
 
 def gate_parameters(network: nn.Module) -> dict[str, nn.Parameter]:
@@ -127,7 +133,7 @@ def without_gates(network: nn.Module) -> Iterator[None]:
 
 def layers(network: nn.Module) -> list[tuple[str, Any, nn.Module | None]]:
     """Return every convolution once: name, layer, and the normalisation of its channels that follows it, or None."""
-    found: dict[int, tuple[str, Any, nn.Module | None]] = {}
+    convolutions: dict[int, tuple[str, Any, nn.Module | None]] = {}
     if isinstance(network, _ConvNd):
         return [("", network, None)]
     for path, parent in network.named_modules():
@@ -135,8 +141,8 @@ def layers(network: nn.Module) -> list[tuple[str, Any, nn.Module | None]]:
         for (name, child), (_, following) in zip_longest(children, children[1:], fillvalue=("", None)):
             if isinstance(child, _ConvNd) and not isinstance(child, _ConvTransposeNd):
                 norm = following if _normalised(following) == child.out_channels else None
-                found.setdefault(id(child), (f"{path}.{name}" if path else name, child, norm))
-    return list(found.values())
+                convolutions.setdefault(id(child), (f"{path}.{name}" if path else name, child, norm))
+    return list(convolutions.values())
 
 
 def _normalised(module: nn.Module | None) -> int | None:
@@ -165,7 +171,7 @@ def only_gated(network: nn.Module) -> list[tuple[Any, nn.Module | None, Gate]]:
     Raises:
         UserError: the network has no gates.
     """
-    found = [(layer, norm, gate) for _, layer, norm in layers(network) if isinstance(gate := _gate(layer), Gate)]
-    if not found:
+    gated = [(layer, norm, gate) for _, layer, norm in layers(network) if isinstance(gate := _gate(layer), Gate)]
+    if not gated:
         raise UserError(f"{type(network).__name__} has no gates: add them with add_gates first.")
-    return found
+    return gated

@@ -47,15 +47,15 @@ class PersonalLayers(Personal):
             names = [last] if last else []
         parameters, buffers = set[str](), set[str]()
         for wanted in names:
-            own = [name for name in trainable if name == wanted or name.startswith(f"{wanted}.")]
+            matching = [name for name in trainable if name == wanted or name.startswith(f"{wanted}.")]
             parts = {name.rpartition(".")[0] for name in trainable} | set(trainable)
-            found = _buffers(module, wanted)
+            matching_buffers = _buffers(module, wanted)
             require(
-                bool(own) or bool(found),
+                bool(matching) or bool(matching_buffers),
                 f"personal names {wanted!r}, but {type(module).__name__} trains no such part; {nearest(wanted, parts)}.",
             )
-            parameters.update(own)
-            buffers.update(found)
+            parameters.update(matching)
+            buffers.update(matching_buffers)
         return Owned(frozenset(parameters), frozenset(buffers))
 
 

@@ -137,8 +137,8 @@ class Network:
         """Raise `UserError` with the reason unless the layer can lose filters."""
         if name in self._obstacles:
             raise UserError(f"pruning: {name!r} cannot lose filters: {self._obstacles[name]}.")
-        known = nearest(name, self.layers) if self.layers else "this network has none that can lose filters"
-        require(name in self.layers, f"pruning: {name!r} is no convolution of this network; {known}.")
+        hint = nearest(name, self.layers) if self.layers else "this network has none that can lose filters"
+        require(name in self.layers, f"pruning: {name!r} is no convolution of this network; {hint}.")
 
     @property
     def first_obstacles(self) -> str:

@@ -91,15 +91,15 @@ def filters_to_keep(
     >>> filters_to_keep({"conv1": torch.tensor([3.0, 1.0, 2.5, 4.0])}, 0.5, {"conv1": torch.tensor([0, 0, 2, 2])})
     {'conv1': tensor([2, 3])}
     """
-    kept = {}
+    kept_filters = {}
     for name, own in scores.items():
         rate = rates.get(name, 0.0) if isinstance(rates, Mapping) else rates
         quota = whole_share(rate, len(own))
         lost = lowest(own, quota) if blocks is None else _lowest_blocks(own, blocks[name].to(own.device), quota)
         is_kept = torch.ones(len(own), dtype=torch.bool)
         is_kept[lost] = False
-        kept[name] = is_kept.nonzero().flatten()
-    return kept
+        kept_filters[name] = is_kept.nonzero().flatten()
+    return kept_filters
 
 
 def _lowest_blocks(scores: Tensor, blocks: Tensor, quota: int) -> Tensor:
@@ -150,5 +150,5 @@ def _images(module: nn.Module, batch: Any) -> Tensor:
         raise UserError(
             f"feature-map ranks need batches of images, or tuples that begin with them, got {type(images).__name__}."
         )
-    own = next((p for p in module.parameters() if p.is_floating_point()), images)
-    return images.to(own.device, own.dtype) if images.is_floating_point() else images.to(own.device)
+    parameter = next((p for p in module.parameters() if p.is_floating_point()), images)
+    return images.to(parameter.device, parameter.dtype) if images.is_floating_point() else images.to(parameter.device)

@@ -42,19 +42,21 @@ def shrink(module: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
         module: module that will load these weights.
         state_dict: tensors by their names.
     """
-    own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     changed = {
         name: state_dict[name].shape
-        for name, tensor in own.items()
+        for name, tensor in tensors.items()
         if name in state_dict and not is_lazy(tensor) and tensor.shape != state_dict[name].shape
     }
     owners = {name: module.get_submodule(name.rpartition(".")[0]) for name in changed}
-    filters = [n for n, shape in changed.items() if isinstance(owners[n], _ConvNd) and shape[:1] != own[n].shape[:1]]
+    filters = [
+        n for n, shape in changed.items() if isinstance(owners[n], _ConvNd) and shape[:1] != tensors[n].shape[:1]
+    ]
     grows = bool(plans_of(module))
-    if not filters or not all(_by_pruning(owners[n], own[n].shape, shape, grows) for n, shape in changed.items()):
+    if not filters or not all(_by_pruning(owners[n], tensors[n].shape, shape, grows) for n, shape in changed.items()):
         return
     for name, shape in changed.items():
-        old = own[name]
+        old = tensors[name]
         channels_last = old.dim() == 4 and not old.is_contiguous()
         new = torch.zeros(shape, dtype=old.dtype, device=old.device)
         new = new.contiguous(memory_format=torch.channels_last) if channels_last else new

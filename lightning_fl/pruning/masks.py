@@ -44,8 +44,8 @@ def prunable(module: nn.Module, exclude: Sequence[str] = ()) -> dict[str, list[s
         if isinstance(layer, (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)):
             continue
         if not set(path.split(".")) & set(exclude):
-            own = [name for name, x in layer.named_parameters(path, recurse=False) if x.requires_grad]
-            layers |= {path: own} if own else {}
+            names = [name for name, x in layer.named_parameters(path, recurse=False) if x.requires_grad]
+            layers |= {path: names} if names else {}
     return layers
 
 
@@ -71,11 +71,11 @@ def largest(tensors: Mapping[str, Tensor], rate: float, kept: Mapping[str, Tenso
         return masks
     # Use the decimal fraction as written, not the nearest binary one.
     threshold = joined[min(ceil(Fraction(str(rate)) * len(joined)), len(joined) - 1)]
-    found = {name: mask & (magnitudes[name] > threshold) for name, mask in masks.items()}
-    for name, mask in found.items():
+    smaller_masks = {name: mask & (magnitudes[name] > threshold) for name, mask in masks.items()}
+    for name, mask in smaller_masks.items():
         if mask.dim() > 1 and not mask.any():
             mask.view(-1)[magnitudes[name].argmax()] = True
-    return found
+    return smaller_masks
 
 
 @torch.no_grad()
@@ -84,7 +84,7 @@ def apply_masks(module: nn.Module, masks: Masks, optimizers: Iterable[Optimizer]
 
     The module records these masks, combined with earlier ones (`masks_of`), until `forget_masks`.
     """
-    known = masks_of(module)
+    present_masks = masks_of(module)
     parameters = dict(module.named_parameters())
     for name, mask in masks.items():
         parameters[name].mul_(mask)
@@ -93,7 +93,9 @@ def apply_masks(module: nn.Module, masks: Masks, optimizers: Iterable[Optimizer]
             for value in state.values():
                 if isinstance(value, Tensor) and value.shape == mask.shape:
                     value.mul_(mask)
-    vars(module)[MASKS] = known | {name: mask & known[name] if name in known else mask for name, mask in masks.items()}
+    vars(module)[MASKS] = present_masks | {
+        name: mask & present_masks[name] if name in present_masks else mask for name, mask in masks.items()
+    }
 
 
 def cut_masks(module: nn.Module, plan: Plan) -> None:

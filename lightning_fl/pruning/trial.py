@@ -38,8 +38,8 @@ def twin_of(module: nn.Module) -> nn.Module:
 @contextmanager
 def restored(module: nn.Module) -> Iterator[None]:
     """Undo at the end what happened to the module's tensors and attributes; faster than a copy of the module."""
-    own = [part for part in module.modules() if not isinstance(part, torch.jit.ScriptModule)]
-    parts = [(part, dict(vars(part)), dict(part._parameters), dict(part._buffers)) for part in own]
+    plain_parts = [part for part in module.modules() if not isinstance(part, torch.jit.ScriptModule)]
+    parts = [(part, dict(vars(part)), dict(part._parameters), dict(part._buffers)) for part in plain_parts]
     values: list[tuple[Any, Tensor]] = [(parameter, parameter.data) for parameter in module.parameters()]
     values += [(buffer, buffer.data.clone()) for buffer in module.buffers()]
     try:
@@ -105,14 +105,14 @@ def call_as_in_training(module: nn.Module, arguments: Any) -> Any:
 
 def modules_run(module: nn.Module, run: Callable[[], Any]) -> set[nn.Module]:
     """Return the parts of a module that take part in a forward pass."""
-    found: set[nn.Module] = set()
-    handles = [part.register_forward_pre_hook(lambda part, inputs: found.add(part)) for part in module.modules()]
+    used_parts: set[nn.Module] = set()
+    handles = [part.register_forward_pre_hook(lambda part, inputs: used_parts.add(part)) for part in module.modules()]
     try:
         run()
     finally:
         for handle in handles:
             handle.remove()
-    return found
+    return used_parts
 
 
 def traced_outputs(result: Any) -> list[Tensor]:

@@ -70,8 +70,8 @@ class ControlVariates(Rule):
         total = torch.as_tensor(local.sum_learning_rate, dtype=delta.dtype, device=delta.device)
         correction = local.received[CONTROL]
         if not self.masked_correction and local.num_steps:  # Σ_s η_s m_s (c − c_k) / Σ_s η_s in place of c − c_k
-            own = local.state["control"]
-            correction = own + local.memory["correction"] * local.memory["corrected"] / total
+            client_control = local.state["control"]
+            correction = client_control + local.memory["correction"] * local.memory["corrected"] / total
         change = torch.where(total > 0, -correction - delta / total, 0.0)
         local.state = {"control": local.state["control"] + change}
         return {"model": delta, CONTROL: change}

@@ -57,9 +57,9 @@ class SquaredGradients(Rule):
         """Return y − w, and Z_k when it is due."""
         message = super().finish(local)
         if self.interval:
-            found = local.memory["sum"]
-            found = found if self.each_step else found.square() * local.num_samples
-            importance = local.state["importance"] + found
+            squares = local.memory["sum"]
+            squares = squares if self.each_step else squares.square() * local.num_samples
+            importance = local.state["importance"] + squares
             is_due = (local.context.round + 1) % self.interval == 0
             local.state = {"importance": torch.zeros_like(importance) if is_due else importance}
             message |= {IMPORTANCE: importance} if is_due else {}

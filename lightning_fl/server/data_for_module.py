@@ -43,8 +43,8 @@ def check_loaders(module: LightningModule, loaders: Iterable[Any], stage: str) -
 
 
 def _compare(module: LightningModule, labels: np.ndarray | None, stage: str) -> None:
-    known = getattr(module, "num_classes", None)
-    num_classes = module.hparams.get("num_classes") if known is None else known
+    attribute = getattr(module, "num_classes", None)
+    num_classes = module.hparams.get("num_classes") if attribute is None else attribute
     if labels is None or num_classes is None or not is_whole(num_classes):
         return
     is_ours = isinstance(module, ImageClassifier)

@@ -63,10 +63,10 @@ class ModuleLearner:
         """Train in training mode, with the augmentation of the data, if any; `forward` takes the first part of each batch."""
         flat_module = self.flat_module
         buffers = flat_module.personal_buffers
-        kept = [*flat_module.personal_leaves, *buffers.views, *buffers.counter_names]
+        owned = [*flat_module.personal_leaves, *buffers.views, *buffers.counter_names]
         require(
-            not kept,
-            f"models are trained before the first round, each as a whole, but clients keep {kept[0] if kept else ''!r}: use a "
+            not owned,
+            f"models are trained before the first round, each as a whole, but clients keep {owned[0] if owned else ''!r}: use a "
             "method that trains in rounds only, or keep nothing on the clients.",
         )
         adam = self._adam

@@ -201,10 +201,10 @@ class ServerSide:
                 raise UserError(
                     f"{self.method} needs {name}.forward(inputs) to return logits, but it fails: {error}"
                 ) from error
-        found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         require(
             isinstance(logits, Tensor) and logits.ndim == 2,
-            f"{self.method} needs {name}.forward(inputs) to return logits (samples, classes), got {found}.",
+            f"{self.method} needs {name}.forward(inputs) to return logits (samples, classes), got {shape}.",
         )
 
     def degrees(self, clients: Sequence[int]) -> tuple[float, float]:

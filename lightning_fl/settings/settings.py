@@ -65,14 +65,14 @@ class RunSettings:
 
     def changes_since(self, earlier: Mapping[str, Any]) -> list[Change]:
         """Return the settings that differ; of a part whose class differs, only the class."""
-        found: list[Change] = []
+        changes: list[Change] = []
         for key, new in self.values.items():
             old = earlier.get(key, new)
             # As clients_per_round, which is changeable, 1 is a count and 1.0 a fraction.
             differs = old != new or (key in self.changeable and type(old) is not type(new))
-            if differs and not any(key.startswith(f"{change.key}.") for change in found):
-                found.append(Change(key, old, new))
-        return found
+            if differs and not any(key.startswith(f"{change.key}.") for change in changes):
+                changes.append(Change(key, old, new))
+        return changes
 
 
 def settings_of(trainer: Any, data: FederatedDataModule) -> RunSettings:

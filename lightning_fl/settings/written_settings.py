@@ -47,20 +47,20 @@ def written_settings(
         seed: seed of the run.
     """
     flags = (*trainer.changeable, *trainer.unchangeable, "log_every_n_rounds", "fast_dev_run")
-    given = {name: trainer.limits[name] if name in trainer.limits else getattr(trainer, name) for name in flags}
-    found: dict[str, Any] = {"seed_everything": seed}
-    for name, value in given.items():
+    flag_values = {name: trainer.limits[name] if name in trainer.limits else getattr(trainer, name) for name in flags}
+    settings: dict[str, Any] = {"seed_everything": seed}
+    for name, value in flag_values.items():
         flag_settings = dict(_flat(f"trainer.{name}", None if value == DEFAULTS.get(name) else value))
         if is_dataclass(value):  # the class of such a flag cannot be chosen, so a configuration does not name it
             del flag_settings[f"trainer.{name}"]
-        found |= flag_settings
+        settings |= flag_settings
     for position, callback in enumerate(trainer.given_callbacks):
-        found |= _flat(f"trainer.callbacks.{position}", callback)
+        settings |= _flat(f"trainer.callbacks.{position}", callback)
     model_settings = dict(_flat("model", model))
     for name in FROM_DATA:
         if model_settings.get(f"model.{name}") == getattr(data, name, None):
             model_settings.pop(f"model.{name}", None)
-    return found | model_settings | dict(_flat("data", data)) | dict(_flat("algorithm", algorithm))
+    return settings | model_settings | dict(_flat("data", data)) | dict(_flat("algorithm", algorithm))
 
 
 def _flat(key: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -101,20 +101,22 @@ def _arguments(value: Any) -> dict[str, Any]:
         parameters = parameters_of(type(value))
     except (TypeError, ValueError):  # of a class written in C
         return {"settings": UNKNOWN}
-    kept = dict(getattr(value, "hparams", {}))
-    own = getattr(value, "__dict__", {})
-    own = own | own.get("_modules", {})
+    arguments = dict(getattr(value, "hparams", {}))
+    attributes = getattr(value, "__dict__", {})
+    attributes = attributes | attributes.get("_modules", {})
     if is_a(value, Callback):
-        kept = kept_arguments(value)
-        own = {name: vars(value).get(f"_{name}", UNKNOWN) for name in kept if not isinstance(value, ONLOOKERS)}
-        return {name: own.get(name) if argument is UNKEPT else argument for name, argument in kept.items()}
+        arguments = kept_arguments(value)
+        attributes = {
+            name: vars(value).get(f"_{name}", UNKNOWN) for name in arguments if not isinstance(value, ONLOOKERS)
+        }
+        return {name: attributes.get(name) if argument is UNKEPT else argument for name, argument in arguments.items()}
     if isinstance(value, Part) or is_dataclass(value):
         return {name: getattr(value, name) for name in parameters if hasattr(value, name)}
     for name in parameters:
-        found = own.get(name, UNKNOWN)
+        attribute = attributes.get(name, UNKNOWN)
         # ImageClassifier's hyper-parameter is None if its network is an object.
-        if name not in kept or (kept[name] is None and isinstance(found, nn.Module)):
-            kept[name] = found
+        if name not in arguments or (arguments[name] is None and isinstance(attribute, nn.Module)):
+            arguments[name] = attribute
     # `LightningDataModule.from_datasets` and classes of other packages keep nothing of what they were given.
-    describes = kept or (is_a(value, LightningModule, LightningDataModule) and type(value) not in BARE)
-    return kept if describes else {"settings": UNKNOWN}
+    describes = arguments or (is_a(value, LightningModule, LightningDataModule) and type(value) not in BARE)
+    return arguments if describes else {"settings": UNKNOWN}

@@ -138,9 +138,9 @@ class Distillation(Step):
         mean: Tensor | float = 0.0
         with torch.no_grad():
             for position, model in enumerate(models):
-                own = turn.buffers if buffers is None else turn.buffers + buffers[position]
+                client_buffers = turn.buffers if buffers is None else turn.buffers + buffers[position]
                 batches = turn.server.inputs(rows, self.batch_size)
-                parts = [turn.server.logits(model, own, inputs) for inputs in batches]
+                parts = [turn.server.logits(model, client_buffers, inputs) for inputs in batches]
                 scaled = torch.cat(parts).double() / self.temperature
                 mean = mean + (scaled if self.average == "logits" else scaled.softmax(1)) / len(models)
         assert isinstance(mean, Tensor)

@@ -42,10 +42,10 @@ class ProductMean(Step):
         proposal = turn.context.layout.views(turn.proposal)
         for pair in factor_pairs(turn.context.layout.names):
             own_a, own_b = (start[name].double() + deltas[name].double() for name in pair)
-            found = mean_product(
+            factors = mean_product(
                 own_b.flatten(2), own_a.flatten(2), shares
             )  # the kernels of a convolution are columns of A
-            for name, mean in zip(reversed(pair), found, strict=True):
+            for name, mean in zip(reversed(pair), factors, strict=True):
                 proposal[name].copy_(mean.view_as(proposal[name]))
         return state
 
@@ -62,10 +62,10 @@ def mean_product(b: Tensor, a: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
     left, left_core = torch.linalg.qr((b * shares[:, None, None]).movedim(0, 1).flatten(1))
     right, right_core = torch.linalg.qr(a.flatten(0, 1).T)
     u, values, vt = torch.linalg.svd(left_core @ right_core.T, full_matrices=False)
-    kept = min(rank, len(values))
-    roots = values[:kept].sqrt()
+    num_kept = min(rank, len(values))
+    roots = values[:num_kept].sqrt()
     # Ranks above the sides of the matrix are filled with 0.
     mean_b, mean_a = b.new_zeros(b.shape[1:]), a.new_zeros(a.shape[1:])
-    mean_b[:, :kept] = left @ u[:, :kept] * roots
-    mean_a[:kept] = (right @ vt[:kept].T * roots).T
+    mean_b[:, :num_kept] = left @ u[:, :num_kept] * roots
+    mean_a[:num_kept] = (right @ vt[:num_kept].T * roots).T
     return mean_b, mean_a

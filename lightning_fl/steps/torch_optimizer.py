@@ -76,12 +76,14 @@ class OptimizerMaker:
             optimizer.step()
         except Exception as error:
             raise UserError(f"the server cannot use {self.name} ({type(error).__name__}: {error}).") from error
-        kept = [(leaf, value) for leaf in leaves for value in optimizer.state[leaf].values() if value is not None]
+        kept_values = [
+            (leaf, value) for leaf in leaves for value in optimizer.state[leaf].values() if value is not None
+        ]
         require(
-            repr(_options(optimizer)) == before and all(isinstance(value, Tensor) for _, value in kept),
+            repr(_options(optimizer)) == before and all(isinstance(value, Tensor) for _, value in kept_values),
             f"the server cannot use {self.name}, which keeps numbers elsewhere than in tensors of its state.",
         )
-        return any(value.numel() > 1 and value.shape != leaf.shape for leaf, value in kept)
+        return any(value.numel() > 1 and value.shape != leaf.shape for leaf, value in kept_values)
 
     def __call__(self, params: Iterable[Tensor]) -> Optimizer:
         """Return an optimiser of these parameters."""

@@ -87,15 +87,15 @@ class Budget:
         """
         self.check(curve.metric)
         sent = curve.axis("uplink")
-        found = spend(sent, curve.smoothed, self.low, self.high, self.chance)
+        spending = spend(sent, curve.smoothed, self.low, self.high, self.chance)
         target = None
         if curve.metric.target is not None:
             price = curve.price(curve.metric)["uplink"]
             target = inf if price is None else price
         return Efficiency(
-            best=found.best,
-            spent=found.spent,
-            area=found.area,
+            best=spending.best,
+            spent=spending.spent,
+            area=spending.area,
             is_whole=bool(sent[-1] >= self.high),
             sent=float(sent[-1]),
             target=target,

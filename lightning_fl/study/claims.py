@@ -131,15 +131,15 @@ class Claim:
             return Verdict(NOT_RUN, 0)
         yes, no = ("holds", "does not hold") if self.paper is None else ("reproduced in sign", "not reproduced")
         is_one = len(pairs) == 1
-        known = [(pair.better, pair.than) for pair in pairs if pair.better is not None and pair.than is not None]
-        if len(known) < len(pairs):
+        compared = [(pair.better, pair.than) for pair in pairs if pair.better is not None and pair.than is not None]
+        if len(compared) < len(pairs):
             missing = {
                 self.better: sum(pair.better is None for pair in pairs),
                 self.than: sum(pair.than is None for pair in pairs),
             }
             said = ", ".join(f"{name} in {n} of {len(pairs)}" for name, n in missing.items() if n)
             return Verdict(f"{'one seed' if is_one else no}: {self._lacks()} {said}", len(pairs))
-        effects = [log(a / b) if self.is_ratio else a - b for a, b in known]
+        effects = [log(a / b) if self.is_ratio else a - b for a, b in compared]
         mean, (low, high) = fmean(effects), student_interval(effects)
         falls = metric.falls
         border = self.margin if falls else 0 - self.margin  # not -0
@@ -149,7 +149,7 @@ class Claim:
             paper = log(self.paper) if self.is_ratio else self.paper
         lowest, highest = (mean, mean) if is_one else (low, high)
         is_behind = highest < border if paper > border else lowest > border
-        room = inf if self.is_ratio else room_left(fmean(b for _, b in known), metric)
+        room = inf if self.is_ratio else room_left(fmean(b for _, b in compared), metric)
         if self.paper is not None and (-paper if falls else paper) > room and not is_behind:
             outcome = f"cannot be seen here: {self.than} leaves {shown(room)}"
         elif is_one:
@@ -162,7 +162,7 @@ class Claim:
             without = "" if isinf(paper) or low <= paper <= high else ", and not the paper's value"
             outcome = f"{no}: undecided, as the interval contains {exp(border) if self.is_ratio else border:g}{without}"
         # The noise of single precision in equal values reads as 0.
-        noise = 0 if self.is_ratio else 1e-6 * max(abs(a) for a, _ in known)
+        noise = 0 if self.is_ratio else 1e-6 * max(abs(a) for a, _ in compared)
         mean, low, high = (exp(x) if self.is_ratio else x for x in (mean if abs(mean) > noise else 0.0, low, high))
         areas = [pair.area for pair in pairs if pair.area is not None]
         area = fmean(areas) if len(areas) == len(pairs) else None

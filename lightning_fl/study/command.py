@@ -63,26 +63,26 @@ def study(arguments: Sequence[str], resolve: Resolve, find: Callable[[str], Path
     Raises:
         UserError: the file is not a study, or some of its runs do not fit.
     """
-    given = build_parser().parse_args(arguments)
-    path = find(given.file)
+    parsed = build_parser().parse_args(arguments)
+    path = find(parsed.file)
     file = read_study(path)
-    out = Path(given.out) if given.out else folder_of(path)
+    out = Path(parsed.out) if parsed.out else folder_of(path)
     cores = os.cpu_count() or 1
-    jobs = cores if given.jobs is None else given.jobs
+    jobs = cores if parsed.jobs is None else parsed.jobs
     check_whole("--jobs", jobs, 1)
     runs = file.runs(out, resolve)
     jobs = min(jobs, len(runs))
     threads = max(1, cores // jobs)
-    if given.dry_run:
+    if parsed.dry_run:
         return "\n".join(shlex.join(["lightning-fl", *command(run, threads)]) for run in runs), True
     remove_empty(require_writable(str(out / "report"), flag="--out"))
     from torch.cuda import device_count
 
-    outcome = train(runs, jobs, threads, given.retry, device_count())
+    outcome = train(runs, jobs, threads, parsed.retry, device_count())
     said = []
     if outcome.done:
         words = [str(path), *file.report_flags, "--out", str(out / "report"), "--html"]
-        said = [_reported(file, given.file, out, outcome.done, flags.build_parser().parse_args(words))]
+        said = [_reported(file, parsed.file, out, outcome.done, flags.build_parser().parse_args(words))]
     left = _left(outcome)
     return "\n".join([*said, *left]), not left
 
@@ -116,8 +116,8 @@ def report_on_study(arguments: Sequence[str], resolve: Resolve, find: Callable[[
     path = find(name)
     file = read_study(path)
     parser.set_defaults(metric=file.metric, target=file.target, window=file.window)
-    given = parser.parse_args(arguments)
-    flags.look_of(given)  # refuses what is impossible before the configurations are made, which takes seconds
+    parsed = parser.parse_args(arguments)
+    flags.look_of(parsed)  # refuses what is impossible before the configurations are made, which takes seconds
     out = Path(*folders) if folders else folder_of(path)
     done = [run for run in file.runs(out, resolve) if is_done(run)]
     require(
@@ -125,7 +125,7 @@ def report_on_study(arguments: Sequence[str], resolve: Resolve, find: Callable[[
         f"no run that {path} now describes is done in {out}: `lightning-fl study {name}` trains them; if it was given --out, "
         "name that folder after the file.",
     )
-    return _reported(file, name, out, done, given)
+    return _reported(file, name, out, done, parsed)
 
 
 def _reported(file: StudyFile, name: str, out: Path, done: Sequence[PlannedRun], given: Namespace) -> str:
@@ -193,14 +193,14 @@ def _within_budget(file: StudyFile, curves: Curves, look: Look) -> Sections:
     from lightning_fl.study.pictures import draw_areas, draw_front
 
     measure = file.budget.measure
-    found = {cell: {seed: measure(curve) for seed, curve in runs.items()} for cell, runs in curves.items()}
-    choices = {cell.name: cell.choices for cell in file.cells if cell.name in found}
+    spending = {cell: {seed: measure(curve) for seed, curve in runs.items()} for cell, runs in curves.items()}
+    choices = {cell.name: cell.choices for cell in file.cells if cell.name in spending}
     metric = next(iter(next(iter(curves.values())).values())).metric
     low, high = in_bytes(file.budget.low), in_bytes(file.budget.high)
-    parts: list[Part] = [efficiency_table(found), [budget.LEGEND.format(resamples=budget.NUM_RESAMPLES)]]
-    front = draw_front(found, choices, metric.short, look)
+    parts: list[Part] = [efficiency_table(spending), [budget.LEGEND.format(resamples=budget.NUM_RESAMPLES)]]
+    front = draw_front(spending, choices, metric.short, look)
     parts.append(Picture("front", f"Best {metric.short} within {high} of uplink", front, look.formats))
-    if areas := draw_areas(found, choices, look):
+    if areas := draw_areas(spending, choices, look):
         parts.append(Picture("areas", f"Mean {metric.short} over budgets from {low} to {high}", areas, look.formats))
     return {f"Accuracy per byte, {low} to {high} of uplink": parts}
 
@@ -221,11 +221,11 @@ def _read(file: StudyFile, done: Sequence[PlannedRun]) -> tuple[Curves, list[str
     records, problems = readable([run.folder for run in done])
     metric = common_metric(list(records.values()), file.metric, file.target, file.window)
     curves, without = curves_with(list(records.values()), metric)
-    found: Curves = {}
+    by_cell: Curves = {}
     for run in done:
         if curve := curves.get(run.folder):
-            found.setdefault(run.cell, {})[run.seed] = curve
-    return found, problems + without
+            by_cell.setdefault(run.cell, {})[run.seed] = curve
+    return by_cell, problems + without
 
 
 def _left(outcome: Outcome) -> list[str]:

@@ -137,8 +137,8 @@ class StudyFile:
     @property
     def report_flags(self) -> list[str]:
         """Flags of the report."""
-        given = {"target": self.target, "metric": self.metric, "window": self.window}
-        return [f"--{name}={value}" for name, value in given.items() if value is not None]
+        flags = {"target": self.target, "metric": self.metric, "window": self.window}
+        return [f"--{name}={value}" for name, value in flags.items() if value is not None]
 
     def runs(self, out: Path, resolve: Resolve) -> list[PlannedRun]:
         """Return all runs, seed by seed, so that a study that is stopped has whole comparisons.
@@ -254,9 +254,9 @@ def _comparison(content: Mapping[str, Any]) -> tuple[float | None, str | None, i
 
 def _check_names(cells: Sequence[Cell]) -> None:
     """Raise `UserError` if two combinations have the same name, or if a name is too long for a folder."""
-    known: dict[str, Cell] = {}
+    cells_by_name: dict[str, Cell] = {}
     for cell in cells:
-        other = known.setdefault(cell.name, cell)
+        other = cells_by_name.setdefault(cell.name, cell)
         require(
             other is cell,
             f"the combinations {' and '.join(other.choices)}, and {' and '.join(cell.choices)}, are both called {cell.name}: "
@@ -354,5 +354,5 @@ def seconds_of(max_time: Any) -> float | None:
 
 def _digest(config: Mapping[str, Any]) -> str:
     """Return eight characters for what a configuration does, whatever its seeds, paths, loggers and devices."""
-    kept = experiment_settings(flatten({key: value for key, value in config.items() if key != "config"}))
-    return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:8]
+    settings = experiment_settings(flatten({key: value for key, value in config.items() if key != "config"}))
+    return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:8]

@@ -128,8 +128,8 @@ def _names(path: str, named: Iterator[tuple[str, Tensor]]) -> list[str]:
 
 def check_groups(asked: Groups) -> None:
     """Raise `UserError` unless `asked` is `layer`, `tensor` or a map; the content of a map is not checked."""
-    known = isinstance(asked, Mapping) or asked in CHOICES
-    require(known, f"groups {asked!r} is unknown; {nearest(str(asked), CHOICES)}, or a map of groups.")
+    is_known = isinstance(asked, Mapping) or asked in CHOICES
+    require(is_known, f"groups {asked!r} is unknown; {nearest(str(asked), CHOICES)}, or a map of groups.")
 
 
 def resolve(asked: Groups, found: Sequence[Group], layout: Layout, buffer_layout: Layout) -> tuple[Group, ...]:
@@ -149,10 +149,10 @@ def resolve(asked: Groups, found: Sequence[Group], layout: Layout, buffer_layout
     check_groups(asked)
     if asked == "layer":
         return tuple(found)
-    given = {name: [name] for name in layout.names} if isinstance(asked, str) else asked
-    home = _check_map(given, layout, buffer_layout)
+    members_by_name = {name: [name] for name in layout.names} if isinstance(asked, str) else asked
+    home = _check_map(members_by_name, layout, buffer_layout)
     axes = {name: group.axis for group in found for name in group.parameters}
-    travelling: dict[str, list[str]] = {name: [] for name in given}
+    travelling: dict[str, list[str]] = {name: [] for name in members_by_name}
     for buffer in buffer_layout.names:
         owner = buffer.rpartition(".")[0]
         related = [name for name in layout.names if name.rpartition(".")[0] == owner]
@@ -160,7 +160,7 @@ def resolve(asked: Groups, found: Sequence[Group], layout: Layout, buffer_layout
         if buffer in home or related:
             travelling[home.get(buffer) or home[related[0]]].append(buffer)
     groups = []
-    for name, members in given.items():
+    for name, members in members_by_name.items():
         parameters = tuple(member for member in members if member in layout.names)
         groups.append(Group(name, parameters, tuple(travelling[name]), axes.get(parameters[0], 0)))
     return tuple(groups)
@@ -169,14 +169,14 @@ def resolve(asked: Groups, found: Sequence[Group], layout: Layout, buffer_layout
 def _check_map(given: Mapping[str, Sequence[str]], layout: Layout, buffer_layout: Layout) -> dict[str, str]:
     """Return the group of every name in the map; raise `UserError` if the map is incomplete or repeats a name."""
     home: dict[str, str] = {}
-    known = (*layout.names, *buffer_layout.names)
+    names = (*layout.names, *buffer_layout.names)
     for group, members in given.items():
         listed = isinstance(members, (list, tuple)) and bool(members)
-        require(listed, f"group {group!r} must list names of parameters, such as [{known[0]}], got {members!r}.")
+        require(listed, f"group {group!r} must list names of parameters, such as [{names[0]}], got {members!r}.")
         for member in members:
-            if member not in known:
+            if member not in names:
                 require(
-                    False, f"group {group!r} names {member!r}, which the model does not train; {_near(member, known)}."
+                    False, f"group {group!r} names {member!r}, which the model does not train; {_near(member, names)}."
                 )
             other = home.setdefault(member, group)
             twice = other != group or list(members).count(member) > 1

@@ -159,20 +159,20 @@ class FlatGradient:
         """Return the leaves that got their first gradient in the last backward pass, and move it into the vector."""
         if not self._outside:
             return []
-        found = [name for name in self._outside if self._pairs[name][0].grad is not None]
-        for name in found:
+        new_names = [name for name in self._outside if self._pairs[name][0].grad is not None]
+        for name in new_names:
             leaf, view = self._pairs[name]
             view.copy_(leaf.grad.to_dense())  # type: ignore[union-attr]
-        return self.admit(found)
+        return self.admit(new_names)
 
     def admit(self, names: Iterable[str]) -> list[str]:
         """Add these leaves to those that have had a gradient; return the new ones."""
-        found = [name for name in names if name in self._outside]
-        if found:
+        new_names = [name for name in names if name in self._outside]
+        if new_names:
             self.has_grown = bool(self._inside)
-            self._outside = [name for name in self._outside if name not in found]
+            self._outside = [name for name in self._outside if name not in new_names]
             self._attach()
-        return found
+        return new_names
 
 
 def common_dtype(tree: Mapping[str, Tensor]) -> torch.dtype:

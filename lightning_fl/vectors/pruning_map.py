@@ -47,13 +47,13 @@ class PruningMap:
 
     def state(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Map the state of a part or a codec's memory; entries that are no vector of the network stay, see `layout_of`."""
-        kept = {}
+        mapped = {}
         for name, vector in state.items():
             layout = layout_of(name, vector, self.before, self.buffers_before)
             if layout is not None:
                 vector = self.params(vector) if layout is self.before else self.buffers(vector)
-            kept[name] = vector
-        return kept
+            mapped[name] = vector
+        return mapped
 
 
 def layout_of(name: str, vector: Tensor, layout: Layout, buffer_layout: Layout) -> Layout | None:

@@ -84,10 +84,10 @@ class Arrays(ImageDataModule):
 
     @cached_property
     def _tensors(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        given = self._given if self.path is None else _read_file(self.path)
-        train, test = _tensors_of("train", given[0]), _tensors_of("test", given[1])
+        arrays = self._given if self.path is None else _read_file(self.path)
+        train, test = _tensors_of("train", arrays[0]), _tensors_of("test", arrays[1])
         require(
-            isinstance(given[0], ARRAYS) == isinstance(given[1], ARRAYS),
+            isinstance(arrays[0], ARRAYS) == isinstance(arrays[1], ARRAYS),
             "train and test must have one form: (x, y), (x,) or x alone in both.",
         )
         shapes = [[tuple(tensor.shape[1:]) for tensor in part] for part in (train, test)]

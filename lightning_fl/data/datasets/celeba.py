@@ -88,14 +88,15 @@ class CelebA(ImageDataModule):
             counts.max() >= self.min_images,
             f"No person has {self.min_images} images; the most are {counts.max()}: lower min_images.",
         )
-        kept = np.flatnonzero(counts[groups.codes] >= self.min_images)
+        kept_images = np.flatnonzero(counts[groups.codes] >= self.min_images)
         is_test = np.zeros(len(names), dtype=bool)
         rng = self._rng(HELD_OUT)
         for images in np.split(
-            kept[np.argsort(groups.codes[kept], kind="stable")], np.cumsum(counts[counts >= self.min_images])[:-1]
+            kept_images[np.argsort(groups.codes[kept_images], kind="stable")],
+            np.cumsum(counts[counts >= self.min_images])[:-1],
         ):
             is_test[rng.permutation(images)[: self._num_tested(len(images))]] = True
-        parts = kept[~is_test[kept]], kept[is_test[kept]]
+        parts = kept_images[~is_test[kept_images]], kept_images[is_test[kept_images]]
         people = [Groups.of(groups.names[groups.codes[part]]) for part in parts]
         self._persons = people[0], people[1]
         train, test = (self._decoded([names[row] for row in part], classes) for part in parts)
@@ -119,14 +120,14 @@ class CelebA(ImageDataModule):
         """Return the class of each image by its file's name."""
         file = Path(self.root, ATTRIBUTES)
         lines = _lines(file)
-        known = lines[1].split() if len(lines) > 1 else []
-        require(len(known) > 0, f"{file}, line 2, must name the attributes.")
+        names = lines[1].split() if len(lines) > 1 else []
+        require(len(names) > 0, f"{file}, line 2, must name the attributes.")
         require(
-            self.attribute in known,
-            f"attribute={self.attribute!r} is none of {file}; {nearest(self.attribute, known)}.",
+            self.attribute in names,
+            f"attribute={self.attribute!r} is none of {file}; {nearest(self.attribute, names)}.",
         )
-        column, classes = known.index(self.attribute), {}
-        for number, (name, values) in enumerate(_rows(file, 1 + len(known), first=3), start=3):
+        column, classes = names.index(self.attribute), {}
+        for number, (name, values) in enumerate(_rows(file, 1 + len(names), first=3), start=3):
             value = values[column]
             require(value in ("1", "-1"), f"{file}, line {number}: {self.attribute} must be 1 or -1, got {value!r}.")
             classes[name] = int(value == "1")

@@ -162,6 +162,6 @@ def padded_tokens(tokens: Any, num_texts: int, length: int) -> Tensor:
             ids = np.zeros((0, 0))
         if ids.ndim != 1 or (len(ids) and ids.dtype.kind not in "iu"):
             raise UserError(f"{wanted}, but returned {short_repr(given)} for text {text:,}.")
-        known = torch.from_numpy(ids[:length].astype(np.int64))
-        row[: len(known)] = known
+        present_ids = torch.from_numpy(ids[:length].astype(np.int64))
+        row[: len(present_ids)] = present_ids
     return padded

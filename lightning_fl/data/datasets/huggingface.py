@@ -129,8 +129,8 @@ class HuggingFace(FederatedDataModule):
         train = _read(self.path, self.name, self.split)
         test = None
         if self.test_split is not None:
-            own = self._has_own_test
-            test = _read(self.test_split, None, "train") if own else _read(self.path, self.name, self.test_split)
+            source = (self.test_split, None, "train") if self._has_own_test else (self.path, self.name, self.test_split)
+            test = _read(*source)
         for part, place in zip((train, test), self._places, strict=True):
             for key in ("input", "target"):
                 column = getattr(self, key)

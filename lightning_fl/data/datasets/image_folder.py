@@ -68,7 +68,7 @@ class ImageFolder(ImageDataModule):
         """Return the paths and classes of the images, in sorted order."""
         from torchvision.datasets.folder import IMG_EXTENSIONS
 
-        found: list[tuple[str, int]] = []
+        labelled_files: list[tuple[str, int]] = []
         folders: dict[str, str] = {}
         for label, name in enumerate(self._classes(part)):
             folder = os.path.join(self.root, part, name)
@@ -77,8 +77,8 @@ class ImageFolder(ImageDataModule):
                 len(files) > 0,
                 f"The class folder {folder} has no images with the suffixes {', '.join(IMG_EXTENSIONS)}: {LAYOUT}.",
             )
-            found += [(path, label) for path in files]
-        return found
+            labelled_files += [(path, label) for path in files]
+        return labelled_files
 
     def _decode(self, part: str) -> tuple[Tensor, Tensor]:
         files = self._files(part)
@@ -100,7 +100,7 @@ def _walk(folder: str, seen: dict[str, str]) -> list[str]:
     def refuse(error: OSError) -> None:
         raise UserError(f"{error.filename} cannot be read ({error.strerror}).") from error
 
-    found = []
+    names_by_place = []
     for place, _, names in os.walk(folder, onerror=refuse, followlinks=True):
         real = os.path.realpath(place)
         require(
@@ -108,8 +108,8 @@ def _walk(folder: str, seen: dict[str, str]) -> list[str]:
             f"{place} leads to the folder of {seen.get(real)} again, whose images would count twice: remove the link.",
         )
         seen[real] = place
-        found.append((place, names))
-    return [os.path.join(place, name) for place, names in sorted(found) for name in sorted(names)]
+        names_by_place.append((place, names))
+    return [os.path.join(place, name) for place, names in sorted(names_by_place) for name in sorted(names)]
 
 
 def decode_images(paths: Sequence[str], image_size: int | None, name: str) -> Tensor:

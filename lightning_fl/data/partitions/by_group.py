@@ -47,25 +47,29 @@ class ByGroup(Partition):
         groups = pool.groups
         require(groups is not None, f"{self} needs the group of each sample: give the data groups=….")
         assert groups is not None
-        kept = np.flatnonzero(np.bincount(groups.codes, minlength=len(groups)) >= self.min_samples)
+        large_groups = np.flatnonzero(np.bincount(groups.codes, minlength=len(groups)) >= self.min_samples)
         require(
-            len(kept) > 0,
+            len(large_groups) > 0,
             f"{self} leaves out all {len(groups):,} groups, because none has {self.min_samples:,} samples: lower min_samples.",
         )
         require(
             num_clients is not None or self.assign == "one",
             f"{self} deals groups out to num_clients clients: give their number instead of null.",
         )
-        count = len(kept) if num_clients is None else num_clients
+        count = len(large_groups) if num_clients is None else num_clients
         smaller = "" if self.min_samples == 1 else f" with min_samples={self.min_samples}"
         require(
-            count <= len(kept),
-            f"num_clients={count:,} is more than the {len(kept):,} groups{smaller}: use at most {len(kept):,}.",
+            count <= len(large_groups),
+            f"num_clients={count:,} is more than the {len(large_groups):,} groups{smaller}: use at most {len(large_groups):,}.",
         )
         client_of_group = np.full(len(groups), -1)
         if self.assign == "merge":
-            client_of_group[rng.permutation(kept)] = np.repeat(np.arange(count), even_sizes(len(kept), count))
+            client_of_group[rng.permutation(large_groups)] = np.repeat(
+                np.arange(count), even_sizes(len(large_groups), count)
+            )
         else:
-            chosen = kept if count == len(kept) else np.sort(rng.choice(kept, count, replace=False))
+            chosen = (
+                large_groups if count == len(large_groups) else np.sort(rng.choice(large_groups, count, replace=False))
+            )
             client_of_group[chosen] = np.arange(count)
         return ClientIndices.by_owner(client_of_group[groups.codes], count)

@@ -237,8 +237,8 @@ def dataset_labels(dataset: Any) -> np.ndarray | None:
         return None if whole is None else whole[np.asarray(dataset.indices, dtype=np.int64)]
     if isinstance(dataset, ConcatDataset):
         parts = [dataset_labels(part) for part in dataset.datasets]
-        known = [part for part in parts if part is not None]
-        return np.concatenate(known) if len(known) == len(parts) else None
+        present_parts = [part for part in parts if part is not None]
+        return np.concatenate(present_parts) if len(present_parts) == len(parts) else None
     tensors = getattr(dataset, "tensors", ())
     for found in (getattr(dataset, "targets", None), getattr(dataset, "labels", None), *tensors[1:2]):
         if found is None:

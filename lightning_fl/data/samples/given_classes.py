@@ -78,8 +78,8 @@ def _number(value: Any) -> Any:
 
 def _entry(sample: Any, name: str) -> Any:
     if isinstance(sample, Mapping):
-        known = [str(key) for key in sample]
-        require(name in sample, f"class_of={name!r} is no key of the samples; {nearest(name, known)}.")
+        keys = [str(key) for key in sample]
+        require(name in sample, f"class_of={name!r} is no key of the samples; {nearest(name, keys)}.")
         return sample[name]
     try:
         return getattr(sample, name)
@@ -100,8 +100,8 @@ def _named(dataset: Any, name: str) -> Any:
         return None if any(part is None for part in parts) else np.concatenate(parts)
     if isinstance(dataset, ReadInBatches):
         return _named(dataset.dataset, name)
-    found = dataset[name] if name in (getattr(dataset, "column_names", None) or ()) else getattr(dataset, name, None)
+    values = dataset[name] if name in (getattr(dataset, "column_names", None) or ()) else getattr(dataset, name, None)
     try:
-        return found if len(found) == len(dataset) else None  # type: ignore[arg-type]
+        return values if len(values) == len(dataset) else None  # type: ignore[arg-type]
     except TypeError:
         return None

@@ -66,20 +66,20 @@ class SourceRate:
         """
         hessian, start = curvature(point), _vector_like(point)
         exact = self.mode != "slq_plateau" and len(start) <= EXACT
-        found = (
+        eigenvalues = (
             exact_spectrum(hessian, start) if exact else spectrum(hessian, start, generator, self.steps, self.probes)
         )
-        if not found.is_finite:
+        if not eigenvalues.is_finite:
             return float("nan")
         if self.mode == "slq_plateau":
-            return plateau_rate(found, self.max_rate)
+            return plateau_rate(eigenvalues, self.max_rate)
         displacement = [before - now for before, now in zip(point if initial is None else initial, point, strict=True)]
 
         def on_the_way(share: float) -> Product:
             return curvature([now + share * step for now, step in zip(point, displacement, strict=True)])
 
         lipschitz = lipschitz_constant(hessian, on_the_way, start, generator)
-        return gap_rate(found, lipschitz, self.max_rate, of_all=self.mode == "gap_of_all")
+        return gap_rate(eigenvalues, lipschitz, self.max_rate, of_all=self.mode == "gap_of_all")
 
 
 def _vector_like(point: Sequence[Tensor]) -> Tensor:

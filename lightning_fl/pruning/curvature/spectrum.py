@@ -50,9 +50,9 @@ def spectrum(product: Product, start: Tensor, generator: torch.Generator, steps:
         steps: number of Lanczos steps m, at least 1; at most d, and fewer if the Krylov space is exhausted.
         probes: number of random vectors, whose spectra are averaged.
     """
-    found = [_tridiagonal_spectrum(*lanczos(product, _signs(start, generator), steps)) for _ in range(probes)]
-    values = np.concatenate([spectrum.values for spectrum in found])
-    weights = np.concatenate([spectrum.weights for spectrum in found]) / probes
+    spectra = [_tridiagonal_spectrum(*lanczos(product, _signs(start, generator), steps)) for _ in range(probes)]
+    values = np.concatenate([spectrum.values for spectrum in spectra])
+    weights = np.concatenate([spectrum.weights for spectrum in spectra]) / probes
     order = np.argsort(values, kind="stable")
     return Spectrum(values[order], weights[order])
 
@@ -112,9 +112,9 @@ def lanczos(product: Product, start: Tensor, steps: int) -> tuple[np.ndarray, np
         diagonal.append(float(vector @ basis[step]))
         if step + 1 == steps or not np.isfinite(diagonal[-1]):
             break
-        known = basis[: step + 1]
+        orthogonal = basis[: step + 1]
         for _ in range(2):
-            vector = vector - known.T @ (known @ vector)
+            vector = vector - orthogonal.T @ (orthogonal @ vector)
         norm = float(torch.linalg.vector_norm(vector))
         if norm <= torch.finfo(start.dtype).eps * max(map(abs, diagonal + off_diagonal)):
             break
