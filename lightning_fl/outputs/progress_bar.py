@@ -21,7 +21,7 @@ WIDE_BAR, SHORTEST_BAR = 16, 5
 """Columns that further facts leave to the bar, and columns below which no bar is drawn."""
 LINE_SECONDS = 10
 """Seconds between two lines of the set-up where the bar cannot be drawn anew."""
-LOGGERS = ("", "lightning.pytorch", "lightning.fabric")
+LOGGERS = ("", "lightning.pytorch", "lightning.fabric", "pytorch_lightning")
 """Loggers whose messages on the console are printed above the bar."""
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import processes
 import pytest
 from lightning.pytorch import Callback
+from lightning_utilities.core import rank_zero as rank_zero_module
 from toys import Perceptron, federation
 
 from lightning_fl import FederatedTrainer
@@ -163,13 +164,20 @@ def test_a_narrow_terminal_lacks_the_least_important_and_cuts_nothing(
     assert columns < 120 or all(re.search(r"%\|.{16,}\|", line) for line in shown)
 
 
+@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
 def test_a_message_does_not_continue_the_bars_line(
-    make_trainer: MakeTrainer, capsys: pytest.CaptureFixture[str], keeps_files: dict[str, Any]
+    package: str,
+    make_trainer: MakeTrainer,
+    capsys: pytest.CaptureFixture[str],
+    keeps_files: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The second run moves the first one's files, and says so after its first round."""
+    """The second run moves the first one's files, and says so after its first round; whichever Lightning was imported last."""
     stream = sys.stderr
-    logger, handler = logging.getLogger("lightning.pytorch"), logging.StreamHandler(sys.stderr)
+    logger, handler = logging.getLogger(package), logging.StreamHandler(sys.stderr)
     logger.addHandler(handler)
+    monkeypatch.setattr(rank_zero_module, "log", logging.getLogger(f"{package}.utilities.rank_zero"))
+    monkeypatch.setattr(logger, "level", logging.INFO)
     try:
         for _ in range(2):
             make_trainer(max_rounds=2, enable_progress_bar=True, **keeps_files).fit(Perceptron(), federation())
