@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
@@ -44,6 +45,11 @@ def build_parser() -> ArgumentParser:
     parser.add_argument(
         "--jobs", type=int, help="runs at once, each with its share of the cores (default: one per core)"
     )
+    parser.add_argument(
+        "--part",
+        metavar="I/N",
+        help="train only the I-th of N parts of the runs, as 3/8, for several machines with one folder",
+    )
     parser.add_argument("--retry", action="store_true", help="try runs again that failed")
     parser.add_argument("--dry_run", action="store_true", help="check and print the commands, and train nothing")
     return parser
@@ -70,8 +76,9 @@ def study(arguments: Sequence[str], resolve: Resolve, find: Callable[[str], Path
     cores = os.cpu_count() or 1
     jobs = cores if parsed.jobs is None else parsed.jobs
     check_whole("--jobs", jobs, 1)
-    runs = file.runs(out, resolve)
-    jobs = min(jobs, len(runs))
+    every_run = file.runs(out, resolve)
+    runs = part_of(every_run, parsed.part)
+    jobs = min(jobs, len(every_run))  # of parts, too, since threads decide the last bits
     threads = max(1, cores // jobs)
     if parsed.dry_run:
         return "\n".join(shlex.join(["lightning-fl", *command(run, threads)]) for run in runs), True
@@ -79,12 +86,27 @@ def study(arguments: Sequence[str], resolve: Resolve, find: Callable[[str], Path
     from torch.cuda import device_count
 
     outcome = train(runs, jobs, threads, parsed.retry, device_count())
+    done = outcome.done if runs == every_run else [run for run in every_run if is_done(run)]
     said = []
-    if outcome.done:
+    if done:
         words = [str(path), *file.report_flags, "--out", str(out / "report"), "--html"]
-        said = [_reported(file, parsed.file, out, outcome.done, flags.build_parser().parse_args(words))]
+        said = [_reported(file, parsed.file, out, done, flags.build_parser().parse_args(words))]
     left = _left(outcome)
     return "\n".join([*said, *left]), not left
+
+
+def part_of(runs: Sequence[PlannedRun], part: str | None) -> list[PlannedRun]:
+    """Return the runs of one machine: every n-th, from the i-th on, for the part `i/n`; all of them for None.
+
+    Raises:
+        UserError: the part is not i/n with 1 ≤ i ≤ n.
+    """
+    if part is None:
+        return list(runs)
+    numbers = re.fullmatch(r"([0-9]+)/([0-9]+)", part)
+    index, count = map(int, numbers.groups()) if numbers else (0, 0)
+    require(1 <= index <= count, f"--part must be I/N with I from 1 to N, such as 3/8, got {part}.")
+    return list(runs[index - 1 :: count])
 
 
 def folder_of(path: Path) -> Path:

@@ -4,6 +4,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -13,13 +15,15 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from made_runs import rising, write_run
 
 from lightning_fl.cli import main
 from lightning_fl.cli.planned_fit import resolve
 from lightning_fl.outputs.figures import Look
 from lightning_fl.report.flags import build_parser
-from lightning_fl.study.command import _reported
+from lightning_fl.study.command import _reported, part_of
 from lightning_fl.study.study_file import PlannedRun, read_study
 
 pytestmark = pytest.mark.usefixtures("types_of_a_new_process")
@@ -143,6 +147,30 @@ def test_misfits_of_all_cells_are_told_before_the_first_run(capsys: pytest.Captu
     assert not Path("runs").exists()
 
 
+@given(num_runs=st.integers(0, 30), count=st.integers(1, 12))
+@settings(max_examples=40, deadline=None)
+def test_parts_have_every_run_once_and_are_of_nearly_equal_size(num_runs: int, count: int) -> None:
+    runs = [PlannedRun(str(number), 0, Path(str(number)), (), 1) for number in range(num_runs)]
+    parts = [part_of(runs, f"{index}/{count}") for index in range(1, count + 1)]
+    assert sorted((run for part in parts for run in part), key=runs.index) == runs == part_of(runs, None)
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@pytest.mark.process
+def test_machines_that_train_parts_at_once_end_with_the_whole_report() -> None:
+    path = written()
+    words = [sys.executable, "-c", "from lightning_fl.cli import main; main()", "study", str(path), "--jobs", "1"]
+    parts = [
+        subprocess.Popen([*words, "--part", part], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for part in ("1/2", "2/2")
+    ]
+    printed = [part.communicate(timeout=300) for part in parts]
+    assert [part.returncode for part in parts] == [0, 0], printed
+    for index, (_, progress) in enumerate(printed):
+        assert progress.count(": done in") == 2, printed[index]
+    assert any("runs of the study are not done" not in out for out, _ in printed), printed
+
+
 @pytest.mark.slow
 def test_a_run_that_fails_is_said_and_exits_with_1(capsys: pytest.CaptureFixture[str]) -> None:
     written(seeds=[0], grid={"method": {"avg": [], "server": ["--algorithm=FedDUS"]}})
@@ -172,6 +200,8 @@ def test_a_dry_run_prints_commands_that_can_be_run(capsys: pytest.CaptureFixture
         (["fedldf_smal"], "did you mean 'fedldf_small'"),
         (["study.yaml", "--out", "study.yaml"], "cannot be written to"),
         (["study.yaml", "--jobs", "0"], "--jobs must be a whole number of at least 1, got 0"),
+        (["study.yaml", "--part", "0/2"], "--part must be I/N with I from 1 to N, such as 3/8, got 0/2"),
+        (["study.yaml", "--part", "3"], "--part must be I/N with I from 1 to N, such as 3/8, got 3"),
         (["study.yaml", "--job", "2"], "has no flag --job; did you mean '--jobs'"),
         ([], "the following arguments are required: FILE"),
     ],
