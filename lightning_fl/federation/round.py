@@ -239,7 +239,8 @@ class Federation:
         run = self.run
         if run.round or proposal is None or proposal.is_undone or not outcome.num_steps:
             return
-        if torch.equal(proposal.params, run.params) and not run.personal_layout.names:
+        trains_own = run.personal_layout.names or any(part.continues for part in self.algorithm.personal)
+        if torch.equal(proposal.params, run.params) and not trains_own:
             rate = self.flat_module.optimizer.largest_rate
             why = "the learning rate is 0" if not rate else "most likely the loss does not depend on what is trained"
             rank_zero_warn(
@@ -334,6 +335,8 @@ class Federation:
     def broadcast_pruning(self, plan: Plan) -> None:
         """Let the algorithm announce a structured pruning to the clients, and charge the next round for it."""
         run = self.run
+        if not self.algorithm.exchange.uses_link:
+            return
         link = Link(self.context, Dense(), Dense())
         cohort = self.population.select(run)
         self.algorithm.broadcast_pruning(PruningTurn(plan, link, self.context, cohort, run.params, run.buffers))
@@ -345,6 +348,8 @@ class Federation:
 
     def sources(self) -> list[Source]:
         """Return the holders of training samples, for callbacks that query them about the model; see `charge_queries`."""
+        if not self.algorithm.exchange.uses_link:
+            return self.data.sources()
         return [replace(source, on_answer=self._record_query) for source in self.data.sources()]
 
     def _record_query(self, client: int, count: int) -> None:
