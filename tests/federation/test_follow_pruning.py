@@ -55,7 +55,7 @@ def with_client_states(path: Path) -> dict[str, Any]:
 
 
 def slice_by_hand(checkpoint: dict[str, Any], is_announced: bool) -> dict[str, Any]:
-    """Return a perceptron's checkpoint without unit 1, and if announced, the bits of the kept ones of four units to six clients."""
+    """Return a perceptron's checkpoint without unit 1, and if announced, with the bits of four units to six clients."""
     run = sliced(checkpoint["federation"]["run"])
     shapes = {"hidden.weight": (3, 3), "hidden.bias": (3,), "output.weight": (2, 3), "output.bias": (2,)}
 
