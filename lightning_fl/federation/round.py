@@ -59,6 +59,8 @@ class Federation:
         accuracy: logged name that the user has given as the accuracy for methods that need one; None to find it.
         runner: trains clients on a job.
         prunings: checksum of the prunings of the module in this process since the run began or was resumed.
+        most_setup_steps: optimiser steps of each training of clients before the first round at most; None for all.
+        setup_steps_left_out: steps that `most_setup_steps` has left out.
     """
 
     algorithm: Algorithm
@@ -75,6 +77,8 @@ class Federation:
     accuracy: str | None = None
     runner: Runner = serial
     prunings: int = 0
+    most_setup_steps: int | None = None
+    setup_steps_left_out: int = field(default=0, init=False)
     _queries: CallbackQueries = field(default_factory=CallbackQueries, init=False, repr=False)
     _drawn: tuple[tuple[int, int], Cohort] | None = field(default=None, init=False, repr=False)
     _has_drifted: bool = field(default=False, init=False, repr=False)
@@ -292,6 +296,10 @@ class Federation:
         num_trainings = 1 + sum(len(part.rules()) for part in self.algorithm.personal)
         return self._work.num_batches(self.cohort.mine) * num_trainings
 
+    def num_client_steps(self) -> int:
+        """Optimiser steps of the next round, over all answering clients of all processes."""
+        return self._work.num_steps(self.cohort.answering)
+
     @property
     def _work(self) -> LocalWork:
         """Length of the clients' local training in the present round."""
@@ -312,9 +320,17 @@ class Federation:
         """Take the turn before the first round, whose transfers count as set-up."""
         run = self.run
         link = Link(self.context, Dense(), Dense(), random=partial(run.random, SETUP))
-        learner = ModuleLearner(self.flat_module, self.data, run.counters, link.ledger, self.observer.on_prepared)
+        learner = ModuleLearner(
+            self.flat_module,
+            self.data,
+            run.counters,
+            link.ledger,
+            self.observer.on_prepared,
+            self.most_setup_steps,
+        )
         turn = SetupTurn(self.context, self.data, link, self.server, learner, run.params, run.buffers)
         self.algorithm.prepare(turn)
+        self.setup_steps_left_out = learner.num_left_out
         run.finish_setup(
             of_rank_zero(self.flat_module.fabric, turn.params),
             of_rank_zero(self.flat_module.fabric, turn.buffers),

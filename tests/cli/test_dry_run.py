@@ -1,0 +1,27 @@
+"""Test `fit --dry_run`: what the run would cost, and nothing written or kept."""
+
+from pathlib import Path
+
+from command_line import Command
+
+SHORT = ("fit", "--config=quickstart", "--trainer.max_rounds=2", "--model.network=linear", "--data.image_size=8")
+
+
+def test_a_dry_run_prints_a_table_and_leaves_nothing(lightning_fl: Command) -> None:
+    ended = lightning_fl(*SHORT, "--dry_run")
+    lines = ended.out.splitlines()
+    assert ended.code == 0
+    assert lines[0] == "FedAvg: 2 rounds of 10 clients; nothing was trained."
+    table = {line.split()[0]: line.split()[1:] for line in lines[2:]}
+    # 650 numbers of 4 bytes to and from ten clients
+    assert table["uplink"] == table["downlink"] == ["26.0", "kB", "52.0", "kB"]
+    assert {"steps", "MACs", "time", "memory", "disk"} <= table.keys()
+    assert max(map(len, lines)) <= 80
+    assert list(Path().iterdir()) == []
+    assert "dry_run" not in lightning_fl(*SHORT, "--print_config").out
+
+
+def test_a_dry_run_begins_with_the_first_round(lightning_fl: Command) -> None:
+    ended = lightning_fl(*SHORT, "--dry_run", "--ckpt_path=last")
+    assert ended.code == 2
+    assert "--dry_run plans a run from its first round, but ckpt_path is last: leave it out." in ended.err
